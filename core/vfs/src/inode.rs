@@ -1,0 +1,174 @@
+//! The inode in memory and the update path: when a change bumps the counter and when it dirties the inode.
+
+use crate::driver::{InitialVersion, LoadedInode};
+use crate::pages::Pages;
+use crate::policy::{ChangeMode, Policy};
+use crate::stats::Stats;
+use crate::types::*;
+use iversion::Counter;
+use parking_lot::{Mutex, RwLock};
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Whether the inode goes to the log whatever the counter says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Logged {
+    /// The same transaction logs the inode anyway: bump by force, it costs nothing more.
+    Anyway,
+    /// Log only if a time moved or somebody looked.
+    IfNeeded,
+}
+
+/// Which times a change moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Touch {
+    /// mtime and ctime: data, or the names of a directory.
+    Data,
+    /// ctime alone: attributes, links.
+    Metadata,
+}
+
+/// What a change asks of the one who made it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dirtied {
+    /// Nothing: no time moved and nobody had looked.
+    No,
+    /// Only times moved and `lazytime` holds them back: nothing to log now.
+    TimesLazily,
+    /// The inode must be logged.
+    Log,
+}
+
+impl Dirtied {
+    /// True if the inode must be logged now.
+    pub fn must_log(self) -> bool {
+        self == Dirtied::Log
+    }
+}
+
+/// An inode in memory. At most one a number exists in a mount at any time.
+pub struct Inode {
+    /// Its number.
+    pub ino: Ino,
+    /// Tells lives of one number apart.
+    pub generation: u32,
+    /// What it is.
+    pub kind: FileType,
+    /// The change counter, without the epoch; query it through [`crate::Vfs`].
+    pub version: Counter,
+    /// The data and names lock (rank: see [`crate::driver`]).
+    pub lock: RwLock<()>,
+    pub(crate) attr: Mutex<Attr>,
+    pub(crate) pages: Pages,
+    /// Times are newer in memory than in the log (`lazytime`).
+    pub(crate) lazy_times: AtomicBool,
+    /// Users outside the cache: lookups, open files, front-end references.
+    pub(crate) users: AtomicU64,
+    pub(crate) policy: Arc<Policy>,
+    private: Box<dyn Any + Send + Sync>,
+}
+
+impl Inode {
+    /// Build the inode that a driver decoded.
+    pub fn new(loaded: LoadedInode, policy: Arc<Policy>) -> Self {
+        let version = match loaded.version {
+            InitialVersion::Stored(value) => Counter::new_queried(value),
+            InitialVersion::Fresh(value) => Counter::new(value),
+            InitialVersion::NotStored => Counter::new(policy.next_unstored_version()),
+        };
+        Self {
+            ino: loaded.ino,
+            generation: loaded.generation,
+            kind: loaded.attr.kind,
+            version,
+            lock: RwLock::new(()),
+            attr: Mutex::new(loaded.attr),
+            pages: Pages::default(),
+            lazy_times: AtomicBool::new(false),
+            users: AtomicU64::new(0),
+            policy,
+            private: loaded.private,
+        }
+    }
+
+    /// What the driver keeps beside the inode. Panics if asked for another driver's type, which no caller can reach
+    /// with bytes from outside.
+    pub fn private<T: 'static>(&self) -> &T {
+        self.private.downcast_ref().expect("an inode holds the private part of the driver that loaded it")
+    }
+
+    /// A copy of the attributes.
+    pub fn attr(&self) -> Attr {
+        self.attr.lock().clone()
+    }
+
+    /// Read or change attributes under their leaf lock. Changing them is no change in the contract's sense until
+    /// [`Inode::changed`] is called.
+    pub fn with_attr<R>(&self, f: impl FnOnce(&mut Attr) -> R) -> R {
+        f(&mut self.attr.lock())
+    }
+
+    /// The size as a reader sees it.
+    pub fn size(&self) -> u64 {
+        self.attr.lock().size
+    }
+
+    /// The update path of design section 5, to be called once the change is visible. The caller logs the inode if the
+    /// answer is [`Dirtied::Log`] (or if it logs it anyway).
+    pub fn changed(&self, touch: Touch, logged: Logged) -> Dirtied {
+        let policy = &*self.policy;
+        let stats = &policy.stats;
+        Stats::count(&stats.changes);
+        if policy.mode == ChangeMode::Off {
+            policy.first_change_without_cookie();
+        }
+        let now = policy.now();
+        let eager = policy.mode == ChangeMode::Eager;
+        let times_moved = {
+            let mut attr = self.attr.lock();
+            let mtime_moves = touch == Touch::Data && attr.mtime != now;
+            let moved = mtime_moves || attr.ctime != now;
+            if mtime_moves {
+                attr.mtime = now;
+            }
+            if moved {
+                attr.ctime = now;
+            }
+            moved
+        };
+        let anyway = logged == Logged::Anyway;
+        // Directories keep a counter in every mode: readdir's own revalidation rests on it.
+        let keeps_version = policy.mode != ChangeMode::Off || self.kind == FileType::Directory;
+        // A time that moves logs the inode unless lazytime holds it back: then the bump is free.
+        let logs = anyway || eager || (times_moved && !policy.lazytime);
+        let bumped = keeps_version && self.version.maybe_inc(logs);
+        Stats::count(if bumped { &stats.bumps } else { &stats.bumps_avoided });
+        let must_log = logs || bumped;
+        if must_log {
+            self.lazy_times.store(false, Ordering::Relaxed);
+            Stats::count(&stats.inode_updates);
+            Stats::count(if anyway {
+                &stats.inode_updates_metadata
+            } else if times_moved || eager {
+                &stats.inode_updates_times
+            } else {
+                &stats.inode_updates_version
+            });
+            Dirtied::Log
+        } else if times_moved {
+            self.lazy_times.store(true, Ordering::Relaxed);
+            Stats::count(&stats.inode_updates_avoided);
+            Dirtied::TimesLazily
+        } else {
+            Stats::count(&stats.inode_updates_avoided);
+            Dirtied::No
+        }
+    }
+
+    /// Write-back allocated blocks or moved the disk size, and logs the inode for it: counted, and no change.
+    pub fn logged_in_background(&self) {
+        Stats::count(&self.policy.stats.inode_updates);
+        Stats::count(&self.policy.stats.inode_updates_allocation);
+    }
+}

@@ -1,0 +1,60 @@
+//! The counters that every mount keeps (contract C5: every inode update has a counted cause).
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Live counters of a mount. Each is exact; together they are read without a lock.
+        #[derive(Debug, Default)]
+        pub struct Stats { $($(#[$doc])* pub $name: AtomicU64),* }
+        /// A reading of [`Stats`].
+        #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+        pub struct StatsSnapshot { $($(#[$doc])* pub $name: u64),* }
+        impl Stats {
+            /// Read all counters.
+            pub fn snapshot(&self) -> StatsSnapshot {
+                StatsSnapshot { $($name: self.$name.load(Relaxed)),* }
+            }
+        }
+        impl StatsSnapshot {
+            /// Name and value of each counter, in a fixed order; the names are the JSON ones.
+            pub fn fields(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+stats! {
+    /// Changes of data or metadata that completed.
+    changes,
+    /// Queries of the change attribute.
+    queries,
+    /// Times a counter was raised.
+    bumps,
+    /// Changes that nobody had looked at and that raised nothing.
+    bumps_avoided,
+    /// Inode updates in all: the sum of the four below.
+    inode_updates,
+    /// Inode updates because a time moved.
+    inode_updates_times,
+    /// Inode updates because the counter had been queried.
+    inode_updates_version,
+    /// Inode updates because write-back allocated or the size moved.
+    inode_updates_allocation,
+    /// Inode updates by explicit metadata calls and namespace changes.
+    inode_updates_metadata,
+    /// Changes that dirtied no inode.
+    inode_updates_avoided,
+    /// Bytes of file data written by callers.
+    data_bytes,
+    /// Bytes of file data written back to the device.
+    written_back_bytes,
+}
+
+impl Stats {
+    /// Add one.
+    pub fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Relaxed);
+    }
+}

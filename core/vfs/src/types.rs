@@ -1,0 +1,243 @@
+//! The words that drivers, the VFS and front ends share.
+
+use bitflags::bitflags;
+
+/// An inode number as the format stores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+impl std::fmt::Display for Ino {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A point in time: seconds since 1970 and nanoseconds below a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01 UTC; negative before.
+    pub sec: i64,
+    /// 0..1_000_000_000.
+    pub nsec: u32,
+}
+
+impl Timestamp {
+    /// Cut down to a granule, as a format with coarse times stores it. `granularity_ns` divides 10^9 or is a multiple of it.
+    pub fn truncate(self, granularity_ns: u32) -> Self {
+        match granularity_ns {
+            0 | 1 => self,
+            g if g < 1_000_000_000 => Self { nsec: self.nsec - self.nsec % g, ..self },
+            g => {
+                let step = i64::from(g / 1_000_000_000);
+                Self { sec: self.sec - self.sec.rem_euclid(step), nsec: 0 }
+            }
+        }
+    }
+}
+
+/// What an inode is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileType {
+    /// A regular file.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+impl FileType {
+    /// The S_IFMT bits of `st_mode`.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            FileType::Fifo => 0o010000,
+            FileType::CharDevice => 0o020000,
+            FileType::Directory => 0o040000,
+            FileType::BlockDevice => 0o060000,
+            FileType::Regular => 0o100000,
+            FileType::Symlink => 0o120000,
+            FileType::Socket => 0o140000,
+        }
+    }
+
+    /// The type that the S_IFMT bits of a mode name, if they name one.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170000 {
+            0o010000 => FileType::Fifo,
+            0o020000 => FileType::CharDevice,
+            0o040000 => FileType::Directory,
+            0o060000 => FileType::BlockDevice,
+            0o100000 => FileType::Regular,
+            0o120000 => FileType::Symlink,
+            0o140000 => FileType::Socket,
+            _ => return None,
+        })
+    }
+}
+
+bitflags! {
+    /// Inode flags as FS_IOC_GETFLAGS shows them (`<linux/fs.h>`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct InodeFlags: u32 {
+        /// Writes reach the device before they return.
+        const SYNC = 0x8;
+        /// Cannot be changed.
+        const IMMUTABLE = 0x10;
+        /// Can only be appended to.
+        const APPEND = 0x20;
+        /// Left out by dump(8).
+        const NODUMP = 0x40;
+        /// Its access time is not kept.
+        const NOATIME = 0x80;
+        /// Directory changes reach the device before they return.
+        const DIRSYNC = 0x1_0000;
+        /// Top of a directory hierarchy, for the allocator.
+        const TOPDIR = 0x2_0000;
+        /// New children take the project id.
+        const PROJINHERIT = 0x2000_0000;
+    }
+}
+
+/// The attributes of an inode that every format has, as they are in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attr {
+    /// What it is; never changes.
+    pub kind: FileType,
+    /// The permission bits, set-id and sticky bits (07777).
+    pub perm: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// The project id, 0 where the format has none.
+    pub project: u32,
+    /// How many names it has.
+    pub nlink: u32,
+    /// Bytes, as a reader sees it now (delayed appends included).
+    pub size: u64,
+    /// 512-byte units on the device.
+    pub blocks_512: u64,
+    /// The device number of a device node, in the kernel's 32-bit encoding (`makedev` with 12/20 bits).
+    pub rdev: u32,
+    /// Last read.
+    pub atime: Timestamp,
+    /// Last change of the data.
+    pub mtime: Timestamp,
+    /// Last change of anything.
+    pub ctime: Timestamp,
+    /// Birth, where the format stores it.
+    pub btime: Option<Timestamp>,
+    /// Inode flags.
+    pub flags: InodeFlags,
+}
+
+impl Attr {
+    /// `st_mode`: type and permission.
+    pub fn mode(&self) -> u32 {
+        self.kind.mode_bits() | self.perm
+    }
+}
+
+/// Which promises of the change attribute a backend keeps (C1, C2, C3, C4 of the contract).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangeSemantics {
+    /// Data changes move it.
+    pub data: bool,
+    /// Metadata changes move it.
+    pub metadata: bool,
+    /// It only grows.
+    pub monotonic: bool,
+    /// It rests across a clean remount.
+    pub persistent: bool,
+    /// It never vouches for other contents after a crash.
+    pub crash_safe: bool,
+}
+
+/// The values of a directory's change attribute around one namespace change, atomic in the NFS sense
+/// (RFC 8881, section 3.3.3 `change_info4`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangeInfo {
+    /// Before the change.
+    pub before: u64,
+    /// After it.
+    pub after: u64,
+}
+
+/// A piece of a file's map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MappedRange {
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What lies there.
+    pub kind: RangeKind,
+}
+
+/// What lies in a range of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RangeKind {
+    /// No blocks: reads as zeros.
+    Hole,
+    /// Blocks whose contents count.
+    Data,
+    /// Blocks that are allocated and read as zeros.
+    Unwritten,
+}
+
+bitflags! {
+    /// What `fallocate` shall do; none set means allocate.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct FallocateMode: u32 {
+        /// The size stays.
+        const KEEP_SIZE = 0x01;
+        /// Free the range: it reads as zeros.
+        const PUNCH_HOLE = 0x02;
+        /// Take the range out and close the gap.
+        const COLLAPSE_RANGE = 0x08;
+        /// The range reads as zeros and stays allocated.
+        const ZERO_RANGE = 0x10;
+        /// Open a gap.
+        const INSERT_RANGE = 0x20;
+    }
+}
+
+/// Figures of statvfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatFs {
+    /// Bytes a block.
+    pub block_size: u32,
+    /// Blocks in all, overhead taken off.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Free blocks for ordinary users.
+    pub blocks_available: u64,
+    /// Inodes in all.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// One entry that a driver emits from a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// The inode.
+    pub ino: Ino,
+    /// The name, as the bytes on the device.
+    pub name: &'a [u8],
+    /// Its type, where the directory stores it.
+    pub kind: Option<FileType>,
+    /// Where to go on after this entry: pass it as the next cursor.
+    pub next: u64,
+}
