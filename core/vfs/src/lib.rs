@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod driver;
+pub mod epoch;
 pub mod error;
 pub mod inode;
 pub mod policy;

@@ -182,3 +182,29 @@ impl Ext4 {
         (stored + 1) & (u64::MAX >> 1)
     }
 }
+
+impl Ext4 {
+    /// Put only the attributes in the slot and the number of the attribute block into the transaction: for copies of the
+    /// root whose times and sizes may be behind those that the VFS keeps.
+    pub(crate) fn log_attributes(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
+        let core = inode.private::<Ext4Inode>().core.read();
+        let start = 128 + usize::from(core.extra_isize);
+        let wide = self.sb.incompat.contains(crate::layout::Incompat::BIT64);
+        self.modify_slot(h, inode.ino.0 as u32, |slot| {
+            if slot.len() > 128 {
+                // The slot may never have had extra fields: then they start here, as zeros that were there before.
+                slot[0x80..0x82].copy_from_slice(&core.extra_isize.to_le_bytes());
+                let len = core.body_xattrs.len().min(slot.len() - start);
+                slot[start..start + len].copy_from_slice(&core.body_xattrs[..len]);
+            }
+            slot[0x68..0x6C].copy_from_slice(&(core.file_acl as u32).to_le_bytes());
+            if wide {
+                slot[0x76..0x78].copy_from_slice(&((core.file_acl >> 32) as u16).to_le_bytes());
+            }
+            let blocks = core.blocks_512;
+            if blocks <= u64::from(u32::MAX) {
+                slot[0x1C..0x20].copy_from_slice(&(blocks as u32).to_le_bytes());
+            }
+        })
+    }
+}

@@ -33,6 +33,17 @@ impl Tx {
     pub(crate) fn commit(&self) -> Result<()> {
         self.0.commit_all().map_err(error)
     }
+
+    /// Commit, write everything home and leave an empty log.
+    pub(crate) fn shutdown(&self) -> Result<()> {
+        if self.0.is_none() { self.commit() } else { self.0.shutdown().map_err(error) }
+    }
+
+    /// Blocks and bytes written to the log.
+    pub(crate) fn figures(&self) -> (u64, u64) {
+        let stats = self.0.stats();
+        (stats.log_blocks, stats.log_bytes)
+    }
 }
 
 impl Handle {
