@@ -1,1 +1,33 @@
-//! Not yet written.
+//! ext2, ext3 and ext4.
+//!
+//! [`Ext4::open`] checks an image, replays its journal and gives a filesystem for `ivers_vfs::Vfs::mount`.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`layout`] | the structures on the device, decoded into checked types; no I/O |
+//! | `ctx` | the opened filesystem and its transactions |
+//! | `open`, `driver` | mounting; the calls of the VFS |
+//! | `groups`, `balloc`, `ialloc` | group descriptors and bitmaps, blocks, inodes |
+//! | `inode_io`, `orphan`, `epoch` | inodes to and from the device; unlinked ones; the epoch record |
+//! | `map` | from file blocks to device blocks, and data |
+//! | `dir`, `xattr` | names; extended attributes |
+
+#![forbid(unsafe_code)]
+
+mod balloc;
+pub mod ctx;
+mod dir;
+mod driver;
+mod groups;
+mod inode_io;
+pub mod layout;
+mod map;
+mod ialloc;
+mod epoch;
+mod open;
+mod orphan;
+pub mod tx;
+mod xattr;
+
+pub use ctx::Ext4;
+pub use open::OpenOptions;

@@ -1,0 +1,326 @@
+//! Metadata blocks in memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::{BlockError, Budget, Buffer, Device, Result};
+
+const SHARDS: usize = 32;
+/// What a cached block costs beside its contents: the buffer, its reference counts, the map's and the clock's entries.
+const OVERHEAD_BYTES: u64 = 144;
+/// At most this much is written home in one write.
+const RUN_BYTES: usize = 1 << 20;
+
+/// Blocks of one device, cached.
+///
+/// A block is found in one of several maps, each with its own lock, which is never held across device I/O. Clean buffers that nobody holds
+/// are evicted by the clock algorithm while the [`Budget`] is over. Whoever keeps an `Arc<Buffer>` pins the buffer: that is how a journal
+/// keeps blocks from being evicted before they are home.
+pub struct BufferCache {
+    device: Arc<dyn Device>,
+    block_size: u32,
+    blocks: u64,
+    budget: Arc<Budget>,
+    shards: [Mutex<Shard>; SHARDS],
+    /// Held while dirty buffers are written, so that an older write of a block cannot overtake a newer one.
+    writeback: Mutex<()>,
+    reads: AtomicU64,
+    hits: AtomicU64,
+    writes: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// Counts since the cache was made; see [`BufferCache::stats`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Blocks read from the device.
+    pub reads: u64,
+    /// Requests that found the block in memory.
+    pub hits: u64,
+    /// Blocks written home by the cache (a journal counts its own).
+    pub writes: u64,
+    /// Buffers evicted to stay within the budget.
+    pub evicted: u64,
+    /// Buffers in memory now.
+    pub buffers: u64,
+}
+
+#[derive(Default)]
+struct Shard {
+    map: HashMap<u64, Arc<Buffer>>,
+    /// Blocks in the order in which the clock's hand visits them; entries that have left the map are skipped.
+    clock: VecDeque<u64>,
+}
+
+impl Shard {
+    /// Evicts up to `want` buffers, looking at no more than `look`.
+    fn evict(&mut self, want: usize, look: usize) -> usize {
+        let mut evicted = 0;
+        for _ in 0..look.min(self.clock.len()) {
+            if evicted == want {
+                break;
+            }
+            let Some(block) = self.clock.pop_front() else { break };
+            let Some(buffer) = self.map.get(&block) else { continue };
+            // Under the shard's lock nobody can get a new reference from the map, so a count of one stays one.
+            if Arc::strong_count(buffer) == 1 && !buffer.is_dirty() && !buffer.take_referenced() {
+                self.map.remove(&block);
+                evicted += 1;
+            } else {
+                self.clock.push_back(block);
+            }
+        }
+        evicted
+    }
+
+    fn insert(&mut self, block: u64, buffer: Arc<Buffer>) {
+        if self.clock.len() > 2 * self.map.len() + 64 {
+            self.clock = self.map.keys().copied().collect();
+        }
+        self.map.insert(block, buffer);
+        self.clock.push_back(block);
+    }
+}
+
+impl BufferCache {
+    /// A cache of `device` by blocks of `block_size` bytes, which must be a power of two.
+    pub fn new(device: Arc<dyn Device>, block_size: u32, budget: Arc<Budget>) -> Self {
+        assert!(block_size.is_power_of_two(), "the block size must be a power of two");
+        let blocks = device.size_bytes() / u64::from(block_size);
+        Self {
+            device,
+            block_size,
+            blocks,
+            budget,
+            shards: std::array::from_fn(|_| Mutex::default()),
+            writeback: Mutex::new(()),
+            reads: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Size of a block in bytes.
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Number of whole blocks on the device.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// The memory bound that this cache shares.
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// The buffer of `block`, read from the device if it is not in memory.
+    pub fn get(&self, block: u64) -> Result<Arc<Buffer>> {
+        let buffer = self.find_or_insert(block)?;
+        if buffer.is_uptodate() {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(buffer);
+        }
+        let loaded = buffer.load(|| {
+            let mut data: Arc<[u8]> = vec![0; self.block_size as usize].into();
+            self.device.read_at(block * u64::from(self.block_size), Arc::make_mut(&mut data))?;
+            Ok(data)
+        });
+        match loaded {
+            Ok(true) => self.reads.fetch_add(1, Ordering::Relaxed),
+            Ok(false) => self.hits.fetch_add(1, Ordering::Relaxed),
+            Err(e) => return Err(e),
+        };
+        Ok(buffer)
+    }
+
+    /// The buffer of `block` filled with zeros and without a read, for fresh metadata: verified, not dirty.
+    ///
+    /// The zeros are in memory only, until a journal handle modifies the buffer.
+    pub fn get_zeroed(&self, block: u64) -> Result<Arc<Buffer>> {
+        let buffer = self.find_or_insert(block)?;
+        buffer.replace(vec![0; self.block_size as usize].into());
+        Ok(buffer)
+    }
+
+    /// The buffer of `block` if it is in memory.
+    pub fn peek(&self, block: u64) -> Option<Arc<Buffer>> {
+        self.shard(block).lock().map.get(&block).filter(|b| b.is_uptodate()).cloned()
+    }
+
+    /// Drops `block` without writing it, because it was freed. When this returns, no write of it by the cache is under way.
+    /// Whoever still holds the buffer keeps an orphan that is never written.
+    pub fn forget(&self, block: u64) {
+        let Some(buffer) = self.shard(block).lock().map.remove(&block) else { return };
+        self.budget.uncharge(self.cost());
+        if buffer.clear_dirty() {
+            drop(self.writeback.lock());
+        }
+        // A write that failed meanwhile has marked it dirty again.
+        buffer.clear_dirty();
+    }
+
+    /// Writes every dirty buffer home, in order of blocks, then flushes the device.
+    pub fn sync(&self) -> Result<()> {
+        self.write_dirty()?;
+        self.device.flush()
+    }
+
+    /// Writes every dirty buffer home without a flush.
+    pub fn write_dirty(&self) -> Result<()> {
+        let _order = self.writeback.lock();
+        let mut dirty = Vec::new();
+        for shard in &self.shards {
+            dirty.extend(shard.lock().map.values().filter(|b| b.is_dirty()).cloned());
+        }
+        dirty.sort_unstable_by_key(|b| b.block());
+        self.write_sorted(&dirty)
+    }
+
+    /// Writes these blocks home if they are dirty, without a flush: what an fsync needs where there is no journal.
+    pub fn write_blocks(&self, blocks: &[u64]) -> Result<()> {
+        let _order = self.writeback.lock();
+        let mut dirty: Vec<_> =
+            blocks.iter().filter_map(|&b| self.peek(b)).filter(|b| b.is_dirty()).collect();
+        dirty.sort_unstable_by_key(|b| b.block());
+        dirty.dedup_by_key(|b| b.block());
+        self.write_sorted(&dirty)
+    }
+
+    /// Drops every clean buffer that nobody holds, whatever the budget says: the device was changed behind the cache.
+    pub fn invalidate(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let before = shard.map.len();
+            shard.map.retain(|_, b| Arc::strong_count(b) > 1 || b.is_dirty());
+            self.budget.uncharge((before - shard.map.len()) as u64 * self.cost());
+        }
+    }
+
+    /// Evicts until the budget is no longer over or nothing more can go; writes dirty buffers home if that is what it takes.
+    pub fn shrink(&self) {
+        for attempt in 0..2 {
+            // Two rounds of the clock: the first may only take the marks away.
+            for _ in 0..2 {
+                for shard in &self.shards {
+                    while self.budget.over() {
+                        let mut shard = shard.lock();
+                        let look = shard.clock.len();
+                        if self.evicted_some(shard.evict(32, look)) == 0 {
+                            break;
+                        }
+                    }
+                }
+            }
+            // A failed write leaves its buffers dirty and shows again in `sync`.
+            if !self.budget.over() || attempt == 1 || self.write_dirty().is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> CacheStats {
+        CacheStats {
+            reads: self.reads.load(Ordering::Relaxed),
+            hits: self.hits.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            evicted: self.evicted.load(Ordering::Relaxed),
+            buffers: self.shards.iter().map(|s| s.lock().map.len() as u64).sum(),
+        }
+    }
+
+    fn cost(&self) -> u64 {
+        u64::from(self.block_size) + OVERHEAD_BYTES
+    }
+
+    fn shard(&self, block: u64) -> &Mutex<Shard> {
+        // Neighbours go to different shards, and so do blocks a power of two apart.
+        let mixed = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59;
+        &self.shards[mixed as usize % SHARDS]
+    }
+
+    fn evicted_some(&self, n: usize) -> usize {
+        self.evicted.fetch_add(n as u64, Ordering::Relaxed);
+        self.budget.uncharge(n as u64 * self.cost());
+        n
+    }
+
+    fn find_or_insert(&self, block: u64) -> Result<Arc<Buffer>> {
+        if block >= self.blocks {
+            return Err(BlockError::OutOfRange {
+                what: "read",
+                device: self.device.describe(),
+                offset: block.saturating_mul(u64::from(self.block_size)),
+                len: u64::from(self.block_size),
+                size_bytes: self.device.size_bytes(),
+            });
+        }
+        let mut shard = self.shard(block).lock();
+        if let Some(buffer) = shard.map.get(&block) {
+            buffer.touch();
+            return Ok(buffer.clone());
+        }
+        let mut stuck = false;
+        if self.budget.over() {
+            stuck = self.evicted_some(shard.evict(4, 64)) == 0;
+        }
+        let buffer = Arc::new(Buffer::unloaded(block));
+        shard.insert(block, buffer.clone());
+        self.budget.charge(self.cost());
+        drop(shard);
+        // Nothing here could go: once in a while look everywhere, and write dirty buffers if need be.
+        if stuck && self.budget.over() && block.is_multiple_of(64) {
+            self.shrink();
+        }
+        Ok(buffer)
+    }
+
+    /// Writes buffers sorted by block, neighbours together. The caller holds `writeback`.
+    fn write_sorted(&self, dirty: &[Arc<Buffer>]) -> Result<()> {
+        let size = self.block_size as usize;
+        let mut result = Ok(());
+        let mut run: Vec<(&Arc<Buffer>, Arc<[u8]>)> = Vec::new();
+        let write_run = |run: &mut Vec<(&Arc<Buffer>, Arc<[u8]>)>| {
+            let Some((first, _)) = run.first() else { return Ok(()) };
+            let offset = first.block() * u64::from(self.block_size);
+            let written = if let [(_, data)] = run.as_slice() {
+                self.device.write_at(offset, data)
+            } else {
+                let mut bytes = Vec::with_capacity(run.len() * size);
+                run.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
+                self.device.write_at(offset, &bytes)
+            };
+            self.writes.fetch_add(run.len() as u64, Ordering::Relaxed);
+            run.drain(..).for_each(|(buffer, _)| buffer.end_write(written.is_ok()));
+            written
+        };
+        for buffer in dirty {
+            let joins = run.last().is_some_and(|(b, _)| b.block() + 1 == buffer.block());
+            if !joins || run.len() * size >= RUN_BYTES {
+                result = result.and(write_run(&mut run));
+            }
+            if let Some(data) = buffer.start_write() {
+                run.push((buffer, data));
+            }
+        }
+        result.and(write_run(&mut run))
+    }
+}
+
+impl Drop for BufferCache {
+    fn drop(&mut self) {
+        let kept: usize = self.shards.iter_mut().map(|s| s.get_mut().map.len()).sum();
+        self.budget.uncharge(kept as u64 * self.cost());
+    }
+}

@@ -1,0 +1,50 @@
+//! What a device is.
+
+use crate::{BlockError, Result};
+
+/// A medium of fixed size that is read and written at byte offsets, by several threads at once.
+///
+/// # Promises
+///
+/// - A write that returned is seen by every later read, but survives a crash only after a later [`flush`](Device::flush)
+///   returned (or if it was a [`write_fua`](Device::write_fua)). Between flushes writes may reach the medium in any order,
+///   or in part.
+/// - Every access lies inside the device or fails with [`BlockError::OutOfRange`]; there are no short reads or writes.
+pub trait Device: Send + Sync {
+    /// Size in bytes; does not change while the device is open.
+    fn size_bytes(&self) -> u64;
+
+    /// Fills `buf` from byte `offset` on.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// Writes `buf` at byte `offset`.
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()>;
+
+    /// Writes `buf` at byte `offset` and returns when these bytes are durable. Says nothing about earlier writes.
+    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.write_at(offset, buf)?;
+        self.flush()
+    }
+
+    /// Makes every write that returned before this call durable.
+    fn flush(&self) -> Result<()>;
+
+    /// Says that the contents of a range are no longer needed. Afterwards they may read as anything; a device that cannot
+    /// make use of it returns success.
+    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+
+    /// True if writes will be refused.
+    fn is_read_only(&self) -> bool;
+
+    /// The device's name for messages.
+    fn describe(&self) -> String;
+}
+
+/// Checks that `len` bytes at `offset` lie inside `device`.
+pub(crate) fn check_range(device: &dyn Device, what: &'static str, offset: u64, len: u64) -> Result<()> {
+    let size_bytes = device.size_bytes();
+    match offset.checked_add(len) {
+        Some(end) if end <= size_bytes => Ok(()),
+        _ => Err(BlockError::OutOfRange { what, device: device.describe(), offset, len, size_bytes }),
+    }
+}

@@ -1,0 +1,179 @@
+//! Image files and block devices.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::device::check_range;
+use crate::{BlockError, Device, Result};
+
+/// How a [`FileDevice`] is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// For reading; any number of readers may have the image open at once.
+    ReadOnly,
+    /// For reading and writing; nobody else may have the image open through this crate.
+    ReadWrite,
+}
+
+/// An image file, or a block device, accessed with positional I/O and locked with `flock(2)` while it is open.
+///
+/// The lock is what keeps two mounts of one image apart; it is the same that `udev` and `mkfs` honour on block devices.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    path: PathBuf,
+    size_bytes: u64,
+    mode: OpenMode,
+}
+
+impl FileDevice {
+    /// Opens and locks `path`, which must be a regular file or a block device.
+    pub fn open(path: impl AsRef<Path>, mode: OpenMode) -> Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        let device = || path.display().to_string();
+        let open_error = |e: io::Error| BlockError::Open { device: device(), source: Arc::new(e) };
+        // A FIFO or a tty must not be opened at all: opening can block or have effects.
+        let kind = std::fs::metadata(&path).map_err(open_error)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(open_error(io::Error::other("neither a regular file nor a block device")));
+        }
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(mode == OpenMode::ReadWrite)
+            .open(&path)
+            .map_err(open_error)?;
+        let lock = match mode {
+            OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
+            OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        };
+        match rustix::fs::flock(&file, lock) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(BlockError::Busy { device: device() }),
+            // Some network filesystems know no locks: reading is still safe.
+            Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
+            Err(e) => return Err(open_error(e.into())),
+        }
+        // Seeking to the end tells the size of block devices as well.
+        let size_bytes = file.seek(SeekFrom::End(0)).map_err(open_error)?;
+        Ok(Self { file, path, size_bytes, mode })
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn check_write(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
+        if self.mode == OpenMode::ReadOnly {
+            return Err(BlockError::ReadOnly { what, device: self.describe(), offset });
+        }
+        check_range(self, what, offset, len)
+    }
+
+    fn error(&self, what: &'static str, offset: u64, len: u64, source: impl Into<io::Error>) -> BlockError {
+        BlockError::io(what, self.describe(), offset, len, source.into())
+    }
+}
+
+impl Device for FileDevice {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        check_range(self, "read", offset, buf.len() as u64)?;
+        self.file.read_exact_at(buf, offset).map_err(|e| self.error("read", offset, buf.len() as u64, e))
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.check_write("write", offset, buf.len() as u64)?;
+        self.file.write_all_at(buf, offset).map_err(|e| self.error("write", offset, buf.len() as u64, e))
+    }
+
+    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.check_write("write", offset, buf.len() as u64)?;
+        let mut done = 0;
+        while done < buf.len() {
+            let part = [io::IoSlice::new(&buf[done..])];
+            match rustix::io::pwritev2(&self.file, &part, offset + done as u64, ReadWriteFlags::DSYNC) {
+                Ok(0) => return Err(self.error("write", offset, buf.len() as u64, io::ErrorKind::WriteZero)),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL) => {
+                    self.write_at(offset, buf)?;
+                    return self.flush();
+                }
+                Err(e) => return Err(self.error("write", offset, buf.len() as u64, e)),
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        if self.mode == OpenMode::ReadOnly {
+            return Ok(());
+        }
+        self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_write("discard", offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(
+            &self.file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            offset,
+            len,
+        ) {
+            Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(()),
+            Err(e) => Err(self.error("discard", offset, len, e)),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.mode == OpenMode::ReadOnly
+    }
+
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_back_locks_and_refuses() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::write(&path, vec![0u8; 65536]).unwrap();
+        let dev = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
+        assert_eq!(dev.size_bytes(), 65536);
+        dev.write_at(4096, &[7; 4096]).unwrap();
+        dev.write_fua(100, &[9; 10]).unwrap();
+        dev.flush().unwrap();
+        let mut buf = [0; 4096];
+        dev.read_at(4096, &mut buf).unwrap();
+        assert_eq!(buf, [7; 4096]);
+        dev.discard(4096, 4096).unwrap();
+        assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
+        assert!(matches!(dev.read_at(65535, &mut buf), Err(BlockError::OutOfRange { .. })));
+        assert!(matches!(dev.write_at(u64::MAX, &buf), Err(BlockError::OutOfRange { .. })));
+        drop(dev);
+        let a = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
+        let _b = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
+        assert!(matches!(FileDevice::open(&path, OpenMode::ReadWrite), Err(BlockError::Busy { .. })));
+        assert!(matches!(a.write_at(0, &buf), Err(BlockError::ReadOnly { .. })));
+        assert!(a.is_read_only());
+        assert!(FileDevice::open(dir.path(), OpenMode::ReadOnly).is_err());
+    }
+}

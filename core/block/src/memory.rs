@@ -1,0 +1,239 @@
+//! Devices that live in memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::device::check_range;
+use crate::{Device, Result};
+
+const SHARDS: usize = 16;
+
+/// Sparse bytes, kept by chunks; several threads work on different chunks at once.
+struct Chunks {
+    chunk_bytes: usize,
+    shards: [RwLock<HashMap<u64, Box<[u8]>>>; SHARDS],
+}
+
+impl Chunks {
+    fn new(chunk_bytes: usize) -> Self {
+        Self { chunk_bytes, shards: std::array::from_fn(|_| RwLock::new(HashMap::new())) }
+    }
+
+    /// Calls `f(chunk number, start within the chunk, range of the request)` for every chunk that a request touches.
+    fn each(
+        &self,
+        offset: u64,
+        len: usize,
+        mut f: impl FnMut(u64, usize, std::ops::Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let start = (at % self.chunk_bytes as u64) as usize;
+            let part = (self.chunk_bytes - start).min(len - done);
+            f(at / self.chunk_bytes as u64, start, done..done + part)?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn shard(&self, chunk: u64) -> &RwLock<HashMap<u64, Box<[u8]>>> {
+        &self.shards[(chunk % SHARDS as u64) as usize]
+    }
+
+    /// Reads; `miss(offset, part)` fills what is not here.
+    fn read(&self, offset: u64, buf: &mut [u8], miss: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+        self.each(offset, buf.len(), |chunk, start, range| {
+            let at = offset + range.start as u64;
+            let part = &mut buf[range];
+            if let Some(bytes) = self.shard(chunk).read().get(&chunk) {
+                part.copy_from_slice(&bytes[start..start + part.len()]);
+                return Ok(());
+            }
+            miss(at, part)
+        })
+    }
+
+    /// Writes; `fill(offset, chunk)` supplies the first contents of a chunk that is written in part.
+    fn write(&self, offset: u64, buf: &[u8], fill: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+        self.each(offset, buf.len(), |chunk, start, range| {
+            let part = &buf[range];
+            let mut map = self.shard(chunk).write();
+            if let Some(bytes) = map.get_mut(&chunk) {
+                bytes[start..start + part.len()].copy_from_slice(part);
+                return Ok(());
+            }
+            let mut bytes = vec![0; self.chunk_bytes].into_boxed_slice();
+            if part.len() < self.chunk_bytes {
+                fill(chunk * self.chunk_bytes as u64, &mut bytes)?;
+            }
+            bytes[start..start + part.len()].copy_from_slice(part);
+            map.insert(chunk, bytes);
+            Ok(())
+        })
+    }
+
+    fn bytes_kept(&self) -> u64 {
+        self.shards.iter().map(|s| s.read().len() as u64).sum::<u64>() * self.chunk_bytes as u64
+    }
+}
+
+/// A sparse device in memory: costs memory only where it was written.
+pub struct MemDevice {
+    size_bytes: u64,
+    chunks: Chunks,
+}
+
+impl MemDevice {
+    /// A device of `size_bytes` zeros.
+    pub fn new(size_bytes: u64) -> Self {
+        Self { size_bytes, chunks: Chunks::new(65536) }
+    }
+
+    /// A device that holds a copy of `image`.
+    pub fn from_bytes(image: &[u8]) -> Self {
+        let dev = Self::new(image.len() as u64);
+        dev.chunks.write(0, image, |_, _| Ok(())).expect("memory does not fail");
+        dev
+    }
+
+    /// A copy of everything, for writing it to a file or comparing it. As long as the device.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut all = vec![0; self.size_bytes as usize];
+        self.read_at(0, &mut all).expect("memory does not fail");
+        all
+    }
+}
+
+impl Device for MemDevice {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        check_range(self, "read", offset, buf.len() as u64)?;
+        self.chunks.read(offset, buf, |_, part| {
+            part.fill(0);
+            Ok(())
+        })
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        check_range(self, "write", offset, buf.len() as u64)?;
+        self.chunks.write(offset, buf, |_, _| Ok(()))
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(self, "discard", offset, len)?;
+        let size = self.chunks.chunk_bytes as u64;
+        for chunk in offset.div_ceil(size)..(offset + len) / size {
+            self.chunks.shard(chunk).write().remove(&chunk);
+        }
+        Ok(())
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> String {
+        "memory".into()
+    }
+}
+
+/// Copy on write in memory over a device that is never written.
+///
+/// A read-only mount of a filesystem that was not unmounted replays the journal into one of these.
+pub struct OverlayDevice {
+    base: Arc<dyn Device>,
+    chunks: Chunks,
+}
+
+impl OverlayDevice {
+    /// An overlay without changes yet.
+    pub fn new(base: Arc<dyn Device>) -> Self {
+        Self { base, chunks: Chunks::new(4096) }
+    }
+
+    /// The device below.
+    pub fn base(&self) -> &Arc<dyn Device> {
+        &self.base
+    }
+
+    /// Memory held by changes, in bytes.
+    pub fn bytes_kept(&self) -> u64 {
+        self.chunks.bytes_kept()
+    }
+
+    fn fill(&self, offset: u64, chunk: &mut [u8]) -> Result<()> {
+        let inside = self.base.size_bytes().saturating_sub(offset).min(chunk.len() as u64) as usize;
+        self.base.read_at(offset, &mut chunk[..inside])
+    }
+}
+
+impl Device for OverlayDevice {
+    fn size_bytes(&self) -> u64 {
+        self.base.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        check_range(self, "read", offset, buf.len() as u64)?;
+        self.chunks.read(offset, buf, |at, part| self.base.read_at(at, part))
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        check_range(self, "write", offset, buf.len() as u64)?;
+        self.chunks.write(offset, buf, |at, chunk| self.fill(at, chunk))
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        check_range(self, "discard", offset, len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> String {
+        format!("{} (changes in memory)", self.base.describe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlay_leaves_the_base_alone() {
+        let base = Arc::new(MemDevice::from_bytes(&vec![1; 10_000]));
+        let over = OverlayDevice::new(base.clone());
+        over.write_at(4090, &[2; 10]).unwrap();
+        over.write_at(9990, &[3; 10]).unwrap();
+        let mut all = vec![0; 10_000];
+        over.read_at(0, &mut all).unwrap();
+        assert_eq!(&all[4089..4101], &[1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1]);
+        assert_eq!(&all[9989..], &[1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
+        assert!(base.to_bytes().iter().all(|&b| b == 1));
+        assert!(over.write_at(9991, &[3; 10]).is_err());
+    }
+
+    #[test]
+    fn memory_is_sparse() {
+        let dev = MemDevice::new(1 << 40);
+        dev.write_at((1 << 40) - 3, &[5; 3]).unwrap();
+        let mut buf = [0; 6];
+        dev.read_at((1 << 40) - 6, &mut buf).unwrap();
+        assert_eq!(buf, [0, 0, 0, 5, 5, 5]);
+        assert_eq!(dev.chunks.bytes_kept(), 65536);
+    }
+}

@@ -1,0 +1,304 @@
+//! The counter's memory order, checked by running every execution that the memory model allows (for a few threads and operations).
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p iversion --test loom --release`
+//!
+//! The models check the crate's own code, with loom's atomics in place of the core library's. The twins are copies that lack one
+//! fence each; the same models must reject them, or they would prove nothing about the fences.
+#![cfg(loom)]
+
+use iversion::{Counter, INCREMENT, QUERIED};
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::thread;
+
+/// What the models need of a counter.
+trait Version: Send + Sync + 'static {
+    fn maybe_inc(&self, force: bool) -> bool;
+    fn query(&self) -> u64;
+}
+
+impl Version for Counter {
+    fn maybe_inc(&self, force: bool) -> bool {
+        self.maybe_inc(force)
+    }
+    fn query(&self) -> u64 {
+        self.query()
+    }
+}
+
+/// The counter with fences that can be left out: W in `maybe_inc`, Q1 behind an exchange, Q2 behind a bit found set.
+struct Twin<const W: bool, const Q1: bool, const Q2: bool>(AtomicU64);
+
+impl<const W: bool, const Q1: bool, const Q2: bool> Twin<W, Q1, Q2> {
+    fn new_at_0() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl<const W: bool, const Q1: bool, const Q2: bool> Version for Twin<W, Q1, Q2> {
+    fn maybe_inc(&self, force: bool) -> bool {
+        if W {
+            fence(SeqCst);
+        }
+        let mut raw = self.0.load(Relaxed);
+        loop {
+            if !force && raw & QUERIED == 0 {
+                return false;
+            }
+            match self.0.compare_exchange(raw, (raw & !QUERIED) + INCREMENT, AcqRel, Relaxed) {
+                Ok(_) => return true,
+                Err(now) => raw = now,
+            }
+        }
+    }
+
+    fn query(&self) -> u64 {
+        let mut raw = self.0.load(Acquire);
+        while raw & QUERIED == 0 {
+            match self.0.compare_exchange(raw, raw | QUERIED, AcqRel, Acquire) {
+                Ok(_) => {
+                    if Q1 {
+                        fence(SeqCst);
+                    }
+                    return raw / INCREMENT;
+                }
+                Err(now) => raw = now,
+            }
+        }
+        if Q2 {
+            fence(SeqCst);
+        }
+        raw / INCREMENT
+    }
+}
+
+/// An inode: two pages of data, its version, and for each writer whether its change has completed.
+struct Inode<V> {
+    version: V,
+    pages: [AtomicU64; 2],
+    completed: [AtomicBool; 2],
+}
+
+/// What an observer keeps.
+struct Seen {
+    version: u64,
+    pages: [u64; 2],
+}
+
+impl<V: Version> Inode<V> {
+    fn new(version: V) -> Arc<Self> {
+        Arc::new(Self {
+            version,
+            pages: [AtomicU64::new(0), AtomicU64::new(0)],
+            completed: [AtomicBool::new(false), AtomicBool::new(false)],
+        })
+    }
+
+    /// A change by `writer` of the given pages.
+    fn change(&self, writer: usize, pages: &[usize], force: bool) -> bool {
+        for &page in pages {
+            self.pages[page].store(1, Relaxed);
+        }
+        let bumped = self.version.maybe_inc(force);
+        self.completed[writer].store(true, Release);
+        bumped
+    }
+
+    fn read(&self) -> [u64; 2] {
+        [self.pages[0].load(Relaxed), self.pages[1].load(Relaxed)]
+    }
+
+    fn look(&self) -> Seen {
+        let version = self.version.query();
+        Seen { version, pages: self.read() }
+    }
+
+    /// Looks, and checks promise "orders" against the changes in `written`: the pages of each writer.
+    fn look_and_check(&self, written: &[&[usize]]) -> Seen {
+        let seen = self.look();
+        let completed: Vec<bool> =
+            (0..written.len()).map(|writer| self.completed[writer].load(Acquire)).collect();
+        let again = self.version.query();
+        assert!(again >= seen.version, "the version went back");
+        if again == seen.version {
+            for (pages, _) in written.iter().zip(completed).filter(|(_, completed)| *completed) {
+                for &page in *pages {
+                    assert_eq!(seen.pages[page], 1, "an unchanged version vouches for old data (orders)");
+                }
+            }
+        }
+        seen
+    }
+
+    /// All is quiet and all changes have completed: checks promises "differs", "grows" and "rests" for what was seen before.
+    fn check_at_rest(&self, seen: &[Seen]) {
+        let last = self.look();
+        assert_eq!(last.pages, [1, 1], "a completed change is not visible");
+        for seen in seen {
+            assert!(last.version >= seen.version, "the version went back");
+            if last.version == seen.version {
+                assert_eq!(seen.pages, last.pages, "an unchanged version vouches for old data (differs)");
+            }
+        }
+        assert_eq!(self.version.query(), last.version, "a look changed the version");
+    }
+}
+
+/// One change of both pages, watched by two observers.
+fn one_writer_two_observers<V: Version>(new: fn() -> V) {
+    loom::model(move || {
+        let inode = Inode::new(new());
+        let observer = {
+            let inode = inode.clone();
+            thread::spawn(move || inode.look())
+        };
+        let writer = {
+            let inode = inode.clone();
+            thread::spawn(move || inode.change(0, &[0, 1], false))
+        };
+        let mine = inode.look();
+        let its = observer.join().unwrap();
+        let _ = writer.join().unwrap();
+        inode.check_at_rest(&[mine, its]);
+    });
+}
+
+/// One change of both pages, while an observer looks twice.
+fn one_writer_one_observer_twice<V: Version>(new: fn() -> V) {
+    loom::model(move || {
+        let inode = Inode::new(new());
+        let writer = {
+            let inode = inode.clone();
+            thread::spawn(move || inode.change(0, &[0, 1], false))
+        };
+        let seen = inode.look_and_check(&[&[0, 1]]);
+        let _ = writer.join().unwrap();
+        inode.check_at_rest(&[seen]);
+    });
+}
+
+/// One change, two observers who both look twice.
+fn one_writer_two_observers_twice<V: Version>(new: fn() -> V, preemptions: Option<usize>) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions;
+    model.check(move || {
+        let inode = Inode::new(new());
+        let observer = {
+            let inode = inode.clone();
+            thread::spawn(move || inode.look_and_check(&[&[0, 1]]))
+        };
+        let writer = {
+            let inode = inode.clone();
+            thread::spawn(move || inode.change(0, &[0, 1], false))
+        };
+        let mine = inode.look_and_check(&[&[0, 1]]);
+        let its = observer.join().unwrap();
+        let _ = writer.join().unwrap();
+        inode.check_at_rest(&[mine, its]);
+    });
+}
+
+/// Two changes of a page each, forced or not, while an observer looks (twice, if asked).
+fn two_writers<V: Version>(new: fn() -> V, force: [bool; 2], twice: bool, preemptions: Option<usize>) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = preemptions;
+    model.check(move || {
+        let inode = Inode::new(new());
+        let writers = [0, 1].map(|writer| {
+            let inode = inode.clone();
+            thread::spawn(move || inode.change(writer, &[writer], force[writer]))
+        });
+        let seen = if twice { inode.look_and_check(&[&[0], &[1]]) } else { inode.look() };
+        for (writer, force) in writers.into_iter().zip(force) {
+            let bumped = writer.join().unwrap();
+            assert!(bumped || !force, "a forced bump did not happen");
+        }
+        inode.check_at_rest(&[seen]);
+    });
+}
+
+#[test]
+fn one_writer_two_observers_unseen() {
+    one_writer_two_observers(|| Counter::new(0));
+}
+
+#[test]
+fn one_writer_two_observers_seen() {
+    one_writer_two_observers(|| Counter::new_queried(0));
+}
+
+#[test]
+fn one_writer_one_observer_orders() {
+    one_writer_one_observer_twice(|| Counter::new(0));
+    one_writer_one_observer_twice(|| Counter::new_queried(0));
+}
+
+#[test]
+fn one_writer_two_observers_order() {
+    one_writer_two_observers_twice(|| Counter::new(0), Some(3));
+}
+
+#[test]
+fn two_writers_unforced() {
+    two_writers(|| Counter::new(0), [false, false], false, None);
+}
+
+#[test]
+fn two_writers_one_forced() {
+    two_writers(|| Counter::new(0), [true, false], false, None);
+}
+
+#[test]
+fn two_writers_forced() {
+    two_writers(|| Counter::new(0), [true, true], false, None);
+}
+
+#[test]
+fn two_writers_unforced_order() {
+    two_writers(|| Counter::new(0), [false, false], true, Some(3));
+}
+
+#[test]
+fn two_writers_one_forced_order() {
+    two_writers(|| Counter::new(0), [true, false], true, Some(3));
+}
+
+/// A bump forced on each side makes two versions, whatever else happens.
+#[test]
+fn forced_bumps_are_not_lost() {
+    loom::model(|| {
+        let counter = Arc::new(Counter::new(0));
+        let other = {
+            let counter = counter.clone();
+            thread::spawn(move || counter.inc())
+        };
+        counter.inc();
+        other.join().unwrap();
+        assert_eq!(counter.peek(), 2);
+    });
+}
+
+/// The twin with all its fences passes, so that it is the missing fence that the others are rejected for.
+#[test]
+fn twin_with_all_fences_passes() {
+    one_writer_two_observers(Twin::<true, true, true>::new_at_0);
+}
+
+#[test]
+#[should_panic(expected = "an unchanged version vouches for old data")]
+fn twin_without_fence_in_maybe_inc_is_rejected() {
+    one_writer_one_observer_twice(Twin::<false, true, true>::new_at_0);
+}
+
+#[test]
+#[should_panic(expected = "an unchanged version vouches for old data")]
+fn twin_without_fence_behind_the_exchange_is_rejected() {
+    one_writer_one_observer_twice(Twin::<true, false, true>::new_at_0);
+}
+
+#[test]
+#[should_panic(expected = "an unchanged version vouches for old data")]
+fn twin_without_fence_when_already_queried_is_rejected() {
+    one_writer_two_observers(Twin::<true, true, false>::new_at_0);
+}

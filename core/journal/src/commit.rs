@@ -1,0 +1,193 @@
+//! Committing: lock down, take snapshots, log, flush, commit record.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ivers_block::Buffer;
+use parking_lot::MutexGuard;
+
+use crate::engine::{Callback, Inner, Pending, count};
+use crate::{JournalError, LogFormat, LogItem, LogTransaction, Result, Tid};
+
+/// A transaction that takes no more handles.
+struct Closed {
+    tid: Tid,
+    buffers: Vec<Arc<Buffer>>,
+    log: LogTransaction,
+    forgotten: Vec<u64>,
+    callbacks: Vec<Callback>,
+}
+
+impl Inner {
+    /// Commits `tid`, or whatever runs (`None`, which flushes in any case).
+    pub fn commit(&self, tid: Option<Tid>) -> Result<()> {
+        let Some(log) = &self.log else {
+            self.state.lock().check()?;
+            return self.or_abort(self.cache.sync().map_err(JournalError::from));
+        };
+        let (target, flush) = {
+            let state = self.state.lock();
+            let newest = state.running.as_ref().map_or(state.next - 1, |r| r.tid);
+            (tid.unwrap_or(newest), tid.is_none())
+        };
+        {
+            let state = self.state.lock();
+            if state.committed >= target && !flush {
+                return Ok(());
+            }
+            state.check()?;
+        }
+        // Whoever waits here for another's commit finds its own work done when it gets the lock: that is the group commit.
+        let mut log = log.lock();
+        {
+            let state = self.state.lock();
+            if state.committed >= target {
+                state.check()?;
+                drop(state);
+                // The data that the caller wrote may be younger than the flush of the commit that it waited for.
+                return if flush {
+                    self.or_abort(self.cache.device().flush().map_err(Into::into))
+                } else {
+                    Ok(())
+                };
+            }
+            state.check()?;
+        }
+        self.commit_running(&mut log)
+    }
+
+    /// Commits the running transaction, if there is one, for the commit thread.
+    pub fn commit_background(&self) -> Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let mut log = log.lock();
+        if self.state.lock().running.is_none() {
+            return Ok(());
+        }
+        self.commit_running(&mut log)
+    }
+
+    /// Commits the running transaction, with the log locked.
+    pub fn commit_running(&self, log: &mut MutexGuard<'_, Box<dyn LogFormat>>) -> Result<()> {
+        let Some(closed) = self.close_running()? else {
+            return self.or_abort(self.cache.device().flush().map_err(Into::into));
+        };
+        let written = self.write(log.as_mut(), &closed);
+        self.or_abort(written)?;
+        self.finish(closed);
+        if self.wants_checkpoint(log.as_ref()) {
+            self.timer.want_checkpoint();
+        }
+        Ok(())
+    }
+
+    /// Waits for the open handles to end, takes snapshots, and lets new handles start the next transaction.
+    fn close_running(&self) -> Result<Option<Closed>> {
+        let mut state = self.state.lock();
+        state.check()?;
+        match state.running.as_mut() {
+            None => return Ok(None),
+            Some(running) => running.locked = true,
+        }
+        while state.running.as_ref().is_some_and(|r| r.handles > 0) {
+            self.changed.wait(&mut state);
+            if let Err(e) = state.check() {
+                if let Some(running) = state.running.as_mut() {
+                    running.locked = false;
+                }
+                self.changed.notify_all();
+                return Err(e);
+            }
+        }
+        let Some(running) = state.running.take() else { return Ok(None) };
+        let mut items: Vec<_> = running.items.into_iter().collect();
+        items.sort_unstable_by_key(|(block, _)| *block);
+        let mut buffers = Vec::with_capacity(items.len());
+        let mut log = LogTransaction { items: Vec::with_capacity(items.len()), revokes: running.revokes };
+        for (block, item) in items {
+            log.items.push(LogItem { block, ranges: item.ranges, data: item.buffer.snapshot() });
+            buffers.push(item.buffer);
+        }
+        state.committing = log.items.iter().map(|i| i.block).collect();
+        self.changed.notify_all();
+        let forgotten = running.forgotten.into_iter().collect();
+        Ok(Some(Closed { tid: running.tid, buffers, log, forgotten, callbacks: running.callbacks }))
+    }
+
+    /// Makes a closed transaction durable.
+    fn write(&self, log: &mut dyn LogFormat, closed: &Closed) -> Result<()> {
+        let (items, revokes) = (closed.log.items.len() as u64, closed.log.revokes.len() as u64);
+        if items == 0 && revokes == 0 {
+            count(&self.counters.empty_commits, 1);
+            return Ok(self.cache.device().flush()?);
+        }
+        let needed = log.blocks_for(items, revokes);
+        if log.free_blocks() < needed {
+            self.checkpoint_locked(log)?;
+            if log.free_blocks() < needed {
+                return Err(JournalError::TooLarge { blocks: needed, limit: log.free_blocks() });
+            }
+        }
+        self.state.lock().check()?;
+        let body = log.write_items(&closed.log)?;
+        // Makes the log blocks durable before their commit record, and with them all file data written before the handles ended.
+        self.cache.device().flush()?;
+        let record = log.write_commit()?;
+        let c = &self.counters;
+        count(&c.commits, 1);
+        count(&c.items, items);
+        count(&c.revokes, revokes);
+        count(&c.journal_blocks, body.blocks + record.blocks);
+        count(&c.journal_bytes, body.bytes + record.bytes);
+        Ok(())
+    }
+
+    /// The transaction is durable: its blocks may go home, its freed blocks may be used again.
+    fn finish(&self, closed: Closed) {
+        let Closed { tid, buffers, log, forgotten, callbacks } = closed;
+        let mut state = self.state.lock();
+        for block in &log.revokes {
+            state.pending.remove(block);
+        }
+        for (item, buffer) in log.items.into_iter().zip(buffers) {
+            state.pending.insert(item.block, Pending { _buffer: buffer, data: item.data });
+        }
+        state.committing.clear();
+        state.committed = tid;
+        let used_again: BTreeSet<u64> = match &state.running {
+            Some(running) => forgotten.iter().copied().filter(|b| running.items.contains_key(b)).collect(),
+            None => BTreeSet::new(),
+        };
+        drop(state);
+        for block in forgotten.into_iter().filter(|b| !used_again.contains(b)) {
+            self.cache.forget(block);
+        }
+        callbacks.into_iter().for_each(|f| f());
+        self.changed.notify_all();
+    }
+
+    fn wants_checkpoint(&self, log: &dyn LogFormat) -> bool {
+        let kept = self.state.lock().pending.len() as u64 * u64::from(self.cache.block_size());
+        let used = log.capacity_blocks().saturating_sub(log.free_blocks());
+        kept > self.options.checkpoint_bytes
+            || used * 100 > log.capacity_blocks() * self.options.checkpoint_percent
+    }
+
+    /// Commits, checkpoints, marks the log clean, and refuses further handles.
+    pub fn shutdown(&self) -> Result<()> {
+        if self.state.lock().closed {
+            return Ok(());
+        }
+        self.commit(None)?;
+        if let Some(log) = &self.log {
+            let mut log = log.lock();
+            if self.state.lock().running.is_some() {
+                self.commit_running(&mut log)?;
+            }
+            let clean = self.checkpoint_locked(log.as_mut()).and_then(|()| log.mark_clean());
+            self.or_abort(clean)?;
+        }
+        self.state.lock().closed = true;
+        self.abort("the filesystem is unmounted");
+        Ok(())
+    }
+}

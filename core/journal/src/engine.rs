@@ -1,0 +1,440 @@
+//! The journal: its state, and what drivers call.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ivers_block::{Buffer, BufferCache};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::timer::Timer;
+use crate::{Handle, JournalError, LogFormat, Result};
+
+/// A transaction's number: grows by one a transaction from 1 on, in memory only.
+pub type Tid = u64;
+
+/// Called when a transaction is durable.
+pub(crate) type Callback = Box<dyn FnOnce() + Send>;
+
+/// How a journal behaves.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct JournalOptions {
+    /// A transaction is committed at the latest about this long after it began.
+    pub commit_interval: Duration,
+    /// Blocks that are committed but not home are written home when they take more memory than this.
+    pub checkpoint_bytes: u64,
+    /// Or when more than this share of the log is used, in percent.
+    pub checkpoint_percent: u64,
+}
+
+impl Default for JournalOptions {
+    /// Five seconds, 32 MiB, half the log.
+    fn default() -> Self {
+        Self { commit_interval: Duration::from_secs(5), checkpoint_bytes: 32 << 20, checkpoint_percent: 50 }
+    }
+}
+
+impl JournalOptions {
+    /// The same with another commit interval.
+    pub fn with_commit_interval(mut self, interval: Duration) -> Self {
+        self.commit_interval = interval;
+        self
+    }
+
+    /// The same with another bound for committed blocks that are not home.
+    pub fn with_checkpoint_bytes(mut self, bytes: u64) -> Self {
+        self.checkpoint_bytes = bytes;
+        self
+    }
+}
+
+/// Counts since the journal was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct JournalStats {
+    /// Handles begun.
+    pub handles: u64,
+    /// Transactions written to the log.
+    pub commits: u64,
+    /// Commits that found nothing to log and only flushed.
+    pub empty_commits: u64,
+    /// Blocks written to the log, its own descriptors and commit records included.
+    pub journal_blocks: u64,
+    /// The same in bytes.
+    pub journal_bytes: u64,
+    /// Filesystem blocks that transactions changed.
+    pub items: u64,
+    /// Revokes written.
+    pub revokes: u64,
+    /// Times that the log was emptied.
+    pub checkpoints: u64,
+    /// Blocks written home.
+    pub checkpoint_blocks: u64,
+}
+
+/// The counters behind [`JournalStats`]; they guard nothing, so all accesses are relaxed.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub handles: AtomicU64,
+    pub commits: AtomicU64,
+    pub empty_commits: AtomicU64,
+    pub journal_blocks: AtomicU64,
+    pub journal_bytes: AtomicU64,
+    pub items: AtomicU64,
+    pub revokes: AtomicU64,
+    pub checkpoints: AtomicU64,
+    pub checkpoint_blocks: AtomicU64,
+}
+
+pub(crate) fn count(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// One block in the running transaction.
+pub(crate) struct Item {
+    pub buffer: Arc<Buffer>,
+    pub ranges: Vec<Range<u32>>,
+}
+
+impl Item {
+    /// Adds a dirty range, keeping the list sorted and merged.
+    fn add(&mut self, range: Range<u32>) {
+        if range.is_empty() || self.ranges.iter().any(|r| r.start <= range.start && range.end <= r.end) {
+            return;
+        }
+        let (mut start, mut end) = (range.start, range.end);
+        self.ranges.retain(|r| {
+            let apart = r.end < start || end < r.start;
+            if !apart {
+                start = start.min(r.start);
+                end = end.max(r.end);
+            }
+            apart
+        });
+        let at = self.ranges.partition_point(|r| r.start < start);
+        self.ranges.insert(at, start..end);
+    }
+}
+
+/// The transaction that handles join.
+pub(crate) struct Running {
+    pub tid: Tid,
+    /// Open handles.
+    pub handles: u32,
+    /// Credits of the open handles.
+    pub reserved: u64,
+    /// A commit waits for the handles to end; no new ones may join.
+    pub locked: bool,
+    pub started: Instant,
+    pub items: HashMap<u64, Item>,
+    pub revokes: BTreeSet<u64>,
+    /// Blocks freed by this transaction: the cache drops them when it commits.
+    pub forgotten: HashSet<u64>,
+    pub callbacks: Vec<Callback>,
+}
+
+impl Running {
+    fn new(tid: Tid) -> Self {
+        Self {
+            tid,
+            handles: 0,
+            reserved: 0,
+            locked: false,
+            started: Instant::now(),
+            items: HashMap::new(),
+            revokes: BTreeSet::new(),
+            forgotten: HashSet::new(),
+            callbacks: Vec::new(),
+        }
+    }
+}
+
+/// A block that is committed and not known to be home: its newest committed contents.
+pub(crate) struct Pending {
+    /// Pins the buffer, so that nobody reads the stale block from the device.
+    pub _buffer: Arc<Buffer>,
+    pub data: Arc<[u8]>,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub running: Option<Running>,
+    /// Blocks of the transaction that is being written to the log.
+    pub committing: HashSet<u64>,
+    /// Number of the newest durable transaction.
+    pub committed: Tid,
+    /// Number that the next transaction gets.
+    pub next: Tid,
+    pub pending: BTreeMap<u64, Pending>,
+    pub aborted: Option<String>,
+    /// Shut down in good order.
+    pub closed: bool,
+}
+
+impl State {
+    pub fn check(&self) -> Result<()> {
+        match &self.aborted {
+            Some(cause) => Err(JournalError::Aborted { cause: cause.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+pub(crate) struct Inner {
+    pub cache: Arc<BufferCache>,
+    /// `None` in no-journal mode. Locked during a commit and a checkpoint; always before `state`.
+    pub log: Option<Mutex<Box<dyn LogFormat>>>,
+    pub state: Mutex<State>,
+    /// Something in `state` changed that somebody may wait for.
+    pub changed: Condvar,
+    pub options: JournalOptions,
+    /// Most items and revokes that one transaction may have.
+    pub limit_blocks: u64,
+    pub counters: Counters,
+    pub timer: Timer,
+}
+
+/// A write-ahead journal over a [`BufferCache`], or none: see the crate's page. Clones share one journal.
+#[derive(Clone)]
+pub struct Journal {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Journal {
+    /// No-journal mode: changes mark buffers dirty, a commit writes them home and flushes, and a crash may leave anything.
+    pub fn none(cache: Arc<BufferCache>) -> Self {
+        Self { inner: Arc::new(Self::inner(cache, None, JournalOptions::default(), u64::MAX)) }
+    }
+
+    /// A journal that logs to `log`, which must not need recovery any more.
+    pub fn open(log: Box<dyn LogFormat>, cache: Arc<BufferCache>, options: JournalOptions) -> Result<Self> {
+        // A quarter of the log, so that commits and checkpoints overlap with new handles, and no more than may stay in memory.
+        let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());
+        let quarter = log.capacity_blocks() / 4;
+        let mut limit = quarter.min(in_memory.max(64));
+        while limit > 0 && log.blocks_for(limit, limit) > log.capacity_blocks() {
+            limit -= limit.div_ceil(8);
+        }
+        if limit < 8 {
+            return Err(JournalError::TooLarge { blocks: 8, limit });
+        }
+        let inner = Arc::new(Self::inner(cache, Some(Mutex::new(log)), options, limit));
+        inner.timer.start(Arc::downgrade(&inner), inner.options.commit_interval)?;
+        Ok(Self { inner })
+    }
+
+    fn inner(
+        cache: Arc<BufferCache>,
+        log: Option<Mutex<Box<dyn LogFormat>>>,
+        options: JournalOptions,
+        limit_blocks: u64,
+    ) -> Inner {
+        Inner {
+            cache,
+            log,
+            state: Mutex::new(State { next: 1, ..State::default() }),
+            changed: Condvar::new(),
+            options,
+            limit_blocks,
+            counters: Counters::default(),
+            timer: Timer::default(),
+        }
+    }
+
+    /// True in no-journal mode.
+    pub fn is_none(&self) -> bool {
+        self.inner.log.is_none()
+    }
+
+    /// The cache whose buffers this journal logs.
+    pub fn cache(&self) -> &Arc<BufferCache> {
+        &self.inner.cache
+    }
+
+    /// The most credits that one handle may ask for.
+    pub fn max_credits(&self) -> u32 {
+        u32::try_from(self.inner.limit_blocks).unwrap_or(u32::MAX)
+    }
+
+    /// Joins the running transaction, promising to change or free at most `credits` different blocks.
+    ///
+    /// Waits while a commit waits for open handles, or for room in the transaction. Must not be called by a thread that has a handle open.
+    pub fn begin(&self, credits: u32) -> Result<Handle> {
+        let inner = &self.inner;
+        let credits = u64::from(credits);
+        if credits > inner.limit_blocks {
+            return Err(JournalError::TooLarge { blocks: credits, limit: inner.limit_blocks });
+        }
+        let mut state = inner.state.lock();
+        let tid = loop {
+            state.check()?;
+            let state_ref = &mut *state;
+            let running = state_ref.running.get_or_insert_with(|| {
+                let tid = state_ref.next;
+                state_ref.next += 1;
+                Running::new(tid)
+            });
+            if !running.locked {
+                if inner.fits(running, credits) {
+                    running.handles += 1;
+                    running.reserved += credits;
+                    break running.tid;
+                }
+                inner.timer.want_commit();
+            }
+            inner.changed.wait(&mut state);
+        };
+        drop(state);
+        count(&inner.counters.handles, 1);
+        Ok(Handle::new(self.clone(), tid, credits))
+    }
+
+    /// Makes transaction `tid` durable: returns when its commit record is. Concurrent callers share one commit.
+    ///
+    /// In no-journal mode writes every dirty buffer home and flushes.
+    pub fn commit(&self, tid: Tid) -> Result<()> {
+        self.inner.commit(Some(tid))
+    }
+
+    /// Makes everything durable that was changed, and all file data that was written, before this call.
+    pub fn commit_all(&self) -> Result<()> {
+        self.inner.commit(None)
+    }
+
+    /// Commits in the background, soon.
+    pub fn commit_soon(&self) {
+        self.inner.timer.want_commit();
+    }
+
+    /// True if transaction `tid` is durable.
+    pub fn is_committed(&self, tid: Tid) -> bool {
+        self.inner.state.lock().committed >= tid
+    }
+
+    /// The running transaction's number, or the one that the next handle starts: whatever was changed so far is durable
+    /// once this one is committed.
+    pub fn current_tid(&self) -> Tid {
+        let state = self.inner.state.lock();
+        state.running.as_ref().map_or(state.next, |r| r.tid)
+    }
+
+    /// Commits, and writes every committed block home: afterwards the log is empty.
+    pub fn checkpoint_all(&self) -> Result<()> {
+        self.commit_all()?;
+        self.inner.checkpoint()
+    }
+
+    /// Commits, checkpoints, and marks the log clean. Further handles are refused.
+    pub fn shutdown(&self) -> Result<()> {
+        self.inner.timer.stop();
+        self.inner.shutdown()
+    }
+
+    /// Stops the journal: every further handle and commit fails, nothing more is written.
+    pub fn abort(&self, cause: impl std::fmt::Display) {
+        self.inner.abort(&cause.to_string());
+    }
+
+    /// Why the journal stopped, if it did.
+    pub fn aborted(&self) -> Option<String> {
+        self.inner.state.lock().aborted.clone()
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> JournalStats {
+        let c = &self.inner.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        JournalStats {
+            handles: get(&c.handles),
+            commits: get(&c.commits),
+            empty_commits: get(&c.empty_commits),
+            journal_blocks: get(&c.journal_blocks),
+            journal_bytes: get(&c.journal_bytes),
+            items: get(&c.items),
+            revokes: get(&c.revokes),
+            checkpoints: get(&c.checkpoints),
+            checkpoint_blocks: get(&c.checkpoint_blocks),
+        }
+    }
+}
+
+impl Inner {
+    /// True if `credits` more fit the transaction. A handle of whatever size fits a transaction that is empty.
+    pub fn fits(&self, running: &Running, credits: u64) -> bool {
+        let used = running.items.len() as u64 + running.revokes.len() as u64 + running.reserved;
+        used == 0 || used.saturating_add(credits) <= self.limit_blocks
+    }
+
+    pub fn abort(&self, cause: &str) {
+        let mut state = self.state.lock();
+        state.aborted.get_or_insert_with(|| cause.to_string());
+        self.changed.notify_all();
+    }
+
+    /// Passes a result on; an error stops the journal.
+    pub fn or_abort<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(e) = &result {
+            self.abort(&e.to_string());
+        }
+        result
+    }
+
+    /// Adds bytes of a buffer to the running transaction, in which the caller has a handle.
+    pub fn add_item(&self, tid: Tid, buffer: &Arc<Buffer>, range: Range<u32>) {
+        let mut state = self.state.lock();
+        let running = running_of(&mut state, tid);
+        let block = buffer.block();
+        // A block that lives again must be replayed: in one transaction a revoke would win over the new contents.
+        running.revokes.remove(&block);
+        running.forgotten.remove(&block);
+        let item =
+            running.items.entry(block).or_insert_with(|| Item { buffer: buffer.clone(), ranges: Vec::new() });
+        if !Arc::ptr_eq(&item.buffer, buffer) {
+            item.buffer = buffer.clone();
+        }
+        item.add(range);
+    }
+
+    /// Notes that `block` was freed in the running transaction.
+    pub fn forget(&self, tid: Tid, block: u64) {
+        let mut state = self.state.lock();
+        let in_log = state.committing.contains(&block) || state.pending.contains_key(&block);
+        let running = running_of(&mut state, tid);
+        running.items.remove(&block);
+        running.forgotten.insert(block);
+        if in_log {
+            running.revokes.insert(block);
+        }
+    }
+}
+
+/// The running transaction, which an open handle keeps from ending.
+pub(crate) fn running_of<'a>(state: &'a mut MutexGuard<'_, State>, tid: Tid) -> &'a mut Running {
+    let running = state.running.as_mut().expect("a handle keeps its transaction running");
+    assert_eq!(running.tid, tid, "a handle keeps its transaction running");
+    running
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.timer.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_block::{Budget, MemDevice};
+
+    #[test]
+    fn ranges_merge() {
+        let cache = BufferCache::new(Arc::new(MemDevice::new(4096)), 4096, Arc::new(Budget::unlimited()));
+        let mut item = Item { buffer: cache.get(0).unwrap(), ranges: vec![] };
+        for r in [10..20, 40..50, 20..25, 5..6, 24..41, 12..13, 7..7] {
+            item.add(r);
+        }
+        assert_eq!(item.ranges, [5..6, 10..50]);
+    }
+}

@@ -1,0 +1,5 @@
+//! Group descriptors and bitmaps, loaded on demand.
+
+/// The groups.
+#[derive(Debug, Default)]
+pub struct Groups {}

@@ -1,0 +1,1 @@
+//! Inodes to and from the device.

@@ -1,0 +1,347 @@
+//! The superblock, parsed once into values that later arithmetic can rely on.
+
+use super::csum::crc32c;
+use super::features::{Compat, Incompat, RoCompat};
+use super::raw::RawSuperblock;
+use ivers_vfs::{Error, Result};
+use zerocopy::FromBytes;
+
+/// Where the superblock lies on the device, in bytes.
+pub const SUPERBLOCK_OFFSET: u64 = 1024;
+/// How long it is.
+pub const SUPERBLOCK_LEN: usize = 1024;
+/// `s_magic`.
+pub const MAGIC: u16 = 0xEF53;
+/// `s_state`: cleanly unmounted.
+pub const STATE_VALID: u16 = 1;
+/// `s_state`: errors were seen.
+pub const STATE_ERROR: u16 = 2;
+/// `s_creator_os` of the Hurd, which keeps a translator where Linux keeps the version.
+pub const OS_HURD: u32 = 1;
+const FLAG_UNSIGNED_HASH: u32 = 2;
+
+/// A superblock whose geometry has been checked: every product below fits, every divisor is nonzero.
+#[derive(Debug, Clone)]
+pub struct Superblock {
+    /// Bytes a block: 1024..=65536, a power of two.
+    pub block_size: u32,
+    /// log2 of it.
+    pub block_bits: u32,
+    /// Blocks in the filesystem.
+    pub blocks_count: u64,
+    /// Blocks kept for the privileged.
+    pub reserved_blocks: u64,
+    /// First block of group 0: 1 with 1 KiB blocks, else 0.
+    pub first_data_block: u64,
+    /// Blocks a group; at most 8 * block_size.
+    pub blocks_per_group: u32,
+    /// Inodes in all.
+    pub inodes_count: u32,
+    /// Inodes a group; at most 8 * block_size, a multiple of 8.
+    pub inodes_per_group: u32,
+    /// Bytes an inode slot: 128..=block_size, a power of two.
+    pub inode_size: u32,
+    /// Inode slots a block.
+    pub inodes_per_block: u32,
+    /// Blocks of one group's inode table.
+    pub inode_table_blocks: u32,
+    /// Bytes a group descriptor: 32 or more.
+    pub desc_size: u32,
+    /// Group descriptors a block.
+    pub descs_per_block: u32,
+    /// Groups.
+    pub groups: u32,
+    /// Blocks that the descriptors fill.
+    pub desc_blocks: u32,
+    /// First descriptor block that lies in its own meta group (`meta_bg`).
+    pub first_meta_bg: u32,
+    /// Descriptor blocks kept for growing.
+    pub reserved_gdt_blocks: u32,
+    /// log2 of the groups of a flexible group.
+    pub log_groups_per_flex: u32,
+    /// Groups with backups (`sparse_super2`).
+    pub backup_groups: [u32; 2],
+    /// Compatible features.
+    pub compat: Compat,
+    /// Incompatible features.
+    pub incompat: Incompat,
+    /// Read-only-compatible features.
+    pub ro_compat: RoCompat,
+    /// Where metadata checksums start.
+    pub csum_seed: u32,
+    /// The seed of name hashes.
+    pub hash_seed: [u32; 4],
+    /// The hash of new trees.
+    pub def_hash_version: u8,
+    /// Whether names hash as unsigned bytes.
+    pub hash_unsigned: bool,
+    /// First inode that is not reserved.
+    pub first_ino: u32,
+    /// The UUID.
+    pub uuid: [u8; 16],
+    /// The label, cut at the first NUL.
+    pub label: Vec<u8>,
+    /// The inode of the journal.
+    pub journal_inum: u32,
+    /// The device of an external journal.
+    pub journal_dev: u32,
+    /// The journal's UUID.
+    pub journal_uuid: [u8; 16],
+    /// The orphan file, where there is one.
+    pub orphan_file_inum: u32,
+    /// Made by the Hurd.
+    pub hurd: bool,
+    /// Extra bytes of new inodes.
+    pub want_extra_isize: u16,
+    /// `s_state` as found.
+    pub state: u16,
+    /// Blocks that metadata takes, or 0 if nobody counted them.
+    pub overhead_blocks: u32,
+    /// The first block of the multiple-mount guard.
+    pub mmp_block: u64,
+}
+
+impl Superblock {
+    /// Decode and check. `device_len` is the device's length in bytes, `place` names the image in errors.
+    pub fn parse(bytes: &[u8], device_len: u64, place: &str) -> Result<Self> {
+        let at = || format!("{place}, superblock");
+        let bad = |what: String| Error::corrupt(what, at());
+        let (raw, _) =
+            RawSuperblock::ref_from_prefix(bytes).map_err(|_| bad("the image is too short for a superblock".into()))?;
+        if raw.s_magic.get() != MAGIC {
+            return Err(Error::Incompatible(format!("{place} holds no ext2, ext3 or ext4 filesystem (bad magic)")));
+        }
+        let rev0 = raw.s_rev_level.get() == 0;
+        if raw.s_rev_level.get() > 1 {
+            return Err(Error::Incompatible(format!("revision {} of the format", raw.s_rev_level.get())));
+        }
+        let compat = Compat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_compat.get() });
+        let incompat = Incompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_incompat.get() });
+        let ro_compat = RoCompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_ro_compat.get() });
+        let has_csum = ro_compat.contains(RoCompat::METADATA_CSUM);
+        if has_csum {
+            if raw.s_checksum_type != 1 {
+                return Err(Error::Incompatible(format!("checksum type {}", raw.s_checksum_type)));
+            }
+            let computed = crc32c(!0, &bytes[..SUPERBLOCK_LEN - 4]);
+            if computed != raw.s_checksum.get() {
+                return Err(bad(format!("checksum is {:#x}, computed {computed:#x}", raw.s_checksum.get())));
+            }
+        }
+        if raw.s_log_block_size.get() > 6 {
+            return Err(bad(format!("s_log_block_size is {}", raw.s_log_block_size.get())));
+        }
+        let block_bits = 10 + raw.s_log_block_size.get();
+        let block_size = 1u32 << block_bits;
+        let bit64 = incompat.contains(Incompat::BIT64);
+        let wide = |lo: u32, hi: u32| u64::from(lo) | if bit64 { u64::from(hi) << 32 } else { 0 };
+        let blocks_count = wide(raw.s_blocks_count_lo.get(), raw.s_blocks_count_hi.get());
+        let first_data_block = u64::from(raw.s_first_data_block.get());
+        if first_data_block != u64::from(block_size == 1024) && !ro_compat.contains(RoCompat::BIGALLOC) {
+            return Err(bad(format!("s_first_data_block is {first_data_block} with blocks of {block_size} bytes")));
+        }
+        if blocks_count <= first_data_block || blocks_count > device_len >> block_bits {
+            return Err(bad(format!(
+                "the filesystem has {blocks_count} blocks of {block_size} bytes, the image {device_len} bytes"
+            )));
+        }
+        if blocks_count >= 1 << 48 {
+            return Err(bad(format!("{blocks_count} blocks")));
+        }
+        let blocks_per_group = raw.s_blocks_per_group.get();
+        let clusters_per_group = raw.s_clusters_per_group.get();
+        let bigalloc = ro_compat.contains(RoCompat::BIGALLOC);
+        let bits = if bigalloc { clusters_per_group } else { blocks_per_group };
+        if blocks_per_group < 8 || bits < 8 || bits > 8 * block_size || !bits.is_multiple_of(8) {
+            return Err(bad(format!("s_blocks_per_group is {blocks_per_group}")));
+        }
+        let inode_size = if rev0 { 128 } else { u32::from(raw.s_inode_size.get()) };
+        if inode_size < 128 || inode_size > block_size || !inode_size.is_power_of_two() {
+            return Err(bad(format!("s_inode_size is {inode_size}")));
+        }
+        let inodes_per_group = raw.s_inodes_per_group.get();
+        let inodes_per_block = block_size / inode_size;
+        if inodes_per_group == 0
+            || inodes_per_group > 8 * block_size
+            || !inodes_per_group.is_multiple_of(8)
+            || inodes_per_group < inodes_per_block
+        {
+            return Err(bad(format!("s_inodes_per_group is {inodes_per_group}")));
+        }
+        let desc_size = if bit64 { u32::from(raw.s_desc_size.get()) } else { 32 };
+        if desc_size < 32 || (bit64 && desc_size < 64) || desc_size > 1024 || !desc_size.is_power_of_two() {
+            return Err(bad(format!("s_desc_size is {desc_size}")));
+        }
+        let groups = (blocks_count - first_data_block).div_ceil(u64::from(blocks_per_group));
+        let inodes_count = raw.s_inodes_count.get();
+        if groups > u64::from(u32::MAX) || groups * u64::from(inodes_per_group) != u64::from(inodes_count) {
+            return Err(bad(format!(
+                "{inodes_count} inodes do not fill {groups} groups of {inodes_per_group}"
+            )));
+        }
+        let groups = groups as u32;
+        let descs_per_block = block_size / desc_size;
+        let desc_blocks = groups.div_ceil(descs_per_block);
+        let first_meta_bg = if incompat.contains(Incompat::META_BG) { raw.s_first_meta_bg.get() } else { desc_blocks };
+        if first_meta_bg > desc_blocks {
+            return Err(bad(format!("s_first_meta_bg is {first_meta_bg}, there are {desc_blocks} descriptor blocks")));
+        }
+        let first_ino = if rev0 { 11 } else { raw.s_first_ino.get() };
+        if first_ino < 11 || first_ino > inodes_count {
+            return Err(bad(format!("s_first_ino is {first_ino}")));
+        }
+        if u32::from(raw.s_reserved_gdt_blocks.get()) > block_size / 4 {
+            return Err(bad(format!("s_reserved_gdt_blocks is {}", raw.s_reserved_gdt_blocks.get())));
+        }
+        let reserved_blocks = wide(raw.s_r_blocks_count_lo.get(), raw.s_r_blocks_count_hi.get()).min(blocks_count);
+        let csum_seed = if incompat.contains(Incompat::CSUM_SEED) {
+            raw.s_checksum_seed.get()
+        } else {
+            crc32c(!0, &raw.s_uuid)
+        };
+        let extra_room = inode_size - 128;
+        let want_extra_isize = if extra_room == 0 {
+            0
+        } else {
+            let wanted = u32::from(raw.s_want_extra_isize.get()).max(u32::from(raw.s_min_extra_isize.get())).max(32);
+            (if wanted > extra_room || wanted % 4 != 0 { 32 } else { wanted }) as u16
+        };
+        let label_len = raw.s_volume_name.iter().position(|&b| b == 0).unwrap_or(16);
+        let flex = u32::from(raw.s_log_groups_per_flex);
+        Ok(Self {
+            block_size,
+            block_bits,
+            blocks_count,
+            reserved_blocks,
+            first_data_block,
+            blocks_per_group,
+            inodes_count,
+            inodes_per_group,
+            inode_size,
+            inodes_per_block,
+            inode_table_blocks: inodes_per_group.div_ceil(inodes_per_block),
+            desc_size,
+            descs_per_block,
+            groups,
+            desc_blocks,
+            first_meta_bg,
+            reserved_gdt_blocks: u32::from(raw.s_reserved_gdt_blocks.get()),
+            log_groups_per_flex: if incompat.contains(Incompat::FLEX_BG) && flex < 32 { flex } else { 0 },
+            backup_groups: [raw.s_backup_bgs[0].get(), raw.s_backup_bgs[1].get()],
+            compat,
+            incompat,
+            ro_compat,
+            csum_seed,
+            hash_seed: std::array::from_fn(|i| raw.s_hash_seed[i].get()),
+            def_hash_version: raw.s_def_hash_version,
+            hash_unsigned: raw.s_flags.get() & FLAG_UNSIGNED_HASH != 0,
+            first_ino,
+            uuid: raw.s_uuid,
+            label: raw.s_volume_name[..label_len].to_vec(),
+            journal_inum: raw.s_journal_inum.get(),
+            journal_dev: raw.s_journal_dev.get(),
+            journal_uuid: raw.s_journal_uuid,
+            orphan_file_inum: raw.s_orphan_file_inum.get(),
+            hurd: raw.s_creator_os.get() == OS_HURD,
+            want_extra_isize,
+            state: raw.s_state.get(),
+            overhead_blocks: raw.s_overhead_blocks.get(),
+            mmp_block: raw.s_mmp_block.get(),
+        })
+    }
+
+    /// Whether metadata carries crc32c checksums.
+    pub fn has_csum(&self) -> bool {
+        self.ro_compat.contains(RoCompat::METADATA_CSUM)
+    }
+
+    /// Whether group descriptors carry a checksum, and with it the UNINIT flags.
+    pub fn has_group_csum(&self) -> bool {
+        self.ro_compat.intersects(RoCompat::METADATA_CSUM.union(RoCompat::GDT_CSUM))
+    }
+
+    /// First block of a group.
+    pub fn group_first_block(&self, group: u32) -> u64 {
+        self.first_data_block + u64::from(group) * u64::from(self.blocks_per_group)
+    }
+
+    /// Blocks of a group: fewer in the last one.
+    pub fn group_blocks(&self, group: u32) -> u32 {
+        let rest = self.blocks_count.saturating_sub(self.group_first_block(group));
+        rest.min(u64::from(self.blocks_per_group)) as u32
+    }
+
+    /// The group of a block and the block's bit in it.
+    pub fn group_of_block(&self, block: u64) -> (u32, u32) {
+        let rel = block - self.first_data_block;
+        let per = u64::from(self.blocks_per_group);
+        ((rel / per) as u32, (rel % per) as u32)
+    }
+
+    /// The group of an inode and the inode's bit in it. `ino` is at least 1.
+    pub fn group_of_inode(&self, ino: u32) -> (u32, u32) {
+        let rel = ino - 1;
+        (rel / self.inodes_per_group, rel % self.inodes_per_group)
+    }
+
+    /// Whether a block may be named by metadata.
+    pub fn is_valid_block(&self, block: u64) -> bool {
+        block > self.first_data_block && block < self.blocks_count
+    }
+
+    /// Whether a whole run may be named by metadata.
+    pub fn is_valid_run(&self, block: u64, len: u64) -> bool {
+        len > 0 && self.is_valid_block(block) && len <= self.blocks_count - block
+    }
+
+    /// Whether a group holds a copy of the superblock (in group 0: the superblock).
+    pub fn has_super(&self, group: u32) -> bool {
+        if group == 0 {
+            return true;
+        }
+        if self.compat.contains(Compat::SPARSE_SUPER2) {
+            return self.backup_groups.contains(&group);
+        }
+        if group == 1 || !self.ro_compat.contains(RoCompat::SPARSE_SUPER) {
+            return true;
+        }
+        let power_of = |base: u64| {
+            let mut power = base;
+            while power < u64::from(group) {
+                power *= base;
+            }
+            power == u64::from(group)
+        };
+        power_of(3) || power_of(5) || power_of(7)
+    }
+
+    /// Blocks at the start of a group that hold copies of the superblock and of descriptors.
+    pub fn base_meta_blocks(&self, group: u32) -> u32 {
+        let copy = u32::from(self.has_super(group));
+        let meta_group = group / self.descs_per_block;
+        if meta_group < self.first_meta_bg || !self.incompat.contains(Incompat::META_BG) {
+            if copy == 1 { 1 + self.first_meta_bg + self.reserved_gdt_blocks } else { 0 }
+        } else {
+            let index = group % self.descs_per_block;
+            copy + u32::from(index == 0 || index == 1 || index == self.descs_per_block - 1)
+        }
+    }
+
+    /// The block that holds a group's descriptor, and its byte in it.
+    pub fn desc_place(&self, group: u32) -> (u64, usize) {
+        let meta_group = group / self.descs_per_block;
+        let byte = (group % self.descs_per_block * self.desc_size) as usize;
+        let block = if meta_group < self.first_meta_bg {
+            self.first_data_block + 1 + u64::from(meta_group)
+        } else {
+            let first = meta_group * self.descs_per_block;
+            self.group_first_block(first) + u64::from(self.has_super(first))
+        };
+        (block, byte)
+    }
+
+    /// The block that holds the superblock, and its byte in it.
+    pub fn superblock_place(&self) -> (u64, usize) {
+        (SUPERBLOCK_OFFSET >> self.block_bits, (SUPERBLOCK_OFFSET % u64::from(self.block_size)) as usize)
+    }
+}
