@@ -10,10 +10,10 @@ use super::hash::{NameHash, NameHasher};
 use super::index::{self, Table};
 use super::linear::entry_size;
 use super::{Found, corrupt, place};
-use crate::ctx::{Ext4, Ext4Inode};
-use crate::layout::{FL_INDEX, Incompat};
+use crate::ctx::{Ext4, Handle, core_of};
+use crate::layout::Incompat;
+use crate::layout::inode::FL_INDEX;
 use ivers_block::Buffer;
-use ivers_journal::Handle;
 use ivers_vfs::{FileType, Inode, NameError, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -307,7 +307,7 @@ impl Ext4 {
         })?;
         let version = self.default_hasher().stored_version();
         self.change_index(h, dir, &first, true, |block| index::init_root(&format, block, version, target))?;
-        dir.private::<Ext4Inode>().core.write().flags |= FL_INDEX;
+        core_of(dir).write().flags |= FL_INDEX;
         Ok(true)
     }
 }

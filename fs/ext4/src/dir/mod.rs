@@ -11,11 +11,11 @@ pub mod inline;
 pub mod linear;
 pub mod ops;
 
-use crate::ctx::{Ext4, Ext4Inode};
-use crate::layout::{Compat, FL_INDEX, FL_INLINE_DATA, Incompat};
+use crate::ctx::{Ext4, Handle, core_of};
+use crate::layout::inode::{FL_INDEX, FL_INLINE_DATA};
+use crate::layout::{Compat, Incompat};
 use hash::NameHasher;
 use ivers_block::Buffer;
-use ivers_journal::Handle;
 use ivers_vfs::{Error, FileType, Ino, Inode, NameError, Result};
 use linear::{Format, le32, put32};
 use std::ops::ControlFlow;
@@ -74,7 +74,7 @@ impl Ext4 {
     }
 
     pub(crate) fn dir_shape(&self, dir: &Inode) -> Shape {
-        let flags = dir.private::<Ext4Inode>().core.read().flags;
+        let flags = core_of(dir).read().flags;
         if flags & FL_INLINE_DATA != 0 {
             Shape::Inline
         } else if flags & FL_INDEX != 0 && self.has_dir_index() {
@@ -270,7 +270,7 @@ impl Ext4 {
             let room = format.room(&buffer.read()[..usable], name.len(), &|| place(dir, lblk))?;
             if let Some(offset) = room {
                 // A tree that is used as a plain list (the feature was taken away) is no tree any more.
-                dir.private::<Ext4Inode>().core.write().flags &= !FL_INDEX;
+                core_of(dir).write().flags &= !FL_INDEX;
                 return self.change_leaf(h, dir, &buffer, |block| {
                     format.insert_at(&mut block[..usable], offset, ino, name, kind)
                 });
@@ -360,7 +360,7 @@ impl Ext4 {
         let parent = u32::try_from(parent.0).map_err(|_| NameError::Invalid)?;
         let shape = self.dir_shape(dir);
         if shape == Shape::Inline {
-            put32(&mut dir.private::<Ext4Inode>().core.write().i_block, 0, parent);
+            put32(&mut core_of(dir).write().i_block, 0, parent);
             return Ok(());
         }
         let (buffer, offset, _) = self.dotdot(dir)?;
@@ -397,7 +397,7 @@ impl Ext4 {
     /// The parent of a directory.
     pub fn fs_parent(&self, dir: &Inode) -> Result<Ino> {
         let ino = if self.dir_shape(dir) == Shape::Inline {
-            le32(&dir.private::<Ext4Inode>().core.read().i_block, 0)
+            le32(&core_of(dir).read().i_block, 0)
         } else {
             self.dotdot(dir)?.2
         };
