@@ -42,7 +42,7 @@ impl Tx {
     /// Blocks and bytes written to the log.
     pub(crate) fn figures(&self) -> (u64, u64) {
         let stats = self.0.stats();
-        (stats.log_blocks, stats.log_bytes)
+        (stats.journal_blocks, stats.journal_bytes)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Reading data and symbolic links, and promises of room.
 
 use crate::ctx::{Ext4, Handle, InodeCore, core_of};
+use crate::layout::Incompat;
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::map::extent::Extent;
-use crate::map::empty_root;
+use crate::map::{MAP_CREDITS, empty_root};
+use crate::xattr::body::{inline_data_range, without_inline_data};
 use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result};
 
 /// A link shorter than this lies in `i_block`.
@@ -15,10 +17,59 @@ impl Ext4 {
         let size = usize::try_from(core.disk_size).unwrap_or(usize::MAX).min(self.sb.inode_size as usize);
         let mut data = core.i_block.to_vec();
         if size > data.len() {
-            data.extend(self.inline_tail(inode, core)?);
+            let range = inline_data_range(&core.body_xattrs)
+                .map_err(|what| self.corrupt_inode(what, inode))?
+                .ok_or_else(|| self.corrupt_inode("inline data without its attribute", inode))?;
+            data.extend_from_slice(&core.body_xattrs[range]);
         }
         data.truncate(size);
         Ok(data)
+    }
+
+    /// Data that is about to change moves out of the slot, into a block.
+    pub(super) fn inline_to_blocks(&self, inode: &Inode) -> Result<()> {
+        let data = {
+            let core = core_of(inode).read();
+            if core.flags & FL_INLINE_DATA == 0 {
+                return Ok(());
+            }
+            self.inline_data(inode, &core)?
+        };
+        let reserved = match data.len() {
+            0 => None,
+            _ => Some(self.reserve_blocks(inode, self.goal_for(inode), 1)?),
+        };
+        if let Some(reserved) = &reserved {
+            let mut block = vec![0; self.sb.block_size as usize];
+            block[..data.len()].copy_from_slice(&data);
+            self.dev.write_at(reserved.start << self.sb.block_bits, &block)?;
+        }
+        let mut h = self.begin(MAP_CREDITS)?;
+        let run = reserved.as_ref().map(|reserved| Extent {
+            file_block: 0,
+            len: 1,
+            start: reserved.start,
+            unwritten: false,
+        });
+        if let Some(reserved) = reserved {
+            self.commit_reserved(&mut h, reserved)?;
+        }
+        let mut core = core_of(inode).write();
+        core.body_xattrs = without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, inode))?;
+        core.flags &= !FL_INLINE_DATA;
+        if self.sb.incompat.contains(Incompat::EXTENTS) {
+            core.flags |= FL_EXTENTS;
+            core.i_block = empty_root();
+        } else {
+            core.i_block = [0; 60];
+        }
+        if let Some(run) = run {
+            self.map_run(&mut h, inode, &mut core, run)?;
+            self.charge_blocks(inode, &mut core, 1);
+        }
+        drop(core);
+        inode.logged_in_background();
+        self.log(&mut h, inode)
     }
 
     /// Fill `buf` from the device; holes, unwritten ranges and all behind the disk size read as zeros. Data goes straight
@@ -79,10 +130,8 @@ impl Ext4 {
         }
         let bits = self.sb.block_bits;
         let (mut at, end) = (offset >> bits, (offset + len).div_ceil(1 << bits));
+        self.inline_to_blocks(inode)?;
         let mut core = core_of(inode).write();
-        if core.flags & FL_INLINE_DATA != 0 {
-            return Err(NameError::NotSupported.into());
-        }
         if end > self.map_limit(&core) {
             return Err(NameError::TooLarge.into());
         }

@@ -1,7 +1,7 @@
 //! Truncation and fallocate.
 
 use crate::ctx::{Ext4, core_of};
-use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
+use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
 use crate::map::extent::{Extent, MAX_UNWRITTEN};
 use ivers_vfs::{FallocateMode, Inode, NameError, RangeKind, Result};
@@ -11,16 +11,14 @@ impl Ext4 {
     /// the middle of freeing is finished at the next mount.
     pub(crate) fn fs_truncate(&self, inode: &Inode, size: u64) -> Result<()> {
         let bits = self.sb.block_bits;
-        let (inline, old) = {
+        self.inline_to_blocks(inode)?;
+        let old = {
             let core = core_of(inode).read();
             if size.div_ceil(1 << bits) > self.map_limit(&core) {
                 return Err(NameError::TooLarge.into());
             }
-            (core.flags & FL_INLINE_DATA != 0, core.disk_size)
+            core.disk_size
         };
-        if inline {
-            return Err(NameError::NotSupported.into());
-        }
         if size >= old {
             self.zero_stale_tail(inode, size.next_multiple_of(1 << bits).saturating_add(1))?;
             let mut h = self.begin(MAP_CREDITS)?;
@@ -45,15 +43,15 @@ impl Ext4 {
         let bits = self.sb.block_bits;
         let block_size = 1_u64 << bits;
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        let (inline, extents, limit) = {
-            let core = core_of(inode).read();
-            (core.flags & FL_INLINE_DATA != 0, core.flags & FL_EXTENTS != 0, self.map_limit(&core))
-        };
         // Collapsing and inserting move every extent behind the range: not done here.
-        let moves = FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE;
-        if inline || mode.intersects(moves) {
+        if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
             return Err(NameError::NotSupported.into());
         }
+        self.inline_to_blocks(inode)?;
+        let (extents, limit) = {
+            let core = core_of(inode).read();
+            (core.flags & FL_EXTENTS != 0, self.map_limit(&core))
+        };
         if mode.contains(FallocateMode::PUNCH_HOLE) {
             return self.punch(inode, offset, end);
         }

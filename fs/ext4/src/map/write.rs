@@ -2,10 +2,9 @@
 
 use crate::balloc::Reserved;
 use crate::ctx::{Ext4, core_of};
-use crate::layout::inode::FL_INLINE_DATA;
 use crate::map::extent::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
-use ivers_vfs::{Inode, NameError, RangeKind, Result};
+use ivers_vfs::{Inode, RangeKind, Result};
 
 /// Runs that one transaction maps at most, so that its size stays bounded.
 const RUNS_PER_TRANSACTION: usize = 16;
@@ -21,9 +20,7 @@ enum Pending {
 impl Ext4 {
     /// See [`ivers_vfs::FileSystem::write_back`].
     pub(crate) fn fs_write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        if core_of(inode).read().flags & FL_INLINE_DATA != 0 {
-            return Err(NameError::NotSupported.into());
-        }
+        self.inline_to_blocks(inode)?;
         let bits = self.sb.block_bits;
         self.zero_stale_tail(inode, offset)?;
         let end = (offset + data.len() as u64).div_ceil(1 << bits);
