@@ -210,6 +210,9 @@ impl Journal {
 
     /// A journal that logs to `log`, which must not need recovery any more.
     pub fn open(log: Box<dyn LogFormat>, cache: Arc<BufferCache>, options: JournalOptions) -> Result<Self> {
+        if log.needs_recovery() {
+            return Err(JournalError::NeedsRecovery);
+        }
         // A quarter of the log, so that commits and checkpoints overlap with new handles, and no more than may stay in memory.
         let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());
         let quarter = log.capacity_blocks() / 4;

@@ -43,6 +43,9 @@ pub trait LogFormat: Send {
     /// Name for messages and statistics.
     fn name(&self) -> &'static str;
 
+    /// True if the log holds transactions from before that must be replayed first.
+    fn needs_recovery(&self) -> bool;
+
     /// Blocks that the log can hold when it is empty.
     fn capacity_blocks(&self) -> u64;
 

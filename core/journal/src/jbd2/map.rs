@@ -1,0 +1,114 @@
+//! Where the blocks of the journal's file lie.
+
+use crate::{JournalError, Result};
+
+/// A run of the journal's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogExtent {
+    /// First block within the journal.
+    pub log_block: u32,
+    /// Where it lies in the filesystem.
+    pub fs_block: u64,
+    /// How many blocks.
+    pub len: u32,
+}
+
+/// The journal's blocks in the filesystem.
+#[derive(Debug, Clone, Default)]
+pub struct LogMap {
+    /// Sorted by log block, without holes from 0 on: `check` sees to it.
+    extents: Vec<LogExtent>,
+    /// `(first, end)` filesystem blocks, sorted.
+    taken: Vec<(u64, u64)>,
+}
+
+impl LogMap {
+    /// A map of these extents, in any order. [`super::Jbd2Log::open`] checks them.
+    pub fn new(mut extents: Vec<LogExtent>) -> Self {
+        extents.retain(|e| e.len > 0);
+        extents.sort_unstable_by_key(|e| e.log_block);
+        let mut taken: Vec<_> =
+            extents.iter().map(|e| (e.fs_block, e.fs_block.saturating_add(u64::from(e.len)))).collect();
+        taken.sort_unstable();
+        Self { extents, taken }
+    }
+
+    /// A journal in one piece.
+    pub fn contiguous(fs_block: u64, len: u32) -> Self {
+        Self::new(vec![LogExtent { log_block: 0, fs_block, len }])
+    }
+
+    /// Length in blocks.
+    pub fn len(&self) -> u64 {
+        self.extents.iter().map(|e| u64::from(e.len)).sum()
+    }
+
+    /// True if it has no blocks.
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// The filesystem block of a log block.
+    pub fn fs_block(&self, log_block: u32) -> Option<u64> {
+        let at = self.extents.partition_point(|e| e.log_block <= log_block).checked_sub(1)?;
+        let e = self.extents[at];
+        let within = log_block - e.log_block;
+        (within < e.len).then(|| e.fs_block + u64::from(within))
+    }
+
+    /// True if the filesystem block belongs to the journal.
+    pub fn contains(&self, fs_block: u64) -> bool {
+        let at = self.taken.partition_point(|&(first, _)| first <= fs_block);
+        at > 0 && fs_block < self.taken[at - 1].1
+    }
+
+    /// Checks that there are no holes and no overlaps, and that all lies inside the filesystem.
+    pub(super) fn check(&self, fs_blocks: u64) -> Result<()> {
+        let corrupt = |what: &str, log_block| Err(JournalError::Corrupt { what: what.into(), log_block });
+        let mut next = 0u64;
+        for e in &self.extents {
+            if u64::from(e.log_block) != next {
+                return corrupt("the journal has a hole, or a block mapped twice", next);
+            }
+            next += u64::from(e.len);
+            if e.fs_block == 0 || e.fs_block.checked_add(u64::from(e.len)).is_none_or(|end| end > fs_blocks) {
+                return corrupt("the journal lies outside the filesystem", u64::from(e.log_block));
+            }
+        }
+        if self.taken.windows(2).any(|w| w[0].1 > w[1].0) {
+            return corrupt("two blocks of the journal lie in one place", 0);
+        }
+        if next > u64::from(u32::MAX) {
+            return corrupt("the journal is longer than 2^32 blocks", 0);
+        }
+        Ok(())
+    }
+
+    /// The byte offset of a log block on the device.
+    pub(super) fn offset(&self, log_block: u32, block_size: u32) -> Result<u64> {
+        self.fs_block(log_block).and_then(|b| b.checked_mul(u64::from(block_size))).ok_or_else(|| {
+            JournalError::Corrupt {
+                what: "not a block of the journal".into(),
+                log_block: u64::from(log_block),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_and_refuses() {
+        let e = |log_block, fs_block, len| LogExtent { log_block, fs_block, len };
+        let map = LogMap::new(vec![e(10, 50, 5), e(0, 100, 10)]);
+        map.check(110).unwrap();
+        assert_eq!((map.fs_block(9), map.fs_block(10), map.fs_block(15)), (Some(109), Some(50), None));
+        assert!(map.contains(54) && map.contains(100) && !map.contains(55) && !map.contains(49));
+        assert!(map.check(109).is_err());
+        assert!(LogMap::new(vec![e(1, 50, 5)]).check(1000).is_err());
+        assert!(LogMap::new(vec![e(0, 50, 5), e(5, 54, 5)]).check(1000).is_err());
+        assert!(LogMap::new(vec![e(0, u64::MAX, 5)]).check(u64::MAX).is_err());
+    }
+}

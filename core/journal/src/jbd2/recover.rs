@@ -1,0 +1,282 @@
+//! Replaying a log: scan, revoke, replay.
+
+use std::collections::HashMap;
+
+use super::Jbd2Log;
+use super::records::{
+    BLOCK_COMMIT, BLOCK_DESCRIPTOR, BLOCK_REVOKE, JBD2_MAGIC, Layout, TAG_ESCAPED, Tag, be32, crc32_be,
+    crc32c, sequence_at_least,
+};
+use super::superblock::INCOMPAT_FAST_COMMIT;
+use crate::{JournalError, Result};
+
+/// More revoked blocks than this are refused: no honest log comes near, and a hostile one must not fill memory.
+const MAX_REVOKES: usize = 8 << 20;
+
+/// What a recovery did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Transactions replayed.
+    pub transactions: u64,
+    /// Blocks written home, each time they were.
+    pub blocks: u64,
+    /// Blocks that a revoke kept from being replayed.
+    pub revoked: u64,
+    /// Sequence number that the next transaction will have.
+    pub next_sequence: u32,
+    /// Where and why recovery stopped before the log's end, if a checksum was wrong. A crash during a commit can look like this on media
+    /// that tear writes; so does damage.
+    pub damaged: Option<Damage>,
+}
+
+/// A wrong checksum in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// Transaction that was not replayed, nor any after it.
+    pub sequence: u32,
+    /// The block of the log.
+    pub log_block: u32,
+    /// `descriptor`, `data`, `revocation` or `commit`.
+    pub what: &'static str,
+}
+
+/// What the scan found.
+struct Scan {
+    /// The first transaction that is not whole.
+    end_sequence: u32,
+    damaged: Option<Damage>,
+}
+
+/// One step through the log.
+enum Step<'a> {
+    /// A block described by a tag, as it lies in the log.
+    Data(Tag, &'a [u8]),
+    Revoked(&'a [u64]),
+    /// The end of a transaction.
+    Commit,
+}
+
+impl Jbd2Log {
+    /// Replays every whole transaction onto the device, flushes, and marks the log clean. Does nothing to a clean log.
+    ///
+    /// Nothing is written before the whole log has been scanned. A crash during recovery leaves a log that can be recovered again.
+    pub fn recover(&mut self) -> Result<Recovered> {
+        if !self.needs_recovery() {
+            return Ok(Recovered { next_sequence: self.next_sequence, ..Recovered::default() });
+        }
+        let scan = self.scan()?;
+        self.check_fast_commits(scan.end_sequence)?;
+        let revoked = self.collect_revokes(scan.end_sequence)?;
+        let mut done = self.replay(scan.end_sequence, &revoked)?;
+        self.device.flush()?;
+        done.damaged = scan.damaged;
+        done.next_sequence = scan.end_sequence.wrapping_add(1);
+        self.foreign = false;
+        self.head = self.sb.first();
+        self.used_blocks = 0;
+        self.next_sequence = done.next_sequence;
+        self.store_superblock(0, done.next_sequence)?;
+        // The next transaction gets one number more again when the log is opened anew; both are fine.
+        Ok(done)
+    }
+
+    /// Finds the end of the log, checking every checksum on the way.
+    fn scan(&self) -> Result<Scan> {
+        let mut damaged = None;
+        let end_sequence = self.walk(None, &mut damaged, |sequence, log_block, step| {
+            if let Step::Data(tag, _) = step
+                && (tag.block >= self.options.fs_blocks || self.map.contains(tag.block))
+            {
+                let what = format!(
+                    "transaction {sequence} changes block {}, which is in the journal or outside the filesystem",
+                    tag.block
+                );
+                return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
+            }
+            Ok(())
+        })?;
+        Ok(Scan { end_sequence, damaged })
+    }
+
+    fn collect_revokes(&self, end: u32) -> Result<HashMap<u64, u32>> {
+        let mut revoked: HashMap<u64, u32> = HashMap::new();
+        self.walk(Some(end), &mut None, |sequence, log_block, step| {
+            let Step::Revoked(blocks) = step else { return Ok(()) };
+            for &block in blocks {
+                let newest = revoked.entry(block).or_insert(sequence);
+                if sequence_at_least(sequence, *newest) {
+                    *newest = sequence;
+                }
+            }
+            if revoked.len() > MAX_REVOKES {
+                let what = "more revoked blocks than any honest log has".into();
+                return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
+            }
+            Ok(())
+        })?;
+        Ok(revoked)
+    }
+
+    fn replay(&self, end: u32, revoked: &HashMap<u64, u32>) -> Result<Recovered> {
+        let mut done = Recovered::default();
+        let mut copy = Vec::new();
+        self.walk(Some(end), &mut None, |sequence, _, step| {
+            match step {
+                Step::Commit => done.transactions += 1,
+                Step::Revoked(_) => {}
+                Step::Data(tag, data) => {
+                    if revoked.get(&tag.block).is_some_and(|&r| sequence_at_least(r, sequence)) {
+                        done.revoked += 1;
+                        return Ok(());
+                    }
+                    copy.clear();
+                    copy.extend_from_slice(data);
+                    if tag.flags & TAG_ESCAPED != 0 {
+                        copy[..4].copy_from_slice(&JBD2_MAGIC.to_be_bytes());
+                    }
+                    self.device.write_at(tag.block * u64::from(self.options.block_size), &copy)?;
+                    done.blocks += 1;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(done)
+    }
+
+    /// Walks the log from its start, and returns the first sequence number that is not a whole transaction's.
+    ///
+    /// With `end` the log was scanned before: it walks up to that transaction. Without, it checks checksums, and tells in `damaged` if one
+    /// is what stopped it. Never visits more blocks than the log has, so whatever is in there, it ends.
+    fn walk(
+        &self,
+        end: Option<u32>,
+        damaged: &mut Option<Damage>,
+        mut visit: impl FnMut(u32, u32, Step<'_>) -> Result<()>,
+    ) -> Result<u32> {
+        let layout = Layout::of(&self.sb);
+        let mut sequence = self.sb.sequence();
+        let mut at = self.sb.start();
+        let mut left = self.ring();
+        let mut block = vec![0; layout.block_size];
+        let mut data = vec![0; layout.block_size];
+        let mut sum_v1 = !0;
+        // The first wrong checksum of a data block; counts once the commit block shows that the transaction was meant to be whole.
+        let mut bad_data: Option<Damage> = None;
+        let verify = end.is_none();
+        while left > 0 && end != Some(sequence) {
+            self.read_log(at, &mut block)?;
+            if be32(&block, 0) != JBD2_MAGIC || be32(&block, 8) != sequence {
+                break;
+            }
+            let here = at;
+            at = self.after(at);
+            left -= 1;
+            let damage = |what| Some(Damage { sequence, log_block: here, what });
+            match be32(&block, 4) {
+                BLOCK_DESCRIPTOR => {
+                    if verify && !layout.tail_is_good(&block) {
+                        *damaged = damage("descriptor");
+                        break;
+                    }
+                    if verify && layout.csum_v1 {
+                        sum_v1 = crc32_be(sum_v1, &block);
+                    }
+                    let tags = layout.parse_tags(&block);
+                    if tags.len() as u64 > left {
+                        break;
+                    }
+                    for tag in tags {
+                        self.read_log(at, &mut data)?;
+                        if verify && layout.csum_v1 {
+                            sum_v1 = crc32_be(sum_v1, &data);
+                        }
+                        if verify && bad_data.is_none() && !layout.data_is_good(sequence, &data, &tag) {
+                            bad_data = Some(Damage { sequence, log_block: at, what: "data" });
+                        }
+                        visit(sequence, at, Step::Data(tag, &data))?;
+                        at = self.after(at);
+                        left -= 1;
+                    }
+                }
+                BLOCK_REVOKE => {
+                    let good = !verify || layout.tail_is_good(&block);
+                    let Some(blocks) = layout.parse_revokes(&block).filter(|_| good) else {
+                        *damaged = damage("revocation");
+                        break;
+                    };
+                    visit(sequence, here, Step::Revoked(&blocks))?;
+                }
+                BLOCK_COMMIT => {
+                    if verify && !layout.commit_is_good(&block, sum_v1) {
+                        *damaged = damage("commit");
+                        break;
+                    }
+                    if bad_data.is_some() {
+                        *damaged = bad_data;
+                        break;
+                    }
+                    visit(sequence, here, Step::Commit)?;
+                    sequence = sequence.wrapping_add(1);
+                    sum_v1 = !0;
+                }
+                _ => break,
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// Refuses if the fast-commit area continues the log from transaction `sequence` on.
+    ///
+    /// The area holds tags (little-endian `fc_tag`, `fc_len`, then the value). It is in use if its first tag is a HEAD (9) with the number of the
+    /// transaction that the log expects next, and a TAIL (8) with that number and a checksum (crc32c over everything before the checksum itself)
+    /// ends it; an area without such a tail was not completed.
+    fn check_fast_commits(&self, sequence: u32) -> Result<()> {
+        if self.sb.incompat() & INCOMPAT_FAST_COMMIT == 0 || self.sb.last() == self.sb.max_len() {
+            return Ok(());
+        }
+        let mut block = vec![0; self.options.block_size as usize];
+        // The kernel leaves the block at the log's end unused and starts one further; look at both.
+        for first in self.sb.last()..=(self.sb.last() + 1).min(self.sb.max_len() - 1) {
+            self.read_log(first, &mut block)?;
+            if fast_commit_sequence(&block) == Some(sequence) && fast_commit_is_complete(&block, sequence) {
+                return Err(JournalError::FastCommitPending { sequence });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn le16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn le32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+const FC_TAG_TAIL: u16 = 8;
+const FC_TAG_HEAD: u16 = 9;
+
+/// The transaction that a fast-commit area starting with this block follows (`fc_tid` of its head).
+fn fast_commit_sequence(block: &[u8]) -> Option<u32> {
+    (le16(block, 0) == FC_TAG_HEAD && le16(block, 2) >= 8).then(|| le32(block, 8))
+}
+
+/// False only if the first fast commit certainly was not completed: it ends within its first block with a tail that is wrong, or
+/// with bytes that are no tag.
+fn fast_commit_is_complete(block: &[u8], sequence: u32) -> bool {
+    let mut at = 0;
+    while at + 4 <= block.len() {
+        let (tag, len) = (le16(block, at), le16(block, at + 2) as usize);
+        if !(1..=FC_TAG_HEAD).contains(&tag) {
+            return false;
+        }
+        if tag == FC_TAG_TAIL {
+            // Value: fc_tid, fc_crc. The checksum starts with zero state in ext4.
+            let good = |seed| at + 12 <= block.len() && crc32c(seed, &block[..at + 8]) == le32(block, at + 8);
+            return at + 12 <= block.len() && le32(block, at + 4) == sequence && (good(0) || good(!0));
+        }
+        at += 4 + len;
+    }
+    true
+}

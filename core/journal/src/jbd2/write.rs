@@ -1,0 +1,173 @@
+//! Writing a log.
+
+use std::sync::Arc;
+
+use super::Jbd2Log;
+use super::records::{JBD2_MAGIC, Layout, TAG_ESCAPED, Tag, crc32_be};
+use crate::{JournalError, LogFormat, LogTransaction, LogWritten, Result};
+
+/// At most this much is written in one write.
+const RUN_BYTES: usize = 1 << 20;
+
+impl Jbd2Log {
+    /// Sets the features that writing needs, in a log that needs no recovery: revokes always, 64-bit block numbers for
+    /// `wide`, checksums of version 3 for `checksums` (unless the log has version 2). Features that are there stay.
+    pub fn prepare(&mut self, checksums: bool, wide: bool) -> Result<()> {
+        if self.needs_recovery() || self.used_blocks > 0 {
+            return Err(JournalError::NeedsRecovery);
+        }
+        let new = self.sb.with_features(checksums, wide);
+        if new != self.sb {
+            self.sb = new;
+            self.store_superblock(self.sb.start(), self.sb.sequence())?;
+        }
+        Ok(())
+    }
+
+    /// Writes the superblock, durably. All that changes lies in its first 512 bytes, so media with sectors do not tear it.
+    pub(super) fn store_superblock(&mut self, start: u32, sequence: u32) -> Result<()> {
+        let new = self.sb.at(start, sequence);
+        self.device.write_fua(self.map.offset(0, self.options.block_size)?, new.bytes())?;
+        self.live = start != 0;
+        self.sb = new;
+        Ok(())
+    }
+
+    /// Writes blocks to consecutive log blocks from the head on, neighbours on the device together.
+    fn append(&mut self, blocks: &[Arc<[u8]>]) -> Result<()> {
+        let size = self.options.block_size as usize;
+        let mut rest = blocks;
+        while let [first, ..] = rest {
+            let offset = self.map.offset(self.head, self.options.block_size)?;
+            let mut next = self.after(self.head);
+            let mut run = 1;
+            while run < rest.len()
+                && run * size < RUN_BYTES
+                && self.map.offset(next, self.options.block_size)? == offset + (run * size) as u64
+            {
+                next = self.after(next);
+                run += 1;
+            }
+            if run == 1 {
+                self.device.write_at(offset, first)?;
+            } else {
+                let mut bytes = Vec::with_capacity(run * size);
+                rest[..run].iter().for_each(|b| bytes.extend_from_slice(b));
+                self.device.write_at(offset, &bytes)?;
+            }
+            self.head = next;
+            self.used_blocks += run as u64;
+            rest = &rest[run..];
+        }
+        Ok(())
+    }
+
+    fn written(&self, blocks: u64) -> LogWritten {
+        LogWritten { blocks, bytes: blocks * u64::from(self.options.block_size) }
+    }
+}
+
+impl LogFormat for Jbd2Log {
+    fn name(&self) -> &'static str {
+        "jbd2"
+    }
+
+    fn needs_recovery(&self) -> bool {
+        Self::needs_recovery(self)
+    }
+
+    fn capacity_blocks(&self) -> u64 {
+        // One block stays free, so that a full log never looks like an empty one.
+        self.ring() - 1
+    }
+
+    fn free_blocks(&self) -> u64 {
+        self.capacity_blocks().saturating_sub(self.used_blocks)
+    }
+
+    fn blocks_for(&self, items: u64, revokes: u64) -> u64 {
+        let layout = Layout::of(&self.sb);
+        items
+            + items.div_ceil(layout.tags_per_descriptor() as u64)
+            + revokes.div_ceil(layout.revokes_per_block() as u64)
+            + 1
+    }
+
+    fn write_items(&mut self, transaction: &LogTransaction) -> Result<LogWritten> {
+        if self.needs_recovery() {
+            return Err(JournalError::NeedsRecovery);
+        }
+        let layout = Layout::of(&self.sb);
+        let sequence = self.next_sequence;
+        let widest = transaction.items.last().map(|i| i.block).max(transaction.revokes.last().copied());
+        if !layout.wide && widest.is_some_and(|block| block > u64::from(u32::MAX)) {
+            return Err(JournalError::Incompatible { features: "64bit, for blocks beyond 2^32".into() });
+        }
+        if !self.live {
+            // Where the log starts must be known before the first commit record is. Until that is written there is nothing to find there.
+            self.store_superblock(self.head, sequence)?;
+        }
+        let mut blocks: Vec<Arc<[u8]>> = Vec::new();
+        let revokes: Vec<u64> = transaction.revokes.iter().copied().collect();
+        for part in revokes.chunks(layout.revokes_per_block()) {
+            blocks.push(layout.revocation(sequence, part).into());
+        }
+        let mut sum_v1 = !0;
+        for part in transaction.items.chunks(layout.tags_per_descriptor()) {
+            let mut tags = Vec::with_capacity(part.len());
+            let mut data = Vec::with_capacity(part.len());
+            for item in part {
+                let mut bytes = item.data.clone();
+                let mut flags = 0;
+                if bytes.starts_with(&JBD2_MAGIC.to_be_bytes()) {
+                    Arc::make_mut(&mut bytes)[..4].fill(0);
+                    flags = TAG_ESCAPED;
+                }
+                let checksum = if layout.has_tail() { layout.data_checksum(sequence, &bytes) } else { 0 };
+                tags.push(Tag { block: item.block, flags, checksum });
+                data.push(bytes);
+            }
+            let first = blocks.len();
+            blocks.push(layout.descriptor(sequence, &tags).into());
+            blocks.append(&mut data);
+            if layout.csum_v1 {
+                sum_v1 = blocks[first..].iter().fold(sum_v1, |sum, block| crc32_be(sum, block));
+            }
+        }
+        if blocks.len() as u64 + 1 > self.free_blocks() {
+            return Err(JournalError::TooLarge {
+                blocks: blocks.len() as u64 + 1,
+                limit: self.free_blocks(),
+            });
+        }
+        self.append(&blocks)?;
+        self.open_checksum = Some(sum_v1);
+        Ok(self.written(blocks.len() as u64))
+    }
+
+    fn write_commit(&mut self) -> Result<LogWritten> {
+        let Some(sum_v1) = self.open_checksum.take() else { return Ok(LogWritten::default()) };
+        let block = Layout::of(&self.sb).commit(self.next_sequence, sum_v1, (self.clock)());
+        self.device.write_fua(self.map.offset(self.head, self.options.block_size)?, &block)?;
+        self.head = self.after(self.head);
+        self.used_blocks += 1;
+        self.next_sequence = self.next_sequence.wrapping_add(1);
+        Ok(self.written(1))
+    }
+
+    fn release_all(&mut self) -> Result<()> {
+        if self.used_blocks > 0 {
+            self.store_superblock(self.head, self.next_sequence)?;
+            self.used_blocks = 0;
+        }
+        Ok(())
+    }
+
+    fn mark_clean(&mut self) -> Result<()> {
+        if self.live {
+            self.store_superblock(0, self.next_sequence)?;
+        }
+        self.used_blocks = 0;
+        Ok(())
+    }
+}
