@@ -5,7 +5,7 @@ use ivers_journal::{Journal, JournalError};
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
 
-fn error(error: JournalError) -> Error {
+pub(crate) fn journal_error(error: JournalError) -> Error {
     match error {
         JournalError::Block(error) => error.into(),
         error @ (JournalError::Incompatible { .. }
@@ -16,8 +16,6 @@ fn error(error: JournalError) -> Error {
     }
 }
 
-pub(crate) use error as journal_error;
-
 /// The journal, or its absence.
 pub(crate) struct Tx(pub(crate) Journal);
 
@@ -26,23 +24,23 @@ pub struct Handle(ivers_journal::Handle);
 
 impl Tx {
     pub(crate) fn begin(&self, credits: u32) -> Result<Handle> {
-        Ok(Handle(self.0.begin(credits.min(self.0.max_credits())).map_err(error)?))
+        Ok(Handle(self.0.begin(credits.min(self.0.max_credits())).map_err(journal_error)?))
     }
 
     /// Make everything durable that was changed. No handle may be open in this thread.
     pub(crate) fn commit(&self) -> Result<()> {
-        self.0.commit_all().map_err(error)
+        self.0.commit_all().map_err(journal_error)
     }
 
     /// Commit, write everything home and leave an empty log.
     pub(crate) fn shutdown(&self) -> Result<()> {
-        if self.0.is_none() { self.commit() } else { self.0.shutdown().map_err(error) }
+        if self.0.is_none() { self.commit() } else { self.0.shutdown().map_err(journal_error) }
     }
 
     /// Blocks and bytes written to the log.
     pub(crate) fn figures(&self) -> (u64, u64) {
         let stats = self.0.stats();
-        (stats.log_blocks, stats.log_bytes)
+        (stats.journal_blocks, stats.journal_bytes)
     }
 }
 
@@ -65,9 +63,9 @@ impl Handle {
 
     /// Make room for `credits` more blocks, in a new transaction if need be: call it only where the filesystem is consistent.
     pub fn ensure(&mut self, credits: u32) -> Result<()> {
-        if self.0.extend(credits).map_err(error)? {
+        if self.0.extend(credits).map_err(journal_error)? {
             return Ok(());
         }
-        self.0.restart(credits).map_err(error)
+        self.0.restart(credits).map_err(journal_error)
     }
 }
