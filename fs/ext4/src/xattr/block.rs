@@ -6,7 +6,7 @@ use crate::ctx::{Ext4, Handle, core_of};
 use crate::dir::linear::{le32, put32};
 use crate::layout::inode::FL_EA_INODE;
 use ivers_block::Buffer;
-use ivers_vfs::{Error, FileSystem, Ino, Inode, Result};
+use ivers_vfs::{Error, Inode, Result};
 use std::sync::Arc;
 
 const REFCOUNT: usize = 4;
@@ -123,7 +123,7 @@ impl Ext4 {
         if size > EA_VALUE_MAX {
             return Err(Error::corrupt("an attribute's value is too long", place()));
         }
-        let inode = self.detached(self.load_inode(Ino(u64::from(ino)))?);
+        let inode = self.detached(self.load(ino, true)?);
         if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
             return Err(Error::corrupt("an attribute's value is in an inode that is none of its kind", place()));
         }
