@@ -20,6 +20,7 @@ mod dir;
 mod driver;
 mod groups;
 mod inode_io;
+mod jmap;
 pub mod layout;
 mod map;
 mod ialloc;
