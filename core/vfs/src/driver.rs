@@ -14,7 +14,7 @@
 //!
 //! # Changes
 //!
-//! Every call that changes an inode makes the change visible first and then calls [`Inode::changed`] with
+//! Every call that changes an inode (`create`, `link`, `unlink`, `rename`, `truncate`, `fallocate`, `set_xattr`) makes the change visible first and then calls [`Inode::changed`] with
 //! [`Logged::Anyway`] if it logs the inode in the same transaction whatever happens, or with [`Logged::IfNeeded`], and
 //! logs it only if that returns true. A call that returns an error has either changed nothing visible or called
 //! `changed`. Background work (allocation at write-back, orphan clean-up) never calls it.
@@ -186,10 +186,10 @@ pub trait FileSystem: Send + Sync + 'static {
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()>;
     /// The pages of this range were dropped unwritten (truncate, delete): give reservations back.
     fn unreserve(&self, _inode: &Inode, _offset: u64, _len: u64) {}
-    /// Change the size. The VFS has cut its pages and set `Attr::size`; growing makes a hole. A shrink to the middle of a
+    /// Change the size (and call [`Inode::changed`] with `Touch::Data`). The VFS has cut its pages and set `Attr::size`; growing makes a hole. A shrink to the middle of a
     /// block has zeroed that block's tail in the page cache; the driver zeroes the device's when it must.
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()>;
-    /// Allocate, punch, zero, collapse or insert. The VFS has written back and dropped the pages concerned, and sets the size afterwards from
+    /// Allocate, punch, zero, collapse or insert (and call [`Inode::changed`] with `Touch::Data`). The VFS has written back and dropped the pages concerned, and sets the size afterwards from
     /// `Attr::size` as the driver left it.
     fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
     /// The piece of the map that holds `offset` (delayed data is the VFS's to know). Behind the last block: a hole to
@@ -213,6 +213,10 @@ pub trait FileSystem: Send + Sync + 'static {
     /// What is added to every counter before it is handed out: `epoch * 2^40`. Formats that store nothing answer 0.
     fn version_base(&self) -> u64 {
         0
+    }
+    /// Whether the change attribute may be handed out now: false after a journal abort. Cheap; asked at every query.
+    fn serves_cookie(&self) -> bool {
+        true
     }
     /// The first change of a mount with `iversion=off`: raise the epoch so that no older value vouches.
     fn raise_epoch(&self) -> Result<()> {

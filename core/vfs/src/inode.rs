@@ -1,6 +1,8 @@
 //! The inode in memory and the update path: when a change bumps the counter and when it dirties the inode.
 
+use crate::access::AclCache;
 use crate::driver::{InitialVersion, LoadedInode};
+use crate::error::Error;
 use crate::pages::Pages;
 use crate::policy::{ChangeMode, Policy};
 use crate::stats::Stats;
@@ -27,6 +29,8 @@ pub enum Touch {
     Data,
     /// ctime alone: attributes, links.
     Metadata,
+    /// None: the caller has set the times itself.
+    Nothing,
 }
 
 /// What a change asks of the one who made it.
@@ -66,6 +70,21 @@ pub struct Inode {
     /// Users outside the cache: lookups, open files, front-end references.
     pub(crate) users: AtomicU64,
     pub(crate) policy: Arc<Policy>,
+    /// Held while pages travel to the device (rank: below `lock`, above the page map).
+    pub(crate) writeback_lock: Mutex<()>,
+    /// Set while the inode is in the mount's list of inodes with dirty pages.
+    pub(crate) dirty_listed: AtomicBool,
+    /// Logging failed or was put off: to be done again.
+    pub(crate) needs_log: AtomicBool,
+    /// A write-back error that no fsync has reported yet.
+    pub(crate) writeback_error: Mutex<Option<Error>>,
+    /// Found since eviction last looked.
+    pub(crate) recent: AtomicBool,
+    /// Tells entries of the eviction queue apart.
+    pub(crate) cache_id: AtomicU64,
+    pub(crate) acl: AclCache,
+    /// Known to have no `security.capability` that a write would have to remove.
+    pub(crate) no_capability: AtomicBool,
     private: Box<dyn Any + Send + Sync>,
 }
 
@@ -88,6 +107,14 @@ impl Inode {
             lazy_times: AtomicBool::new(false),
             users: AtomicU64::new(0),
             policy,
+            writeback_lock: Mutex::new(()),
+            dirty_listed: AtomicBool::new(false),
+            needs_log: AtomicBool::new(false),
+            writeback_error: Mutex::new(None),
+            recent: AtomicBool::new(false),
+            cache_id: AtomicU64::new(0),
+            acl: AclCache::default(),
+            no_capability: AtomicBool::new(false),
             private: loaded.private,
         }
     }
@@ -123,9 +150,9 @@ impl Inode {
         if policy.mode == ChangeMode::Off {
             policy.first_change_without_cookie();
         }
-        let now = policy.now();
         let eager = policy.mode == ChangeMode::Eager;
-        let times_moved = {
+        let times_moved = touch != Touch::Nothing && {
+            let now = policy.now();
             let mut attr = self.attr.lock();
             let mtime_moves = touch == Touch::Data && attr.mtime != now;
             let moved = mtime_moves || attr.ctime != now;
@@ -164,6 +191,11 @@ impl Inode {
             Stats::count(&stats.inode_updates_avoided);
             Dirtied::No
         }
+    }
+
+    /// Whether anything of it is newer in memory than in the log or on the device.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.lazy_times.load(Ordering::Acquire) || self.needs_log.load(Ordering::Acquire) || self.pages.is_dirty()
     }
 
     /// Write-back allocated blocks or moved the disk size, and logs the inode for it: counted, and no change.

@@ -3,17 +3,33 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
+pub mod acl;
+pub mod api;
+mod attr;
+mod data;
+mod dcache;
 pub mod driver;
+pub mod epoch;
 pub mod error;
+mod icache;
 pub mod inode;
+pub mod names;
+mod pages;
 pub mod policy;
+mod ranges;
 pub mod stats;
 pub mod types;
-mod pages;
+mod vfs;
+mod walk;
+pub mod writeback;
+mod xattr;
 
+pub use api::*;
 pub use driver::{FileSystem, FsInfo, InitialVersion, LoadedInode, NewInode, Rename, XattrMode};
 pub use error::{Error, NameError, Result};
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, ManualClock, Policy};
 pub use stats::{Stats, StatsSnapshot};
 pub use types::*;
+pub use vfs::{InodeRef, Vfs};

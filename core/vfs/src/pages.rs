@@ -1,5 +1,367 @@
-//! The pages of one file.
+//! The page cache of one file.
+//!
+//! A page is clean, dirty, under write-back, or both of the latter: a page that is rewritten while an older copy of it
+//! travels to the device is dirty again and will travel again. Pages are copied out before they travel, so a writer
+//! never waits for the device and the device never sees half a write of ours twice.
+//!
+//! The map has one leaf lock (rank: below the inode lock and the write-back lock, above `Inode::attr`); nobody calls a
+//! driver while holding it. `Attr::size` grows under it together with the page that carries the bytes: a write-back
+//! that sees the page sees the size.
+
+use ivers_block::Budget;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Bytes a page.
+pub(crate) const PAGE: usize = 4096;
+const PAGE64: u64 = PAGE as u64;
+/// Longest run that one write-back carries.
+pub(crate) const RUN_PAGES: usize = 256;
+const READAHEAD_MAX_PAGES: u32 = 256;
+
+/// What a mount keeps in memory, and how much of it is dirty.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) budget: Arc<Budget>,
+    /// Dirty pages and pages under write-back, in bytes.
+    dirty_bytes: AtomicU64,
+    pub(crate) dirty_limit: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(budget: Arc<Budget>, dirty_limit: u64) -> Self {
+        Self { budget, dirty_bytes: AtomicU64::new(0), dirty_limit }
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct Page {
+    data: Box<[u8; PAGE]>,
+    dirty: bool,
+    writeback: bool,
+    referenced: bool,
+}
+
+#[derive(Debug, Default)]
+struct Map {
+    pages: BTreeMap<u64, Page>,
+    dirty: BTreeSet<u64>,
+    hand: u64,
+    readahead_next: u64,
+    readahead_pages: u32,
+}
 
 /// The page cache of one inode.
 #[derive(Debug, Default)]
-pub(crate) struct Pages;
+pub(crate) struct Pages {
+    map: Mutex<Map>,
+    /// Kept beside the map, so that a check costs no lock.
+    has_pages: AtomicBool,
+}
+
+/// A run of pages on its way to the device.
+pub(crate) struct Run {
+    pub(crate) offset: u64,
+    pub(crate) data: Vec<u8>,
+    pages: Vec<u64>,
+}
+
+/// What a write into the cache needs before it can go on.
+pub(crate) enum Step {
+    /// All bytes are in the cache; `true`: a clean page became dirty.
+    Done { newly_dirty: bool },
+    /// This page must be read first: it is written in part only.
+    NeedsRead(u64),
+}
+
+fn index(offset: u64) -> u64 {
+    offset / PAGE64
+}
+
+impl Pages {
+    /// Overwrite within one page that is dirty already: the path that must cost nothing. `grow` runs under the map's
+    /// lock once the bytes are there.
+    pub(crate) fn overwrite_dirty(&self, offset: u64, data: &[u8]) -> bool {
+        let start = (offset % PAGE64) as usize;
+        if start + data.len() > PAGE {
+            return false;
+        }
+        let mut map = self.map.lock();
+        let Some(page) = map.pages.get_mut(&index(offset)) else { return false };
+        if !page.dirty {
+            return false;
+        }
+        page.data[start..start + data.len()].copy_from_slice(data);
+        page.referenced = true;
+        true
+    }
+
+    /// Whether every page of the range is dirty already, so that its room is promised.
+    pub(crate) fn all_dirty(&self, offset: u64, len: u64) -> bool {
+        let map = self.map.lock();
+        (index(offset)..=index(offset + len - 1)).all(|at| map.pages.get(&at).is_some_and(|page| page.dirty))
+    }
+
+    /// Write into the cache. Pages written in part must be there, come in `loaded`, or lie behind `size` (then they are
+    /// zeros). `grow` runs under the map's lock once the bytes are there.
+    pub(crate) fn write(
+        &self,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        loaded: &mut Vec<(u64, Box<[u8; PAGE]>)>,
+        memory: &Memory,
+        grow: impl FnOnce(),
+    ) -> Step {
+        let end = offset + data.len() as u64;
+        let (first, last) = (index(offset), index(end - 1));
+        let mut map = self.map.lock();
+        for at in [first, last] {
+            let (start, page_end) = (at * PAGE64, (at + 1) * PAGE64);
+            let partial = offset > start || end < page_end;
+            if partial && start < size && !map.pages.contains_key(&at) && !loaded.iter().any(|(page, _)| *page == at) {
+                return Step::NeedsRead(at);
+            }
+        }
+        let mut newly_dirty = 0u64;
+        let mut added = 0u64;
+        let mut from = 0usize;
+        for at in first..=last {
+            let start = (offset.max(at * PAGE64) - at * PAGE64) as usize;
+            let len = (PAGE - start).min(data.len() - from);
+            let bytes = &data[from..from + len];
+            from += len;
+            let map = &mut *map;
+            let page = map.pages.entry(at).or_insert_with(|| {
+                added += 1;
+                let data = match loaded.iter().position(|(page, _)| *page == at) {
+                    Some(found) => loaded.swap_remove(found).1,
+                    None => Box::new([0; PAGE]),
+                };
+                Page { data, dirty: false, writeback: false, referenced: true }
+            });
+            page.data[start..start + len].copy_from_slice(bytes);
+            page.referenced = true;
+            if !page.dirty {
+                if !page.writeback {
+                    newly_dirty += 1;
+                }
+                page.dirty = true;
+                map.dirty.insert(at);
+            }
+        }
+        memory.budget.charge(added * PAGE64);
+        memory.dirty_bytes.fetch_add(newly_dirty * PAGE64, Ordering::Relaxed);
+        self.has_pages.store(true, Ordering::Relaxed);
+        grow();
+        Step::Done { newly_dirty: newly_dirty > 0 }
+    }
+
+    /// Copy cached bytes out until the first page that is missing; says how many.
+    pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let mut map = self.map.lock();
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let Some(page) = map.pages.get_mut(&index(at)) else { break };
+            page.referenced = true;
+            let start = (at % PAGE64) as usize;
+            let len = (PAGE - start).min(buf.len() - done);
+            buf[done..done + len].copy_from_slice(&page.data[start..start + len]);
+            done += len;
+        }
+        if done > 0 {
+            map.readahead_next = index(offset + done as u64 - 1) + 1;
+        }
+        done
+    }
+
+    /// How many pages to read at once for a miss at `offset` with `wanted` bytes to go: what is wanted, more when the file is read in
+    /// order, less when a page in between is here.
+    pub(crate) fn plan_read(&self, offset: u64, wanted: usize, size: u64) -> (u64, usize) {
+        let first = index(offset);
+        let last_wanted = index(offset + wanted.max(1) as u64 - 1);
+        let wanted_pages = last_wanted - first + 1;
+        let mut map = self.map.lock();
+        let in_order = first == map.readahead_next || (first == 0 && map.readahead_pages == 0);
+        map.readahead_pages =
+            if in_order { (map.readahead_pages * 2).clamp(8, READAHEAD_MAX_PAGES) } else { 1 };
+        let plan = wanted_pages.max(u64::from(map.readahead_pages)).min(u64::from(READAHEAD_MAX_PAGES));
+        let file_pages = size.div_ceil(PAGE64).saturating_sub(first).max(1);
+        let plan = plan.min(file_pages);
+        let next_cached = map.pages.range(first + 1..).next().map_or(u64::MAX, |(at, _)| *at);
+        let pages = plan.min(next_cached - first);
+        (first * PAGE64, pages as usize * PAGE)
+    }
+
+    /// Keep pages that were read from the device, unless they came in meanwhile.
+    pub(crate) fn fill(&self, offset: u64, data: &[u8], memory: &Memory) {
+        let mut map = self.map.lock();
+        let mut added = 0;
+        for (at, bytes) in (index(offset)..).zip(data.chunks_exact(PAGE)) {
+            map.pages.entry(at).or_insert_with(|| {
+                added += 1;
+                let mut data = Box::new([0; PAGE]);
+                data.copy_from_slice(bytes);
+                Page { data, dirty: false, writeback: false, referenced: false }
+            });
+        }
+        memory.budget.charge(added * PAGE64);
+        self.has_pages.store(true, Ordering::Relaxed);
+    }
+
+    /// Take the next run of dirty pages at or behind `from` and before `to`. `size` is read under the map's lock; pages
+    /// behind it stay.
+    pub(crate) fn begin_run(&self, from: u64, to: u64, size: impl FnOnce() -> u64) -> Option<Run> {
+        let mut map = self.map.lock();
+        let size = size();
+        let to = to.min(size);
+        let first = *map.dirty.range(index(from)..).next()?;
+        if first * PAGE64 >= to {
+            return None;
+        }
+        let mut run = Run { offset: first * PAGE64, data: Vec::new(), pages: Vec::new() };
+        let limit = to.div_ceil(PAGE64);
+        while run.pages.len() < RUN_PAGES {
+            let at = first + run.pages.len() as u64;
+            if at >= limit || !map.dirty.contains(&at) {
+                break;
+            }
+            let page = map.pages.get_mut(&at).expect("a dirty page is in the map");
+            let len = (size - at * PAGE64).min(PAGE64) as usize;
+            run.data.extend_from_slice(&page.data[..len]);
+            page.dirty = false;
+            page.writeback = true;
+            map.dirty.remove(&at);
+            run.pages.push(at);
+        }
+        Some(run)
+    }
+
+    /// The run arrived, or failed: then its pages are dirty again.
+    pub(crate) fn end_run(&self, run: &Run, arrived: bool, memory: &Memory) {
+        let mut map = self.map.lock();
+        let map = &mut *map;
+        let mut cleaned = 0;
+        for at in &run.pages {
+            let Some(page) = map.pages.get_mut(at) else { continue };
+            page.writeback = false;
+            if !arrived && !page.dirty {
+                page.dirty = true;
+                map.dirty.insert(*at);
+            }
+            if !page.dirty {
+                cleaned += 1;
+            }
+        }
+        memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
+    }
+
+    /// Drop everything from `size` on and zero the tail of the page that holds it. Returns the dropped dirty ranges.
+    pub(crate) fn truncate(&self, size: u64, memory: &Memory) -> Vec<(u64, u64)> {
+        let tail = (size % PAGE64) as usize;
+        if tail != 0 {
+            let mut map = self.map.lock();
+            if let Some(page) = map.pages.get_mut(&index(size)) {
+                page.data[tail..].fill(0);
+            }
+        }
+        self.drop_pages(size.div_ceil(PAGE64), u64::MAX, memory)
+    }
+
+    /// Drop the pages `first..end`, dirty ones too. Returns the dropped dirty ranges in bytes.
+    pub(crate) fn drop_pages(&self, first: u64, end: u64, memory: &Memory) -> Vec<(u64, u64)> {
+        if !self.has_pages.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let mut map = self.map.lock();
+        let mut kept = map.pages.split_off(&first);
+        let behind = if end == u64::MAX { BTreeMap::new() } else { kept.split_off(&end) };
+        let dropped = kept;
+        map.pages.extend(behind);
+        let mut dirty: Vec<(u64, u64)> = Vec::new();
+        let mut uncounted = 0;
+        for (at, page) in &dropped {
+            if page.dirty || page.writeback {
+                uncounted += 1;
+            }
+            if page.dirty {
+                map.dirty.remove(at);
+                match dirty.last_mut() {
+                    Some((start, len)) if *start + *len == at * PAGE64 => *len += PAGE64,
+                    _ => dirty.push((at * PAGE64, PAGE64)),
+                }
+            }
+        }
+        if map.pages.is_empty() {
+            self.has_pages.store(false, Ordering::Relaxed);
+        }
+        memory.dirty_bytes.fetch_sub(uncounted * PAGE64, Ordering::Relaxed);
+        memory.budget.uncharge(dropped.len() as u64 * PAGE64);
+        dirty
+    }
+
+    /// Second-chance eviction of clean pages: look at up to `scan` pages; returns how many went.
+    pub(crate) fn shrink(&self, scan: usize, memory: &Memory) -> u64 {
+        if !self.has_pages.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let mut map = self.map.lock();
+        let map = &mut *map;
+        let mut victims = Vec::new();
+        let mut next = None;
+        let mut seen = 0;
+        for (at, page) in map.pages.range_mut(map.hand..) {
+            if seen == scan {
+                next = Some(*at);
+                break;
+            }
+            seen += 1;
+            if page.referenced {
+                page.referenced = false;
+            } else if !page.dirty && !page.writeback {
+                victims.push(*at);
+            }
+        }
+        map.hand = next.unwrap_or(0);
+        for at in &victims {
+            map.pages.remove(at);
+        }
+        if map.pages.is_empty() {
+            self.has_pages.store(false, Ordering::Relaxed);
+        }
+        memory.budget.uncharge(victims.len() as u64 * PAGE64);
+        victims.len() as u64
+    }
+
+    /// Whether anything waits for write-back or is on its way.
+    pub(crate) fn is_dirty(&self) -> bool {
+        if !self.has_pages.load(Ordering::Relaxed) {
+            return false;
+        }
+        let map = self.map.lock();
+        !map.dirty.is_empty()
+    }
+
+    /// Whether there is any page.
+    pub(crate) fn has_pages(&self) -> bool {
+        self.has_pages.load(Ordering::Relaxed)
+    }
+
+    /// The first byte at or behind `offset` and before `end` that lies in a page with unwritten data.
+    pub(crate) fn next_dirty(&self, offset: u64, end: u64) -> Option<u64> {
+        let map = self.map.lock();
+        let (_, at) = map
+            .pages
+            .range(index(offset)..end.div_ceil(PAGE64).max(index(offset)))
+            .find(|(_, page)| page.dirty || page.writeback)
+            .map(|(at, page)| (page, *at))?;
+        Some(offset.max(at * PAGE64))
+    }
+}

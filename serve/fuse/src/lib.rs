@@ -1,1 +1,50 @@
-//! Not yet written.
+//! The FUSE front end: mounts a [`Vfs`](ivers_vfs::Vfs) on a directory and answers what the kernel asks.
+//!
+//! # The change cookie
+//!
+//! Every inode answers `getxattr` for these names, to anyone who may stat it; `listxattr` does not show them and they
+//! cannot be set:
+//!
+//! | name | value |
+//! |---|---|
+//! | `system.ivers.change` | the change attribute, decimal; ENODATA where there is none |
+//! | `system.ivers.stored` | the stored counter, decimal, without the epoch and without marking it as seen |
+//! | `system.ivers.semantics` | what the change attribute promises, JSON |
+//! | `system.ivers.stats` | the counters of the mount, JSON |
+//!
+//! `IVERS_IOC_CHANGE` of `include/ivers.h` gives the same through an open file.
+//!
+//! # What the kernel holds back
+//!
+//! Between a writable OPEN or CREATE and its RELEASE the kernel may hold dirty data and times of a file, dirty mappings
+//! included. A query that falls into that window has one of our own threads fsync a descriptor of its own on the mounted
+//! file first. The thread is outside the pool that serves requests and holds no lock, so the WRITE, SETATTR and FSYNC
+//! requests that this causes are served as any other; FSYNC on that handle commits nothing. Where it cannot be done
+//! (the file is unlinked, or this process may not open it) the counter is bumped by force: the answer differs from
+//! all earlier ones, which is never wrong. Nothing is ever invalidated to answer a query.
+//!
+//! # Who may do what
+//!
+//! With `default_permissions` (the default) the kernel checks modes and POSIX ACLs. With `fakeroot` the VFS checks, and the
+//! user who mounted counts as root inside the image: every check passes for them, and what they create belongs to root.
+//! Owners are reported as the image has them. What the kernel itself refuses ordinary users (device nodes, `trusted.*`,
+//! removing others' files from sticky directories) stays refused.
+
+#![forbid(unsafe_code)]
+
+mod convert;
+mod cookie;
+mod errno;
+mod flusher;
+mod ioctl;
+mod mounting;
+mod nodes;
+mod ops;
+mod options;
+mod serving;
+mod session;
+
+pub use cookie::{CHANGE, IVERS_IOC_CHANGE, SEMANTICS, STATS, STORED};
+pub use mounting::MountError;
+pub use options::{FuseOptions, OptionError};
+pub use session::{Session, mount};

@@ -1,0 +1,210 @@
+//! POSIX access control lists as the `system.posix_acl_*` attributes carry them (version 2: a 32-bit version, then tag,
+//! permissions and id of each entry, all little-endian), and what they mean (POSIX.1e draft 17, acl(5)).
+
+use crate::api::Cred;
+use crate::error::{NameError, Result};
+
+/// The attribute that holds a file's ACL.
+pub const ACCESS: &[u8] = b"system.posix_acl_access";
+/// The attribute that holds what a directory's children inherit.
+pub const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+const VERSION: u32 = 2;
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+const NO_ID: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    tag: u16,
+    perm: u16,
+    id: u32,
+}
+
+/// A validated ACL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Acl(Vec<Entry>);
+
+impl Acl {
+    /// Read and validate a value: entries in order of tag and id, each named id once, exactly one entry of the owner, the
+    /// group and the others, and a mask if anybody is named. An empty list is `None`.
+    pub fn parse(value: &[u8]) -> Result<Option<Self>> {
+        let (head, body) = value.split_at_checked(4).ok_or(NameError::Invalid)?;
+        if head != VERSION.to_le_bytes() {
+            return Err(NameError::NotSupported.into());
+        }
+        if body.len() % 8 != 0 {
+            return Err(NameError::Invalid.into());
+        }
+        let entries: Vec<Entry> = body
+            .chunks_exact(8)
+            .map(|raw| Entry {
+                tag: u16::from_le_bytes([raw[0], raw[1]]),
+                perm: u16::from_le_bytes([raw[2], raw[3]]),
+                id: u32::from_le_bytes([raw[4], raw[5], raw[6], raw[7]]),
+            })
+            .collect();
+        if entries.is_empty() {
+            return Ok(None);
+        }
+        let count = |tag| entries.iter().filter(|entry| entry.tag == tag).count();
+        let named = count(USER) + count(GROUP);
+        let known = |entry: &Entry| {
+            matches!(entry.tag, USER_OBJ | USER | GROUP_OBJ | GROUP | MASK | OTHER)
+                && entry.perm <= 7
+                && (!matches!(entry.tag, USER | GROUP) || entry.id != NO_ID)
+        };
+        let ordered = entries.windows(2).all(|pair| {
+            let key = |entry: &Entry| (entry.tag, if matches!(entry.tag, USER | GROUP) { entry.id } else { 0 });
+            key(&pair[0]) < key(&pair[1])
+        });
+        let masks = count(MASK);
+        let complete = count(USER_OBJ) == 1 && count(GROUP_OBJ) == 1 && count(OTHER) == 1 && masks <= 1;
+        if !entries.iter().all(known) || !ordered || !complete || (named > 0 && masks == 0) {
+            return Err(NameError::Invalid.into());
+        }
+        Ok(Some(Self(entries)))
+    }
+
+    /// The attribute's value.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut value = VERSION.to_le_bytes().to_vec();
+        for entry in &self.0 {
+            value.extend(entry.tag.to_le_bytes());
+            value.extend(entry.perm.to_le_bytes());
+            let id = if matches!(entry.tag, USER | GROUP) { entry.id } else { NO_ID };
+            value.extend(id.to_le_bytes());
+        }
+        value
+    }
+
+    fn perm_of(&self, tag: u16) -> Option<u32> {
+        self.0.iter().find(|entry| entry.tag == tag).map(|entry| u32::from(entry.perm))
+    }
+
+    /// Whether permission bits say all that it says.
+    pub fn is_minimal(&self) -> bool {
+        self.0.len() == 3
+    }
+
+    /// The nine permission bits that a mode shows beside this ACL: the group bits are the mask's if there is one.
+    pub fn mode(&self) -> u32 {
+        let group = self.perm_of(MASK).or(self.perm_of(GROUP_OBJ)).unwrap_or(0);
+        self.perm_of(USER_OBJ).unwrap_or(0) << 6 | group << 3 | self.perm_of(OTHER).unwrap_or(0)
+    }
+
+    /// What `chmod` does to it.
+    pub fn set_mode(&mut self, mode: u32) {
+        let has_mask = self.perm_of(MASK).is_some();
+        for entry in &mut self.0 {
+            match entry.tag {
+                USER_OBJ => entry.perm = (mode >> 6 & 7) as u16,
+                GROUP_OBJ if !has_mask => entry.perm = (mode >> 3 & 7) as u16,
+                MASK => entry.perm = (mode >> 3 & 7) as u16,
+                OTHER => entry.perm = (mode & 7) as u16,
+                _ => {}
+            }
+        }
+    }
+
+    /// The ACL of a new child under this default ACL, and the child's nine permission bits: both are what the default and
+    /// the asked-for mode allow.
+    pub fn inherit(&self, mode: u32) -> (Self, u32) {
+        let mut acl = self.clone();
+        let allowed = acl.mode() & mode & 0o777;
+        acl.set_mode(allowed);
+        (acl, allowed)
+    }
+
+    /// Whether it lets a caller do all of `want` (R4 W2 X1) to an object of this owner and group.
+    pub fn permits(&self, cred: &Cred, uid: u32, gid: u32, want: u32) -> bool {
+        let mask = self.perm_of(MASK).unwrap_or(7);
+        let grants = |perm: u32| perm & want == want;
+        if cred.uid == uid {
+            return grants(self.perm_of(USER_OBJ).unwrap_or(0));
+        }
+        if let Some(entry) = self.0.iter().find(|entry| entry.tag == USER && entry.id == cred.uid) {
+            return grants(u32::from(entry.perm) & mask);
+        }
+        let mut in_any = false;
+        for entry in &self.0 {
+            let mine = match entry.tag {
+                GROUP_OBJ => cred.in_group(gid),
+                GROUP => cred.in_group(entry.id),
+                _ => false,
+            };
+            if mine {
+                in_any = true;
+                if grants(u32::from(entry.perm) & mask) {
+                    return true;
+                }
+            }
+        }
+        !in_any && grants(self.perm_of(OTHER).unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        Acl(entries.iter().map(|&(tag, perm, id)| Entry { tag, perm, id }).collect()).encode()
+    }
+
+    fn sample() -> Acl {
+        let raw =
+            value(&[(USER_OBJ, 7, 0), (USER, 6, 1000), (GROUP_OBJ, 5, 0), (GROUP, 7, 50), (MASK, 5, 0), (OTHER, 0, 0)]);
+        Acl::parse(&raw).unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_is_encoded_parses_back() {
+        assert_eq!(Acl::parse(&sample().encode()).unwrap(), Some(sample()));
+        assert_eq!(Acl::parse(&VERSION.to_le_bytes()).unwrap(), None);
+    }
+
+    #[test]
+    fn bad_lists_are_refused() {
+        let bad = [
+            vec![],
+            vec![2, 0, 0],
+            vec![1, 0, 0, 0],
+            vec![2, 0, 0, 0, 1],
+            value(&[(USER_OBJ, 7, 0)]),
+            value(&[(USER_OBJ, 7, 0), (USER, 6, 5), (GROUP_OBJ, 5, 0), (OTHER, 0, 0)]),
+            value(&[(USER_OBJ, 8, 0), (GROUP_OBJ, 5, 0), (OTHER, 0, 0)]),
+            value(&[(GROUP_OBJ, 7, 0), (USER_OBJ, 5, 0), (OTHER, 0, 0)]),
+            value(&[(USER_OBJ, 7, 0), (USER, 6, 5), (USER, 4, 5), (GROUP_OBJ, 5, 0), (MASK, 7, 0), (OTHER, 0, 0)]),
+            value(&[(USER_OBJ, 7, 0), (GROUP_OBJ, 5, 0), (OTHER, 0, 0), (0x40, 0, 0)]),
+        ];
+        for raw in bad {
+            assert!(Acl::parse(&raw).is_err(), "{raw:?}");
+        }
+    }
+
+    #[test]
+    fn the_mask_bounds_named_users_and_groups() {
+        let acl = sample();
+        assert!(acl.permits(&Cred::user(1000, 9), 1, 1, 4));
+        assert!(!acl.permits(&Cred::user(1000, 9), 1, 1, 2), "6 & mask 5 is 4");
+        assert!(acl.permits(&Cred::user(7, 50), 1, 1, 5));
+        assert!(!acl.permits(&Cred::user(7, 50), 1, 1, 2));
+        assert!(acl.permits(&Cred::user(1, 9), 1, 1, 7), "the owner is not masked");
+        assert!(!acl.permits(&Cred::user(7, 9), 1, 1, 1));
+    }
+
+    #[test]
+    fn mode_and_inheritance_keep_in_step() {
+        let mut acl = sample();
+        assert_eq!(acl.mode(), 0o750);
+        acl.set_mode(0o640);
+        assert_eq!(acl.mode(), 0o640);
+        let (child, perm) = sample().inherit(0o666);
+        assert_eq!((perm, child.mode()), (0o640, 0o640));
+    }
+}

@@ -1,0 +1,113 @@
+//! The name cache: what a directory says about a name, absence included.
+//!
+//! Entries are put in and taken out under the directory's lock (shared is enough to remember what a lookup found, since
+//! names change only under the exclusive lock), so that an entry is right whenever that lock is held.
+
+use crate::types::Ino;
+use ivers_block::Budget;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+const SHARDS: usize = 32;
+/// What an entry costs beside its name, roughly.
+const ENTRY_BYTES: u64 = 128;
+
+struct Entry {
+    ino: Option<Ino>,
+    recent: bool,
+}
+
+#[derive(Default)]
+struct Shard {
+    directories: HashMap<Ino, HashMap<Arc<[u8]>, Entry>>,
+    queue: VecDeque<(Ino, Arc<[u8]>)>,
+    entries: usize,
+}
+
+/// The name cache.
+pub(crate) struct NameCache {
+    shards: Vec<Mutex<Shard>>,
+    budget: Arc<Budget>,
+}
+
+fn cost(name: &[u8]) -> u64 {
+    ENTRY_BYTES + name.len() as u64
+}
+
+impl NameCache {
+    pub(crate) fn new(budget: Arc<Budget>) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget }
+    }
+
+    fn shard(&self, dir: Ino) -> &Mutex<Shard> {
+        let mixed = dir.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        &self.shards[mixed as usize % SHARDS]
+    }
+
+    /// What is known: nothing, absence, or an inode number.
+    pub(crate) fn get(&self, dir: Ino, name: &[u8]) -> Option<Option<Ino>> {
+        let mut shard = self.shard(dir).lock();
+        let entry = shard.directories.get_mut(&dir)?.get_mut(name)?;
+        entry.recent = true;
+        Some(entry.ino)
+    }
+
+    /// Remember.
+    pub(crate) fn put(&self, dir: Ino, name: &[u8], ino: Option<Ino>) {
+        let mut shard = self.shard(dir).lock();
+        let shard = &mut *shard;
+        let names = shard.directories.entry(dir).or_default();
+        if let Some(entry) = names.get_mut(name) {
+            entry.ino = ino;
+            return;
+        }
+        let name: Arc<[u8]> = name.into();
+        self.budget.charge(cost(&name));
+        names.insert(name.clone(), Entry { ino, recent: false });
+        shard.queue.push_back((dir, name));
+        shard.entries += 1;
+    }
+
+    /// Forget a directory that is gone.
+    pub(crate) fn forget(&self, dir: Ino) {
+        let mut shard = self.shard(dir).lock();
+        if let Some(names) = shard.directories.remove(&dir) {
+            shard.entries -= names.len();
+            self.budget.uncharge(names.keys().map(|name| cost(name)).sum());
+            // The queue's entries of this life must not evict those of the next; they are few or the shard is small.
+            shard.queue.retain(|(of, _)| *of != dir);
+        }
+    }
+
+    /// Give up to `count` of every shard's oldest entries up, those lately used excepted; says how many went.
+    pub(crate) fn shrink(&self, count: usize) -> u64 {
+        let mut gone = 0;
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let shard = &mut *shard;
+            for _ in 0..count.min(shard.queue.len()) {
+                let Some((dir, name)) = shard.queue.pop_front() else { break };
+                let Some(names) = shard.directories.get_mut(&dir) else { continue };
+                let Some(entry) = names.get_mut(&name) else { continue };
+                if std::mem::take(&mut entry.recent) {
+                    shard.queue.push_back((dir, name));
+                    continue;
+                }
+                names.remove(&name);
+                if names.is_empty() {
+                    shard.directories.remove(&dir);
+                }
+                shard.entries -= 1;
+                self.budget.uncharge(cost(&name));
+                gone += 1;
+            }
+        }
+        gone
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().entries).sum()
+    }
+}

@@ -1,0 +1,429 @@
+//! Names: create, link, unlink, rename.
+//!
+//! # Lock order
+//!
+//! A namespace call locks every inode it changes exclusively, **in ascending order of inode number**: the directories, the
+//! victim, what is moved. Which inodes these are it learns by looking names up under shared locks, one at a time, which
+//! it lets go before it locks; under the exclusive locks it looks again, and begins anew if a name stands for something else
+//! by then. So there is one order for all inode locks, whatever the shape of the tree, and no cycle of waiters can form: neither
+//! parent-before-child nor a tree that stands still is needed for that.
+//!
+//! Who holds one inode lock may take leaf locks (write-back, driver's map, pages, attributes) and wait for a busy slot of
+//! the inode cache; whoever makes a slot busy takes no inode lock.
+//!
+//! # Moving directories
+//!
+//! A directory must not move below itself. Whether it would is read off the chain of parents of the new directory, and
+//! that chain must not change until the move is done: another move could close a loop that neither of both sees. Parents
+//! change only when a directory moves to another directory, so exactly those moves hold [`Vfs::move_lock`], taken before any inode
+//! lock. Renames within a directory and moves of anything else never wait for it.
+
+use crate::access::{EXECUTE, WRITE};
+use crate::acl;
+use crate::api::*;
+use crate::driver::{NewInode, Rename};
+use crate::error::{NameError, Result};
+use crate::inode::Inode;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+use parking_lot::RwLockWriteGuard;
+
+/// Depth at which a chain of parents is called a loop: longer than any path of one-byte names can be walked.
+const MAX_DEPTH: usize = 1 << 20;
+
+fn is_dot(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}
+
+impl Vfs {
+    fn check_new_name(&self, dir: &Inode, name: &[u8]) -> Result<()> {
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        self.check_name(name)?;
+        if is_dot(name) { Err(NameError::Exists.into()) } else { Ok(()) }
+    }
+
+    fn check_old_name(&self, dir: &Inode, name: &[u8]) -> Result<()> {
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        self.check_name(name)
+    }
+
+    /// Exclusive locks on all of these, in the one order.
+    fn lock_all<'a>(&self, inodes: &[&'a Inode]) -> Result<Vec<RwLockWriteGuard<'a, ()>>> {
+        let mut sorted = inodes.to_vec();
+        sorted.sort_by_key(|inode| inode.ino);
+        sorted.dedup_by_key(|inode| inode.ino);
+        sorted.into_iter().map(|inode| self.exclusive(inode)).collect()
+    }
+
+    fn before(&self, dir: &Inode, want_info: bool) -> Option<u64> {
+        if want_info { self.change(dir) } else { None }
+    }
+
+    fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
+        Some(ChangeInfo { before: before?, after: self.change(dir)? })
+    }
+
+    /// What a name stands for now, with a reference.
+    fn find_ref(&self, dir: &Inode, name: &[u8]) -> Result<Option<InodeRef>> {
+        let _names = self.shared(dir)?;
+        self.find(dir, name)?.map(|ino| self.get(ino)).transpose()
+    }
+
+    fn dir_is_alive(&self, dir: &Inode) -> Result<()> {
+        if dir.with_attr(|attr| attr.nlink) == 0 { Err(NameError::NotFound.into()) } else { Ok(()) }
+    }
+
+    /// Owner, group, mode and ACLs of a new child.
+    fn new_inode(&self, cred: &Cred, dir: &Inode, spec: &CreateSpec) -> Result<NewInode> {
+        let (dir_perm, dir_gid, dir_flags, dir_project) =
+            dir.with_attr(|attr| (attr.perm, attr.gid, attr.flags, attr.project));
+        let _ = (dir_flags, dir_project);
+        let mut perm = spec.perm & 0o7777;
+        let mut gid = cred.gid;
+        if dir_perm & 0o2000 != 0 {
+            gid = dir_gid;
+            if spec.kind == FileType::Directory {
+                perm |= 0o2000;
+            } else if perm & 0o2010 == 0o2010 && !cred.privileged() && !cred.in_group(gid) {
+                perm &= !0o2000;
+            }
+        }
+        let mut xattrs = Vec::new();
+        let default = match spec.kind {
+            FileType::Symlink => None,
+            _ => self.stored_acl(dir, acl::DEFAULT)?,
+        };
+        match default {
+            Some(default) => {
+                let (access, bits) = default.inherit(perm);
+                perm = perm & !0o777 | bits;
+                if !access.is_minimal() {
+                    xattrs.push((acl::ACCESS.to_vec(), access.encode()));
+                }
+                if spec.kind == FileType::Directory {
+                    xattrs.push((acl::DEFAULT.to_vec(), default.encode()));
+                }
+            }
+            None if spec.kind != FileType::Symlink => perm &= !(spec.umask & 0o777),
+            None => perm = 0o777,
+        }
+        let target = if spec.kind == FileType::Symlink { spec.target.clone() } else { Vec::new() };
+        let rdev = match spec.kind {
+            FileType::CharDevice | FileType::BlockDevice => spec.rdev,
+            _ => 0,
+        };
+        let now = self.policy.now();
+        Ok(NewInode { kind: spec.kind, perm, uid: cred.uid, gid, rdev, target, now, xattrs })
+    }
+
+    fn check_spec(&self, cred: &Cred, spec: &CreateSpec) -> Result<()> {
+        match spec.kind {
+            FileType::CharDevice | FileType::BlockDevice if !cred.privileged() => Err(NameError::NotPermitted.into()),
+            FileType::Symlink if spec.target.is_empty() => Err(NameError::NotFound.into()),
+            FileType::Symlink if spec.target.len() > 4095 => Err(NameError::NameTooLong.into()),
+            FileType::Symlink if spec.target.contains(&0) => Err(NameError::Invalid.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Make a file, directory, symbolic link or special file.
+    pub fn create(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        spec: &CreateSpec,
+        want_info: bool,
+    ) -> Result<(InodeRef, Option<ChangeInfo>)> {
+        self.balance();
+        self.check_new_name(dir, name)?;
+        self.check_spec(cred, spec)?;
+        let made = {
+            let _names = self.exclusive(dir)?;
+            self.dir_is_alive(dir)?;
+            self.access(cred, dir, EXECUTE)?;
+            if self.find(dir, name)?.is_some() {
+                return Err(NameError::Exists.into());
+            }
+            self.begin_change()?;
+            self.access(cred, dir, WRITE)?;
+            let new = self.new_inode(cred, dir, spec)?;
+            let before = self.before(dir, want_info);
+            let loaded = self.fs.create(dir, name, &new)?;
+            let ino = loaded.ino;
+            self.names.put(dir.ino, name, Some(ino));
+            let inode = self.adopt(loaded)?;
+            (inode, self.info_since(dir, before))
+        };
+        self.notify(dir, ChangeKind::Names);
+        Ok(made)
+    }
+
+    /// Make an inode without a name (O_TMPFILE): it goes with its last reference unless it is linked.
+    pub fn create_unnamed(&self, cred: &Cred, dir: &InodeRef, spec: &CreateSpec) -> Result<InodeRef> {
+        self.balance();
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        if spec.kind == FileType::Directory {
+            return Err(NameError::Invalid.into());
+        }
+        self.check_spec(cred, spec)?;
+        self.begin_change()?;
+        self.access(cred, dir, WRITE | EXECUTE)?;
+        let _names = self.exclusive(dir)?;
+        self.dir_is_alive(dir)?;
+        let new = self.new_inode(cred, dir, spec)?;
+        let loaded = self.fs.create_unnamed(dir, &new)?;
+        self.adopt(loaded)
+    }
+
+    /// Give an inode another name.
+    pub fn link(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        dir: &InodeRef,
+        name: &[u8],
+        want_info: bool,
+    ) -> Result<Option<ChangeInfo>> {
+        self.check_new_name(dir, name)?;
+        if inode.kind == FileType::Directory {
+            return Err(NameError::NotPermitted.into());
+        }
+        let info = {
+            let _locks = self.lock_all(&[dir, inode])?;
+            self.dir_is_alive(dir)?;
+            self.access(cred, dir, EXECUTE)?;
+            if self.find(dir, name)?.is_some() {
+                return Err(NameError::Exists.into());
+            }
+            self.begin_change()?;
+            self.access(cred, dir, WRITE)?;
+            let (flags, nlink) = inode.with_attr(|attr| (attr.flags, attr.nlink));
+            if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+                return Err(NameError::NotPermitted.into());
+            }
+            if nlink >= self.info.max_links {
+                return Err(NameError::TooManyLinks.into());
+            }
+            let before = self.before(dir, want_info);
+            self.fs.link(dir, name, inode)?;
+            self.names.put(dir.ino, name, Some(inode.ino));
+            self.info_since(dir, before)
+        };
+        self.notify(dir, ChangeKind::Names);
+        self.notify(inode, ChangeKind::Metadata);
+        Ok(info)
+    }
+
+    /// Take a name of a non-directory away.
+    pub fn unlink(&self, cred: &Cred, dir: &InodeRef, name: &[u8], want_info: bool) -> Result<Option<ChangeInfo>> {
+        if is_dot(name) {
+            return Err(NameError::IsDirectory.into());
+        }
+        self.remove(cred, dir, name, want_info, false)
+    }
+
+    /// Take an empty directory away.
+    pub fn rmdir(&self, cred: &Cred, dir: &InodeRef, name: &[u8], want_info: bool) -> Result<Option<ChangeInfo>> {
+        match name {
+            b"." => return Err(NameError::Invalid.into()),
+            b".." => return Err(NameError::NotEmpty.into()),
+            _ => {}
+        }
+        self.remove(cred, dir, name, want_info, true)
+    }
+
+    fn remove(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        want_info: bool,
+        directory: bool,
+    ) -> Result<Option<ChangeInfo>> {
+        self.check_old_name(dir, name)?;
+        self.access(cred, dir, EXECUTE)?;
+        loop {
+            let victim = self.find_ref(dir, name)?.ok_or(NameError::NotFound)?;
+            let locks = self.lock_all(&[dir, &victim])?;
+            if self.find(dir, name)? != Some(victim.ino) {
+                continue;
+            }
+            self.begin_change()?;
+            self.may_delete(cred, dir, &victim)?;
+            match (directory, victim.kind == FileType::Directory) {
+                (true, false) => return Err(NameError::NotDirectory.into()),
+                (false, true) => return Err(NameError::IsDirectory.into()),
+                _ => {}
+            }
+            if victim.ino == self.info.root {
+                return Err(NameError::Busy.into());
+            }
+            let before = self.before(dir, want_info);
+            self.fs.unlink(dir, name, &victim)?;
+            self.names.put(dir.ino, name, None);
+            let info = self.info_since(dir, before);
+            drop(locks);
+            self.notify(dir, ChangeKind::Names);
+            self.notify(&victim, ChangeKind::Metadata);
+            return Ok(info);
+        }
+    }
+
+    /// Whether `ancestor` lies on the way from `dir` to the root, `dir` included. Under the move lock.
+    fn is_below(&self, dir: &InodeRef, ancestor: Ino) -> Result<bool> {
+        let mut at = dir.clone();
+        for _ in 0..MAX_DEPTH {
+            if at.ino == ancestor {
+                return Ok(true);
+            }
+            if at.ino == self.info.root {
+                return Ok(false);
+            }
+            let parent = {
+                let _names = self.shared(&at)?;
+                self.get(self.fs.parent(&at)?)?
+            };
+            at = parent;
+        }
+        Err(crate::error::Error::corrupt("the parents of a directory form a loop", format!("inode {}", dir.ino)))
+    }
+
+    /// Rename, replacing what has the new name unless `NOREPLACE`, or swap two names (`EXCHANGE`).
+    #[allow(clippy::too_many_arguments)]
+    pub fn rename(
+        &self,
+        cred: &Cred,
+        old_dir: &InodeRef,
+        old_name: &[u8],
+        new_dir: &InodeRef,
+        new_name: &[u8],
+        flags: RenameFlags,
+        want_info: bool,
+    ) -> Result<Option<(ChangeInfo, ChangeInfo)>> {
+        self.check_old_name(old_dir, old_name)?;
+        self.check_old_name(new_dir, new_name)?;
+        if is_dot(old_name) || is_dot(new_name) {
+            return Err(NameError::Busy.into());
+        }
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        if exchange && flags.contains(RenameFlags::NOREPLACE) {
+            return Err(NameError::Invalid.into());
+        }
+        self.access(cred, old_dir, EXECUTE)?;
+        self.access(cred, new_dir, EXECUTE)?;
+        let crosses = old_dir.ino != new_dir.ino;
+        loop {
+            let inode = self.find_ref(old_dir, old_name)?.ok_or(NameError::NotFound)?;
+            let target = self.find_ref(new_dir, new_name)?;
+            let target_moves = exchange && target.as_ref().is_some_and(|target| target.kind == FileType::Directory);
+            let inode_moves = inode.kind == FileType::Directory;
+            let move_guard = (crosses && (inode_moves || target_moves)).then(|| self.move_lock.lock());
+            if move_guard.is_some() {
+                if inode_moves && self.is_below(new_dir, inode.ino)? {
+                    return Err(NameError::Invalid.into());
+                }
+                if let Some(target) = &target
+                    && target.kind == FileType::Directory
+                    && self.is_below(old_dir, target.ino)?
+                {
+                    return Err(if exchange { NameError::Invalid } else { NameError::NotEmpty }.into());
+                }
+            }
+            let mut all: Vec<&Inode> = vec![old_dir, new_dir, &inode];
+            all.extend(target.as_deref());
+            let locks = self.lock_all(&all)?;
+            let target_ino = target.as_ref().map(|target| target.ino);
+            if self.find(old_dir, old_name)? != Some(inode.ino) || self.find(new_dir, new_name)? != target_ino {
+                continue;
+            }
+            self.dir_is_alive(new_dir)?;
+            if flags.contains(RenameFlags::NOREPLACE) && target.is_some() {
+                return Err(NameError::Exists.into());
+            }
+            if exchange && target.is_none() {
+                return Err(NameError::NotFound.into());
+            }
+            self.begin_change()?;
+            self.check_rename(cred, old_dir, new_dir, &inode, target.as_deref(), exchange)?;
+            if target_ino == Some(inode.ino) {
+                // Two names of one file: POSIX says that nothing happens.
+                return Ok(self.unchanged_pair(old_dir, new_dir, want_info));
+            }
+            let before = (self.before(old_dir, want_info), self.before(new_dir, want_info));
+            let result = self.fs.rename(&Rename {
+                old_dir,
+                old_name,
+                new_dir,
+                new_name,
+                inode: &inode,
+                target: target.as_deref(),
+                exchange,
+            });
+            result?;
+            self.names.put(old_dir.ino, old_name, if exchange { target_ino } else { None });
+            self.names.put(new_dir.ino, new_name, Some(inode.ino));
+            let info = self.info_since(old_dir, before.0).zip(self.info_since(new_dir, before.1));
+            drop(locks);
+            drop(move_guard);
+            self.notify(old_dir, ChangeKind::Names);
+            if crosses {
+                self.notify(new_dir, ChangeKind::Names);
+            }
+            self.notify(&inode, ChangeKind::Metadata);
+            if let Some(target) = &target {
+                self.notify(target, ChangeKind::Metadata);
+            }
+            return Ok(info);
+        }
+    }
+
+    fn unchanged_pair(&self, old_dir: &Inode, new_dir: &Inode, want_info: bool) -> Option<(ChangeInfo, ChangeInfo)> {
+        let same = |dir| {
+            let value = self.before(dir, want_info)?;
+            Some(ChangeInfo { before: value, after: value })
+        };
+        same(old_dir).zip(same(new_dir))
+    }
+
+    fn check_rename(
+        &self,
+        cred: &Cred,
+        old_dir: &Inode,
+        new_dir: &Inode,
+        inode: &Inode,
+        target: Option<&Inode>,
+        exchange: bool,
+    ) -> Result<()> {
+        let is_dir = |inode: &Inode| inode.kind == FileType::Directory;
+        self.may_delete(cred, old_dir, inode)?;
+        match target {
+            Some(target) => {
+                self.may_delete(cred, new_dir, target)?;
+                if !exchange && is_dir(inode) && !is_dir(target) {
+                    return Err(NameError::NotDirectory.into());
+                }
+                if !exchange && !is_dir(inode) && is_dir(target) {
+                    return Err(NameError::IsDirectory.into());
+                }
+            }
+            None => self.access(cred, new_dir, WRITE | EXECUTE)?,
+        }
+        if old_dir.ino != new_dir.ino {
+            // A directory that moves gets another `..`: that is a write to it.
+            if is_dir(inode) {
+                self.access(cred, inode, WRITE)?;
+            }
+            if let Some(target) = target.filter(|target| exchange && is_dir(target)) {
+                self.access(cred, target, WRITE)?;
+            }
+        }
+        Ok(())
+    }
+}

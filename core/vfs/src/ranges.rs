@@ -1,0 +1,165 @@
+//! Ranges of files: allocation, holes, copies.
+
+use crate::api::*;
+use crate::error::{NameError, Result};
+use crate::inode::{Logged, Touch};
+use crate::pages::PAGE;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+
+const PAGE64: u64 = PAGE as u64;
+const COPY_BYTES: usize = 1 << 20;
+
+impl Vfs {
+    /// Allocate, punch, zero, collapse or insert.
+    pub fn fallocate(&self, cred: &Cred, inode: &InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+        self.balance();
+        if inode.kind != FileType::Regular {
+            return Err(NameError::NotSupported.into());
+        }
+        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
+        if len == 0 {
+            return Err(NameError::Invalid.into());
+        }
+        let kept = mode.contains(FallocateMode::KEEP_SIZE);
+        let shifts = mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE);
+        let kinds = FallocateMode::PUNCH_HOLE
+            | FallocateMode::COLLAPSE_RANGE
+            | FallocateMode::ZERO_RANGE
+            | FallocateMode::INSERT_RANGE;
+        let kind = mode & kinds;
+        let bad_mix = kind.bits().count_ones() > 1
+            || (mode.contains(FallocateMode::PUNCH_HOLE) && !kept)
+            || (shifts && kept)
+            || FallocateMode::from_bits(mode.bits()).is_none();
+        if bad_mix {
+            return Err(NameError::NotSupported.into());
+        }
+        {
+            let _lock = self.exclusive(inode)?;
+            self.begin_change()?;
+            let (size, perm, flags) = inode.with_attr(|attr| (attr.size, attr.perm, attr.flags));
+            if flags.contains(InodeFlags::IMMUTABLE) || (flags.contains(InodeFlags::APPEND) && !kind.is_empty()) {
+                return Err(NameError::NotPermitted.into());
+            }
+            let largest = if mode.contains(FallocateMode::INSERT_RANGE) { size.saturating_add(len) } else { end };
+            if largest > self.info.max_file_size && !mode.contains(FallocateMode::PUNCH_HOLE) {
+                return Err(NameError::TooLarge.into());
+            }
+            if shifts {
+                let block = u64::from(self.info.block_size);
+                let collapse_to_end = mode.contains(FallocateMode::COLLAPSE_RANGE) && end >= size;
+                let insert_behind = mode.contains(FallocateMode::INSERT_RANGE) && offset >= size;
+                if offset % block != 0 || len % block != 0 || collapse_to_end || insert_behind {
+                    return Err(NameError::Invalid.into());
+                }
+            }
+            if !cred.privileged() && perm & 0o6000 != 0 {
+                self.kill_privileges(inode)?;
+            }
+            let _writeback = inode.writeback_lock.lock();
+            let until = if shifts { u64::MAX } else { end };
+            self.write_pages(inode, offset, until)?;
+            if !kind.is_empty() {
+                let last = if shifts { u64::MAX } else { end.div_ceil(PAGE64) };
+                inode.pages.drop_pages(offset / PAGE64, last, &self.memory);
+            }
+            if let Err(error) = self.fs.fallocate(inode, mode, offset, len) {
+                // Some of it may have been done.
+                let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
+                return Err(error);
+            }
+        }
+        self.notify(inode, ChangeKind::Data);
+        Ok(())
+    }
+
+    /// The first byte of data at or behind `offset`.
+    pub fn seek_data(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        let _lock = self.shared(inode)?;
+        let size = self.seekable(inode, offset)?;
+        let mut at = offset;
+        while at < size {
+            let range = self.fs.map(inode, at)?;
+            if range.kind == RangeKind::Data {
+                return Ok(at);
+            }
+            let end = range.start.saturating_add(range.len).min(size).max(at + 1);
+            if let Some(dirty) = inode.pages.next_dirty(at, end)
+                && dirty < size
+            {
+                return Ok(dirty);
+            }
+            at = end;
+        }
+        Err(NameError::NoSuchOffset.into())
+    }
+
+    /// The first byte of a hole at or behind `offset`; the end of the file is one.
+    pub fn seek_hole(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        let _lock = self.shared(inode)?;
+        let size = self.seekable(inode, offset)?;
+        let mut at = offset;
+        while at < size {
+            let range = self.fs.map(inode, at)?;
+            let end = range.start.saturating_add(range.len).min(size).max(at + 1);
+            if range.kind == RangeKind::Data {
+                at = end;
+            } else if inode.pages.next_dirty(at, at + 1).is_some() {
+                at = ((at / PAGE64 + 1) * PAGE64).min(size);
+            } else {
+                return Ok(at);
+            }
+        }
+        Ok(size)
+    }
+
+    fn seekable(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
+        if inode.kind != FileType::Regular {
+            return Err(NameError::Invalid.into());
+        }
+        let size = inode.size();
+        if offset >= size { Err(NameError::NoSuchOffset.into()) } else { Ok(size) }
+    }
+
+    /// Copy bytes between files of this filesystem; says how many. Overlapping ranges of one file are refused.
+    pub fn copy_range(
+        &self,
+        cred: &Cred,
+        source: &InodeRef,
+        source_offset: u64,
+        target: &InodeRef,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<u64> {
+        if source.ino == target.ino {
+            let apart = source_offset.saturating_add(len) <= target_offset
+                || target_offset.saturating_add(len) <= source_offset;
+            if !apart && len > 0 {
+                return Err(NameError::Invalid.into());
+            }
+        }
+        let mut buf = vec![0; COPY_BYTES.min(len.min(COPY_BYTES as u64) as usize)];
+        let mut done = 0;
+        while done < len {
+            let want = (len - done).min(buf.len() as u64) as usize;
+            let got = match self.read(source, source_offset.saturating_add(done), &mut buf[..want]) {
+                Ok(0) => break,
+                Ok(got) => got,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            };
+            match self.write(cred, target, target_offset.saturating_add(done), &buf[..got], WriteFlags::empty()) {
+                Ok(wrote) => {
+                    done += wrote as u64;
+                    if wrote < got {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,162 @@
+//! From names to inodes.
+
+use crate::access::EXECUTE;
+use crate::api::Cred;
+use crate::error::{NameError, Result};
+use crate::inode::Inode;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+use std::ops::ControlFlow;
+
+const MAX_SYMLINKS: u32 = 40;
+/// Entries that one hold of the directory's lock collects.
+const READDIR_BATCH: usize = 512;
+
+struct Entry {
+    ino: Ino,
+    name: Vec<u8>,
+    kind: Option<FileType>,
+    next: u64,
+}
+
+impl Vfs {
+    /// What a directory says about a name; some lock of the directory is held.
+    pub(crate) fn find(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
+        if let Some(known) = self.names.get(dir.ino, name) {
+            return Ok(known);
+        }
+        let found = self.fs.lookup(dir, name)?;
+        self.names.put(dir.ino, name, found);
+        Ok(found)
+    }
+
+    pub(crate) fn check_name(&self, name: &[u8]) -> Result<()> {
+        if name.len() > self.info.name_max as usize {
+            return Err(NameError::NameTooLong.into());
+        }
+        if name.is_empty() {
+            return Err(NameError::NotFound.into());
+        }
+        if name.contains(&b'/') || name.contains(&0) {
+            return Err(NameError::Invalid.into());
+        }
+        Ok(())
+    }
+
+    /// The inode that a name in a directory stands for; `.` and `..` too.
+    pub fn lookup(&self, cred: &Cred, dir: &InodeRef, name: &[u8]) -> Result<InodeRef> {
+        self.balance();
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        self.check_name(name)?;
+        self.access(cred, dir, EXECUTE)?;
+        if name == b"." {
+            return Ok(dir.clone());
+        }
+        let _names = self.shared(dir)?;
+        if name == b".." {
+            return if dir.ino == self.info.root { Ok(dir.clone()) } else { self.get(self.fs.parent(dir)?) };
+        }
+        // Under the lock: the name cannot go, and so its inode cannot be deleted or its number be used again.
+        match self.find(dir, name)? {
+            Some(ino) => self.get(ino),
+            None => Err(NameError::NotFound.into()),
+        }
+    }
+
+    /// The inode that a path names, starting at the root; symbolic links are followed inside the image. The last component is
+    /// followed if `follow_last` says so.
+    pub fn resolve(&self, cred: &Cred, path: impl AsRef<[u8]>, follow_last: bool) -> Result<InodeRef> {
+        let mut at = self.root()?;
+        // Components still to go, the next one last.
+        let mut rest: Vec<Vec<u8>> = components(path.as_ref());
+        let trailing_slash = path.as_ref().ends_with(b"/");
+        let mut links = 0;
+        while let Some(name) = rest.pop() {
+            let next = self.lookup(cred, &at, &name)?;
+            let is_last = rest.is_empty();
+            if next.kind == FileType::Symlink && (!is_last || follow_last || trailing_slash) {
+                links += 1;
+                if links > MAX_SYMLINKS {
+                    return Err(NameError::Loop.into());
+                }
+                let target = self.read_link(&next)?;
+                if target.is_empty() {
+                    return Err(NameError::NotFound.into());
+                }
+                if target.first() == Some(&b'/') {
+                    at = self.root()?;
+                }
+                rest.extend(components(&target));
+                continue;
+            }
+            at = next;
+        }
+        if trailing_slash && at.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        Ok(at)
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, inode: &InodeRef) -> Result<Vec<u8>> {
+        if inode.kind != FileType::Symlink {
+            return Err(NameError::Invalid.into());
+        }
+        let target = {
+            let _lock = self.shared(inode)?;
+            self.fs.read_link(inode)?
+        };
+        self.accessed(inode);
+        Ok(target)
+    }
+
+    /// Emit the entries of a directory, `.` and `..` included, from a cursor on (0: the start) until `emit` breaks. `emit` runs
+    /// without locks: it may call the VFS.
+    pub fn readdir(
+        &self,
+        dir: &InodeRef,
+        cursor: u64,
+        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.balance();
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        let mut cursor = cursor;
+        self.accessed(dir);
+        loop {
+            let mut batch: Vec<Entry> = Vec::new();
+            {
+                let _names = self.shared(dir)?;
+                self.fs.readdir(dir, cursor, &mut |entry| {
+                    batch.push(Entry {
+                        ino: entry.ino,
+                        name: entry.name.to_vec(),
+                        kind: entry.kind,
+                        next: entry.next,
+                    });
+                    if batch.len() == READDIR_BATCH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                })?;
+            }
+            for entry in &batch {
+                let shown = DirEntry { ino: entry.ino, name: &entry.name, kind: entry.kind, next: entry.next };
+                if emit(&shown).is_break() {
+                    return Ok(());
+                }
+                cursor = entry.next;
+            }
+            if batch.len() < READDIR_BATCH {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> =
+        path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect();
+    names.reverse();
+    names
+}

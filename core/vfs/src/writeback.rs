@@ -1,0 +1,380 @@
+//! Write-back: what is dirty reaches the device by age, by pressure, by `fsync`, by `sync` and at unmount.
+//!
+//! Background work is no change: nothing here bumps a counter. Inodes with dirty pages stand in one list; an inode is
+//! taken off before its pages travel, and whoever dirties it meanwhile puts it back. Each travel is made under the
+//! inode's write-back lock and never under its data lock, so that writers go on while the device works.
+
+use crate::error::{Error, Result};
+use crate::inode::Inode;
+use crate::pages::Memory;
+use crate::stats::Stats;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Times that lazytime holds back are written after this long.
+const LAZY_TIMES_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// The inodes with dirty pages, and the thread that looks after them.
+pub(crate) struct DirtyList {
+    since: Mutex<BTreeMap<Ino, Instant>>,
+    stop: Mutex<bool>,
+    wake: Condvar,
+    urgent: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl DirtyList {
+    pub(crate) fn new() -> Self {
+        Self {
+            since: Mutex::new(BTreeMap::new()),
+            stop: Mutex::new(false),
+            wake: Condvar::new(),
+            urgent: AtomicBool::new(false),
+            thread: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn start(vfs: &Arc<Vfs>, interval: Duration) -> Result<()> {
+        let list = vfs.dirty.clone();
+        // Weak: the thread must not keep a filesystem alive that everybody else has dropped.
+        let weak = vfs.me.clone();
+        let thread = std::thread::Builder::new()
+            .name("ivers-writeback".into())
+            .spawn(move || {
+                let mut lazy_flushed = Instant::now();
+                loop {
+                    {
+                        let mut stop = list.stop.lock();
+                        if !*stop && !list.urgent.load(Ordering::Acquire) {
+                            list.wake.wait_for(&mut stop, interval);
+                        }
+                        if *stop {
+                            return;
+                        }
+                    }
+                    let Some(vfs) = weak.upgrade() else { return };
+                    let urgent = list.urgent.swap(false, Ordering::AcqRel);
+                    vfs.write_back_aged(urgent);
+                    if lazy_flushed.elapsed() > LAZY_TIMES_MAX {
+                        lazy_flushed = Instant::now();
+                        if let Err(error) = vfs.flush_inodes() {
+                            log::warn!("cannot write times: {error}");
+                        }
+                    }
+                }
+            })
+            .map_err(|error| Error::Io(format!("cannot start the write-back thread: {error}")))?;
+        *vfs.dirty.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    /// Stop the thread and wait for it (unless it is the one that asks).
+    pub(crate) fn stop(&self) {
+        *self.stop.lock() = true;
+        self.wake.notify_all();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    fn hurry(&self) {
+        if !self.urgent.swap(true, Ordering::AcqRel) {
+            let _stop = self.stop.lock();
+            self.wake.notify_all();
+        }
+    }
+
+    fn oldest(&self) -> Vec<(Ino, Instant)> {
+        let mut all: Vec<_> = self.since.lock().iter().map(|(ino, since)| (*ino, *since)).collect();
+        all.sort_by_key(|(_, since)| *since);
+        all
+    }
+}
+
+impl Vfs {
+    /// Put an inode with new dirty pages on the list. Called after the pages were marked.
+    pub(crate) fn list_dirty(&self, inode: &Inode) {
+        if !inode.dirty_listed.swap(true, Ordering::AcqRel) {
+            self.dirty.since.lock().entry(inode.ino).or_insert_with(Instant::now);
+        }
+    }
+
+    fn unlist_dirty(&self, inode: &Inode) {
+        let mut since = self.dirty.since.lock();
+        since.remove(&inode.ino);
+        inode.dirty_listed.store(false, Ordering::Release);
+    }
+
+    /// Write the dirty pages of a byte range to the device. The caller holds the write-back lock.
+    pub(crate) fn write_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+        let mut from = from;
+        while let Some(run) = inode.pages.begin_run(from, to, || inode.size()) {
+            let mut pending = RunGuard { inode, memory: &self.memory, run: &run, arrived: false };
+            let result = self.fs.write_back(inode, run.offset, &run.data);
+            pending.arrived = result.is_ok();
+            drop(pending);
+            if let Err(error) = result {
+                *inode.writeback_error.lock() = Some(error.clone());
+                self.list_dirty(inode);
+                return Err(error);
+            }
+            self.policy.stats.written_back_bytes.fetch_add(run.data.len() as u64, Ordering::Relaxed);
+            from = run.offset + run.data.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Write an inode back: its pages, then what of it is not logged.
+    pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
+        let _writeback = inode.writeback_lock.lock();
+        if inode.dirty_listed.load(Ordering::Acquire) {
+            self.unlist_dirty(inode);
+        }
+        self.write_pages(inode, 0, u64::MAX)?;
+        self.flush_inode(inode)
+    }
+
+    /// Log what was put off: times under lazytime, access times, and what failed before. Under the write-back lock.
+    pub(crate) fn flush_inode(&self, inode: &Inode) -> Result<()> {
+        let times = inode.lazy_times.swap(false, Ordering::AcqRel);
+        let again = inode.needs_log.swap(false, Ordering::AcqRel);
+        if times || again {
+            if let Err(error) = self.log(inode) {
+                inode.lazy_times.fetch_or(times, Ordering::AcqRel);
+                return Err(error);
+            }
+            if times {
+                Stats::count(&self.policy.stats.inode_updates);
+                Stats::count(&self.policy.stats.inode_updates_times);
+            }
+        }
+        Ok(())
+    }
+
+    fn pinned(&self, ino: Ino) -> Option<InodeRef> {
+        self.inodes.peek(ino).map(|inode| self.counted(inode))
+    }
+
+    /// One round of the thread.
+    pub(crate) fn write_back_aged(&self, urgent: bool) {
+        let expire = self.options().dirty_expire;
+        for (ino, since) in self.dirty.oldest() {
+            let pressed = urgent || self.memory.dirty_bytes() > self.memory.dirty_limit / 2;
+            if !pressed && since.elapsed() < expire {
+                break;
+            }
+            match self.pinned(ino) {
+                Some(inode) => {
+                    if let Err(error) = self.write_back_inode(&inode) {
+                        log::warn!("write-back of inode {ino} failed: {error}");
+                    }
+                }
+                None => {
+                    self.dirty.since.lock().remove(&ino);
+                }
+            }
+        }
+    }
+
+    /// Called by writers before they take locks: who dirties faster than the device takes helps to write, and so waits.
+    pub(crate) fn throttle(&self, coming: u64) -> Result<()> {
+        let over = |bytes: u64| bytes.saturating_add(coming) > self.memory.dirty_limit;
+        if self.memory.dirty_bytes() > self.memory.dirty_limit / 2 && self.options().background {
+            self.dirty.hurry();
+        }
+        while over(self.memory.dirty_bytes()) && self.memory.dirty_bytes() > 0 {
+            let before = self.memory.dirty_bytes();
+            let mut failed = None;
+            for (ino, _) in self.dirty.oldest() {
+                if let Some(inode) = self.pinned(ino)
+                    && let Err(error) = self.write_back_inode(&inode)
+                {
+                    failed = Some(error);
+                }
+                if !over(self.memory.dirty_bytes()) {
+                    return Ok(());
+                }
+            }
+            if self.memory.dirty_bytes() >= before {
+                if let Some(error) = failed {
+                    return Err(error);
+                }
+                // Another thread has taken the inodes off the list and is writing them.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Log whatever of any cached inode was put off.
+    pub(crate) fn flush_inodes(&self) -> Result<()> {
+        let mut first_error = None;
+        for ino in self.inodes.all() {
+            let Some(inode) = self.pinned(ino) else { continue };
+            if inode.lazy_times.load(Ordering::Acquire) || inode.needs_log.load(Ordering::Acquire) {
+                let _writeback = inode.writeback_lock.lock();
+                if let Err(error) = self.flush_inode(&inode) {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn sync_inner(&self) -> Result<()> {
+        let mut first_error = None;
+        for (ino, _) in self.dirty.oldest() {
+            let Some(inode) = self.pinned(ino) else { continue };
+            if let Err(error) = self.write_back_inode(&inode) {
+                first_error.get_or_insert(error);
+            }
+        }
+        // Inodes that the thread has just taken off the list: wait for them.
+        for ino in self.inodes.all() {
+            let Some(inode) = self.pinned(ino) else { continue };
+            if inode.pages.has_pages() || inode.lazy_times.load(Ordering::Acquire) || inode.needs_log.load(Ordering::Acquire) {
+                let _writeback = inode.writeback_lock.lock();
+                if let Err(error) = self.flush_inode(&inode) {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        if let Err(error) = self.fs.sync() {
+            first_error.get_or_insert(error);
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Make everything durable that was changed before the call.
+    pub fn sync(&self) -> Result<()> {
+        self.alive()?;
+        if self.policy.read_only {
+            return Ok(());
+        }
+        self.sync_inner()
+    }
+
+    /// Make one file durable. `data_only` as fdatasync: times alone need not go. Reports a write-back error that was not
+    /// reported before.
+    pub fn fsync(&self, inode: &InodeRef, data_only: bool) -> Result<()> {
+        self.alive()?;
+        if self.policy.read_only {
+            return Ok(());
+        }
+        let written = if data_only {
+            let _writeback = inode.writeback_lock.lock();
+            if inode.dirty_listed.load(Ordering::Acquire) {
+                self.unlist_dirty(inode);
+            }
+            self.write_pages(inode, 0, u64::MAX).and_then(|()| {
+                if inode.needs_log.load(Ordering::Acquire) { self.flush_inode(inode) } else { Ok(()) }
+            })
+        } else {
+            self.write_back_inode(inode)
+        };
+        let earlier = inode.writeback_error.lock().take();
+        written?;
+        if let Some(error) = earlier {
+            return Err(error);
+        }
+        self.fs.fsync(inode, data_only)
+    }
+
+    /// Give memory back while over the budget. Called without locks.
+    pub(crate) fn balance(&self) {
+        if self.memory.budget.over() {
+            self.shrink();
+        }
+    }
+
+    #[cold]
+    fn shrink(&self) {
+        let Some(mut hand) = self.shrink_lock.try_lock() else { return };
+        let limit = self.memory.budget.limit();
+        let target = limit - limit / 16;
+        let shards = self.inodes.shards();
+        let mut idle_rounds = 0;
+        // Two rounds without progress: the first may only have cleared marks. What is left is in use or another's.
+        while self.memory.budget.used() > target && idle_rounds < 3 {
+            let before = self.memory.budget.used();
+            for _ in 0..shards {
+                *hand = (*hand + 1) % shards;
+                for inode in self.inodes.rotate(*hand, 64) {
+                    inode.pages.shrink(1024, &self.memory);
+                    self.try_evict(&inode);
+                }
+                if self.memory.budget.used() <= target {
+                    return;
+                }
+            }
+            self.names.shrink(64);
+            idle_rounds = if self.memory.budget.used() < before { 0 } else { idle_rounds + 1 };
+        }
+    }
+
+    fn try_evict(&self, inode: &Arc<Inode>) {
+        if inode.users.load(Ordering::Acquire) != 0 || inode.recent.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        if inode.is_dirty() {
+            let Some(pin) = self.pinned(inode.ino) else { return };
+            if !Arc::ptr_eq(pin.arc(), inode) {
+                return;
+            }
+            if let Err(error) = self.write_back_inode(&pin) {
+                log::warn!("inode {} stays in memory: {error}", inode.ino);
+                return;
+            }
+        }
+        if let Some(claim) = self.inodes.claim_unused(inode, |inode| !inode.is_dirty() && inode.with_attr(|attr| attr.nlink) != 0) {
+            self.leave(inode);
+            drop(claim);
+        }
+    }
+
+    /// Read access: move the access time as the mount says. No change: lazily kept, written with the next log.
+    pub(crate) fn accessed(&self, inode: &Inode) {
+        use crate::policy::AtimeMode;
+        if self.policy.read_only || self.policy.atime == AtimeMode::Never {
+            return;
+        }
+        let now = self.policy.now();
+        let moved = inode.with_attr(|attr| {
+            if attr.flags.contains(InodeFlags::NOATIME) || attr.atime == now {
+                return false;
+            }
+            let old = attr.atime <= attr.mtime || attr.atime <= attr.ctime || now.sec - attr.atime.sec >= 24 * 3600;
+            if self.policy.atime == AtimeMode::Relative && !old {
+                return false;
+            }
+            attr.atime = now;
+            true
+        });
+        if moved {
+            inode.lazy_times.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Gives a run's pages back as dirty if the driver unwinds.
+struct RunGuard<'a> {
+    inode: &'a Inode,
+    memory: &'a Memory,
+    run: &'a crate::pages::Run,
+    arrived: bool,
+}
+
+impl Drop for RunGuard<'_> {
+    fn drop(&mut self) {
+        self.inode.pages.end_run(self.run, self.arrived, self.memory);
+    }
+}
+

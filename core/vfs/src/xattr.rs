@@ -1,0 +1,199 @@
+//! Extended attributes: who may use which namespace, ACLs kept in step with the mode, and what is ours alone.
+
+use crate::access::{READ, WRITE};
+use crate::acl::{self, Acl};
+use crate::api::*;
+use crate::driver::XattrMode;
+use crate::error::{NameError, Result};
+use crate::inode::{Inode, Logged, Touch};
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+use std::sync::atomic::Ordering;
+
+/// Names that ivers keeps for itself.
+const OWN: &[u8] = b"trusted.ivers.";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Space {
+    User,
+    Trusted,
+    Security,
+    Acl,
+}
+
+fn space(name: &[u8]) -> Result<Space> {
+    let rest = |prefix: &[u8]| name.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
+    if name.len() > 255 {
+        return Err(NameError::Range.into());
+    }
+    if name.contains(&0) {
+        return Err(NameError::Invalid.into());
+    }
+    if rest(b"user.") {
+        Ok(Space::User)
+    } else if rest(b"trusted.") {
+        Ok(Space::Trusted)
+    } else if rest(b"security.") {
+        Ok(Space::Security)
+    } else if name == acl::ACCESS || name == acl::DEFAULT {
+        Ok(Space::Acl)
+    } else {
+        Err(NameError::NotSupported.into())
+    }
+}
+
+fn has_user_attributes(kind: FileType) -> bool {
+    matches!(kind, FileType::Regular | FileType::Directory)
+}
+
+impl Vfs {
+    fn check_xattrs(&self) -> Result<()> {
+        self.alive()?;
+        if self.info.xattr_value_max == 0 { Err(NameError::NotSupported.into()) } else { Ok(()) }
+    }
+
+    /// The value of an extended attribute.
+    pub fn get_xattr(&self, cred: &Cred, inode: &InodeRef, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        let name = name.as_ref();
+        self.check_xattrs()?;
+        if name.starts_with(OWN) {
+            return Err(NameError::NoAttribute.into());
+        }
+        match space(name)? {
+            Space::User if !has_user_attributes(inode.kind) => return Err(NameError::NoAttribute.into()),
+            Space::User => self.access(cred, inode, READ)?,
+            Space::Trusted if !cred.privileged() => return Err(NameError::NoAttribute.into()),
+            Space::Acl if inode.kind == FileType::Symlink => return Err(NameError::NotSupported.into()),
+            _ => {}
+        }
+        let _lock = self.shared(inode)?;
+        self.fs.get_xattr(inode, name)
+    }
+
+    /// The names of the extended attributes that the caller may know of.
+    pub fn list_xattr(&self, cred: &Cred, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
+        self.check_xattrs()?;
+        let _lock = self.shared(inode)?;
+        let mut names = self.fs.list_xattr(inode)?;
+        names.retain(|name| {
+            !name.starts_with(OWN)
+                && match space(name) {
+                    Ok(Space::Trusted) => cred.privileged(),
+                    Ok(Space::User) => has_user_attributes(inode.kind),
+                    Ok(_) => true,
+                    Err(_) => false,
+                }
+        });
+        Ok(names)
+    }
+
+    fn check_set_xattr(&self, cred: &Cred, inode: &Inode, name: &[u8]) -> Result<Space> {
+        if name.starts_with(OWN) {
+            return Err(NameError::NotPermitted.into());
+        }
+        let flags = inode.with_attr(|attr| attr.flags);
+        if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
+            return Err(NameError::NotPermitted.into());
+        }
+        let space = space(name)?;
+        match space {
+            Space::User => {
+                if !has_user_attributes(inode.kind) {
+                    return Err(NameError::NotPermitted.into());
+                }
+                let sticky = inode.kind == FileType::Directory && inode.with_attr(|attr| attr.perm) & 0o1000 != 0;
+                if sticky && !self.owns(cred, inode) {
+                    return Err(NameError::NotPermitted.into());
+                }
+                self.access(cred, inode, WRITE)?;
+            }
+            Space::Trusted | Space::Security if !cred.privileged() => return Err(NameError::NotPermitted.into()),
+            Space::Acl if inode.kind == FileType::Symlink => return Err(NameError::NotSupported.into()),
+            Space::Acl if !self.owns(cred, inode) => return Err(NameError::NotPermitted.into()),
+            _ => {}
+        }
+        Ok(space)
+    }
+
+    /// Set an extended attribute.
+    pub fn set_xattr(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        name: impl AsRef<[u8]>,
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        let name = name.as_ref();
+        self.check_xattrs()?;
+        {
+            let _lock = self.exclusive(inode)?;
+            self.begin_change()?;
+            let space = self.check_set_xattr(cred, inode, name)?;
+            if value.len() > self.info.xattr_value_max as usize {
+                return Err(NameError::AttributeTooLarge.into());
+            }
+            if space == Space::Acl {
+                self.set_acl(cred, inode, name, value, mode)?;
+            } else {
+                self.fs.set_xattr(inode, name, Some(value), mode)?;
+                if space == Space::Security {
+                    inode.no_capability.store(false, Ordering::Release);
+                }
+            }
+        }
+        self.notify(inode, ChangeKind::Metadata);
+        Ok(())
+    }
+
+    fn set_acl(&self, cred: &Cred, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let acl = Acl::parse(value)?;
+        if name == acl::DEFAULT {
+            if inode.kind != FileType::Directory {
+                return if acl.is_none() { Ok(()) } else { Err(NameError::Access.into()) };
+            }
+            return match acl {
+                Some(acl) => self.fs.set_xattr(inode, name, Some(&acl.encode()), mode),
+                None => self.remove_stored(inode, name),
+            };
+        }
+        inode.acl.forget();
+        let Some(acl) = acl else { return self.remove_stored(inode, name) };
+        // What cannot be stored must not have moved the mode: store first.
+        if acl.is_minimal() {
+            self.remove_stored(inode, name)?;
+        } else {
+            self.fs.set_xattr(inode, name, Some(&acl.encode()), mode)?;
+        }
+        inode.with_attr(|attr| {
+            attr.perm = attr.perm & !0o777 | acl.mode();
+            if !cred.privileged() && !cred.in_group(attr.gid) {
+                attr.perm &= !0o2000;
+            }
+        });
+        inode.acl.forget();
+        self.changed(inode, Touch::Metadata, Logged::Anyway)
+    }
+
+    fn remove_stored(&self, inode: &Inode, name: &[u8]) -> Result<()> {
+        match self.fs.set_xattr(inode, name, None, XattrMode::Any) {
+            Err(crate::error::Error::Name(NameError::NoAttribute)) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Remove an extended attribute.
+    pub fn remove_xattr(&self, cred: &Cred, inode: &InodeRef, name: impl AsRef<[u8]>) -> Result<()> {
+        let name = name.as_ref();
+        self.check_xattrs()?;
+        {
+            let _lock = self.exclusive(inode)?;
+            self.begin_change()?;
+            self.check_set_xattr(cred, inode, name)?;
+            self.fs.set_xattr(inode, name, None, XattrMode::Replace)?;
+            inode.acl.forget();
+        }
+        self.notify(inode, ChangeKind::Metadata);
+        Ok(())
+    }
+}

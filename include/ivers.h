@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The change attribute of a file on an ivers mount, by ioctl on any open
+ * descriptor of it:
+ *
+ *     struct ivers_change c;
+ *     if (ioctl(fd, IVERS_IOC_CHANGE, &c) == 0 && (c.flags & IVERS_CHANGE_VALID))
+ *             ...
+ *
+ * ENOTTY: not an ivers mount. The same numbers are the extended attributes
+ * system.ivers.change and system.ivers.stored, which need no descriptor.
+ *
+ * Two equal values of `change` of one file (same filesystem, inode number and
+ * generation) say that nothing about it changed in between, access times
+ * aside. Later values are larger, compared as (int64_t)((a - b) << 1) > 0.
+ */
+#ifndef IVERS_H
+#define IVERS_H
+
+#include <stdint.h>
+#include <sys/ioctl.h>
+
+struct ivers_change {
+	uint64_t change;     /* 0 unless IVERS_CHANGE_VALID */
+	uint64_t stored;     /* the counter as the format stores it */
+	uint32_t generation; /* tells lives of one inode number apart */
+	uint32_t flags;      /* IVERS_CHANGE_* */
+};
+
+#define IVERS_CHANGE_VALID      0x01u /* there is a change attribute */
+#define IVERS_CHANGE_DATA       0x02u /* data changes move it */
+#define IVERS_CHANGE_METADATA   0x04u /* metadata changes move it */
+#define IVERS_CHANGE_MONOTONIC  0x08u /* it only grows */
+#define IVERS_CHANGE_PERSISTENT 0x10u /* it rests across a clean remount */
+#define IVERS_CHANGE_CRASH_SAFE 0x20u /* never vouches for other contents after a crash */
+
+#define IVERS_IOC_CHANGE _IOR(0xE9, 1, struct ivers_change)
+
+#endif

@@ -1,0 +1,109 @@
+//! The change attribute as programs see it.
+
+use ivers_vfs::{ChangeMode, Inode, Vfs};
+use serde_json::json;
+
+/// The change attribute, decimal.
+pub const CHANGE: &str = "system.ivers.change";
+/// The stored counter, decimal.
+pub const STORED: &str = "system.ivers.stored";
+/// The promises, JSON.
+pub const SEMANTICS: &str = "system.ivers.semantics";
+/// The counters of the mount, JSON.
+pub const STATS: &str = "system.ivers.stats";
+
+/// What all names of ours begin with.
+const PREFIX: &[u8] = b"system.ivers.";
+
+/// Longest decimal of 64 bits: what a caller that asks for the size alone is told, without being counted as one who looked.
+pub(crate) const DECIMAL_MAX: u32 = 20;
+
+/// `IVERS_IOC_CHANGE` of `include/ivers.h`: `_IOR(0xE9, 1, struct ivers_change)`.
+pub const IVERS_IOC_CHANGE: u32 = (2 << 30) | ((IOCTL_BYTES as u32) << 16) | (0xE9 << 8) | 1;
+
+const IOCTL_BYTES: usize = 24;
+
+/// Which of our attributes a name stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Change,
+    Stored,
+    Semantics,
+    Stats,
+    /// Ours by its prefix, but there is none of that name.
+    Unknown,
+}
+
+/// `None`: not one of ours.
+pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
+    if !name.starts_with(PREFIX) {
+        return None;
+    }
+    Some(match &name[PREFIX.len()..] {
+        b"change" => Asked::Change,
+        b"stored" => Asked::Stored,
+        b"semantics" => Asked::Semantics,
+        b"stats" => Asked::Stats,
+        _ => Asked::Unknown,
+    })
+}
+
+/// Why there is no cookie, if there is none, as far as can be said without a query.
+pub(crate) fn missing(vfs: &Vfs) -> Option<String> {
+    if vfs.policy().mode == ChangeMode::Off {
+        return Some("mounted with iversion=off".into());
+    }
+    vfs.info().no_cookie.clone()
+}
+
+pub(crate) fn semantics(vfs: &Vfs) -> String {
+    let promises = vfs.info().semantics;
+    let missing = missing(vfs);
+    json!({
+        "cookie": missing.is_none(),
+        "no_cookie": missing,
+        "data": promises.data,
+        "metadata": promises.metadata,
+        "monotonic": promises.monotonic,
+        "persistent": promises.persistent,
+        "crash_safe": promises.crash_safe,
+    })
+    .to_string()
+}
+
+pub(crate) fn stats(vfs: &Vfs) -> String {
+    let mut map = serde_json::Map::new();
+    for (name, value) in vfs.stats().fields() {
+        map.insert(name.into(), value.into());
+    }
+    let (blocks, bytes) = vfs.fs().journal_stats();
+    map.insert("journal_blocks".into(), blocks.into());
+    map.insert("journal_bytes".into(), bytes.into());
+    serde_json::Value::Object(map).to_string()
+}
+
+/// `struct ivers_change` in the machine's byte order.
+pub(crate) fn ioctl_reply(vfs: &Vfs, inode: &Inode, change: Option<u64>) -> [u8; IOCTL_BYTES] {
+    let promises = vfs.info().semantics;
+    let mut flags = 0u32;
+    for (bit, on) in [
+        change.is_some(),
+        promises.data,
+        promises.metadata,
+        promises.monotonic,
+        promises.persistent,
+        promises.crash_safe,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        flags |= u32::from(on) << bit;
+    }
+    let stored = if change.is_some() { vfs.stored_version(inode) } else { 0 };
+    let mut out = [0; IOCTL_BYTES];
+    out[0..8].copy_from_slice(&change.unwrap_or(0).to_ne_bytes());
+    out[8..16].copy_from_slice(&stored.to_ne_bytes());
+    out[16..20].copy_from_slice(&inode.generation.to_ne_bytes());
+    out[20..24].copy_from_slice(&flags.to_ne_bytes());
+    out
+}

@@ -1,0 +1,51 @@
+//! The errno that an error of the VFS becomes.
+
+use fuser::Errno;
+use ivers_vfs::{Error, NameError};
+
+/// Map an error; what is broken (rather than refused) also goes to the log, because EIO says nothing.
+pub(crate) fn errno(error: Error) -> Errno {
+    match error {
+        Error::Corrupt { .. } => {
+            log::error!("{error}");
+            // EUCLEAN, "structure needs cleaning": what local filesystems answer.
+            Errno::from_i32(117)
+        }
+        Error::Incompatible(_) => {
+            log::warn!("{error}");
+            Errno::EOPNOTSUPP
+        }
+        Error::Io(_) => {
+            log::error!("{error}");
+            Errno::EIO
+        }
+        Error::Name(name) => name_errno(name),
+    }
+}
+
+fn name_errno(error: NameError) -> Errno {
+    match error {
+        NameError::NotFound => Errno::ENOENT,
+        NameError::Exists => Errno::EEXIST,
+        NameError::NotDirectory => Errno::ENOTDIR,
+        NameError::IsDirectory => Errno::EISDIR,
+        NameError::NotEmpty => Errno::ENOTEMPTY,
+        NameError::Access => Errno::EACCES,
+        NameError::NotPermitted => Errno::EPERM,
+        NameError::Invalid => Errno::EINVAL,
+        NameError::NameTooLong => Errno::ENAMETOOLONG,
+        NameError::TooManyLinks => Errno::EMLINK,
+        NameError::NoSpace => Errno::ENOSPC,
+        NameError::TooLarge => Errno::EFBIG,
+        NameError::ReadOnly => Errno::EROFS,
+        NameError::Stale => Errno::from_i32(116),
+        NameError::NoAttribute => Errno::from_i32(61),
+        NameError::Range => Errno::ERANGE,
+        NameError::AttributeTooLarge => Errno::E2BIG,
+        NameError::NotSupported => Errno::EOPNOTSUPP,
+        NameError::NoSuchOffset => Errno::ENXIO,
+        NameError::CrossDevice => Errno::EXDEV,
+        NameError::Loop => Errno::from_i32(40),
+        NameError::Busy => Errno::EBUSY,
+    }
+}

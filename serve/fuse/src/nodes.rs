@@ -1,0 +1,163 @@
+//! The inodes that the kernel knows: counted by its lookups, dropped when it forgets them.
+
+use ivers_vfs::InodeRef;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+/// The kernel's number of the root, whatever the format calls it.
+pub(crate) const ROOT: u64 = 1;
+
+const SHARDS: usize = 32;
+
+/// An inode that the kernel holds a reference to. While it does, the inode's number cannot be reused.
+pub(crate) struct Node {
+    pub(crate) id: u64,
+    pub(crate) inode: InodeRef,
+    /// Handles through which the kernel may hold dirty data: OPEN or CREATE to RELEASE.
+    writers: AtomicU32,
+    /// Whether file capabilities may have to go at the next write.
+    capabilities: AtomicU8,
+    /// A name under which it was last seen: where a thread of ours finds it through the mount. A hint, verified at use.
+    place: Mutex<Option<(u64, Box<[u8]>)>>,
+}
+
+const CAPABILITIES_NONE: u8 = 1;
+
+impl Node {
+    fn new(id: u64, inode: InodeRef) -> Self {
+        Self {
+            id,
+            inode,
+            writers: AtomicU32::new(0),
+            capabilities: AtomicU8::new(0),
+            place: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn writer_opens(&self) {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn writer_closes(&self) {
+        self.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether the kernel may know more about this file than we do.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.writers.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn has_no_capabilities(&self) -> bool {
+        self.capabilities.load(Ordering::Acquire) == CAPABILITIES_NONE
+    }
+
+    pub(crate) fn set_no_capabilities(&self, none: bool) {
+        self.capabilities.store(if none { CAPABILITIES_NONE } else { 0 }, Ordering::Release);
+    }
+
+    pub(crate) fn place(&self) -> Option<(u64, Box<[u8]>)> {
+        self.place.lock().clone()
+    }
+
+    pub(crate) fn set_place(&self, parent: u64, name: &[u8]) {
+        let mut place = self.place.lock();
+        match &*place {
+            Some((old_parent, old_name)) if *old_parent == parent && **old_name == *name => {}
+            _ => *place = Some((parent, name.into())),
+        }
+    }
+}
+
+type Shard = Mutex<HashMap<u64, (Arc<Node>, u64)>>;
+
+/// All nodes.
+pub(crate) struct Nodes {
+    root: Mutex<Option<Arc<Node>>>,
+    root_ino: u64,
+    shards: [Shard; SHARDS],
+}
+
+impl Nodes {
+    pub(crate) fn new(root: InodeRef) -> Self {
+        let root_ino = root.ino.0;
+        Self {
+            root: Mutex::new(Some(Arc::new(Node::new(ROOT, root)))),
+            root_ino,
+            shards: std::array::from_fn(|_| Mutex::default()),
+        }
+    }
+
+    /// The kernel's number of an inode: its own, but the root's is 1 and an inode 1 beside the root takes the root's.
+    pub(crate) fn id(&self, ino: u64) -> u64 {
+        match ino {
+            ino if ino == self.root_ino => ROOT,
+            ROOT => self.root_ino,
+            ino => ino,
+        }
+    }
+
+    /// The inode number behind one of the kernel's numbers.
+    pub(crate) fn ino(&self, id: u64) -> u64 {
+        self.id(id)
+    }
+
+    fn shard(&self, id: u64) -> &Shard {
+        &self.shards[(id % SHARDS as u64) as usize]
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<Arc<Node>> {
+        if id == ROOT {
+            return self.root.lock().clone();
+        }
+        self.shard(id).lock().get(&id).map(|(node, _)| node.clone())
+    }
+
+    /// The kernel is about to learn of this inode: count one lookup.
+    pub(crate) fn remember(&self, inode: InodeRef, parent: u64, name: &[u8]) -> Option<Arc<Node>> {
+        let id = self.id(inode.ino.0);
+        if id == ROOT {
+            return self.root.lock().clone();
+        }
+        let node = match self.shard(id).lock().entry(id) {
+            Entry::Occupied(mut slot) => {
+                slot.get_mut().1 += 1;
+                slot.get().0.clone()
+            }
+            Entry::Vacant(slot) => slot.insert((Arc::new(Node::new(id, inode)), 1)).0.clone(),
+        };
+        if name != b"." && name != b".." {
+            node.set_place(parent, name);
+        }
+        Some(node)
+    }
+
+    /// The kernel forgets some of its lookups. The last reference is dropped outside the shard's lock: it may delete the
+    /// inode, which is I/O.
+    pub(crate) fn forget(&self, id: u64, lookups: u64) {
+        if id == ROOT {
+            return;
+        }
+        let gone = match self.shard(id).lock().entry(id) {
+            Entry::Occupied(mut slot) => {
+                let count = &mut slot.get_mut().1;
+                *count = count.saturating_sub(lookups);
+                (*count == 0).then(|| slot.remove())
+            }
+            Entry::Vacant(_) => None,
+        };
+        drop(gone);
+    }
+
+    /// The session is over: the kernel sends no more FORGETs.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let nodes = std::mem::take(&mut *shard.lock());
+            drop(nodes);
+        }
+        let root = self.root.lock().take();
+        drop(root);
+    }
+}

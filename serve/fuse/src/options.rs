@@ -1,0 +1,134 @@
+//! What a mount can be told.
+
+use thiserror::Error;
+
+/// An option that is ours and has a value that is not.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("mount option {option}: {why}")]
+pub struct OptionError {
+    /// As it was given.
+    pub option: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// How to mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FuseOptions {
+    /// Users other than the one who mounts may use it (for ordinary users `/etc/fuse.conf` must allow it).
+    pub allow_other: bool,
+    /// The kernel checks modes and ACLs. Without it the VFS does.
+    pub default_permissions: bool,
+    /// The kernel gathers writes.
+    pub writeback_cache: bool,
+    /// Threads that serve requests; 0: as many as there are processors, at least 2 and at most 8.
+    pub threads: usize,
+    /// The user who mounts acts as root inside the image. Turns `default_permissions` off.
+    pub fakeroot: bool,
+    /// What `mount` shows as the source.
+    pub fsname: String,
+    /// What `mount` shows behind `fuse.`.
+    pub subtype: String,
+    /// Nothing may change.
+    pub read_only: bool,
+    /// Honour set-user-id bits (root only).
+    pub suid: bool,
+    /// Device nodes work (root only).
+    pub dev: bool,
+    /// Programs run.
+    pub exec: bool,
+    /// Directory changes and data reach the device before a call returns.
+    pub sync: bool,
+}
+
+impl Default for FuseOptions {
+    fn default() -> Self {
+        Self {
+            allow_other: false,
+            default_permissions: true,
+            writeback_cache: true,
+            threads: 0,
+            fakeroot: false,
+            fsname: "ivers".into(),
+            subtype: "ivers".into(),
+            read_only: false,
+            suid: false,
+            dev: false,
+            exec: true,
+            sync: false,
+        }
+    }
+}
+
+impl FuseOptions {
+    /// Take one option as it stands behind `-o`. False: it is not one of ours.
+    pub fn set(&mut self, option: &str) -> Result<bool, OptionError> {
+        let fail = |why: &str| OptionError { option: option.into(), why: why.into() };
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        match (name, value) {
+            ("fsname", Some(value)) => self.fsname = value.into(),
+            ("subtype", Some(value)) => self.subtype = value.into(),
+            ("threads", Some(value)) => {
+                self.threads = match value.parse() {
+                    Ok(threads @ 1..=64) => threads,
+                    _ => return Err(fail("must be a number from 1 to 64")),
+                }
+            }
+            ("fsname" | "subtype" | "threads", None) => return Err(fail("needs a value")),
+            (_, Some(_)) => return Ok(false),
+            ("allow_other", None) => self.allow_other = true,
+            ("default_permissions", None) => self.default_permissions = true,
+            ("no_default_permissions", None) => self.default_permissions = false,
+            ("writeback_cache", None) => self.writeback_cache = true,
+            ("no_writeback_cache", None) => self.writeback_cache = false,
+            ("fakeroot", None) => self.fakeroot = true,
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("suid", None) => self.suid = true,
+            ("nosuid", None) => self.suid = false,
+            ("dev", None) => self.dev = true,
+            ("nodev", None) => self.dev = false,
+            ("exec", None) => self.exec = true,
+            ("noexec", None) => self.exec = false,
+            ("sync", None) => self.sync = true,
+            ("async", None) => self.sync = false,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn kernel_checks(&self) -> bool {
+        self.default_permissions && !self.fakeroot
+    }
+
+    pub(crate) fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
+            n => n,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_parse_or_are_left_to_others() {
+        let mut options = FuseOptions::default();
+        for ours in ["allow_other", "ro", "fsname=a,b", "threads=3", "no_writeback_cache", "noexec"] {
+            assert_eq!(options.set(ours), Ok(true), "{ours}");
+        }
+        assert!(options.allow_other && options.read_only && !options.writeback_cache && !options.exec);
+        assert_eq!((options.fsname.as_str(), options.threads), ("a,b", 3));
+        for others in ["iversion=lazy", "cache=1G", "lazytime", "ro=1"] {
+            assert_eq!(options.set(others), Ok(false), "{others}");
+        }
+        for bad in ["threads=0", "threads=many", "fsname"] {
+            assert!(options.set(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What the requests have in common: nodes, identities, attributes, and the queries that may have to wait for a flush.
+
+use crate::convert::file_attr;
+use crate::cookie;
+use crate::errno::errno;
+use crate::flusher::{Flush, Flusher};
+use crate::nodes::{Node, Nodes, ROOT};
+use crate::options::FuseOptions;
+use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Request};
+use ivers_vfs::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Nobody but this mount changes the filesystem, so what the kernel knows stays true.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+const ESTALE: i32 = 116;
+pub(crate) const ENODATA: i32 = 61;
+pub(crate) const O_TRUNC: i32 = 0o1000;
+pub(crate) const O_DSYNC: i32 = 0o10000;
+pub(crate) const O_DIRECT: i32 = 0o40000;
+const O_ACCMODE: i32 = 3;
+const O_RDONLY: i32 = 0;
+const O_WRONLY: i32 = 1;
+
+/// An open file is known by two facts, which its handle carries: no table to look up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handle {
+    /// Counted as one through which the kernel may hold back.
+    pub(crate) holds_back: bool,
+    /// Opened by a thread of ours to flush the file: its FSYNC commits nothing.
+    pub(crate) ours: bool,
+}
+
+impl Handle {
+    pub(crate) fn pack(self) -> FileHandle {
+        FileHandle(u64::from(self.holds_back) | u64::from(self.ours) << 1)
+    }
+
+    pub(crate) fn unpack(handle: FileHandle) -> Self {
+        Self { holds_back: handle.0 & 1 != 0, ours: handle.0 & 2 != 0 }
+    }
+}
+
+/// Everything that serves one mount.
+pub(crate) struct Serving {
+    pub(crate) vfs: Arc<Vfs>,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) flusher: Flusher,
+    pub(crate) options: FuseOptions,
+    /// The kernel takes ENOSYS at OPENDIR for "no need to ask".
+    pub(crate) no_opendir: AtomicBool,
+    mounter: u32,
+    block_size: u32,
+    pub(crate) ttl: Duration,
+}
+
+impl Serving {
+    pub(crate) fn new(vfs: Arc<Vfs>, nodes: Arc<Nodes>, flusher: Flusher, options: FuseOptions) -> Self {
+        // The kernel wants a power of two here.
+        let block_size = vfs.info().block_size.max(4096).checked_next_power_of_two().unwrap_or(4096);
+        // Where we check, every user's lookups must reach us, or one would walk through another's directories.
+        let shared_and_unchecked = options.allow_other && !options.kernel_checks();
+        Self {
+            vfs,
+            nodes,
+            flusher,
+            no_opendir: AtomicBool::new(false),
+            mounter: rustix::process::geteuid().as_raw(),
+            block_size,
+            ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
+            options,
+        }
+    }
+
+    pub(crate) fn node(&self, id: INodeNo) -> std::result::Result<Arc<Node>, Errno> {
+        self.nodes.get(id.0).ok_or(Errno::from_i32(ESTALE))
+    }
+
+    /// On whose behalf a request comes.
+    pub(crate) fn cred(&self, request: &Request) -> Cred {
+        let (uid, gid) = (request.uid(), request.gid());
+        if self.options.kernel_checks() {
+            return Cred { uid, gid, groups: Vec::new(), checked: true };
+        }
+        if self.options.fakeroot && uid == self.mounter {
+            return Cred::root();
+        }
+        Cred { uid, gid, groups: groups_of(request.pid()), checked: false }
+    }
+
+    pub(crate) fn attr(&self, node: &Node, attr: &Attr) -> FileAttr {
+        file_attr(node.id, attr, self.block_size)
+    }
+
+    /// Attributes for GETATTR, where the root may show its real number.
+    pub(crate) fn shown_attr(&self, node: &Node) -> FileAttr {
+        let mut shown = self.attr(node, &self.vfs.stat(&node.inode));
+        if node.id == ROOT {
+            shown.ino = INodeNo(self.nodes.ino(ROOT));
+        }
+        shown
+    }
+
+    /// Count a lookup and describe what was found.
+    pub(crate) fn entry(
+        &self,
+        inode: InodeRef,
+        parent: INodeNo,
+        name: &[u8],
+    ) -> std::result::Result<(Arc<Node>, FileAttr, Generation), Errno> {
+        let generation = Generation(u64::from(inode.generation));
+        let node = self.nodes.remember(inode, parent.0, name).ok_or(Errno::EIO)?;
+        let attr = self.attr(&node, &self.vfs.stat(&node.inode));
+        Ok((node, attr, generation))
+    }
+
+    /// What an OPEN with these flags holds.
+    pub(crate) fn handle(&self, request: &Request, flags: i32) -> Handle {
+        let holds_back = match flags & O_ACCMODE {
+            O_RDONLY => false,
+            // Without the write-back cache only mappings hold back, and those need O_RDWR.
+            O_WRONLY => self.options.writeback_cache,
+            _ => true,
+        };
+        Handle { holds_back, ours: self.flusher.is_ours(request.pid()) }
+    }
+
+    /// The permissions an OPEN asks for, as [`Vfs::access`] counts them.
+    pub(crate) fn open_mask(flags: i32) -> u32 {
+        let mask = match flags & O_ACCMODE {
+            O_RDONLY => 4,
+            O_WRONLY => 2,
+            _ => 6,
+        };
+        if flags & O_TRUNC != 0 { mask | 2 } else { mask }
+    }
+
+    /// Answer a query of the change attribute, at once or after the kernel has handed over what it holds back.
+    pub(crate) fn query(self: &Arc<Self>, node: Arc<Node>, answer: impl FnOnce(Option<u64>) + Send + 'static) {
+        if !node.is_held_back() || cookie::missing(&self.vfs).is_some() {
+            return answer(self.vfs.change(&node.inode));
+        }
+        let serving = self.clone();
+        self.flusher.flush(node.clone(), Flush::File, move |flushed| {
+            answer(if flushed {
+                serving.vfs.change(&node.inode)
+            } else {
+                serving.vfs.force_change(&node.inode)
+            })
+        });
+    }
+
+    /// A write by whomever takes file capabilities away (FUSE_HANDLE_KILLPRIV_V2); set-id bits only if the kernel says so.
+    pub(crate) fn drop_capabilities(&self, node: &Node) -> Result<()> {
+        if node.has_no_capabilities() || node.inode.kind != FileType::Regular {
+            return Ok(());
+        }
+        match self.vfs.remove_xattr(&Cred::trusted(), &node.inode, b"security.capability") {
+            Ok(()) | Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => {
+                node.set_no_capabilities(true);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// After a rename, find the node by its new name.
+    pub(crate) fn moved(&self, dir: &Node, name: &[u8]) {
+        if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name) {
+            if let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0)) {
+                node.set_place(dir.id, name);
+            }
+        }
+    }
+
+    /// A SETATTR as the kernel sends it to hand over the times that it keeps of a regular file: it comes on behalf of
+    /// whoever happened to be running, so it is no user's wish.
+    pub(crate) fn is_times_flush(&self, node: &Node, set: &SetAttr) -> bool {
+        let only_times = SetAttr { mtime: set.mtime, ctime: set.ctime, ..SetAttr::default() } == *set;
+        let (Some(TimeSet::At(mtime)), Some(ctime)) = (set.mtime, set.ctime) else { return false };
+        let now = self.vfs.policy().now();
+        let is_recent = |time: Timestamp| now.sec.abs_diff(time.sec) <= 60;
+        only_times
+            && self.options.writeback_cache
+            && node.inode.kind == FileType::Regular
+            && is_recent(ctime)
+            && (node.is_held_back() || is_recent(mtime) || mtime == self.vfs.stat(&node.inode).mtime)
+    }
+
+    pub(crate) fn set_no_opendir(&self, offered: bool) {
+        self.no_opendir.store(offered && self.options.kernel_checks(), Ordering::Relaxed);
+    }
+
+    /// An ACL set by somebody outside the file's group takes set-gid away; the wire format that fuser speaks has no flag for it.
+    pub(crate) fn acl_kills_set_gid(&self, request: &Request, node: &Node) -> Result<()> {
+        let attr = self.vfs.stat(&node.inode);
+        let cred = self.cred(request);
+        let in_group = || cred.gid == attr.gid || groups_of(request.pid()).contains(&attr.gid);
+        if attr.perm & 0o2000 == 0 || attr.kind == FileType::Directory || cred.uid == 0 || in_group() {
+            return Ok(());
+        }
+        let set = SetAttr { perm: Some(attr.perm & !0o2000), ..SetAttr::default() };
+        self.vfs.set_attr(&Cred::trusted(), &node.inode, &set).map(drop)
+    }
+}
+
+/// The supplementary groups of a process, which the protocol does not carry.
+fn groups_of(pid: u32) -> Vec<u32> {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return Vec::new() };
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Groups:"))
+        .map(|groups| groups.split_whitespace().filter_map(|group| group.parse().ok()).collect())
+        .unwrap_or_default()
+}
+
+/// Turn a VFS result into what a reply takes.
+pub(crate) trait OrErrno<T> {
+    fn or_errno(self) -> std::result::Result<T, Errno>;
+}
+
+impl<T> OrErrno<T> for Result<T> {
+    fn or_errno(self) -> std::result::Result<T, Errno> {
+        self.map_err(errno)
+    }
+}
