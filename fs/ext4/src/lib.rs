@@ -23,6 +23,7 @@ mod inode_io;
 mod jmap;
 pub mod layout;
 mod map;
+pub mod mkfs;
 mod ialloc;
 mod epoch;
 mod open;
