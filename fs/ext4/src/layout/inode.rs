@@ -296,7 +296,7 @@ impl InodeImage {
         }
         let large = slot.len() > GOOD_OLD_SIZE;
         let time = |time, end| time_parts(time, extra >= end);
-        let mut stamp = |seconds: &mut zerocopy::little_endian::U32,
+        let stamp = |seconds: &mut zerocopy::little_endian::U32,
                          nanos: &mut zerocopy::little_endian::U32,
                          at: Timestamp,
                          end: usize| {

@@ -1,14 +1,16 @@
 //! Laying the planned filesystem down.
 
+use super::MkfsReport;
 use super::geometry::{FIRST_INO, Geometry, MkfsOptions};
 use super::space::Space;
-use super::MkfsReport;
+use crate::layout::Superblock;
 use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, INODE_UNINIT, ITABLE_ZEROED, desc_csum};
 use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
 use crate::layout::raw::{RawGroupDesc, RawSuperblock};
-use crate::layout::Superblock;
+use crate::tx::journal_error;
 use ivers_block::Device;
+use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -214,7 +216,14 @@ impl Maker<'_> {
             self.zero(start, len)?;
         }
         let mut block = vec![0; self.block_size()];
-        let log = ivers_journal::jbd2::format_superblock(self.geometry.block_size, blocks, self.options.uuid);
+        let log = format_superblock(&FormatOptions {
+            block_size: self.geometry.block_size,
+            blocks,
+            uuid: self.options.uuid,
+            checksums: true,
+            wide: true,
+        })
+        .map_err(journal_error)?;
         block[..log.len()].copy_from_slice(&log);
         self.put(runs[0].0, &block)?;
         let mut image = self.new_inode(FileType::Regular, 0o600, 1);
