@@ -248,8 +248,21 @@ impl FileSystem for Ext4 {
             fact("groups", self.sb.groups.to_string()),
             fact("inodes", self.sb.inodes_count.to_string()),
             fact("inode size", self.sb.inode_size.to_string()),
-            fact("journal", if self.sb.compat.contains(Compat::HAS_JOURNAL) { "inside" } else { "none" }.to_owned()),
-            fact("checksums", if self.has_csum() { "crc32c" } else if self.sb.ro_compat.contains(RoCompat::GDT_CSUM) { "groups" } else { "none" }.to_owned()),
+            fact(
+                "journal",
+                if self.sb.compat.contains(Compat::HAS_JOURNAL) { "inside" } else { "none" }.to_owned(),
+            ),
+            fact(
+                "checksums",
+                if self.has_csum() {
+                    "crc32c"
+                } else if self.sb.ro_compat.contains(RoCompat::GDT_CSUM) {
+                    "groups"
+                } else {
+                    "none"
+                }
+                .to_owned(),
+            ),
             fact("epoch", (self.epoch.base() >> epoch::EPOCH_SHIFT).to_string()),
         ]
     }

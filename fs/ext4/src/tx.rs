@@ -11,7 +11,9 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
         error @ (JournalError::Incompatible { .. }
         | JournalError::External { .. }
         | JournalError::FastCommitPending { .. }) => Error::Incompatible(error.to_string()),
-        JournalError::Corrupt { what, log_block } => Error::corrupt(what, format!("journal block {log_block}")),
+        JournalError::Corrupt { what, log_block } => {
+            Error::corrupt(what, format!("journal block {log_block}"))
+        }
         error => Error::Io(error.to_string()),
     }
 }

@@ -78,7 +78,11 @@ fn work(vfs: &Arc<Vfs>) {
 fn look(vfs: &Arc<Vfs>, what: &str) {
     let cred = Cred::root();
     let root = vfs.root().unwrap();
-    assert_eq!(names(vfs, &root), [".", "..", "big", "dir", "hard", "long", "lost+found", "short", "sub"], "{what}");
+    assert_eq!(
+        names(vfs, &root),
+        [".", "..", "big", "dir", "hard", "long", "lost+found", "short", "sub"],
+        "{what}"
+    );
     let dir = vfs.lookup(&cred, &root, b"dir").unwrap();
     for i in 0..200u64 {
         let name = format!("file-{i:04}");
@@ -94,7 +98,10 @@ fn look(vfs: &Arc<Vfs>, what: &str) {
     let big = vfs.lookup(&cred, &root, b"big").unwrap();
     assert!(read(vfs, &big) == bytes(1, 3 << 20)[..1 << 20], "{what}");
     assert_eq!(vfs.read_link(&vfs.lookup(&cred, &root, b"short").unwrap()).unwrap(), b"dir/file-0001");
-    assert_eq!(vfs.read_link(&vfs.lookup(&cred, &root, b"long").unwrap()).unwrap(), "x/".repeat(300).as_bytes());
+    assert_eq!(
+        vfs.read_link(&vfs.lookup(&cred, &root, b"long").unwrap()).unwrap(),
+        "x/".repeat(300).as_bytes()
+    );
     let hard = vfs.lookup(&cred, &root, b"hard").unwrap();
     assert_eq!(vfs.stat(&hard).nlink, 2);
     assert_eq!(vfs.get_xattr(&cred, &hard, b"user.small").unwrap(), b"value");
@@ -163,7 +170,11 @@ fn the_change_attribute_rests_across_a_clean_remount_and_is_what_debugfs_prints(
 }
 
 fn debugfs_write(path: &std::path::Path) {
-    let out = std::process::Command::new("debugfs").args(["-w", "-R", "ssv mnt_count 77"]).arg(path).output().unwrap();
+    let out = std::process::Command::new("debugfs")
+        .args(["-w", "-R", "ssv mnt_count 77"])
+        .arg(path)
+        .output()
+        .unwrap();
     assert!(out.status.success());
 }
 

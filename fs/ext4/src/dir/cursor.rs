@@ -62,7 +62,12 @@ fn emit_from(names: &mut Vec<Placed>, cursor: u64, emit: Emit<'_>) -> ControlFlo
     for name in names.drain(..) {
         let at = FIRST_PLACE + name.place;
         if at >= cursor {
-            emit(&DirEntry { ino: Ino(u64::from(name.ino)), name: &name.name, kind: name.kind, next: at + 1 })?;
+            emit(&DirEntry {
+                ino: Ino(u64::from(name.ino)),
+                name: &name.name,
+                kind: name.kind,
+                next: at + 1,
+            })?;
         }
     }
     ControlFlow::Continue(())
@@ -188,7 +193,8 @@ impl Ext4 {
     fn readdir_inline(&self, dir: &Inode, cursor: u64, emit: Emit<'_>) -> Result<()> {
         let dots = [(0, 12, dir.ino, &b"."[..]), (12, 24, self.fs_parent(dir)?, &b".."[..])];
         for (at, next, ino, name) in dots {
-            if cursor <= at && emit(&DirEntry { ino, name, kind: Some(FileType::Directory), next }).is_break() {
+            if cursor <= at && emit(&DirEntry { ino, name, kind: Some(FileType::Directory), next }).is_break()
+            {
                 return Ok(());
             }
         }

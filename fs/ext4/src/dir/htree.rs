@@ -104,7 +104,8 @@ impl Ext4 {
     /// Go down to the first leaf that may hold a hash.
     pub(crate) fn htree_path(&self, dir: &Inode, hash: impl FnOnce(&NameHasher) -> u32) -> Result<Path> {
         let (buffer, root) = self.htree_root(dir)?;
-        let hasher = self.hasher(root.hash_version).ok_or_else(|| corrupt(dir, 0, "an index uses an unknown hash"))?;
+        let hasher =
+            self.hasher(root.hash_version).ok_or_else(|| corrupt(dir, 0, "an index uses an unknown hash"))?;
         let hash = hash(&hasher);
         let mut path = Path { frames: Vec::with_capacity(3), hasher, low: 0 };
         let mut frame = Frame { buffer, table: root.table, row: 0 };
@@ -174,7 +175,14 @@ impl Ext4 {
         Err(corrupt(dir, 0, "a chain of equal hashes does not end"))
     }
 
-    pub(crate) fn htree_add(&self, h: &mut Handle, dir: &Inode, name: &[u8], ino: u32, kind: FileType) -> Result<()> {
+    pub(crate) fn htree_add(
+        &self,
+        h: &mut Handle,
+        dir: &Inode,
+        name: &[u8],
+        ino: u32,
+        kind: FileType,
+    ) -> Result<()> {
         let format = self.dir_format();
         let usable = format.usable();
         for _ in 0..MAX_STEPS {
@@ -242,7 +250,15 @@ impl Ext4 {
         self.insert_row(h, dir, path, depth, boundary | continued, target)
     }
 
-    fn insert_row(&self, h: &mut Handle, dir: &Inode, path: &Path, depth: usize, hash: u32, target: u32) -> Result<()> {
+    fn insert_row(
+        &self,
+        h: &mut Handle,
+        dir: &Inode,
+        path: &Path,
+        depth: usize,
+        hash: u32,
+        target: u32,
+    ) -> Result<()> {
         let frame = &path.frames[depth];
         self.change_index(h, dir, &frame.buffer, depth == 0, |block| {
             frame.table.insert_after(block, frame.row, hash, target);

@@ -64,10 +64,17 @@ pub fn parse_root(format: &Format, block: &[u8]) -> Result<Root, &'static str> {
     }
     let dot = format.entry(block, 0)?;
     let dotdot = format.entry(block, 12)?;
-    if dot.name != b"." || dot.rec_len != 12 || dotdot.name != b".." || dotdot.rec_len != format.block_size - 12 {
+    if dot.name != b"."
+        || dot.rec_len != 12
+        || dotdot.name != b".."
+        || dotdot.rec_len != format.block_size - 12
+    {
         return Err("an index root does not begin with . and ..");
     }
-    if le32(block, ROOT_INFO) != 0 || usize::from(block[ROOT_INFO + 5]) != ROOT_INFO_LEN || block[ROOT_INFO + 7] & 1 != 0 {
+    if le32(block, ROOT_INFO) != 0
+        || usize::from(block[ROOT_INFO + 5]) != ROOT_INFO_LEN
+        || block[ROOT_INFO + 7] & 1 != 0
+    {
         return Err("an index root has bad information");
     }
     let table = table_at(format, block, ROOT_INFO + ROOT_INFO_LEN)?;

@@ -77,7 +77,11 @@ impl Ext4 {
         for part in Part::ALL {
             let area = self.inline_area(dir, part)?;
             if let Some(entry) = format.find(&area, name, &|| place(dir, 0))? {
-                return Ok(Some(Found { spot: Spot::Inline(part, entry.offset), ino: entry.ino, kind: entry.kind }));
+                return Ok(Some(Found {
+                    spot: Spot::Inline(part, entry.offset),
+                    ino: entry.ino,
+                    kind: entry.kind,
+                }));
             }
         }
         Ok(None)
@@ -139,7 +143,8 @@ impl Ext4 {
             Ok(appended) => appended,
             Err(error) => {
                 let mut core = core_of(dir).write();
-                (core.i_block, core.flags, core.disk_size, core.body_xattrs) = (before.0, before.1, before.2, before.3);
+                (core.i_block, core.flags, core.disk_size, core.body_xattrs) =
+                    (before.0, before.1, before.2, before.3);
                 dir.with_attr(|attr| attr.size = before.4);
                 return Err(error);
             }
@@ -163,7 +168,12 @@ fn block_of_chains(format: &Format, dir: &Inode, chains: &[Vec<u8>; 2]) -> Resul
     for (part, chain) in Part::ALL.into_iter().zip(chains) {
         format.walk::<()>(chain, &|| place(dir, 0), |entry| {
             if entry.ino != 0 {
-                entries.push((part.offset_in_block() + entry.offset, entry.ino, entry.name.to_vec(), entry.kind));
+                entries.push((
+                    part.offset_in_block() + entry.offset,
+                    entry.ino,
+                    entry.name.to_vec(),
+                    entry.kind,
+                ));
             }
             ControlFlow::Continue(())
         })?;

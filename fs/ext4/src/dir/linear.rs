@@ -126,7 +126,8 @@ impl Format {
 
     /// The entry at an offset of `area` (a block's usable part, or a piece of inline data), validated.
     pub fn entry<'a>(&self, area: &'a [u8], offset: usize) -> std::result::Result<Entry<'a>, &'static str> {
-        let header = area.get(offset..offset + ENTRY_HEADER).ok_or("a directory entry runs over its block")?;
+        let header =
+            area.get(offset..offset + ENTRY_HEADER).ok_or("a directory entry runs over its block")?;
         let ino = le32(header, 0);
         let rec_len = self.rec_len_from_disk(le16(header, 4));
         let name_len = if self.filetype { usize::from(header[6]) } else { usize::from(le16(header, 6)) };
@@ -169,9 +170,18 @@ impl Format {
     }
 
     /// Find a name in `area`.
-    pub fn find<'a>(&self, area: &'a [u8], name: &[u8], place: &dyn Fn() -> String) -> Result<Option<Entry<'a>>> {
+    pub fn find<'a>(
+        &self,
+        area: &'a [u8],
+        name: &[u8],
+        place: &dyn Fn() -> String,
+    ) -> Result<Option<Entry<'a>>> {
         self.walk(area, place, |entry| {
-            if entry.ino != 0 && entry.name == name { ControlFlow::Break(entry) } else { ControlFlow::Continue(()) }
+            if entry.ino != 0 && entry.name == name {
+                ControlFlow::Break(entry)
+            } else {
+                ControlFlow::Continue(())
+            }
         })
     }
 
@@ -211,7 +221,14 @@ impl Format {
     }
 
     /// Put a name where [`Format::room`] found some; entries that are there do not move.
-    pub fn insert_at(&self, area: &mut [u8], offset: usize, ino: u32, name: &[u8], kind: FileType) -> Result<()> {
+    pub fn insert_at(
+        &self,
+        area: &mut [u8],
+        offset: usize,
+        ino: u32,
+        name: &[u8],
+        kind: FileType,
+    ) -> Result<()> {
         let (used, rec_len) = {
             let entry = self.entry(area, offset).map_err(|what| Error::corrupt(what, "directory block"))?;
             (entry.needed(), entry.rec_len)
@@ -341,7 +358,9 @@ mod tests {
             let mut count = 0;
             while let Some(at) = format.room(&block[..usable], 10, &place).unwrap() {
                 let name = format!("name{count:06}");
-                format.insert_at(&mut block[..usable], at, count + 1, name.as_bytes(), FileType::Regular).unwrap();
+                format
+                    .insert_at(&mut block[..usable], at, count + 1, name.as_bytes(), FileType::Regular)
+                    .unwrap();
                 count += 1;
             }
             assert_eq!(count as usize, usable / entry_size(10));

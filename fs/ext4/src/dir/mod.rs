@@ -233,9 +233,10 @@ impl Ext4 {
         }
         match self.dir_find(dir, name)? {
             None => Ok(None),
-            Some(found) if found.ino > self.sb.inodes_count => {
-                Err(Error::corrupt("a name stands for an inode that cannot be", format!("directory inode {}", dir.ino)))
-            }
+            Some(found) if found.ino > self.sb.inodes_count => Err(Error::corrupt(
+                "a name stands for an inode that cannot be",
+                format!("directory inode {}", dir.ino),
+            )),
             Some(found) => Ok(Some((Ino(u64::from(found.ino)), found.kind))),
         }
     }
@@ -294,7 +295,8 @@ impl Ext4 {
                 let format = self.dir_format();
                 let usable = format.usable();
                 self.change_leaf(h, dir, buffer, |block| {
-                    format.remove_at(&mut block[..usable], *offset, &|| format!("directory inode {}", dir.ino))
+                    format
+                        .remove_at(&mut block[..usable], *offset, &|| format!("directory inode {}", dir.ino))
                 })?;
             }
             Spot::Inline(part, offset) => self.inline_remove(dir, *part, *offset)?,
@@ -334,7 +336,11 @@ impl Ext4 {
             }
             self.dir_leaf(dir, lblk)?;
             let used = format.walk(&block[..format.usable()], &|| place(dir, lblk), |entry| {
-                if entry.ino != 0 && !entry.is_dot() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                if entry.ino != 0 && !entry.is_dot() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
             })?;
             if used.is_some() {
                 return Ok(false);
@@ -366,7 +372,9 @@ impl Ext4 {
         let (buffer, offset, _) = self.dotdot(dir)?;
         let format = self.dir_format();
         if shape == Shape::Indexed {
-            self.change_index(h, dir, &buffer, true, |block| format.set_at(block, offset, parent, FileType::Directory))
+            self.change_index(h, dir, &buffer, true, |block| {
+                format.set_at(block, offset, parent, FileType::Directory)
+            })
         } else {
             self.change_leaf(h, dir, &buffer, |block| {
                 format.set_at(block, offset, parent, FileType::Directory);

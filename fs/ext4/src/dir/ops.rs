@@ -123,7 +123,8 @@ impl Ext4 {
     /// A second handle on a new inode, to work on before the VFS has it: shares what the driver keeps.
     fn twin(&self, loaded: &LoadedInode) -> Result<Inode> {
         let private = loaded.private.downcast_ref::<Ext4Inode>();
-        let private = private.ok_or_else(|| Error::corrupt("a new inode is not of this driver", self.place.clone()))?;
+        let private =
+            private.ok_or_else(|| Error::corrupt("a new inode is not of this driver", self.place.clone()))?;
         Ok(self.detached(LoadedInode {
             ino: loaded.ino,
             generation: loaded.generation,

@@ -1,6 +1,6 @@
 //! Feature flags by the names that e2fsprogs gives them.
 
-#![allow(missing_docs)] // the flags' names are the format's
+#![allow(missing_docs)] // the names are the format's
 
 use bitflags::bitflags;
 

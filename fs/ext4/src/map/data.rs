@@ -55,7 +55,8 @@ impl Ext4 {
             self.commit_reserved(&mut h, reserved)?;
         }
         let mut core = core_of(inode).write();
-        core.body_xattrs = without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, inode))?;
+        core.body_xattrs =
+            without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, inode))?;
         core.flags &= !FL_INLINE_DATA;
         if self.sb.incompat.contains(Incompat::EXTENTS) {
             core.flags |= FL_EXTENTS;
@@ -212,7 +213,12 @@ impl Ext4 {
             h.modify(&buffer, |bytes| bytes[..target.len()].copy_from_slice(target))?;
             let mut core = core_of(inode).write();
             core.i_block = if core.flags & FL_EXTENTS != 0 { empty_root() } else { [0; 60] };
-            self.map_run(h, inode, &mut core, Extent { file_block: 0, len: 1, start: block, unwritten: false })?;
+            self.map_run(
+                h,
+                inode,
+                &mut core,
+                Extent { file_block: 0, len: 1, start: block, unwritten: false },
+            )?;
             self.charge_blocks(inode, &mut core, 1);
             core.disk_size = size;
         }

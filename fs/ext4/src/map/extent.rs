@@ -209,7 +209,10 @@ impl Ext4 {
     }
 
     fn node_csum(&self, inode: &Inode, node: &[u8]) -> u32 {
-        self.csum(self.inode_seed(inode.ino.0 as u32, inode.generation), &node[..HEADER + capacity(node) * ENTRY])
+        self.csum(
+            self.inode_seed(inode.ino.0 as u32, inode.generation),
+            &node[..HEADER + capacity(node) * ENTRY],
+        )
     }
 
     /// Read and check a node that is not the root.
@@ -219,7 +222,9 @@ impl Ext4 {
             let node = buffer.read();
             self.check_node(inode, &node, Some(expected_depth))?;
             let tail = HEADER + capacity(&node) * ENTRY;
-            if self.has_csum() && (tail + 4 > node.len() || u32_at(&node, tail) != self.node_csum(inode, &node)) {
+            if self.has_csum()
+                && (tail + 4 > node.len() || u32_at(&node, tail) != self.node_csum(inode, &node))
+            {
                 return Err(self.corrupt_block("extent node: wrong checksum", block));
             }
             buffer.set_verified();
@@ -280,7 +285,12 @@ impl Ext4 {
     }
 
     /// The extent that holds `block`, or the first behind it.
-    pub(super) fn extent_at_or_after(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Option<Extent>> {
+    pub(super) fn extent_at_or_after(
+        &self,
+        inode: &Inode,
+        core: &InodeCore,
+        block: u32,
+    ) -> Result<Option<Extent>> {
         let path = self.extent_path(inode, core, block)?;
         let leaf = path.last().expect("a path has at least the root");
         let here = self.with_node(core, leaf, |node| {
@@ -313,7 +323,14 @@ impl Ext4 {
     }
 
     /// The first key of a node changed: every index entry above that points at it as the first follows.
-    fn lift_key(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, path: &Path, from: usize) -> Result<()> {
+    fn lift_key(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        path: &Path,
+        from: usize,
+    ) -> Result<()> {
         let mut level = from;
         while level > 0 {
             let first = self.with_node(core, &path[level], |node| key(node, 0));
@@ -364,7 +381,15 @@ impl Ext4 {
     }
 
     /// Make room in the full node at `level`: put its upper part into a new node, or push the root down.
-    fn split(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, path: &Path, level: usize, at_end: bool) -> Result<()> {
+    fn split(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        path: &Path,
+        level: usize,
+        at_end: bool,
+    ) -> Result<()> {
         if level == 0 {
             let deep = depth(&core.i_block);
             if deep >= MAX_DEPTH {
@@ -397,7 +422,13 @@ impl Ext4 {
     }
 
     /// Map a run that is a hole now. Dirties at most three blocks a level.
-    pub(super) fn extent_insert(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, new: Extent) -> Result<()> {
+    pub(super) fn extent_insert(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        new: Extent,
+    ) -> Result<()> {
         loop {
             let path = self.extent_path(inode, core, new.file_block)?;
             let level = path.len() - 1;
@@ -435,7 +466,8 @@ impl Ext4 {
             if let Some(right) = right.filter(|right| new.joins(right)) {
                 self.change_node(h, inode, core, leaf, |node| {
                     let at = HEADER + place * ENTRY;
-                    node[at..at + ENTRY].copy_from_slice(&Extent { len: new.len + right.len, ..new }.encode());
+                    node[at..at + ENTRY]
+                        .copy_from_slice(&Extent { len: new.len + right.len, ..new }.encode());
                 })?;
                 return if place == 0 { self.lift_key(h, inode, core, &path, level) } else { Ok(()) };
             }
@@ -469,18 +501,23 @@ impl Ext4 {
         let path = self.extent_path(inode, core, extent.file_block)?;
         let level = path.len() - 1;
         let leaf = &path[level];
-        let head = (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
+        let head =
+            (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
         let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
         let at = HEADER + leaf.index * ENTRY;
         match (head, tail) {
             (Some(kept), rest) => {
-                self.change_node(h, inode, core, leaf, |node| node[at..at + ENTRY].copy_from_slice(&kept.encode()))?;
+                self.change_node(h, inode, core, leaf, |node| {
+                    node[at..at + ENTRY].copy_from_slice(&kept.encode())
+                })?;
                 if let Some(rest) = rest {
                     self.extent_insert(h, inode, core, rest)?;
                 }
             }
             (None, Some(kept)) => {
-                self.change_node(h, inode, core, leaf, |node| node[at..at + ENTRY].copy_from_slice(&kept.encode()))?;
+                self.change_node(h, inode, core, leaf, |node| {
+                    node[at..at + ENTRY].copy_from_slice(&kept.encode())
+                })?;
                 if leaf.index == 0 {
                     self.lift_key(h, inode, core, &path, level)?;
                 }
@@ -491,7 +528,14 @@ impl Ext4 {
     }
 
     /// Remove the entry that the path names at `level`, and every node that is empty for it.
-    fn remove_entry(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, path: &Path, level: usize) -> Result<()> {
+    fn remove_entry(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        path: &Path,
+        level: usize,
+    ) -> Result<()> {
         let step = &path[level];
         let left = self.with_node(core, step, |node| entries(node)) - 1;
         if left == 0 && level > 0 {

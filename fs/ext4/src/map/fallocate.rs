@@ -39,7 +39,13 @@ impl Ext4 {
     }
 
     /// See [`ivers_vfs::FileSystem::fallocate`].
-    pub(crate) fn fs_fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn fs_fallocate(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
         let bits = self.sb.block_bits;
         let block_size = 1_u64 << bits;
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
@@ -113,7 +119,8 @@ impl Ext4 {
             }
             let most = (stop - at).min(u64::from(MAX_UNWRITTEN)) as u32;
             let reserved = self.reserve_blocks(inode, self.goal_for(inode), most)?;
-            let run = Extent { file_block: at as u32, len: reserved.len, start: reserved.start, unwritten: true };
+            let run =
+                Extent { file_block: at as u32, len: reserved.len, start: reserved.start, unwritten: true };
             let mut h = self.begin(MAP_CREDITS + 16)?;
             self.commit_reserved(&mut h, reserved)?;
             let mut core = core_of(inode).write();

@@ -70,7 +70,9 @@ impl Ext4 {
 
     fn checked(&self, inode: &Inode, block: u32) -> Result<u32> {
         if block != 0 && !self.sb.is_valid_block(u64::from(block)) {
-            return Err(self.corrupt_inode(format!("block map names block {block} outside the filesystem"), inode));
+            return Err(
+                self.corrupt_inode(format!("block map names block {block} outside the filesystem"), inode)
+            );
         }
         Ok(block)
     }
@@ -78,7 +80,12 @@ impl Ext4 {
     /// What lies at a file block, with as much of the run as one look-up sees.
     pub(super) fn indirect_map(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
         if file_block >= self.indirect_limit() {
-            return Ok(Mapping { start: file_block, len: u64::MAX - file_block, kind: RangeKind::Hole, block: 0 });
+            return Ok(Mapping {
+                start: file_block,
+                len: u64::MAX - file_block,
+                kind: RangeKind::Hole,
+                block: 0,
+            });
         }
         let place = self.place(file_block)?;
         let Some((&last, upper)) = place.levels.split_last() else {
@@ -87,7 +94,8 @@ impl Ext4 {
         let mut block = self.checked(inode, pointer(&core.i_block, place.slot))?;
         // A hole in an inner node spans all that the missing node would map.
         let mut unit = self.pointers().pow(place.levels.len() as u32);
-        let mut offset_in_unit = place.levels.iter().fold(0, |sum, &index| sum * self.pointers() + index as u64);
+        let mut offset_in_unit =
+            place.levels.iter().fold(0, |sum, &index| sum * self.pointers() + index as u64);
         for &index in upper {
             if block == 0 {
                 break;
@@ -97,7 +105,12 @@ impl Ext4 {
             offset_in_unit %= unit;
         }
         if block == 0 {
-            return Ok(Mapping { start: file_block, len: unit - offset_in_unit, kind: RangeKind::Hole, block: 0 });
+            return Ok(Mapping {
+                start: file_block,
+                len: unit - offset_in_unit,
+                kind: RangeKind::Hole,
+                block: 0,
+            });
         }
         self.run(inode, &self.indirect_node(block)?.read(), last, file_block)
     }

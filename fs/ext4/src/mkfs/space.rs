@@ -62,7 +62,13 @@ impl Space {
     }
 
     /// Take `len` blocks in at most `pieces` runs at or behind the goal.
-    pub fn allocate_pieces(&mut self, goal: u64, len: u64, pieces: usize, longest: u64) -> Result<Vec<(u64, u64)>> {
+    pub fn allocate_pieces(
+        &mut self,
+        goal: u64,
+        len: u64,
+        pieces: usize,
+        longest: u64,
+    ) -> Result<Vec<(u64, u64)>> {
         for from in [goal, 0] {
             let mut at = from;
             let mut runs = Vec::new();
@@ -90,9 +96,6 @@ impl Space {
     /// Taken runs inside `start..end`, cut to it.
     pub fn used_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let first = self.used.range(..=start).next_back().map_or(start, |(&s, _)| s);
-        self.used
-            .range(first..end)
-            .map(move |(&s, &e)| (s.max(start), e.min(end)))
-            .filter(|(s, e)| s < e)
+        self.used.range(first..end).map(move |(&s, &e)| (s.max(start), e.min(end))).filter(|(s, e)| s < e)
     }
 }

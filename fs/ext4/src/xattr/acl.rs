@@ -65,7 +65,9 @@ mod tests {
     #[test]
     fn forms_convert_back() {
         let mut call = CALL_VERSION.to_le_bytes().to_vec();
-        for (tag, perm, id) in [(1u16, 6u16, NO_ID), (USER, 4, 1000), (4, 4, NO_ID), (0x10, 6, NO_ID), (0x20, 0, NO_ID)] {
+        for (tag, perm, id) in
+            [(1u16, 6u16, NO_ID), (USER, 4, 1000), (4, 4, NO_ID), (0x10, 6, NO_ID), (0x20, 0, NO_ID)]
+        {
             call.extend_from_slice(&tag.to_le_bytes());
             call.extend_from_slice(&perm.to_le_bytes());
             call.extend_from_slice(&id.to_le_bytes());

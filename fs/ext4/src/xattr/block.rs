@@ -57,7 +57,12 @@ impl Ext4 {
         }
     }
 
-    fn change_attribute_block(&self, h: &mut Handle, buffer: &Arc<Buffer>, change: impl FnOnce(&mut [u8])) -> Result<()> {
+    fn change_attribute_block(
+        &self,
+        h: &mut Handle,
+        buffer: &Arc<Buffer>,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
         let number = buffer.block();
         h.modify(buffer, |block| {
             change(block);
@@ -81,7 +86,12 @@ impl Ext4 {
     }
 
     /// Let the inode's block hold these attributes; shared blocks are left to the others.
-    pub(super) fn store_block_attributes(&self, h: &mut Handle, inode: &Inode, attributes: &[Attribute]) -> Result<()> {
+    pub(super) fn store_block_attributes(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        attributes: &[Attribute],
+    ) -> Result<()> {
         if attributes.is_empty() {
             return self.release_attribute_block(h, inode);
         }
@@ -125,7 +135,10 @@ impl Ext4 {
         }
         let inode = self.detached(self.load(ino, true)?);
         if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
-            return Err(Error::corrupt("an attribute's value is in an inode that is none of its kind", place()));
+            return Err(Error::corrupt(
+                "an attribute's value is in an inode that is none of its kind",
+                place(),
+            ));
         }
         let mut value = vec![0; (size as usize).next_multiple_of(self.sb.block_size as usize)];
         self.fs_read(&inode, 0, &mut value)?;

@@ -87,9 +87,8 @@ impl Ext4 {
         let (index, short) = split_name(name)?;
         let value = self.xattr_get_raw(inode, index, short)?.ok_or(NameError::NoAttribute)?;
         match index {
-            INDEX_ACL_ACCESS | INDEX_ACL_DEFAULT => {
-                acl::from_disk(&value).ok_or_else(|| self.corrupt_inode("an access control list is damaged", inode))
-            }
+            INDEX_ACL_ACCESS | INDEX_ACL_DEFAULT => acl::from_disk(&value)
+                .ok_or_else(|| self.corrupt_inode("an access control list is damaged", inode)),
             _ => Ok(value),
         }
     }
@@ -102,12 +101,22 @@ impl Ext4 {
         Ok(names)
     }
 
-    pub(crate) fn fs_set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+    pub(crate) fn fs_set_xattr(
+        &self,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
         let (index, short) = split_name(name)?;
         if value.is_some_and(|value| value.len() > VALUE_MAX) {
             return Err(NameError::AttributeTooLarge.into());
         }
-        let exists = self.body_attributes(inode)?.iter().chain(&self.block_attributes(inode)?).any(|a| a.is(index, short));
+        let exists = self
+            .body_attributes(inode)?
+            .iter()
+            .chain(&self.block_attributes(inode)?)
+            .any(|a| a.is(index, short));
         match (value, mode) {
             (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
             (Some(_), XattrMode::Replace) | (None, _) if !exists => return Err(NameError::NoAttribute.into()),
@@ -123,13 +132,20 @@ impl Ext4 {
     /// A value as it is stored.
     fn stored_value(&self, index: u8, value: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
         Ok(match (index, value) {
-            (INDEX_ACL_ACCESS | INDEX_ACL_DEFAULT, Some(value)) => Some(acl::to_disk(value).ok_or(NameError::Invalid)?),
+            (INDEX_ACL_ACCESS | INDEX_ACL_DEFAULT, Some(value)) => {
+                Some(acl::to_disk(value).ok_or(NameError::Invalid)?)
+            }
             (_, value) => value.map(<[u8]>::to_vec),
         })
     }
 
     /// Give a new inode its first attributes, by full name. The caller logs the inode.
-    pub(crate) fn xattr_init(&self, h: &mut Handle, inode: &Inode, attributes: &[(Vec<u8>, Vec<u8>)]) -> Result<()> {
+    pub(crate) fn xattr_init(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        attributes: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<()> {
         for (name, value) in attributes {
             let (index, short) = split_name(name)?;
             let stored = self.stored_value(index, Some(value))?;
@@ -151,7 +167,9 @@ impl Ext4 {
         let mut in_block = self.block_attributes(inode)?;
         let elsewhere = |a: &Attribute| a.is(index, name) && matches!(a.value, Value::Inode { .. });
         if in_body.iter().chain(&in_block).any(elsewhere) {
-            return Err(Error::Incompatible("changing an attribute whose value is an inode (ea_inode)".to_owned()));
+            return Err(Error::Incompatible(
+                "changing an attribute whose value is an inode (ea_inode)".to_owned(),
+            ));
         }
         let in_block_before = in_block.clone();
         in_body.retain(|a| !a.is(index, name));
@@ -219,7 +237,8 @@ mod tests {
             value: Value::Here(value.to_vec()),
             hash: 0,
         };
-        let mut all = vec![attribute(6, b"selinux", b"label"), attribute(1, b"b", b""), attribute(1, b"a", &[7; 33])];
+        let mut all =
+            vec![attribute(6, b"selinux", b"label"), attribute(1, b"b", b""), attribute(1, b"a", &[7; 33])];
         for (table, len) in [(Table::Body, 128), (Table::Block, 1024)] {
             assert!(table.fits(len, &all));
             let area = table.encode(len, &all);
@@ -238,8 +257,10 @@ mod tests {
 
     #[test]
     fn hostile_tables_are_errors() {
-        let attribute = Attribute { index: 1, name: b"name".to_vec(), value: Value::Here(vec![1; 20]), hash: 0 };
-        let area = Table::Body.encode(96, &[attribute.clone(), Attribute { index: 7, name: b"data".to_vec(), ..attribute }]);
+        let attribute =
+            Attribute { index: 1, name: b"name".to_vec(), value: Value::Here(vec![1; 20]), hash: 0 };
+        let area = Table::Body
+            .encode(96, &[attribute.clone(), Attribute { index: 7, name: b"data".to_vec(), ..attribute }]);
         for at in 0..area.len() {
             for byte in [0, 1, 0x7f, 0x80, 0xff] {
                 let mut bad = area.clone();

@@ -32,7 +32,8 @@ pub const VARIANTS: &[(&str, &[&str])] = &[
 /// See the name.
 pub fn mkfs(path: &Path, args: &[&str], bytes: u64) {
     std::fs::File::create(path).unwrap().set_len(bytes).unwrap();
-    let out = Command::new("mkfs.ext4").arg("-qF").args(args).arg(path).output().expect("mkfs.ext4 (e2fsprogs)");
+    let out =
+        Command::new("mkfs.ext4").arg("-qF").args(args).arg(path).output().expect("mkfs.ext4 (e2fsprogs)");
     assert!(out.status.success(), "mkfs.ext4 {args:?}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
