@@ -125,7 +125,11 @@ impl Pages {
         for at in [first, last] {
             let (start, page_end) = (at * PAGE64, (at + 1) * PAGE64);
             let partial = offset > start || end < page_end;
-            if partial && start < size && !map.pages.contains_key(&at) && !loaded.iter().any(|(page, _)| *page == at) {
+            if partial
+                && start < size
+                && !map.pages.contains_key(&at)
+                && !loaded.iter().any(|(page, _)| *page == at)
+            {
                 return Step::NeedsRead(at);
             }
         }

@@ -7,8 +7,13 @@ use std::sync::Arc;
 fn mount(mode: ChangeMode, lazytime: bool) -> (Arc<Vfs>, Arc<ManualClock>, InodeRef) {
     let clock = Arc::new(ManualClock::default());
     clock.set(Timestamp { sec: 1000, nsec: 0 });
-    let options =
-        MountOptions { mode, lazytime, clock: Some(Box::new(clock.clone())), background: false, ..Default::default() };
+    let options = MountOptions {
+        mode,
+        lazytime,
+        clock: Some(Box::new(clock.clone())),
+        background: false,
+        ..Default::default()
+    };
     let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();
     let root = vfs.root().unwrap();
     let file = vfs.create(&Cred::root(), &root, b"f", &CreateSpec::file(0o644), false).unwrap().0;
@@ -63,7 +68,11 @@ fn a_look_costs_one_update_and_lazytime_none_beside_it() {
         assert_eq!(ticks, if lazytime { 0 } else { 1000 });
         let before = vfs.stats().inode_updates;
         vfs.sync().unwrap();
-        assert_eq!(vfs.stats().inode_updates - before, u64::from(lazytime), "held-back times are written once");
+        assert_eq!(
+            vfs.stats().inode_updates - before,
+            u64::from(lazytime),
+            "held-back times are written once"
+        );
     }
 }
 
@@ -99,7 +108,11 @@ fn repeated_times_are_no_change_and_other_times_are() {
     let (vfs, _clock, file) = mount(ChangeMode::Lazy, false);
     let attr = vfs.stat(&file);
     let value = vfs.change(&file).unwrap();
-    let same = SetAttr { mtime: Some(TimeSet::At(attr.mtime)), atime: Some(TimeSet::At(attr.atime)), ..SetAttr::default() };
+    let same = SetAttr {
+        mtime: Some(TimeSet::At(attr.mtime)),
+        atime: Some(TimeSet::At(attr.atime)),
+        ..SetAttr::default()
+    };
     vfs.set_attr(&Cred::root(), &file, &same).unwrap();
     assert_eq!(vfs.change(&file), Some(value));
     let other = SetAttr { mtime: Some(TimeSet::At(Timestamp { sec: 5, nsec: 5 })), ..SetAttr::default() };

@@ -8,7 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 fn mount(cache_bytes: u64) -> Arc<Vfs> {
-    let options = MountOptions { cache_bytes, writeback_interval: Duration::from_millis(1), dirty_expire: Duration::ZERO, ..Default::default() };
+    let options = MountOptions {
+        cache_bytes,
+        writeback_interval: Duration::from_millis(1),
+        dirty_expire: Duration::ZERO,
+        ..Default::default()
+    };
     Vfs::mount(Arc::new(Mem::default()), options).unwrap()
 }
 
@@ -75,7 +80,8 @@ fn pages_rewritten_during_write_back_are_not_lost() {
             scope.spawn(move || {
                 let cred = Cred::root();
                 let name = format!("f{nth}");
-                let file = vfs.create(&cred, root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap().0;
+                let file =
+                    vfs.create(&cred, root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap().0;
                 let mut random = Random(nth + 99);
                 let mut model = vec![0u8; 100_000];
                 vfs.write(&cred, &file, 0, &model, WriteFlags::empty()).unwrap();
@@ -148,13 +154,29 @@ fn a_rename_storm_ends_with_one_tree() {
                     let (from, to) = (pick(&mut random), pick(&mut random));
                     let (old, new) = (format!("d{}", random.below(6)), format!("d{}", random.below(6)));
                     let flags = [RenameFlags::NOREPLACE, RenameFlags::EXCHANGE][random.below(2) as usize];
-                    let _ = vfs.rename(&cred, &from, old.as_bytes(), &to, new.as_bytes(), flags, random.below(2) == 0);
+                    let _ = vfs.rename(
+                        &cred,
+                        &from,
+                        old.as_bytes(),
+                        &to,
+                        new.as_bytes(),
+                        flags,
+                        random.below(2) == 0,
+                    );
                     let name = format!("t{}", random.below(3));
                     match random.below(4) {
                         0 => drop(vfs.create(&cred, &from, name.as_bytes(), &CreateSpec::file(0o600), false)),
                         1 => drop(vfs.unlink(&cred, &to, name.as_bytes(), true)),
                         2 => drop(vfs.lookup(&cred, &to, name.as_bytes())),
-                        _ => drop(vfs.rename(&cred, &from, name.as_bytes(), &to, b"t1", RenameFlags::empty(), true)),
+                        _ => drop(vfs.rename(
+                            &cred,
+                            &from,
+                            name.as_bytes(),
+                            &to,
+                            b"t1",
+                            RenameFlags::empty(),
+                            true,
+                        )),
                     }
                 }
             });
@@ -182,11 +204,17 @@ fn unlink_open_and_lookup_race() {
                     let name = name.as_bytes();
                     match random.below(3) {
                         0 => {
-                            if let Ok((file, _)) = vfs.create(&cred, root, name, &CreateSpec::file(0o644), false) {
+                            if let Ok((file, _)) =
+                                vfs.create(&cred, root, name, &CreateSpec::file(0o644), false)
+                            {
                                 vfs.write(&cred, &file, 0, &turn.to_le_bytes(), WriteFlags::empty()).unwrap();
                                 let _ = vfs.unlink(&cred, root, name, false);
                                 let mut back = [0; 8];
-                                assert_eq!(vfs.read(&file, 0, &mut back).unwrap(), 8, "open files keep their data");
+                                assert_eq!(
+                                    vfs.read(&file, 0, &mut back).unwrap(),
+                                    8,
+                                    "open files keep their data"
+                                );
                             }
                         }
                         1 => match vfs.lookup(&cred, root, name) {
