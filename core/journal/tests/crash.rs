@@ -267,3 +267,61 @@ fn recovery_can_be_cut() {
         }
     }
 }
+
+/// Crash after crash on one image: each session works a while and is cut at a random place, the next one recovers and goes on.
+#[test]
+fn sessions_after_crashes() {
+    for seed in 0..40 {
+        let mut rng = StdRng::seed_from_u64(1000 + seed);
+        let mut image: Arc<dyn Device> = Arc::new(formatted(seed % 2 == 0, false, 40));
+        // The newest value of each block, by session and step; what was acknowledged in any session must be there in the next.
+        let mut acknowledged = 0u64;
+        let mut step = 0u64;
+        for session in 0..6 {
+            let recording = Arc::new(FaultDevice::new(image.clone()));
+            Jbd2Log::open(recording.clone(), map(), options()).unwrap().recover().unwrap();
+            let found = {
+                let mut bytes = [0; 8];
+                recording.read_at(STAMP * u64::from(BLOCK), &mut bytes).unwrap();
+                u64::from_le_bytes(bytes)
+            };
+            let place = format!("seed {seed}, session {session}");
+            assert!(found >= acknowledged, "{place}: {acknowledged} was acknowledged, found {found}");
+            for block in BLOCKS {
+                let mut bytes = [0; 8];
+                recording.read_at(block * u64::from(BLOCK), &mut bytes).unwrap();
+                assert!(
+                    u64::from_le_bytes(bytes) <= found,
+                    "{place}: block {block} is ahead of its transaction"
+                );
+            }
+            let mut bytes = [0; 8];
+            recording.read_at((BLOCKS.start + found % 24) * u64::from(BLOCK), &mut bytes).unwrap();
+            assert_eq!(
+                u64::from_le_bytes(bytes),
+                found * u64::from(found > 0),
+                "{place}: the newest transaction is torn"
+            );
+            let (journal, cache) = open(recording.clone());
+            let mut marks = vec![(recording.len(), found)];
+            for _ in 0..rng.random_range(1..25) {
+                step += 1;
+                let handle = journal.begin(4).unwrap();
+                for block in [STAMP, BLOCKS.start + step % 24] {
+                    let buffer = cache.get(block).unwrap();
+                    handle.modify(&buffer, |bytes| bytes[..8].copy_from_slice(&step.to_le_bytes()));
+                }
+                let tid = handle.tid();
+                drop(handle);
+                if rng.random_bool(0.6) {
+                    journal.commit(tid).unwrap();
+                    marks.push((recording.len(), step));
+                }
+            }
+            let cut = rng.random_range(0..=recording.len());
+            acknowledged = marks.iter().filter(|m| m.0 <= cut).map(|m| m.1).max().unwrap_or(acknowledged);
+            let kept: Vec<bool> = (0..cut).map(|_| rng.random_bool(0.5)).collect();
+            image = Arc::new(recording.image_where(cut, |i| kept[i]).unwrap());
+        }
+    }
+}

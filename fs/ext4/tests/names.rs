@@ -48,7 +48,10 @@ impl Image {
     fn fsck(&self, what: &str) {
         let out = Command::new("e2fsck").arg("-fn").arg(&self.path).output().expect("e2fsck (e2fsprogs)");
         let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success() && !text.contains("wrong") && !text.contains("IGNORED"), "{what}: {text}");
+        assert!(
+            out.status.success() && !text.contains("wrong") && !text.contains("IGNORED"),
+            "{what}: {text}"
+        );
     }
 
     /// Run `work` on the kernel's mount of the image; `None` where this process may not mount.
@@ -210,7 +213,8 @@ fn names_that_stay_come_once_while_others_change() {
         // From a directory that fits its inode or a block to a tree, and from a tree to a larger one.
         for start in [2, 20, 800] {
             let name = format!("dir{start}");
-            let dir = vfs.create(&root(), &top, name.as_bytes(), &CreateSpec::directory(0o755), false).unwrap().0;
+            let dir =
+                vfs.create(&root(), &top, name.as_bytes(), &CreateSpec::directory(0o755), false).unwrap().0;
             for number in 0..start {
                 make(&dir, &format!("stays {number}"));
                 make(&dir, &format!("goes {number}"));
@@ -253,7 +257,13 @@ fn attributes_agree_with_the_kernel() {
         let image = Image::make(args, 64 << 20);
         let by_kernel = image.by_kernel(|at| {
             std::fs::write(at.join("theirs"), b"x").unwrap();
-            for (name, len) in [("user.small", 5), ("user.large", 700), ("trusted.t", 60), ("security.s", 1), ("user.empty", 0)] {
+            for (name, len) in [
+                ("user.small", 5),
+                ("user.large", 700),
+                ("trusted.t", 60),
+                ("security.s", 1),
+                ("user.empty", 0),
+            ] {
                 xattr::set(at.join("theirs"), name, &vec![b'k'; len]).unwrap();
             }
         });
@@ -261,7 +271,13 @@ fn attributes_agree_with_the_kernel() {
         let top = vfs.root().unwrap();
         if by_kernel.is_some() {
             let theirs = vfs.lookup(&root(), &top, b"theirs").unwrap();
-            for (name, len) in [("user.small", 5), ("user.large", 700), ("trusted.t", 60), ("security.s", 1), ("user.empty", 0)] {
+            for (name, len) in [
+                ("user.small", 5),
+                ("user.large", 700),
+                ("trusted.t", 60),
+                ("security.s", 1),
+                ("user.empty", 0),
+            ] {
                 assert_eq!(vfs.get_xattr(&root(), &theirs, name).unwrap(), vec![b'k'; len], "{what}: {name}");
             }
             assert_eq!(vfs.list_xattr(&root(), &theirs).unwrap().len(), 5, "{what}");

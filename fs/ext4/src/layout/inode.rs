@@ -308,9 +308,9 @@ impl InodeImage {
         let large = slot.len() > GOOD_OLD_SIZE;
         let time = |time, end| time_parts(time, extra >= end);
         let stamp = |seconds: &mut zerocopy::little_endian::U32,
-                         nanos: &mut zerocopy::little_endian::U32,
-                         at: Timestamp,
-                         end: usize| {
+                     nanos: &mut zerocopy::little_endian::U32,
+                     at: Timestamp,
+                     end: usize| {
             let (sec, nsec) = time(at, end);
             *seconds = sec.into();
             if extra >= end {
