@@ -80,7 +80,14 @@ impl Ext4 {
         Ok(None)
     }
 
-    fn reserve_in(&self, number: u32, from: u32, is_goal: bool, max_len: u32, fit: Fit) -> Result<Option<Reserved>> {
+    fn reserve_in(
+        &self,
+        number: u32,
+        from: u32,
+        is_goal: bool,
+        max_len: u32,
+        fit: Fit,
+    ) -> Result<Option<Reserved>> {
         let group = self.groups.get(number)?;
         let mut group = group.lock();
         let least = match fit {
@@ -101,7 +108,9 @@ impl Ext4 {
                 return Ok(None);
             }
         };
-        let run_at = |bits: &[u8], start: u32| next_set(bits, start, blocks.min(start.saturating_add(max_len))) - start;
+        let run_at = |bits: &[u8], start: u32| {
+            next_set(bits, start, blocks.min(start.saturating_add(max_len))) - start
+        };
         let mut found = None;
         // Right at the goal even a short run is good: the file goes on without a seek.
         if is_goal && fit == Fit::Whole && from < blocks && next_clear(bits, from, blocks) == from {
@@ -173,7 +182,9 @@ impl Ext4 {
                 let mut group = group.lock();
                 let desc = group.desc;
                 let table = u64::from(self.sb.inode_table_blocks);
-                for (own, own_len) in [(desc.block_bitmap, 1), (desc.inode_bitmap, 1), (desc.inode_table, table)] {
+                for (own, own_len) in
+                    [(desc.block_bitmap, 1), (desc.inode_bitmap, 1), (desc.inode_table, table)]
+                {
                     if start < own + own_len && own < start + u64::from(part) {
                         return Err(self.corrupt_block("the group's own blocks are freed", start));
                     }

@@ -79,7 +79,9 @@ impl Ext4 {
         let decision = match decide(&found) {
             Ok(decision) => decision,
             Err(why) => {
-                self.epoch.give_up(format!("{why}; remove the attribute trusted.ivers.epoch of the root to start anew"));
+                self.epoch.give_up(format!(
+                    "{why}; remove the attribute trusted.ivers.epoch of the root to start anew"
+                ));
                 return Ok(());
             }
         };

@@ -101,7 +101,13 @@ pub(crate) fn fill(bits: &mut [u8], start: u32, len: u32, set: bool) {
 }
 
 impl Groups {
-    pub(crate) fn new(sb: Superblock, cache: Arc<BufferCache>, place: String, free_blocks: u64, free_inodes: u64) -> Self {
+    pub(crate) fn new(
+        sb: Superblock,
+        cache: Arc<BufferCache>,
+        place: String,
+        free_blocks: u64,
+        free_inodes: u64,
+    ) -> Self {
         Self {
             sb,
             cache,
@@ -135,7 +141,10 @@ impl Groups {
             }
         }
         let per = self.sb.inodes_per_group;
-        if desc.free_inodes > per || desc.itable_unused > per || desc.free_blocks > self.sb.group_blocks(number) {
+        if desc.free_inodes > per
+            || desc.itable_unused > per
+            || desc.free_blocks > self.sb.group_blocks(number)
+        {
             return Err(self.corrupt("the descriptor counts more than the group holds", number));
         }
         Ok(desc)
@@ -235,7 +244,10 @@ impl Groups {
             let clear: u32 = bits.iter().map(|byte| byte.count_zeros()).sum();
             if clear != group.desc.free_blocks {
                 return Err(self.corrupt(
-                    format!("{clear} of {blocks} blocks are clear in the bitmap, the descriptor says {}", group.desc.free_blocks),
+                    format!(
+                        "{clear} of {blocks} blocks are clear in the bitmap, the descriptor says {}",
+                        group.desc.free_blocks
+                    ),
                     group.number,
                 ));
             }
@@ -265,7 +277,11 @@ impl Groups {
                 continue;
             }
             let desc = self.read_desc(other)?;
-            let runs = [(desc.block_bitmap, 1), (desc.inode_bitmap, 1), (desc.inode_table, u64::from(self.sb.inode_table_blocks))];
+            let runs = [
+                (desc.block_bitmap, 1),
+                (desc.inode_bitmap, 1),
+                (desc.inode_table, u64::from(self.sb.inode_table_blocks)),
+            ];
             for (start, len) in runs {
                 let (from, to) = (start.max(own), (start + len).min(end));
                 if from < to {
@@ -290,7 +306,14 @@ impl Groups {
     }
 
     /// Set (allocate) or clear (free) a run in the bitmap on the device; the run must be the other way round now.
-    pub(crate) fn change_blocks(&self, h: &mut Handle, group: &mut Group, start: u32, len: u32, set: bool) -> Result<()> {
+    pub(crate) fn change_blocks(
+        &self,
+        h: &mut Handle,
+        group: &mut Group,
+        start: u32,
+        len: u32,
+        set: bool,
+    ) -> Result<()> {
         if !set && group.desc.flags & BLOCK_UNINIT != 0 {
             return Err(self.corrupt("blocks of a group that was never used are freed", group.number));
         }

@@ -4,7 +4,9 @@ use crate::ctx::{Ext4, Ext4Inode, Handle, core_of};
 use crate::groups::next_clear;
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
-use ivers_vfs::{Attr, FileType, InitialVersion, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result};
+use ivers_vfs::{
+    Attr, FileType, InitialVersion, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
+};
 use std::sync::atomic::Ordering;
 
 /// Groups looked at for a new directory before the best of them is taken.
@@ -14,7 +16,8 @@ impl Ext4 {
     /// The group to try first.
     fn inode_group(&self, dir: &Inode, kind: FileType) -> Result<u32> {
         let parent = self.sb.group_of_inode(dir.ino.0 as u32).0;
-        let spread = dir.ino.0 as u32 == crate::ctx::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
+        let spread =
+            dir.ino.0 as u32 == crate::ctx::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
         if kind != FileType::Directory || !spread || self.sb.groups == 1 {
             return Ok(parent);
         }
@@ -46,7 +49,13 @@ impl Ext4 {
         Err(NameError::NoSpace.into())
     }
 
-    fn alloc_in(&self, h: &mut Handle, number: u32, dir: &Inode, new: &NewInode) -> Result<Option<LoadedInode>> {
+    fn alloc_in(
+        &self,
+        h: &mut Handle,
+        number: u32,
+        dir: &Inode,
+        new: &NewInode,
+    ) -> Result<Option<LoadedInode>> {
         let group = self.groups.get(number)?;
         let mut group = group.lock();
         if group.desc.free_inodes == 0 {
@@ -117,7 +126,8 @@ impl Ext4 {
             // An empty root: magic, no entries of four, depth 0.
             i_block[..8].copy_from_slice(&[0x0A, 0xF3, 0, 0, 4, 0, 0, 0]);
         }
-        let inherits = parent & InodeFlags::PROJINHERIT.bits() != 0 && self.sb.ro_compat.contains(RoCompat::PROJECT);
+        let inherits =
+            parent & InodeFlags::PROJINHERIT.bits() != 0 && self.sb.ro_compat.contains(RoCompat::PROJECT);
         let extra = self.sb.want_extra_isize;
         let room = self.sb.inode_size as usize - 128;
         let stored = if self.sb.hurd {

@@ -2,7 +2,8 @@
 
 use crate::ctx::{Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
 use crate::layout::inode::{
-    FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, InodeImage, StoredVersion, seal_slot, slot_state, slot_version, verify_slot,
+    FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, InodeImage, StoredVersion, seal_slot, slot_state, slot_version,
+    verify_slot,
 };
 use ivers_block::Buffer;
 use ivers_vfs::{Error, FileType, InitialVersion, Ino, Inode, LoadedInode, NameError, Result};
@@ -35,7 +36,10 @@ impl Ext4 {
             if slot.iter().all(|&b| b == 0) {
                 return Err(NameError::Stale.into());
             }
-            return Err(Error::corrupt("the inode's checksum is wrong", format!("{}, inode {ino}", self.place)));
+            return Err(Error::corrupt(
+                "the inode's checksum is wrong",
+                format!("{}, inode {ino}", self.place),
+            ));
         }
         Ok(slot)
     }
@@ -176,7 +180,9 @@ impl Ext4 {
                 u64::from(version) | self.wrapped.lock().get(&ino).copied().unwrap_or(0) << 32
             }
             // An attribute inode's count is no version, but staying above it costs nothing.
-            StoredVersion::None if !self.sb.hurd => u64::from(u32::from_le_bytes([slot[0x24], slot[0x25], slot[0x26], slot[0x27]])),
+            StoredVersion::None if !self.sb.hurd => {
+                u64::from(u32::from_le_bytes([slot[0x24], slot[0x25], slot[0x26], slot[0x27]]))
+            }
             StoredVersion::None => 0,
         };
         (stored + 1) & (u64::MAX >> 1)

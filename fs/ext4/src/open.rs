@@ -12,7 +12,9 @@ use crate::epoch::foreign_fields;
 use crate::groups::Groups;
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
-use crate::layout::superblock::{MAGIC, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, STATE_ERROR, STATE_VALID, Superblock};
+use crate::layout::superblock::{
+    MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock,
+};
 use crate::tx::{Handle, Tx, journal_error};
 use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
@@ -75,13 +77,17 @@ fn weigh_features(sb: &Superblock, place: &str) -> Result<Option<String>> {
     let readable = Incompat::KNOWN.union(Incompat::MMP);
     let refused = sb.incompat.difference(readable);
     if !refused.is_empty() {
-        return Err(Error::Incompatible(format!("{place} uses the feature {}", refused.feature_names().join(", "))));
+        return Err(Error::Incompatible(format!(
+            "{place} uses the feature {}",
+            refused.feature_names().join(", ")
+        )));
     }
     let mut only_read = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
     if sb.incompat.contains(Incompat::MMP) {
         only_read.push("mmp".to_owned());
     }
-    Ok((!only_read.is_empty()).then(|| format!("the feature {} is not written by this driver", only_read.join(", "))))
+    Ok((!only_read.is_empty())
+        .then(|| format!("the feature {} is not written by this driver", only_read.join(", "))))
 }
 
 impl Ext4 {
@@ -110,11 +116,13 @@ impl Ext4 {
         let mut clean = clean;
         let mut log = None;
         if has_journal {
-            let look = Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?;
+            let look =
+                Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?;
             let map = look.journal_map()?;
             drop(look);
             let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
-            let mut found = Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
+            let mut found =
+                Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
             // A log without the flag was emptied by somebody who trusts the flag.
             if sb.incompat.contains(Incompat::RECOVER) && found.needs_recovery() && !options.no_replay {
                 if read_only.is_some() {
@@ -171,7 +179,11 @@ impl Ext4 {
     ) -> Result<Self> {
         let cache = Arc::new(BufferCache::new(dev.clone(), sb.block_size, options.budget.clone()));
         let free = u64::from(raw.s_free_blocks_count_lo.get())
-            | if sb.incompat.contains(Incompat::BIT64) { u64::from(raw.s_free_blocks_count_hi.get()) << 32 } else { 0 };
+            | if sb.incompat.contains(Incompat::BIT64) {
+                u64::from(raw.s_free_blocks_count_hi.get()) << 32
+            } else {
+                0
+            };
         let free_inodes = raw.s_free_inodes_count.get().min(sb.inodes_count);
         let groups = Groups::new(
             sb.clone(),

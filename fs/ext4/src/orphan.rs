@@ -50,7 +50,11 @@ impl Ext4 {
         let mut list = Vec::new();
         let mut ino = first;
         while ino != 0 {
-            if ino < self.sb.first_ino || ino > self.sb.inodes_count || list.contains(&ino) || list.len() > 1 << 20 {
+            if ino < self.sb.first_ino
+                || ino > self.sb.inodes_count
+                || list.contains(&ino)
+                || list.len() > 1 << 20
+            {
                 return Err(Error::corrupt(
                     format!("the orphan list leads to inode {ino}"),
                     format!("{}, superblock", self.place),
@@ -80,7 +84,11 @@ impl Ext4 {
 
     fn cut_orphan(&self, inode: &Inode) -> Result<()> {
         if inode.kind == FileType::Regular {
-            self.remove_blocks(inode, inode.attr().size.div_ceil(u64::from(self.sb.block_size)), u64::from(u32::MAX))?;
+            self.remove_blocks(
+                inode,
+                inode.attr().size.div_ceil(u64::from(self.sb.block_size)),
+                u64::from(u32::MAX),
+            )?;
             let mut h = self.begin(16)?;
             self.log(&mut h, inode)?;
         }
@@ -98,15 +106,20 @@ impl Ext4 {
         for lblk in 0..blocks.min(1 << 16) {
             let Some(buffer) = self.dir_block(&file, lblk)? else { continue };
             let bytes = buffer.read();
-            let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+            let word =
+                |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
             if word(bs - 8) != MAGIC {
-                return Err(self.corrupt_block("a block of the orphan file has no magic number", buffer.block()));
+                return Err(
+                    self.corrupt_block("a block of the orphan file has no magic number", buffer.block())
+                );
             }
             let numbers: Vec<u32> = (0..(bs - 8) / 4).map(|i| word(i * 4)).collect();
             drop(bytes);
             for &ino in numbers.iter().filter(|&&ino| ino != 0) {
                 if ino < self.sb.first_ino || ino > self.sb.inodes_count {
-                    return Err(self.corrupt_block(format!("the orphan file names inode {ino}"), buffer.block()));
+                    return Err(
+                        self.corrupt_block(format!("the orphan file names inode {ino}"), buffer.block())
+                    );
                 }
                 let inode = self.detached(self.load(ino, true)?);
                 if inode.attr().nlink == 0 {
@@ -130,7 +143,8 @@ impl Ext4 {
         }
         let mut h = self.begin(4)?;
         self.modify_super(&mut h, |raw| {
-            raw.s_feature_ro_compat = (raw.s_feature_ro_compat.get() & !RoCompat::ORPHAN_PRESENT.bits()).into();
+            raw.s_feature_ro_compat =
+                (raw.s_feature_ro_compat.get() & !RoCompat::ORPHAN_PRESENT.bits()).into();
         })?;
         Ok(cleaned)
     }

@@ -11,7 +11,9 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
         error @ (JournalError::Incompatible { .. }
         | JournalError::External { .. }
         | JournalError::FastCommitPending { .. }) => Error::Incompatible(error.to_string()),
-        JournalError::Corrupt { what, log_block } => Error::corrupt(what, format!("journal block {log_block}")),
+        JournalError::Corrupt { what, log_block } => {
+            Error::corrupt(what, format!("journal block {log_block}"))
+        }
         error => Error::Io(error.to_string()),
     }
 }
@@ -35,6 +37,17 @@ impl Tx {
     /// Commit, write everything home and leave an empty log.
     pub(crate) fn shutdown(&self) -> Result<()> {
         if self.0.is_none() { self.commit() } else { self.0.shutdown().map_err(journal_error) }
+    }
+
+    /// Stop: nothing more becomes durable.
+    pub(crate) fn abort(&self, cause: &Error) {
+        log::error!("the filesystem stops: {cause}");
+        self.0.abort(cause);
+    }
+
+    /// Why the journal stopped, if it did.
+    pub(crate) fn aborted(&self) -> Option<String> {
+        self.0.aborted().map(|cause| format!("the journal stopped: {cause}"))
     }
 
     /// Blocks and bytes written to the log.
