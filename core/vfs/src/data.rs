@@ -215,7 +215,7 @@ impl Vfs {
     fn write_direct(&self, visible: &mut Visible<'_>, offset: u64, data: &[u8], size: u64) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
-        let whole = offset % PAGE64 == 0 && (end % PAGE64 == 0 || end >= size);
+        let whole = offset.is_multiple_of(PAGE64) && (end.is_multiple_of(PAGE64) || end >= size);
         if !whole {
             self.write_cached(visible, offset, data, size)?;
             let _writeback = inode.writeback_lock.lock();
@@ -250,7 +250,7 @@ impl Vfs {
         if inode.kind != FileType::Regular {
             return self.read(inode, offset, buf);
         }
-        if offset % PAGE64 != 0 {
+        if !offset.is_multiple_of(PAGE64) {
             return self.read(inode, offset, buf);
         }
         let want = {

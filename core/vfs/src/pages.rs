@@ -320,13 +320,11 @@ impl Pages {
         let map = &mut *map;
         let mut victims = Vec::new();
         let mut next = None;
-        let mut seen = 0;
-        for (at, page) in map.pages.range_mut(map.hand..) {
+        for (seen, (at, page)) in map.pages.range_mut(map.hand..).enumerate() {
             if seen == scan {
                 next = Some(*at);
                 break;
             }
-            seen += 1;
             if page.referenced {
                 page.referenced = false;
             } else if !page.dirty && !page.writeback {

@@ -60,7 +60,11 @@ impl Vfs {
                 let block = u64::from(self.info.block_size);
                 let collapse_to_end = mode.contains(FallocateMode::COLLAPSE_RANGE) && end >= size;
                 let insert_behind = mode.contains(FallocateMode::INSERT_RANGE) && offset >= size;
-                if offset % block != 0 || len % block != 0 || collapse_to_end || insert_behind {
+                if !offset.is_multiple_of(block)
+                    || !len.is_multiple_of(block)
+                    || collapse_to_end
+                    || insert_behind
+                {
                     return Err(NameError::Invalid.into());
                 }
             }
