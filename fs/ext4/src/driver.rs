@@ -41,6 +41,17 @@ impl Ext4 {
             + self.sb.first_data_block
     }
 
+    /// A change that met damage or a failing device may be half in the transaction: it must not become durable, so the
+    /// journal stops, and with it every further change.
+    fn guard<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error @ (Error::Corrupt { .. } | Error::Io(_))) = &result
+            && self.read_only.is_none()
+        {
+            self.journal.abort(error);
+        }
+        result
+    }
+
     fn semantics(&self) -> ChangeSemantics {
         ChangeSemantics {
             data: true,
@@ -76,8 +87,8 @@ impl FileSystem for Ext4 {
             max_links: 65000,
             time_granularity_ns: if self.sb.want_extra_isize >= 16 { 1 } else { 1_000_000_000 },
             semantics: self.semantics(),
-            no_cookie: self.epoch.missing(),
-            read_only: self.read_only.clone(),
+            no_cookie: self.journal.aborted().or_else(|| self.epoch.missing()),
+            read_only: self.read_only.clone().or_else(|| self.journal.aborted()),
             xattr_value_max: 65536,
         }
     }
@@ -104,11 +115,11 @@ impl FileSystem for Ext4 {
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
         let mut h = self.begin(8)?;
-        self.log(&mut h, inode)
+        self.guard(self.log(&mut h, inode))
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        self.fs_delete_inode(inode)
+        self.guard(self.fs_delete_inode(inode))
     }
 
     fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
@@ -129,23 +140,23 @@ impl FileSystem for Ext4 {
     }
 
     fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.fs_create(dir, name, new)
+        self.guard(self.fs_create(dir, name, new))
     }
 
     fn create_unnamed(&self, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        self.fs_create_unnamed(dir, new)
+        self.guard(self.fs_create_unnamed(dir, new))
     }
 
     fn link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.fs_link(dir, name, inode)
+        self.guard(self.fs_link(dir, name, inode))
     }
 
     fn unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.fs_unlink(dir, name, inode)
+        self.guard(self.fs_unlink(dir, name, inode))
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
-        self.fs_rename(rename)
+        self.guard(self.fs_rename(rename))
     }
 
     fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
@@ -161,7 +172,7 @@ impl FileSystem for Ext4 {
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.fs_write_back(inode, offset, data)
+        self.guard(self.fs_write_back(inode, offset, data))
     }
 
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
@@ -169,11 +180,11 @@ impl FileSystem for Ext4 {
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
-        self.fs_truncate(inode, size)
+        self.guard(self.fs_truncate(inode, size))
     }
 
     fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.fs_fallocate(inode, mode, offset, len)
+        self.guard(self.fs_fallocate(inode, mode, offset, len))
     }
 
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
@@ -189,7 +200,7 @@ impl FileSystem for Ext4 {
     }
 
     fn set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
-        self.fs_set_xattr(inode, name, value, mode)
+        self.guard(self.fs_set_xattr(inode, name, value, mode))
     }
 
     fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {

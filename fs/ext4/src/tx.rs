@@ -39,6 +39,17 @@ impl Tx {
         if self.0.is_none() { self.commit() } else { self.0.shutdown().map_err(journal_error) }
     }
 
+    /// Stop: nothing more becomes durable.
+    pub(crate) fn abort(&self, cause: &Error) {
+        log::error!("the filesystem stops: {cause}");
+        self.0.abort(cause);
+    }
+
+    /// Why the journal stopped, if it did.
+    pub(crate) fn aborted(&self) -> Option<String> {
+        self.0.aborted().map(|cause| format!("the journal stopped: {cause}"))
+    }
+
     /// Blocks and bytes written to the log.
     pub(crate) fn figures(&self) -> (u64, u64) {
         let stats = self.0.stats();
