@@ -2,36 +2,39 @@
 /*
  * A change counter for inodes that is bumped only when somebody has looked.
  *
- * The same thing as the Rust crate `iversion`, for filesystems in C: C11, C++11, or (with __KERNEL__ defined) Linux. The crate's
- * documentation argues the memory order at length; its models check it.
+ * The same thing as the Rust crate `iversion`, for filesystems in C: C11, C++11, or (with __KERNEL__ defined)
+ * Linux. The crate's documentation argues the memory order at length; its models check it.
  *
  * What an observer is promised. Let v = inode_query_iversion().
  *
- *   differs  Every change that completes later, that is, whose inode_maybe_inc_iversion() returns later, makes every later
- *            query return something other than v.
+ *   differs  Every change that completes later, that is, whose inode_maybe_inc_iversion() returns later,
+ *            makes every later query return something other than v.
  *   grows    What it returns is greater, as inode_cmp_iversion() compares: also when the counter has wrapped.
  *   rests    Without a change it returns v.
- *   orders   v = query; D = read; w = query; and w == v: D holds everything changed before w, but for the bytes of changes
- *            that were not complete at w.
+ *   orders   v = query; D = read; w = query; and w == v: D holds everything changed before w, but for the
+ *            bytes of changes that were not complete at w.
  *
- * What a writer owes. First make the change visible, then call inode_maybe_inc_iversion(), on every way out: also when the
- * change ends short or fails after a part of it became visible. If it returns true, the inode has a new version, to be stored with it.
+ * What a writer owes. First make the change visible, then call inode_maybe_inc_iversion(), on every way out:
+ * also when the change ends short or fails after a part of it became visible. If it returns true, the inode
+ * has a new version, to be stored with it.
  *
  * The word.
  *
- *   bit 0       QUERIED: somebody has looked since the last bump. Set by a query, cleared by a bump. Never stored on disk.
- *   bits 1..63  the version. A bump adds one and clears QUERIED, in one compare-exchange. After 2^63 - 1 comes 0.
+ *   bit 0       QUERIED: somebody has looked since the last bump. Set by a query, cleared by a bump. Never
+ *               stored on disk.
+ *   bits 1..63  the version. A bump adds one and clears QUERIED, in one compare-exchange. After 2^63 - 1
+ *               comes 0.
  *
- * The set functions replace both, and are for an inode that is not yet in use. The raw functions are for self-managed users, whose version
- * comes from elsewhere (the NFS and AFS clients: from the server); those call nothing but inode_set_iversion_raw() and
- * inode_peek_iversion_raw(), and have all 64 bits.
+ * The set functions replace both, and are for an inode that is not yet in use. The raw functions are for
+ * self-managed users, whose version comes from elsewhere (the NFS and AFS clients: from the server); those
+ * call nothing but inode_set_iversion_raw() and inode_peek_iversion_raw(), and have all 64 bits.
  *
- * The fences. A writer stores data, then looks at QUERIED; an observer sets QUERIED, then reads data. Each must not miss the other, and only
- * sequentially consistent fences see to that:
+ * The fences. A writer stores data, then looks at QUERIED; an observer sets QUERIED, then reads data. Each
+ * must not miss the other, and only sequentially consistent fences see to that:
  *
  *   W   in inode_maybe_inc_iversion(), before the load of the word; pairs with Q
- *   Q   at the end of inode_query_iversion(), also when QUERIED was set already (the one who set it may not have reached his
- *       own fence yet); pairs with W
+ *   Q   at the end of inode_query_iversion(), also when QUERIED was set already (the one who set it may not
+ *       have reached his own fence yet); pairs with W
  *
  * A bump releases and a query acquires, so that whoever sees a version sees the data it stands for.
  */
@@ -113,7 +116,7 @@ static inline bool iversion_exchange_(iversion_word_t *word, uint64_t *old, uint
 /* The greatest version. */
 #define IVERSION_MAX (~(uint64_t)0 >> IVERSION_QUERIED_SHIFT)
 
-/* An inode's version, and whether somebody has looked at it since the last bump. To be embedded in the inode. */
+/* An inode's version, and whether somebody has looked since the last bump. To be embedded in the inode. */
 struct iversion {
 	iversion_word_t raw;
 };
@@ -126,8 +129,8 @@ static inline void inode_set_iversion_raw(iversion_t *version, uint64_t raw)
 }
 
 /*
- * Starts a fresh inode at a value that nobody has seen. A reused inode number is a new file with an old name: start above the version
- * that the slot had.
+ * Starts a fresh inode at a value that nobody has seen. A reused inode number is a new file with an old name:
+ * start above the version that the slot had.
  */
 static inline void inode_set_iversion(iversion_t *version, uint64_t value)
 {
@@ -141,8 +144,9 @@ static inline void inode_set_iversion_queried(iversion_t *version, uint64_t valu
 }
 
 /*
- * Called by every change, when it is visible: bumps the version if somebody has seen it, or if forced (because the inode is logged
- * anyhow). Returns whether it did; if not, the version is no reason to log the inode.
+ * Called by every change, when it is visible: bumps the version if somebody has seen it, or if forced
+ * (because the inode is logged anyhow). Returns whether it did; if not, the version is no reason to log the
+ * inode.
  */
 static inline bool inode_maybe_inc_iversion(iversion_t *version, bool force)
 {
@@ -170,8 +174,8 @@ static inline uint64_t inode_peek_iversion_raw(const iversion_t *version)
 }
 
 /*
- * Whether a change that completed now would bump the version without being forced. A hint: it can turn true at any moment, so the
- * change has to call inode_maybe_inc_iversion() even so.
+ * Whether a change that completed now would bump the version without being forced. A hint: it can turn true
+ * at any moment, so the change has to call inode_maybe_inc_iversion() even so.
  */
 static inline bool inode_iversion_need_inc(const iversion_t *version)
 {
@@ -198,8 +202,9 @@ static inline uint64_t inode_query_iversion(iversion_t *version)
 }
 
 /*
- * Compares with a version kept earlier, without any effect: positive if the counter has moved on since, negative if `old` is the
- * newer (less than 2^62 ahead), 0 if they are equal. Only the sign is meant to be used.
+ * Compares with a version kept earlier, without any effect: positive if the counter has moved on since,
+ * negative if `old` is the newer (less than 2^62 ahead), 0 if they are equal. Only the sign is meant to be
+ * used.
  */
 static inline int64_t inode_cmp_iversion(const iversion_t *version, uint64_t old)
 {

@@ -1,4 +1,5 @@
-//! The counter under real threads, for about a second: what loom proves for a few operations, tried millions of times on the machine.
+//! The counter under real threads, for about a second: what loom proves for a few operations, tried millions
+//! of times on the machine.
 #![cfg(not(loom))]
 
 use std::sync::atomic::AtomicU64;
@@ -28,8 +29,8 @@ fn wait_for(round: &AtomicU64, wanted: u64) -> u64 {
     unreachable!()
 }
 
-/// A writer and an observer meet once a round: the writer changes the data and calls `maybe_inc`, the observer queries and reads.
-/// If the version then rests, the data read must be the new ones.
+/// A writer and an observer meet once a round: the writer changes the data and calls `maybe_inc`, the
+/// observer queries and reads. If the version then rests, the data read must be the new ones.
 #[test]
 fn writer_meets_observer() {
     let end = Instant::now() + Duration::from_secs(1);

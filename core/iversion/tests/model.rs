@@ -1,4 +1,5 @@
-//! Random operations, against the simplest thing that keeps the same promises: a version in 128 bits and a flag.
+//! Random operations, against the simplest thing that keeps the same promises: a version in 128 bits and a
+//! flag.
 #![cfg(not(loom))]
 
 use iversion::{Counter, INCREMENT, MAX, QUERIED};

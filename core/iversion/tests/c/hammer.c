@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A writer and an observer meet once a round, for the seconds given by the argument: the writer changes the data and calls maybe_inc, the observer
- * queries and reads. If the version then rests, the data read must be the new ones. Prints the number of rounds.
+ * A writer and an observer meet once a round, for the seconds given by the argument: the writer changes the
+ * data and calls maybe_inc, the observer queries and reads. If the version then rests, the data read must be
+ * the new ones. Prints the number of rounds.
  */
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Runs the test vectors (the file named by the argument) against iversion.h; prints the number of results compared. Also C++. */
+/*
+ * Runs the test vectors (the file named by the argument) against iversion.h, and prints the number of results
+ * compared. Also C++.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
