@@ -104,7 +104,7 @@ fn kernel_list(dir: &Path) -> BTreeMap<Vec<u8>, u64> {
 fn name(number: u32) -> Vec<u8> {
     let mut name = format!("file-{number}-").into_bytes();
     name.resize(name.len() + (number as usize * 7) % 40, b'x');
-    if number % 50 == 0 {
+    if number.is_multiple_of(50) {
         name.extend_from_slice("\u{fc}\u{e9}".as_bytes());
     }
     name
@@ -307,4 +307,128 @@ fn attributes_agree_with_the_kernel() {
             assert_eq!(xattr::get(at.join("theirs"), "user.large").unwrap(), None, "{what}");
         });
     }
+}
+
+#[test]
+fn inline_directories_of_the_kernel_are_changed() {
+    for (what, args) in [("inline", &["-t", "ext4", "-O", "inline_data"][..]),
+        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..])]
+    {
+        let image = Image::make(args, 64 << 20);
+        let made = image.by_kernel(|at| {
+            for dir in ["empty", "few", "more", "parent"] {
+                std::fs::create_dir(at.join(dir)).unwrap();
+            }
+            for name in ["one", "two"] {
+                std::fs::write(at.join("few").join(name), b"").unwrap();
+            }
+            for name in ["alpha", "beta", "gamma", "delta", "epsilon"] {
+                std::fs::write(at.join("more").join(name), b"").unwrap();
+            }
+            std::fs::create_dir(at.join("few/child")).unwrap();
+        });
+        if made.is_none() {
+            return;
+        }
+        let vfs = image.mount();
+        let dir = |path: &str| vfs.resolve(&root(), path, true).unwrap();
+        let top = vfs.root().unwrap();
+        vfs.rmdir(&root(), &top, b"empty", false).unwrap();
+        assert!(vfs.rmdir(&root(), &top, b"few", false).is_err());
+        let (few, more, parent) = (dir("/few"), dir("/more"), dir("/parent"));
+        assert_eq!(list(&vfs, &more, 1).len(), 5, "{what}");
+        // A move of an inline directory changes its parent's number.
+        vfs.rename(&root(), &few, b"child", &parent, b"child", RenameFlags::empty(), false).unwrap();
+        assert_eq!(vfs.resolve(&root(), "/parent/child/..", true).unwrap().ino, parent.ino);
+        for number in 0..200u32 {
+            for into in [&few, &more] {
+                vfs.create(&root(), into, &name(number), &CreateSpec::file(0o644), false).unwrap();
+            }
+            if number % 3 == 0 {
+                vfs.unlink(&root(), &few, &name(number), false).unwrap();
+            }
+        }
+        vfs.unlink(&root(), &more, b"gamma", false).unwrap();
+        let expected = [&few, &more].map(|dir| list(&vfs, dir, 10).into_keys().collect::<BTreeSet<_>>());
+        assert_eq!(expected[1].len(), 204, "{what}");
+        drop((few, more, parent, top));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        image.fsck(what);
+        image.by_kernel(|at| {
+            for (dir, expected) in ["few", "more"].iter().zip(&expected) {
+                assert_eq!(&kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(), expected, "{what}");
+            }
+        });
+    }
+}
+
+#[test]
+fn every_hash_is_the_kernels() {
+    for (hash, flag) in [("legacy", "signed"), ("half_md4", "unsigned"), ("tea", "signed"), ("tea", "unsigned"), ("legacy", "unsigned")] {
+        let image = Image::make(&["-t", "ext4", "-b", "1024"], 64 << 20);
+        let run = |program: &str, args: &[&str]| {
+            let out = Command::new(program).args(args).arg(&image.path).output().unwrap();
+            assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        };
+        run("tune2fs", &["-E", &format!("hash_alg={hash}")]);
+        // s_flags: which sign characters have in hashes.
+        run("debugfs", &["-w", "-R", if flag == "signed" { "ssv flags 1" } else { "ssv flags 2" }]);
+        let half = 300;
+        let ours = || {
+            let vfs = image.mount();
+            let top = vfs.root().unwrap();
+            let dir = vfs.lookup(&root(), &top, b"dir");
+            let dir = dir.unwrap_or_else(|_| {
+                vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0
+            });
+            for number in 0..half {
+                vfs.create(&root(), &dir, &name(number), &CreateSpec::file(0o644), false).unwrap();
+            }
+            drop((dir, top));
+            vfs.unmount().unwrap();
+        };
+        ours();
+        image.fsck(hash);
+        let kernel = image.by_kernel(|at| {
+            use std::os::unix::ffi::OsStringExt;
+            for number in 0..half {
+                let path = at.join("dir").join(std::ffi::OsString::from_vec(name(number)));
+                std::fs::remove_file(path).unwrap();
+                let path = at.join("dir").join(std::ffi::OsString::from_vec(name(number + half)));
+                std::fs::write(path, b"").unwrap();
+            }
+        });
+        if kernel.is_none() {
+            return;
+        }
+        ours();
+        image.fsck(hash);
+        let vfs = image.mount();
+        let dir = vfs.resolve(&root(), "/dir", true).unwrap();
+        assert_eq!(list(&vfs, &dir, 9).len() as u32, 2 * half, "{hash} {flag}");
+        for number in 0..2 * half {
+            vfs.lookup(&root(), &dir, &name(number)).unwrap();
+        }
+        drop(dir);
+        vfs.unmount().unwrap();
+    }
+}
+
+#[test]
+fn more_subdirectories_than_a_link_count_tells() {
+    let image = Image::make(&["-t", "ext4", "-b", "1024", "-N", "70000"], 256 << 20);
+    let vfs = image.mount();
+    let top = vfs.root().unwrap();
+    let dir = vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0;
+    for number in 0..65_100 {
+        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false).unwrap();
+    }
+    assert_eq!(vfs.stat(&dir).nlink, 1);
+    vfs.rmdir(&root(), &dir, b"0", false).unwrap();
+    assert_eq!(vfs.stat(&dir).nlink, 1);
+    drop((dir, top));
+    vfs.unmount().unwrap();
+    drop(vfs);
+    image.fsck("65,099 subdirectories");
 }

@@ -131,7 +131,7 @@ impl Format {
         let ino = le32(header, 0);
         let rec_len = self.rec_len_from_disk(le16(header, 4));
         let name_len = if self.filetype { usize::from(header[6]) } else { usize::from(le16(header, 6)) };
-        if rec_len < ENTRY_HEADER || rec_len % 4 != 0 {
+        if rec_len < ENTRY_HEADER || !rec_len.is_multiple_of(4) {
             return Err("a directory entry has a bad length");
         }
         let end = offset.checked_add(rec_len).filter(|&end| end <= area.len());

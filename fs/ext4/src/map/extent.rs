@@ -454,14 +454,15 @@ impl Ext4 {
             if let Some(left) = left.filter(|left| left.joins(&new)) {
                 let joined = Extent { len: left.len + new.len, ..left };
                 let closes_gap = right.filter(|right| joined.joins(right));
-                return self.change_node(h, inode, core, leaf, |node| {
+                self.change_node(h, inode, core, leaf, |node| {
                     let at = HEADER + (place - 1) * ENTRY;
                     let len = joined.len + closes_gap.map_or(0, |right| right.len);
                     node[at..at + ENTRY].copy_from_slice(&Extent { len, ..joined }.encode());
                     if closes_gap.is_some() {
                         remove_at(node, place);
                     }
-                });
+                })?;
+                return self.shorten(h, inode, core);
             }
             if let Some(right) = right.filter(|right| new.joins(right)) {
                 self.change_node(h, inode, core, leaf, |node| {
@@ -524,7 +525,30 @@ impl Ext4 {
             }
             (None, None) => self.remove_entry(h, inode, core, &path, level)?,
         }
+        self.shorten(h, inode, core)?;
         Ok(Some(taken))
+    }
+
+    /// A root with one child whose entries fit into the root takes them in.
+    fn shorten(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<()> {
+        while depth(&core.i_block) > 0 && entries(&core.i_block) == 1 {
+            let deep = depth(&core.i_block) - 1;
+            let block = child(&core.i_block, 0);
+            let buffer = self.extent_node(inode, block, deep)?;
+            let node = buffer.read();
+            let count = entries(&node);
+            if count > capacity(&core.i_block) {
+                return Ok(());
+            }
+            let moved = node[HEADER..HEADER + count * ENTRY].to_vec();
+            drop(node);
+            put_header(&mut core.i_block, 4, deep);
+            core.i_block[HEADER..HEADER + moved.len()].copy_from_slice(&moved);
+            set_entries(&mut core.i_block, count);
+            self.free_blocks(h, block, 1, true)?;
+            self.charge(inode, core, -1);
+        }
+        Ok(())
     }
 
     /// Remove the entry that the path names at `level`, and every node that is empty for it.

@@ -41,7 +41,7 @@ pub(crate) fn from_disk(value: &[u8]) -> Option<Vec<u8>> {
 
 /// From the system calls' form to the device's.
 pub(crate) fn to_disk(value: &[u8]) -> Option<Vec<u8>> {
-    if value.len() < 4 || (value.len() - 4) % 8 != 0 || le32(value, 0) != CALL_VERSION {
+    if value.len() < 4 || !(value.len() - 4).is_multiple_of(8) || le32(value, 0) != CALL_VERSION {
         return None;
     }
     let mut out = DISK_VERSION.to_le_bytes().to_vec();
