@@ -52,7 +52,8 @@ fn work(vfs: &Arc<Vfs>, device: &FaultDevice, synced: &mut Vec<Synced>) {
             1 if round > 4 => {
                 let other = format!("g{}", random(&mut state) % 20);
                 let old = format!("f{}", round);
-                vfs.rename(&cred, &dir, old.as_bytes(), &root, other.as_bytes(), RenameFlags::empty(), false).unwrap();
+                vfs.rename(&cred, &dir, old.as_bytes(), &root, other.as_bytes(), RenameFlags::empty(), false)
+                    .unwrap();
             }
             2 => {
                 vfs.sync().unwrap();
@@ -76,7 +77,9 @@ fn work(vfs: &Arc<Vfs>, device: &FaultDevice, synced: &mut Vec<Synced>) {
 fn every_crash_leaves_a_whole_filesystem() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    for args in [&["-t", "ext4"][..], &["-t", "ext3", "-b", "1024"], &["-t", "ext4", "-O", "^metadata_csum,^64bit"]] {
+    for args in
+        [&["-t", "ext4"][..], &["-t", "ext3", "-b", "1024"], &["-t", "ext4", "-O", "^metadata_csum,^64bit"]]
+    {
         mkfs(&path, args, 32 << 20);
         let base = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
         let device = Arc::new(FaultDevice::new(base));

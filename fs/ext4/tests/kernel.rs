@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 const SHAPES: &[(&str, &[&str])] = &[
     ("ext4", &["-t", "ext4"]),
+    ("ext4 4k", &["-t", "ext4", "-b", "4096"]),
+    ("ext2 4k", &["-t", "ext2", "-b", "4096", "-g", "4096"]),
     ("ext4 1k", &["-t", "ext4", "-b", "1024"]),
     ("ext3", &["-t", "ext3"]),
     ("ext2", &["-t", "ext2"]),
@@ -69,7 +71,10 @@ fn kernel_tree(at: &Path, prefix: &str, tree: &mut Tree) {
         };
         let size = if meta.is_dir() { 0 } else { meta.len() };
         let times = (meta.mtime(), meta.mtime_nsec());
-        tree.insert(path.clone(), line(meta.mode(), meta.uid(), meta.gid(), meta.nlink(), size, times, &content));
+        tree.insert(
+            path.clone(),
+            line(meta.mode(), meta.uid(), meta.gid(), meta.nlink(), size, times, &content),
+        );
         if meta.is_dir() {
             kernel_tree(&entry.path(), &path, tree);
         }
@@ -149,7 +154,8 @@ fn the_kernel_and_we_see_the_same_tree() {
                 0 => drop(vfs.unlink(&cred, &d, old.as_bytes(), false).unwrap()),
                 1 => {
                     let new = format!("renamed-{i}");
-                    vfs.rename(&cred, &d, old.as_bytes(), &d, new.as_bytes(), RenameFlags::empty(), false).unwrap();
+                    vfs.rename(&cred, &d, old.as_bytes(), &d, new.as_bytes(), RenameFlags::empty(), false)
+                        .unwrap();
                 }
                 2 => {
                     let file = vfs.lookup(&cred, &d, old.as_bytes()).unwrap();
@@ -157,8 +163,10 @@ fn the_kernel_and_we_see_the_same_tree() {
                 }
                 _ => {
                     let new = format!("new-{i}");
-                    let (file, _) = vfs.create(&cred, &d, new.as_bytes(), &CreateSpec::file(0o600), false).unwrap();
-                    vfs.write(&cred, &file, 0, &vec![i as u8; (i * 13) as usize], WriteFlags::empty()).unwrap();
+                    let (file, _) =
+                        vfs.create(&cred, &d, new.as_bytes(), &CreateSpec::file(0o600), false).unwrap();
+                    vfs.write(&cred, &file, 0, &vec![i as u8; (i * 13) as usize], WriteFlags::empty())
+                        .unwrap();
                 }
             }
         }

@@ -13,6 +13,12 @@ use std::sync::Arc;
 pub const VARIANTS: &[(&str, &[&str])] = &[
     ("default", &["-t", "ext4"]),
     ("1k", &["-t", "ext4", "-b", "1024"]),
+    ("4k", &["-t", "ext4", "-b", "4096"]),
+    ("4k, many groups", &["-t", "ext4", "-b", "4096", "-g", "1024", "-N", "4096"]),
+    ("4k small inodes", &["-t", "ext4", "-b", "4096", "-I", "128"]),
+    ("4k no journal", &["-t", "ext4", "-b", "4096", "-O", "^has_journal", "-g", "2048"]),
+    ("4k ext2", &["-t", "ext2", "-b", "4096"]),
+    ("4k meta_bg", &["-t", "ext4", "-b", "4096", "-O", "meta_bg,^resize_inode", "-g", "512", "-N", "8192"]),
     ("2k", &["-t", "ext4", "-b", "2048"]),
     ("small inodes", &["-t", "ext4", "-I", "128"]),
     ("no journal", &["-t", "ext4", "-O", "^has_journal"]),
