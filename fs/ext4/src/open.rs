@@ -75,6 +75,9 @@ fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superb
 fn weigh_features(sb: &Superblock) -> Option<String> {
     let mut only_read = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
     only_read.extend(sb.incompat.difference(Incompat::KNOWN).feature_names());
+    if sb.block_size > 4096 {
+        return Some(format!("blocks of {} bytes are not written by this driver", sb.block_size));
+    }
     (!only_read.is_empty())
         .then(|| format!("the feature {} is not written by this driver", only_read.join(", ")))
 }

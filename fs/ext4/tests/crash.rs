@@ -77,9 +77,12 @@ fn work(vfs: &Arc<Vfs>, device: &FaultDevice, synced: &mut Vec<Synced>) {
 fn every_crash_leaves_a_whole_filesystem() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    for args in
-        [&["-t", "ext4"][..], &["-t", "ext3", "-b", "1024"], &["-t", "ext4", "-O", "^metadata_csum,^64bit"]]
-    {
+    for args in [
+        &["-t", "ext4"][..],
+        &["-t", "ext4", "-b", "4096"],
+        &["-t", "ext3", "-b", "1024"],
+        &["-t", "ext4", "-O", "^metadata_csum,^64bit"],
+    ] {
         mkfs(&path, args, 32 << 20);
         let base = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
         let device = Arc::new(FaultDevice::new(base));
