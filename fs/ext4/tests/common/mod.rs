@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use ivers_block::{FileDevice, OpenMode};
+use ivers_block::{BlockError, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::{MountOptions, Vfs};
 use std::path::Path;
@@ -53,7 +53,15 @@ pub fn fsck(path: &Path, what: &str) {
 /// See the name.
 pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = Arc::new(FileDevice::open(path, mode).unwrap());
+    // A thread that commits in the background may hold the last mount's device for a moment.
+    let mut tries = 0;
+    let device = loop {
+        match FileDevice::open(path, mode) {
+            Err(BlockError::Busy { .. }) if tries < 200 => tries += 1,
+            other => break Arc::new(other.unwrap()),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
     let options = OpenOptions { read_only, place: "test image".into(), ..OpenOptions::default() };
     Ext4::open(device, options).unwrap()
 }
