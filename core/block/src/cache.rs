@@ -170,6 +170,15 @@ impl BufferCache {
         buffer.clear_dirty();
     }
 
+    /// Drops `block` if it is clean and nobody holds it: its contents mean nothing any more.
+    pub fn forget_unused(&self, block: u64) {
+        let mut shard = self.shard(block).lock();
+        if shard.map.get(&block).is_some_and(|b| Arc::strong_count(b) == 1 && !b.is_dirty()) {
+            shard.map.remove(&block);
+            self.budget.uncharge(self.cost());
+        }
+    }
+
     /// Writes every dirty buffer home, in order of blocks, then flushes the device.
     pub fn sync(&self) -> Result<()> {
         self.write_dirty()?;
@@ -322,5 +331,117 @@ impl Drop for BufferCache {
     fn drop(&mut self) {
         let kept: usize = self.shards.iter_mut().map(|s| s.get_mut().map.len()).sum();
         self.budget.uncharge(kept as u64 * self.cost());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FaultDevice, MemDevice};
+
+    fn cache(budget: u64) -> (Arc<FaultDevice>, BufferCache) {
+        let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8 << 20))));
+        (device.clone(), BufferCache::new(device, 1024, Arc::new(Budget::new(budget))))
+    }
+
+    fn dirty(cache: &BufferCache, block: u64, fill: u8) {
+        let buffer = cache.get(block).unwrap();
+        buffer.modify(|bytes| bytes.fill(fill));
+        buffer.mark_dirty();
+    }
+
+    #[test]
+    fn eviction_spares_dirty_and_held() {
+        let (device, cache) = cache(64 << 10);
+        let held = cache.get(1).unwrap();
+        held.modify(|bytes| bytes[0] = 1);
+        dirty(&cache, 2, 2);
+        for block in 100..4000 {
+            cache.get(block).unwrap();
+            assert!(cache.budget().used() <= (64 << 10) + 40 * cache.cost(), "block {block}");
+        }
+        assert_eq!(cache.get(1).unwrap().read()[0], 1);
+        assert_eq!(cache.get(2).unwrap().read()[0], 2);
+        let stats = cache.stats();
+        assert!(stats.evicted > 3000 && stats.reads == 3902, "{stats:?}");
+        drop(held);
+        // Dirty buffers alone: shrink writes them home to make room.
+        (4000..4200).for_each(|block| dirty(&cache, block, 3));
+        cache.shrink();
+        assert!(!cache.budget().over());
+        assert!(device.writes() > 0);
+        assert_eq!(cache.get(4100).unwrap().read()[9], 3);
+        let budget = cache.budget().clone();
+        drop(cache);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn forgotten_blocks_are_not_written() {
+        let (device, cache) = cache(u64::MAX);
+        (10..14).for_each(|block| dirty(&cache, block, 7));
+        let held = cache.get(11).unwrap();
+        cache.forget(11);
+        cache.sync().unwrap();
+        assert!(!held.is_dirty());
+        let mut bytes = vec![0; 4096];
+        device.read_at(10 * 1024, &mut bytes).unwrap();
+        assert!(bytes[..1024].iter().all(|&b| b == 7) && bytes[1024..2048].iter().all(|&b| b == 0));
+        assert_eq!((device.writes(), cache.stats().writes), (2, 3));
+        cache.sync().unwrap();
+        assert_eq!(device.writes(), 2);
+        cache.forget_unused(12);
+        cache.forget_unused(13);
+        assert_eq!(cache.stats().buffers, 1);
+    }
+
+    #[test]
+    fn failures_leave_buffers_dirty_and_loads_repeatable() {
+        let (device, cache) = cache(u64::MAX);
+        dirty(&cache, 5, 1);
+        device.fail_writes_from(Some(0));
+        assert!(cache.sync().is_err());
+        device.fail_writes_from(None);
+        assert!(cache.get(5).unwrap().is_dirty());
+        cache.sync().unwrap();
+        device.fail_reads(20 * 1024, 1);
+        let error = cache.get(20).unwrap_err();
+        assert_eq!(error.offset(), Some(20 * 1024));
+        assert!(cache.peek(20).is_none());
+        assert!(matches!(cache.get(8192), Err(BlockError::OutOfRange { .. })));
+        assert!(cache.get(u64::MAX).is_err());
+        let fresh = cache.get_zeroed(20).unwrap();
+        assert!(fresh.is_verified() && fresh.read().iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn a_reload_is_not_verified() {
+        let (device, cache) = cache(u64::MAX);
+        cache.get(3).unwrap().set_verified();
+        assert!(cache.get(3).unwrap().is_verified());
+        device.write_at(3 * 1024, &[8; 1024]).unwrap();
+        cache.invalidate();
+        let again = cache.get(3).unwrap();
+        assert!(!again.is_verified() && again.read()[0] == 8);
+    }
+
+    #[test]
+    fn threads_share_loads() {
+        let (_, cache) = cache(1 << 20);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    for n in 0..4000u64 {
+                        let block = (n * 7 + thread) % 500;
+                        cache.get(block).unwrap().modify(|bytes| bytes[thread as usize] += 1);
+                    }
+                });
+            }
+        });
+        let total: u64 = (0..500)
+            .map(|b| cache.get(b).unwrap().read()[..4].iter().map(|&n| u64::from(n)).sum::<u64>())
+            .sum();
+        assert_eq!((total, cache.stats().reads), (16000, 500));
     }
 }

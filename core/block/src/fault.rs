@@ -220,3 +220,39 @@ impl Device for FaultDevice {
         format!("{} (recorded)", self.base.describe())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemDevice;
+
+    fn at(device: &dyn Device, offset: u64) -> u8 {
+        let mut byte = [0];
+        device.read_at(offset, &mut byte).unwrap();
+        byte[0]
+    }
+
+    #[test]
+    fn faults_do_what_they_say() {
+        let device = FaultDevice::new(Arc::new(MemDevice::new(1 << 16)));
+        for (nth, fault) in [Fault::Fail, Fault::Tear(2), Fault::Drop, Fault::Delay].into_iter().enumerate() {
+            device.inject(nth as u64, fault);
+        }
+        assert!(device.write_at(0, &[1; 4]).is_err());
+        assert!(device.write_at(10, &[1; 4]).is_err());
+        device.write_at(20, &[1; 4]).unwrap();
+        device.write_at(30, &[1; 4]).unwrap();
+        device.write_at(40, &[1; 4]).unwrap();
+        assert_eq!([0, 11, 12, 20, 30, 40].map(|o| at(&device, o)), [0, 1, 0, 0, 1, 1]);
+        let before = device.image(device.len()).unwrap();
+        assert_eq!([11, 30, 40].map(|o| at(&before, o)), [1, 0, 1]);
+        device.flush().unwrap();
+        assert_eq!(at(&device.image(device.len()).unwrap(), 30), 1);
+        device.fail_flush(1);
+        assert!(device.flush().is_err());
+        device.write_fua(50, &[2]).unwrap();
+        device.write_at(60, &[2]).unwrap();
+        let crash = device.image_where(device.len(), |_| false).unwrap();
+        assert_eq!([30, 40, 50, 60].map(|o| at(&crash, o)), [1, 1, 2, 0]);
+    }
+}

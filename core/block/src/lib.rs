@@ -15,7 +15,7 @@
 //! | B2 | no lock of the cache is held across device reads; reads of different blocks run in parallel | `BufferCache::get` | - |
 //! | B3 | after `forget` returned, no write of that block is under way or will start | the `WRITING` flag, see `buffer` | `cache::tests::forgotten_blocks_are_not_written` |
 //! | B4 | a snapshot never changes | data is `Arc<[u8]>`, changed by copy on write | `buffer::tests::snapshots_stay` |
-//! | B5 | every access is inside the device | `check_range` in every device | `device::tests` |
+//! | B5 | every access is inside the device | `check_range` in every device | `file::tests`, `memory::tests` |
 #![forbid(unsafe_code)]
 
 mod budget;

@@ -52,7 +52,8 @@ impl Inner {
             if let [(_, data)] = now {
                 device.write_at(offset, data)?;
             } else {
-                let bytes: Vec<u8> = now.iter().flat_map(|(_, data)| data.iter().copied()).collect();
+                let mut bytes = Vec::with_capacity(run * size);
+                now.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
                 device.write_at(offset, &bytes)?;
             }
             rest = later;

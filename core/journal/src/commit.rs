@@ -1,6 +1,5 @@
 //! Committing: lock down, take snapshots, log, flush, commit record.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ivers_block::Buffer;
@@ -153,14 +152,9 @@ impl Inner {
         }
         state.committing.clear();
         state.committed = tid;
-        let used_again: BTreeSet<u64> = match &state.running {
-            Some(running) => forgotten.iter().copied().filter(|b| running.items.contains_key(b)).collect(),
-            None => BTreeSet::new(),
-        };
         drop(state);
-        for block in forgotten.into_iter().filter(|b| !used_again.contains(b)) {
-            self.cache.forget(block);
-        }
+        // A block that somebody uses again already is held by him, or by the running transaction.
+        forgotten.into_iter().for_each(|block| self.cache.forget_unused(block));
         callbacks.into_iter().for_each(|f| f());
         self.changed.notify_all();
     }

@@ -92,6 +92,9 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
+/// A block with more dirty ranges than this is logged from its first changed byte to its last.
+const MAX_RANGES: usize = 32;
+
 /// One block in the running transaction.
 pub(crate) struct Item {
     pub buffer: Arc<Buffer>,
@@ -115,6 +118,11 @@ impl Item {
         });
         let at = self.ranges.partition_point(|r| r.start < start);
         self.ranges.insert(at, start..end);
+        if self.ranges.len() > MAX_RANGES {
+            let all = self.ranges[0].start..self.ranges[MAX_RANGES].end;
+            self.ranges.clear();
+            self.ranges.push(all);
+        }
     }
 }
 
@@ -439,5 +447,8 @@ mod tests {
             item.add(r);
         }
         assert_eq!(item.ranges, [5..6, 10..50]);
+        (50..100).for_each(|n| item.add(n * 4 + 1..n * 4 + 3));
+        assert!(item.ranges.len() <= MAX_RANGES && item.ranges[0].start == 5);
+        assert_eq!(item.ranges.last().unwrap().end, 399);
     }
 }

@@ -10,6 +10,7 @@ mod attr;
 mod data;
 mod dcache;
 pub mod driver;
+pub mod epoch;
 pub mod error;
 mod icache;
 pub mod inode;

@@ -8,13 +8,13 @@ use crate::layout::inode::inode_seed;
 use crate::layout::superblock::Superblock;
 use crate::map::Delayed;
 use crate::orphan::Orphans;
-use crate::tx::Tx;
 pub use crate::tx::Handle;
+use crate::tx::Tx;
 use ivers_block::{Buffer, BufferCache, Device};
 use ivers_vfs::{AtimeMode, ChangeMode, CoarseClock, Error, Inode, LoadedInode, NameError, Policy, Result};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
 /// The inode number of the root directory.
@@ -42,6 +42,8 @@ pub struct Ext4 {
     /// High halves of counters that ran over their 32 stored bits in this mount.
     pub(crate) wrapped: Mutex<HashMap<u32, u64>>,
     pub(crate) closed: AtomicBool,
+    /// Tells lives of one inode number apart.
+    pub(crate) next_generation: AtomicU32,
     /// For inodes that the driver handles without the VFS.
     pub(crate) own_policy: Arc<Policy>,
 }

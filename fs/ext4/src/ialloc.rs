@@ -1,1 +1,203 @@
-//! Inode slots.
+//! Inode slots: directories spread over the groups, files beside their directory.
+
+use crate::ctx::{Ext4, Ext4Inode, Handle, core_of};
+use crate::groups::next_clear;
+use crate::layout::features::{Incompat, RoCompat};
+use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
+use ivers_vfs::{
+    Attr, FileType, InitialVersion, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
+};
+use std::sync::atomic::Ordering;
+
+/// Groups looked at for a new directory before the best of them is taken.
+const ORLOV_PROBES: u32 = 16;
+
+impl Ext4 {
+    /// The group to try first.
+    fn inode_group(&self, dir: &Inode, kind: FileType) -> Result<u32> {
+        let parent = self.sb.group_of_inode(dir.ino.0 as u32).0;
+        let spread =
+            dir.ino.0 as u32 == crate::ctx::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
+        if kind != FileType::Directory || !spread || self.sb.groups == 1 {
+            return Ok(parent);
+        }
+        // A directory below the root heads a tree of its own: it goes where there is room and few others are.
+        let start = self.next_generation.load(Ordering::Relaxed) % self.sb.groups;
+        let mut best = (u32::MAX, parent);
+        for step in 0..ORLOV_PROBES.min(self.sb.groups) {
+            let number = ((u64::from(start) + u64::from(step)) % u64::from(self.sb.groups)) as u32;
+            let desc = self.groups.get(number)?.lock().desc;
+            let roomy = desc.free_inodes > self.sb.inodes_per_group / 4
+                && desc.free_blocks > self.sb.group_blocks(number) / 4;
+            if roomy && desc.used_dirs < best.0 {
+                best = (desc.used_dirs, number);
+            }
+        }
+        Ok(best.1)
+    }
+
+    /// Take a free slot for a new inode with one name (a directory: two), and write it. The caller sets up what the kind needs
+    /// (a directory's first block, a link's target) and logs again.
+    pub fn alloc_inode(&self, h: &mut Handle, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
+        let first = self.inode_group(dir, new.kind)?;
+        for step in 0..self.sb.groups {
+            let number = ((u64::from(first) + u64::from(step)) % u64::from(self.sb.groups)) as u32;
+            if let Some(loaded) = self.alloc_in(h, number, dir, new)? {
+                return Ok(loaded);
+            }
+        }
+        Err(NameError::NoSpace.into())
+    }
+
+    fn alloc_in(
+        &self,
+        h: &mut Handle,
+        number: u32,
+        dir: &Inode,
+        new: &NewInode,
+    ) -> Result<Option<LoadedInode>> {
+        let group = self.groups.get(number)?;
+        let mut group = group.lock();
+        if group.desc.free_inodes == 0 {
+            return Ok(None);
+        }
+        let per = self.sb.inodes_per_group;
+        let from = (self.sb.first_ino - 1).saturating_sub(number.saturating_mul(per)).min(per);
+        let from = if number == 0 { from } else { from.min(per) };
+        let bit = match self.groups.inode_bitmap(&group)? {
+            Some(bitmap) => next_clear(&bitmap.read(), from, per),
+            None => from,
+        };
+        if bit >= per {
+            return Ok(None);
+        }
+        let used = if self.sb.has_group_csum() { per - group.desc.itable_unused } else { per };
+        let ever_used = bit < used && group.desc.flags & crate::layout::group::INODE_UNINIT == 0;
+        self.groups.change_inode(h, &mut group, bit, true)?;
+        group.desc.free_inodes -= 1;
+        if new.kind == FileType::Directory {
+            group.desc.used_dirs += 1;
+        }
+        if self.sb.has_group_csum() {
+            group.desc.itable_unused = group.desc.itable_unused.min(per - bit - 1);
+        }
+        self.groups.store(h, &group)?;
+        let table = group.desc.inode_table;
+        drop(group);
+        self.groups.free_inodes.fetch_sub(1, Ordering::Relaxed);
+
+        let ino = number * per + bit + 1;
+        let size = self.sb.inode_size as usize;
+        let buffer = self.block(table + u64::from(bit / self.sb.inodes_per_block))?;
+        let byte = (bit % self.sb.inodes_per_block) as usize * size;
+        let old = buffer.read()[byte..byte + size].to_vec();
+        let version = if ever_used { self.fresh_version(ino, &old) } else { 1 };
+        let mut generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        if ever_used && generation == crate::layout::inode::slot_state(&old).generation {
+            generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        }
+        let image = self.new_image(dir, new, generation, version);
+        h.modify(&buffer, |bytes| {
+            let slot = &mut bytes[byte..byte + size];
+            slot.fill(0);
+            image.encode(&self.sb, ino, slot);
+        })?;
+        let mut loaded = self.loaded(ino, image);
+        if loaded.version != InitialVersion::NotStored {
+            loaded.version = InitialVersion::Fresh(version);
+        }
+        Ok(Some(loaded))
+    }
+
+    fn new_image(&self, dir: &Inode, new: &NewInode, generation: u32, version: u64) -> InodeImage {
+        let parent = core_of(dir).read().flags | dir.attr().flags.bits();
+        let mut flags = parent & FL_INHERITED;
+        match new.kind {
+            FileType::Directory => {}
+            FileType::Regular => flags &= !0x1_0000,
+            // Only what dump(8) and access times mean applies to the rest.
+            _ => flags &= 0x40 | 0x80 | 0x2000_0000,
+        }
+        let mut i_block = [0; 60];
+        if self.sb.incompat.contains(Incompat::EXTENTS)
+            && matches!(new.kind, FileType::Regular | FileType::Directory)
+        {
+            flags |= FL_EXTENTS;
+            // An empty root: magic, no entries of four, depth 0.
+            i_block[..8].copy_from_slice(&[0x0A, 0xF3, 0, 0, 4, 0, 0, 0]);
+        }
+        let inherits =
+            parent & InodeFlags::PROJINHERIT.bits() != 0 && self.sb.ro_compat.contains(RoCompat::PROJECT);
+        let extra = self.sb.want_extra_isize;
+        let room = self.sb.inode_size as usize - 128;
+        let stored = if self.sb.hurd {
+            StoredVersion::None
+        } else if extra >= 28 {
+            StoredVersion::Wide(version)
+        } else {
+            StoredVersion::Narrow(version as u32)
+        };
+        InodeImage {
+            generation,
+            attr: Attr {
+                kind: new.kind,
+                perm: new.perm & 0o7777,
+                uid: new.uid,
+                gid: new.gid,
+                project: if inherits { dir.attr().project } else { 0 },
+                nlink: if new.kind == FileType::Directory { 2 } else { 1 },
+                size: 0,
+                blocks_512: 0,
+                rdev: new.rdev,
+                atime: new.now,
+                mtime: new.now,
+                ctime: new.now,
+                btime: (extra >= 20).then_some(new.now),
+                flags: InodeFlags::from_bits_truncate(flags),
+            },
+            version: stored,
+            flags,
+            i_block,
+            file_acl: 0,
+            extra_isize: extra,
+            body: vec![0; room - usize::from(extra)],
+            dtime: 0,
+        }
+    }
+
+    /// Give a slot back whose blocks and attributes are gone. The version in it moves on, for the slot's next life.
+    pub fn free_inode(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
+        let ino = inode.ino.0 as u32;
+        if ino < self.sb.first_ino {
+            return Err(self.corrupt_inode("a reserved inode is freed", inode));
+        }
+        inode.version.inc();
+        {
+            let mut core = core_of(inode).write();
+            core.disk_size = 0;
+            core.i_block = [0; 60];
+            core.file_acl = 0;
+            core.body_xattrs.fill(0);
+            core.flags &= !FL_EXTENTS & !crate::layout::inode::FL_INLINE_DATA;
+        }
+        inode.with_attr(|attr| {
+            attr.nlink = 0;
+            attr.size = 0;
+        });
+        self.log(h, inode)?;
+        let now = inode.attr().ctime.sec.max(1) as u32;
+        self.modify_slot(h, ino, |slot| slot[0x14..0x18].copy_from_slice(&now.to_le_bytes()))?;
+        let (number, bit) = self.sb.group_of_inode(ino);
+        let group = self.groups.get(number)?;
+        let mut group = group.lock();
+        self.groups.change_inode(h, &mut group, bit, false)?;
+        group.desc.free_inodes += 1;
+        if inode.kind == FileType::Directory {
+            group.desc.used_dirs = group.desc.used_dirs.saturating_sub(1);
+        }
+        self.groups.store(h, &group)?;
+        self.groups.free_inodes.fetch_add(1, Ordering::Relaxed);
+        inode.private::<Ext4Inode>().alloc.lock().next = 0;
+        Ok(())
+    }
+}

@@ -1,1 +1,216 @@
 //! Inodes to and from the device.
+
+use crate::ctx::{Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
+use crate::layout::inode::{
+    FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, InodeImage, StoredVersion, seal_slot, slot_state, slot_version,
+    verify_slot,
+};
+use ivers_block::Buffer;
+use ivers_vfs::{Error, FileType, InitialVersion, Ino, Inode, LoadedInode, NameError, Result};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+
+impl Ext4 {
+    /// The inode table block that holds a slot, and the slot's first byte. `None` if the slot was never written.
+    pub(crate) fn slot_place(&self, ino: u32) -> Result<(Option<Arc<Buffer>>, usize)> {
+        if ino == 0 || ino > self.sb.inodes_count {
+            return Err(NameError::Stale.into());
+        }
+        let (group, index) = self.sb.group_of_inode(ino);
+        let desc = self.groups.get(group)?.lock().desc;
+        let byte = (index % self.sb.inodes_per_block * self.sb.inode_size) as usize;
+        let used = self.sb.inodes_per_group - if self.sb.has_group_csum() { desc.itable_unused } else { 0 };
+        if index >= used || desc.flags & crate::layout::group::INODE_UNINIT != 0 {
+            return Ok((None, byte));
+        }
+        let block = desc.inode_table + u64::from(index / self.sb.inodes_per_block);
+        Ok((Some(self.block(block)?), byte))
+    }
+
+    /// The raw bytes of a slot, checked. A slot that was never written is stale.
+    pub fn raw_inode(&self, ino: u32) -> Result<Vec<u8>> {
+        let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
+        let slot = buffer.read()[byte..byte + self.sb.inode_size as usize].to_vec();
+        if !verify_slot(&self.sb, ino, &slot) {
+            // A slot that was zeroed has no checksum and holds nothing.
+            if slot.iter().all(|&b| b == 0) {
+                return Err(NameError::Stale.into());
+            }
+            return Err(Error::corrupt(
+                "the inode's checksum is wrong",
+                format!("{}, inode {ino}", self.place),
+            ));
+        }
+        Ok(slot)
+    }
+
+    /// Change the raw bytes of a slot in use and seal it.
+    pub fn modify_slot<R>(&self, h: &mut Handle, ino: u32, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
+        h.modify(&buffer, |bytes| {
+            let slot = &mut bytes[byte..byte + self.sb.inode_size as usize];
+            let result = f(slot);
+            seal_slot(&self.sb, ino, slot);
+            result
+        })
+    }
+
+    /// Decode an inode; with `any` also reserved, unlinked and attribute inodes.
+    pub fn load(&self, ino: u32, any: bool) -> Result<LoadedInode> {
+        if !any && ino != ROOT_INO && ino < self.sb.first_ino {
+            return Err(NameError::Stale.into());
+        }
+        let slot = self.raw_inode(ino)?;
+        let state = slot_state(&slot);
+        if state.mode == 0 || (state.links == 0 && !any) {
+            return Err(NameError::Stale.into());
+        }
+        let place = format!("{}, inode {ino}", self.place);
+        let image = InodeImage::decode(&self.sb, &slot, &place)?;
+        if !any && image.flags & FL_EA_INODE != 0 {
+            return Err(NameError::Stale.into());
+        }
+        if image.flags & (FL_ENCRYPT | FL_CASEFOLD) != 0 {
+            return Err(Error::Incompatible(format!("{place} is encrypted or folds case")));
+        }
+        if ino == ROOT_INO && image.attr.kind != FileType::Directory {
+            return Err(Error::corrupt("the root is no directory", place));
+        }
+        Ok(self.loaded(ino, image))
+    }
+
+    /// What the VFS is given of a decoded slot.
+    pub(crate) fn loaded(&self, ino: u32, image: InodeImage) -> LoadedInode {
+        let version = match image.version {
+            StoredVersion::Wide(version) => InitialVersion::Stored(version & (u64::MAX >> 1)),
+            StoredVersion::Narrow(version) => {
+                let high = self.wrapped.lock().get(&ino).copied().unwrap_or(0);
+                InitialVersion::Stored(u64::from(version) | high << 32)
+            }
+            StoredVersion::None => InitialVersion::NotStored,
+        };
+        let core = InodeCore {
+            i_block: image.i_block,
+            flags: image.flags,
+            disk_size: image.attr.size,
+            blocks_512: image.attr.blocks_512,
+            file_acl: image.file_acl,
+            extra_isize: image.extra_isize,
+            body_xattrs: image.body,
+            dtime: image.dtime,
+            delayed: Default::default(),
+        };
+        let core = if ino == ROOT_INO { self.share_root(core) } else { Arc::new(RwLock::new(core)) };
+        LoadedInode {
+            ino: Ino(u64::from(ino)),
+            generation: image.generation,
+            attr: image.attr,
+            version,
+            private: Box::new(Ext4Inode { core, alloc: Mutex::default() }),
+        }
+    }
+
+    /// Every copy of the root shares one private part, so that the epoch record and users' changes do not overwrite each other.
+    fn share_root(&self, core: InodeCore) -> Arc<RwLock<InodeCore>> {
+        let mut shared = self.root_core.lock();
+        if let Some(core) = shared.upgrade() {
+            return core;
+        }
+        let core = Arc::new(RwLock::new(core));
+        *shared = Arc::downgrade(&core);
+        core
+    }
+
+    /// Put an inode's attributes, map root, attributes in the slot and stored version into the transaction.
+    pub fn log(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
+        let ino = inode.ino.0 as u32;
+        let core = inode.private::<Ext4Inode>().core.read();
+        let extra = core.extra_isize;
+        let version = if self.sb.hurd || core.flags & FL_EA_INODE != 0 {
+            StoredVersion::None
+        } else if extra >= 28 {
+            StoredVersion::Wide(inode.version.peek())
+        } else {
+            let version = inode.version.peek();
+            self.note_wrap(h, ino, version >> 32)?;
+            StoredVersion::Narrow(version as u32)
+        };
+        let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
+        h.modify(&buffer, |bytes| {
+            let slot = &mut bytes[byte..byte + self.sb.inode_size as usize];
+            // The attributes are taken here, under the buffer's lock: of two that log at once, the later one takes the newer.
+            let mut attr = inode.attr();
+            if attr.kind == FileType::Regular {
+                attr.size = core.disk_size;
+            }
+            attr.blocks_512 = core.blocks_512;
+            let image = InodeImage {
+                generation: inode.generation,
+                attr,
+                version,
+                flags: core.flags,
+                i_block: core.i_block,
+                file_acl: core.file_acl,
+                extra_isize: extra,
+                body: core.body_xattrs.clone(),
+                // The orphan list keeps this field by itself.
+                dtime: slot_state(slot).dtime,
+            };
+            image.encode(&self.sb, ino, slot);
+        })
+    }
+
+    /// A counter of 32 stored bits ran over: the next mount must start above everything that this one shows.
+    fn note_wrap(&self, h: &mut Handle, ino: u32, high: u64) -> Result<()> {
+        if high == 0 {
+            return Ok(());
+        }
+        let old = self.wrapped.lock().insert(ino, high);
+        if old.unwrap_or(0) < high {
+            self.raise_stored_epoch(h)?;
+        }
+        Ok(())
+    }
+
+    /// The first version that no earlier life of a slot has shown. `used` tells whether the slot was ever written.
+    pub(crate) fn fresh_version(&self, ino: u32, slot: &[u8]) -> u64 {
+        let stored = match slot_version(&self.sb, slot) {
+            StoredVersion::Wide(version) => version,
+            StoredVersion::Narrow(version) => {
+                u64::from(version) | self.wrapped.lock().get(&ino).copied().unwrap_or(0) << 32
+            }
+            // An attribute inode's count is no version, but staying above it costs nothing.
+            StoredVersion::None if !self.sb.hurd => {
+                u64::from(u32::from_le_bytes([slot[0x24], slot[0x25], slot[0x26], slot[0x27]]))
+            }
+            StoredVersion::None => 0,
+        };
+        (stored + 1) & (u64::MAX >> 1)
+    }
+}
+
+impl Ext4 {
+    /// Put only the attributes in the slot and the number of the attribute block into the transaction: for copies of the
+    /// root whose times and sizes may be behind those that the VFS keeps.
+    pub(crate) fn log_attributes(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
+        let core = inode.private::<Ext4Inode>().core.read();
+        let start = 128 + usize::from(core.extra_isize);
+        let wide = self.sb.incompat.contains(crate::layout::Incompat::BIT64);
+        self.modify_slot(h, inode.ino.0 as u32, |slot| {
+            if slot.len() > 128 {
+                // The slot may never have had extra fields: then they start here, as zeros that were there before.
+                slot[0x80..0x82].copy_from_slice(&core.extra_isize.to_le_bytes());
+                let len = core.body_xattrs.len().min(slot.len() - start);
+                slot[start..start + len].copy_from_slice(&core.body_xattrs[..len]);
+            }
+            slot[0x68..0x6C].copy_from_slice(&(core.file_acl as u32).to_le_bytes());
+            if wide {
+                slot[0x76..0x78].copy_from_slice(&((core.file_acl >> 32) as u16).to_le_bytes());
+            }
+            let blocks = core.blocks_512;
+            if blocks <= u64::from(u32::MAX) {
+                slot[0x1C..0x20].copy_from_slice(&(blocks as u32).to_le_bytes());
+            }
+        })
+    }
+}

@@ -1,8 +1,29 @@
-//! Mounting.
+//! Mounting: what is checked, what is refused, and in which order things are written.
+//!
+//! 1. The superblock is parsed and its features are weighed. Nothing is written before this has passed.
+//! 2. The journal is found through a first, read-only look at the filesystem, and replayed: onto the device if it may be
+//!    written, onto a layer in memory if not.
+//! 3. The superblock is read again. `needs_recovery` is set (or, without a journal, the clean flag is taken away).
+//! 4. The epoch is settled and its OPEN record made durable.
+//! 5. Orphans are cleaned up.
 
-use ivers_block::Budget;
-use std::sync::Arc;
+use crate::ctx::{Ext4, own_policy};
+use crate::epoch::foreign_fields;
+use crate::groups::Groups;
+use crate::layout::features::{Compat, Incompat, RoCompat};
+use crate::layout::raw::RawSuperblock;
+use crate::layout::superblock::{
+    MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock,
+};
+use crate::tx::{Handle, Tx, journal_error};
+use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
+use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
+use ivers_journal::{Journal, JournalOptions};
+use ivers_vfs::{Clock, CoarseClock, Error, Result};
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// How to open an image.
 #[derive(Debug, Clone)]
@@ -31,5 +52,257 @@ impl Default for OpenOptions {
             commit_interval: Duration::from_secs(5),
             place: "image".to_owned(),
         }
+    }
+}
+
+fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superblock)> {
+    let mut bytes = vec![0; SUPERBLOCK_LEN];
+    if device.size_bytes() < SUPERBLOCK_OFFSET + SUPERBLOCK_LEN as u64 {
+        return Err(Error::Incompatible(format!(
+            "{place} holds no ext2, ext3 or ext4 filesystem ({} bytes are too few)",
+            device.size_bytes()
+        )));
+    }
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    let sb = Superblock::parse(&bytes, device.size_bytes(), place)?;
+    let raw = RawSuperblock::read_from_bytes(&bytes)
+        .map_err(|_| Error::corrupt("the superblock is too short", place.to_owned()))?;
+    debug_assert_eq!(raw.s_magic.get(), MAGIC);
+    Ok((raw, sb))
+}
+
+/// Refuse what cannot be read; say why something can only be read.
+fn weigh_features(sb: &Superblock, place: &str) -> Result<Option<String>> {
+    // The guard against two mounts must be renewed while mounted, which reading alone can do without.
+    let readable = Incompat::KNOWN.union(Incompat::MMP);
+    let refused = sb.incompat.difference(readable);
+    if !refused.is_empty() {
+        return Err(Error::Incompatible(format!(
+            "{place} uses the feature {}",
+            refused.feature_names().join(", ")
+        )));
+    }
+    let mut only_read = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
+    if sb.incompat.contains(Incompat::MMP) {
+        only_read.push("mmp".to_owned());
+    }
+    if sb.block_size > 4096 {
+        return Ok(Some(format!("blocks of {} bytes are not written by this driver", sb.block_size)));
+    }
+    Ok((!only_read.is_empty())
+        .then(|| format!("the feature {} is not written by this driver", only_read.join(", "))))
+}
+
+impl Ext4 {
+    /// Check an image, bring it into a consistent state, and open it.
+    pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let place = options.place.clone();
+        let (raw, sb) = read_super(&*device, &place)?;
+        let mut read_only = weigh_features(&sb, &place)?;
+        if options.read_only {
+            read_only = Some("asked for".to_owned());
+        } else if device.is_read_only() {
+            read_only = Some("the image is open for reading only".to_owned());
+        }
+        let has_journal = sb.compat.contains(Compat::HAS_JOURNAL);
+        if has_journal && (sb.journal_dev != 0 || sb.journal_inum == 0) {
+            return Err(Error::Incompatible(format!("{place} has its journal on another device")));
+        }
+        if raw.s_state.get() & STATE_ERROR != 0 && read_only.is_none() {
+            read_only = Some("errors were recorded in it: run e2fsck".to_owned());
+        }
+        let clean = raw.s_state.get() & STATE_VALID != 0 && !sb.incompat.contains(Incompat::RECOVER);
+        if !has_journal && !clean && read_only.is_none() {
+            read_only = Some("it was not closed in good order and has no journal: run e2fsck".to_owned());
+        }
+        let mut device = device;
+        let mut clean = clean;
+        let mut log = None;
+        if has_journal {
+            let look =
+                Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?;
+            let map = look.journal_map()?;
+            drop(look);
+            let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
+            let mut found =
+                Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
+            // A log without the flag was emptied by somebody who trusts the flag.
+            if sb.incompat.contains(Incompat::RECOVER) && found.needs_recovery() && !options.no_replay {
+                if read_only.is_some() {
+                    device = Arc::new(OverlayDevice::new(device));
+                    found = Jbd2Log::open(device.clone(), map, jbd2).map_err(journal_error)?;
+                }
+                let recovered = found.recover().map_err(journal_error)?;
+                log::info!("{place}: journal replayed: {recovered:?}");
+                clean = false;
+            } else if found.needs_recovery() && read_only.is_none() {
+                if !options.no_replay {
+                    found.recover().map_err(journal_error)?;
+                    clean = false;
+                } else {
+                    return Err(Error::Incompatible("a writable mount without replay".to_owned()));
+                }
+            }
+            log = Some(found);
+        }
+        let (raw, sb) = read_super(&*device, &place)?;
+        let mut journal = None;
+        if let (None, Some(mut log)) = (&read_only, log) {
+            log.prepare(sb.has_csum(), sb.incompat.contains(Incompat::BIT64)).map_err(journal_error)?;
+            journal = Some(log);
+        }
+        let fs = Self::assemble(device, &options, &sb, &raw, read_only, journal)?;
+        if !clean {
+            fs.recount()?;
+        }
+        if fs.read_only.is_none() {
+            fs.mark_mounted()?;
+        }
+        if options.no_replay && !clean {
+            fs.epoch.give_up("the journal was not replayed");
+        } else {
+            fs.open_epoch(&raw, clean, options.trust_foreign)?;
+        }
+        if fs.read_only.is_none() {
+            let cleaned = fs.clean_orphans(raw.s_last_orphan.get())?;
+            if cleaned > 0 {
+                log::info!("{place}: {cleaned} orphans cleaned up");
+            }
+        }
+        Ok(Arc::new(fs))
+    }
+
+    fn assemble(
+        dev: Arc<dyn Device>,
+        options: &OpenOptions,
+        sb: &Superblock,
+        raw: &RawSuperblock,
+        read_only: Option<String>,
+        log: Option<Jbd2Log>,
+    ) -> Result<Self> {
+        let cache = Arc::new(BufferCache::new(dev.clone(), sb.block_size, options.budget.clone()));
+        let free = u64::from(raw.s_free_blocks_count_lo.get())
+            | if sb.incompat.contains(Incompat::BIT64) {
+                u64::from(raw.s_free_blocks_count_hi.get()) << 32
+            } else {
+                0
+            };
+        let free_inodes = raw.s_free_inodes_count.get().min(sb.inodes_count);
+        let groups = Groups::new(
+            sb.clone(),
+            cache.clone(),
+            options.place.clone(),
+            free.min(sb.blocks_count),
+            u64::from(free_inodes),
+        );
+        let journal = match log {
+            Some(log) => {
+                let timing = JournalOptions::default().with_commit_interval(options.commit_interval);
+                Journal::open(Box::new(log), cache.clone(), timing).map_err(journal_error)?
+            }
+            None => Journal::none(cache.clone()),
+        };
+        let now = CoarseClock.now();
+        Ok(Self {
+            sb: sb.clone(),
+            place: options.place.clone(),
+            cache,
+            dev,
+            groups: Arc::new(groups),
+            read_only,
+            journal: Tx(journal),
+            epoch: Default::default(),
+            orphans: Default::default(),
+            root_core: parking_lot::Mutex::new(Weak::new()),
+            wrapped: Default::default(),
+            closed: AtomicBool::new(false),
+            own_policy: own_policy(),
+            next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
+        })
+    }
+
+    /// After an unclean stop the superblock's counts are stale: add the groups up.
+    fn recount(&self) -> Result<()> {
+        let (mut blocks, mut inodes) = (0i64, 0i64);
+        for group in 0..self.sb.groups {
+            let desc = self.groups.read_desc(group)?;
+            blocks += i64::from(desc.free_blocks);
+            inodes += i64::from(desc.free_inodes);
+        }
+        self.groups.free_blocks.store(blocks, std::sync::atomic::Ordering::Relaxed);
+        self.groups.free_inodes.store(inodes, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Change the superblock within a transaction.
+    pub(crate) fn modify_super(&self, h: &mut Handle, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        let buffer = self.cache.get(self.sb.superblock_place().0)?;
+        h.modify(&buffer, |bytes| self.edit_super(bytes, f))
+    }
+
+    fn edit_super(&self, bytes: &mut [u8], f: impl FnOnce(&mut RawSuperblock)) {
+        let byte = self.sb.superblock_place().1;
+        let bytes = &mut bytes[byte..byte + SUPERBLOCK_LEN];
+        if let Ok(raw) = RawSuperblock::mut_from_bytes(bytes) {
+            f(raw);
+            if self.sb.has_csum() {
+                let crc = crate::layout::csum::crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_LEN - 4]);
+                raw.s_checksum = crc.into();
+            }
+        }
+    }
+
+    /// Change the superblock on the device itself, durably. For the flags around a session, when no transaction is open.
+    pub(crate) fn write_super(&self, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
+        let (block, _) = self.sb.superblock_place();
+        let buffer = self.cache.get(block)?;
+        buffer.modify(|bytes| self.edit_super(bytes, f));
+        let bytes = buffer.snapshot();
+        self.dev.write_fua(block * u64::from(self.sb.block_size), &bytes)?;
+        Ok(self.dev.flush()?)
+    }
+
+    /// A session begins: whoever comes after a crash must see it.
+    fn mark_mounted(&self) -> Result<()> {
+        let journal = self.sb.compat.contains(Compat::HAS_JOURNAL);
+        self.write_super(|raw| {
+            if journal {
+                raw.s_feature_incompat = (raw.s_feature_incompat.get() | Incompat::RECOVER.bits()).into();
+            } else {
+                raw.s_state = (raw.s_state.get() & !STATE_VALID).into();
+            }
+        })
+    }
+
+    /// Everything is durable: write the counts and say that the session ended well.
+    pub(crate) fn mark_closed(&self, foreign: [u32; 4]) -> Result<()> {
+        let order = std::sync::atomic::Ordering::Relaxed;
+        let free = self.groups.free_blocks.load(order).max(0) as u64;
+        let inodes = self.groups.free_inodes.load(order).max(0) as u32;
+        self.write_super(|raw| {
+            raw.s_free_blocks_count_lo = (free as u32).into();
+            raw.s_free_blocks_count_hi = ((free >> 32) as u32).into();
+            raw.s_free_inodes_count = inodes.into();
+            raw.s_feature_incompat = (raw.s_feature_incompat.get() & !Incompat::RECOVER.bits()).into();
+            raw.s_state = (raw.s_state.get() | STATE_VALID).into();
+            raw.s_mnt_count = (foreign[0] as u16).into();
+            raw.s_mtime = foreign[1].into();
+            raw.s_wtime = foreign[2].into();
+        })
+    }
+
+    /// How the superblock will be left: this mount counted, its time, the time of the last write.
+    pub(crate) fn leaving_fields(&self) -> Result<[u32; 4]> {
+        let buffer = self.cache.get(self.sb.superblock_place().0)?;
+        let bytes = buffer.read();
+        let byte = self.sb.superblock_place().1;
+        let (raw, _) = RawSuperblock::ref_from_prefix(&bytes[byte..])
+            .map_err(|_| Error::corrupt("the superblock is too short", self.place.clone()))?;
+        let mut fields = foreign_fields(raw);
+        fields[0] = u32::from(raw.s_mnt_count.get().saturating_add(1));
+        let now = CoarseClock.now().sec as u32;
+        fields[1] = now;
+        fields[2] = now;
+        Ok(fields)
     }
 }

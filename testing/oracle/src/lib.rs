@@ -1,1 +1,72 @@
-//! Not yet written.
+//! Oracles: others' tools and the kernel, asked about images that ivers wrote. For tests; shipped to nobody.
+//!
+//! | module | who is asked |
+//! |---|---|
+//! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
+//! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
+//! | [`tree`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
+
+#![forbid(unsafe_code)]
+
+pub mod e2fs;
+pub mod kernel;
+pub mod tree;
+
+pub use e2fs::{Image, debugfs, e2fsck, stored_version};
+pub use kernel::LoopMount;
+pub use tree::{TreeOptions, tree};
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail};
+
+/// Where a program is. The directories of system programs are looked at too: an ordinary user's PATH lacks them.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Whether a test that needs these programs can run. Under CI a missing one is a failure, not a skip.
+pub fn have_programs(names: &[&str]) -> bool {
+    let missing: Vec<_> = names.iter().filter(|name| find_program(name).is_none()).collect();
+    if missing.is_empty() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "CI is set and these programs are missing: {missing:?}");
+    eprintln!("skipped: needs {missing:?}");
+    false
+}
+
+/// Whether this process may mount through FUSE.
+pub fn have_fuse() -> bool {
+    std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok()
+}
+
+/// Run a program to its end; anything but a success is an error that shows what it said.
+pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<Output> {
+    let output = output(program, args)?;
+    if !output.status.success() {
+        bail!("{program}: {}\n{}", output.status, said(&output));
+    }
+    Ok(output)
+}
+
+/// Run a program to its end, whatever it exits with.
+pub fn output<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<Output> {
+    let path = find_program(program).with_context(|| format!("{program} is not installed"))?;
+    Command::new(&path)
+        .args(args)
+        .env("LC_ALL", "C")
+        .output()
+        .with_context(|| format!("cannot run {program}"))
+}
+
+/// All that a program said.
+pub fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}

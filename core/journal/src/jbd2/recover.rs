@@ -59,7 +59,7 @@ enum Step<'a> {
 impl Jbd2Log {
     /// Replays every whole transaction onto the device, flushes, and marks the log clean. Does nothing to a clean log.
     ///
-    /// Nothing is written before the whole log has been scanned. A crash during recovery leaves a log that can be recovered again.
+    /// Caches of the device must be made, or invalidated, after this. Nothing is written before the whole log has been scanned. A crash during recovery leaves a log that can be recovered again.
     pub fn recover(&mut self) -> Result<Recovered> {
         if !self.needs_recovery() {
             return Ok(Recovered { next_sequence: self.next_sequence, ..Recovered::default() });

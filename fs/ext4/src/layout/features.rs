@@ -1,11 +1,12 @@
 //! Feature flags by the names that e2fsprogs gives them.
 
+#![allow(missing_docs)] // the names are the format's
+
 use bitflags::bitflags;
 
 bitflags! {
     /// Features that a driver may ignore.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    #[allow(missing_docs)] // the names are the format's
     pub struct Compat: u32 {
         const DIR_PREALLOC = 0x1;
         const IMAGIC_INODES = 0x2;
@@ -25,7 +26,6 @@ bitflags! {
 
     /// Features that a driver must know to read.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    #[allow(missing_docs)] // the names are the format's
     pub struct Incompat: u32 {
         const COMPRESSION = 0x1;
         const FILETYPE = 0x2;
@@ -48,7 +48,6 @@ bitflags! {
 
     /// Features that a driver must know to write.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    #[allow(missing_docs)] // the names are the format's
     pub struct RoCompat: u32 {
         const SPARSE_SUPER = 0x1;
         const LARGE_FILE = 0x2;

@@ -96,10 +96,9 @@ fn time_of(sec: u32, extra: Option<u32>) -> Timestamp {
     let low = i64::from(sec as i32);
     match extra {
         None => Timestamp { sec: low, nsec: 0 },
-        Some(extra) => Timestamp {
-            sec: low + (i64::from(extra & 3) << 32),
-            nsec: (extra >> 2).min(999_999_999),
-        },
+        Some(extra) => {
+            Timestamp { sec: low + (i64::from(extra & 3) << 32), nsec: (extra >> 2).min(999_999_999) }
+        }
     }
 }
 
@@ -175,7 +174,9 @@ pub fn slot_version(sb: &Superblock, slot: &[u8]) -> StoredVersion {
     }
     let low = raw.i_disk_version.get();
     match extra_of(slot, &raw) {
-        Some(extra) if extra >= 28 => StoredVersion::Wide(u64::from(low) | u64::from(raw.i_version_hi.get()) << 32),
+        Some(extra) if extra >= 28 => {
+            StoredVersion::Wide(u64::from(low) | u64::from(raw.i_version_hi.get()) << 32)
+        }
         Some(0) if slot.len() > GOOD_OLD_SIZE => StoredVersion::Wide(u64::from(low)),
         _ => StoredVersion::Narrow(low),
     }
@@ -190,13 +191,15 @@ impl InodeImage {
             return Err(bad(format!("i_extra_isize is {}", raw.i_extra_isize.get())));
         };
         // A large slot without extra fields has room for them that nobody uses yet: they start with the next store.
-        let claimed = if extra == 0 && slot.len() > GOOD_OLD_SIZE { usize::from(sb.want_extra_isize) } else { extra };
+        let claimed =
+            if extra == 0 && slot.len() > GOOD_OLD_SIZE { usize::from(sb.want_extra_isize) } else { extra };
         let mode = u32::from(raw.i_mode.get());
         let kind = FileType::from_mode(mode).ok_or_else(|| bad(format!("i_mode is {mode:#o}")))?;
         let flags = raw.i_flags.get();
         let large_size = kind == FileType::Regular
             || (kind == FileType::Directory && sb.incompat.contains(Incompat::LARGEDIR));
-        let size = u64::from(raw.i_size_lo.get()) | if large_size { u64::from(raw.i_size_high.get()) << 32 } else { 0 };
+        let size = u64::from(raw.i_size_lo.get())
+            | if large_size { u64::from(raw.i_size_high.get()) << 32 } else { 0 };
         if size > i64::MAX as u64 {
             return Err(bad(format!("the size is {size}")));
         }
@@ -217,7 +220,11 @@ impl InodeImage {
             }
             _ => 0,
         };
-        let acl_hi = if sb.incompat.contains(Incompat::BIT64) { u64::from(raw.i_file_acl_high.get()) << 32 } else { 0 };
+        let acl_hi = if sb.incompat.contains(Incompat::BIT64) {
+            u64::from(raw.i_file_acl_high.get()) << 32
+        } else {
+            0
+        };
         let file_acl = u64::from(raw.i_file_acl_lo.get()) | acl_hi;
         if file_acl != 0 && !sb.is_valid_block(file_acl) {
             return Err(bad(format!("i_file_acl is {file_acl}")));
@@ -247,7 +254,11 @@ impl InodeImage {
             i_block,
             file_acl,
             extra_isize: claimed as u16,
-            body: if slot.len() > GOOD_OLD_SIZE { slot[GOOD_OLD_SIZE + claimed..].to_vec() } else { Vec::new() },
+            body: if slot.len() > GOOD_OLD_SIZE {
+                slot[GOOD_OLD_SIZE + claimed..].to_vec()
+            } else {
+                Vec::new()
+            },
             dtime: raw.i_dtime.get(),
         })
     }
@@ -296,10 +307,10 @@ impl InodeImage {
         }
         let large = slot.len() > GOOD_OLD_SIZE;
         let time = |time, end| time_parts(time, extra >= end);
-        let mut stamp = |seconds: &mut zerocopy::little_endian::U32,
-                         nanos: &mut zerocopy::little_endian::U32,
-                         at: Timestamp,
-                         end: usize| {
+        let stamp = |seconds: &mut zerocopy::little_endian::U32,
+                     nanos: &mut zerocopy::little_endian::U32,
+                     at: Timestamp,
+                     end: usize| {
             let (sec, nsec) = time(at, end);
             *seconds = sec.into();
             if extra >= end {
@@ -346,7 +357,9 @@ mod tests {
 
     #[test]
     fn times_survive_both_ends_of_their_range() {
-        for sec in [i64::from(i32::MIN), -1, 0, 1, i64::from(i32::MAX), i64::from(i32::MAX) + 1, (3 << 32) + 5] {
+        for sec in
+            [i64::from(i32::MIN), -1, 0, 1, i64::from(i32::MAX), i64::from(i32::MAX) + 1, (3 << 32) + 5]
+        {
             let time = Timestamp { sec, nsec: 123_456_789 };
             let (low, extra) = time_parts(time, true);
             assert_eq!(time_of(low, Some(extra)), time, "{sec}");

@@ -106,10 +106,12 @@ impl Superblock {
     pub fn parse(bytes: &[u8], device_len: u64, place: &str) -> Result<Self> {
         let at = || format!("{place}, superblock");
         let bad = |what: String| Error::corrupt(what, at());
-        let (raw, _) =
-            RawSuperblock::ref_from_prefix(bytes).map_err(|_| bad("the image is too short for a superblock".into()))?;
+        let (raw, _) = RawSuperblock::ref_from_prefix(bytes)
+            .map_err(|_| bad("the image is too short for a superblock".into()))?;
         if raw.s_magic.get() != MAGIC {
-            return Err(Error::Incompatible(format!("{place} holds no ext2, ext3 or ext4 filesystem (bad magic)")));
+            return Err(Error::Incompatible(format!(
+                "{place} holds no ext2, ext3 or ext4 filesystem (bad magic)"
+            )));
         }
         let rev0 = raw.s_rev_level.get() == 0;
         if raw.s_rev_level.get() > 1 {
@@ -138,7 +140,9 @@ impl Superblock {
         let blocks_count = wide(raw.s_blocks_count_lo.get(), raw.s_blocks_count_hi.get());
         let first_data_block = u64::from(raw.s_first_data_block.get());
         if first_data_block != u64::from(block_size == 1024) && !ro_compat.contains(RoCompat::BIGALLOC) {
-            return Err(bad(format!("s_first_data_block is {first_data_block} with blocks of {block_size} bytes")));
+            return Err(bad(format!(
+                "s_first_data_block is {first_data_block} with blocks of {block_size} bytes"
+            )));
         }
         if blocks_count <= first_data_block || blocks_count > device_len >> block_bits {
             return Err(bad(format!(
@@ -182,9 +186,12 @@ impl Superblock {
         let groups = groups as u32;
         let descs_per_block = block_size / desc_size;
         let desc_blocks = groups.div_ceil(descs_per_block);
-        let first_meta_bg = if incompat.contains(Incompat::META_BG) { raw.s_first_meta_bg.get() } else { desc_blocks };
+        let first_meta_bg =
+            if incompat.contains(Incompat::META_BG) { raw.s_first_meta_bg.get() } else { desc_blocks };
         if first_meta_bg > desc_blocks {
-            return Err(bad(format!("s_first_meta_bg is {first_meta_bg}, there are {desc_blocks} descriptor blocks")));
+            return Err(bad(format!(
+                "s_first_meta_bg is {first_meta_bg}, there are {desc_blocks} descriptor blocks"
+            )));
         }
         let first_ino = if rev0 { 11 } else { raw.s_first_ino.get() };
         if first_ino < 11 || first_ino > inodes_count {
@@ -193,7 +200,8 @@ impl Superblock {
         if u32::from(raw.s_reserved_gdt_blocks.get()) > block_size / 4 {
             return Err(bad(format!("s_reserved_gdt_blocks is {}", raw.s_reserved_gdt_blocks.get())));
         }
-        let reserved_blocks = wide(raw.s_r_blocks_count_lo.get(), raw.s_r_blocks_count_hi.get()).min(blocks_count);
+        let reserved_blocks =
+            wide(raw.s_r_blocks_count_lo.get(), raw.s_r_blocks_count_hi.get()).min(blocks_count);
         let csum_seed = if incompat.contains(Incompat::CSUM_SEED) {
             raw.s_checksum_seed.get()
         } else {
@@ -203,7 +211,8 @@ impl Superblock {
         let want_extra_isize = if extra_room == 0 {
             0
         } else {
-            let wanted = u32::from(raw.s_want_extra_isize.get()).max(u32::from(raw.s_min_extra_isize.get())).max(32);
+            let wanted =
+                u32::from(raw.s_want_extra_isize.get()).max(u32::from(raw.s_min_extra_isize.get())).max(32);
             (if wanted > extra_room || wanted % 4 != 0 { 32 } else { wanted }) as u16
         };
         let label_len = raw.s_volume_name.iter().position(|&b| b == 0).unwrap_or(16);

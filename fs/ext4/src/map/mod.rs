@@ -1,52 +1,181 @@
 //! From file blocks to device blocks, and the data in them.
+//!
+//! # Order of writes
+//!
+//! New data reaches the device before the transaction that maps it begins: blocks are reserved in memory, written, and only
+//! then marked taken and mapped, together with the size. The commit's flush orders both. So a crash shows the file
+//! without the new blocks or with them and their data, never with what another file left in them.
+//!
+//! # Locks
+//!
+//! `InodeCore`'s lock guards the map. A handle is started *before* that lock is taken for writing: starting one may wait
+//! for a commit, and a commit waits for handles.
 
-use crate::ctx::{Ext4, Handle};
+mod data;
+mod extent;
+mod fallocate;
+mod indirect;
+mod write;
+
+use crate::ctx::{Ext4, Handle, InodeCore, core_of};
+use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
+use extent::Extent;
+pub(crate) use extent::empty_root;
 use ivers_block::Buffer;
-use ivers_vfs::{Error, FallocateMode, Inode, MappedRange, Result};
+use ivers_vfs::{Inode, NameError, RangeKind, Result};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What is promised to delayed writes of one inode.
-#[derive(Debug, Default)]
-pub struct Delayed;
+/// Blocks that one change of the map may dirty, beside the inode and bitmaps: three a level of a tree.
+pub(crate) const MAP_CREDITS: u32 = 24;
 
-fn missing<T>(what: &str) -> Result<T> {
-    Err(Error::Incompatible(format!("{what} is not yet written")))
+/// File blocks that delayed writes of one inode will allocate: each has one block of free space set aside.
+#[derive(Debug, Default)]
+pub struct Delayed {
+    blocks: BTreeSet<u64>,
 }
 
-#[allow(missing_docs, unused_variables)]
+/// What lies from a file block on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// The file block asked for.
+    pub start: u64,
+    /// Blocks that lie alike.
+    pub len: u64,
+    /// How they lie.
+    pub kind: RangeKind,
+    /// The first device block, 0 in a hole.
+    pub block: u64,
+}
+
+impl Mapping {
+    fn hole(start: u64, len: u64) -> Self {
+        Self { start, len, kind: RangeKind::Hole, block: 0 }
+    }
+}
+
 impl Ext4 {
-    pub(crate) fn append_dir_block(&self, h: &mut Handle, dir: &Inode) -> Result<(u64, Arc<Buffer>)> {
-        missing("map")
+    /// What lies at a file block. A hole behind the last block reaches to the end of all files.
+    pub fn map_block(&self, inode: &Inode, file_block: u64) -> Result<Mapping> {
+        self.map_in(inode, &core_of(inode).read(), file_block)
     }
-    pub(crate) fn dir_block(&self, dir: &Inode, lblk: u64) -> Result<Option<Arc<Buffer>>> {
-        missing("map")
+
+    fn map_in(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
+        if core.flags & FL_INLINE_DATA != 0 {
+            return Ok(Mapping::hole(file_block, u64::MAX - file_block));
+        }
+        if core.flags & FL_EXTENTS == 0 {
+            return self.indirect_map(inode, core, file_block);
+        }
+        let Ok(wanted) = u32::try_from(file_block) else {
+            return Ok(Mapping::hole(file_block, u64::MAX - file_block));
+        };
+        Ok(match self.extent_at_or_after(inode, core, wanted)? {
+            None => Mapping::hole(file_block, u64::MAX - file_block),
+            Some(extent) if u64::from(extent.file_block) > file_block => {
+                Mapping::hole(file_block, u64::from(extent.file_block) - file_block)
+            }
+            Some(extent) => {
+                let skip = file_block - u64::from(extent.file_block);
+                Mapping {
+                    start: file_block,
+                    len: u64::from(extent.len) - skip,
+                    kind: if extent.unwritten { RangeKind::Unwritten } else { RangeKind::Data },
+                    block: extent.start + skip,
+                }
+            }
+        })
     }
+
+    /// The first file block that the inode's kind of map cannot name.
+    pub(crate) fn map_limit(&self, core: &InodeCore) -> u64 {
+        if core.flags & FL_EXTENTS == 0 { self.indirect_limit() } else { u64::from(u32::MAX) }
+    }
+
+    /// Map a run that is a hole now; its blocks are the inode's from here on.
+    fn map_run(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, run: Extent) -> Result<()> {
+        if core.flags & FL_EXTENTS != 0 {
+            self.extent_insert(h, inode, core, run)?;
+        } else {
+            let first = u64::from(run.file_block);
+            for index in 0..u64::from(run.len) {
+                if let Err(error) = self.indirect_set(h, inode, core, first + index, run.start + index) {
+                    // The caller frees the blocks: none of them may stay in the map.
+                    while self.indirect_take(h, inode, core, first, first + index)?.is_some() {}
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmap the first mapped piece inside `from..to`; its blocks are the caller's.
+    fn unmap_first(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<Extent>> {
+        if core.flags & FL_INLINE_DATA != 0 {
+            return Ok(None);
+        }
+        if core.flags & FL_EXTENTS != 0 {
+            return self.extent_take(h, inode, core, from, to);
+        }
+        Ok(self.indirect_take(h, inode, core, from, to)?.map(|found| Extent {
+            file_block: found.start as u32,
+            len: found.len as u32,
+            start: found.block,
+            unwritten: false,
+        }))
+    }
+
+    /// Free what is mapped in `from..to`, in as many transactions as it takes. Each leaves a consistent filesystem; an inode
+    /// whose size lies behind `from` for ever must be on the orphan list meanwhile.
     pub(crate) fn remove_blocks(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
-        missing("map")
+        let metadata = inode.kind != ivers_vfs::FileType::Regular;
+        loop {
+            let mut h = self.begin(MAP_CREDITS + 16)?;
+            let mut core = core_of(inode).write();
+            let Some(taken) = self.unmap_first(&mut h, inode, &mut core, from, to)? else { return Ok(()) };
+            self.charge_blocks(inode, &mut core, -i64::from(taken.len));
+            drop(core);
+            self.free_blocks(&mut h, taken.start, taken.len, metadata)?;
+            self.log(&mut h, inode)?;
+        }
     }
-    pub(crate) fn write_symlink(&self, h: &mut Handle, inode: &Inode, target: &[u8]) -> Result<()> {
-        missing("map")
+
+    /// A block of a directory; `None` in a hole.
+    pub(crate) fn dir_block(&self, dir: &Inode, file_block: u64) -> Result<Option<Arc<Buffer>>> {
+        let mapping = self.map_block(dir, file_block)?;
+        match mapping.kind {
+            RangeKind::Data => Ok(Some(self.block(mapping.block)?)),
+            _ => Ok(None),
+        }
     }
-    pub(crate) fn fs_read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        missing("map")
-    }
-    pub(crate) fn fs_read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
-        missing("map")
-    }
-    pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
-        missing("map")
-    }
-    pub(crate) fn fs_unreserve(&self, inode: &Inode, offset: u64, len: u64) {}
-    pub(crate) fn fs_write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        missing("map")
-    }
-    pub(crate) fn fs_truncate(&self, inode: &Inode, size: u64) -> Result<()> {
-        missing("map")
-    }
-    pub(crate) fn fs_fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        missing("map")
-    }
-    pub(crate) fn fs_map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        missing("map")
+
+    /// A new zeroed block at the end of a directory. Size and disk size follow; the caller fills the block and logs the
+    /// directory.
+    pub(crate) fn append_dir_block(&self, h: &mut Handle, dir: &Inode) -> Result<(u64, Arc<Buffer>)> {
+        let size = dir.size().next_multiple_of(u64::from(self.sb.block_size));
+        let file_block = size >> self.sb.block_bits;
+        let number = u32::try_from(file_block).map_err(|_| NameError::NoSpace)?;
+        let block = self.alloc_meta_block(h, dir, self.goal_for(dir))?;
+        let buffer = self.new_block(block)?;
+        let mut core = core_of(dir).write();
+        let run = Extent { file_block: number, len: 1, start: block, unwritten: false };
+        if let Err(error) = self.map_run(h, dir, &mut core, run) {
+            drop(core);
+            self.free_blocks(h, block, 1, true)?;
+            return Err(error);
+        }
+        self.charge_blocks(dir, &mut core, 1);
+        core.disk_size = size + u64::from(self.sb.block_size);
+        let size = core.disk_size;
+        drop(core);
+        dir.with_attr(|attr| attr.size = size);
+        Ok((file_block, buffer))
     }
 }

@@ -1,27 +1,159 @@
-//! Extended attributes.
+//! Extended attributes: in the inode's body, in a block that several inodes may share, and values in inodes of their own.
+//!
+//! A value in an inode of its own (`ea_inode`) is read; changing or making one is refused.
 
-use crate::ctx::{Ext4, Handle};
-use ivers_vfs::{Error, Inode, Result, XattrMode};
+mod acl;
+mod block;
+pub(crate) mod body;
 
-fn missing<T>(what: &str) -> Result<T> {
-    Err(Error::Incompatible(format!("{what} is not yet written")))
+use crate::ctx::{Ext4, Handle, core_of};
+use crate::layout::Compat;
+use body::{Attribute, INDEX_SYSTEM, INLINE_DATA, Table, Value};
+use ivers_vfs::{Error, Inode, Logged, NameError, Result, Touch, XattrMode};
+
+/// Name index of `trusted.*`.
+pub(crate) const INDEX_TRUSTED: u8 = 4;
+const INDEX_ACL_ACCESS: u8 = 2;
+const INDEX_ACL_DEFAULT: u8 = 3;
+const INDEX_RICHACL: u8 = 8;
+/// Longest name behind its prefix.
+const NAME_MAX: usize = 255;
+/// Longest value that the system calls know.
+const VALUE_MAX: usize = 65536;
+/// Blocks that setting one attribute changes: the old and the new block, bitmap, descriptor, the inode, and room to spare.
+const CREDITS: u32 = 24;
+
+/// Prefixes and their indexes; those with a whole name have nothing behind it.
+const PREFIXES: &[(u8, &[u8], bool)] = &[
+    (INDEX_ACL_ACCESS, b"system.posix_acl_access", true),
+    (INDEX_ACL_DEFAULT, b"system.posix_acl_default", true),
+    (INDEX_RICHACL, b"system.richacl", true),
+    (1, b"user.", false),
+    (INDEX_TRUSTED, b"trusted.", false),
+    (6, b"security.", false),
+    (INDEX_SYSTEM, b"system.", false),
+];
+
+/// Index and short name of a full name.
+fn split_name(name: &[u8]) -> Result<(u8, &[u8])> {
+    for &(index, prefix, whole) in PREFIXES {
+        match name.strip_prefix(prefix) {
+            Some(b"") if whole => return Ok((index, b"")),
+            Some(rest) if !whole && !rest.is_empty() => {
+                return match rest.len() {
+                    // The remains of a file's data are no attribute to anybody.
+                    _ if index == INDEX_SYSTEM && rest == INLINE_DATA => Err(NameError::NotSupported.into()),
+                    0..=NAME_MAX => Ok((index, rest)),
+                    _ => Err(NameError::Range.into()),
+                };
+            }
+            _ => {}
+        }
+    }
+    Err(NameError::NotSupported.into())
 }
 
-#[allow(missing_docs, unused_variables)]
+/// The full name of an index and a short name, if it is one that users see.
+fn join_name(index: u8, name: &[u8]) -> Option<Vec<u8>> {
+    if index == INDEX_SYSTEM && name == INLINE_DATA {
+        return None;
+    }
+    let &(_, prefix, whole) = PREFIXES.iter().find(|(known, ..)| *known == index)?;
+    (whole == name.is_empty()).then(|| [prefix, name].concat())
+}
+
 impl Ext4 {
-    pub(crate) fn fs_get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        missing("xattr")
+    pub(crate) fn body_attributes(&self, inode: &Inode) -> Result<Vec<Attribute>> {
+        Table::Body.parse(&core_of(inode).read().body_xattrs).map_err(|what| self.corrupt_inode(what, inode))
     }
-    pub(crate) fn fs_list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        missing("xattr")
+
+    fn value_of(&self, attribute: Attribute) -> Result<Vec<u8>> {
+        match attribute.value {
+            Value::Here(value) => Ok(value),
+            Value::Inode { ino, size } => self.ea_inode_value(ino, size),
+        }
     }
-    pub(crate) fn fs_set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
-        missing("xattr")
-    }
+
     /// The value of an attribute by the format's name index and short name, or `None`.
     pub(crate) fn xattr_get_raw(&self, inode: &Inode, index: u8, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        missing("xattr")
+        let mut found = self.body_attributes(inode)?.into_iter().find(|a| a.is(index, name));
+        if found.is_none() {
+            found = self.block_attributes(inode)?.into_iter().find(|a| a.is(index, name));
+        }
+        found.map(|attribute| self.value_of(attribute)).transpose()
     }
+
+    pub(crate) fn fs_get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+        let (index, short) = split_name(name)?;
+        let value = self.xattr_get_raw(inode, index, short)?.ok_or(NameError::NoAttribute)?;
+        match index {
+            INDEX_ACL_ACCESS | INDEX_ACL_DEFAULT => acl::from_disk(&value)
+                .ok_or_else(|| self.corrupt_inode("an access control list is damaged", inode)),
+            _ => Ok(value),
+        }
+    }
+
+    pub(crate) fn fs_list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        for attribute in self.body_attributes(inode)?.iter().chain(&self.block_attributes(inode)?) {
+            names.extend(join_name(attribute.index, &attribute.name));
+        }
+        Ok(names)
+    }
+
+    pub(crate) fn fs_set_xattr(
+        &self,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        let (index, short) = split_name(name)?;
+        if value.is_some_and(|value| value.len() > VALUE_MAX) {
+            return Err(NameError::AttributeTooLarge.into());
+        }
+        let exists = self
+            .body_attributes(inode)?
+            .iter()
+            .chain(&self.block_attributes(inode)?)
+            .any(|a| a.is(index, short));
+        match (value, mode) {
+            (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
+            (Some(_), XattrMode::Replace) | (None, _) if !exists => return Err(NameError::NoAttribute.into()),
+            _ => {}
+        }
+        let stored = self.stored_value(index, value)?;
+        let mut h = self.begin(CREDITS)?;
+        self.xattr_set_raw(&mut h, inode, index, short, stored.as_deref())?;
+        inode.changed(Touch::Metadata, Logged::Anyway);
+        self.log(&mut h, inode)
+    }
+
+    /// A value as it is stored.
+    fn stored_value(&self, index: u8, value: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
+        Ok(match (index, value) {
+            (INDEX_ACL_ACCESS | INDEX_ACL_DEFAULT, Some(value)) => {
+                Some(acl::to_disk(value).ok_or(NameError::Invalid)?)
+            }
+            (_, value) => value.map(<[u8]>::to_vec),
+        })
+    }
+
+    /// Give a new inode its first attributes, by full name. The caller logs the inode.
+    pub(crate) fn xattr_init(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        attributes: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<()> {
+        for (name, value) in attributes {
+            let (index, short) = split_name(name)?;
+            let stored = self.stored_value(index, Some(value))?;
+            self.xattr_set_raw(h, inode, index, short, stored.as_deref())?;
+        }
+        Ok(())
+    }
+
     /// Set or remove one within a transaction. Changes `InodeCore` and attribute blocks; the caller logs the inode.
     pub(crate) fn xattr_set_raw(
         &self,
@@ -31,10 +163,113 @@ impl Ext4 {
         name: &[u8],
         value: Option<&[u8]>,
     ) -> Result<()> {
-        missing("xattr")
+        let mut in_body = self.body_attributes(inode)?;
+        let mut in_block = self.block_attributes(inode)?;
+        let elsewhere = |a: &Attribute| a.is(index, name) && matches!(a.value, Value::Inode { .. });
+        if in_body.iter().chain(&in_block).any(elsewhere) {
+            return Err(Error::Incompatible(
+                "changing an attribute whose value is an inode (ea_inode)".to_owned(),
+            ));
+        }
+        let in_block_before = in_block.clone();
+        in_body.retain(|a| !a.is(index, name));
+        in_block.retain(|a| !a.is(index, name));
+        let room = core_of(inode).read().body_xattrs.len();
+        if let Some(value) = value {
+            let new = Attribute { index, name: name.to_vec(), value: Value::Here(value.to_vec()), hash: 0 };
+            in_body.push(new);
+            if !Table::Body.fits(room, &in_body)
+                && let Some(new) = in_body.pop()
+            {
+                in_block.push(new);
+                if !Table::Block.fits(self.sb.block_size as usize, &in_block) {
+                    return Err(NameError::NoSpace.into());
+                }
+            }
+        }
+        if in_block != in_block_before {
+            if !self.sb.compat.contains(Compat::EXT_ATTR) && !in_block.is_empty() {
+                return Err(NameError::NotSupported.into());
+            }
+            self.store_block_attributes(h, inode, &in_block)?;
+        }
+        if room > 0 {
+            core_of(inode).write().body_xattrs = Table::Body.encode(room, &in_body);
+        }
+        Ok(())
     }
+
     /// Give up everything that the attributes of a dying inode hold: the block's reference, attribute inodes.
     pub(crate) fn xattr_delete_all(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
-        missing("xattr")
+        self.release_attribute_block(h, inode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_split_and_join() {
+        for (name, index, short) in [
+            (&b"user.a"[..], 1, &b"a"[..]),
+            (b"trusted.ivers.epoch", 4, b"ivers.epoch"),
+            (b"security.selinux", 6, b"selinux"),
+            (b"system.posix_acl_access", 2, b""),
+            (b"system.posix_acl_default", 3, b""),
+            (b"system.other", 7, b"other"),
+        ] {
+            assert_eq!(split_name(name).unwrap(), (index, short));
+            assert_eq!(join_name(index, short).unwrap(), name);
+        }
+        for name in [&b"user."[..], b"system.data", b"nonsense", b"other.x", b""] {
+            assert!(split_name(name).is_err());
+        }
+        assert_eq!(join_name(7, b"data"), None);
+        assert_eq!(join_name(99, b"x"), None);
+    }
+
+    #[test]
+    fn tables_hold_what_was_put_in() {
+        let attribute = |index, name: &[u8], value: &[u8]| Attribute {
+            index,
+            name: name.to_vec(),
+            value: Value::Here(value.to_vec()),
+            hash: 0,
+        };
+        let mut all =
+            vec![attribute(6, b"selinux", b"label"), attribute(1, b"b", b""), attribute(1, b"a", &[7; 33])];
+        for (table, len) in [(Table::Body, 128), (Table::Block, 1024)] {
+            assert!(table.fits(len, &all));
+            let area = table.encode(len, &all);
+            let mut read = table.parse(&area).unwrap();
+            for a in &mut read {
+                a.hash = 0;
+            }
+            if table == Table::Block {
+                all.sort_by_key(|a| (a.index, a.name.len(), a.name.clone()));
+            }
+            assert_eq!(read, all);
+            assert!(!table.fits(80, &all));
+        }
+        assert_eq!(Table::Body.encode(96, &[]), vec![0; 96]);
+    }
+
+    #[test]
+    fn hostile_tables_are_errors() {
+        let attribute =
+            Attribute { index: 1, name: b"name".to_vec(), value: Value::Here(vec![1; 20]), hash: 0 };
+        let area = Table::Body
+            .encode(96, &[attribute.clone(), Attribute { index: 7, name: b"data".to_vec(), ..attribute }]);
+        for at in 0..area.len() {
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bad = area.clone();
+                bad[at] = byte;
+                let _ = Table::Body.parse(&bad);
+                let _ = Table::Block.parse(&bad);
+                let _ = body::inline_data_range(&bad);
+                let _ = body::without_inline_data(&bad);
+            }
+        }
     }
 }

@@ -1,0 +1,270 @@
+//! The engine as its users see it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ivers_block::{Budget, BufferCache, Device, Fault, FaultDevice, MemDevice};
+use ivers_journal::jbd2::{FormatOptions, Jbd2Log, Jbd2Options, LogMap, format_superblock};
+use ivers_journal::{Journal, JournalError, JournalOptions};
+
+const BLOCK: u32 = 1024;
+
+struct Rig {
+    device: Arc<FaultDevice>,
+    cache: Arc<BufferCache>,
+    journal: Journal,
+}
+
+fn log(device: Arc<dyn Device>) -> Jbd2Log {
+    let options = Jbd2Options { block_size: BLOCK, fs_blocks: 4096, uuid: None };
+    Jbd2Log::open(device, LogMap::contiguous(1, 256), options).unwrap()
+}
+
+fn rig_with(options: JournalOptions, budget: u64) -> Rig {
+    let base = MemDevice::new(4096 * u64::from(BLOCK));
+    let format = FormatOptions { block_size: BLOCK, blocks: 256, uuid: [1; 16], checksums: true, wide: true };
+    base.write_at(u64::from(BLOCK), &format_superblock(&format).unwrap()).unwrap();
+    let device = Arc::new(FaultDevice::new(Arc::new(base)));
+    let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::new(budget))));
+    let journal = Journal::open(Box::new(log(device.clone())), cache.clone(), options).unwrap();
+    Rig { device, cache, journal }
+}
+
+fn rig() -> Rig {
+    rig_with(JournalOptions::default().with_commit_interval(Duration::from_secs(3600)), u64::MAX)
+}
+
+impl Rig {
+    fn set(&self, block: u64, value: u8) -> u64 {
+        let handle = self.journal.begin(1).unwrap();
+        handle.modify(&self.cache.get(block).unwrap(), |bytes| bytes.fill(value));
+        handle.tid()
+    }
+
+    fn on_disk(&self, block: u64) -> u8 {
+        let mut byte = [0];
+        self.device.read_at(block * u64::from(BLOCK), &mut byte).unwrap();
+        byte[0]
+    }
+}
+
+#[test]
+fn blocks_go_home_at_the_checkpoint_only() {
+    let r = rig();
+    let tid = r.set(1000, 5);
+    r.cache.sync().unwrap();
+    assert_eq!(r.on_disk(1000), 0);
+    assert!(!r.journal.is_committed(tid));
+    r.journal.commit(tid).unwrap();
+    assert!(r.journal.is_committed(tid));
+    r.cache.sync().unwrap();
+    assert_eq!(r.on_disk(1000), 0);
+    // Changed again and not committed: the checkpoint writes what was committed.
+    r.set(1000, 6);
+    r.journal.commit(tid).unwrap();
+    let image = r.device.image(r.device.len()).unwrap();
+    let mut log = log(Arc::new(image));
+    assert_eq!(log.recover().unwrap().blocks, 1);
+    r.journal.checkpoint_all().unwrap();
+    assert_eq!(r.on_disk(1000), 6);
+    let stats = r.journal.stats();
+    assert_eq!((stats.commits, stats.items, stats.journal_blocks), (2, 2, 6));
+    assert_eq!(stats.journal_bytes, 6 * u64::from(BLOCK));
+}
+
+#[test]
+fn journalled_buffers_outlive_a_tight_budget() {
+    let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_secs(3600)), 4096);
+    for block in 1000..1040 {
+        r.set(block, 3);
+    }
+    for block in 2000..2500 {
+        r.cache.get(block).unwrap();
+    }
+    for round in 0..2 {
+        for block in 1000..1040 {
+            assert_eq!(r.cache.get(block).unwrap().read()[0], 3);
+        }
+        assert!(round == 1 || r.on_disk(1000) == 0);
+        r.journal.checkpoint_all().unwrap();
+    }
+    for block in 2000..2100 {
+        r.cache.get(block).unwrap();
+    }
+    r.cache.shrink();
+    assert!(!r.cache.budget().over());
+    assert_eq!(r.cache.get(1039).unwrap().read()[0], 3);
+}
+
+#[test]
+fn handles_begin_while_a_commit_writes() {
+    let r = rig();
+    let tid = r.set(1000, 1);
+    r.device.inject(r.device.writes() + 1, Fault::Stall(Duration::from_millis(600)));
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| r.journal.commit(tid).unwrap());
+        std::thread::sleep(Duration::from_millis(150));
+        let start = Instant::now();
+        // The very block that is being committed.
+        let next = r.set(1000, 2);
+        assert!(start.elapsed() < Duration::from_millis(200), "begin waited for the log's I/O");
+        assert!(next > tid);
+        commit.join().unwrap();
+    });
+    let image = r.device.image(r.device.len()).unwrap();
+    log(Arc::new(image)).recover().unwrap();
+}
+
+#[test]
+fn concurrent_fsyncs_share_a_commit() {
+    let r = rig();
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let r = &r;
+            scope.spawn(move || {
+                for n in 0..20 {
+                    r.device.inject(r.device.writes() + 2, Fault::Stall(Duration::from_millis(1)));
+                    let tid = r.set(1000 + thread, n);
+                    r.journal.commit(tid).unwrap();
+                    assert!(r.journal.is_committed(tid));
+                }
+            });
+        }
+    });
+    let stats = r.journal.stats();
+    assert!(stats.commits < 120, "160 fsyncs took {} commits", stats.commits);
+}
+
+#[test]
+fn an_error_stops_the_journal() {
+    let r = rig();
+    let durable = r.set(1000, 1);
+    r.journal.commit(durable).unwrap();
+    let tid = r.set(1001, 2);
+    r.device.inject(r.device.writes(), Fault::Fail);
+    assert!(matches!(r.journal.commit(tid), Err(JournalError::Block(_))));
+    let writes = r.device.writes();
+    assert!(matches!(r.journal.begin(1), Err(JournalError::Aborted { .. })));
+    assert!(matches!(r.journal.commit(tid), Err(JournalError::Aborted { .. })));
+    assert!(matches!(r.journal.commit_all(), Err(JournalError::Aborted { .. })));
+    assert!(matches!(r.journal.checkpoint_all(), Err(JournalError::Aborted { .. })));
+    assert!(r.journal.shutdown().is_err());
+    assert!(r.journal.aborted().unwrap().contains("injected"));
+    // What was acknowledged before stays acknowledged, and nothing was written since.
+    r.journal.commit(durable).unwrap();
+    assert_eq!(r.device.writes(), writes);
+    let image = Arc::new(r.device.image(r.device.len()).unwrap());
+    assert_eq!(log(image.clone()).recover().unwrap().transactions, 1);
+}
+
+#[test]
+fn a_handle_open_during_an_abort_ends_well() {
+    let r = rig();
+    let handle = r.journal.begin(2).unwrap();
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| r.journal.commit_all());
+        std::thread::sleep(Duration::from_millis(50));
+        r.journal.abort("no reason");
+        assert!(commit.join().unwrap().is_err());
+    });
+    handle.modify(&r.cache.get(1000).unwrap(), |bytes| bytes.fill(1));
+    assert!(handle.check().is_err());
+    drop(handle);
+    assert!(r.journal.begin(1).is_err());
+}
+
+#[test]
+fn callbacks_run_when_durable() {
+    let r = rig();
+    let called = Arc::new(AtomicU64::new(0));
+    let handle = r.journal.begin(1).unwrap();
+    let count = called.clone();
+    handle.on_commit(Box::new(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+    }));
+    drop(handle);
+    assert_eq!(called.load(Ordering::SeqCst), 0);
+    r.journal.commit_all().unwrap();
+    assert_eq!(called.load(Ordering::SeqCst), 1);
+    assert_eq!(r.journal.stats().empty_commits, 1);
+}
+
+#[test]
+fn the_timer_commits() {
+    let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_millis(40)), u64::MAX);
+    let tid = r.set(1000, 1);
+    let start = Instant::now();
+    while !r.journal.is_committed(tid) {
+        assert!(start.elapsed() < Duration::from_secs(10), "the commit timer does not run");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn large_work_extends_restarts_and_is_refused() {
+    let r = rig();
+    let most = r.journal.max_credits();
+    assert!(most >= 32, "{most}");
+    assert!(matches!(r.journal.begin(most + 1), Err(JournalError::TooLarge { .. })));
+    let mut handle = r.journal.begin(most).unwrap();
+    let first = handle.tid();
+    for block in 0..u64::from(most) {
+        handle.modify(&r.cache.get(1000 + block).unwrap(), |bytes| bytes.fill(1));
+    }
+    assert!(!handle.extend(1).unwrap());
+    handle.restart(1).unwrap();
+    assert!(handle.tid() > first);
+    assert!(handle.extend(5).unwrap());
+    drop(handle);
+    // Far more than the log holds, without a commit by hand: begin makes room.
+    for n in 0..600u64 {
+        r.set(1000 + n, 7);
+    }
+    r.journal.shutdown().unwrap();
+    r.journal.shutdown().unwrap();
+    assert_eq!((r.on_disk(1000), r.on_disk(1599)), (7, 7));
+    assert!(!log(r.device.clone()).needs_recovery());
+}
+
+#[test]
+fn no_journal_mode() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(1 << 20))));
+    let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::unlimited())));
+    let journal = Journal::none(cache.clone());
+    assert!(journal.is_none());
+    let handle = journal.begin(1000).unwrap();
+    for block in [5, 6, 9] {
+        handle.modify_range(&cache.get(block).unwrap(), 3..5, |bytes| bytes.fill(4));
+    }
+    handle.forget(9);
+    let freed = Arc::new(AtomicBool::new(false));
+    let flag = freed.clone();
+    handle.on_commit(Box::new(move || flag.store(true, Ordering::SeqCst)));
+    let tid = handle.tid();
+    assert!(device.is_empty());
+    drop(handle);
+    assert!(freed.load(Ordering::SeqCst));
+    journal.commit(tid).unwrap();
+    let mut bytes = [0; 8];
+    device.read_at(5 * u64::from(BLOCK), &mut bytes).unwrap();
+    assert_eq!(bytes, [0, 0, 0, 4, 4, 0, 0, 0]);
+    device.read_at(9 * u64::from(BLOCK), &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 8]);
+    assert_eq!((device.writes(), cache.stats().writes), (1, 2));
+    journal.shutdown().unwrap();
+    assert!(journal.begin(1).is_err());
+}
+
+#[test]
+fn a_dropped_journal_ends_its_thread() {
+    let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_millis(5)), u64::MAX);
+    let cache = Arc::downgrade(&r.cache);
+    r.set(1000, 1);
+    drop(r);
+    let start = Instant::now();
+    while cache.strong_count() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,167 @@
+//! The epoch record: what keeps the change attribute from vouching for other contents after a crash or a foreign writer.
+//!
+//! A counter that lost increments could hand out a number twice. So every filesystem that can store attributes keeps a small
+//! record on its root, and every number handed out is `stored + epoch * 2^40`. Whenever increments may have been lost, or
+//! somebody else may have written, the epoch rises.
+//!
+//! The record is [`RECORD_LEN`] bytes, small enough for the room behind a 256-byte ext4 inode:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 | version of the record, 1 |
+//! | 1 | 1: OPEN, 0: CLOSED |
+//! | 2..4 | zero |
+//! | 4..20 | UUID of the filesystem |
+//! | 20..28 | epoch |
+//! | 28..44 | four superblock fields by which another writer shows |
+//! | 44..48 | crc32c of what lies before |
+
+/// Name of the attribute that holds the record.
+pub const EPOCH_XATTR: &[u8] = b"trusted.ivers.epoch";
+/// Length of the record.
+pub const RECORD_LEN: usize = 48;
+/// By how many bits an epoch is shifted.
+pub const EPOCH_SHIFT: u32 = 40;
+const VERSION: u8 = 1;
+
+/// The record, decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EpochRecord {
+    /// A session is, or was, under way.
+    pub open: bool,
+    /// The filesystem that it was written for.
+    pub uuid: [u8; 16],
+    /// The epoch.
+    pub epoch: u64,
+    /// Superblock fields as we left them; what they are is the driver's affair.
+    pub foreign: [u32; 4],
+}
+
+/// What a driver found when it opened a filesystem.
+#[derive(Debug, Clone, Copy)]
+pub struct Found<'a> {
+    /// The attribute, if there is one.
+    pub record: Option<&'a [u8]>,
+    /// The filesystem's UUID.
+    pub uuid: [u8; 16],
+    /// The superblock fields as they are now.
+    pub foreign: [u32; 4],
+    /// It was closed in good order, by whomever.
+    pub clean: bool,
+    /// Take no notice of foreign writers.
+    pub trust_foreign: bool,
+}
+
+/// The epoch to serve, and why it rose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// The epoch.
+    pub epoch: u64,
+    /// Why it is not the recorded one.
+    pub raised: Option<&'static str>,
+}
+
+impl EpochRecord {
+    /// The bytes to store.
+    pub fn encode(&self) -> [u8; RECORD_LEN] {
+        let mut bytes = [0; RECORD_LEN];
+        bytes[0] = VERSION;
+        bytes[1] = u8::from(self.open);
+        bytes[4..20].copy_from_slice(&self.uuid);
+        bytes[20..28].copy_from_slice(&self.epoch.to_le_bytes());
+        for (field, value) in bytes[28..44].chunks_exact_mut(4).zip(self.foreign) {
+            field.copy_from_slice(&value.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes[..44]);
+        bytes[44..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Decode a stored record; says what is wrong if it cannot.
+    pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        let bytes: &[u8; RECORD_LEN] = bytes.try_into().map_err(|_| "the epoch record has a wrong length")?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if bytes[0] != VERSION {
+            return Err("the epoch record is of an unknown version");
+        }
+        if word(44) != crc32c::crc32c(&bytes[..44]) {
+            return Err("the epoch record's checksum is wrong");
+        }
+        if bytes[1] > 1 {
+            return Err("the epoch record is neither open nor closed");
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&bytes[4..20]);
+        Ok(Self {
+            open: bytes[1] == 1,
+            uuid,
+            epoch: u64::from(word(20)) | u64::from(word(24)) << 32,
+            foreign: std::array::from_fn(|i| word(28 + 4 * i)),
+        })
+    }
+}
+
+/// Which epoch a session must serve. A record that cannot be decoded is an error: nobody knows what was handed out.
+pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
+    let Some(bytes) = found.record else {
+        // Readers may have been served epoch 0 without a record; the first writer starts above them.
+        return Ok(Decision { epoch: 1, raised: None });
+    };
+    let record = EpochRecord::decode(bytes)?;
+    let reason = if record.open {
+        Some("the last session did not end in good order")
+    } else if !found.clean {
+        Some("the filesystem was not closed in good order")
+    } else if record.uuid != found.uuid {
+        Some("the filesystem has another UUID")
+    } else if record.foreign != found.foreign && !found.trust_foreign {
+        Some("somebody else wrote to the filesystem")
+    } else {
+        None
+    };
+    Ok(Decision { epoch: record.epoch + u64::from(reason.is_some()), raised: reason })
+}
+
+/// What is added to stored counters.
+pub fn base_of(epoch: u64) -> u64 {
+    (epoch << EPOCH_SHIFT) & (u64::MAX >> 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECORD: EpochRecord = EpochRecord { open: false, uuid: [7; 16], epoch: 41, foreign: [1, 2, 3, 4] };
+
+    fn found(record: Option<&[u8]>) -> Found<'_> {
+        Found { record, uuid: [7; 16], foreign: [1, 2, 3, 4], clean: true, trust_foreign: false }
+    }
+
+    #[test]
+    fn records_come_back() {
+        assert_eq!(EpochRecord::decode(&RECORD.encode()), Ok(RECORD));
+    }
+
+    #[test]
+    fn every_flipped_bit_shows() {
+        for bit in 0..RECORD_LEN * 8 {
+            let mut bytes = RECORD.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(EpochRecord::decode(&bytes).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn the_epoch_rises_when_and_only_when_something_may_be_lost() {
+        let closed = RECORD.encode();
+        let open = EpochRecord { open: true, ..RECORD }.encode();
+        let epoch = |found: &Found<'_>| decide(found).unwrap().epoch;
+        assert_eq!(epoch(&found(None)), 1);
+        assert_eq!(epoch(&found(Some(&closed))), 41);
+        assert_eq!(epoch(&found(Some(&open))), 42);
+        assert_eq!(epoch(&Found { clean: false, ..found(Some(&closed)) }), 42);
+        assert_eq!(epoch(&Found { uuid: [8; 16], ..found(Some(&closed)) }), 42);
+        assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], ..found(Some(&closed)) }), 42);
+        assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], trust_foreign: true, ..found(Some(&closed)) }), 41);
+    }
+}

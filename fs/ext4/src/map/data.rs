@@ -1,0 +1,257 @@
+//! Reading data and symbolic links, and promises of room.
+
+use crate::ctx::{Ext4, Handle, InodeCore, core_of};
+use crate::layout::Incompat;
+use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
+use crate::map::extent::Extent;
+use crate::map::{MAP_CREDITS, empty_root};
+use crate::xattr::body::{inline_data_range, without_inline_data};
+use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result};
+
+/// Bytes of the pages that the VFS writes back.
+pub(super) const PAGE_BYTES: u64 = 4096;
+/// A link shorter than this lies in `i_block`.
+const FAST_LINK: usize = 60;
+
+impl Ext4 {
+    /// Inline data of an inode: up to 60 bytes in `i_block`, the rest in the attribute `system.data` of the slot.
+    fn inline_data(&self, inode: &Inode, core: &InodeCore) -> Result<Vec<u8>> {
+        let size = usize::try_from(core.disk_size).unwrap_or(usize::MAX).min(self.sb.inode_size as usize);
+        let mut data = core.i_block.to_vec();
+        if size > data.len() {
+            let range = inline_data_range(&core.body_xattrs)
+                .map_err(|what| self.corrupt_inode(what, inode))?
+                .ok_or_else(|| self.corrupt_inode("inline data without its attribute", inode))?;
+            data.extend_from_slice(&core.body_xattrs[range]);
+        }
+        data.truncate(size);
+        Ok(data)
+    }
+
+    /// Data that is about to change moves out of the slot, into a block.
+    pub(super) fn inline_to_blocks(&self, inode: &Inode) -> Result<()> {
+        let data = {
+            let core = core_of(inode).read();
+            if core.flags & FL_INLINE_DATA == 0 {
+                return Ok(());
+            }
+            self.inline_data(inode, &core)?
+        };
+        let reserved = match data.len() {
+            0 => None,
+            _ => Some(self.reserve_blocks(inode, self.goal_for(inode), 1)?),
+        };
+        if let Some(reserved) = &reserved {
+            let mut block = vec![0; self.sb.block_size as usize];
+            block[..data.len()].copy_from_slice(&data);
+            self.dev.write_at(reserved.start << self.sb.block_bits, &block)?;
+        }
+        let mut h = self.begin(MAP_CREDITS)?;
+        let run = reserved.as_ref().map(|reserved| Extent {
+            file_block: 0,
+            len: 1,
+            start: reserved.start,
+            unwritten: false,
+        });
+        if let Some(reserved) = reserved {
+            self.commit_reserved(&mut h, reserved)?;
+        }
+        let mut core = core_of(inode).write();
+        core.body_xattrs =
+            without_inline_data(&core.body_xattrs).map_err(|what| self.corrupt_inode(what, inode))?;
+        core.flags &= !FL_INLINE_DATA;
+        if self.sb.incompat.contains(Incompat::EXTENTS) {
+            core.flags |= FL_EXTENTS;
+            core.i_block = empty_root();
+        } else {
+            core.i_block = [0; 60];
+        }
+        if let Some(run) = run {
+            self.map_run(&mut h, inode, &mut core, run)?;
+            self.charge_blocks(inode, &mut core, 1);
+        }
+        drop(core);
+        inode.logged_in_background();
+        self.log(&mut h, inode)
+    }
+
+    /// Fill `buf` from the device; holes, unwritten ranges and all behind the disk size read as zeros. Data goes straight
+    /// into the buffer: only metadata uses the buffer cache.
+    pub(crate) fn fs_read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let core = core_of(inode).read();
+        if core.flags & FL_INLINE_DATA != 0 {
+            let data = self.inline_data(inode, &core)?;
+            buf.fill(0);
+            if let Some(rest) = usize::try_from(offset).ok().and_then(|offset| data.get(offset..)) {
+                let len = rest.len().min(buf.len());
+                buf[..len].copy_from_slice(&rest[..len]);
+            }
+            return Ok(());
+        }
+        let bits = self.sb.block_bits;
+        let on_device = core.disk_size.saturating_sub(offset).min(buf.len() as u64) as usize;
+        let mut at = 0;
+        while at < on_device {
+            let position = offset + at as u64;
+            let in_block = position & ((1 << bits) - 1);
+            let mapping = self.map_in(inode, &core, position >> bits)?;
+            let run = (mapping.len.min(1 << 32) << bits) - in_block;
+            let len = run.min((on_device - at) as u64) as usize;
+            let part = &mut buf[at..at + len];
+            if mapping.kind == RangeKind::Data {
+                self.dev.read_at((mapping.block << bits) + in_block, part)?;
+            } else {
+                part.fill(0);
+            }
+            at += len;
+        }
+        buf[on_device..].fill(0);
+        Ok(())
+    }
+
+    /// The piece of the map that holds `offset`.
+    pub(crate) fn fs_map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+        let core = core_of(inode).read();
+        if core.flags & FL_INLINE_DATA != 0 {
+            return Ok(if offset < core.disk_size {
+                MappedRange { start: 0, len: core.disk_size, kind: RangeKind::Data }
+            } else {
+                MappedRange { start: offset, len: u64::MAX - offset, kind: RangeKind::Hole }
+            });
+        }
+        let bits = self.sb.block_bits;
+        let mapping = self.map_in(inode, &core, offset >> bits)?;
+        let start = mapping.start << bits;
+        let len = mapping.len.checked_mul(1 << bits).unwrap_or(u64::MAX).min(u64::MAX - start);
+        Ok(MappedRange { start, len, kind: mapping.kind })
+    }
+
+    /// Set a block of free space aside for each block of the range that has none yet.
+    pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let bits = self.sb.block_bits;
+        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
+        self.inline_to_blocks(inode)?;
+        // Pages travel whole: the blocks of the whole page are needed.
+        let page = PAGE_BYTES.max(1 << bits);
+        let (first, last) = (offset / page * page >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
+        loop {
+            let wanted = {
+                let core = core_of(inode).read();
+                if end.div_ceil(1 << bits) > self.map_limit(&core) {
+                    return Err(NameError::TooLarge.into());
+                }
+                self.without_promise(inode, &core, first, last)?.len() as u64
+            };
+            if wanted == 0 {
+                return Ok(());
+            }
+            // Without the lock: this may wait for a commit, and that for a handle that wants the lock.
+            self.claim_delayed(wanted)?;
+            let mut core = core_of(inode).write();
+            let missing = match self.without_promise(inode, &core, first, last) {
+                Ok(missing) if missing.len() as u64 <= wanted => missing,
+                other => {
+                    self.release_delayed(wanted);
+                    other?;
+                    continue;
+                }
+            };
+            self.release_delayed(wanted - missing.len() as u64);
+            core.delayed.blocks.extend(missing);
+            return Ok(());
+        }
+    }
+
+    /// The blocks of the range that are holes and not promised room.
+    fn without_promise(&self, inode: &Inode, core: &InodeCore, first: u64, last: u64) -> Result<Vec<u64>> {
+        let last = last.min(self.map_limit(core));
+        let mut missing = Vec::new();
+        let mut at = first;
+        while at < last {
+            let mapping = self.map_in(inode, core, at)?;
+            let stop = at.saturating_add(mapping.len).min(last);
+            if mapping.kind == RangeKind::Hole {
+                missing.extend((at..stop).filter(|block| !core.delayed.blocks.contains(block)));
+            }
+            at = stop;
+        }
+        Ok(missing)
+    }
+
+    /// Give back what was set aside for the range.
+    pub(crate) fn fs_unreserve(&self, inode: &Inode, offset: u64, len: u64) {
+        let bits = self.sb.block_bits;
+        let end = offset.saturating_add(len).div_ceil(1 << bits);
+        self.settle_delayed(&mut core_of(inode).write(), offset >> bits, end);
+    }
+
+    /// The blocks of the range are allocated now, or never will be: their promises end.
+    pub(super) fn settle_delayed(&self, core: &mut InodeCore, from: u64, to: u64) {
+        if from >= to || core.delayed.blocks.is_empty() {
+            return;
+        }
+        let mut rest = core.delayed.blocks.split_off(&from);
+        let mut after = rest.split_off(&to);
+        core.delayed.blocks.append(&mut after);
+        if !rest.is_empty() {
+            self.release_delayed(rest.len() as u64);
+        }
+    }
+
+    /// The target of a symbolic link.
+    pub(crate) fn fs_read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+        let size = inode.size();
+        let core = core_of(inode).read();
+        if size == 0 || size > u64::from(self.sb.block_size) {
+            return Err(self.corrupt_inode(format!("a symbolic link of {size} bytes"), inode));
+        }
+        let size = size as usize;
+        if core.flags & FL_INLINE_DATA != 0 {
+            return self.inline_data(inode, &core);
+        }
+        if size < FAST_LINK && core.flags & FL_EXTENTS == 0 {
+            return Ok(core.i_block[..size].to_vec());
+        }
+        drop(core);
+        // The block is journalled as metadata: the device may not hold it yet.
+        match self.dir_block(inode, 0)? {
+            Some(buffer) => Ok(buffer.read()[..size].to_vec()),
+            None => Err(self.corrupt_inode("a symbolic link without its block", inode)),
+        }
+    }
+
+    /// Store the target of a new symbolic link: short ones in the inode, longer ones in a block that is written as metadata.
+    /// Sets the size; the caller logs the inode.
+    pub(crate) fn write_symlink(&self, h: &mut Handle, inode: &Inode, target: &[u8]) -> Result<()> {
+        if target.len() >= self.sb.block_size as usize {
+            return Err(NameError::NameTooLong.into());
+        }
+        let size = target.len() as u64;
+        if target.len() < FAST_LINK {
+            let mut core = core_of(inode).write();
+            core.flags &= !FL_EXTENTS;
+            core.i_block = [0; 60];
+            core.i_block[..target.len()].copy_from_slice(target);
+            core.disk_size = size;
+        } else {
+            let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
+            let buffer = self.new_block(block)?;
+            h.modify(&buffer, |bytes| bytes[..target.len()].copy_from_slice(target))?;
+            let mut core = core_of(inode).write();
+            core.i_block = if core.flags & FL_EXTENTS != 0 { empty_root() } else { [0; 60] };
+            self.map_run(
+                h,
+                inode,
+                &mut core,
+                Extent { file_block: 0, len: 1, start: block, unwritten: false },
+            )?;
+            self.charge_blocks(inode, &mut core, 1);
+            core.disk_size = size;
+        }
+        inode.with_attr(|attr| attr.size = size);
+        Ok(())
+    }
+}

@@ -1,0 +1,778 @@
+//! Extent trees.
+//!
+//! A node is a header of 12 bytes and entries of 12 bytes (format documentation, "Extent Tree"): the root lies in the
+//! 60 bytes of `i_block`, every other node fills a block and ends with a checksum where metadata has them.
+//!
+//! Invariants: entries are sorted and do not overlap; the key of an index entry is the first key of its child; no node but the
+//! root is empty. A node that breaks them is reported as corrupt and never followed.
+
+use crate::ctx::{Ext4, Handle, InodeCore};
+use ivers_block::Buffer;
+use ivers_vfs::{Inode, Result};
+use std::sync::Arc;
+
+const MAGIC: u16 = 0xF30A;
+const HEADER: usize = 12;
+const ENTRY: usize = 12;
+const MAX_DEPTH: u16 = 5;
+/// What the smallest node, the root, holds.
+const LEAST_CAPACITY: usize = 4;
+/// Longest written extent; a longer `ee_len` marks `ee_len - 32768` unwritten blocks.
+pub(crate) const MAX_LEN: u32 = 32_768;
+/// Longest unwritten extent.
+pub(crate) const MAX_UNWRITTEN: u32 = 32_767;
+
+/// A run of file blocks on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub file_block: u32,
+    pub len: u32,
+    pub start: u64,
+    pub unwritten: bool,
+}
+
+impl Extent {
+    pub fn end(&self) -> u64 {
+        u64::from(self.file_block) + u64::from(self.len)
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let len = u32::from(u16_at(bytes, 4));
+        let unwritten = len > MAX_LEN;
+        Self {
+            file_block: u32_at(bytes, 0),
+            len: if unwritten { len - MAX_LEN } else { len },
+            start: u64::from(u32_at(bytes, 8)) | u64::from(u16_at(bytes, 6)) << 32,
+            unwritten,
+        }
+    }
+
+    fn encode(&self) -> [u8; ENTRY] {
+        let mut bytes = [0; ENTRY];
+        let len = if self.unwritten { self.len + MAX_LEN } else { self.len };
+        bytes[..4].copy_from_slice(&self.file_block.to_le_bytes());
+        bytes[4..6].copy_from_slice(&(len as u16).to_le_bytes());
+        bytes[6..8].copy_from_slice(&((self.start >> 32) as u16).to_le_bytes());
+        bytes[8..].copy_from_slice(&(self.start as u32).to_le_bytes());
+        bytes
+    }
+
+    /// Whether `next` continues this run on both sides and the two fit into one entry.
+    fn joins(&self, next: &Extent) -> bool {
+        let max = if self.unwritten { MAX_UNWRITTEN } else { MAX_LEN };
+        self.unwritten == next.unwritten
+            && self.end() == u64::from(next.file_block)
+            && self.start + u64::from(self.len) == next.start
+            && self.len + next.len <= max
+    }
+
+    /// The part of the extent from `from` to `to` (file blocks inside it).
+    fn part(&self, from: u64, to: u64) -> Extent {
+        Extent {
+            file_block: from as u32,
+            len: (to - from) as u32,
+            start: self.start + (from - u64::from(self.file_block)),
+            ..*self
+        }
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn entries(node: &[u8]) -> usize {
+    usize::from(u16_at(node, 2))
+}
+
+fn capacity(node: &[u8]) -> usize {
+    usize::from(u16_at(node, 4))
+}
+
+fn depth(node: &[u8]) -> u16 {
+    u16_at(node, 6)
+}
+
+fn entry(node: &[u8], index: usize) -> &[u8] {
+    &node[HEADER + index * ENTRY..HEADER + (index + 1) * ENTRY]
+}
+
+fn key(node: &[u8], index: usize) -> u32 {
+    u32_at(entry(node, index), 0)
+}
+
+fn child(node: &[u8], index: usize) -> u64 {
+    let bytes = entry(node, index);
+    u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32
+}
+
+fn index_entry(key: u32, block: u64) -> [u8; ENTRY] {
+    let mut bytes = [0; ENTRY];
+    bytes[..4].copy_from_slice(&key.to_le_bytes());
+    bytes[4..8].copy_from_slice(&(block as u32).to_le_bytes());
+    bytes[8..10].copy_from_slice(&((block >> 32) as u16).to_le_bytes());
+    bytes
+}
+
+fn set_entries(node: &mut [u8], count: usize) {
+    node[2..4].copy_from_slice(&(count as u16).to_le_bytes());
+}
+
+fn put_header(node: &mut [u8], capacity: usize, depth: u16) {
+    node[..2].copy_from_slice(&MAGIC.to_le_bytes());
+    node[2..4].fill(0);
+    node[4..6].copy_from_slice(&(capacity as u16).to_le_bytes());
+    node[6..8].copy_from_slice(&depth.to_le_bytes());
+    node[8..12].fill(0);
+}
+
+fn insert_at(node: &mut [u8], index: usize, bytes: &[u8; ENTRY]) {
+    let count = entries(node);
+    let (from, to) = (HEADER + index * ENTRY, HEADER + count * ENTRY);
+    node.copy_within(from..to, from + ENTRY);
+    node[from..from + ENTRY].copy_from_slice(bytes);
+    set_entries(node, count + 1);
+}
+
+fn remove_at(node: &mut [u8], index: usize) {
+    let count = entries(node);
+    node.copy_within(HEADER + (index + 1) * ENTRY..HEADER + count * ENTRY, HEADER + index * ENTRY);
+    set_entries(node, count - 1);
+}
+
+/// The last entry whose key is not above `block`; 0 if all are.
+fn find(node: &[u8], block: u32) -> usize {
+    let (mut low, mut high) = (0, entries(node));
+    while low < high {
+        let middle = (low + high) / 2;
+        if key(node, middle) <= block { low = middle + 1 } else { high = middle }
+    }
+    low.saturating_sub(1)
+}
+
+/// An empty root.
+pub(crate) fn empty_root() -> [u8; 60] {
+    let mut root = [0; 60];
+    put_header(&mut root, 4, 0);
+    root
+}
+
+/// One step from the root to a leaf. The root has no buffer.
+struct Step {
+    buffer: Option<Arc<Buffer>>,
+    index: usize,
+}
+
+type Path = Vec<Step>;
+
+impl Ext4 {
+    fn check_node(&self, inode: &Inode, node: &[u8], expected_depth: Option<u16>) -> Result<()> {
+        let bad = |what: &str| Err(self.corrupt_inode(format!("extent node: {what}"), inode));
+        if u16_at(node, 0) != MAGIC {
+            return bad("wrong magic");
+        }
+        let (count, max, deep) = (entries(node), capacity(node), depth(node));
+        if max > (node.len() - HEADER) / ENTRY || count > max {
+            return bad("more entries than fit");
+        }
+        if max < LEAST_CAPACITY {
+            return bad("no room for entries");
+        }
+        if deep > MAX_DEPTH || expected_depth.is_some_and(|expected| deep != expected) {
+            return bad("wrong depth");
+        }
+        if count == 0 && (expected_depth.is_some() || deep > 0) {
+            return bad("empty");
+        }
+        let mut next = 0_u64;
+        for index in 0..count {
+            let first = u64::from(key(node, index));
+            if first < next {
+                return bad("entries out of order");
+            }
+            if deep > 0 {
+                next = first + 1;
+                if !self.sb.is_valid_block(child(node, index)) {
+                    return bad("a child lies outside the filesystem");
+                }
+            } else {
+                let extent = Extent::decode(entry(node, index));
+                next = extent.end();
+                if extent.len == 0 || next > 1 << 32 {
+                    return bad("an extent has no blocks or ends behind the largest file");
+                }
+                if !self.sb.is_valid_run(extent.start, u64::from(extent.len)) {
+                    return bad("an extent lies outside the filesystem");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn node_csum(&self, inode: &Inode, node: &[u8]) -> u32 {
+        self.csum(
+            self.inode_seed(inode.ino.0 as u32, inode.generation),
+            &node[..HEADER + capacity(node) * ENTRY],
+        )
+    }
+
+    /// Read and check a node that is not the root.
+    fn extent_node(&self, inode: &Inode, block: u64, expected_depth: u16) -> Result<Arc<Buffer>> {
+        let buffer = self.block(block)?;
+        if !buffer.is_verified() {
+            let node = buffer.read();
+            self.check_node(inode, &node, Some(expected_depth))?;
+            let tail = HEADER + capacity(&node) * ENTRY;
+            if self.has_csum()
+                && (tail + 4 > node.len() || u32_at(&node, tail) != self.node_csum(inode, &node))
+            {
+                return Err(self.corrupt_block("extent node: wrong checksum", block));
+            }
+            buffer.set_verified();
+        } else {
+            // It may have been verified as something else, by another owner of the same block.
+            let node = buffer.read();
+            let (count, max) = (entries(&node), capacity(&node));
+            let sound = u16_at(&node, 0) == MAGIC
+                && depth(&node) == expected_depth
+                && (1..=max).contains(&count)
+                && (LEAST_CAPACITY..=(node.len() - HEADER) / ENTRY).contains(&max);
+            if !sound {
+                return Err(self.corrupt_block("extent node: two parents that disagree", block));
+            }
+        }
+        Ok(buffer)
+    }
+
+    fn change_node<R>(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        step: &Step,
+        f: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
+        match &step.buffer {
+            None => Ok(f(&mut core.i_block)),
+            Some(buffer) => h.modify(buffer, |node| {
+                let result = f(node);
+                self.seal_node(inode, node);
+                result
+            }),
+        }
+    }
+
+    fn seal_node(&self, inode: &Inode, node: &mut [u8]) {
+        if self.has_csum() {
+            let (csum, tail) = (self.node_csum(inode, node), HEADER + capacity(node) * ENTRY);
+            node[tail..tail + 4].copy_from_slice(&csum.to_le_bytes());
+        }
+    }
+
+    /// The way from the root to the leaf that holds `block` or would.
+    fn extent_path(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Path> {
+        self.check_node(inode, &core.i_block, None)?;
+        let mut deep = depth(&core.i_block);
+        let mut path = vec![Step { buffer: None, index: find(&core.i_block, block) }];
+        let mut next = (deep > 0).then(|| child(&core.i_block, path[0].index));
+        while let Some(place) = next {
+            deep -= 1;
+            let buffer = self.extent_node(inode, place, deep)?;
+            let node = buffer.read();
+            let index = find(&node, block);
+            next = (deep > 0).then(|| child(&node, index));
+            drop(node);
+            path.push(Step { buffer: Some(buffer), index });
+        }
+        Ok(path)
+    }
+
+    fn with_node<R>(&self, core: &InodeCore, step: &Step, f: impl FnOnce(&[u8]) -> R) -> R {
+        match &step.buffer {
+            None => f(&core.i_block),
+            Some(buffer) => f(&buffer.read()),
+        }
+    }
+
+    /// The extent that holds `block`, or the first behind it.
+    pub(super) fn extent_at_or_after(
+        &self,
+        inode: &Inode,
+        core: &InodeCore,
+        block: u32,
+    ) -> Result<Option<Extent>> {
+        let found = self.extent_search(inode, core, block)?;
+        match found {
+            Some(extent)
+                if extent.len == 0
+                    || extent.end() > 1 << 32
+                    || !self.sb.is_valid_run(extent.start, u64::from(extent.len)) =>
+            {
+                Err(self.corrupt_inode("an extent lies outside the filesystem", inode))
+            }
+            found => Ok(found),
+        }
+    }
+
+    fn extent_search(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Option<Extent>> {
+        let path = self.extent_path(inode, core, block)?;
+        let leaf = path.last().expect("a path has at least the root");
+        let here = self.with_node(core, leaf, |node| {
+            let count = entries(node);
+            (leaf.index..count.min(leaf.index + 2))
+                .map(|index| Extent::decode(entry(node, index)))
+                .find(|extent| extent.end() > u64::from(block))
+        });
+        if here.is_some() {
+            return Ok(here);
+        }
+        // The leaf ends before the block: the first entry of the next leaf, if there is one.
+        for step in path.iter().rev().skip(1) {
+            let next_key = self.with_node(core, step, |node| {
+                (step.index + 1 < entries(node)).then(|| key(node, step.index + 1))
+            });
+            if let Some(next_key) = next_key {
+                let path = self.extent_path(inode, core, next_key)?;
+                let leaf = path.last().expect("a path has at least the root");
+                let found = self.with_node(core, leaf, |node| {
+                    (leaf.index < entries(node)).then(|| Extent::decode(entry(node, leaf.index)))
+                });
+                return match found {
+                    Some(extent) if extent.end() > u64::from(block) => Ok(Some(extent)),
+                    _ => Err(self.corrupt_inode("extent node: a key names no extent", inode)),
+                };
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first key of a node changed: every index entry above that points at it as the first follows.
+    fn lift_key(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        path: &Path,
+        from: usize,
+    ) -> Result<()> {
+        let mut level = from;
+        while level > 0 {
+            let first = self.with_node(core, &path[level], |node| key(node, 0));
+            let parent = &path[level - 1];
+            self.change_node(h, inode, core, parent, |node| {
+                let at = HEADER + parent.index * ENTRY;
+                node[at..at + 4].copy_from_slice(&first.to_le_bytes());
+            })?;
+            if parent.index > 0 {
+                break;
+            }
+            level -= 1;
+        }
+        Ok(())
+    }
+
+    fn charge(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
+        let units = blocks << (self.sb.block_bits - 9);
+        core.blocks_512 = core.blocks_512.saturating_add_signed(units);
+        let total = core.blocks_512;
+        inode.with_attr(|attr| attr.blocks_512 = total);
+    }
+
+    /// Count blocks that the file gained or lost.
+    pub(super) fn charge_blocks(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
+        self.charge(inode, core, blocks);
+    }
+
+    fn new_node(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        deep: u16,
+        moved: &[u8],
+    ) -> Result<u64> {
+        let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
+        self.charge(inode, core, 1);
+        let buffer = self.new_block(block)?;
+        h.modify(&buffer, |node| {
+            put_header(node, (node.len() - HEADER) / ENTRY, deep);
+            node[HEADER..HEADER + moved.len()].copy_from_slice(moved);
+            set_entries(node, moved.len() / ENTRY);
+            self.seal_node(inode, node);
+        })?;
+        buffer.set_verified();
+        Ok(block)
+    }
+
+    /// Make room in the full node at `level`: put its upper part into a new node, or push the root down.
+    fn split(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        path: &Path,
+        level: usize,
+        at_end: bool,
+    ) -> Result<()> {
+        if level == 0 {
+            let deep = depth(&core.i_block);
+            if deep >= MAX_DEPTH {
+                return Err(self.corrupt_inode("extent tree: deeper than the format allows", inode));
+            }
+            let moved = core.i_block[HEADER..HEADER + entries(&core.i_block) * ENTRY].to_vec();
+            let first = key(&core.i_block, 0);
+            let block = self.new_node(h, inode, core, deep, &moved)?;
+            put_header(&mut core.i_block, 4, deep + 1);
+            insert_at(&mut core.i_block, 0, &index_entry(first, block));
+            return Ok(());
+        }
+        let parent = &path[level - 1];
+        if self.with_node(core, parent, |node| entries(node) == capacity(node)) {
+            let parent_at_end = self.with_node(core, parent, |node| parent.index + 1 == entries(node));
+            return self.split(h, inode, core, path, level - 1, at_end && parent_at_end);
+        }
+        // Files mostly grow at their end: then the full node stays full and the new one starts with one entry.
+        let (deep, moved, keep) = self.with_node(core, &path[level], |node| {
+            let count = entries(node);
+            let keep = if at_end { count - 1 } else { count / 2 };
+            (depth(node), node[HEADER + keep * ENTRY..HEADER + count * ENTRY].to_vec(), keep)
+        });
+        let first = u32_at(&moved, 0);
+        let block = self.new_node(h, inode, core, deep, &moved)?;
+        self.change_node(h, inode, core, &path[level], |node| set_entries(node, keep))?;
+        self.change_node(h, inode, core, parent, |node| {
+            insert_at(node, parent.index + 1, &index_entry(first, block));
+        })
+    }
+
+    /// Map a run that is a hole now. Dirties at most three blocks a level.
+    pub(super) fn extent_insert(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        new: Extent,
+    ) -> Result<()> {
+        loop {
+            let path = self.extent_path(inode, core, new.file_block)?;
+            let level = path.len() - 1;
+            let leaf = &path[level];
+            let (count, full, left, right) = self.with_node(core, leaf, |node| {
+                let count = entries(node);
+                let at = |index: usize| (index < count).then(|| Extent::decode(entry(node, index)));
+                let left = at(leaf.index);
+                (count, count == capacity(node), left, at(leaf.index + 1))
+            });
+            // `find` answers 0 too when the new extent comes before all others.
+            let before_all = left.is_some_and(|left| left.file_block > new.file_block);
+            let (left, right, place) = match () {
+                () if count == 0 => (None, None, 0),
+                () if before_all => (None, left, 0),
+                () => (left, right, leaf.index + 1),
+            };
+            if left.is_some_and(|left| left.end() > u64::from(new.file_block))
+                || right.is_some_and(|right| new.end() > u64::from(right.file_block))
+            {
+                return Err(self.corrupt_inode("extent tree: a new extent overlaps an old one", inode));
+            }
+            if let Some(left) = left.filter(|left| left.joins(&new)) {
+                let joined = Extent { len: left.len + new.len, ..left };
+                let closes_gap = right.filter(|right| joined.joins(right));
+                self.change_node(h, inode, core, leaf, |node| {
+                    let at = HEADER + (place - 1) * ENTRY;
+                    let len = joined.len + closes_gap.map_or(0, |right| right.len);
+                    node[at..at + ENTRY].copy_from_slice(&Extent { len, ..joined }.encode());
+                    if closes_gap.is_some() {
+                        remove_at(node, place);
+                    }
+                })?;
+                return self.shorten(h, inode, core);
+            }
+            if let Some(right) = right.filter(|right| new.joins(right)) {
+                self.change_node(h, inode, core, leaf, |node| {
+                    let at = HEADER + place * ENTRY;
+                    node[at..at + ENTRY]
+                        .copy_from_slice(&Extent { len: new.len + right.len, ..new }.encode());
+                })?;
+                return if place == 0 { self.lift_key(h, inode, core, &path, level) } else { Ok(()) };
+            }
+            if !full {
+                self.change_node(h, inode, core, leaf, |node| insert_at(node, place, &new.encode()))?;
+                return if place == 0 { self.lift_key(h, inode, core, &path, level) } else { Ok(()) };
+            }
+            self.split(h, inode, core, &path, level, place == count)?;
+        }
+    }
+
+    /// Unmap the first mapped piece inside `from..to` and return it; `None`: nothing is mapped there. Its blocks are the
+    /// caller's then. Dirties at most three blocks a level.
+    pub(super) fn extent_take(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<Extent>> {
+        if from >= to || from > u64::from(u32::MAX) {
+            return Ok(None);
+        }
+        let Some(extent) = self.extent_at_or_after(inode, core, from as u32)? else { return Ok(None) };
+        let (first, last) = (from.max(u64::from(extent.file_block)), to.min(extent.end()));
+        if first >= last {
+            return Ok(None);
+        }
+        let taken = extent.part(first, last);
+        let head = (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
+        let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
+        let kept: Vec<Extent> = head.into_iter().chain(tail).collect();
+        if kept.is_empty() {
+            let path = self.extent_path(inode, core, extent.file_block)?;
+            self.remove_entry(h, inode, core, &path, path.len() - 1)?;
+        } else {
+            self.extent_replace(h, inode, core, extent.file_block, &kept)?;
+        }
+        self.shorten(h, inode, core)?;
+        Ok(Some(taken))
+    }
+
+    /// Put one to three pieces in the place of the extent that begins at `file_block`. Room is made first: an error leaves
+    /// every mapping as it was.
+    fn extent_replace(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        file_block: u32,
+        pieces: &[Extent],
+    ) -> Result<()> {
+        loop {
+            let path = self.extent_path(inode, core, file_block)?;
+            let level = path.len() - 1;
+            let leaf = &path[level];
+            let (here, room) = self.with_node(core, leaf, |node| {
+                let here = leaf.index < entries(node) && key(node, leaf.index) == file_block;
+                (here, capacity(node) - entries(node))
+            });
+            if !here {
+                return Err(self.corrupt_inode("extent tree: an extent is not where it was found", inode));
+            }
+            if room + 1 < pieces.len() {
+                self.split(h, inode, core, &path, level, false)?;
+                continue;
+            }
+            self.change_node(h, inode, core, leaf, |node| {
+                let at = HEADER + leaf.index * ENTRY;
+                node[at..at + ENTRY].copy_from_slice(&pieces[0].encode());
+                for (nth, piece) in pieces.iter().enumerate().skip(1) {
+                    insert_at(node, leaf.index + nth, &piece.encode());
+                }
+            })?;
+            if leaf.index == 0 && pieces[0].file_block != file_block {
+                self.lift_key(h, inode, core, &path, level)?;
+            }
+            return Ok(());
+        }
+    }
+
+    /// Join the extent that begins at `file_block` with its neighbours in the same leaf.
+    fn extent_join(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, file_block: u32) -> Result<()> {
+        let path = self.extent_path(inode, core, file_block)?;
+        let leaf = &path[path.len() - 1];
+        for index in [leaf.index, leaf.index.wrapping_sub(1)] {
+            let joined = self.with_node(core, leaf, |node| {
+                if index.saturating_add(1) >= entries(node) {
+                    return None;
+                }
+                let (left, right) =
+                    (Extent::decode(entry(node, index)), Extent::decode(entry(node, index + 1)));
+                left.joins(&right).then(|| Extent { len: left.len + right.len, ..left })
+            });
+            if let Some(joined) = joined {
+                self.change_node(h, inode, core, leaf, |node| {
+                    let at = HEADER + index * ENTRY;
+                    node[at..at + ENTRY].copy_from_slice(&joined.encode());
+                    remove_at(node, index + 1);
+                })?;
+            }
+        }
+        self.shorten(h, inode, core)
+    }
+
+    /// Mark what is mapped in `from..to` written or unwritten. An error leaves every block mapped.
+    pub(super) fn extent_mark(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        to: u64,
+        unwritten: bool,
+    ) -> Result<()> {
+        let mut at = from;
+        while at < to {
+            let Ok(wanted) = u32::try_from(at) else { return Ok(()) };
+            let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(()) };
+            let start = u64::from(extent.file_block);
+            let first = at.max(start);
+            let mut last = to.min(extent.end());
+            if first >= last {
+                return Ok(());
+            }
+            if extent.unwritten != unwritten {
+                last = last.min(first + u64::from(MAX_UNWRITTEN));
+                let marked = Extent { unwritten, ..extent.part(first, last) };
+                let head = (first > start).then(|| extent.part(start, first));
+                let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
+                let pieces: Vec<Extent> = head.into_iter().chain([marked]).chain(tail).collect();
+                self.extent_replace(h, inode, core, extent.file_block, &pieces)?;
+                self.extent_join(h, inode, core, marked.file_block)?;
+            }
+            at = last;
+        }
+        Ok(())
+    }
+
+    /// Shift the extents of one leaf that begin at or behind `from` down by `by` blocks; what they move over must be a hole.
+    /// Returns where to go on, `None` at the end. Needs no new blocks.
+    pub(super) fn extent_shift_down(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        by: u32,
+    ) -> Result<Option<u64>> {
+        let Ok(wanted) = u32::try_from(from) else { return Ok(None) };
+        let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(None) };
+        let path = self.extent_path(inode, core, extent.file_block)?;
+        let level = path.len() - 1;
+        let leaf = &path[level];
+        if extent.file_block < by || u64::from(extent.file_block) < from {
+            return Err(self.corrupt_inode("extent tree: an extent lies where a hole was made", inode));
+        }
+        let end = self.change_node(h, inode, core, leaf, |node| {
+            let mut end = from;
+            for index in leaf.index..entries(node) {
+                let extent = Extent::decode(entry(node, index));
+                end = extent.end();
+                let at = HEADER + index * ENTRY;
+                node[at..at + 4].copy_from_slice(&extent.file_block.saturating_sub(by).to_le_bytes());
+            }
+            end
+        })?;
+        if leaf.index == 0 {
+            self.lift_key(h, inode, core, &path, level)?;
+        }
+        if end <= from {
+            return Err(self.corrupt_inode("extent tree: a leaf without end", inode));
+        }
+        Ok(Some(end))
+    }
+
+    /// Shift the extents of the last leaf that begins before `limit` up by `by` blocks, as far as they begin at or behind
+    /// `from`. Returns the next limit, `None` when all are shifted. Needs no new blocks.
+    pub(super) fn extent_shift_up(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u32,
+        limit: u64,
+        by: u32,
+    ) -> Result<Option<u64>> {
+        if limit <= u64::from(from) {
+            return Ok(None);
+        }
+        let path = self.extent_path(inode, core, (limit - 1) as u32)?;
+        let level = path.len() - 1;
+        let leaf = &path[level];
+        let (first, last_end) = self.with_node(core, leaf, |node| {
+            let count = entries(node).min(leaf.index + 1);
+            let first = (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
+            (first, first.map(|_| Extent::decode(entry(node, count - 1)).end()))
+        });
+        let (Some(first), Some(last_end)) = (first, last_end) else { return Ok(None) };
+        if last_end + u64::from(by) > u64::from(u32::MAX) {
+            return Err(ivers_vfs::NameError::TooLarge.into());
+        }
+        let next = self.change_node(h, inode, core, leaf, |node| {
+            let next = key(node, first);
+            for index in first..=leaf.index {
+                let moved = key(node, index).saturating_add(by);
+                let at = HEADER + index * ENTRY;
+                node[at..at + 4].copy_from_slice(&moved.to_le_bytes());
+            }
+            next
+        })?;
+        if first == 0 {
+            self.lift_key(h, inode, core, &path, level)?;
+            return Ok(Some(u64::from(next)));
+        }
+        Ok(None)
+    }
+
+    /// Cut the extent that holds `at` in two there, so that no extent crosses it.
+    pub(super) fn extent_cut(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, at: u32) -> Result<()> {
+        match self.extent_at_or_after(inode, core, at)? {
+            Some(extent) if extent.file_block < at => {
+                let middle = u64::from(at);
+                let pieces = [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
+                self.extent_replace(h, inode, core, extent.file_block, &pieces)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A root with one child whose entries fit into the root takes them in.
+    fn shorten(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<()> {
+        while depth(&core.i_block) > 0 && entries(&core.i_block) == 1 {
+            let deep = depth(&core.i_block) - 1;
+            let block = child(&core.i_block, 0);
+            let buffer = self.extent_node(inode, block, deep)?;
+            let node = buffer.read();
+            let count = entries(&node);
+            if count > capacity(&core.i_block) {
+                return Ok(());
+            }
+            let moved = node[HEADER..HEADER + count * ENTRY].to_vec();
+            drop(node);
+            put_header(&mut core.i_block, 4, deep);
+            core.i_block[HEADER..HEADER + moved.len()].copy_from_slice(&moved);
+            set_entries(&mut core.i_block, count);
+            self.free_blocks(h, block, 1, true)?;
+            self.charge(inode, core, -1);
+        }
+        Ok(())
+    }
+
+    /// Remove the entry that the path names at `level`, and every node that is empty for it.
+    fn remove_entry(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        path: &Path,
+        level: usize,
+    ) -> Result<()> {
+        let step = &path[level];
+        let left = self.with_node(core, step, |node| entries(node)) - 1;
+        if left == 0 && level > 0 {
+            let block = step.buffer.as_ref().expect("only the root has no buffer").block();
+            self.free_blocks(h, block, 1, true)?;
+            self.charge(inode, core, -1);
+            return self.remove_entry(h, inode, core, path, level - 1);
+        }
+        self.change_node(h, inode, core, step, |node| remove_at(node, step.index))?;
+        if left == 0 {
+            core.i_block = empty_root();
+        } else if step.index == 0 {
+            self.lift_key(h, inode, core, path, level)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Block maps: twelve direct pointers, then trees of one, two and three levels (format documentation, "Direct/Indirect
+//! Block Addressing"). Pointers have 32 bits; 0 is a hole.
+
+use crate::ctx::{Ext4, Handle, InodeCore};
+use crate::map::Mapping;
+use ivers_block::Buffer;
+use ivers_vfs::{Inode, NameError, RangeKind, Result};
+use std::sync::Arc;
+
+const DIRECT: u64 = 12;
+/// Longest run that one look-up joins.
+const LONGEST_RUN: u64 = 2048;
+
+/// The way to a pointer: the slot in `i_block`, then an index a level.
+struct Place {
+    slot: usize,
+    levels: Vec<usize>,
+}
+
+fn pointer(bytes: &[u8], index: usize) -> u32 {
+    let at = index * 4;
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn put(bytes: &mut [u8], index: usize, block: u32) {
+    bytes[index * 4..index * 4 + 4].copy_from_slice(&block.to_le_bytes());
+}
+
+impl Ext4 {
+    fn pointers(&self) -> u64 {
+        u64::from(self.sb.block_size / 4)
+    }
+
+    /// The first file block that a block map cannot name.
+    pub(super) fn indirect_limit(&self) -> u64 {
+        let n = self.pointers();
+        (DIRECT + n + n * n + n * n * n).min(1 << 32)
+    }
+
+    fn place(&self, file_block: u64) -> Result<Place> {
+        let n = self.pointers();
+        if file_block >= self.indirect_limit() {
+            return Err(NameError::TooLarge.into());
+        }
+        if file_block < DIRECT {
+            return Ok(Place { slot: file_block as usize, levels: Vec::new() });
+        }
+        let mut rest = file_block - DIRECT;
+        let mut span = n;
+        for depth in 1..=3 {
+            if rest < span {
+                let mut levels = Vec::with_capacity(depth);
+                let mut unit = span / n;
+                for _ in 0..depth {
+                    levels.push((rest / unit) as usize);
+                    rest %= unit;
+                    unit = (unit / n).max(1);
+                }
+                return Ok(Place { slot: 11 + depth, levels });
+            }
+            rest -= span;
+            span *= n;
+        }
+        Err(NameError::TooLarge.into())
+    }
+
+    fn indirect_node(&self, block: u32) -> Result<Arc<Buffer>> {
+        self.block(u64::from(block))
+    }
+
+    fn checked(&self, inode: &Inode, block: u32) -> Result<u32> {
+        if block != 0 && !self.sb.is_valid_block(u64::from(block)) {
+            return Err(
+                self.corrupt_inode(format!("block map names block {block} outside the filesystem"), inode)
+            );
+        }
+        Ok(block)
+    }
+
+    /// What lies at a file block, with as much of the run as one look-up sees.
+    pub(super) fn indirect_map(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
+        if file_block >= self.indirect_limit() {
+            return Ok(Mapping {
+                start: file_block,
+                len: u64::MAX - file_block,
+                kind: RangeKind::Hole,
+                block: 0,
+            });
+        }
+        let place = self.place(file_block)?;
+        let Some((&last, upper)) = place.levels.split_last() else {
+            return self.run(inode, &core.i_block[..48], place.slot, file_block);
+        };
+        let mut block = self.checked(inode, pointer(&core.i_block, place.slot))?;
+        // A hole in an inner node spans all that the missing node would map.
+        let mut unit = self.pointers().pow(place.levels.len() as u32);
+        let mut offset_in_unit =
+            place.levels.iter().fold(0, |sum, &index| sum * self.pointers() + index as u64);
+        for &index in upper {
+            if block == 0 {
+                break;
+            }
+            block = self.checked(inode, pointer(&self.indirect_node(block)?.read(), index))?;
+            unit /= self.pointers();
+            offset_in_unit %= unit;
+        }
+        if block == 0 {
+            return Ok(Mapping {
+                start: file_block,
+                len: unit - offset_in_unit,
+                kind: RangeKind::Hole,
+                block: 0,
+            });
+        }
+        self.run(inode, &self.indirect_node(block)?.read(), last, file_block)
+    }
+
+    fn run(&self, inode: &Inode, pointers: &[u8], index: usize, file_block: u64) -> Result<Mapping> {
+        let first = self.checked(inode, pointer(pointers, index))?;
+        let most = ((pointers.len() / 4 - index) as u64).min(LONGEST_RUN);
+        let mut len = 1;
+        while len < most {
+            let next = pointer(pointers, index + len as usize);
+            let follows = if first == 0 { next == 0 } else { u64::from(next) == u64::from(first) + len };
+            if !follows {
+                break;
+            }
+            len += 1;
+        }
+        if first != 0 && !self.sb.is_valid_run(u64::from(first), len) {
+            return Err(self.corrupt_inode("block map names blocks outside the filesystem", inode));
+        }
+        let kind = if first == 0 { RangeKind::Hole } else { RangeKind::Data };
+        Ok(Mapping { start: file_block, len, kind, block: u64::from(first) })
+    }
+
+    /// Map one file block that is a hole. Dirties at most one block a level.
+    pub(super) fn indirect_set(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        file_block: u64,
+        target: u64,
+    ) -> Result<()> {
+        let target = u32::try_from(target).map_err(|_| NameError::NoSpace)?;
+        let place = self.place(file_block)?;
+        let Some((&last, upper)) = place.levels.split_last() else {
+            put(&mut core.i_block, place.slot, target);
+            return Ok(());
+        };
+        let root = self.checked(inode, pointer(&core.i_block, place.slot))?;
+        let mut node = if root == 0 {
+            let buffer = self.new_indirect(h, inode, core)?;
+            put(&mut core.i_block, place.slot, buffer.block() as u32);
+            buffer
+        } else {
+            self.indirect_node(root)?
+        };
+        for &index in upper {
+            let next = self.checked(inode, pointer(&node.read(), index))?;
+            node = if next == 0 {
+                let buffer = self.new_indirect(h, inode, core)?;
+                h.modify(&node, |bytes| put(bytes, index, buffer.block() as u32))?;
+                buffer
+            } else {
+                self.indirect_node(next)?
+            };
+        }
+        h.modify(&node, |bytes| put(bytes, last, target))
+    }
+
+    fn new_indirect(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<Arc<Buffer>> {
+        let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
+        if block > u64::from(u32::MAX) {
+            self.free_blocks(h, block, 1, true)?;
+            return Err(NameError::NoSpace.into());
+        }
+        let buffer = self.new_block(block)?;
+        // An all-zero node is a node of holes; it joins the transaction even if nothing is put into it.
+        h.modify(&buffer, |bytes| bytes.fill(0))?;
+        self.charge_blocks(inode, core, 1);
+        Ok(buffer)
+    }
+
+    /// Unmap the first run inside `from..to` and return its first device block and length, and where it began. Nodes that
+    /// become empty go too. `None`: nothing is mapped there.
+    pub(super) fn indirect_take(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<Mapping>> {
+        let to = to.min(self.indirect_limit());
+        let mut at = from;
+        while at < to {
+            let found = self.indirect_map(inode, core, at)?;
+            if found.kind == RangeKind::Hole {
+                at = at.saturating_add(found.len);
+                continue;
+            }
+            let len = found.len.min(to - at);
+            self.clear(h, inode, core, at, len)?;
+            return Ok(Some(Mapping { len, ..found }));
+        }
+        Ok(None)
+    }
+
+    /// Zero the pointers of a run that lies in one node, then drop nodes that hold nothing any more.
+    fn clear(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, at: u64, len: u64) -> Result<()> {
+        let place = self.place(at)?;
+        let Some((&last, upper)) = place.levels.split_last() else {
+            core.i_block[place.slot * 4..(place.slot + len as usize) * 4].fill(0);
+            return Ok(());
+        };
+        let mut nodes = vec![self.indirect_node(pointer(&core.i_block, place.slot))?];
+        for &index in upper {
+            let next = self.checked(inode, pointer(&nodes[nodes.len() - 1].read(), index))?;
+            nodes.push(self.indirect_node(next)?);
+        }
+        h.modify(&nodes[nodes.len() - 1], |bytes| bytes[last * 4..(last + len as usize) * 4].fill(0))?;
+        while let Some(node) = nodes.pop() {
+            if node.read().iter().any(|&byte| byte != 0) {
+                break;
+            }
+            self.free_blocks(h, node.block(), 1, true)?;
+            self.charge_blocks(inode, core, -1);
+            match nodes.last() {
+                Some(parent) => h.modify(parent, |bytes| put(bytes, place.levels[nodes.len() - 1], 0))?,
+                None => put(&mut core.i_block, place.slot, 0),
+            }
+        }
+        Ok(())
+    }
+}

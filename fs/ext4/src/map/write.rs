@@ -1,0 +1,151 @@
+//! Write-back: data to the device first, then the transaction that maps it.
+
+use crate::balloc::Reserved;
+use crate::ctx::{Ext4, core_of};
+use crate::map::data::PAGE_BYTES;
+use crate::map::extent::{Extent, MAX_UNWRITTEN};
+use crate::map::{MAP_CREDITS, Mapping};
+use ivers_vfs::{Inode, RangeKind, Result};
+
+/// Runs that one transaction maps at most, so that its size stays bounded.
+const RUNS_PER_TRANSACTION: usize = 16;
+
+/// A run whose data is on the device and whose map entry is not right yet.
+enum Pending {
+    /// A hole: these blocks fill it.
+    New(u64, Reserved),
+    /// Unwritten blocks: they count from now on.
+    Written(Mapping),
+}
+
+impl Ext4 {
+    /// See [`ivers_vfs::FileSystem::write_back`].
+    pub(crate) fn fs_write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        self.inline_to_blocks(inode)?;
+        let bits = self.sb.block_bits;
+        self.zero_stale_tail(inode, offset)?;
+        let end = (offset + data.len() as u64).div_ceil(1 << bits);
+        let mut at = offset >> bits;
+        while at < end {
+            let mut pending = Vec::new();
+            while at < end && pending.len() < RUNS_PER_TRANSACTION {
+                let mut mapping = self.map_block(inode, at)?;
+                mapping.len = mapping.len.min(end - at);
+                let written = match mapping.kind {
+                    RangeKind::Data => mapping.len,
+                    RangeKind::Unwritten => {
+                        pending.push(Pending::Written(mapping));
+                        mapping.len
+                    }
+                    RangeKind::Hole => {
+                        let most = mapping.len.min(u64::from(MAX_UNWRITTEN)) as u32;
+                        let reserved = self.reserve_blocks(inode, self.goal_after(inode, at)?, most)?;
+                        mapping.block = reserved.start;
+                        let len = u64::from(reserved.len);
+                        pending.push(Pending::New(at, reserved));
+                        len
+                    }
+                };
+                self.put_data(&mapping, written, offset, data)?;
+                at += written;
+            }
+            let covered = (at << bits).min(offset + data.len() as u64);
+            self.finish(inode, pending, covered)?;
+        }
+        // Whole pages were promised; what of the last one lies behind the file's end was not needed.
+        let data_end = offset + data.len() as u64;
+        if data_end >= inode.size() {
+            let page_end = data_end.next_multiple_of(PAGE_BYTES) >> bits;
+            self.settle_delayed(&mut core_of(inode).write(), end, page_end);
+        }
+        Ok(())
+    }
+
+    /// Blocks that follow the file's last ones keep it in one piece.
+    fn goal_after(&self, inode: &Inode, file_block: u64) -> Result<u64> {
+        if file_block > 0 {
+            let before = self.map_block(inode, file_block - 1)?;
+            if before.kind != RangeKind::Hole {
+                return Ok(before.block + 1);
+            }
+        }
+        Ok(self.goal_for(inode))
+    }
+
+    /// Write the part of `data` (which starts at `offset`) that belongs to the first `blocks` of the mapping; the end of the last block
+    /// behind the data is zeroed.
+    fn put_data(&self, mapping: &Mapping, blocks: u64, offset: u64, data: &[u8]) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let start = ((mapping.start << bits) - offset) as usize;
+        let stop = (start + (blocks << bits) as usize).min(data.len());
+        let place = mapping.block << bits;
+        let whole = (stop - start) & !((1 << bits) - 1);
+        if whole > 0 {
+            self.dev.write_at(place, &data[start..start + whole])?;
+        }
+        if start + whole < stop {
+            let mut last = vec![0; 1 << bits];
+            last[..stop - start - whole].copy_from_slice(&data[start + whole..stop]);
+            self.dev.write_at(place + whole as u64, &last)?;
+        }
+        Ok(())
+    }
+
+    /// Put the runs into the map and carry the disk size up to `covered`, in one transaction.
+    fn finish(&self, inode: &Inode, pending: Vec<Pending>, covered: u64) -> Result<()> {
+        let size = covered.min(inode.size());
+        if pending.is_empty() && size <= core_of(inode).read().disk_size {
+            return Ok(());
+        }
+        let mut h = self.begin(MAP_CREDITS * (pending.len() as u32 + 1) + 16)?;
+        for run in pending {
+            match run {
+                Pending::New(file_block, reserved) => {
+                    let extent = Extent {
+                        file_block: file_block as u32,
+                        len: reserved.len,
+                        start: reserved.start,
+                        unwritten: false,
+                    };
+                    self.commit_reserved(&mut h, reserved)?;
+                    let mut core = core_of(inode).write();
+                    if let Err(error) = self.map_run(&mut h, inode, &mut core, extent) {
+                        drop(core);
+                        self.free_blocks(&mut h, extent.start, extent.len, false)?;
+                        return Err(error);
+                    }
+                    self.charge_blocks(inode, &mut core, i64::from(extent.len));
+                    self.settle_delayed(&mut core, file_block, file_block + u64::from(extent.len));
+                }
+                Pending::Written(mapping) => {
+                    let mut core = core_of(inode).write();
+                    let end = mapping.start + mapping.len;
+                    self.extent_mark(&mut h, inode, &mut core, mapping.start, end, false)?;
+                }
+            }
+        }
+        {
+            let mut core = core_of(inode).write();
+            core.disk_size = core.disk_size.max(size);
+        }
+        inode.logged_in_background();
+        self.log(&mut h, inode)
+    }
+
+    /// The disk size is about to move past a block that it ends in: what lies in that block behind it is from before a
+    /// truncate, or anything at all, and must read as zeros.
+    pub(super) fn zero_stale_tail(&self, inode: &Inode, new_data_at: u64) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let disk_size = core_of(inode).read().disk_size;
+        let in_block = disk_size & ((1 << bits) - 1);
+        if in_block == 0 || new_data_at >> bits <= disk_size >> bits {
+            return Ok(());
+        }
+        let mapping = self.map_block(inode, disk_size >> bits)?;
+        if mapping.kind == RangeKind::Data {
+            let zeros = vec![0; (1 << bits) - in_block as usize];
+            self.dev.write_at((mapping.block << bits) + in_block, &zeros)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! The blocks of a filesystem in the making.
+
+use ivers_vfs::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Which blocks are taken: start of each run and its end, neighbours joined.
+#[derive(Debug)]
+pub(super) struct Space {
+    used: BTreeMap<u64, u64>,
+    end: u64,
+}
+
+impl Space {
+    /// Everything from `first` to `end` is free.
+    pub fn new(first: u64, end: u64) -> Self {
+        let mut used = BTreeMap::new();
+        if first > 0 {
+            used.insert(0, first);
+        }
+        Self { used, end }
+    }
+
+    /// Take a run that is known to be free.
+    pub fn take(&mut self, start: u64, len: u64) {
+        let mut start = start;
+        let mut end = start + len;
+        if let Some((&before, &before_end)) = self.used.range(..=start).next_back()
+            && before_end == start
+        {
+            self.used.remove(&before);
+            start = before;
+        }
+        if let Some(after_end) = self.used.remove(&end) {
+            end = after_end;
+        }
+        self.used.insert(start, end);
+    }
+
+    /// The first free run at or behind `goal`.
+    fn free_run(&self, goal: u64) -> Option<(u64, u64)> {
+        let mut start = goal;
+        if let Some((_, &end)) = self.used.range(..=start).next_back() {
+            start = start.max(end);
+        }
+        let end = self.used.range(start..).next().map_or(self.end, |(&next, _)| next);
+        (start < self.end).then_some((start, end - start))
+    }
+
+    /// Take `len` blocks in one run at or behind the goal, or failing that anywhere.
+    pub fn allocate(&mut self, goal: u64, len: u64) -> Result<u64> {
+        for from in [goal, 0] {
+            let mut at = from;
+            while let Some((start, free)) = self.free_run(at) {
+                if free >= len {
+                    self.take(start, len);
+                    return Ok(start);
+                }
+                at = start + free;
+            }
+        }
+        Err(Error::Incompatible(format!("mkfs: no {len} blocks in a row: the device is too small")))
+    }
+
+    /// Take `len` blocks in at most `pieces` runs at or behind the goal.
+    pub fn allocate_pieces(
+        &mut self,
+        goal: u64,
+        len: u64,
+        pieces: usize,
+        longest: u64,
+    ) -> Result<Vec<(u64, u64)>> {
+        for from in [goal, 0] {
+            let mut at = from;
+            let mut runs = Vec::new();
+            let mut missing = len;
+            while missing > 0
+                && runs.len() < pieces
+                && let Some((start, free)) = self.free_run(at)
+            {
+                let take = free.min(missing).min(longest);
+                runs.push((start, take));
+                missing -= take;
+                at = start + take;
+            }
+            if missing == 0 {
+                for &(start, len) in &runs {
+                    self.take(start, len);
+                }
+                return Ok(runs);
+            }
+        }
+        let start = self.allocate(0, len)?;
+        Ok(vec![(start, len)])
+    }
+
+    /// Taken runs inside `start..end`, cut to it.
+    pub fn used_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let first = self.used.range(..=start).next_back().map_or(start, |(&s, _)| s);
+        self.used.range(first..end).map(move |(&s, &e)| (s.max(start), e.min(end))).filter(|(s, e)| s < e)
+    }
+}

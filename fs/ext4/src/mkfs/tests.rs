@@ -1,0 +1,90 @@
+use super::*;
+use ivers_block::{FileDevice, OpenMode};
+use std::fs::File;
+use std::process::Command;
+
+fn options() -> MkfsOptions {
+    MkfsOptions {
+        uuid: *b"\x12\x34\x56\x78\x9a\xbc\x4d\xef\x81\x23\x45\x67\x89\xab\xcd\xef",
+        hash_seed: [7; 16],
+        timestamp: 1_700_000_000,
+        label: b"proof".to_vec(),
+        zeroed: true,
+        ..MkfsOptions::default()
+    }
+}
+
+fn make(path: &std::path::Path, size: u64, options: &MkfsOptions) -> MkfsReport {
+    File::create(path).unwrap().set_len(size).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, OpenMode::ReadWrite).unwrap());
+    mkfs(&device, options).unwrap()
+}
+
+fn e2fsck_is_silent(path: &std::path::Path) {
+    let output = Command::new("e2fsck").arg("-fn").arg(path).output().expect("e2fsck is installed");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "e2fsck: {text}");
+    // Five passes and a summary; anything else is a complaint.
+    assert!(text.lines().filter(|l| !l.is_empty()).count() <= 6, "e2fsck: {text}");
+}
+
+#[test]
+fn e2fsck_calls_every_size_clean() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let mib = 1 << 20;
+    for (size, block_size) in [
+        (2 * mib, None),
+        (8 * mib + 1024, None),
+        (9 * mib, Some(4096)),
+        (64 * mib, None),
+        (64 * mib, Some(2048)),
+        (130 * mib, Some(4096)),
+        (513 * mib, None),
+        (5000 * mib, None),
+        (300 * 1024 * mib, None),
+    ] {
+        let report = make(&image, size, &MkfsOptions { block_size, ..options() });
+        e2fsck_is_silent(&image);
+        assert!(report.blocks * u64::from(report.block_size) <= size);
+    }
+}
+
+#[test]
+fn old_contents_do_not_shine_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    std::fs::write(&image, vec![0xA5; 24 << 20]).unwrap();
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::ReadWrite).unwrap());
+    mkfs(&device, &MkfsOptions { zeroed: false, ..options() }).unwrap();
+    drop(device);
+    e2fsck_is_silent(&image);
+}
+
+#[test]
+fn equal_options_make_equal_images() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    make(&one, 40 << 20, &options());
+    make(&two, 40 << 20, &options());
+    assert!(std::fs::read(one).unwrap() == std::fs::read(two).unwrap());
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_a_byte_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for (size, options) in [
+        (16 << 10, options()),
+        (8 << 20, MkfsOptions { block_size: Some(512), ..options() }),
+        (8 << 20, MkfsOptions { inode_size: 128, ..options() }),
+        (8 << 20, MkfsOptions { label: vec![b'x'; 17], ..options() }),
+        (8 << 20, MkfsOptions { reserved_percent: 51, ..options() }),
+    ] {
+        File::create(&image).unwrap().set_len(size).unwrap();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(&image, OpenMode::ReadWrite).unwrap());
+        mkfs(&device, &options).unwrap_err();
+        drop(device);
+        assert!(std::fs::read(&image).unwrap().iter().all(|&byte| byte == 0));
+    }
+}

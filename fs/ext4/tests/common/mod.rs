@@ -1,0 +1,64 @@
+//! What the tests on images share.
+
+#![allow(dead_code)]
+
+use ivers_block::{FileDevice, OpenMode};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::{MountOptions, Vfs};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+/// One mkfs.ext4 command line a variant.
+pub const VARIANTS: &[(&str, &[&str])] = &[
+    ("default", &["-t", "ext4"]),
+    ("1k", &["-t", "ext4", "-b", "1024"]),
+    ("2k", &["-t", "ext4", "-b", "2048"]),
+    ("small inodes", &["-t", "ext4", "-I", "128"]),
+    ("no journal", &["-t", "ext4", "-O", "^has_journal"]),
+    ("ext2", &["-t", "ext2"]),
+    ("ext3", &["-t", "ext3"]),
+    ("ext3 1k", &["-t", "ext3", "-b", "1024"]),
+    ("meta_bg", &["-t", "ext4", "-O", "meta_bg,^resize_inode", "-b", "1024"]),
+    ("sparse_super2", &["-t", "ext4", "-O", "sparse_super2"]),
+    ("orphan file", &["-t", "ext4", "-O", "orphan_file"]),
+    ("uninit_bg", &["-t", "ext4", "-O", "^metadata_csum,uninit_bg"]),
+    ("32bit", &["-t", "ext4", "-O", "^64bit"]),
+    ("csum seed", &["-t", "ext4", "-O", "metadata_csum_seed"]),
+    ("no flex_bg", &["-t", "ext4", "-O", "^flex_bg"]),
+    ("inline", &["-t", "ext4", "-O", "inline_data"]),
+];
+
+/// See the name.
+pub fn mkfs(path: &Path, args: &[&str], bytes: u64) {
+    std::fs::File::create(path).unwrap().set_len(bytes).unwrap();
+    let out =
+        Command::new("mkfs.ext4").arg("-qF").args(args).arg(path).output().expect("mkfs.ext4 (e2fsprogs)");
+    assert!(out.status.success(), "mkfs.ext4 {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+/// See the name.
+pub fn fsck(path: &Path, what: &str) {
+    let out = Command::new("e2fsck").arg("-fn").arg(path).output().expect("e2fsck (e2fsprogs)");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && !text.contains("wrong") && !text.contains("IGNORED"), "{what}: {text}");
+}
+
+/// See the name.
+pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
+    let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+    let device = Arc::new(FileDevice::open(path, mode).unwrap());
+    let options = OpenOptions { read_only, place: "test image".into(), ..OpenOptions::default() };
+    Ext4::open(device, options).unwrap()
+}
+
+/// Mount without background threads.
+pub fn mount(path: &Path) -> Arc<Vfs> {
+    Vfs::mount(open(path, false), MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+/// What debugfs prints for a command.
+pub fn debugfs(path: &Path, command: &str) -> String {
+    let out = Command::new("debugfs").arg("-R").arg(command).arg(path).output().expect("debugfs (e2fsprogs)");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}

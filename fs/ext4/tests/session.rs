@@ -1,0 +1,210 @@
+//! Whole sessions through the VFS: work, unmount, e2fsck, mount again and look.
+
+mod common;
+
+use common::{VARIANTS, debugfs, fsck, mkfs, mount, open};
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as u8
+        })
+        .collect()
+}
+
+fn make(vfs: &Vfs, dir: &InodeRef, name: &str, content: &[u8]) -> InodeRef {
+    let root = Cred::root();
+    let (file, _) = vfs.create(&root, dir, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap();
+    if !content.is_empty() {
+        assert_eq!(vfs.write(&root, &file, 0, content, WriteFlags::empty()).unwrap(), content.len());
+    }
+    file
+}
+
+fn read(vfs: &Vfs, file: &InodeRef) -> Vec<u8> {
+    let mut out = vec![0; vfs.stat(file).size as usize + 10];
+    let got = vfs.read(file, 0, &mut out).unwrap();
+    out.truncate(got);
+    out
+}
+
+fn names(vfs: &Vfs, dir: &InodeRef) -> Vec<String> {
+    let mut out = Vec::new();
+    vfs.readdir(dir, 0, &mut |entry| {
+        out.push(String::from_utf8_lossy(entry.name).into_owned());
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    out.sort();
+    out
+}
+
+fn work(vfs: &Arc<Vfs>) {
+    let cred = Cred::root();
+    let root = vfs.root().unwrap();
+    let (dir, _) = vfs.create(&cred, &root, b"dir", &CreateSpec::directory(0o755), false).unwrap();
+    for i in 0..200 {
+        make(vfs, &dir, &format!("file-{i:04}"), &bytes(i, (i as usize * 97) % 9000));
+    }
+    let big = make(vfs, &root, "big", &bytes(1, 3 << 20));
+    vfs.write(&cred, &big, 8 << 20, &bytes(2, 100_000), WriteFlags::empty()).unwrap();
+    vfs.create(&cred, &root, b"short", &CreateSpec::symlink("dir/file-0001"), false).unwrap();
+    vfs.create(&cred, &root, b"long", &CreateSpec::symlink("x/".repeat(300)), false).unwrap();
+    for i in (0..200).step_by(3) {
+        vfs.unlink(&cred, &dir, format!("file-{i:04}").as_bytes(), false).unwrap();
+    }
+    let (sub, _) = vfs.create(&cred, &dir, b"sub", &CreateSpec::directory(0o700), false).unwrap();
+    vfs.rename(&cred, &dir, b"file-0001", &sub, b"moved", RenameFlags::empty(), false).unwrap();
+    vfs.rename(&cred, &dir, b"file-0002", &dir, b"file-0004", RenameFlags::empty(), false).unwrap();
+    vfs.rename(&cred, &dir, b"sub", &root, b"sub", RenameFlags::empty(), false).unwrap();
+    let file = vfs.lookup(&cred, &dir, b"file-0005").unwrap();
+    vfs.link(&cred, &file, &root, b"hard", false).unwrap();
+    vfs.set_xattr(&cred, &file, b"user.small", b"value", XattrMode::Any).unwrap();
+    vfs.set_xattr(&cred, &file, b"user.larger", &bytes(5, 600), XattrMode::Any).unwrap();
+    vfs.set_attr(&cred, &big, &SetAttr { size: Some(1 << 20), ..SetAttr::default() }).unwrap();
+    let (gone, _) = vfs.create(&cred, &root, b"gone", &CreateSpec::directory(0o700), false).unwrap();
+    drop(gone);
+    vfs.rmdir(&cred, &root, b"gone", false).unwrap();
+    let open = make(vfs, &root, "open-unlinked", &bytes(9, 50_000));
+    vfs.unlink(&cred, &root, b"open-unlinked", false).unwrap();
+    assert_eq!(read(vfs, &open), bytes(9, 50_000));
+}
+
+fn look(vfs: &Arc<Vfs>, what: &str) {
+    let cred = Cred::root();
+    let root = vfs.root().unwrap();
+    assert_eq!(
+        names(vfs, &root),
+        [".", "..", "big", "dir", "hard", "long", "lost+found", "short", "sub"],
+        "{what}"
+    );
+    let dir = vfs.lookup(&cred, &root, b"dir").unwrap();
+    for i in 0..200u64 {
+        let name = format!("file-{i:04}");
+        let found = vfs.lookup(&cred, &dir, name.as_bytes());
+        if i % 3 == 0 || i == 1 || i == 2 {
+            assert!(found.is_err(), "{what}: {name}");
+        } else {
+            let from = if i == 4 { 2 } else { i };
+            let content = bytes(from, (from as usize * 97) % 9000);
+            assert!(read(vfs, &found.unwrap()) == content, "{what}: {name}");
+        }
+    }
+    let big = vfs.lookup(&cred, &root, b"big").unwrap();
+    assert!(read(vfs, &big) == bytes(1, 3 << 20)[..1 << 20], "{what}");
+    assert_eq!(vfs.read_link(&vfs.lookup(&cred, &root, b"short").unwrap()).unwrap(), b"dir/file-0001");
+    assert_eq!(
+        vfs.read_link(&vfs.lookup(&cred, &root, b"long").unwrap()).unwrap(),
+        "x/".repeat(300).as_bytes()
+    );
+    let hard = vfs.lookup(&cred, &root, b"hard").unwrap();
+    assert_eq!(vfs.stat(&hard).nlink, 2);
+    assert_eq!(vfs.get_xattr(&cred, &hard, b"user.small").unwrap(), b"value");
+    assert_eq!(vfs.get_xattr(&cred, &hard, b"user.larger").unwrap(), bytes(5, 600));
+    let moved = vfs.resolve(&cred, b"/sub/moved", true).unwrap();
+    assert_eq!(read(vfs, &moved), bytes(1, 97));
+}
+
+#[test]
+fn a_session_leaves_a_clean_image_of_every_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, args) in VARIANTS {
+        let path = dir.path().join("image");
+        mkfs(&path, args, 64 << 20);
+        let vfs = mount(&path);
+        work(&vfs);
+        look(&vfs, name);
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&path, name);
+        let vfs = mount(&path);
+        look(&vfs, name);
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&path, name);
+    }
+}
+
+#[test]
+fn the_change_attribute_rests_across_a_clean_remount_and_is_what_debugfs_prints() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4"], 64 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&path);
+    let file = make(&vfs, &vfs.root().unwrap(), "file", b"one");
+    let first = vfs.change(&file).unwrap();
+    assert_eq!(vfs.change(&file), Some(first));
+    vfs.write(&cred, &file, 0, b"two", WriteFlags::empty()).unwrap();
+    let second = vfs.change(&file).unwrap();
+    assert!(second > first);
+    vfs.sync().unwrap();
+    let stored = vfs.stored_version(&file);
+    let ino = file.ino;
+    drop(file);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let printed = debugfs(&path, &format!("stat <{ino}>"));
+    let expected = format!("Version: {:#010x}:{:08x}", stored >> 32, stored & 0xFFFF_FFFF);
+    assert!(printed.contains(&expected), "{expected} is not in {printed}");
+    let vfs = mount(&path);
+    let file = vfs.resolve(&cred, b"/file", true).unwrap();
+    assert_eq!(vfs.change(&file), Some(second));
+    assert!(vfs.list_xattr(&cred, &vfs.root().unwrap()).unwrap().is_empty(), "the epoch record is hidden");
+    drop(file);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    // Somebody else writes: what was handed out no longer vouches.
+    debugfs_write(&path);
+    let vfs = mount(&path);
+    let file = vfs.resolve(&cred, b"/file", true).unwrap();
+    assert!(vfs.change(&file).unwrap() > second + (1 << 39));
+    drop(file);
+    vfs.unmount().unwrap();
+    fsck(&path, "after all");
+}
+
+fn debugfs_write(path: &std::path::Path) {
+    let out = std::process::Command::new("debugfs")
+        .args(["-w", "-R", "ssv mnt_count 77"])
+        .arg(path)
+        .output()
+        .unwrap();
+    assert!(out.status.success());
+}
+
+#[test]
+fn a_session_without_end_raises_the_epoch_and_loses_nothing_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let copy = dir.path().join("copy");
+    mkfs(&path, &["-t", "ext4"], 64 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&path);
+    work(&vfs);
+    let file = make(&vfs, &vfs.root().unwrap(), "synced", &bytes(3, 70_000));
+    vfs.fsync(&file, false).unwrap();
+    let seen = vfs.change(&file).unwrap();
+    std::fs::copy(&path, &copy).unwrap();
+    // The reader replays in memory and serves what the writer will.
+    let fs = open(&copy, true);
+    let base = fs.version_base();
+    assert_eq!(fs.info().no_cookie, None);
+    drop(fs);
+    let again = mount(&copy);
+    assert_eq!(again.fs().version_base(), base);
+    let found = again.resolve(&cred, b"/synced", true).unwrap();
+    assert!(read(&again, &found) == bytes(3, 70_000));
+    assert!(again.change(&found).unwrap() > seen);
+    drop(found);
+    again.unmount().unwrap();
+    drop(again);
+    fsck(&copy, "recovered by us");
+    drop(file);
+    vfs.unmount().unwrap();
+}

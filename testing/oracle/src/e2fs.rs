@@ -1,0 +1,137 @@
+//! e2fsprogs.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use tempfile::TempDir;
+
+/// An image made by mkfs, in a directory of its own that goes with it.
+pub struct Image {
+    dir: TempDir,
+    path: PathBuf,
+}
+
+impl Image {
+    /// `mkfs.TYPE options image`, on a sparse file. `kind` is `ext2`, `ext3` or `ext4`.
+    pub fn new(kind: &str, size_bytes: u64, options: &[&str]) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("ivers-image-").tempdir()?;
+        let path = dir.path().join("image");
+        std::fs::File::create(&path)?.set_len(size_bytes)?;
+        let mut args: Vec<&OsStr> = vec!["-q".as_ref(), "-F".as_ref()];
+        args.extend(options.iter().map(OsStr::new));
+        args.push(path.as_ref());
+        crate::run(&format!("mkfs.{kind}"), args)?;
+        Ok(Self { dir, path })
+    }
+
+    /// The image file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A directory beside it, for mount points and copies.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// An independent copy, as after a crash of the machine that wrote it.
+    pub fn copy(&self) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("ivers-image-").tempdir()?;
+        let path = dir.path().join("image");
+        crate::run("cp", [OsStr::new("--sparse=always"), self.path.as_ref(), path.as_ref()])?;
+        Ok(Self { dir, path })
+    }
+
+    /// See [`e2fsck`].
+    pub fn check(&self) -> Result<()> {
+        e2fsck(&self.path)
+    }
+}
+
+/// `e2fsck -fn`: exit 0, and silent but for the headings of its passes. It exits 0 on stale counts, so what it says is
+/// read too.
+pub fn e2fsck(image: &Path) -> Result<()> {
+    let output = crate::output("e2fsck", [OsStr::new("-fn"), image.as_ref()])?;
+    let said = crate::said(&output);
+    ensure!(output.status.success(), "e2fsck -fn {}: {}\n{said}", image.display(), output.status);
+    let complaint = said.lines().find(|line| {
+        let line = line.trim();
+        // The last line is `NAME: 11/64 files (0.0% non-contiguous), 10/64 blocks`.
+        let summary = line.contains(" files (") && line.ends_with(" blocks");
+        !(line.is_empty() || line.starts_with("e2fsck 1.") || line.starts_with("Pass ") || summary)
+    });
+    if let Some(complaint) = complaint {
+        bail!("e2fsck -fn {} complains: {complaint}\n{said}", image.display());
+    }
+    Ok(())
+}
+
+/// `e2fsck -p`: repairs what can be repaired without asking (journal replay, orphans). Exit codes 0 and 1 are good.
+pub fn e2fsck_repair(image: &Path) -> Result<()> {
+    let output = crate::output("e2fsck", [OsStr::new("-p"), image.as_ref()])?;
+    ensure!(
+        matches!(output.status.code(), Some(0 | 1)),
+        "e2fsck -p {}: {}\n{}",
+        image.display(),
+        output.status,
+        crate::said(&output)
+    );
+    Ok(())
+}
+
+/// What `debugfs -R REQUEST` prints.
+pub fn debugfs(image: &Path, request: &str) -> Result<String> {
+    let output = crate::run("debugfs", [OsStr::new("-R"), request.as_ref(), image.as_ref()])?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The version that is stored in an inode, as debugfs prints it. `what` is a path or `<INO>`.
+pub fn stored_version(image: &Path, what: &str) -> Result<u64> {
+    let text = debugfs(image, &format!("stat {what}"))?;
+    parse_version(&text).with_context(|| format!("no version in what debugfs says of {what}: {text}"))
+}
+
+/// `Version: 0xHHHHHHHH:LLLLLLLL` in large inodes, `Version: 0xLLLLLLLL` in small ones.
+fn parse_version(text: &str) -> Option<u64> {
+    let rest = text.split("Version: 0x").nth(1)?;
+    let digits = rest.split_whitespace().next()?;
+    match digits.split_once(':') {
+        Some((high, low)) => {
+            Some(u64::from_str_radix(high, 16).ok()? << 32 | u64::from(u32::from_str_radix(low, 16).ok()?))
+        }
+        None => u64::from_str_radix(digits, 16).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_both_inode_sizes_parse() {
+        let large = "Inode: 12\nGeneration: 1    Version: 0x00000002:00000007\nUser: 0";
+        assert_eq!(parse_version(large), Some((2 << 32) + 7));
+        assert_eq!(parse_version("Generation: 1    Version: 0x0000000a\n"), Some(10));
+        assert_eq!(parse_version("no inode"), None);
+    }
+
+    #[test]
+    fn a_fresh_image_is_clean_and_a_damaged_one_is_not() {
+        if !crate::have_programs(&["mkfs.ext4", "e2fsck", "debugfs"]) {
+            return;
+        }
+        let image = Image::new("ext4", 8 << 20, &[]).unwrap();
+        image.check().unwrap();
+        assert!(stored_version(image.path(), "<2>").is_ok());
+        let copy = image.copy().unwrap();
+        // Wrong counts alone: e2fsck -fn may exit 0 on these, and must not pass.
+        crate::run(
+            "debugfs",
+            [OsStr::new("-w"), "-R".as_ref(), "ssv free_inodes_count 3".as_ref(), copy.path().as_ref()],
+        )
+        .unwrap();
+        assert!(copy.check().is_err());
+        image.check().unwrap();
+    }
+}

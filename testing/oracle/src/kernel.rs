@@ -1,0 +1,55 @@
+//! The kernel's own driver, by a loop mount.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use anyhow::Result;
+use tempfile::TempDir;
+
+/// Whether this process may make loop mounts.
+pub fn may_loop_mount() -> bool {
+    rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists()
+}
+
+/// An image mounted by the kernel; unmounted when this is dropped.
+pub struct LoopMount {
+    dir: Option<TempDir>,
+}
+
+impl LoopMount {
+    /// `mount -o loop,OPTIONS IMAGE DIR`.
+    pub fn new(image: &Path, options: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("ivers-kernel-").tempdir()?;
+        let options = if options.is_empty() { "loop".to_owned() } else { format!("loop,{options}") };
+        crate::run("mount", [OsStr::new("-o"), options.as_ref(), image.as_ref(), dir.path().as_ref()])?;
+        Ok(Self { dir: Some(dir) })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        self.dir.as_ref().map_or(Path::new("/nonexistent"), TempDir::path)
+    }
+
+    /// Unmount, and say so if that fails.
+    pub fn unmount(mut self) -> Result<()> {
+        self.detach()
+    }
+
+    fn detach(&mut self) -> Result<()> {
+        let Some(dir) = self.dir.take() else { return Ok(()) };
+        let result = crate::run("umount", [dir.path()]);
+        if result.is_err() {
+            // Removing the directory now would remove what is in the image.
+            let _kept = dir.keep();
+        }
+        result.map(drop)
+    }
+}
+
+impl Drop for LoopMount {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            eprintln!("{error:#}");
+        }
+    }
+}
