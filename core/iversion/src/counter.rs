@@ -8,10 +8,10 @@ use crate::{INCREMENT, QUERIED, QUERIED_BITS, cmp};
 
 /// An inode's version, and whether somebody has looked at it since the last bump.
 ///
-/// The verbs carry the contract: `peek` has no effect, `query` marks the version as seen, `maybe_inc` is what every change calls.
-/// Versions are 63 bits wide; of a wider argument bit 63 is lost. The `raw` calls are for users whose version comes
-/// from elsewhere (the NFS and AFS clients: from the server) and is nobody's to count here; it has all 64 bits and no flag,
-/// and such users call nothing but `set_raw` and `peek_raw`.
+/// The verbs carry the contract: `peek` has no effect, `query` marks the version as seen, `maybe_inc` is what
+/// every change calls. Versions are 63 bits wide; of a wider argument bit 63 is lost. The `raw` calls are for
+/// users whose version comes from elsewhere (the NFS and AFS clients: from the server) and is nobody's to
+/// count here; it has all 64 bits and no flag, and such users call nothing but `set_raw` and `peek_raw`.
 pub struct Counter(AtomicU64);
 
 /// loom's atomics are no constants.
@@ -31,7 +31,8 @@ impl Counter {
             Self(AtomicU64::new(value << QUERIED_BITS))
         }
 
-        /// The counter of an inode that was loaded: at `value`, which anybody may have seen, so that the first change bumps it.
+        /// The counter of an inode that was loaded: at `value`, which anybody may have seen, so that the
+        /// first change bumps it.
         #[inline]
         #[must_use]
         pub fn new_queried(value: u64) -> Self {
@@ -41,8 +42,9 @@ impl Counter {
 
     /// Replaces the whole word by `raw`.
     ///
-    /// For self-managed users, and for putting back a word taken by [`peek_raw`](Self::peek_raw). Not atomic against a bump:
-    /// the inode's owner serializes the two. What was stored before the call is visible to whoever peeks the new word.
+    /// For self-managed users, and for putting back a word taken by [`peek_raw`](Self::peek_raw). Not atomic
+    /// against a bump: the inode's owner serializes the two. What was stored before the call is visible to
+    /// whoever peeks the new word.
     #[inline]
     pub fn set_raw(&self, raw: u64) {
         self.0.store(raw, Release);
@@ -56,28 +58,32 @@ impl Counter {
         self.set_raw(value << QUERIED_BITS);
     }
 
-    /// Starts an inode at a `value` that was loaded from a store, and that anybody may have seen. Only before the inode is in use.
+    /// Starts an inode at a `value` that was loaded from a store, and that anybody may have seen. Only before
+    /// the inode is in use.
     #[inline]
     pub fn set_queried(&self, value: u64) {
         self.set_raw((value << QUERIED_BITS) | QUERIED);
     }
 
-    /// Called by every change, when it is visible: bumps the version if somebody has seen it, or if `force` is set.
+    /// Called by every change, when it is visible: bumps the version if somebody has seen it, or if `force`
+    /// is set.
     ///
-    /// Returns whether it did. `false` means that the version alone is no reason to log the inode; after `true` it has to be logged.
-    /// Use `force` if the inode is logged anyhow, so that what is stored gets ahead as far as it can for free.
+    /// Returns whether it did. `false` means that the version alone is no reason to log the inode; after
+    /// `true` it has to be logged. Use `force` if the inode is logged anyhow, so that what is stored gets
+    /// ahead as far as it can for free.
     #[inline]
     #[must_use = "a new version has to be logged with its inode; call `inc` if it will be in any case"]
     pub fn maybe_inc(&self, force: bool) -> bool {
-        // Fence W, with Q1 and Q2 in `query`: the caller's data stores are before it, the look at QUERIED is behind it.
+        // Fence W, with Q1 and Q2 in `query`: the caller's data stores are before it, the look at QUERIED is
+        // behind it.
         fence(SeqCst);
         let mut raw = self.0.load(Relaxed);
         loop {
             if !force && raw & QUERIED == 0 {
                 return false;
             }
-            // Release: whoever sees the new version sees the data. A failure needs no order: it hands out nothing, and the fence
-            // is before every look in this loop.
+            // Release: whoever sees the new version sees the data. A failure needs no order: it hands out
+            // nothing, and the fence is before every look in this loop.
             match self.0.compare_exchange_weak(raw, bumped(raw), AcqRel, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => raw = now,
@@ -93,8 +99,8 @@ impl Counter {
 
     /// Whether a change that completed now would bump the version without being forced.
     ///
-    /// A hint, for deciding beforehand whether to start a transaction: it can turn true at any moment, so a change has to call
-    /// `maybe_inc` even so.
+    /// A hint, for deciding beforehand whether to start a transaction: it can turn true at any moment, so a
+    /// change has to call `maybe_inc` even so.
     #[inline]
     #[must_use]
     pub fn need_inc(&self) -> bool {
@@ -108,7 +114,8 @@ impl Counter {
         self.0.load(Acquire)
     }
 
-    /// The version, without any effect. For storing it: nobody may keep it to compare with later, since no change will notice.
+    /// The version, without any effect. For storing it: nobody may keep it to compare with later, since no
+    /// change will notice.
     #[inline]
     #[must_use]
     pub fn peek(&self) -> u64 {
@@ -128,17 +135,20 @@ impl Counter {
                 Err(now) => raw = now,
             }
         }
-        // Fences Q1 and Q2, with W in `maybe_inc`: QUERIED is before it, the caller's reads of the data are behind it. Q2, when the
-        // bit was set by somebody else, is no less needed: he may not have reached his own fence.
+        // Fences Q1 and Q2, with W in `maybe_inc`: QUERIED is before it, the caller's reads of the data are
+        // behind it. Q2, when the bit was set by somebody else, is no less needed: he may not have reached
+        // his own fence.
         fence(SeqCst);
         raw >> QUERIED_BITS
     }
 
-    /// Compares with the version `old` as [`cmp`](crate::cmp) does: positive if this counter has moved on since.
+    /// Compares with the version `old` as [`cmp`](crate::cmp) does: positive if this counter has moved on
+    /// since.
     ///
     /// Has no effect. The version is not handed out, so nobody needs to be told when it changes.
     #[inline]
     #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "Linux's name; `Ord` would compare two counters")]
     pub fn cmp(&self, old: u64) -> i64 {
         cmp(self.peek(), old)
     }

@@ -1,10 +1,11 @@
 //! A change counter for inodes that is bumped only when somebody has looked.
 //!
-//! An observer (an NFS server, a backup program, a cache) asks for an inode's version, keeps it, and asks again later: if
-//! the two differ the inode has changed in between, if they are equal it has not. A plain counter gives that at the price
-//! of one logged inode update for every write. But nobody compares against a value that was never handed out, so a bump is
-//! owed only by the first change after a look. [`Counter`] keeps one bit that says whether somebody has looked; as long as it is
-//! clear, [`Counter::maybe_inc`] changes nothing and says so, and the inode need not be logged for the version's sake.
+//! An observer (an NFS server, a backup program, a cache) asks for an inode's version, keeps it, and asks
+//! again later: if the two differ the inode has changed in between, if they are equal it has not. A plain
+//! counter gives that at the price of one logged inode update for every write. But nobody compares against a
+//! value that was never handed out, so a bump is owed only by the first change after a look. [`Counter`]
+//! keeps one bit that says whether somebody has looked; as long as it is clear, [`Counter::maybe_inc`]
+//! changes nothing and says so, and the inode need not be logged for the version's sake.
 //!
 //! ```
 //! use iversion::Counter;
@@ -21,18 +22,20 @@
 //!
 //! Let `v = query()`.
 //!
-//! - **Differs.** Every change that completes later, that is, whose [`maybe_inc`](Counter::maybe_inc) returns later, makes every
-//!   later `query` return something other than `v`.
-//! - **Grows.** What it returns is greater, in the sense of [`cmp`]: as a signed difference, so that a counter that has wrapped
-//!   still compares rightly.
-//! - **Rests.** Without a `maybe_inc` or a `set` it returns `v`. Looking changes nothing that another observer can see.
-//! - **Orders.** `v = query(); D = read; w = query()` with `w == v` means that `D` holds everything changed before `w`, but for
-//!   the bytes of changes that were not complete at `w`.
+//! - **Differs.** Every change that completes later, that is, whose [`maybe_inc`](Counter::maybe_inc) returns
+//!   later, makes every later `query` return something other than `v`.
+//! - **Grows.** What it returns is greater, in the sense of [`cmp`]: as a signed difference, so that a
+//!   counter that has wrapped still compares rightly.
+//! - **Rests.** Without a `maybe_inc` or a `set` it returns `v`. Looking changes nothing that another
+//!   observer can see.
+//! - **Orders.** `v = query(); D = read; w = query()` with `w == v` means that `D` holds everything changed
+//!   before `w`, but for the bytes of changes that were not complete at `w`.
 //!
 //! # What a writer owes
 //!
-//! First make the change visible, then call `maybe_inc`, on every way out: also when the change ends short or fails after a part of
-//! it became visible. When `maybe_inc` returns `true` the inode has a new version, which must be stored with it.
+//! First make the change visible, then call `maybe_inc`, on every way out: also when the change ends short or
+//! fails after a part of it became visible. When `maybe_inc` returns `true` the inode has a new version,
+//! which must be stored with it.
 //!
 //! # The word
 //!
@@ -41,18 +44,21 @@
 //! | 0 | [`QUERIED`]: somebody has looked since the last bump | set by [`query`](Counter::query), cleared by a bump; either by the `set` calls |
 //! | 1..=63 | the version, 63 bits | incremented by a bump; replaced by the `set` calls |
 //!
-//! A bump is one compare-exchange that adds 1 to the version and clears `QUERIED` together. The `set` calls store blindly, and are for an
-//! inode that is not yet in use, or (self-managed users, raw) for one whose owner serializes them.
+//! A bump is one compare-exchange that adds 1 to the version and clears `QUERIED` together. The `set` calls
+//! store blindly, and are for an inode that is not yet in use, or (self-managed users, raw) for one whose
+//! owner serializes them.
 //!
-//! `QUERIED` is a property of the copy in memory. It is never stored: what goes to disk is [`peek`](Counter::peek), and what
-//! comes from disk goes through [`set_queried`](Counter::set_queried), since nobody knows who saw the stored value.
+//! `QUERIED` is a property of the copy in memory. It is never stored: what goes to disk is
+//! [`peek`](Counter::peek), and what comes from disk goes through [`set_queried`](Counter::set_queried),
+//! since nobody knows who saw the stored value.
 //!
 //! # Memory order
 //!
-//! A writer stores data and then looks at `QUERIED`; an observer sets `QUERIED` and then reads the data. Each stores to one place and
-//! loads from the other (Dekker's pattern), and unless at least one of them sees the other's store, the observer holds old data and a version
-//! that vouches for it for ever. Acquire and release do not forbid that, and neither does x86: its stores wait in a buffer
-//! while later loads pass them. Only two sequentially consistent fences do:
+//! A writer stores data and then looks at `QUERIED`; an observer sets `QUERIED` and then reads the data. Each
+//! stores to one place and loads from the other (Dekker's pattern), and unless at least one of them sees the
+//! other's store, the observer holds old data and a version that vouches for it for ever. Acquire and release
+//! do not forbid that, and neither does x86: its stores wait in a buffer while later loads pass them. Only
+//! two sequentially consistent fences do:
 //!
 //! | | where | pairs with |
 //! |---|---|---|
@@ -60,23 +66,26 @@
 //! | Q1 | `query`, after the compare-exchange that set `QUERIED`, before the caller's reads | W |
 //! | Q2 | `query`, after a load that found `QUERIED` set, before the caller's reads | W |
 //!
-//! All fences stand in one total order. If W is before Q, the observer's reads see the writer's data. If Q is before W, the writer's load
-//! sees `QUERIED` (or a bump that came after it) and the version that the observer holds is not, or no longer, the current one.
+//! All fences stand in one total order. If W is before Q, the observer's reads see the writer's data. If Q is
+//! before W, the writer's load sees `QUERIED` (or a bump that came after it) and the version that the
+//! observer holds is not, or no longer, the current one.
 //!
-//! Q2 is needed although another observer has set the bit: that one may be anywhere before its own Q1, and until somebody has
-//! passed a fence after the bit became visible to *him*, a writer behind W may still miss it.
+//! Q2 is needed although another observer has set the bit: that one may be anywhere before its own Q1, and
+//! until somebody has passed a fence after the bit became visible to *him*, a writer behind W may still miss
+//! it.
 //!
-//! The rest is acquire and release. The bump releases and `query`'s load acquires, so whoever sees a version sees the data that it
-//! stands for, and `query`'s own exchange carries that on. The load in `maybe_inc` is relaxed: it decides, and hands out nothing.
-//! A forced bump decides nothing and could do without W; it has it all the same, so that there is one rule.
+//! The rest is acquire and release. The bump releases and `query`'s load acquires, so whoever sees a version
+//! sees the data that it stands for, and `query`'s own exchange carries that on. The load in `maybe_inc` is
+//! relaxed: it decides, and hands out nothing. A forced bump decides nothing and could do without W; it has
+//! it all the same, so that there is one rule.
 //!
 //! `tests/loom.rs` checks this code under loom, and that a copy without W, and one without Q2, are rejected.
 //!
 //! # Targets
 //!
-//! `no_std`, no allocation, no dependencies. The target must have 64-bit atomics, as all 64-bit ones do, and among the 32-bit ones
-//! i586 and later and ARMv7 (not ARMv6, 32-bit PowerPC or MIPS); others are refused at compile time, because a lock hidden in the word would break the
-//! promise that a look costs next to nothing.
+//! `no_std`, no allocation, no dependencies. The target must have 64-bit atomics, as all 64-bit ones do, and
+//! among the 32-bit ones i586 and later and ARMv7 (not ARMv6, 32-bit PowerPC or MIPS); others are refused at
+//! compile time, because a lock hidden in the word would break the promise that a look costs next to nothing.
 #![no_std]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
@@ -104,11 +113,12 @@ pub const MAX: u64 = u64::MAX >> QUERIED_BITS;
 /// How far a version is shifted in the raw word.
 const QUERIED_BITS: u32 = 1;
 
-/// The sign of `a - b` for two versions: positive if `a` is the newer, negative if it is the older, 0 if they are equal.
+/// The sign of `a - b` for two versions: positive if `a` is the newer, negative if it is the older, 0 if they
+/// are equal.
 ///
-/// Versions are 63 bits wide and wrap, so "newer" means less than 2^62 steps ahead. The result is twice the distance (only
-/// the sign is meant to be used), and `i64::MIN` at a distance of exactly 2^62, where both orders are as good. Bit 63 of
-/// the arguments is ignored.
+/// Versions are 63 bits wide and wrap, so "newer" means less than 2^62 steps ahead. The result is twice the
+/// distance (only the sign is meant to be used), and `i64::MIN` at a distance of exactly 2^62, where both
+/// orders are as good. Bit 63 of the arguments is ignored.
 ///
 /// ```
 /// assert!(iversion::cmp(8, 7) > 0);

@@ -1,9 +1,11 @@
-//! The counter's memory order, checked by running every execution that the memory model allows (for a few threads and operations).
+//! The counter's memory order, checked by running every execution that the memory model allows (for a few
+//! threads and operations).
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p iversion --test loom --release`
 //!
-//! The models check the crate's own code, with loom's atomics in place of the core library's. The twins are copies that lack one
-//! fence each; the same models must reject them, or they would prove nothing about the fences.
+//! The models check the crate's own code, with loom's atomics in place of the core library's. The twins are
+//! copies that lack one fence each; the same models must reject them, or they would prove nothing about the
+//! fences.
 #![cfg(loom)]
 
 use iversion::{Counter, INCREMENT, QUERIED};
@@ -27,7 +29,8 @@ impl Version for Counter {
     }
 }
 
-/// The counter with fences that can be left out: W in `maybe_inc`, Q1 behind an exchange, Q2 behind a bit found set.
+/// The counter with fences that can be left out: W in `maybe_inc`, Q1 behind an exchange, Q2 behind a bit
+/// found set.
 struct Twin<const W: bool, const Q1: bool, const Q2: bool>(AtomicU64);
 
 impl<const W: bool, const Q1: bool, const Q2: bool> Twin<W, Q1, Q2> {
@@ -131,7 +134,8 @@ impl<V: Version> Inode<V> {
         seen
     }
 
-    /// All is quiet and all changes have completed: checks promises "differs", "grows" and "rests" for what was seen before.
+    /// All is quiet and all changes have completed: checks promises "differs", "grows" and "rests" for what
+    /// was seen before.
     fn check_at_rest(&self, seen: &[Seen]) {
         let last = self.look();
         assert_eq!(last.pages, [1, 1], "a completed change is not visible");
@@ -178,7 +182,8 @@ fn one_writer_one_observer_twice<V: Version>(new: fn() -> V) {
     });
 }
 
-/// One change, two observers who both look twice.
+/// One change, two observers who both look twice. `preemptions` bounds how often an execution may switch away
+/// from a thread that could go on: all executions would take too long.
 fn one_writer_two_observers_twice<V: Version>(new: fn() -> V, preemptions: Option<usize>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;

@@ -59,7 +59,8 @@ impl Acl {
                 && (!matches!(entry.tag, USER | GROUP) || entry.id != NO_ID)
         };
         let ordered = entries.windows(2).all(|pair| {
-            let key = |entry: &Entry| (entry.tag, if matches!(entry.tag, USER | GROUP) { entry.id } else { 0 });
+            let key =
+                |entry: &Entry| (entry.tag, if matches!(entry.tag, USER | GROUP) { entry.id } else { 0 });
             key(&pair[0]) < key(&pair[1])
         });
         let masks = count(MASK);
@@ -157,8 +158,14 @@ mod tests {
     }
 
     fn sample() -> Acl {
-        let raw =
-            value(&[(USER_OBJ, 7, 0), (USER, 6, 1000), (GROUP_OBJ, 5, 0), (GROUP, 7, 50), (MASK, 5, 0), (OTHER, 0, 0)]);
+        let raw = value(&[
+            (USER_OBJ, 7, 0),
+            (USER, 6, 1000),
+            (GROUP_OBJ, 5, 0),
+            (GROUP, 7, 50),
+            (MASK, 5, 0),
+            (OTHER, 0, 0),
+        ]);
         Acl::parse(&raw).unwrap().unwrap()
     }
 
@@ -179,7 +186,14 @@ mod tests {
             value(&[(USER_OBJ, 7, 0), (USER, 6, 5), (GROUP_OBJ, 5, 0), (OTHER, 0, 0)]),
             value(&[(USER_OBJ, 8, 0), (GROUP_OBJ, 5, 0), (OTHER, 0, 0)]),
             value(&[(GROUP_OBJ, 7, 0), (USER_OBJ, 5, 0), (OTHER, 0, 0)]),
-            value(&[(USER_OBJ, 7, 0), (USER, 6, 5), (USER, 4, 5), (GROUP_OBJ, 5, 0), (MASK, 7, 0), (OTHER, 0, 0)]),
+            value(&[
+                (USER_OBJ, 7, 0),
+                (USER, 6, 5),
+                (USER, 4, 5),
+                (GROUP_OBJ, 5, 0),
+                (MASK, 7, 0),
+                (OTHER, 0, 0),
+            ]),
             value(&[(USER_OBJ, 7, 0), (GROUP_OBJ, 5, 0), (OTHER, 0, 0), (0x40, 0, 0)]),
         ];
         for raw in bad {

@@ -29,7 +29,8 @@ impl Vfs {
         if cred.privileged() {
             return Ok(());
         }
-        let wants_owner = set.perm.is_some() || set.flags.is_some() || set.project.is_some() || set.ctime.is_some();
+        let wants_owner =
+            set.perm.is_some() || set.flags.is_some() || set.project.is_some() || set.ctime.is_some();
         if wants_owner && !owner {
             return Err(NameError::NotPermitted.into());
         }

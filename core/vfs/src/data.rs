@@ -109,64 +109,59 @@ impl Vfs {
         self.balance();
         self.begin_change()?;
         self.throttle(data.len().min(BUMP_BYTES) as u64)?;
-        let mut offset = offset;
-        let mut done = 0;
         let mut failed = None;
-        let mut first = true;
-        // A long write lets others in at every MiB, and lets the device keep up.
-        while first || done < data.len() {
-            if !first {
-                self.balance();
-                if let Err(error) = self.throttle(BUMP_BYTES as u64) {
-                    failed = Some(error);
-                    break;
-                }
-            }
+        let mut done = 0;
+        {
+            // One hold for the whole call: a write is atomic, and nobody appends between its pieces. Throttling and
+            // eviction are safe under it, since write-back never takes this lock.
             let _lock = self.exclusive(inode)?;
-            let (size, perm, inode_flags) = inode.with_attr(|attr| (attr.size, attr.perm, attr.flags));
+            let (mut size, perm, inode_flags) = inode.with_attr(|attr| (attr.size, attr.perm, attr.flags));
+            let append = flags.contains(WriteFlags::APPEND);
             if inode_flags.contains(InodeFlags::IMMUTABLE)
-                || (inode_flags.contains(InodeFlags::APPEND) && !flags.contains(WriteFlags::APPEND))
+                || (inode_flags.contains(InodeFlags::APPEND) && !append)
             {
                 return Err(NameError::NotPermitted.into());
             }
             if data.is_empty() {
                 return Ok(0);
             }
-            if flags.contains(WriteFlags::APPEND) && first {
-                offset = size;
-            }
+            let offset = if append { size } else { offset };
             let room = self.info.max_file_size.saturating_sub(offset);
             if room == 0 {
                 return Err(NameError::TooLarge.into());
             }
-            let at = offset + done as u64;
-            let left = (data.len() - done).min(room.saturating_sub(done as u64).min(usize::MAX as u64) as usize);
-            if left == 0 {
-                break;
-            }
+            let total = usize::try_from(room).unwrap_or(usize::MAX).min(data.len());
             let kills = flags.contains(WriteFlags::KILL_PRIV) || !cred.privileged();
-            if first && kills && (perm & 0o6000 != 0 || !inode.no_capability.load(Ordering::Relaxed)) {
+            if kills && (perm & 0o6000 != 0 || !inode.no_capability.load(Ordering::Relaxed)) {
                 self.kill_privileges(inode)?;
             }
-            first = false;
-            // Up to the next MiB of the file, so that pieces end where pages do.
-            let piece = left.min(BUMP_BYTES - (at % BUMP_BYTES as u64) as usize);
-            let bytes = &data[done..done + piece];
-            let mut visible = Visible { vfs: self, inode, pending: false };
-            let wrote = if flags.contains(WriteFlags::DIRECT) {
-                self.write_direct(&mut visible, at, bytes, size)
-            } else {
-                self.write_cached(&mut visible, at, bytes, size)
-            };
-            let bumped = visible.bump();
-            match wrote {
-                Ok(()) => done += piece,
-                Err(error) => {
+            while done < total {
+                let at = offset + done as u64;
+                // Up to the next MiB of the file, so that pieces end where pages do.
+                let piece = (total - done).min(BUMP_BYTES - (at % BUMP_BYTES as u64) as usize);
+                if done > 0 {
+                    self.balance();
+                    if let Err(error) = self.throttle(piece as u64) {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+                let bytes = &data[done..done + piece];
+                let mut visible = Visible { vfs: self, inode, pending: false };
+                let wrote = if flags.contains(WriteFlags::DIRECT) {
+                    self.write_direct(&mut visible, at, bytes, size)
+                } else {
+                    self.write_cached(&mut visible, at, bytes, size)
+                };
+                let bumped = visible.bump();
+                if let Err(error) = wrote {
                     failed = Some(error);
                     break;
                 }
+                bumped?;
+                done += piece;
+                size = size.max(at + piece as u64);
             }
-            bumped?;
         }
         self.policy.stats.data_bytes.fetch_add(done as u64, Ordering::Relaxed);
         if done > 0 {
@@ -220,7 +215,7 @@ impl Vfs {
     fn write_direct(&self, visible: &mut Visible<'_>, offset: u64, data: &[u8], size: u64) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
-        let whole = offset % PAGE64 == 0 && (end % PAGE64 == 0 || end >= size);
+        let whole = offset.is_multiple_of(PAGE64) && (end.is_multiple_of(PAGE64) || end >= size);
         if !whole {
             self.write_cached(visible, offset, data, size)?;
             let _writeback = inode.writeback_lock.lock();
@@ -238,8 +233,11 @@ impl Vfs {
         for (nth, run) in data.chunks(RUN_PAGES * PAGE).enumerate() {
             let at = offset + (nth * RUN_PAGES * PAGE) as u64;
             if let Err(error) = self.fs.write_back(inode, at, run) {
-                // What arrived stays; the size does not run ahead of it.
+                // What arrived stays; the size does not run ahead of it. Older writes to these pages, still on their way, are
+                // lost with this one: the next fsync says so.
                 inode.with_attr(|attr| attr.size = size.max(at));
+                self.fs.unreserve(inode, at, end - at);
+                *inode.writeback_error.lock() = Some(error.clone());
                 return Err(error);
             }
             self.policy.stats.written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);
@@ -252,7 +250,7 @@ impl Vfs {
         if inode.kind != FileType::Regular {
             return self.read(inode, offset, buf);
         }
-        if offset % PAGE64 != 0 {
+        if !offset.is_multiple_of(PAGE64) {
             return self.read(inode, offset, buf);
         }
         let want = {

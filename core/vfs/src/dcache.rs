@@ -106,7 +106,27 @@ impl NameCache {
         gone
     }
 
-    #[cfg(test)]
+    /// Forget what is known of a name: a change failed half-way, ask the driver.
+    pub(crate) fn doubt(&self, dir: Ino, name: &[u8]) {
+        let mut shard = self.shard(dir).lock();
+        let Some(names) = shard.directories.get_mut(&dir) else { return };
+        if let Some((name, _)) = names.remove_entry(name) {
+            shard.entries -= 1;
+            self.budget.uncharge(cost(&name));
+            shard.queue.retain(|(of, queued)| *of != dir || *queued != name);
+        }
+    }
+
+    /// Give everything back.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let shard = std::mem::take(&mut *shard.lock());
+            let names = shard.directories.values().flat_map(|names| names.keys());
+            self.budget.uncharge(names.map(|name| cost(name)).sum());
+        }
+    }
+
+    /// How many entries there are.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().entries).sum()
     }

@@ -121,7 +121,11 @@ impl InodeCache {
     }
 
     /// Claim the slot of an inode that nobody uses and that `may_go`, to evict or delete it.
-    pub(crate) fn claim_unused(&self, inode: &Arc<Inode>, may_go: impl FnOnce(&Inode) -> bool) -> Option<Claim<'_>> {
+    pub(crate) fn claim_unused(
+        &self,
+        inode: &Arc<Inode>,
+        may_go: impl FnOnce(&Inode) -> bool,
+    ) -> Option<Claim<'_>> {
         let mut shard = self.locked(inode.ino).shard.lock();
         match shard.slots.get(&inode.ino) {
             Some(Slot::Ready(here)) if Arc::ptr_eq(here, inode) => {}

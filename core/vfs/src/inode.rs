@@ -195,7 +195,9 @@ impl Inode {
 
     /// Whether anything of it is newer in memory than in the log or on the device.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.lazy_times.load(Ordering::Acquire) || self.needs_log.load(Ordering::Acquire) || self.pages.is_dirty()
+        self.lazy_times.load(Ordering::Acquire)
+            || self.needs_log.load(Ordering::Acquire)
+            || self.pages.is_dirty()
     }
 
     /// Write-back allocated blocks or moved the disk size, and logs the inode for it: counted, and no change.

@@ -59,6 +59,16 @@ impl Vfs {
         sorted.into_iter().map(|inode| self.exclusive(inode)).collect()
     }
 
+    /// After a failure nobody knows how far the driver got: what is known of the names is forgotten.
+    fn trusting<T>(&self, names: &[(&InodeRef, &[u8])], result: Result<T>) -> Result<T> {
+        if result.is_err() {
+            for (dir, name) in names {
+                self.names.doubt(dir.ino, name);
+            }
+        }
+        result
+    }
+
     fn before(&self, dir: &Inode, want_info: bool) -> Option<u64> {
         if want_info { self.change(dir) } else { None }
     }
@@ -79,9 +89,7 @@ impl Vfs {
 
     /// Owner, group, mode and ACLs of a new child.
     fn new_inode(&self, cred: &Cred, dir: &Inode, spec: &CreateSpec) -> Result<NewInode> {
-        let (dir_perm, dir_gid, dir_flags, dir_project) =
-            dir.with_attr(|attr| (attr.perm, attr.gid, attr.flags, attr.project));
-        let _ = (dir_flags, dir_project);
+        let (dir_perm, dir_gid) = dir.with_attr(|attr| (attr.perm, attr.gid));
         let mut perm = spec.perm & 0o7777;
         let mut gid = cred.gid;
         if dir_perm & 0o2000 != 0 {
@@ -122,7 +130,9 @@ impl Vfs {
 
     fn check_spec(&self, cred: &Cred, spec: &CreateSpec) -> Result<()> {
         match spec.kind {
-            FileType::CharDevice | FileType::BlockDevice if !cred.privileged() => Err(NameError::NotPermitted.into()),
+            FileType::CharDevice | FileType::BlockDevice if !cred.privileged() => {
+                Err(NameError::NotPermitted.into())
+            }
             FileType::Symlink if spec.target.is_empty() => Err(NameError::NotFound.into()),
             FileType::Symlink if spec.target.len() > 4095 => Err(NameError::NameTooLong.into()),
             FileType::Symlink if spec.target.contains(&0) => Err(NameError::Invalid.into()),
@@ -153,7 +163,7 @@ impl Vfs {
             self.access(cred, dir, WRITE)?;
             let new = self.new_inode(cred, dir, spec)?;
             let before = self.before(dir, want_info);
-            let loaded = self.fs.create(dir, name, &new)?;
+            let loaded = self.trusting(&[(dir, name)], self.fs.create(dir, name, &new))?;
             let ino = loaded.ino;
             self.names.put(dir.ino, name, Some(ino));
             let inode = self.adopt(loaded)?;
@@ -212,7 +222,7 @@ impl Vfs {
                 return Err(NameError::TooManyLinks.into());
             }
             let before = self.before(dir, want_info);
-            self.fs.link(dir, name, inode)?;
+            self.trusting(&[(dir, name)], self.fs.link(dir, name, inode))?;
             self.names.put(dir.ino, name, Some(inode.ino));
             self.info_since(dir, before)
         };
@@ -222,7 +232,13 @@ impl Vfs {
     }
 
     /// Take a name of a non-directory away.
-    pub fn unlink(&self, cred: &Cred, dir: &InodeRef, name: &[u8], want_info: bool) -> Result<Option<ChangeInfo>> {
+    pub fn unlink(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        want_info: bool,
+    ) -> Result<Option<ChangeInfo>> {
         if is_dot(name) {
             return Err(NameError::IsDirectory.into());
         }
@@ -230,7 +246,13 @@ impl Vfs {
     }
 
     /// Take an empty directory away.
-    pub fn rmdir(&self, cred: &Cred, dir: &InodeRef, name: &[u8], want_info: bool) -> Result<Option<ChangeInfo>> {
+    pub fn rmdir(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        want_info: bool,
+    ) -> Result<Option<ChangeInfo>> {
         match name {
             b"." => return Err(NameError::Invalid.into()),
             b".." => return Err(NameError::NotEmpty.into()),
@@ -266,7 +288,7 @@ impl Vfs {
                 return Err(NameError::Busy.into());
             }
             let before = self.before(dir, want_info);
-            self.fs.unlink(dir, name, &victim)?;
+            self.trusting(&[(dir, name)], self.fs.unlink(dir, name, &victim))?;
             self.names.put(dir.ino, name, None);
             let info = self.info_since(dir, before);
             drop(locks);
@@ -292,7 +314,10 @@ impl Vfs {
             };
             at = parent;
         }
-        Err(crate::error::Error::corrupt("the parents of a directory form a loop", format!("inode {}", dir.ino)))
+        Err(crate::error::Error::corrupt(
+            "the parents of a directory form a loop",
+            format!("inode {}", dir.ino),
+        ))
     }
 
     /// Rename, replacing what has the new name unless `NOREPLACE`, or swap two names (`EXCHANGE`).
@@ -322,7 +347,8 @@ impl Vfs {
         loop {
             let inode = self.find_ref(old_dir, old_name)?.ok_or(NameError::NotFound)?;
             let target = self.find_ref(new_dir, new_name)?;
-            let target_moves = exchange && target.as_ref().is_some_and(|target| target.kind == FileType::Directory);
+            let target_moves =
+                exchange && target.as_ref().is_some_and(|target| target.kind == FileType::Directory);
             let inode_moves = inode.kind == FileType::Directory;
             let move_guard = (crosses && (inode_moves || target_moves)).then(|| self.move_lock.lock());
             if move_guard.is_some() {
@@ -340,7 +366,8 @@ impl Vfs {
             all.extend(target.as_deref());
             let locks = self.lock_all(&all)?;
             let target_ino = target.as_ref().map(|target| target.ino);
-            if self.find(old_dir, old_name)? != Some(inode.ino) || self.find(new_dir, new_name)? != target_ino {
+            if self.find(old_dir, old_name)? != Some(inode.ino) || self.find(new_dir, new_name)? != target_ino
+            {
                 continue;
             }
             self.dir_is_alive(new_dir)?;
@@ -366,7 +393,7 @@ impl Vfs {
                 target: target.as_deref(),
                 exchange,
             });
-            result?;
+            self.trusting(&[(old_dir, old_name), (new_dir, new_name)], result)?;
             self.names.put(old_dir.ino, old_name, if exchange { target_ino } else { None });
             self.names.put(new_dir.ino, new_name, Some(inode.ino));
             let info = self.info_since(old_dir, before.0).zip(self.info_since(new_dir, before.1));
@@ -384,7 +411,12 @@ impl Vfs {
         }
     }
 
-    fn unchanged_pair(&self, old_dir: &Inode, new_dir: &Inode, want_info: bool) -> Option<(ChangeInfo, ChangeInfo)> {
+    fn unchanged_pair(
+        &self,
+        old_dir: &Inode,
+        new_dir: &Inode,
+        want_info: bool,
+    ) -> Option<(ChangeInfo, ChangeInfo)> {
         let same = |dir| {
             let value = self.before(dir, want_info)?;
             Some(ChangeInfo { before: value, after: value })

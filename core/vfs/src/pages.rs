@@ -125,7 +125,11 @@ impl Pages {
         for at in [first, last] {
             let (start, page_end) = (at * PAGE64, (at + 1) * PAGE64);
             let partial = offset > start || end < page_end;
-            if partial && start < size && !map.pages.contains_key(&at) && !loaded.iter().any(|(page, _)| *page == at) {
+            if partial
+                && start < size
+                && !map.pages.contains_key(&at)
+                && !loaded.iter().any(|(page, _)| *page == at)
+            {
                 return Step::NeedsRead(at);
             }
         }
@@ -316,13 +320,11 @@ impl Pages {
         let map = &mut *map;
         let mut victims = Vec::new();
         let mut next = None;
-        let mut seen = 0;
-        for (at, page) in map.pages.range_mut(map.hand..) {
+        for (seen, (at, page)) in map.pages.range_mut(map.hand..).enumerate() {
             if seen == scan {
                 next = Some(*at);
                 break;
             }
-            seen += 1;
             if page.referenced {
                 page.referenced = false;
             } else if !page.dirty && !page.writeback {

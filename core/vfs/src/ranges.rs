@@ -12,7 +12,14 @@ const COPY_BYTES: usize = 1 << 20;
 
 impl Vfs {
     /// Allocate, punch, zero, collapse or insert.
-    pub fn fallocate(&self, cred: &Cred, inode: &InodeRef, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+    pub fn fallocate(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
         self.balance();
         if inode.kind != FileType::Regular {
             return Err(NameError::NotSupported.into());
@@ -39,10 +46,13 @@ impl Vfs {
             let _lock = self.exclusive(inode)?;
             self.begin_change()?;
             let (size, perm, flags) = inode.with_attr(|attr| (attr.size, attr.perm, attr.flags));
-            if flags.contains(InodeFlags::IMMUTABLE) || (flags.contains(InodeFlags::APPEND) && !kind.is_empty()) {
+            if flags.contains(InodeFlags::IMMUTABLE)
+                || (flags.contains(InodeFlags::APPEND) && !kind.is_empty())
+            {
                 return Err(NameError::NotPermitted.into());
             }
-            let largest = if mode.contains(FallocateMode::INSERT_RANGE) { size.saturating_add(len) } else { end };
+            let largest =
+                if mode.contains(FallocateMode::INSERT_RANGE) { size.saturating_add(len) } else { end };
             if largest > self.info.max_file_size && !mode.contains(FallocateMode::PUNCH_HOLE) {
                 return Err(NameError::TooLarge.into());
             }
@@ -50,7 +60,11 @@ impl Vfs {
                 let block = u64::from(self.info.block_size);
                 let collapse_to_end = mode.contains(FallocateMode::COLLAPSE_RANGE) && end >= size;
                 let insert_behind = mode.contains(FallocateMode::INSERT_RANGE) && offset >= size;
-                if offset % block != 0 || len % block != 0 || collapse_to_end || insert_behind {
+                if !offset.is_multiple_of(block)
+                    || !len.is_multiple_of(block)
+                    || collapse_to_end
+                    || insert_behind
+                {
                     return Err(NameError::Invalid.into());
                 }
             }
@@ -149,7 +163,13 @@ impl Vfs {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             };
-            match self.write(cred, target, target_offset.saturating_add(done), &buf[..got], WriteFlags::empty()) {
+            match self.write(
+                cred,
+                target,
+                target_offset.saturating_add(done),
+                &buf[..got],
+                WriteFlags::empty(),
+            ) {
                 Ok(wrote) => {
                     done += wrote as u64;
                     if wrote < got {

@@ -176,7 +176,10 @@ impl Vfs {
             Found::Vacant(claim) => {
                 let loaded = self.fs.load_inode(ino)?;
                 if loaded.ino != ino {
-                    return Err(Error::corrupt(format!("asked for it, got {}", loaded.ino), format!("inode {ino}")));
+                    return Err(Error::corrupt(
+                        format!("asked for it, got {}", loaded.ino),
+                        format!("inode {ino}"),
+                    ));
                 }
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
                 self.memory.budget.charge(INODE_BYTES);
@@ -377,6 +380,11 @@ impl Vfs {
         self.inodes.len()
     }
 
+    /// Names in memory, those known to be absent included.
+    pub fn cached_names(&self) -> usize {
+        self.names.len()
+    }
+
     /// Bytes that wait for write-back.
     pub fn dirty_bytes(&self) -> u64 {
         self.memory.dirty_bytes()
@@ -441,9 +449,9 @@ impl Drop for Vfs {
         for ino in self.inodes.all() {
             if let Found::Ready(inode) = self.inodes.find(ino) {
                 inode.pages.drop_pages(0, u64::MAX, &self.memory);
-                self.names.forget(ino);
                 self.memory.budget.uncharge(INODE_BYTES);
             }
         }
+        self.names.clear();
     }
 }

@@ -137,11 +137,16 @@ impl Vfs {
                         kind: entry.kind,
                         next: entry.next,
                     });
-                    if batch.len() == READDIR_BATCH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    if batch.len() == READDIR_BATCH {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
                 })?;
             }
             for entry in &batch {
-                let shown = DirEntry { ino: entry.ino, name: &entry.name, kind: entry.kind, next: entry.next };
+                let shown =
+                    DirEntry { ino: entry.ino, name: &entry.name, kind: entry.kind, next: entry.next };
                 if emit(&shown).is_break() {
                     return Ok(());
                 }

@@ -184,12 +184,18 @@ impl Vfs {
         }
     }
 
-    /// Called by writers before they take locks: who dirties faster than the device takes helps to write, and so waits.
+    /// Called by writers: who dirties faster than the device takes helps to write, and so waits.
     pub(crate) fn throttle(&self, coming: u64) -> Result<()> {
         let over = |bytes: u64| bytes.saturating_add(coming) > self.memory.dirty_limit;
         if self.memory.dirty_bytes() > self.memory.dirty_limit / 2 && self.options().background {
             self.dirty.hurry();
         }
+        if !over(self.memory.dirty_bytes()) {
+            return Ok(());
+        }
+        // Some way below the limit, so that not every call pays for the search of the list.
+        let enough =
+            |bytes: u64| bytes == 0 || bytes.saturating_add(coming) <= self.memory.dirty_limit / 4 * 3;
         while over(self.memory.dirty_bytes()) && self.memory.dirty_bytes() > 0 {
             let before = self.memory.dirty_bytes();
             let mut failed = None;
@@ -199,7 +205,7 @@ impl Vfs {
                 {
                     failed = Some(error);
                 }
-                if !over(self.memory.dirty_bytes()) {
+                if enough(self.memory.dirty_bytes()) {
                     return Ok(());
                 }
             }
@@ -240,7 +246,10 @@ impl Vfs {
         // Inodes that the thread has just taken off the list: wait for them.
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
-            if inode.pages.has_pages() || inode.lazy_times.load(Ordering::Acquire) || inode.needs_log.load(Ordering::Acquire) {
+            if inode.pages.has_pages()
+                || inode.lazy_times.load(Ordering::Acquire)
+                || inode.needs_log.load(Ordering::Acquire)
+            {
                 let _writeback = inode.writeback_lock.lock();
                 if let Err(error) = self.flush_inode(&inode) {
                     first_error.get_or_insert(error);
@@ -288,7 +297,7 @@ impl Vfs {
         self.fs.fsync(inode, data_only)
     }
 
-    /// Give memory back while over the budget. Called without locks.
+    /// Give memory back while over the budget. Takes no inode lock, so it may be called under one.
     pub(crate) fn balance(&self) {
         if self.memory.budget.over() {
             self.shrink();
@@ -334,7 +343,9 @@ impl Vfs {
                 return;
             }
         }
-        if let Some(claim) = self.inodes.claim_unused(inode, |inode| !inode.is_dirty() && inode.with_attr(|attr| attr.nlink) != 0) {
+        if let Some(claim) = self.inodes.claim_unused(inode, |inode| {
+            !inode.is_dirty() && (self.policy.read_only || inode.with_attr(|attr| attr.nlink) != 0)
+        }) {
             self.leave(inode);
             drop(claim);
         }
@@ -351,7 +362,8 @@ impl Vfs {
             if attr.flags.contains(InodeFlags::NOATIME) || attr.atime == now {
                 return false;
             }
-            let old = attr.atime <= attr.mtime || attr.atime <= attr.ctime || now.sec - attr.atime.sec >= 24 * 3600;
+            let old =
+                attr.atime <= attr.mtime || attr.atime <= attr.ctime || now.sec - attr.atime.sec >= 24 * 3600;
             if self.policy.atime == AtimeMode::Relative && !old {
                 return false;
             }
@@ -377,4 +389,3 @@ impl Drop for RunGuard<'_> {
         self.inode.pages.end_run(self.run, self.arrived, self.memory);
     }
 }
-

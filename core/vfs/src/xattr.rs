@@ -101,13 +101,16 @@ impl Vfs {
                 if !has_user_attributes(inode.kind) {
                     return Err(NameError::NotPermitted.into());
                 }
-                let sticky = inode.kind == FileType::Directory && inode.with_attr(|attr| attr.perm) & 0o1000 != 0;
+                let sticky =
+                    inode.kind == FileType::Directory && inode.with_attr(|attr| attr.perm) & 0o1000 != 0;
                 if sticky && !self.owns(cred, inode) {
                     return Err(NameError::NotPermitted.into());
                 }
                 self.access(cred, inode, WRITE)?;
             }
-            Space::Trusted | Space::Security if !cred.privileged() => return Err(NameError::NotPermitted.into()),
+            Space::Trusted | Space::Security if !cred.privileged() => {
+                return Err(NameError::NotPermitted.into());
+            }
             Space::Acl if inode.kind == FileType::Symlink => return Err(NameError::NotSupported.into()),
             Space::Acl if !self.owns(cred, inode) => return Err(NameError::NotPermitted.into()),
             _ => {}

@@ -181,7 +181,10 @@ impl Mem {
     /// Take room for blocks, all or nothing.
     fn take(&self, blocks: u64) -> Result<()> {
         let room = |taken: u64| taken.checked_add(blocks).filter(|all| *all <= self.capacity_blocks);
-        self.taken_blocks.fetch_update(Relaxed, Relaxed, room).map(drop).map_err(|_| NameError::NoSpace.into())
+        self.taken_blocks
+            .fetch_update(Relaxed, Relaxed, room)
+            .map(drop)
+            .map_err(|_| NameError::NoSpace.into())
     }
 
     fn give_back(&self, blocks: u64) {
@@ -479,8 +482,9 @@ impl FileSystem for Mem {
                 self.free(&mut state, offset.div_ceil(BLOCK64), end / BLOCK64);
                 state.zero(offset, end);
             } else {
-                let missing: Vec<u64> =
-                    (first..behind).filter(|at| !state.blocks.contains_key(at) && !state.promised.contains(at)).collect();
+                let missing: Vec<u64> = (first..behind)
+                    .filter(|at| !state.blocks.contains_key(at) && !state.promised.contains(at))
+                    .collect();
                 self.take(missing.len() as u64)?;
                 state.blocks.extend(missing.into_iter().map(|at| (at, Box::new([0; BLOCK]))));
                 if mode.contains(FallocateMode::ZERO_RANGE) {
@@ -502,7 +506,8 @@ impl FileSystem for Mem {
         let at = offset / BLOCK64;
         let start = at * BLOCK64;
         if state.blocks.contains_key(&at) {
-            let run = (at..).zip(state.blocks.range(at..)).take_while(|(want, (have, _))| want == *have).count();
+            let run =
+                (at..).zip(state.blocks.range(at..)).take_while(|(want, (have, _))| want == *have).count();
             return Ok(MappedRange { start, len: run as u64 * BLOCK64, kind: RangeKind::Data });
         }
         let end = state.blocks.range(at..).next().map_or(u64::MAX, |(next, _)| next * BLOCK64);
@@ -523,7 +528,9 @@ impl FileSystem for Mem {
             let there = state.xattrs.contains_key(name);
             match (value, mode) {
                 (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
-                (Some(_), XattrMode::Replace) | (None, _) if !there => return Err(NameError::NoAttribute.into()),
+                (Some(_), XattrMode::Replace) | (None, _) if !there => {
+                    return Err(NameError::NoAttribute.into());
+                }
                 (Some(value), _) => state.xattrs.insert(name.to_vec(), value.to_vec()),
                 (None, _) => state.xattrs.remove(name),
             };

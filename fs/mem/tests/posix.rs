@@ -191,8 +191,12 @@ fn permissions_and_acls() {
     let f = file(&vfs, "f");
     let (alice, bob) = (Cred::user(1000, 1000), Cred::user(1001, 1001));
     refused(vfs.create(&alice, &root, b"x", &CreateSpec::file(0o644), false), NameError::Access);
-    vfs.set_attr(&cred, &f, &SetAttr { uid: Some(1000), gid: Some(1000), perm: Some(0o640), ..SetAttr::default() })
-        .unwrap();
+    vfs.set_attr(
+        &cred,
+        &f,
+        &SetAttr { uid: Some(1000), gid: Some(1000), perm: Some(0o640), ..SetAttr::default() },
+    )
+    .unwrap();
     vfs.access(&alice, &f, 6).unwrap();
     refused(vfs.access(&bob, &f, 4), NameError::Access);
     // user::rw-, user:1001:r--, group::r--, mask::r--, other::---
@@ -205,17 +209,29 @@ fn permissions_and_acls() {
         &[32, 0, 0, 0, 255, 255, 255, 255],
     ]
     .concat();
-    refused(vfs.set_xattr(&bob, &f, "system.posix_acl_access", &acl, XattrMode::Any), NameError::NotPermitted);
+    refused(
+        vfs.set_xattr(&bob, &f, "system.posix_acl_access", &acl, XattrMode::Any),
+        NameError::NotPermitted,
+    );
     vfs.set_xattr(&alice, &f, "system.posix_acl_access", &acl, XattrMode::Any).unwrap();
     vfs.access(&bob, &f, 4).unwrap();
     refused(vfs.access(&bob, &f, 2), NameError::Access);
     vfs.set_attr(&alice, &f, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).unwrap();
     refused(vfs.access(&bob, &f, 4), NameError::Access);
-    refused(vfs.set_attr(&bob, &f, &SetAttr { perm: Some(0o777), ..SetAttr::default() }), NameError::NotPermitted);
-    refused(vfs.set_attr(&alice, &f, &SetAttr { uid: Some(1001), ..SetAttr::default() }), NameError::NotPermitted);
+    refused(
+        vfs.set_attr(&bob, &f, &SetAttr { perm: Some(0o777), ..SetAttr::default() }),
+        NameError::NotPermitted,
+    );
+    refused(
+        vfs.set_attr(&alice, &f, &SetAttr { uid: Some(1001), ..SetAttr::default() }),
+        NameError::NotPermitted,
+    );
     let d = dir(&vfs, &root, "d");
     vfs.set_xattr(&cred, &d, "system.posix_acl_default", &acl, XattrMode::Any).unwrap();
-    let child = vfs.create(&cred, &d, b"c", &CreateSpec { umask: 0o077, ..CreateSpec::file(0o666) }, false).unwrap().0;
+    let child = vfs
+        .create(&cred, &d, b"c", &CreateSpec { umask: 0o077, ..CreateSpec::file(0o666) }, false)
+        .unwrap()
+        .0;
     assert_eq!(vfs.stat(&child).perm, 0o640);
     vfs.access(&bob, &child, 4).unwrap();
     let tmp = dir(&vfs, &root, "tmp");

@@ -11,6 +11,10 @@ pub const STORED: &str = "system.ivers.stored";
 pub const SEMANTICS: &str = "system.ivers.semantics";
 /// The counters of the mount, JSON.
 pub const STATS: &str = "system.ivers.stats";
+/// The generation of the inode, decimal: with its number it names one life of a file.
+pub const GENERATION: &str = "system.ivers.generation";
+/// What is mounted and who serves it, JSON.
+pub const MOUNT: &str = "system.ivers.mount";
 
 /// What all names of ours begin with.
 const PREFIX: &[u8] = b"system.ivers.";
@@ -30,6 +34,8 @@ pub(crate) enum Asked {
     Stored,
     Semantics,
     Stats,
+    Generation,
+    Mount,
     /// Ours by its prefix, but there is none of that name.
     Unknown,
 }
@@ -44,6 +50,8 @@ pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
         b"stored" => Asked::Stored,
         b"semantics" => Asked::Semantics,
         b"stats" => Asked::Stats,
+        b"generation" => Asked::Generation,
+        b"mount" => Asked::Mount,
         _ => Asked::Unknown,
     })
 }
@@ -80,6 +88,28 @@ pub(crate) fn stats(vfs: &Vfs) -> String {
     map.insert("journal_blocks".into(), blocks.into());
     map.insert("journal_bytes".into(), bytes.into());
     serde_json::Value::Object(map).to_string()
+}
+
+/// `instance` tells apart what values may not be compared across: the UUID, and where values do not outlive the mount
+/// a number that is another one each time.
+pub(crate) fn mount(vfs: &Vfs) -> String {
+    use std::hash::{BuildHasher, RandomState};
+    static THIS_PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    let info = vfs.info();
+    let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let mut instance = hex(&info.uuid);
+    if !info.semantics.persistent {
+        instance += &format!("-{:016x}", THIS_PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id())));
+    }
+    json!({
+        "fs": info.fs_type,
+        "uuid": hex(&info.uuid),
+        "label": info.label,
+        "instance": instance,
+        "pid": std::process::id(),
+        "read_only": vfs.is_read_only(),
+    })
+    .to_string()
 }
 
 /// `struct ivers_change` in the machine's byte order.

@@ -11,6 +11,8 @@
 //! | `system.ivers.stored` | the stored counter, decimal, without the epoch and without marking it as seen |
 //! | `system.ivers.semantics` | what the change attribute promises, JSON |
 //! | `system.ivers.stats` | the counters of the mount, JSON |
+//! | `system.ivers.generation` | the generation of the inode, decimal |
+//! | `system.ivers.mount` | what is mounted and who serves it, JSON |
 //!
 //! `IVERS_IOC_CHANGE` of `include/ivers.h` gives the same through an open file.
 //!
@@ -44,7 +46,7 @@ mod options;
 mod serving;
 mod session;
 
-pub use cookie::{CHANGE, IVERS_IOC_CHANGE, SEMANTICS, STATS, STORED};
+pub use cookie::{CHANGE, GENERATION, IVERS_IOC_CHANGE, MOUNT, SEMANTICS, STATS, STORED};
 pub use mounting::MountError;
 pub use options::{FuseOptions, OptionError};
 pub use session::{Session, mount};

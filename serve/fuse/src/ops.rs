@@ -163,6 +163,8 @@ impl Ops {
         match asked {
             Asked::Semantics => reply_value(cookie::semantics(&s.vfs).as_bytes(), size, reply),
             Asked::Stats => reply_value(cookie::stats(&s.vfs).as_bytes(), size, reply),
+            Asked::Mount => reply_value(cookie::mount(&s.vfs).as_bytes(), size, reply),
+            Asked::Generation => reply_value(node.inode.generation.to_string().as_bytes(), size, reply),
             Asked::Unknown => reply.error(none),
             Asked::Change | Asked::Stored if cookie::missing(&s.vfs).is_some() => reply.error(none),
             // A caller that only wants room is not one who looks: the longest number there is.

@@ -197,17 +197,18 @@ fn a_stale_commit_record_completes_nothing() {
     dev.write_at(u64::from(1 + descriptor) * 1024, &[0; 1024]).unwrap();
     let mut log = open(dev.clone(), 64).unwrap();
     assert_eq!(log.recover().unwrap().transactions, 1);
-    // The log starts anew; its second transaction lies where the lost one lay. Cut before its commit record.
-    put(&mut log, 500..501, 3, &[]);
-    assert_eq!(log.head, descriptor);
-    let item = LogItem {
-        block: 502,
-        ranges: std::iter::once(0..BLOCK).collect(),
-        data: vec![4; BLOCK as usize].into(),
-    };
-    log.write_items(&LogTransaction { items: vec![item], revokes: Default::default() }).unwrap();
-    assert_eq!(open(dev.clone(), 64).unwrap().recover().unwrap().transactions, 1);
-    assert_eq!((byte(&*dev, 500), byte(&*dev, 502)), (3, 0));
+    // The log starts anew. A descriptor and four blocks end where the stale record lies. Cut before the new one is written.
+    let items = (501..505)
+        .map(|block| LogItem {
+            block,
+            ranges: std::iter::once(0..BLOCK).collect(),
+            data: vec![4; BLOCK as usize].into(),
+        })
+        .collect();
+    log.write_items(&LogTransaction { items, revokes: Default::default() }).unwrap();
+    assert_eq!(log.head, descriptor + 2);
+    assert_eq!(open(dev.clone(), 64).unwrap().recover().unwrap().transactions, 0);
+    assert_eq!((byte(&*dev, 500), byte(&*dev, 501)), (1, 0));
 }
 
 #[test]

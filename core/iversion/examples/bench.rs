@@ -1,0 +1,127 @@
+//! What a change and a look cost: `cargo run -p iversion --release --example bench`.
+//!
+//! Each operation runs on one counter, by one thread and by two at once, for the counter of this crate, for a
+//! number behind a mutex (the old scheme: every change takes the inode's lock and adds one) and for a plain
+//! atomic add. The columns are interleaved, and each figure is the median of the rounds: nanoseconds from an
+//! operation's begin to the next one's, as one thread sees it.
+
+use std::hint::black_box;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use iversion::Counter;
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Line<T>(T);
+
+static COUNTER: Line<Counter> = Line(Counter::new(1));
+static MUTEX: Line<Mutex<u64>> = Line(Mutex::new(1));
+static PLAIN: Line<AtomicU64> = Line(AtomicU64::new(1));
+
+/// The old scheme's change.
+fn mutex_inc() -> bool {
+    *MUTEX.0.lock().unwrap() += 1;
+    true
+}
+
+/// The old scheme's look.
+fn mutex_query() -> u64 {
+    *MUTEX.0.lock().unwrap()
+}
+
+fn plain_inc() -> bool {
+    PLAIN.0.fetch_add(1, Relaxed);
+    true
+}
+
+fn plain_query() -> u64 {
+    PLAIN.0.load(Acquire)
+}
+
+/// Operations a thread and measurement: long enough that two threads overlap but for their start.
+const BATCH: u32 = 2_000_000;
+const ROUNDS: usize = 9;
+
+/// Nanoseconds an operation, by `threads` threads at once.
+fn measure(threads: usize, prepare: fn(), operation: impl Fn() + Copy + Send + Sync) -> f64 {
+    prepare();
+    let barrier = Barrier::new(threads);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let begin = Instant::now();
+                    for _ in 0..BATCH {
+                        operation();
+                    }
+                    begin.elapsed()
+                })
+            })
+            .collect();
+        let total: Duration = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+        total.as_secs_f64() * 1e9 / f64::from(BATCH) / threads as f64
+    })
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// One row, interleaving its three columns.
+fn row(
+    name: &str,
+    threads: usize,
+    prepare: fn(),
+    iversion: impl Fn() + Copy + Send + Sync,
+    mutex: impl Fn() + Copy + Send + Sync,
+    plain: impl Fn() + Copy + Send + Sync,
+) {
+    let mut figures = [const { Vec::new() }; 3];
+    for _ in 0..ROUNDS {
+        figures[0].push(measure(threads, prepare, iversion));
+        figures[1].push(measure(threads, || (), mutex));
+        figures[2].push(measure(threads, || (), plain));
+    }
+    let [iversion, mutex, plain] = figures.map(median);
+    println!("{name:<42} {threads:>7} {iversion:>9.2} {mutex:>9.2} {plain:>9.2}");
+}
+
+fn main() {
+    println!("{:<42} {:>7} {:>9} {:>9} {:>9}", "ns/op", "threads", "iversion", "mutex", "plain add");
+    let unseen = || COUNTER.0.set(1);
+    let seen = || COUNTER.0.set_queried(1);
+    for threads in [1, 2] {
+        let change = |force| move || _ = black_box(COUNTER.0.maybe_inc(force));
+        let mutex_change = || _ = black_box(mutex_inc());
+        let plain_change = || _ = black_box(plain_inc());
+        let look = || _ = black_box(COUNTER.0.query());
+        let mutex_look = || _ = black_box(mutex_query());
+        let plain_look = || _ = black_box(plain_query());
+        row("change nobody looks at (maybe_inc)", threads, unseen, change(false), mutex_change, plain_change);
+        row("forced change (inc)", threads, unseen, change(true), mutex_change, plain_change);
+        row("look, already seen (query)", threads, seen, look, mutex_look, plain_look);
+        row(
+            "look, then change (query, maybe_inc)",
+            threads,
+            unseen,
+            || {
+                look();
+                change(false)();
+            },
+            || {
+                mutex_look();
+                mutex_change();
+            },
+            || {
+                plain_look();
+                plain_change();
+            },
+        );
+    }
+}
