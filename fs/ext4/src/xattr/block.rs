@@ -75,7 +75,7 @@ impl Ext4 {
     }
 
     /// Count the blocks of an inode up or down.
-    fn add_blocks_512(&self, inode: &Inode, blocks: i64) {
+    pub(super) fn add_blocks_512(&self, inode: &Inode, blocks: i64) {
         let change = blocks * i64::from(self.sb.block_size / 512);
         let counted = inode.with_attr(|attr| {
             attr.blocks_512 = attr.blocks_512.saturating_add_signed(change);

@@ -224,7 +224,18 @@ impl Ext4 {
         for gone in body_before.iter().filter(|old| !in_body.contains(old)) {
             dead.extend(self.put_value(h, &gone.value)?);
         }
+        let charged = |body: &[Attribute], block: &[Attribute]| self.value_blocks(body) + self.value_blocks(block);
+        self.add_blocks_512(inode, charged(&in_body, &in_block) - charged(&body_before, &block_before));
         Ok(dead)
+    }
+
+    /// Blocks of attribute inodes, which count as blocks of every inode that names them.
+    fn value_blocks(&self, attributes: &[Attribute]) -> i64 {
+        let blocks = attributes.iter().map(|a| match a.value {
+            Value::Here(_) => 0,
+            Value::Inode { size, .. } => i64::from(size.div_ceil(self.sb.block_size)),
+        });
+        blocks.sum()
     }
 
     /// Put an attribute where it fits, the body first; false if it fits nowhere.
