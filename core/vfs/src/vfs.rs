@@ -247,6 +247,9 @@ impl Vfs {
     pub(crate) fn leave(&self, inode: &Inode) {
         self.fs.forget_inode(inode);
         inode.pages.drop_pages(0, u64::MAX, &self.memory);
+        if inode.dirty_listed.load(Ordering::Acquire) {
+            self.unlist_dirty(inode);
+        }
         self.policy.retire_unstored_version(inode.version.peek());
         if inode.kind == FileType::Directory {
             self.names.forget(inode.ino);

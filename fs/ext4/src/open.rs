@@ -86,6 +86,9 @@ fn weigh_features(sb: &Superblock, place: &str) -> Result<Option<String>> {
     if sb.incompat.contains(Incompat::MMP) {
         only_read.push("mmp".to_owned());
     }
+    if sb.block_size > 4096 {
+        return Ok(Some(format!("blocks of {} bytes are not written by this driver", sb.block_size)));
+    }
     Ok((!only_read.is_empty())
         .then(|| format!("the feature {} is not written by this driver", only_read.join(", "))))
 }

@@ -8,6 +8,8 @@ use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
 use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result};
 
+/// Bytes of the pages that the VFS writes back.
+pub(super) const PAGE_BYTES: u64 = 4096;
 /// A link shorter than this lies in `i_block`.
 const FAST_LINK: usize = 60;
 
@@ -120,7 +122,7 @@ impl Ext4 {
         let bits = self.sb.block_bits;
         let mapping = self.map_in(inode, &core, offset >> bits)?;
         let start = mapping.start << bits;
-        let len = mapping.len.checked_mul(1 << bits).unwrap_or(u64::MAX).min(u64::MAX - start);
+        let len = mapping.len.saturating_mul(1 << bits).min(u64::MAX - start);
         Ok(MappedRange { start, len, kind: mapping.kind })
     }
 
@@ -130,26 +132,53 @@ impl Ext4 {
             return Ok(());
         }
         let bits = self.sb.block_bits;
-        let (mut at, end) = (offset >> bits, (offset + len).div_ceil(1 << bits));
+        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         self.inline_to_blocks(inode)?;
-        let mut core = core_of(inode).write();
-        if end > self.map_limit(&core) {
-            return Err(NameError::TooLarge.into());
+        // Pages travel whole: the blocks of the whole page are needed.
+        let page = PAGE_BYTES.max(1 << bits);
+        let (first, last) = (offset / page * page >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
+        loop {
+            let wanted = {
+                let core = core_of(inode).read();
+                if end.div_ceil(1 << bits) > self.map_limit(&core) {
+                    return Err(NameError::TooLarge.into());
+                }
+                self.without_promise(inode, &core, first, last)?.len() as u64
+            };
+            if wanted == 0 {
+                return Ok(());
+            }
+            // Without the lock: this may wait for a commit, and that for a handle that wants the lock.
+            self.claim_delayed(wanted)?;
+            let mut core = core_of(inode).write();
+            let missing = match self.without_promise(inode, &core, first, last) {
+                Ok(missing) if missing.len() as u64 <= wanted => missing,
+                other => {
+                    self.release_delayed(wanted);
+                    other?;
+                    continue;
+                }
+            };
+            self.release_delayed(wanted - missing.len() as u64);
+            core.delayed.blocks.extend(missing);
+            return Ok(());
         }
+    }
+
+    /// The blocks of the range that are holes and not promised room.
+    fn without_promise(&self, inode: &Inode, core: &InodeCore, first: u64, last: u64) -> Result<Vec<u64>> {
+        let last = last.min(self.map_limit(core));
         let mut missing = Vec::new();
-        while at < end {
-            let mapping = self.map_in(inode, &core, at)?;
-            let stop = at.saturating_add(mapping.len).min(end);
+        let mut at = first;
+        while at < last {
+            let mapping = self.map_in(inode, core, at)?;
+            let stop = at.saturating_add(mapping.len).min(last);
             if mapping.kind == RangeKind::Hole {
                 missing.extend((at..stop).filter(|block| !core.delayed.blocks.contains(block)));
             }
             at = stop;
         }
-        if !missing.is_empty() {
-            self.claim_delayed(missing.len() as u64)?;
-            core.delayed.blocks.extend(missing);
-        }
-        Ok(())
+        Ok(missing)
     }
 
     /// Give back what was set aside for the range.

@@ -15,6 +15,8 @@ const MAGIC: u16 = 0xF30A;
 const HEADER: usize = 12;
 const ENTRY: usize = 12;
 const MAX_DEPTH: u16 = 5;
+/// What the smallest node, the root, holds.
+const LEAST_CAPACITY: usize = 4;
 /// Longest written extent; a longer `ee_len` marks `ee_len - 32768` unwritten blocks.
 pub(crate) const MAX_LEN: u32 = 32_768;
 /// Longest unwritten extent.
@@ -177,6 +179,9 @@ impl Ext4 {
         if max > (node.len() - HEADER) / ENTRY || count > max {
             return bad("more entries than fit");
         }
+        if max < LEAST_CAPACITY {
+            return bad("no room for entries");
+        }
         if deep > MAX_DEPTH || expected_depth.is_some_and(|expected| deep != expected) {
             return bad("wrong depth");
         }
@@ -228,8 +233,17 @@ impl Ext4 {
                 return Err(self.corrupt_block("extent node: wrong checksum", block));
             }
             buffer.set_verified();
-        } else if depth(&buffer.read()) != expected_depth {
-            return Err(self.corrupt_block("extent node: two parents at different depths", block));
+        } else {
+            // It may have been verified as something else, by another owner of the same block.
+            let node = buffer.read();
+            let (count, max) = (entries(&node), capacity(&node));
+            let sound = u16_at(&node, 0) == MAGIC
+                && depth(&node) == expected_depth
+                && (1..=max).contains(&count)
+                && (LEAST_CAPACITY..=(node.len() - HEADER) / ENTRY).contains(&max);
+            if !sound {
+                return Err(self.corrupt_block("extent node: two parents that disagree", block));
+            }
         }
         Ok(buffer)
     }
@@ -291,6 +305,20 @@ impl Ext4 {
         core: &InodeCore,
         block: u32,
     ) -> Result<Option<Extent>> {
+        let found = self.extent_search(inode, core, block)?;
+        match found {
+            Some(extent)
+                if extent.len == 0
+                    || extent.end() > 1 << 32
+                    || !self.sb.is_valid_run(extent.start, u64::from(extent.len)) =>
+            {
+                Err(self.corrupt_inode("an extent lies outside the filesystem", inode))
+            }
+            found => Ok(found),
+        }
+    }
+
+    fn extent_search(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Option<Extent>> {
         let path = self.extent_path(inode, core, block)?;
         let leaf = path.last().expect("a path has at least the root");
         let here = self.with_node(core, leaf, |node| {
@@ -499,34 +527,205 @@ impl Ext4 {
             return Ok(None);
         }
         let taken = extent.part(first, last);
-        let path = self.extent_path(inode, core, extent.file_block)?;
-        let level = path.len() - 1;
-        let leaf = &path[level];
-        let head =
-            (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
+        let head = (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
         let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
-        let at = HEADER + leaf.index * ENTRY;
-        match (head, tail) {
-            (Some(kept), rest) => {
-                self.change_node(h, inode, core, leaf, |node| {
-                    node[at..at + ENTRY].copy_from_slice(&kept.encode())
-                })?;
-                if let Some(rest) = rest {
-                    self.extent_insert(h, inode, core, rest)?;
-                }
-            }
-            (None, Some(kept)) => {
-                self.change_node(h, inode, core, leaf, |node| {
-                    node[at..at + ENTRY].copy_from_slice(&kept.encode())
-                })?;
-                if leaf.index == 0 {
-                    self.lift_key(h, inode, core, &path, level)?;
-                }
-            }
-            (None, None) => self.remove_entry(h, inode, core, &path, level)?,
+        let kept: Vec<Extent> = head.into_iter().chain(tail).collect();
+        if kept.is_empty() {
+            let path = self.extent_path(inode, core, extent.file_block)?;
+            self.remove_entry(h, inode, core, &path, path.len() - 1)?;
+        } else {
+            self.extent_replace(h, inode, core, extent.file_block, &kept)?;
         }
         self.shorten(h, inode, core)?;
         Ok(Some(taken))
+    }
+
+    /// Put one to three pieces in the place of the extent that begins at `file_block`. Room is made first: an error leaves
+    /// every mapping as it was.
+    fn extent_replace(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        file_block: u32,
+        pieces: &[Extent],
+    ) -> Result<()> {
+        loop {
+            let path = self.extent_path(inode, core, file_block)?;
+            let level = path.len() - 1;
+            let leaf = &path[level];
+            let (here, room) = self.with_node(core, leaf, |node| {
+                let here = leaf.index < entries(node) && key(node, leaf.index) == file_block;
+                (here, capacity(node) - entries(node))
+            });
+            if !here {
+                return Err(self.corrupt_inode("extent tree: an extent is not where it was found", inode));
+            }
+            if room + 1 < pieces.len() {
+                self.split(h, inode, core, &path, level, false)?;
+                continue;
+            }
+            self.change_node(h, inode, core, leaf, |node| {
+                let at = HEADER + leaf.index * ENTRY;
+                node[at..at + ENTRY].copy_from_slice(&pieces[0].encode());
+                for (nth, piece) in pieces.iter().enumerate().skip(1) {
+                    insert_at(node, leaf.index + nth, &piece.encode());
+                }
+            })?;
+            if leaf.index == 0 && pieces[0].file_block != file_block {
+                self.lift_key(h, inode, core, &path, level)?;
+            }
+            return Ok(());
+        }
+    }
+
+    /// Join the extent that begins at `file_block` with its neighbours in the same leaf.
+    fn extent_join(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, file_block: u32) -> Result<()> {
+        let path = self.extent_path(inode, core, file_block)?;
+        let leaf = &path[path.len() - 1];
+        for index in [leaf.index, leaf.index.wrapping_sub(1)] {
+            let joined = self.with_node(core, leaf, |node| {
+                if index.saturating_add(1) >= entries(node) {
+                    return None;
+                }
+                let (left, right) =
+                    (Extent::decode(entry(node, index)), Extent::decode(entry(node, index + 1)));
+                left.joins(&right).then(|| Extent { len: left.len + right.len, ..left })
+            });
+            if let Some(joined) = joined {
+                self.change_node(h, inode, core, leaf, |node| {
+                    let at = HEADER + index * ENTRY;
+                    node[at..at + ENTRY].copy_from_slice(&joined.encode());
+                    remove_at(node, index + 1);
+                })?;
+            }
+        }
+        self.shorten(h, inode, core)
+    }
+
+    /// Mark what is mapped in `from..to` written or unwritten. An error leaves every block mapped.
+    pub(super) fn extent_mark(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        to: u64,
+        unwritten: bool,
+    ) -> Result<()> {
+        let mut at = from;
+        while at < to {
+            let Ok(wanted) = u32::try_from(at) else { return Ok(()) };
+            let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(()) };
+            let start = u64::from(extent.file_block);
+            let first = at.max(start);
+            let mut last = to.min(extent.end());
+            if first >= last {
+                return Ok(());
+            }
+            if extent.unwritten != unwritten {
+                last = last.min(first + u64::from(MAX_UNWRITTEN));
+                let marked = Extent { unwritten, ..extent.part(first, last) };
+                let head = (first > start).then(|| extent.part(start, first));
+                let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
+                let pieces: Vec<Extent> = head.into_iter().chain([marked]).chain(tail).collect();
+                self.extent_replace(h, inode, core, extent.file_block, &pieces)?;
+                self.extent_join(h, inode, core, marked.file_block)?;
+            }
+            at = last;
+        }
+        Ok(())
+    }
+
+    /// Shift the extents of one leaf that begin at or behind `from` down by `by` blocks; what they move over must be a hole.
+    /// Returns where to go on, `None` at the end. Needs no new blocks.
+    pub(super) fn extent_shift_down(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        by: u32,
+    ) -> Result<Option<u64>> {
+        let Ok(wanted) = u32::try_from(from) else { return Ok(None) };
+        let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(None) };
+        let path = self.extent_path(inode, core, extent.file_block)?;
+        let level = path.len() - 1;
+        let leaf = &path[level];
+        if extent.file_block < by || u64::from(extent.file_block) < from {
+            return Err(self.corrupt_inode("extent tree: an extent lies where a hole was made", inode));
+        }
+        let end = self.change_node(h, inode, core, leaf, |node| {
+            let mut end = from;
+            for index in leaf.index..entries(node) {
+                let extent = Extent::decode(entry(node, index));
+                end = extent.end();
+                let at = HEADER + index * ENTRY;
+                node[at..at + 4].copy_from_slice(&extent.file_block.saturating_sub(by).to_le_bytes());
+            }
+            end
+        })?;
+        if leaf.index == 0 {
+            self.lift_key(h, inode, core, &path, level)?;
+        }
+        if end <= from {
+            return Err(self.corrupt_inode("extent tree: a leaf without end", inode));
+        }
+        Ok(Some(end))
+    }
+
+    /// Shift the extents of the last leaf that begins before `limit` up by `by` blocks, as far as they begin at or behind
+    /// `from`. Returns the next limit, `None` when all are shifted. Needs no new blocks.
+    pub(super) fn extent_shift_up(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u32,
+        limit: u64,
+        by: u32,
+    ) -> Result<Option<u64>> {
+        if limit <= u64::from(from) {
+            return Ok(None);
+        }
+        let path = self.extent_path(inode, core, (limit - 1) as u32)?;
+        let level = path.len() - 1;
+        let leaf = &path[level];
+        let (first, last_end) = self.with_node(core, leaf, |node| {
+            let count = entries(node).min(leaf.index + 1);
+            let first = (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
+            (first, first.map(|_| Extent::decode(entry(node, count - 1)).end()))
+        });
+        let (Some(first), Some(last_end)) = (first, last_end) else { return Ok(None) };
+        if last_end + u64::from(by) > u64::from(u32::MAX) {
+            return Err(ivers_vfs::NameError::TooLarge.into());
+        }
+        let next = self.change_node(h, inode, core, leaf, |node| {
+            let next = key(node, first);
+            for index in first..=leaf.index {
+                let moved = key(node, index).saturating_add(by);
+                let at = HEADER + index * ENTRY;
+                node[at..at + 4].copy_from_slice(&moved.to_le_bytes());
+            }
+            next
+        })?;
+        if first == 0 {
+            self.lift_key(h, inode, core, &path, level)?;
+            return Ok(Some(u64::from(next)));
+        }
+        Ok(None)
+    }
+
+    /// Cut the extent that holds `at` in two there, so that no extent crosses it.
+    pub(super) fn extent_cut(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, at: u32) -> Result<()> {
+        match self.extent_at_or_after(inode, core, at)? {
+            Some(extent) if extent.file_block < at => {
+                let middle = u64::from(at);
+                let pieces = [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
+                self.extent_replace(h, inode, core, extent.file_block, &pieces)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// A root with one child whose entries fit into the root takes them in.
@@ -561,7 +760,7 @@ impl Ext4 {
         level: usize,
     ) -> Result<()> {
         let step = &path[level];
-        let left = self.with_node(core, step, |node| entries(node)) - 1;
+        let left = self.with_node(core, step, entries) - 1;
         if left == 0 && level > 0 {
             let block = step.buffer.as_ref().expect("only the root has no buffer").block();
             self.free_blocks(h, block, 1, true)?;

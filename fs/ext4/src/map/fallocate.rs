@@ -4,7 +4,7 @@ use crate::ctx::{Ext4, core_of};
 use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
 use crate::map::extent::{Extent, MAX_UNWRITTEN};
-use ivers_vfs::{FallocateMode, Inode, NameError, RangeKind, Result};
+use ivers_vfs::{Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch};
 
 impl Ext4 {
     /// See [`ivers_vfs::FileSystem::truncate`]. A shrink logs the new size first, with the inode on the orphan list: a crash in
@@ -21,14 +21,15 @@ impl Ext4 {
         };
         if size >= old {
             self.zero_stale_tail(inode, size.next_multiple_of(1 << bits).saturating_add(1))?;
-            let mut h = self.begin(MAP_CREDITS)?;
-            core_of(inode).write().disk_size = size;
-            return self.log(&mut h, inode);
+            return self.changed_size(inode, size);
         }
+        // Others trust that a block holds zeros behind the end of the file.
         let from = size.div_ceil(1 << bits);
+        self.zero_part(inode, size, from << bits)?;
         let mut h = self.begin(MAP_CREDITS)?;
         core_of(inode).write().disk_size = size;
         self.orphan_add(&mut h, inode)?;
+        inode.changed(Touch::Data, Logged::Anyway);
         self.log(&mut h, inode)?;
         drop(h);
         let removed = self.remove_blocks(inode, from, u64::MAX);
@@ -36,6 +37,14 @@ impl Ext4 {
         self.orphan_del(&mut h, inode)?;
         self.log(&mut h, inode)?;
         removed
+    }
+
+    /// The last transaction of a change of the data: the new disk size, and the inode.
+    fn changed_size(&self, inode: &Inode, disk_size: u64) -> Result<()> {
+        let mut h = self.begin(MAP_CREDITS)?;
+        core_of(inode).write().disk_size = disk_size;
+        inode.changed(Touch::Data, Logged::Anyway);
+        self.log(&mut h, inode)
     }
 
     /// See [`ivers_vfs::FileSystem::fallocate`].
@@ -49,17 +58,15 @@ impl Ext4 {
         let bits = self.sb.block_bits;
         let block_size = 1_u64 << bits;
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        // Collapsing and inserting move every extent behind the range: not done here.
-        if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
-            return Err(NameError::NotSupported.into());
-        }
         self.inline_to_blocks(inode)?;
         let (extents, limit) = {
             let core = core_of(inode).read();
             (core.flags & FL_EXTENTS != 0, self.map_limit(&core))
         };
         if mode.contains(FallocateMode::PUNCH_HOLE) {
-            return self.punch(inode, offset, end);
+            self.punch(inode, offset, end)?;
+            let disk_size = core_of(inode).read().disk_size;
+            return self.changed_size(inode, disk_size);
         }
         if !extents {
             return Err(NameError::NotSupported.into());
@@ -67,18 +74,56 @@ impl Ext4 {
         if end.div_ceil(block_size) > limit {
             return Err(NameError::TooLarge.into());
         }
+        if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
+            return self.shift(inode, mode.contains(FallocateMode::INSERT_RANGE), offset, len);
+        }
         if mode.contains(FallocateMode::ZERO_RANGE) {
             self.punch(inode, offset, end)?;
         }
         self.allocate_unwritten(inode, offset >> bits, end.div_ceil(block_size))?;
+        let mut disk_size = core_of(inode).read().disk_size;
         if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
             self.zero_stale_tail(inode, end.next_multiple_of(block_size).saturating_add(1))?;
-            let mut h = self.begin(MAP_CREDITS)?;
-            core_of(inode).write().disk_size = end;
             inode.with_attr(|attr| attr.size = end);
+            disk_size = end;
+        }
+        self.changed_size(inode, disk_size)
+    }
+
+    /// Take a range of whole blocks out and close the gap, or open one. Keys move leaf by leaf and need no new blocks.
+    fn shift(&self, inode: &Inode, insert: bool, offset: u64, len: u64) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let out_of_range = |_| Error::from(NameError::TooLarge);
+        let from = u32::try_from(offset >> bits).map_err(out_of_range)?;
+        let by = u32::try_from(len >> bits).map_err(out_of_range)?;
+        let end = u64::from(from) + u64::from(by);
+        if !insert {
+            self.remove_blocks(inode, u64::from(from), end)?;
+        } else {
+            let mut h = self.begin(MAP_CREDITS + 16)?;
+            self.extent_cut(&mut h, inode, &mut core_of(inode).write(), from)?;
             self.log(&mut h, inode)?;
         }
-        Ok(())
+        let mut next = if insert { 1 << 32 } else { end };
+        loop {
+            let mut h = self.begin(MAP_CREDITS)?;
+            let mut core = core_of(inode).write();
+            let moved = if insert {
+                self.extent_shift_up(&mut h, inode, &mut core, from, next, by)?
+            } else {
+                self.extent_shift_down(&mut h, inode, &mut core, next, by)?
+            };
+            drop(core);
+            self.log(&mut h, inode)?;
+            match moved {
+                Some(place) => next = place,
+                None => break,
+            }
+        }
+        let sized = |size: u64| if insert { size.saturating_add(len) } else { size.saturating_sub(len) };
+        inode.with_attr(|attr| attr.size = sized(attr.size));
+        let disk_size = sized(core_of(inode).read().disk_size);
+        self.changed_size(inode, disk_size)
     }
 
     fn punch(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
@@ -118,7 +163,11 @@ impl Ext4 {
                 continue;
             }
             let most = (stop - at).min(u64::from(MAX_UNWRITTEN)) as u32;
-            let reserved = self.reserve_blocks(inode, self.goal_for(inode), most)?;
+            // What delayed writes were promised is not to be had.
+            self.claim_delayed(u64::from(most))?;
+            let reserved = self.reserve_blocks(inode, self.goal_for(inode), most);
+            self.release_delayed(u64::from(most));
+            let reserved = reserved?;
             let run =
                 Extent { file_block: at as u32, len: reserved.len, start: reserved.start, unwritten: true };
             let mut h = self.begin(MAP_CREDITS + 16)?;

@@ -97,8 +97,13 @@ impl Ext4 {
         if core.flags & FL_EXTENTS != 0 {
             self.extent_insert(h, inode, core, run)?;
         } else {
+            let first = u64::from(run.file_block);
             for index in 0..u64::from(run.len) {
-                self.indirect_set(h, inode, core, u64::from(run.file_block) + index, run.start + index)?;
+                if let Err(error) = self.indirect_set(h, inode, core, first + index, run.start + index) {
+                    // The caller frees the blocks: none of them may stay in the map.
+                    while self.indirect_take(h, inode, core, first, first + index)?.is_some() {}
+                    return Err(error);
+                }
             }
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::balloc::Reserved;
 use crate::ctx::{Ext4, core_of};
+use crate::map::data::PAGE_BYTES;
 use crate::map::extent::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
 use ivers_vfs::{Inode, RangeKind, Result};
@@ -50,6 +51,12 @@ impl Ext4 {
             }
             let covered = (at << bits).min(offset + data.len() as u64);
             self.finish(inode, pending, covered)?;
+        }
+        // Whole pages were promised; what of the last one lies behind the file's end was not needed.
+        let data_end = offset + data.len() as u64;
+        if data_end >= inode.size() {
+            let page_end = data_end.next_multiple_of(PAGE_BYTES) >> bits;
+            self.settle_delayed(&mut core_of(inode).write(), end, page_end);
         }
         Ok(())
     }
@@ -113,12 +120,7 @@ impl Ext4 {
                 Pending::Written(mapping) => {
                     let mut core = core_of(inode).write();
                     let end = mapping.start + mapping.len;
-                    while let Some(piece) = self.unmap_first(&mut h, inode, &mut core, mapping.start, end)? {
-                        self.map_run(&mut h, inode, &mut core, Extent { unwritten: false, ..piece })?;
-                        if piece.end() >= end {
-                            break;
-                        }
-                    }
+                    self.extent_mark(&mut h, inode, &mut core, mapping.start, end, false)?;
                 }
             }
         }

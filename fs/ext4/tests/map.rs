@@ -1,0 +1,246 @@
+//! One file under random writes, cuts and range operations, held against bytes in memory, e2fsck and debugfs.
+
+mod common;
+
+use common::{fsck, mkfs, mount};
+use ivers_vfs::*;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+/// Mode, and whether block maps refuse it.
+const RANGES: &[(FallocateMode, bool)] = &[
+    (FallocateMode::empty(), true),
+    (FallocateMode::KEEP_SIZE, true),
+    (FallocateMode::PUNCH_HOLE.union(FallocateMode::KEEP_SIZE), false),
+    (FallocateMode::ZERO_RANGE, true),
+    (FallocateMode::ZERO_RANGE.union(FallocateMode::KEEP_SIZE), true),
+    (FallocateMode::COLLAPSE_RANGE, true),
+    (FallocateMode::INSERT_RANGE, true),
+];
+const LARGEST: usize = 3 << 20;
+
+struct Work {
+    vfs: Arc<Vfs>,
+    file: InodeRef,
+    model: Vec<u8>,
+    rng: StdRng,
+    extents: bool,
+    block: usize,
+}
+
+impl Work {
+    fn step(&mut self) {
+        let cred = Cred::root();
+        let at = self.rng.random_range(0..LARGEST / 2);
+        let len = match self.rng.random_range(0..4) {
+            0 => self.rng.random_range(1..100),
+            1 => self.rng.random_range(1..200_000),
+            _ => self.rng.random_range(1..9000),
+        };
+        let before = self.vfs.change(&self.file).unwrap();
+        match self.rng.random_range(0..14) {
+            0..=5 => {
+                let data: Vec<u8> = (0..len).map(|_| self.rng.random_range(1..=255)).collect();
+                let direct = self.rng.random_range(0..6) == 0;
+                let flags = if direct { WriteFlags::DIRECT } else { WriteFlags::empty() };
+                let at = if direct { at & !4095 } else { at };
+                assert_eq!(self.vfs.write(&cred, &self.file, at as u64, &data, flags).unwrap(), len);
+                if self.model.len() < at + len {
+                    self.model.resize(at + len, 0);
+                }
+                self.model[at..at + len].copy_from_slice(&data);
+            }
+            6 => {
+                let set = SetAttr { size: Some(at as u64), ..SetAttr::default() };
+                self.vfs.set_attr(&cred, &self.file, &set).unwrap();
+                self.model.resize(at, 0);
+            }
+            7 => {
+                self.vfs.fsync(&self.file, at % 2 == 0).unwrap();
+                assert_eq!(self.vfs.change(&self.file).unwrap(), before, "write-back is no change");
+                return;
+            }
+            _ => {
+                if !self.range(at, len) {
+                    return;
+                }
+            }
+        }
+        assert_ne!(self.vfs.change(&self.file).unwrap(), before, "every change shows");
+    }
+
+    fn range(&mut self, at: usize, len: usize) -> bool {
+        let (mode, extents_only) = RANGES[self.rng.random_range(0..RANGES.len())];
+        let shifts = mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE);
+        let (at, len) =
+            if shifts { (at / self.block * self.block, len.next_multiple_of(self.block)) } else { (at, len) };
+        let collapses = mode.contains(FallocateMode::COLLAPSE_RANGE);
+        let size = self.model.len();
+        let fits = !shifts || (collapses && at + len < size) || (!collapses && at < size && size + len < LARGEST);
+        let result = self.vfs.fallocate(&Cred::root(), &self.file, mode, at as u64, len as u64);
+        if !fits && self.model.len() + len >= LARGEST && result.is_ok() {
+            // Grown beyond what the test wants, but rightly.
+            self.model.splice(at..at, std::iter::repeat_n(0, len));
+            return true;
+        }
+        if !fits || (extents_only && !self.extents) {
+            assert!(result.is_err(), "{mode:?} at {at} len {len} of {size}");
+            return false;
+        }
+        result.unwrap_or_else(|error| panic!("{mode:?} at {at} len {len} of {size}: {error}"));
+        if collapses {
+            self.model.drain(at..at + len);
+        } else if shifts {
+            self.model.splice(at..at, std::iter::repeat_n(0, len));
+        } else {
+            if !mode.contains(FallocateMode::KEEP_SIZE) && size < at + len {
+                self.model.resize(at + len, 0);
+            }
+            if mode.intersects(FallocateMode::PUNCH_HOLE | FallocateMode::ZERO_RANGE) {
+                let end = (at + len).min(self.model.len());
+                if at < end {
+                    self.model[at..end].fill(0);
+                }
+            }
+        }
+        true
+    }
+
+    fn check(&self, what: &str) {
+        assert_eq!(self.vfs.stat(&self.file).size, self.model.len() as u64, "{what}");
+        let mut content = vec![1; self.model.len()];
+        assert_eq!(self.vfs.read(&self.file, 0, &mut content).unwrap(), content.len());
+        same(&content, &self.model, what);
+    }
+}
+
+fn same(found: &[u8], wanted: &[u8], what: &str) {
+    assert_eq!(found.len(), wanted.len(), "{what}: size");
+    if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
+        panic!("{what}: byte {at} is {} and should be {}", found[at], wanted[at]);
+    }
+}
+
+fn dumped(image: &Path, name: &str) -> Vec<u8> {
+    let out = tempfile::NamedTempFile::new().unwrap();
+    let command = format!("dump {name} {}", out.path().display());
+    assert!(Command::new("debugfs").args(["-R", &command]).arg(image).output().unwrap().status.success());
+    std::fs::read(out.path()).unwrap()
+}
+
+fn run(kind: &str, args: &[&str], extents: bool, block: usize) {
+    let seed = std::env::var("IVERS_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(11);
+    let steps: u32 = std::env::var("IVERS_STEPS").ok().and_then(|v| v.parse().ok()).unwrap_or(150);
+    println!("{kind}: IVERS_SEED={seed} IVERS_STEPS={steps}");
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, args, 64 << 20);
+    let vfs = mount(&image);
+    let root = vfs.root().unwrap();
+    let (file, _) = vfs.create(&Cred::root(), &root, b"f", &CreateSpec::file(0o644), false).unwrap();
+    drop(root);
+    let mut work = Work { vfs, file, model: Vec::new(), rng: StdRng::seed_from_u64(seed), extents, block };
+    for round in 0..4 {
+        for step in 0..steps {
+            work.step();
+            if step % 16 == 0 {
+                work.check(kind);
+            }
+        }
+        work.check(kind);
+        let Work { vfs, file, model, rng, .. } = work;
+        drop(file);
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&image, &format!("{kind}, round {round}"));
+        same(&dumped(&image, "/f"), &model, &format!("{kind}, debugfs"));
+        let vfs = mount(&image);
+        let root = vfs.root().unwrap();
+        let file = vfs.lookup(&Cred::root(), &root, b"f").unwrap();
+        work = Work { vfs, file, model, rng, extents, block };
+        work.check(kind);
+    }
+}
+
+#[test]
+fn extents_of_4k() {
+    run("4k", &["-t", "ext4", "-b", "4096"], true, 4096);
+}
+
+#[test]
+fn extents_of_2k_without_checksums() {
+    run("2k", &["-t", "ext4", "-b", "2048", "-O", "^metadata_csum"], true, 2048);
+}
+
+#[test]
+fn extents_of_1k() {
+    run("1k", &["-t", "ext4", "-b", "1024"], true, 1024);
+}
+
+#[test]
+fn extents_without_journal() {
+    run("no journal", &["-t", "ext4", "-b", "1024", "-O", "^has_journal"], true, 1024);
+}
+
+#[test]
+fn block_maps_of_4k() {
+    run("map 4k", &["-t", "ext3", "-b", "4096"], false, 4096);
+}
+
+#[test]
+fn block_maps_of_1k() {
+    run("map 1k", &["-t", "ext2", "-b", "1024"], false, 1024);
+}
+
+/// Every other block of a file freed: a tree of three levels below the root, which is built, read, shifted and taken down.
+#[test]
+fn deep_trees() {
+    const BLOCKS: u64 = 60_000;
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &["-t", "ext4", "-b", "1024"], 128 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&image);
+    let root = vfs.root().unwrap();
+    let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o644), false).unwrap();
+    let fallocate = |mode, at: u64, len: u64| vfs.fallocate(&cred, &file, mode, at << 10, len << 10).unwrap();
+    fallocate(FallocateMode::empty(), 0, BLOCKS);
+    for block in (0..BLOCKS).step_by(2) {
+        fallocate(FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE, block, 1);
+    }
+    let marks: Vec<u64> = (1..BLOCKS).step_by(997).collect();
+    for &block in &marks {
+        vfs.write(&cred, &file, block << 10, &block.to_le_bytes(), WriteFlags::empty()).unwrap();
+    }
+    vfs.sync().unwrap();
+    fallocate(FallocateMode::INSERT_RANGE, 101, 7);
+    fallocate(FallocateMode::COLLAPSE_RANGE, 50, 4);
+    let place = |block: u64| if block < 50 { block } else if block < 101 { block - 4 } else { block + 3 };
+    let look = |vfs: &Vfs, file: &InodeRef| {
+        for &block in &marks {
+            let mut bytes = [0; 8];
+            vfs.read(file, place(block) << 10, &mut bytes).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), block);
+        }
+    };
+    look(&vfs, &file);
+    vfs.unmount().unwrap();
+    fsck(&image, "deep");
+    let tree = common::debugfs(&image, "ex -n /f");
+    assert!(tree.lines().any(|line| line.trim_start().starts_with("3/ 3") || line.trim_start().starts_with("2/ 3")), "three levels");
+    drop((root, file, vfs));
+    let vfs = mount(&image);
+    let root = vfs.root().unwrap();
+    let file = vfs.lookup(&cred, &root, b"f").unwrap();
+    look(&vfs, &file);
+    vfs.set_attr(&cred, &file, &SetAttr { size: Some(400 << 10), ..SetAttr::default() }).unwrap();
+    vfs.sync().unwrap();
+    assert!(vfs.stat(&file).blocks_512 < 1000);
+    vfs.unlink(&cred, &root, b"f", false).unwrap();
+    drop((root, file));
+    vfs.unmount().unwrap();
+    fsck(&image, "deep, taken down");
+}
