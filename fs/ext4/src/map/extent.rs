@@ -775,7 +775,7 @@ impl Ext4 {
         level: usize,
     ) -> Result<()> {
         let step = &path[level];
-        let left = self.with_node(core, step, |node| entries(node)) - 1;
+        let left = self.with_node(core, step, entries) - 1;
         if left == 0 && level > 0 {
             let block = step.buffer.as_ref().expect("only the root has no buffer").block();
             self.free_blocks(h, block, 1, true)?;
