@@ -311,9 +311,10 @@ fn attributes_agree_with_the_kernel() {
 
 #[test]
 fn inline_directories_of_the_kernel_are_changed() {
-    for (what, args) in [("inline", &["-t", "ext4", "-O", "inline_data"][..]),
-        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..])]
-    {
+    for (what, args) in [
+        ("inline", &["-t", "ext4", "-O", "inline_data"][..]),
+        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..]),
+    ] {
         let image = Image::make(args, 64 << 20);
         let made = image.by_kernel(|at| {
             for dir in ["empty", "few", "more", "parent"] {
@@ -357,7 +358,11 @@ fn inline_directories_of_the_kernel_are_changed() {
         image.fsck(what);
         image.by_kernel(|at| {
             for (dir, expected) in ["few", "more"].iter().zip(&expected) {
-                assert_eq!(&kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(), expected, "{what}");
+                assert_eq!(
+                    &kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(),
+                    expected,
+                    "{what}"
+                );
             }
         });
     }
@@ -365,7 +370,13 @@ fn inline_directories_of_the_kernel_are_changed() {
 
 #[test]
 fn every_hash_is_the_kernels() {
-    for (hash, flag) in [("legacy", "signed"), ("half_md4", "unsigned"), ("tea", "signed"), ("tea", "unsigned"), ("legacy", "unsigned")] {
+    for (hash, flag) in [
+        ("legacy", "signed"),
+        ("half_md4", "unsigned"),
+        ("tea", "signed"),
+        ("tea", "unsigned"),
+        ("legacy", "unsigned"),
+    ] {
         let image = Image::make(&["-t", "ext4", "-b", "1024"], 64 << 20);
         let run = |program: &str, args: &[&str]| {
             let out = Command::new(program).args(args).arg(&image.path).output().unwrap();
@@ -422,7 +433,8 @@ fn more_subdirectories_than_a_link_count_tells() {
     let top = vfs.root().unwrap();
     let dir = vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0;
     for number in 0..65_100 {
-        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false).unwrap();
+        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false)
+            .unwrap();
     }
     assert_eq!(vfs.stat(&dir).nlink, 1);
     vfs.rmdir(&root(), &dir, b"0", false).unwrap();
@@ -431,4 +443,62 @@ fn more_subdirectories_than_a_link_count_tells() {
     vfs.unmount().unwrap();
     drop(vfs);
     image.fsck("65,099 subdirectories");
+}
+
+#[test]
+fn large_values_and_shared_blocks() {
+    for (what, args) in [
+        ("ea_inode", &["-t", "ext4", "-O", "ea_inode"][..]),
+        ("ea_inode 1k", &["-t", "ext4", "-O", "ea_inode", "-b", "1024", "-I", "128"][..]),
+    ] {
+        let image = Image::make(args, 64 << 20);
+        let made = image.by_kernel(|at| {
+            for file in ["a", "b", "c", "d", "e"] {
+                std::fs::write(at.join(file), b"x").unwrap();
+                // Equal attributes: the kernel lets them share a block, and the inode of the large one.
+                xattr::set(at.join(file), "user.block", &[b'v'; 500]).unwrap();
+                xattr::set(at.join(file), "user.large", &[b'L'; 30_000]).unwrap();
+            }
+        });
+        let vfs = image.mount();
+        let top = vfs.root().unwrap();
+        if made.is_some() {
+            let file = |name: &[u8]| vfs.lookup(&root(), &top, name).unwrap();
+            assert_eq!(vfs.get_xattr(&root(), &file(b"a"), "user.large").unwrap(), [b'L'; 30_000]);
+            vfs.set_xattr(&root(), &file(b"a"), "user.block", &[b'w'; 501], XattrMode::Any).unwrap();
+            vfs.remove_xattr(&root(), &file(b"b"), "user.large").unwrap();
+            vfs.unlink(&root(), &top, b"c", false).unwrap();
+            vfs.set_xattr(&root(), &file(b"d"), "user.large", &[b'M'; 65_000], XattrMode::Any).unwrap();
+        }
+        let ours = vfs.create(&root(), &top, b"ours", &CreateSpec::file(0o644), false).unwrap().0;
+        for round in 0..20usize {
+            let len = 1000 + round * 3000;
+            vfs.set_xattr(&root(), &ours, "user.one", &vec![round as u8; len], XattrMode::Any).unwrap();
+            vfs.set_xattr(&root(), &ours, format!("user.{round}"), &vec![1; 5000], XattrMode::Any).unwrap();
+        }
+        for round in 0..10 {
+            vfs.remove_xattr(&root(), &ours, format!("user.{round}")).unwrap();
+        }
+        let gone = vfs.create(&root(), &top, b"gone", &CreateSpec::file(0o644), false).unwrap().0;
+        vfs.set_xattr(&root(), &gone, "user.large", &[3; 40_000], XattrMode::Any).unwrap();
+        drop(gone);
+        vfs.unlink(&root(), &top, b"gone", false).unwrap();
+        drop((ours, top));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        image.fsck(what);
+        image.by_kernel(|at| {
+            let get = |file: &str, name: &str| xattr::get(at.join(file), name).unwrap();
+            assert_eq!(get("ours", "user.one"), Some(vec![19; 58_000]), "{what}");
+            assert_eq!((get("ours", "user.3"), get("ours", "user.15")), (None, Some(vec![1; 5000])), "{what}");
+            assert_eq!(get("a", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
+            assert_eq!(get("a", "user.block"), Some(vec![b'w'; 501]), "{what}");
+            assert_eq!((get("b", "user.large"), get("b", "user.block")), (None, Some(vec![b'v'; 500])), "{what}");
+            assert_eq!(get("d", "user.large"), Some(vec![b'M'; 65_000]), "{what}");
+            assert_eq!(get("e", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
+            std::fs::remove_file(at.join("ours")).unwrap();
+            std::fs::remove_file(at.join("d")).unwrap();
+        });
+        image.fsck(what);
+    }
 }
