@@ -311,9 +311,10 @@ fn attributes_agree_with_the_kernel() {
 
 #[test]
 fn inline_directories_of_the_kernel_are_changed() {
-    for (what, args) in [("inline", &["-t", "ext4", "-O", "inline_data"][..]),
-        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..])]
-    {
+    for (what, args) in [
+        ("inline", &["-t", "ext4", "-O", "inline_data"][..]),
+        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..]),
+    ] {
         let image = Image::make(args, 64 << 20);
         let made = image.by_kernel(|at| {
             for dir in ["empty", "few", "more", "parent"] {
@@ -357,7 +358,11 @@ fn inline_directories_of_the_kernel_are_changed() {
         image.fsck(what);
         image.by_kernel(|at| {
             for (dir, expected) in ["few", "more"].iter().zip(&expected) {
-                assert_eq!(&kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(), expected, "{what}");
+                assert_eq!(
+                    &kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(),
+                    expected,
+                    "{what}"
+                );
             }
         });
     }
@@ -365,7 +370,13 @@ fn inline_directories_of_the_kernel_are_changed() {
 
 #[test]
 fn every_hash_is_the_kernels() {
-    for (hash, flag) in [("legacy", "signed"), ("half_md4", "unsigned"), ("tea", "signed"), ("tea", "unsigned"), ("legacy", "unsigned")] {
+    for (hash, flag) in [
+        ("legacy", "signed"),
+        ("half_md4", "unsigned"),
+        ("tea", "signed"),
+        ("tea", "unsigned"),
+        ("legacy", "unsigned"),
+    ] {
         let image = Image::make(&["-t", "ext4", "-b", "1024"], 64 << 20);
         let run = |program: &str, args: &[&str]| {
             let out = Command::new(program).args(args).arg(&image.path).output().unwrap();
@@ -422,7 +433,8 @@ fn more_subdirectories_than_a_link_count_tells() {
     let top = vfs.root().unwrap();
     let dir = vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0;
     for number in 0..65_100 {
-        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false).unwrap();
+        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false)
+            .unwrap();
     }
     assert_eq!(vfs.stat(&dir).nlink, 1);
     vfs.rmdir(&root(), &dir, b"0", false).unwrap();
