@@ -490,15 +490,91 @@ fn large_values_and_shared_blocks() {
         image.by_kernel(|at| {
             let get = |file: &str, name: &str| xattr::get(at.join(file), name).unwrap();
             assert_eq!(get("ours", "user.one"), Some(vec![19; 58_000]), "{what}");
-            assert_eq!((get("ours", "user.3"), get("ours", "user.15")), (None, Some(vec![1; 5000])), "{what}");
+            assert_eq!(
+                (get("ours", "user.3"), get("ours", "user.15")),
+                (None, Some(vec![1; 5000])),
+                "{what}"
+            );
             assert_eq!(get("a", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
             assert_eq!(get("a", "user.block"), Some(vec![b'w'; 501]), "{what}");
-            assert_eq!((get("b", "user.large"), get("b", "user.block")), (None, Some(vec![b'v'; 500])), "{what}");
+            assert_eq!(
+                (get("b", "user.large"), get("b", "user.block")),
+                (None, Some(vec![b'v'; 500])),
+                "{what}"
+            );
             assert_eq!(get("d", "user.large"), Some(vec![b'M'; 65_000]), "{what}");
             assert_eq!(get("e", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
             std::fs::remove_file(at.join("ours")).unwrap();
             std::fs::remove_file(at.join("d")).unwrap();
         });
         image.fsck(what);
+    }
+}
+
+#[test]
+fn damaged_directories_are_errors() {
+    for args in [&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^has_journal,inline_data", "-N", "2000"][..], &["-t", "ext2", "-b", "1024", "-N", "2000"]] {
+        let image = Image::make(args, 16 << 20);
+        let vfs = image.mount();
+        let top = vfs.root().unwrap();
+        let dir = vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0;
+        for number in 0..400 {
+            vfs.create(&root(), &dir, &name(number), &CreateSpec::file(0o644), false).unwrap();
+        }
+        vfs.set_xattr(&root(), &dir, "user.x", &[1; 300], XattrMode::Any).unwrap();
+        drop((dir, top));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        let sound = std::fs::read(&image.path).unwrap();
+        // Only blocks that say something are worth damaging: those of the directory, its inode and its attributes.
+        let telling: Vec<usize> = (0..sound.len() / 1024)
+            .filter(|block| {
+                let bytes = &sound[block * 1024..][..1024];
+                let magic = bytes[..4] == [0, 0, 2, 0xEA];
+                magic || bytes.windows(5).any(|w| w == b"file-") || bytes[..12].ends_with(b".\0\0\0") || bytes.windows(2).any(|w| w == [0xED, 0x41])
+            })
+            .collect();
+        let mut state = 7u64;
+        let mut random = move |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..400 {
+            let mut bytes = sound.clone();
+            for _ in 0..1 + random(8) {
+                let block = telling[random(telling.len())];
+                // Headers, tables and the first entries lie at the front.
+                let at = block * 1024 + if random(2) == 0 { random(64) } else { random(1024) };
+                bytes[at] = [0, 1, 0xFF, random(256) as u8][random(4)];
+            }
+            let device = Arc::new(ivers_block::MemDevice::from_bytes(&bytes));
+            let Ok(fs) = Ext4::open(device, OpenOptions::default()) else { continue };
+            let Ok(vfs) = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }) else { continue };
+            let Ok(dir) = vfs.resolve(&root(), "/dir", true) else { continue };
+            let (mut cursor, mut steps) = (0, 0);
+            loop {
+                let before = cursor;
+                let result = vfs.readdir(&dir, cursor, &mut |entry| {
+                    cursor = entry.next;
+                    ControlFlow::Break(())
+                });
+                steps += 1;
+                assert!(steps < 100_000, "readdir does not end");
+                if result.is_err() || cursor == before {
+                    break;
+                }
+            }
+            for number in (0..400).step_by(17) {
+                let _ = vfs.lookup(&root(), &dir, &name(number));
+                let _ = vfs.unlink(&root(), &dir, &name(number), false);
+                let _ = vfs.create(&root(), &dir, &name(number + 1000), &CreateSpec::file(0o644), false);
+            }
+            if let Ok(names) = vfs.list_xattr(&root(), &dir) {
+                for name in names {
+                    let _ = vfs.get_xattr(&root(), &dir, name);
+                }
+            }
+            let _ = vfs.set_xattr(&root(), &dir, "user.y", &[2; 100], XattrMode::Any);
+        }
     }
 }

@@ -102,7 +102,10 @@ fn a_query_commits_nothing() {
         change(&path);
     }
     let after = m.vfs.stats();
-    assert_eq!(after.written_back_bytes, before.written_back_bytes, "the FSYNC of a query reached the filesystem");
+    assert_eq!(
+        after.written_back_bytes, before.written_back_bytes,
+        "the FSYNC of a query reached the filesystem"
+    );
 }
 
 #[test]
@@ -169,12 +172,13 @@ fn anyone_who_may_stat_may_ask() {
     }
     let m = mounted();
     fs::write(m.path("secret"), b"x").unwrap();
-    fs::set_permissions(m.path("secret"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(m.path("secret"), fs::Permissions::from_mode(0o0)).unwrap();
     symlink("nowhere", m.path("link")).unwrap();
     fs::create_dir(m.path("closed")).unwrap();
-    fs::set_permissions(m.path("closed"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(m.path("closed"), fs::Permissions::from_mode(0o0)).unwrap();
     // setpriv keeps this test from needing a getfattr: python's os module asks.
-    let ask = "import os,sys\nprint(os.getxattr(sys.argv[1],'system.ivers.change',follow_symlinks=False).decode())";
+    let ask =
+        "import os,sys\nprint(os.getxattr(sys.argv[1],'system.ivers.change',follow_symlinks=False).decode())";
     for name in ["secret", "link", "closed"] {
         let path = m.path(name);
         let asked = as_nobody("python3", &["-c", ask, path.to_str().unwrap()]);
@@ -204,7 +208,8 @@ fn the_attributes_are_hidden_and_read_only() {
     let stored = attribute(&path, ivers_fuse::STORED);
     assert_eq!(m.vfs.stats().queries, before, "peeking is no query");
     assert_eq!(stored, change(&path).to_string(), "mem has no epoch");
-    let semantics: serde_json::Value = serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
+    let semantics: serde_json::Value =
+        serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
     assert_eq!((&semantics["cookie"], &semantics["persistent"]), (&true.into(), &false.into()));
     let stats: serde_json::Value = serde_json::from_str(&attribute(&path, ivers_fuse::STATS)).unwrap();
     assert!(stats["changes"].as_u64() > Some(0) && stats["journal_blocks"].is_u64());
@@ -223,7 +228,8 @@ fn without_a_cookie_there_is_no_number() {
     fs::write(&path, b"x").unwrap();
     assert_eq!(xattr::get(&path, ivers_fuse::CHANGE).unwrap(), None);
     assert_eq!(xattr::get(&path, ivers_fuse::STORED).unwrap(), None);
-    let semantics: serde_json::Value = serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
+    let semantics: serde_json::Value =
+        serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
     assert_eq!(semantics["cookie"], false);
     assert!(semantics["no_cookie"].is_string());
     session.unmount().unwrap();

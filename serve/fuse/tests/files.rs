@@ -31,7 +31,11 @@ fn names_come_and_go() {
     assert_eq!(fs::metadata(m.path("b")).unwrap().nlink(), 1);
     fs::remove_dir(m.path("d")).unwrap();
     assert!(!m.path("d").exists());
-    assert_eq!(fs::File::open(m.path(&"n".repeat(256))).unwrap_err().raw_os_error(), Some(36), "ENAMETOOLONG");
+    assert_eq!(
+        fs::File::open(m.path(&"n".repeat(256))).unwrap_err().raw_os_error(),
+        Some(36),
+        "ENAMETOOLONG"
+    );
     if is_root() {
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(CWD, m.path("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -73,7 +77,7 @@ fn data_is_read_as_written() {
     }
     for writeback_cache in [true, false] {
         let m = mount_with(FuseOptions { writeback_cache, ..FuseOptions::default() });
-        let data: Vec<u8> = (0..5_000_000u32).map(|n| (n * 31 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..5_000_000u32).map(|n| ((n * 31) >> 3) as u8).collect();
         fs::write(m.path("f"), &data).unwrap();
         assert!(fs::read(m.path("f")).unwrap() == data);
         let mut file = OpenOptions::new().append(true).read(true).open(m.path("f")).unwrap();
@@ -108,7 +112,13 @@ fn direct_io_and_the_cache_agree() {
     let m = mounted();
     const O_DIRECT: i32 = 0o40000;
     let page = vec![7u8; 8192];
-    let direct = OpenOptions::new().write(true).create(true).truncate(false).custom_flags(O_DIRECT).open(m.path("f")).unwrap();
+    let direct = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .custom_flags(O_DIRECT)
+        .open(m.path("f"))
+        .unwrap();
     assert_eq!(direct.write_at(&page, 0).unwrap(), 8192);
     assert_eq!(fs::read(m.path("f")).unwrap(), page);
     let cached = OpenOptions::new().write(true).open(m.path("f")).unwrap();
@@ -130,7 +140,10 @@ fn attributes_stick() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().mode(), 0o100640);
     let file = OpenOptions::new().write(true).open(&path).unwrap();
-    for time in [SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789), SystemTime::UNIX_EPOCH - Duration::from_millis(1500)] {
+    for time in [
+        SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789),
+        SystemTime::UNIX_EPOCH - Duration::from_millis(1500),
+    ] {
         file.set_modified(time).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), time);
         let inode = m.vfs.resolve(&ivers_vfs::Cred::root(), "/f", false).unwrap();
@@ -284,6 +297,9 @@ fn four_threads_at_once() {
     });
     for thread in 0..4 {
         assert_eq!(fs::read_dir(m.path(&format!("d{thread}"))).unwrap().count(), 133);
-        assert_eq!(fs::read_to_string(m.path(&format!("d{thread}/100-moved"))).unwrap(), format!("{thread} 100!"));
+        assert_eq!(
+            fs::read_to_string(m.path(&format!("d{thread}/100-moved"))).unwrap(),
+            format!("{thread} 100!")
+        );
     }
 }
