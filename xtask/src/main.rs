@@ -1,5 +1,8 @@
 //! Project chores: `cargo xtask test` is what CI runs.
 
+#[cfg(test)]
+mod tidy;
+
 use std::process::{Command, ExitCode};
 
 fn run(step: &str, args: &[&str]) -> bool {

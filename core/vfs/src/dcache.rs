@@ -21,8 +21,20 @@ struct Entry {
 #[derive(Default)]
 struct Shard {
     directories: HashMap<Ino, HashMap<Arc<[u8]>, Entry>>,
+    /// In order of arrival, for second-chance eviction; entries of names that left are dropped when met.
     queue: VecDeque<(Ino, Arc<[u8]>)>,
     entries: usize,
+}
+
+impl Shard {
+    /// Drop the queue's entries of names that left, once they outnumber the others.
+    fn tidy(&mut self) {
+        if self.queue.len() > 2 * self.entries + 256 {
+            let directories = &self.directories;
+            self.queue
+                .retain(|(dir, name)| directories.get(dir).is_some_and(|names| names.contains_key(name)));
+        }
+    }
 }
 
 /// The name cache.
@@ -67,6 +79,7 @@ impl NameCache {
         names.insert(name.clone(), Entry { ino, recent: false });
         shard.queue.push_back((dir, name));
         shard.entries += 1;
+        shard.tidy();
     }
 
     /// Forget a directory that is gone.
@@ -75,8 +88,6 @@ impl NameCache {
         if let Some(names) = shard.directories.remove(&dir) {
             shard.entries -= names.len();
             self.budget.uncharge(names.keys().map(|name| cost(name)).sum());
-            // The queue's entries of this life must not evict those of the next; they are few or the shard is small.
-            shard.queue.retain(|(of, _)| *of != dir);
         }
     }
 
@@ -113,7 +124,6 @@ impl NameCache {
         if let Some((name, _)) = names.remove_entry(name) {
             shard.entries -= 1;
             self.budget.uncharge(cost(&name));
-            shard.queue.retain(|(of, queued)| *of != dir || *queued != name);
         }
     }
 

@@ -25,6 +25,19 @@ struct Shard {
     queue: VecDeque<(Ino, u64)>,
 }
 
+impl Shard {
+    /// Drop the queue's entries of inodes that left, once they outnumber the others.
+    fn tidy(&mut self) {
+        if self.queue.len() > 2 * self.slots.len() + 256 {
+            let slots = &self.slots;
+            self.queue.retain(|(ino, id)| match slots.get(ino) {
+                Some(Slot::Ready(inode)) => inode.cache_id.load(Ordering::Relaxed) == *id,
+                _ => false,
+            });
+        }
+    }
+}
+
 struct Locked {
     shard: Mutex<Shard>,
     wake: Condvar,
@@ -60,6 +73,7 @@ impl Claim<'_> {
         let mut shard = locked.shard.lock();
         shard.slots.insert(self.ino, Slot::Ready(inode.clone()));
         shard.queue.push_back((self.ino, id));
+        shard.tidy();
         locked.wake.notify_all();
         drop(shard);
         std::mem::forget(self);

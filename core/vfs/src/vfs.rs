@@ -247,6 +247,9 @@ impl Vfs {
     pub(crate) fn leave(&self, inode: &Inode) {
         self.fs.forget_inode(inode);
         inode.pages.drop_pages(0, u64::MAX, &self.memory);
+        if inode.dirty_listed.load(Ordering::Acquire) {
+            self.unlist_dirty(inode);
+        }
         self.policy.retire_unstored_version(inode.version.peek());
         if inode.kind == FileType::Directory {
             self.names.forget(inode.ino);
@@ -261,7 +264,7 @@ impl Vfs {
         if self.policy.mode == ChangeMode::Off || self.info.no_cookie.is_some() || !self.fs.serves_cookie() {
             return None;
         }
-        Stats::count(&self.policy.stats.queries);
+        Stats::count(&self.policy.stats.mine().queries);
         Some(inode.version.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
     }
 

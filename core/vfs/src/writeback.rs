@@ -107,7 +107,7 @@ impl Vfs {
         }
     }
 
-    fn unlist_dirty(&self, inode: &Inode) {
+    pub(crate) fn unlist_dirty(&self, inode: &Inode) {
         let mut since = self.dirty.since.lock();
         since.remove(&inode.ino);
         inode.dirty_listed.store(false, Ordering::Release);
@@ -126,7 +126,7 @@ impl Vfs {
                 self.list_dirty(inode);
                 return Err(error);
             }
-            self.policy.stats.written_back_bytes.fetch_add(run.data.len() as u64, Ordering::Relaxed);
+            self.policy.stats.mine().written_back_bytes.fetch_add(run.data.len() as u64, Ordering::Relaxed);
             from = run.offset + run.data.len() as u64;
         }
         Ok(())
@@ -152,8 +152,8 @@ impl Vfs {
                 return Err(error);
             }
             if times {
-                Stats::count(&self.policy.stats.inode_updates);
-                Stats::count(&self.policy.stats.inode_updates_times);
+                Stats::count(&self.policy.stats.mine().inode_updates);
+                Stats::count(&self.policy.stats.mine().inode_updates_times);
             }
         }
         Ok(())
@@ -171,15 +171,11 @@ impl Vfs {
             if !pressed && since.elapsed() < expire {
                 break;
             }
-            match self.pinned(ino) {
-                Some(inode) => {
-                    if let Err(error) = self.write_back_inode(&inode) {
-                        log::warn!("write-back of inode {ino} failed: {error}");
-                    }
-                }
-                None => {
-                    self.dirty.since.lock().remove(&ino);
-                }
+            // Not there: it is on its way out, and leaves the list with that.
+            if let Some(inode) = self.pinned(ino)
+                && let Err(error) = self.write_back_inode(&inode)
+            {
+                log::warn!("write-back of inode {ino} failed: {error}");
             }
         }
     }
@@ -243,17 +239,13 @@ impl Vfs {
                 first_error.get_or_insert(error);
             }
         }
-        // Inodes that the thread has just taken off the list: wait for them.
+        // Inodes that the thread has just taken off the list: wait for them, and try again what failed there.
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
-            if inode.pages.has_pages()
-                || inode.lazy_times.load(Ordering::Acquire)
-                || inode.needs_log.load(Ordering::Acquire)
+            if (inode.pages.has_pages() || inode.is_dirty())
+                && let Err(error) = self.write_back_inode(&inode)
             {
-                let _writeback = inode.writeback_lock.lock();
-                if let Err(error) = self.flush_inode(&inode) {
-                    first_error.get_or_insert(error);
-                }
+                first_error.get_or_insert(error);
             }
         }
         if let Err(error) = self.fs.sync() {
@@ -306,8 +298,14 @@ impl Vfs {
 
     #[cold]
     fn shrink(&self) {
-        let Some(mut hand) = self.shrink_lock.try_lock() else { return };
         let limit = self.memory.budget.limit();
+        // One shrinks for all, and the others go on; far above the limit they wait for it.
+        let mut hand = if self.memory.budget.used() > limit.saturating_add(limit / 8) {
+            self.shrink_lock.lock()
+        } else {
+            let Some(hand) = self.shrink_lock.try_lock() else { return };
+            hand
+        };
         let target = limit - limit / 16;
         let shards = self.inodes.shards();
         let mut idle_rounds = 0;

@@ -19,7 +19,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum MountError {
     /// The kernel has no FUSE, or this environment hides it.
-    #[error("/dev/fuse: {0}: load the module (modprobe fuse), or give the container the device (--device /dev/fuse)")]
+    #[error(
+        "/dev/fuse: {0}: load the module (modprobe fuse), or give the container the device (--device /dev/fuse)"
+    )]
     NoDevice(std::io::Error),
     /// The directory cannot be mounted on.
     #[error("{dir}: {why}")]
@@ -127,7 +129,11 @@ fn attach_by_helper(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountE
         Some(device) if output.status.success() => Ok(device),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-            Err(MountError::Helper(if said.is_empty() { format!("fusermount3: {}", output.status) } else { said }))
+            Err(MountError::Helper(if said.is_empty() {
+                format!("fusermount3: {}", output.status)
+            } else {
+                said
+            }))
         }
     }
 }

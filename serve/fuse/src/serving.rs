@@ -138,7 +138,11 @@ impl Serving {
     }
 
     /// Answer a query of the change attribute, at once or after the kernel has handed over what it holds back.
-    pub(crate) fn query(self: &Arc<Self>, node: Arc<Node>, answer: impl FnOnce(Option<u64>) + Send + 'static) {
+    pub(crate) fn query(
+        self: &Arc<Self>,
+        node: Arc<Node>,
+        answer: impl FnOnce(Option<u64>) + Send + 'static,
+    ) {
         if !node.is_held_back() || cookie::missing(&self.vfs).is_some() {
             return answer(self.vfs.change(&node.inode));
         }

@@ -122,7 +122,7 @@ impl Ext4 {
         let bits = self.sb.block_bits;
         let mapping = self.map_in(inode, &core, offset >> bits)?;
         let start = mapping.start << bits;
-        let len = mapping.len.checked_mul(1 << bits).unwrap_or(u64::MAX).min(u64::MAX - start);
+        let len = mapping.len.saturating_mul(1 << bits).min(u64::MAX - start);
         Ok(MappedRange { start, len, kind: mapping.kind })
     }
 
