@@ -190,3 +190,27 @@ fn the_kernel_and_we_see_the_same_tree() {
         fsck(&image, name);
     }
 }
+
+#[test]
+fn what_the_kernel_left_in_its_journal_is_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (image, copy, at) = (dir.path().join("image"), dir.path().join("copy"), dir.path().join("mnt"));
+    for (name, args) in [("ext4", &["-t", "ext4", "-b", "4096"][..]), ("ext3", &["-t", "ext3"])] {
+        mkfs(&image, args, 64 << 20);
+        let Some(mounted) = LoopMount::new(&image, &at) else { return };
+        let script =
+            "mkdir d; for i in $(seq 1 300); do echo $i > d/f$i; done; rm d/f1*; ln d/f2 hard; sync -f .";
+        assert!(Command::new("sh").args(["-c", script]).current_dir(&at).status().unwrap().success());
+        let mut kernel = Tree::new();
+        kernel_tree(&at, "", &mut kernel);
+        std::fs::copy(&image, &copy).unwrap();
+        drop(mounted);
+        let vfs = mount(&copy);
+        let mut ours = Tree::new();
+        our_tree(&vfs, &vfs.root().unwrap(), "", &mut ours);
+        assert_same(&ours, &kernel, name);
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&copy, name);
+    }
+}

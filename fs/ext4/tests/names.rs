@@ -490,10 +490,18 @@ fn large_values_and_shared_blocks() {
         image.by_kernel(|at| {
             let get = |file: &str, name: &str| xattr::get(at.join(file), name).unwrap();
             assert_eq!(get("ours", "user.one"), Some(vec![19; 58_000]), "{what}");
-            assert_eq!((get("ours", "user.3"), get("ours", "user.15")), (None, Some(vec![1; 5000])), "{what}");
+            assert_eq!(
+                (get("ours", "user.3"), get("ours", "user.15")),
+                (None, Some(vec![1; 5000])),
+                "{what}"
+            );
             assert_eq!(get("a", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
             assert_eq!(get("a", "user.block"), Some(vec![b'w'; 501]), "{what}");
-            assert_eq!((get("b", "user.large"), get("b", "user.block")), (None, Some(vec![b'v'; 500])), "{what}");
+            assert_eq!(
+                (get("b", "user.large"), get("b", "user.block")),
+                (None, Some(vec![b'v'; 500])),
+                "{what}"
+            );
             assert_eq!(get("d", "user.large"), Some(vec![b'M'; 65_000]), "{what}");
             assert_eq!(get("e", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
             std::fs::remove_file(at.join("ours")).unwrap();

@@ -301,3 +301,36 @@ fn a_full_filesystem_stays_whole() {
         fsck(&path, name);
     }
 }
+
+#[test]
+fn a_counter_of_32_bits_that_runs_over_still_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-I", "128"], 64 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&path);
+    let file = make(&vfs, &vfs.root().unwrap(), "file", b"one");
+    file.version.set(u64::from(u32::MAX) - 1);
+    let mut last = vfs.change(&file).unwrap();
+    for i in 0..5u8 {
+        vfs.write(&cred, &file, 0, &[i], WriteFlags::empty()).unwrap();
+        vfs.fsync(&file, false).unwrap();
+        let now = vfs.change(&file).unwrap();
+        assert!(now > last, "{i}: {now} after {last}");
+        last = now;
+    }
+    vfs.set_attr(&cred, &file, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).unwrap();
+    let now = vfs.change(&file).unwrap();
+    assert!(now > last);
+    last = now;
+    drop(file);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&path, "wrapped");
+    let vfs = mount(&path);
+    let file = vfs.resolve(&cred, b"/file", true).unwrap();
+    assert!(vfs.change(&file).unwrap() > last);
+    assert!(vfs.stored_version(&file) < 100);
+    drop(file);
+    vfs.unmount().unwrap();
+}

@@ -52,8 +52,12 @@ pub enum MountError {
 pub(crate) fn attach(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountError> {
     let bad_dir = |why: String| MountError::Directory { dir: dir.into(), why };
     let meta = std::fs::metadata(dir).map_err(|e| bad_dir(e.to_string()))?;
-    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| MountError::NoDevice(e.into()))?;
+    let device = match rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(device) => device,
+        // Some systems give it to root alone; the helper is.
+        Err(Errno::ACCESS) => return attach_by_helper(dir, options),
+        Err(error) => return Err(MountError::NoDevice(error.into())),
+    };
     use std::os::fd::AsRawFd;
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={}",

@@ -504,10 +504,10 @@ impl Filesystem for Ops {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if Handle::unpack(fh).holds_back {
-            if let Ok(node) = self.0.node(ino) {
-                node.writer_closes();
-            }
+        if Handle::unpack(fh).holds_back
+            && let Ok(node) = self.0.node(ino)
+        {
+            node.writer_closes();
         }
         reply.ok();
     }

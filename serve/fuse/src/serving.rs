@@ -172,10 +172,10 @@ impl Serving {
 
     /// After a rename, find the node by its new name.
     pub(crate) fn moved(&self, dir: &Node, name: &[u8]) {
-        if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name) {
-            if let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0)) {
-                node.set_place(dir.id, name);
-            }
+        if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name)
+            && let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0))
+        {
+            node.set_place(dir.id, name);
         }
     }
 

@@ -71,10 +71,10 @@ struct Starting {
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        if let Some(dir) = self.dir.take() {
-            if let Err(error) = detach(&dir, true) {
-                log::warn!("{error}");
-            }
+        if let Some(dir) = self.dir.take()
+            && let Err(error) = detach(&dir, true)
+        {
+            log::warn!("{error}");
         }
     }
 }

@@ -172,10 +172,10 @@ fn anyone_who_may_stat_may_ask() {
     }
     let m = mounted();
     fs::write(m.path("secret"), b"x").unwrap();
-    fs::set_permissions(m.path("secret"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(m.path("secret"), fs::Permissions::from_mode(0o0)).unwrap();
     symlink("nowhere", m.path("link")).unwrap();
     fs::create_dir(m.path("closed")).unwrap();
-    fs::set_permissions(m.path("closed"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(m.path("closed"), fs::Permissions::from_mode(0o0)).unwrap();
     // setpriv keeps this test from needing a getfattr: python's os module asks.
     let ask =
         "import os,sys\nprint(os.getxattr(sys.argv[1],'system.ivers.change',follow_symlinks=False).decode())";

@@ -77,7 +77,7 @@ fn data_is_read_as_written() {
     }
     for writeback_cache in [true, false] {
         let m = mount_with(FuseOptions { writeback_cache, ..FuseOptions::default() });
-        let data: Vec<u8> = (0..5_000_000u32).map(|n| (n * 31 >> 3) as u8).collect();
+        let data: Vec<u8> = (0..5_000_000u32).map(|n| ((n * 31) >> 3) as u8).collect();
         fs::write(m.path("f"), &data).unwrap();
         assert!(fs::read(m.path("f")).unwrap() == data);
         let mut file = OpenOptions::new().append(true).read(true).open(m.path("f")).unwrap();

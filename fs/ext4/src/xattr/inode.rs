@@ -29,7 +29,10 @@ impl Ext4 {
         }
         let inode = self.detached(self.load(ino, true)?);
         if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
-            return Err(Error::corrupt("an attribute's value is in an inode that is none of its kind", self.ea_place(ino)));
+            return Err(Error::corrupt(
+                "an attribute's value is in an inode that is none of its kind",
+                self.ea_place(ino),
+            ));
         }
         // Through the buffers, not past them: the blocks may not have left the journal yet.
         let mut value = Vec::with_capacity(size as usize);
@@ -91,7 +94,10 @@ impl Ext4 {
         let slot = self.raw_inode(ino)?;
         let count = u64::from(le32(&slot, I_CTIME)) << 32 | u64::from(le32(&slot, I_VERSION));
         if le32(&slot, I_FLAGS) & FL_EA_INODE == 0 || count == 0 || le16(&slot, I_LINKS) == 0 {
-            return Err(Error::corrupt("an attribute names an inode that holds no value", self.ea_place(ino)));
+            return Err(Error::corrupt(
+                "an attribute names an inode that holds no value",
+                self.ea_place(ino),
+            ));
         }
         Ok(count)
     }

@@ -224,7 +224,8 @@ impl Ext4 {
         for gone in body_before.iter().filter(|old| !in_body.contains(old)) {
             dead.extend(self.put_value(h, &gone.value)?);
         }
-        let charged = |body: &[Attribute], block: &[Attribute]| self.value_blocks(body) + self.value_blocks(block);
+        let charged =
+            |body: &[Attribute], block: &[Attribute]| self.value_blocks(body) + self.value_blocks(block);
         self.add_blocks_512(inode, charged(&in_body, &in_block) - charged(&body_before, &block_before));
         Ok(dead)
     }
