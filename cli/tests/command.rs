@@ -1,0 +1,38 @@
+//! The command on an image that is not mounted: JSON names, exit codes, `changed`.
+
+use ivers_oracle::Image;
+use std::process::{Command, Output};
+
+fn ivers(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ivers")).args(args).output().unwrap()
+}
+
+#[test]
+fn an_image_is_copied_into_and_asked_what_changed() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck", "debugfs"]) {
+        return;
+    }
+    let image = Image::new("ext4", 32 << 20, &[]).unwrap();
+    let source = image.dir().join("source");
+    let state = image.dir().join("state");
+    let (image_word, source, state) =
+        (image.path().to_str().unwrap(), source.to_str().unwrap(), state.to_str().unwrap());
+    let file = format!("{image_word}:/file");
+    std::fs::write(source, "one").unwrap();
+    assert!(ivers(&["cp", source, &file]).status.success());
+    assert_eq!(ivers(&["cat", &file]).stdout, b"one");
+    let said: serde_json::Value = serde_json::from_slice(&ivers(&["stat", "--json", &file]).stdout).unwrap();
+    let stored: u64 = said["stored"].as_str().unwrap().parse().unwrap();
+    assert_eq!(stored, ivers_oracle::stored_version(image.path(), "/file").unwrap());
+    assert!(said["change"].is_string() && said["semantics"]["persistent"] == true, "{said}");
+
+    assert!(ivers(&["changed", image_word, "--save", state]).status.success());
+    assert_eq!(ivers(&["changed", image_word, "--since", state]).stdout, b"");
+    std::fs::write(source, "two").unwrap();
+    assert!(ivers(&["cp", source, &file]).status.success());
+    assert_eq!(ivers(&["changed", image_word, "--since", state, "-0"]).stdout, b"file\0");
+    image.check().unwrap();
+    assert_eq!(ivers(&["ls", source]).status.code(), Some(4));
+    assert_eq!(ivers(&["stat", "no-such-file"]).status.code(), Some(3));
+    assert_eq!(ivers(&["nonsense"]).status.code(), Some(2));
+}
