@@ -58,17 +58,27 @@ fn the_seeds_page_misses_nothing() {
         .collect();
     for patch in 1..=19 {
         let patch = format!("{patch:02}");
-        let row = rows.iter().find(|row| row[0] == patch).unwrap_or_else(|| panic!("no row for patch {patch}"));
+        let row =
+            rows.iter().find(|row| row[0] == patch).unwrap_or_else(|| panic!("no row for patch {patch}"));
         let state = row.last().unwrap();
         let built = state.starts_with("built");
-        assert!(built || state.starts_with("unbuilt") || state.starts_with("partly"), "patch {patch}: {state}");
-        assert!(!built || row[2..4].iter().all(|cell| cell.contains("](")), "patch {patch} names no code or no test");
+        assert!(
+            built || state.starts_with("unbuilt") || state.starts_with("partly"),
+            "patch {patch}: {state}"
+        );
+        assert!(
+            !built || row[2..4].iter().all(|cell| cell.contains("](")),
+            "patch {patch} names no code or no test"
+        );
     }
-    let reviewers = ["J. Bruce Fields", "NeilBrown", "Dave Chinner", "Theodore Ts'o", "Jan Kara", "Jeff Layton"];
+    let reviewers =
+        ["J. Bruce Fields", "NeilBrown", "Dave Chinner", "Theodore Ts'o", "Jan Kara", "Jeff Layton"];
     for reviewer in reviewers {
         assert!(page.contains(&format!("| {reviewer}, 2017-12-")), "no row for {reviewer}");
     }
-    for figure in ["13.84 s", "85.6, 110, 117", "86.7 to 129", "110 MiB/s", "49.1 to 50.3", "1146 to 1253", "43.5 %"] {
+    for figure in
+        ["13.84 s", "85.6, 110, 117", "86.7 to 129", "110 MiB/s", "49.1 to 50.3", "1146 to 1253", "43.5 %"]
+    {
         assert!(page.contains(figure), "the figure {figure} has no row");
     }
 }
