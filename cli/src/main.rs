@@ -1,2 +1,78 @@
-//! Not yet written.
-fn main() {}
+//! `ivers`: open ext4 images, mount them in userspace, and know exactly what changed.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod changed;
+mod copy;
+mod daemon;
+mod facts;
+mod failure;
+mod files;
+mod image;
+mod mount;
+mod show;
+mod state;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::{Cli, Task};
+use clap::{CommandFactory, Parser};
+
+/// mount(8) calls the program of `fuse.ivers` as `ivers IMAGE DIR -o OPTIONS`: that is a mount.
+fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
+    let first = words.get(1).and_then(|word| word.to_str()).unwrap_or("-");
+    let command = Cli::command();
+    let known = first == "help" || command.get_subcommands().any(|sub| sub.get_name() == first);
+    if !first.starts_with('-')
+        && !known
+        && words.len() >= 3
+        && (first.contains('/') || words.iter().any(|w| w == "-o"))
+    {
+        words.insert(1, "mount".into());
+    }
+    words
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(with_mount_implied(std::env::args_os().collect())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if error.use_stderr() { failure::USAGE } else { 0 };
+            // A closed pipe behind --help is no failure.
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let json = cli.json;
+    let result = match cli.task {
+        Task::Mount(args) => mount::mount(args, json),
+        Task::Unmount(args) => mount::unmount(&args, json),
+        Task::Stat(args) => files::stat(&args, json),
+        Task::Changed(args) => changed::changed(&args, json),
+        Task::Ls(args) => files::ls(&args, json),
+        Task::Cat(args) => files::cat(&args, json),
+        Task::Cp(args) => copy::cp(&args, json),
+        Task::Tree(args) => files::tree(&args, json),
+        Task::Info(args) => files::info(&args, json),
+        Task::Stats(args) => files::stats(&args, json),
+        Task::Bench(args) => bench::bench(&args, json),
+        Task::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "ivers", &mut std::io::stdout());
+            Ok(())
+        }
+        Task::Man { dir } => man(&dir),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}
+
+fn man(dir: &std::path::Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(dir)?;
+    clap_mangen::generate_to(Cli::command(), dir)?;
+    Ok(())
+}

@@ -1,74 +1,99 @@
-//! Project chores: `cargo xtask demo` shows what ivers does, `cargo xtask test` is what CI runs, `cargo xtask soak` is the long
-//! proof.
+//! Project chores: `cargo xtask test` is what CI runs, `cargo xtask demo` shows the point,
+//! `cargo xtask soak` is the long proof.
 
 mod demo;
 #[cfg(test)]
 mod tidy;
-mod tools;
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
 
-const USAGE: &str = "usage: cargo xtask demo|test|soak
-  demo  build, and take the tour of one minute
-  test  format, lints, documentation, all tests, and the models of the counter
-  soak  the long proofs: hundreds of kills, long days of work on every kind of image";
-
-fn cargo(step: &str, env: &[(&str, &str)], args: &[&str]) -> Result<(), String> {
-    let set: String = env.iter().map(|(name, value)| format!("{name}={value} ")).collect();
-    println!("== {step}: {set}cargo {}", args.join(" "));
-    let start = Instant::now();
-    let status = Command::new("cargo").args(args).envs(env.iter().copied()).status();
-    println!("== {step} took {:.0} s", start.elapsed().as_secs_f64());
-    match status {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err(format!("{step} failed")),
-        Err(error) => Err(format!("{step}: cannot run cargo: {error}")),
+fn run(step: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> bool {
+    println!("== {step}: {program} {}", args.join(" "));
+    let ok = Command::new(program).args(args).envs(env.iter().copied()).status().is_ok_and(|s| s.success());
+    if !ok {
+        eprintln!("xtask: the step `{step}` failed");
     }
+    ok
 }
 
-fn test() -> Result<(), String> {
-    tools::provide()?;
-    cargo("format", &[], &["fmt", "--all", "--check"])?;
-    cargo("lints", &[], &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
-    cargo(
-        "documentation",
-        &[("RUSTDOCFLAGS", "-D warnings")],
-        &["doc", "--workspace", "--no-deps", "--quiet"],
-    )?;
-    let loom =
-        ["test", "--release", "--package", "iversion", "--test", "loom", "--target-dir", "target/loom"];
-    cargo("models of the counter", &[("RUSTFLAGS", "--cfg loom")], &loom)?;
-    cargo("tests", &[], &["test", "--workspace"])
+/// Install what is missing where this process may; otherwise say in one message what to install.
+fn ensure(programs: &[(&str, &str)]) -> bool {
+    let there = |program: &str| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path)
+            .chain(["/usr/sbin".into(), "/sbin".into()])
+            .any(|dir: std::path::PathBuf| dir.join(program).is_file())
+    };
+    let mut missing: Vec<&str> =
+        programs.iter().filter(|(p, _)| !there(p)).map(|(_, package)| *package).collect();
+    missing.dedup();
+    if missing.is_empty() {
+        return true;
+    }
+    let is_root = std::os::unix::fs::MetadataExt::uid(&match std::fs::metadata("/proc/self") {
+        Ok(meta) => meta,
+        Err(_) => return false,
+    }) == 0;
+    if is_root && Path::new("/usr/bin/apt-get").exists() {
+        let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
+        args.extend(&missing);
+        if run("package lists", "apt-get", &["update", "-q"], &[]) && run("packages", "apt-get", &args, &[]) {
+            return true;
+        }
+    }
+    eprintln!("xtask: please install {} (Debian: apt-get install {})", missing.join(", "), missing.join(" "));
+    false
 }
 
-fn soak() -> Result<(), String> {
-    tools::provide()?;
-    for seed in ["1", "2", "3", "4", "5"] {
+fn test() -> bool {
+    let programs = [
+        ("mkfs.ext4", "e2fsprogs"),
+        ("fusermount3", "fuse3"),
+        ("getfattr", "attr"),
+        ("getfacl", "acl"),
+        ("gcc", "gcc"),
+    ];
+    ensure(&programs)
+        && run("format", "cargo", &["fmt", "--all", "--check"], &[])
+        && run("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+        && run(
+            "documentation",
+            "cargo",
+            &["doc", "--workspace", "--no-deps", "--quiet"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )
+        && run("tests", "cargo", &["test", "--workspace"], &[])
+        && run(
+            "memory order",
+            "cargo",
+            &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
+            &[("RUSTFLAGS", "--cfg loom")],
+        )
+}
+
+/// The long proofs. A failure prints the seed that replays it.
+fn soak() -> bool {
+    let long_days = |seed: &str| {
         let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "5000")];
-        cargo("long days", &env, &["test", "--release", "--package", "ivers-ext4", "--test", "workday"])?;
-    }
-    let kill = ["test", "--release", "--package", "ivers", "--test", "kill9", "--", "--nocapture"];
-    cargo("200 kills", &[("IVERS_KILLS", "200")], &kill)
+        run("long days", "cargo", &["test", "--release", "-p", "ivers-ext4", "--test", "workday"], &env)
+    };
+    let kill9 = ["test", "--release", "-p", "ivers", "--test", "kill9", "--", "--nocapture"];
+    ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
+        && ["1", "2", "3", "4", "5"].into_iter().all(long_days)
+        && run("200 kills", "cargo", &kill9, &[("IVERS_KILLS", "200")])
 }
 
 fn main() -> ExitCode {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
-    let result = match std::env::args().nth(1).as_deref() {
-        Some("demo") => demo::demo(root),
-        Some("test") => test(),
-        Some("soak") => soak(),
+    let task = std::env::args().nth(1).unwrap_or_default();
+    let ok = match task.as_str() {
+        "test" => test(),
+        "soak" => soak(),
+        "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         _ => {
-            eprintln!("{USAGE}");
+            eprintln!("usage: cargo xtask demo | test | soak");
             return ExitCode::from(2);
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -85,6 +85,7 @@ impl Vfs {
         let old = inode.attr();
         let mut new = old.clone();
         let chown = set.uid.is_some() || set.gid.is_some();
+        let kill = chown || set.kill_priv || (set.size.is_some() && !cred.privileged());
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
         if let Some(perm) = set.perm {
@@ -94,7 +95,7 @@ impl Vfs {
                 new.perm &= !0o2000;
             }
         }
-        if (chown || set.kill_priv) && inode.kind != FileType::Directory && set.perm.is_none() {
+        if kill && inode.kind != FileType::Directory && set.perm.is_none() {
             new.perm = without_set_id(new.perm);
         }
         if let Some(flags) = set.flags {
@@ -103,7 +104,7 @@ impl Vfs {
         new.project = set.project.unwrap_or(old.project);
         new.atime = set.atime.map_or(old.atime, at);
         new.mtime = set.mtime.map_or(old.mtime, at);
-        if chown || set.kill_priv {
+        if kill {
             self.remove_capability(inode)?;
         }
         let mut ctime_given = false;

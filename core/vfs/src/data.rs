@@ -163,7 +163,7 @@ impl Vfs {
                 size = size.max(at + piece as u64);
             }
         }
-        self.policy.stats.data_bytes.fetch_add(done as u64, Ordering::Relaxed);
+        self.policy.stats.mine().data_bytes.fetch_add(done as u64, Ordering::Relaxed);
         if done > 0 {
             self.notify(inode, ChangeKind::Data);
         }
@@ -240,7 +240,7 @@ impl Vfs {
                 *inode.writeback_error.lock() = Some(error.clone());
                 return Err(error);
             }
-            self.policy.stats.written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);
+            self.policy.stats.mine().written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);
         }
         Ok(())
     }

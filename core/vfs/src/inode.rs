@@ -145,7 +145,7 @@ impl Inode {
     /// answer is [`Dirtied::Log`] (or if it logs it anyway).
     pub fn changed(&self, touch: Touch, logged: Logged) -> Dirtied {
         let policy = &*self.policy;
-        let stats = &policy.stats;
+        let stats = policy.stats.mine();
         Stats::count(&stats.changes);
         if policy.mode == ChangeMode::Off {
             policy.first_change_without_cookie();
@@ -202,7 +202,7 @@ impl Inode {
 
     /// Write-back allocated blocks or moved the disk size, and logs the inode for it: counted, and no change.
     pub fn logged_in_background(&self) {
-        Stats::count(&self.policy.stats.inode_updates);
-        Stats::count(&self.policy.stats.inode_updates_allocation);
+        Stats::count(&self.policy.stats.mine().inode_updates);
+        Stats::count(&self.policy.stats.mine().inode_updates_allocation);
     }
 }

@@ -85,8 +85,7 @@ fn index(offset: u64) -> u64 {
 }
 
 impl Pages {
-    /// Overwrite within one page that is dirty already: the path that must cost nothing. `grow` runs under the map's
-    /// lock once the bytes are there.
+    /// Overwrite within one page that is dirty already: the path that must cost nothing. The bytes lie below the size.
     pub(crate) fn overwrite_dirty(&self, offset: u64, data: &[u8]) -> bool {
         let start = (offset % PAGE64) as usize;
         if start + data.len() > PAGE {

@@ -264,7 +264,7 @@ impl Vfs {
         if self.policy.mode == ChangeMode::Off || self.info.no_cookie.is_some() || !self.fs.serves_cookie() {
             return None;
         }
-        Stats::count(&self.policy.stats.queries);
+        Stats::count(&self.policy.stats.mine().queries);
         Some(inode.version.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
     }
 

@@ -126,7 +126,7 @@ impl Vfs {
                 self.list_dirty(inode);
                 return Err(error);
             }
-            self.policy.stats.written_back_bytes.fetch_add(run.data.len() as u64, Ordering::Relaxed);
+            self.policy.stats.mine().written_back_bytes.fetch_add(run.data.len() as u64, Ordering::Relaxed);
             from = run.offset + run.data.len() as u64;
         }
         Ok(())
@@ -152,8 +152,8 @@ impl Vfs {
                 return Err(error);
             }
             if times {
-                Stats::count(&self.policy.stats.inode_updates);
-                Stats::count(&self.policy.stats.inode_updates_times);
+                Stats::count(&self.policy.stats.mine().inode_updates);
+                Stats::count(&self.policy.stats.mine().inode_updates_times);
             }
         }
         Ok(())

@@ -26,9 +26,11 @@ impl Ext4 {
             self.remove_blocks(inode, 0, ALL_BLOCKS)?;
         }
         let mut h: Handle = self.begin(32)?;
-        self.xattr_delete_all(&mut h, inode)?;
+        let dead = self.xattr_delete_all(&mut h, inode)?;
         self.orphan_del(&mut h, inode)?;
-        self.free_inode(&mut h, inode)
+        self.free_inode(&mut h, inode)?;
+        drop(h);
+        self.delete_ea_inodes(dead)
     }
 
     /// Blocks that hold no files: superblocks, descriptors, bitmaps, inode tables, the journal.

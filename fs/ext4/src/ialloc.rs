@@ -185,7 +185,10 @@ impl Ext4 {
             attr.size = 0;
         });
         self.log(h, inode)?;
-        let now = inode.attr().ctime.sec.max(1) as u32;
+        // Attribute inodes have no time there, and a small number would name the next orphan.
+        let ctime = inode.attr().ctime.sec;
+        let now =
+            if ctime > i64::from(self.sb.inodes_count) { ctime } else { self.own_policy.now().sec } as u32;
         self.modify_slot(h, ino, |slot| slot[0x14..0x18].copy_from_slice(&now.to_le_bytes()))?;
         let (number, bit) = self.sb.group_of_inode(ino);
         let group = self.groups.get(number)?;

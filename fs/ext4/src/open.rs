@@ -71,26 +71,15 @@ fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superb
     Ok((raw, sb))
 }
 
-/// Refuse what cannot be read; say why something can only be read.
-fn weigh_features(sb: &Superblock, place: &str) -> Result<Option<String>> {
-    // The guard against two mounts must be renewed while mounted, which reading alone can do without.
-    let readable = Incompat::KNOWN.union(Incompat::MMP);
-    let refused = sb.incompat.difference(readable);
-    if !refused.is_empty() {
-        return Err(Error::Incompatible(format!(
-            "{place} uses the feature {}",
-            refused.feature_names().join(", ")
-        )));
-    }
+/// Why something can only be read. What cannot be read either is refused by [`Superblock::parse`].
+fn weigh_features(sb: &Superblock) -> Option<String> {
     let mut only_read = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
-    if sb.incompat.contains(Incompat::MMP) {
-        only_read.push("mmp".to_owned());
-    }
+    only_read.extend(sb.incompat.difference(Incompat::KNOWN).feature_names());
     if sb.block_size > 4096 {
-        return Ok(Some(format!("blocks of {} bytes are not written by this driver", sb.block_size)));
+        return Some(format!("blocks of {} bytes are not written by this driver", sb.block_size));
     }
-    Ok((!only_read.is_empty())
-        .then(|| format!("the feature {} is not written by this driver", only_read.join(", "))))
+    (!only_read.is_empty())
+        .then(|| format!("the feature {} is not written by this driver", only_read.join(", ")))
 }
 
 impl Ext4 {
@@ -98,7 +87,7 @@ impl Ext4 {
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let place = options.place.clone();
         let (raw, sb) = read_super(&*device, &place)?;
-        let mut read_only = weigh_features(&sb, &place)?;
+        let mut read_only = weigh_features(&sb);
         if options.read_only {
             read_only = Some("asked for".to_owned());
         } else if device.is_read_only() {

@@ -79,7 +79,8 @@ impl Work {
             if shifts { (at / self.block * self.block, len.next_multiple_of(self.block)) } else { (at, len) };
         let collapses = mode.contains(FallocateMode::COLLAPSE_RANGE);
         let size = self.model.len();
-        let fits = !shifts || (collapses && at + len < size) || (!collapses && at < size && size + len < LARGEST);
+        let fits =
+            !shifts || (collapses && at + len < size) || (!collapses && at < size && size + len < LARGEST);
         let result = self.vfs.fallocate(&Cred::root(), &self.file, mode, at as u64, len as u64);
         if !fits && self.model.len() + len >= LARGEST && result.is_ok() {
             // Grown beyond what the test wants, but rightly.
@@ -218,7 +219,15 @@ fn deep_trees() {
     vfs.sync().unwrap();
     fallocate(FallocateMode::INSERT_RANGE, 101, 7);
     fallocate(FallocateMode::COLLAPSE_RANGE, 50, 4);
-    let place = |block: u64| if block < 50 { block } else if block < 101 { block - 4 } else { block + 3 };
+    let place = |block: u64| {
+        if block < 50 {
+            block
+        } else if block < 101 {
+            block - 4
+        } else {
+            block + 3
+        }
+    };
     let look = |vfs: &Vfs, file: &InodeRef| {
         for &block in &marks {
             let mut bytes = [0; 8];
@@ -230,7 +239,11 @@ fn deep_trees() {
     vfs.unmount().unwrap();
     fsck(&image, "deep");
     let tree = common::debugfs(&image, "ex -n /f");
-    assert!(tree.lines().any(|line| line.trim_start().starts_with("3/ 3") || line.trim_start().starts_with("2/ 3")), "three levels");
+    assert!(
+        tree.lines()
+            .any(|line| line.trim_start().starts_with("3/ 3") || line.trim_start().starts_with("2/ 3")),
+        "three levels"
+    );
     drop((root, file, vfs));
     let vfs = mount(&image);
     let root = vfs.root().unwrap();

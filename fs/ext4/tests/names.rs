@@ -311,9 +311,10 @@ fn attributes_agree_with_the_kernel() {
 
 #[test]
 fn inline_directories_of_the_kernel_are_changed() {
-    for (what, args) in [("inline", &["-t", "ext4", "-O", "inline_data"][..]),
-        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..])]
-    {
+    for (what, args) in [
+        ("inline", &["-t", "ext4", "-O", "inline_data"][..]),
+        ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..]),
+    ] {
         let image = Image::make(args, 64 << 20);
         let made = image.by_kernel(|at| {
             for dir in ["empty", "few", "more", "parent"] {
@@ -357,7 +358,11 @@ fn inline_directories_of_the_kernel_are_changed() {
         image.fsck(what);
         image.by_kernel(|at| {
             for (dir, expected) in ["few", "more"].iter().zip(&expected) {
-                assert_eq!(&kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(), expected, "{what}");
+                assert_eq!(
+                    &kernel_list(&at.join(dir)).into_keys().collect::<BTreeSet<_>>(),
+                    expected,
+                    "{what}"
+                );
             }
         });
     }
@@ -365,7 +370,13 @@ fn inline_directories_of_the_kernel_are_changed() {
 
 #[test]
 fn every_hash_is_the_kernels() {
-    for (hash, flag) in [("legacy", "signed"), ("half_md4", "unsigned"), ("tea", "signed"), ("tea", "unsigned"), ("legacy", "unsigned")] {
+    for (hash, flag) in [
+        ("legacy", "signed"),
+        ("half_md4", "unsigned"),
+        ("tea", "signed"),
+        ("tea", "unsigned"),
+        ("legacy", "unsigned"),
+    ] {
         let image = Image::make(&["-t", "ext4", "-b", "1024"], 64 << 20);
         let run = |program: &str, args: &[&str]| {
             let out = Command::new(program).args(args).arg(&image.path).output().unwrap();
@@ -422,7 +433,8 @@ fn more_subdirectories_than_a_link_count_tells() {
     let top = vfs.root().unwrap();
     let dir = vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0;
     for number in 0..65_100 {
-        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false).unwrap();
+        vfs.create(&root(), &dir, format!("{number}").as_bytes(), &CreateSpec::directory(0o755), false)
+            .unwrap();
     }
     assert_eq!(vfs.stat(&dir).nlink, 1);
     vfs.rmdir(&root(), &dir, b"0", false).unwrap();
@@ -431,4 +443,138 @@ fn more_subdirectories_than_a_link_count_tells() {
     vfs.unmount().unwrap();
     drop(vfs);
     image.fsck("65,099 subdirectories");
+}
+
+#[test]
+fn large_values_and_shared_blocks() {
+    for (what, args) in [
+        ("ea_inode", &["-t", "ext4", "-O", "ea_inode"][..]),
+        ("ea_inode 1k", &["-t", "ext4", "-O", "ea_inode", "-b", "1024", "-I", "128"][..]),
+    ] {
+        let image = Image::make(args, 64 << 20);
+        let made = image.by_kernel(|at| {
+            for file in ["a", "b", "c", "d", "e"] {
+                std::fs::write(at.join(file), b"x").unwrap();
+                // Equal attributes: the kernel lets them share a block, and the inode of the large one.
+                xattr::set(at.join(file), "user.block", &[b'v'; 500]).unwrap();
+                xattr::set(at.join(file), "user.large", &[b'L'; 30_000]).unwrap();
+            }
+        });
+        let vfs = image.mount();
+        let top = vfs.root().unwrap();
+        if made.is_some() {
+            let file = |name: &[u8]| vfs.lookup(&root(), &top, name).unwrap();
+            assert_eq!(vfs.get_xattr(&root(), &file(b"a"), "user.large").unwrap(), [b'L'; 30_000]);
+            vfs.set_xattr(&root(), &file(b"a"), "user.block", &[b'w'; 501], XattrMode::Any).unwrap();
+            vfs.remove_xattr(&root(), &file(b"b"), "user.large").unwrap();
+            vfs.unlink(&root(), &top, b"c", false).unwrap();
+            vfs.set_xattr(&root(), &file(b"d"), "user.large", &[b'M'; 65_000], XattrMode::Any).unwrap();
+        }
+        let ours = vfs.create(&root(), &top, b"ours", &CreateSpec::file(0o644), false).unwrap().0;
+        for round in 0..20usize {
+            let len = 1000 + round * 3000;
+            vfs.set_xattr(&root(), &ours, "user.one", &vec![round as u8; len], XattrMode::Any).unwrap();
+            vfs.set_xattr(&root(), &ours, format!("user.{round}"), &vec![1; 5000], XattrMode::Any).unwrap();
+        }
+        for round in 0..10 {
+            vfs.remove_xattr(&root(), &ours, format!("user.{round}")).unwrap();
+        }
+        let gone = vfs.create(&root(), &top, b"gone", &CreateSpec::file(0o644), false).unwrap().0;
+        vfs.set_xattr(&root(), &gone, "user.large", &[3; 40_000], XattrMode::Any).unwrap();
+        drop(gone);
+        vfs.unlink(&root(), &top, b"gone", false).unwrap();
+        drop((ours, top));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        image.fsck(what);
+        image.by_kernel(|at| {
+            let get = |file: &str, name: &str| xattr::get(at.join(file), name).unwrap();
+            assert_eq!(get("ours", "user.one"), Some(vec![19; 58_000]), "{what}");
+            assert_eq!(
+                (get("ours", "user.3"), get("ours", "user.15")),
+                (None, Some(vec![1; 5000])),
+                "{what}"
+            );
+            assert_eq!(get("a", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
+            assert_eq!(get("a", "user.block"), Some(vec![b'w'; 501]), "{what}");
+            assert_eq!(
+                (get("b", "user.large"), get("b", "user.block")),
+                (None, Some(vec![b'v'; 500])),
+                "{what}"
+            );
+            assert_eq!(get("d", "user.large"), Some(vec![b'M'; 65_000]), "{what}");
+            assert_eq!(get("e", "user.large"), Some(vec![b'L'; 30_000]), "{what}");
+            std::fs::remove_file(at.join("ours")).unwrap();
+            std::fs::remove_file(at.join("d")).unwrap();
+        });
+        image.fsck(what);
+    }
+}
+
+#[test]
+fn damaged_directories_are_errors() {
+    for args in [&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^has_journal,inline_data", "-N", "2000"][..], &["-t", "ext2", "-b", "1024", "-N", "2000"]] {
+        let image = Image::make(args, 16 << 20);
+        let vfs = image.mount();
+        let top = vfs.root().unwrap();
+        let dir = vfs.create(&root(), &top, b"dir", &CreateSpec::directory(0o755), false).unwrap().0;
+        for number in 0..400 {
+            vfs.create(&root(), &dir, &name(number), &CreateSpec::file(0o644), false).unwrap();
+        }
+        vfs.set_xattr(&root(), &dir, "user.x", &[1; 300], XattrMode::Any).unwrap();
+        drop((dir, top));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        let sound = std::fs::read(&image.path).unwrap();
+        // Only blocks that say something are worth damaging: those of the directory, its inode and its attributes.
+        let telling: Vec<usize> = (0..sound.len() / 1024)
+            .filter(|block| {
+                let bytes = &sound[block * 1024..][..1024];
+                let magic = bytes[..4] == [0, 0, 2, 0xEA];
+                magic || bytes.windows(5).any(|w| w == b"file-") || bytes[..12].ends_with(b".\0\0\0") || bytes.windows(2).any(|w| w == [0xED, 0x41])
+            })
+            .collect();
+        let mut state = 7u64;
+        let mut random = move |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..400 {
+            let mut bytes = sound.clone();
+            for _ in 0..1 + random(8) {
+                let block = telling[random(telling.len())];
+                // Headers, tables and the first entries lie at the front.
+                let at = block * 1024 + if random(2) == 0 { random(64) } else { random(1024) };
+                bytes[at] = [0, 1, 0xFF, random(256) as u8][random(4)];
+            }
+            let device = Arc::new(ivers_block::MemDevice::from_bytes(&bytes));
+            let Ok(fs) = Ext4::open(device, OpenOptions::default()) else { continue };
+            let Ok(vfs) = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }) else { continue };
+            let Ok(dir) = vfs.resolve(&root(), "/dir", true) else { continue };
+            let (mut cursor, mut steps) = (0, 0);
+            loop {
+                let before = cursor;
+                let result = vfs.readdir(&dir, cursor, &mut |entry| {
+                    cursor = entry.next;
+                    ControlFlow::Break(())
+                });
+                steps += 1;
+                assert!(steps < 100_000, "readdir does not end");
+                if result.is_err() || cursor == before {
+                    break;
+                }
+            }
+            for number in (0..400).step_by(17) {
+                let _ = vfs.lookup(&root(), &dir, &name(number));
+                let _ = vfs.unlink(&root(), &dir, &name(number), false);
+                let _ = vfs.create(&root(), &dir, &name(number + 1000), &CreateSpec::file(0o644), false);
+            }
+            if let Ok(names) = vfs.list_xattr(&root(), &dir) {
+                for name in names {
+                    let _ = vfs.get_xattr(&root(), &dir, name);
+                }
+            }
+            let _ = vfs.set_xattr(&root(), &dir, "user.y", &[2; 100], XattrMode::Any);
+        }
+    }
 }

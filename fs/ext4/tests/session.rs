@@ -208,3 +208,129 @@ fn a_session_without_end_raises_the_epoch_and_loses_nothing_synced() {
     drop(file);
     vfs.unmount().unwrap();
 }
+
+#[test]
+fn orphans_of_a_crash_are_cleaned_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("image"), dir.path().join("copy"));
+    for (name, args) in
+        [("default", &["-t", "ext4"][..]), ("ext3", &["-t", "ext3"]), ("128", &["-t", "ext4", "-I", "128"])]
+    {
+        mkfs(&path, args, 64 << 20);
+        let cred = Cred::root();
+        let vfs = mount(&path);
+        let free = vfs.stat_fs().unwrap();
+        let root = vfs.root().unwrap();
+        let held: Vec<InodeRef> = (0..5)
+            .map(|i| {
+                let name = format!("open-{i}");
+                let file = make(&vfs, &root, &name, &bytes(i, 300_000));
+                vfs.fsync(&file, false).unwrap();
+                vfs.set_xattr(&cred, &file, b"user.x", &bytes(i, 700), XattrMode::Any).unwrap();
+                vfs.unlink(&cred, &root, name.as_bytes(), false).unwrap();
+                file
+            })
+            .collect();
+        let unnamed = vfs.create_unnamed(&cred, &root, &CreateSpec::file(0o600)).unwrap();
+        vfs.write(&cred, &unnamed, 0, b"nobody's", WriteFlags::empty()).unwrap();
+        vfs.sync().unwrap();
+        std::fs::copy(&path, &copy).unwrap();
+        drop((held, unnamed, root));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&path, name);
+        let again = mount(&copy);
+        assert_eq!(again.stat_fs().unwrap().files_free, free.files_free, "{name}");
+        again.sync().unwrap();
+        assert_eq!(again.stat_fs().unwrap().blocks_free, free.blocks_free, "{name}");
+        again.unmount().unwrap();
+        drop(again);
+        fsck(&copy, name);
+    }
+}
+
+#[test]
+fn a_full_filesystem_stays_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    for (name, args) in
+        [("default", &["-t", "ext4"][..]), ("1k", &["-t", "ext4", "-b", "1024"]), ("ext2", &["-t", "ext2"])]
+    {
+        mkfs(&path, args, 24 << 20);
+        let cred = Cred::root();
+        let vfs = mount(&path);
+        let root = vfs.root().unwrap();
+        let mut made = 0;
+        let full = loop {
+            let file = match vfs.create(
+                &cred,
+                &root,
+                format!("f{made}").as_bytes(),
+                &CreateSpec::file(0o644),
+                false,
+            ) {
+                Ok((file, _)) => file,
+                Err(error) => break error,
+            };
+            made += 1;
+            if let Err(error) = vfs.write(&cred, &file, 0, &bytes(made, 700_000), WriteFlags::empty()) {
+                break error;
+            }
+            assert!(made < 1000);
+        };
+        assert!(matches!(full, Error::Name(NameError::NoSpace)), "{name}: {full}");
+        for i in 0..3000 {
+            if vfs
+                .create(&cred, &root, format!("small{i}").as_bytes(), &CreateSpec::file(0o644), false)
+                .is_err()
+            {
+                break;
+            }
+        }
+        vfs.sync().unwrap();
+        for i in 0..made / 2 {
+            vfs.unlink(&cred, &root, format!("f{i}").as_bytes(), false).unwrap();
+        }
+        vfs.sync().unwrap();
+        let after = make(&vfs, &root, "after", &bytes(4, 2 << 20));
+        vfs.fsync(&after, false).unwrap();
+        assert!(read(&vfs, &after) == bytes(4, 2 << 20), "{name}");
+        drop((root, after));
+        vfs.unmount().unwrap();
+        drop(vfs);
+        fsck(&path, name);
+    }
+}
+
+#[test]
+fn a_counter_of_32_bits_that_runs_over_still_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-I", "128"], 64 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&path);
+    let file = make(&vfs, &vfs.root().unwrap(), "file", b"one");
+    file.version.set(u64::from(u32::MAX) - 1);
+    let mut last = vfs.change(&file).unwrap();
+    for i in 0..5u8 {
+        vfs.write(&cred, &file, 0, &[i], WriteFlags::empty()).unwrap();
+        vfs.fsync(&file, false).unwrap();
+        let now = vfs.change(&file).unwrap();
+        assert!(now > last, "{i}: {now} after {last}");
+        last = now;
+    }
+    vfs.set_attr(&cred, &file, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).unwrap();
+    let now = vfs.change(&file).unwrap();
+    assert!(now > last);
+    last = now;
+    drop(file);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&path, "wrapped");
+    let vfs = mount(&path);
+    let file = vfs.resolve(&cred, b"/file", true).unwrap();
+    assert!(vfs.change(&file).unwrap() > last);
+    assert!(vfs.stored_version(&file) < 100);
+    drop(file);
+    vfs.unmount().unwrap();
+}

@@ -99,7 +99,10 @@ pub(crate) fn mount(vfs: &Vfs) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     let mut instance = hex(&info.uuid);
     if !info.semantics.persistent {
-        instance += &format!("-{:016x}", THIS_PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id())));
+        instance += &format!(
+            "-{:016x}",
+            THIS_PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+        );
     }
     json!({
         "fs": info.fs_type,

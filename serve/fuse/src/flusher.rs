@@ -4,7 +4,7 @@
 //! do: the requests that this causes are served by the session's own threads, which never wait for these.
 
 use crate::mounting::device_of;
-use crate::nodes::{Node, Nodes, ROOT};
+use crate::nodes::{Node, Nodes, Place, ROOT};
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use std::collections::VecDeque;
@@ -165,7 +165,6 @@ impl Inner {
 
     /// Open a file of ours through the mount, without following anything and without leaving it.
     fn open(&self, node: &Node) -> Option<OwnedFd> {
-        let path = self.path(node)?;
         let device = (*self.device.read())?;
         let root_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, &self.dir, root_flags, Mode::empty()).ok()?;
@@ -175,15 +174,17 @@ impl Inner {
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-        let file = rustix::fs::openat2(&root, path.as_slice(), flags, Mode::empty(), resolve).ok()?;
-        let stat = rustix::fs::fstat(&file).ok()?;
-        (stat.st_ino == node.id).then_some(file)
+        node.places().into_iter().rev().find_map(|place| {
+            let path = self.path(place)?;
+            let file = rustix::fs::openat2(&root, path.as_slice(), flags, Mode::empty(), resolve).ok()?;
+            let stat = rustix::fs::fstat(&file).ok()?;
+            (stat.st_ino == node.id).then_some(file)
+        })
     }
 
-    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+    fn path(&self, mut place: Place) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         let mut length = 0;
-        let mut place = node.place()?;
         loop {
             length += place.1.len() + 1;
             // PATH_MAX; it also ends a loop of outdated hints.
@@ -203,7 +204,8 @@ impl Inner {
 
 fn device_of_fd(fd: &OwnedFd) -> Option<(u32, u32)> {
     use rustix::fs::{AtFlags, StatxFlags};
-    let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
+    let stat =
+        rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE).ok()?;
     Some((stat.stx_dev_major, stat.stx_dev_minor))
 }
 

@@ -80,7 +80,10 @@ fn answer(
             set(SetAttr { flags: Some(flags), ..SetAttr::default() })
         }
         FS_IOC_FSGETXATTR => {
-            let xflags = XFLAGS.iter().filter(|(_, flag)| attr.flags.contains(*flag)).fold(0, |all, (bit, _)| all | bit);
+            let xflags = XFLAGS
+                .iter()
+                .filter(|(_, flag)| attr.flags.contains(*flag))
+                .fold(0, |all, (bit, _)| all | bit);
             let mut out = vec![0; FSXATTR_BYTES];
             out[0..4].copy_from_slice(&xflags.to_ne_bytes());
             out[12..16].copy_from_slice(&attr.project.to_ne_bytes());

@@ -19,7 +19,9 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum MountError {
     /// The kernel has no FUSE, or this environment hides it.
-    #[error("/dev/fuse: {0}: load the module (modprobe fuse), or give the container the device (--device /dev/fuse)")]
+    #[error(
+        "/dev/fuse: {0}: load the module (modprobe fuse), or give the container the device (--device /dev/fuse)"
+    )]
     NoDevice(std::io::Error),
     /// The directory cannot be mounted on.
     #[error("{dir}: {why}")]
@@ -50,8 +52,12 @@ pub enum MountError {
 pub(crate) fn attach(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountError> {
     let bad_dir = |why: String| MountError::Directory { dir: dir.into(), why };
     let meta = std::fs::metadata(dir).map_err(|e| bad_dir(e.to_string()))?;
-    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| MountError::NoDevice(e.into()))?;
+    let device = match rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(device) => device,
+        // Some systems give it to root alone; the helper is.
+        Err(Errno::ACCESS) => return attach_by_helper(dir, options),
+        Err(error) => return Err(MountError::NoDevice(error.into())),
+    };
     use std::os::fd::AsRawFd;
     let mut data = format!(
         "fd={},rootmode={:o},user_id={},group_id={}",
@@ -127,7 +133,11 @@ fn attach_by_helper(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountE
         Some(device) if output.status.success() => Ok(device),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-            Err(MountError::Helper(if said.is_empty() { format!("fusermount3: {}", output.status) } else { said }))
+            Err(MountError::Helper(if said.is_empty() {
+                format!("fusermount3: {}", output.status)
+            } else {
+                said
+            }))
         }
     }
 }

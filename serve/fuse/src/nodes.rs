@@ -20,9 +20,16 @@ pub(crate) struct Node {
     writers: AtomicU32,
     /// Whether file capabilities may have to go at the next write.
     capabilities: AtomicU8,
-    /// A name under which it was last seen: where a thread of ours finds it through the mount. A hint, verified at use.
-    place: Mutex<Option<(u64, Box<[u8]>)>>,
+    /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
+    /// verified at use.
+    places: Mutex<Vec<Place>>,
 }
+
+/// A name in a directory.
+pub(crate) type Place = (u64, Box<[u8]>);
+
+/// Names remembered of one file: enough for one that is being renamed and linked about.
+const PLACES_MAX: usize = 3;
 
 const CAPABILITIES_NONE: u8 = 1;
 
@@ -33,7 +40,7 @@ impl Node {
             inode,
             writers: AtomicU32::new(0),
             capabilities: AtomicU8::new(0),
-            place: Mutex::new(None),
+            places: Mutex::default(),
         }
     }
 
@@ -58,15 +65,26 @@ impl Node {
         self.capabilities.store(if none { CAPABILITIES_NONE } else { 0 }, Ordering::Release);
     }
 
-    pub(crate) fn place(&self) -> Option<(u64, Box<[u8]>)> {
-        self.place.lock().clone()
+    /// Where to look for it, the likeliest last.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        self.places.lock().clone()
+    }
+
+    /// Where a directory, which has one place at a time, was seen last.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.places.lock().last().cloned()
     }
 
     pub(crate) fn set_place(&self, parent: u64, name: &[u8]) {
-        let mut place = self.place.lock();
-        match &*place {
-            Some((old_parent, old_name)) if *old_parent == parent && **old_name == *name => {}
-            _ => *place = Some((parent, name.into())),
+        let mut places = self.places.lock();
+        match places.iter().position(|(dir, known)| *dir == parent && **known == *name) {
+            Some(at) => places[at..].rotate_left(1),
+            None => {
+                if places.len() == PLACES_MAX {
+                    places.remove(0);
+                }
+                places.push((parent, name.into()));
+            }
         }
     }
 }

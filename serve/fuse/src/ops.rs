@@ -7,7 +7,7 @@ use crate::flusher::Flush;
 use crate::serving::{ENODATA, Handle, O_DIRECT, O_DSYNC, O_TRUNC, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{
-    Cred, CreateSpec, Error, FallocateMode, Ino, NameError, RenameFlags as VfsRename, SetAttr,
+    CreateSpec, Cred, Error, FallocateMode, Ino, NameError, RenameFlags as VfsRename, SetAttr,
     WriteFlags as VfsWrite, XattrMode,
 };
 use std::cell::RefCell;
@@ -34,10 +34,17 @@ thread_local! {
 pub(crate) struct Ops(pub(crate) Arc<Serving>);
 
 impl Ops {
-    fn make(&self, request: &Request, parent: INodeNo, name: &OsStr, spec: &CreateSpec) -> Reply<(FileAttr, Generation)> {
+    fn make(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        spec: &CreateSpec,
+    ) -> Reply<(FileAttr, Generation)> {
         let s = &*self.0;
         let dir = s.node(parent)?;
-        let (inode, _) = s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
+        let (inode, _) =
+            s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (_, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
         Ok((attr, generation))
     }
@@ -96,7 +103,9 @@ impl Ops {
         let kills_capabilities = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
         match s.vfs.set_attr(&cred, &node.inode, &set) {
             Ok(_) => {}
-            Err(Error::Name(NameError::NotPermitted | NameError::Access)) if s.is_times_flush(&node, &set) => {
+            Err(Error::Name(NameError::NotPermitted | NameError::Access))
+                if s.is_times_flush(&node, &set) =>
+            {
                 s.vfs.set_attr(&Cred::trusted(), &node.inode, &set).or_errno()?;
             }
             Err(error) => return Err(errno(error)),
@@ -173,7 +182,9 @@ impl Ops {
                 Some(change) => reply_value(change.to_string().as_bytes(), size, reply),
                 None => reply.error(none),
             }),
-            Asked::Stored => reply_value(s.vfs.stored_version(&node.inode).to_string().as_bytes(), size, reply),
+            Asked::Stored => {
+                reply_value(s.vfs.stored_version(&node.inode).to_string().as_bytes(), size, reply)
+            }
         }
     }
 }
@@ -317,7 +328,16 @@ impl Filesystem for Ops {
         }
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
         let made = match ivers_vfs::FileType::from_mode(mode) {
             Some(kind) => self.make(request, parent, name, &CreateSpec { rdev, ..spec(kind, mode, umask) }),
             None => Err(Errno::EINVAL),
@@ -325,7 +345,15 @@ impl Filesystem for Ops {
         self.reply_entry(made, reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
         let spec = spec(ivers_vfs::FileType::Directory, mode, umask);
         self.reply_entry(self.make(request, parent, name, &spec), reply);
     }
@@ -340,13 +368,20 @@ impl Filesystem for Ops {
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let s = &*self.0;
-        let done = s
-            .node(parent)
-            .and_then(|dir| s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop));
+        let done = s.node(parent).and_then(|dir| {
+            s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
+        });
         reply_empty(done, reply);
     }
 
-    fn symlink(&self, request: &Request, parent: INodeNo, link_name: &OsStr, target: &Path, reply: ReplyEntry) {
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
         let spec = CreateSpec {
             target: target.as_os_str().as_bytes().into(),
             ..spec(ivers_vfs::FileType::Symlink, 0o777, 0)
@@ -448,7 +483,14 @@ impl Filesystem for Ops {
 
     /// Nothing is ours to do when a descriptor closes: the kernel has written its pages back before it asks, and keeps
     /// locks itself. ENOSYS tells it to save the round trip from now on.
-    fn flush(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
         reply.error(Errno::ENOSYS);
     }
 
@@ -462,10 +504,10 @@ impl Filesystem for Ops {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if Handle::unpack(fh).holds_back {
-            if let Ok(node) = self.0.node(ino) {
-                node.writer_closes();
-            }
+        if Handle::unpack(fh).holds_back
+            && let Ok(node) = self.0.node(ino)
+        {
+            node.writer_closes();
         }
         reply.ok();
     }
@@ -492,7 +534,14 @@ impl Filesystem for Ops {
         }
     }
 
-    fn readdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         // fuser keeps the size of the reply to itself; the kernel asks for a page or, lately, more.
         match self.entries(ino, offset, 32 << 10, 24) {
             Ok(entries) => {
@@ -508,7 +557,14 @@ impl Filesystem for Ops {
         }
     }
 
-    fn readdirplus(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
         let s = &*self.0;
         let entries = match self.entries(ino, offset, 4096, 152) {
             Ok(entries) => entries,
@@ -605,7 +661,8 @@ impl Filesystem for Ops {
             return self.cookie_attribute(ino, asked, size, reply);
         }
         let s = &*self.0;
-        let value = s.node(ino).and_then(|node| s.vfs.get_xattr(&s.cred(request), &node.inode, name).or_errno());
+        let value =
+            s.node(ino).and_then(|node| s.vfs.get_xattr(&s.cred(request), &node.inode, name).or_errno());
         match value {
             Ok(value) => reply_value(&value, size, reply),
             Err(error) => reply.error(error),
@@ -633,7 +690,8 @@ impl Filesystem for Ops {
         if cookie::asked(name).is_some() {
             return reply.error(Errno::EPERM);
         }
-        let done = s.node(ino).and_then(|node| s.vfs.remove_xattr(&s.cred(request), &node.inode, name).or_errno());
+        let done =
+            s.node(ino).and_then(|node| s.vfs.remove_xattr(&s.cred(request), &node.inode, name).or_errno());
         reply_empty(done, reply);
     }
 
@@ -729,7 +787,15 @@ impl Filesystem for Ops {
         reply_empty(done, reply);
     }
 
-    fn lseek(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         const SEEK_DATA: i32 = 3;
         const SEEK_HOLE: i32 = 4;
         let node = match self.0.node(ino) {
@@ -776,7 +842,8 @@ impl Filesystem for Ops {
         let copied = (|| -> Reply<u64> {
             let (from, to) = (s.node(ino_in)?, s.node(ino_out)?);
             let cred = s.cred(request);
-            let copied = s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len).or_errno()?;
+            let copied =
+                s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len).or_errno()?;
             s.drop_capabilities(&to).or_errno()?;
             Ok(copied)
         })();

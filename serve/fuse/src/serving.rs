@@ -138,7 +138,11 @@ impl Serving {
     }
 
     /// Answer a query of the change attribute, at once or after the kernel has handed over what it holds back.
-    pub(crate) fn query(self: &Arc<Self>, node: Arc<Node>, answer: impl FnOnce(Option<u64>) + Send + 'static) {
+    pub(crate) fn query(
+        self: &Arc<Self>,
+        node: Arc<Node>,
+        answer: impl FnOnce(Option<u64>) + Send + 'static,
+    ) {
         if !node.is_held_back() || cookie::missing(&self.vfs).is_some() {
             return answer(self.vfs.change(&node.inode));
         }
@@ -168,10 +172,10 @@ impl Serving {
 
     /// After a rename, find the node by its new name.
     pub(crate) fn moved(&self, dir: &Node, name: &[u8]) {
-        if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name) {
-            if let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0)) {
-                node.set_place(dir.id, name);
-            }
+        if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name)
+            && let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0))
+        {
+            node.set_place(dir.id, name);
         }
     }
 

@@ -32,7 +32,8 @@ pub struct Session {
 
 /// Mount a VFS on a directory. When this returns the mount serves.
 pub fn mount(vfs: Arc<Vfs>, dir: &Path, mut options: FuseOptions) -> Result<Session, MountError> {
-    let dir = dir.canonicalize().map_err(|e| MountError::Directory { dir: dir.into(), why: e.to_string() })?;
+    let dir =
+        dir.canonicalize().map_err(|e| MountError::Directory { dir: dir.into(), why: e.to_string() })?;
     options.read_only |= vfs.is_read_only();
     let root = vfs.root()?;
     let device = attach(&dir, &options)?;
@@ -70,10 +71,10 @@ struct Starting {
 
 impl Drop for Starting {
     fn drop(&mut self) {
-        if let Some(dir) = self.dir.take() {
-            if let Err(error) = detach(&dir, true) {
-                log::warn!("{error}");
-            }
+        if let Some(dir) = self.dir.take()
+            && let Err(error) = detach(&dir, true)
+        {
+            log::warn!("{error}");
         }
     }
 }

@@ -82,6 +82,8 @@ impl Incompat {
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR)
         .union(Self::INLINE_DATA);
+    /// What this driver reads: the guard against two mounts must be renewed only while writing.
+    pub const READABLE: Self = Self::KNOWN.union(Self::MMP);
 }
 
 impl RoCompat {

@@ -120,6 +120,14 @@ impl Superblock {
         let compat = Compat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_compat.get() });
         let incompat = Incompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_incompat.get() });
         let ro_compat = RoCompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_ro_compat.get() });
+        // Before anything is made of the rest, whose meaning they may change.
+        let refused = incompat.difference(Incompat::READABLE);
+        if !refused.is_empty() {
+            return Err(Error::Incompatible(format!(
+                "{place} uses the feature {}",
+                refused.feature_names().join(", ")
+            )));
+        }
         let has_csum = ro_compat.contains(RoCompat::METADATA_CSUM);
         if has_csum {
             if raw.s_checksum_type != 1 {
@@ -341,10 +349,12 @@ impl Superblock {
         let meta_group = group / self.descs_per_block;
         let byte = (group % self.descs_per_block * self.desc_size) as usize;
         let block = if meta_group < self.first_meta_bg {
-            self.first_data_block + 1 + u64::from(meta_group)
+            self.superblock_place().0 + 1 + u64::from(meta_group)
         } else {
             let first = meta_group * self.descs_per_block;
-            self.group_first_block(first) + u64::from(self.has_super(first))
+            // Clusters of 1 KiB blocks count from block 0, but the superblock stays in block 1.
+            let shifted = u64::from(first == 0 && self.superblock_place().0 > self.first_data_block);
+            self.group_first_block(first) + u64::from(self.has_super(first)) + shifted
         };
         (block, byte)
     }

@@ -136,7 +136,7 @@ impl Ext4 {
         self.inline_to_blocks(inode)?;
         // Pages travel whole: the blocks of the whole page are needed.
         let page = PAGE_BYTES.max(1 << bits);
-        let (first, last) = (offset / page * page >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
+        let (first, last) = ((offset / page * page) >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
         loop {
             let wanted = {
                 let core = core_of(inode).read();

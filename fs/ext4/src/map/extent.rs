@@ -527,7 +527,8 @@ impl Ext4 {
             return Ok(None);
         }
         let taken = extent.part(first, last);
-        let head = (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
+        let head =
+            (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
         let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
         let kept: Vec<Extent> = head.into_iter().chain(tail).collect();
         if kept.is_empty() {
@@ -580,7 +581,13 @@ impl Ext4 {
     }
 
     /// Join the extent that begins at `file_block` with its neighbours in the same leaf.
-    fn extent_join(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, file_block: u32) -> Result<()> {
+    fn extent_join(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        file_block: u32,
+    ) -> Result<()> {
         let path = self.extent_path(inode, core, file_block)?;
         let leaf = &path[path.len() - 1];
         for index in [leaf.index, leaf.index.wrapping_sub(1)] {
@@ -693,7 +700,8 @@ impl Ext4 {
         let leaf = &path[level];
         let (first, last_end) = self.with_node(core, leaf, |node| {
             let count = entries(node).min(leaf.index + 1);
-            let first = (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
+            let first =
+                (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
             (first, first.map(|_| Extent::decode(entry(node, count - 1)).end()))
         });
         let (Some(first), Some(last_end)) = (first, last_end) else { return Ok(None) };
@@ -717,11 +725,18 @@ impl Ext4 {
     }
 
     /// Cut the extent that holds `at` in two there, so that no extent crosses it.
-    pub(super) fn extent_cut(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, at: u32) -> Result<()> {
+    pub(super) fn extent_cut(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        at: u32,
+    ) -> Result<()> {
         match self.extent_at_or_after(inode, core, at)? {
             Some(extent) if extent.file_block < at => {
                 let middle = u64::from(at);
-                let pieces = [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
+                let pieces =
+                    [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
                 self.extent_replace(h, inode, core, extent.file_block, &pieces)
             }
             _ => Ok(()),

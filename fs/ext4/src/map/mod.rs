@@ -135,7 +135,9 @@ impl Ext4 {
     /// Free what is mapped in `from..to`, in as many transactions as it takes. Each leaves a consistent filesystem; an inode
     /// whose size lies behind `from` for ever must be on the orphan list meanwhile.
     pub(crate) fn remove_blocks(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
-        let metadata = inode.kind != ivers_vfs::FileType::Regular;
+        // What attribute inodes hold goes through the journal too.
+        let metadata = inode.kind != ivers_vfs::FileType::Regular
+            || core_of(inode).read().flags & crate::layout::inode::FL_EA_INODE != 0;
         loop {
             let mut h = self.begin(MAP_CREDITS + 16)?;
             let mut core = core_of(inode).write();

@@ -1,12 +1,13 @@
-//! The block of attributes that does not fit the inode, shared by inodes whose attributes are the same, and values in
-//! inodes of their own.
+//! The block of attributes that do not fit the inode, shared by inodes whose attributes are the same.
+//!
+//! A block counts the inodes that use it; an attribute inode counts the blocks and bodies that name it, not the inodes
+//! behind a shared block.
 
-use super::body::{Attribute, MAGIC, Table, block_hash};
+use super::body::{Attribute, MAGIC, Table, Value, block_hash};
 use crate::ctx::{Ext4, Handle, core_of};
 use crate::dir::linear::{le32, put32};
-use crate::layout::inode::FL_EA_INODE;
 use ivers_block::Buffer;
-use ivers_vfs::{Error, Inode, Result};
+use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
 
 const REFCOUNT: usize = 4;
@@ -15,8 +16,6 @@ const HASH: usize = 12;
 const CHECKSUM: usize = 16;
 /// Most inodes that share a block.
 const REFCOUNT_MAX: u32 = 1024;
-/// Longest value of an attribute inode.
-const EA_VALUE_MAX: u32 = 1 << 20;
 
 impl Ext4 {
     fn attribute_block_checksum(&self, number: u64, block: &[u8]) -> u32 {
@@ -76,7 +75,7 @@ impl Ext4 {
     }
 
     /// Count the blocks of an inode up or down.
-    fn add_blocks_512(&self, inode: &Inode, blocks: i64) {
+    pub(super) fn add_blocks_512(&self, inode: &Inode, blocks: i64) {
         let change = blocks * i64::from(self.sb.block_size / 512);
         let counted = inode.with_attr(|attr| {
             attr.blocks_512 = attr.blocks_512.saturating_add_signed(change);
@@ -85,13 +84,15 @@ impl Ext4 {
         core_of(inode).write().blocks_512 = counted;
     }
 
-    /// Let the inode's block hold these attributes; shared blocks are left to the others.
+    /// Let the inode's block hold these attributes instead of `before`; shared blocks are left to the others. Gives the attribute
+    /// inodes that nobody names any more.
     pub(super) fn store_block_attributes(
         &self,
         h: &mut Handle,
         inode: &Inode,
+        before: &[Attribute],
         attributes: &[Attribute],
-    ) -> Result<()> {
+    ) -> Result<Vec<Inode>> {
         if attributes.is_empty() {
             return self.release_attribute_block(h, inode);
         }
@@ -102,47 +103,44 @@ impl Ext4 {
         put32(&mut content, HASH, hash);
         let own = self.attribute_block(inode)?.filter(|buffer| le32(&buffer.read(), REFCOUNT) == 1);
         if let Some(buffer) = own {
-            return self.change_attribute_block(h, &buffer, |block| block.copy_from_slice(&content));
+            self.change_attribute_block(h, &buffer, |block| block.copy_from_slice(&content))?;
+            let mut dead = Vec::new();
+            for gone in before.iter().filter(|old| !attributes.contains(old)) {
+                dead.extend(self.put_value(h, &gone.value)?);
+            }
+            return Ok(dead);
         }
         let number = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
         let buffer = self.new_block(number)?;
-        self.release_attribute_block(h, inode)?;
+        // The copy names the attribute inodes that it keeps once more.
+        for kept in attributes.iter().filter(|new| before.contains(new)) {
+            if let Value::Inode { ino, .. } = kept.value {
+                self.get_ea_inode(h, ino)?;
+            }
+        }
+        let dead = self.release_attribute_block(h, inode)?;
         self.change_attribute_block(h, &buffer, |block| block.copy_from_slice(&content))?;
         core_of(inode).write().file_acl = number;
         self.add_blocks_512(inode, 1);
-        Ok(())
+        Ok(dead)
     }
 
-    /// Drop the inode's reference to its block; the last one frees it.
-    pub(super) fn release_attribute_block(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
-        let Some(buffer) = self.attribute_block(inode)? else { return Ok(()) };
+    /// Drop the inode's reference to its block; the last one frees it, and what it names. Gives the attribute inodes that
+    /// nobody names any more.
+    pub(super) fn release_attribute_block(&self, h: &mut Handle, inode: &Inode) -> Result<Vec<Inode>> {
+        let Some(buffer) = self.attribute_block(inode)? else { return Ok(Vec::new()) };
+        let mut dead = Vec::new();
         let refcount = le32(&buffer.read(), REFCOUNT);
         if refcount > 1 {
             self.change_attribute_block(h, &buffer, |block| put32(block, REFCOUNT, refcount - 1))?;
         } else {
+            for gone in self.block_attributes(inode)? {
+                dead.extend(self.put_value(h, &gone.value)?);
+            }
             self.free_blocks(h, buffer.block(), 1, true)?;
         }
         core_of(inode).write().file_acl = 0;
         self.add_blocks_512(inode, -1);
-        Ok(())
-    }
-
-    /// The value that an attribute inode holds.
-    pub(super) fn ea_inode_value(&self, ino: u32, size: u32) -> Result<Vec<u8>> {
-        let place = || format!("{}, attribute inode {ino}", self.place);
-        if size > EA_VALUE_MAX {
-            return Err(Error::corrupt("an attribute's value is too long", place()));
-        }
-        let inode = self.detached(self.load(ino, true)?);
-        if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
-            return Err(Error::corrupt(
-                "an attribute's value is in an inode that is none of its kind",
-                place(),
-            ));
-        }
-        let mut value = vec![0; (size as usize).next_multiple_of(self.sb.block_size as usize)];
-        self.fs_read(&inode, 0, &mut value)?;
-        value.truncate(size as usize);
-        Ok(value)
+        Ok(dead)
     }
 }

@@ -48,8 +48,7 @@ impl Attribute {
     /// `e_hash` over name and value. A value elsewhere keeps the hash that its writer computed.
     fn computed_hash(&self) -> u32 {
         let Value::Here(value) = &self.value else { return self.hash };
-        let name = self.name.iter().fold(0u32, |hash, &byte| hash.rotate_left(5) ^ u32::from(byte));
-        value.chunks(4).fold(name, |hash, chunk| {
+        value.chunks(4).fold(name_hash(&self.name), |hash, chunk| {
             let mut word = [0; 4];
             word[..chunk.len()].copy_from_slice(chunk);
             hash.rotate_left(16) ^ u32::from_le_bytes(word)
@@ -175,6 +174,11 @@ impl Table {
         }
         area
     }
+}
+
+/// The part of `e_hash` that comes from the name.
+pub(crate) fn name_hash(name: &[u8]) -> u32 {
+    name.iter().fold(0u32, |hash, &byte| hash.rotate_left(5) ^ u32::from(byte))
 }
 
 /// `h_hash` of a block: over its entries' hashes, or 0 if one of them has none.

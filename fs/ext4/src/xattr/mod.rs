@@ -1,15 +1,14 @@
 //! Extended attributes: in the inode's body, in a block that several inodes may share, and values in inodes of their own.
-//!
-//! A value in an inode of its own (`ea_inode`) is read; changing or making one is refused.
 
 mod acl;
 mod block;
 pub(crate) mod body;
+mod inode;
 
 use crate::ctx::{Ext4, Handle, core_of};
-use crate::layout::Compat;
+use crate::layout::{Compat, Incompat};
 use body::{Attribute, INDEX_SYSTEM, INLINE_DATA, Table, Value};
-use ivers_vfs::{Error, Inode, Logged, NameError, Result, Touch, XattrMode};
+use ivers_vfs::{Inode, Logged, NameError, Result, Touch, XattrMode};
 
 /// Name index of `trusted.*`.
 pub(crate) const INDEX_TRUSTED: u8 = 4;
@@ -123,10 +122,18 @@ impl Ext4 {
             _ => {}
         }
         let stored = self.stored_value(index, value)?;
-        let mut h = self.begin(CREDITS)?;
-        self.xattr_set_raw(&mut h, inode, index, short, stored.as_deref())?;
+        let blocks = value.map_or(0, <[u8]>::len).div_ceil(self.sb.block_size as usize) as u32;
+        let mut h = self.begin(CREDITS + blocks)?;
+        let dead = self.xattr_set(&mut h, inode, index, short, stored.as_deref())?;
         inode.changed(Touch::Metadata, Logged::Anyway);
-        self.log(&mut h, inode)
+        self.log(&mut h, inode)?;
+        drop(h);
+        self.delete_ea_inodes(dead)
+    }
+
+    /// Delete attribute inodes that nobody names any more. No handle may be open.
+    pub(crate) fn delete_ea_inodes(&self, dead: Vec<Inode>) -> Result<()> {
+        dead.iter().try_for_each(|inode| self.fs_delete_inode(inode))
     }
 
     /// A value as it is stored.
@@ -163,45 +170,105 @@ impl Ext4 {
         name: &[u8],
         value: Option<&[u8]>,
     ) -> Result<()> {
-        let mut in_body = self.body_attributes(inode)?;
-        let mut in_block = self.block_attributes(inode)?;
-        let elsewhere = |a: &Attribute| a.is(index, name) && matches!(a.value, Value::Inode { .. });
-        if in_body.iter().chain(&in_block).any(elsewhere) {
-            return Err(Error::Incompatible(
-                "changing an attribute whose value is an inode (ea_inode)".to_owned(),
-            ));
-        }
-        let in_block_before = in_block.clone();
+        let dead = self.xattr_set(h, inode, index, name, value)?;
+        // No transaction may start here: what is dead stays on the orphan list until the next mount.
+        drop(dead);
+        Ok(())
+    }
+
+    /// As `xattr_set_raw`; gives the attribute inodes that are to be deleted once the handle is gone.
+    fn xattr_set(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        index: u8,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<Vec<Inode>> {
+        let body_before = self.body_attributes(inode)?;
+        let block_before = self.block_attributes(inode)?;
+        let mut in_body = body_before.clone();
+        let mut in_block = block_before.clone();
         in_body.retain(|a| !a.is(index, name));
         in_block.retain(|a| !a.is(index, name));
         let room = core_of(inode).read().body_xattrs.len();
         if let Some(value) = value {
-            let new = Attribute { index, name: name.to_vec(), value: Value::Here(value.to_vec()), hash: 0 };
-            in_body.push(new);
-            if !Table::Body.fits(room, &in_body)
-                && let Some(new) = in_body.pop()
-            {
-                in_block.push(new);
-                if !Table::Block.fits(self.sb.block_size as usize, &in_block) {
+            let here = Attribute { index, name: name.to_vec(), value: Value::Here(value.to_vec()), hash: 0 };
+            if !self.place_attribute(room, &mut in_body, &mut in_block, here.clone()) {
+                if !self.sb.incompat.contains(Incompat::EA_INODE) {
                     return Err(NameError::NoSpace.into());
+                }
+                let size = value.len() as u32;
+                let named = Attribute { value: Value::Inode { ino: 0, size }, ..here };
+                // Is there room for the name alone? Only then is an inode made.
+                if !self.place_attribute(room, &mut in_body, &mut in_block, named) {
+                    return Err(NameError::NoSpace.into());
+                }
+                let (ino, value_hash) = self.make_ea_inode(h, inode, value)?;
+                for made in in_body.iter_mut().chain(&mut in_block).filter(|a| a.is(index, name)) {
+                    made.hash = body::name_hash(name).rotate_left(16) ^ value_hash;
+                    made.value = Value::Inode { ino, size };
                 }
             }
         }
-        if in_block != in_block_before {
+        let mut dead = Vec::new();
+        if in_block != block_before {
             if !self.sb.compat.contains(Compat::EXT_ATTR) && !in_block.is_empty() {
                 return Err(NameError::NotSupported.into());
             }
-            self.store_block_attributes(h, inode, &in_block)?;
+            dead = self.store_block_attributes(h, inode, &block_before, &in_block)?;
         }
         if room > 0 {
             core_of(inode).write().body_xattrs = Table::Body.encode(room, &in_body);
         }
-        Ok(())
+        for gone in body_before.iter().filter(|old| !in_body.contains(old)) {
+            dead.extend(self.put_value(h, &gone.value)?);
+        }
+        let charged =
+            |body: &[Attribute], block: &[Attribute]| self.value_blocks(body) + self.value_blocks(block);
+        self.add_blocks_512(inode, charged(&in_body, &in_block) - charged(&body_before, &block_before));
+        Ok(dead)
     }
 
-    /// Give up everything that the attributes of a dying inode hold: the block's reference, attribute inodes.
-    pub(crate) fn xattr_delete_all(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
-        self.release_attribute_block(h, inode)
+    /// Blocks of attribute inodes, which count as blocks of every inode that names them.
+    fn value_blocks(&self, attributes: &[Attribute]) -> i64 {
+        let blocks = attributes.iter().map(|a| match a.value {
+            Value::Here(_) => 0,
+            Value::Inode { size, .. } => i64::from(size.div_ceil(self.sb.block_size)),
+        });
+        blocks.sum()
+    }
+
+    /// Put an attribute where it fits, the body first; false if it fits nowhere.
+    fn place_attribute(
+        &self,
+        room: usize,
+        in_body: &mut Vec<Attribute>,
+        in_block: &mut Vec<Attribute>,
+        new: Attribute,
+    ) -> bool {
+        for (table, len, attributes) in
+            [(Table::Body, room, in_body), (Table::Block, self.sb.block_size as usize, in_block)]
+        {
+            attributes.push(new.clone());
+            if table.fits(len, attributes) {
+                return true;
+            }
+            attributes.pop();
+        }
+        false
+    }
+
+    /// Give up everything that the attributes of a dying inode hold: the block's reference, attribute inodes. Those that nobody
+    /// names any more are to be deleted once the handle is gone.
+    pub(crate) fn xattr_delete_all(&self, h: &mut Handle, inode: &Inode) -> Result<Vec<Inode>> {
+        let mut dead = self.release_attribute_block(h, inode)?;
+        let in_body = self.body_attributes(inode)?;
+        core_of(inode).write().body_xattrs.fill(0);
+        for gone in in_body {
+            dead.extend(self.put_value(h, &gone.value)?);
+        }
+        Ok(dead)
     }
 }
 

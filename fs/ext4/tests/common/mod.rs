@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use ivers_block::{FileDevice, OpenMode};
+use ivers_block::{BlockError, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::{MountOptions, Vfs};
 use std::path::Path;
@@ -13,6 +13,12 @@ use std::sync::Arc;
 pub const VARIANTS: &[(&str, &[&str])] = &[
     ("default", &["-t", "ext4"]),
     ("1k", &["-t", "ext4", "-b", "1024"]),
+    ("4k", &["-t", "ext4", "-b", "4096"]),
+    ("4k, many groups", &["-t", "ext4", "-b", "4096", "-g", "1024", "-N", "4096"]),
+    ("4k small inodes", &["-t", "ext4", "-b", "4096", "-I", "128"]),
+    ("4k no journal", &["-t", "ext4", "-b", "4096", "-O", "^has_journal", "-g", "2048"]),
+    ("4k ext2", &["-t", "ext2", "-b", "4096"]),
+    ("4k meta_bg", &["-t", "ext4", "-b", "4096", "-O", "meta_bg,^resize_inode", "-g", "512", "-N", "8192"]),
     ("2k", &["-t", "ext4", "-b", "2048"]),
     ("small inodes", &["-t", "ext4", "-I", "128"]),
     ("no journal", &["-t", "ext4", "-O", "^has_journal"]),
@@ -47,7 +53,15 @@ pub fn fsck(path: &Path, what: &str) {
 /// See the name.
 pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device = Arc::new(FileDevice::open(path, mode).unwrap());
+    // A thread that commits in the background may hold the last mount's device for a moment.
+    let mut tries = 0;
+    let device = loop {
+        match FileDevice::open(path, mode) {
+            Err(BlockError::Busy { .. }) if tries < 200 => tries += 1,
+            other => break Arc::new(other.unwrap()),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
     let options = OpenOptions { read_only, place: "test image".into(), ..OpenOptions::default() };
     Ext4::open(device, options).unwrap()
 }

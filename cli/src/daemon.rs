@@ -1,0 +1,117 @@
+//! Going into the background without `fork`: the command starts itself again and waits until that serves.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use anyhow::{Context, Result, bail};
+
+use crate::failure::failure;
+
+/// What the child says when it serves; anything else is an exit code and why it does not.
+const READY: &str = "ready";
+
+/// Where messages go if nobody says.
+pub fn default_log() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let state = state.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".local/state")))?;
+    Some(state.join("ivers/ivers.log"))
+}
+
+fn open_log(path: &Path) -> std::io::Result<File> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// Start this program again with these arguments; return its process id once it says that it is ready.
+pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<u32> {
+    let log = match log {
+        Some(path) => {
+            Some(open_log(path).with_context(|| format!("cannot open the log {}", path.display()))?)
+        }
+        // Without a home there is no log.
+        None => default_log().and_then(|path| open_log(&path).ok()),
+    };
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log.map_or_else(Stdio::null, Stdio::from))
+        .spawn()
+        .context("cannot start the process that serves")?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line)?;
+    }
+    let line = line.trim_end();
+    if line == READY {
+        return Ok(child.id());
+    }
+    let status = child.wait()?;
+    match line.split_once(' ') {
+        Some((code, message)) => Err(failure(code.parse().unwrap_or(1), message)),
+        None => bail!("the process that serves ended with {status}"),
+    }
+}
+
+/// In the child: a session of its own, so that the terminal's signals do not reach it.
+pub fn leave_terminal() -> Result<()> {
+    // Fails only for a process group leader, which has no terminal to leave then.
+    let _ = rustix::process::setsid();
+    std::env::set_current_dir("/")?;
+    Ok(())
+}
+
+/// In the child: tell the parent how it went.
+pub fn tell_parent(result: &Result<()>) {
+    let mut stdout = std::io::stdout();
+    let line = match result {
+        Ok(()) => READY.to_owned(),
+        Err(error) => format!("{} {}", crate::failure::code(error), crate::failure::line(error)),
+    };
+    // The parent may be gone; that is no reason not to serve.
+    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+}
+
+/// Messages of the crates below, on standard error, with the time.
+pub struct Log(Mutex<()>);
+
+impl log::Log for Log {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Info
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        // The transport's own chatter below warnings is nobody's affair.
+        if !self.enabled(record.metadata())
+            || (record.level() > log::Level::Warn && !record.target().starts_with("ivers"))
+        {
+            return;
+        }
+        let _one_at_a_time = self.0.lock();
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let time = crate::show::time(now.as_secs() as i64);
+        let _ = writeln!(
+            std::io::stderr(),
+            "{time} ivers[{}] {}: {}",
+            std::process::id(),
+            record.level(),
+            record.args()
+        );
+    }
+
+    fn flush(&self) {}
+}
+
+/// Show messages from here on.
+pub fn start_log() {
+    static LOG: Log = Log(Mutex::new(()));
+    if log::set_logger(&LOG).is_ok() {
+        log::set_max_level(log::LevelFilter::Info);
+    }
+}

@@ -1,0 +1,200 @@
+//! What is known of one file: from a mount, through the attributes that it serves, or from an image, through the VFS.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS, STORED};
+use ivers_vfs::{Attr, ChangeMode, FileType, InodeFlags, InodeRef, Timestamp, Vfs};
+use serde_json::{Value, json};
+
+use crate::failure::{REFUSED, failure};
+
+/// What tells lives of a file apart, and whether it changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The inode number.
+    pub ino: u64,
+    /// Which life of that number.
+    pub generation: u32,
+    /// The change attribute, if there is one.
+    pub change: Option<u64>,
+}
+
+/// All that `stat` shows.
+#[derive(Debug)]
+pub struct Facts {
+    /// Who it is.
+    pub identity: Identity,
+    /// The counter as stored.
+    pub stored: Option<u64>,
+    /// The promises.
+    pub semantics: Value,
+    /// The usual attributes.
+    pub attr: Attr,
+}
+
+/// The promises of a filesystem as JSON; the same names as `system.ivers.semantics`.
+pub fn semantics(vfs: &Vfs) -> Value {
+    let promises = vfs.info().semantics;
+    let missing = if vfs.policy().mode == ChangeMode::Off {
+        Some("opened with iversion=off".to_owned())
+    } else {
+        vfs.info().no_cookie.clone()
+    };
+    json!({
+        "cookie": missing.is_none(),
+        "no_cookie": missing,
+        "data": promises.data,
+        "metadata": promises.metadata,
+        "monotonic": promises.monotonic,
+        "persistent": promises.persistent,
+        "crash_safe": promises.crash_safe,
+    })
+}
+
+/// Through the VFS.
+pub fn of_inode(vfs: &Vfs, inode: &InodeRef) -> Facts {
+    let change = vfs.change(inode);
+    Facts {
+        identity: Identity { ino: inode.ino.0, generation: inode.generation, change },
+        stored: change.map(|_| vfs.stored_version(inode)),
+        semantics: semantics(vfs),
+        attr: vfs.stat(inode),
+    }
+}
+
+/// An attribute that ivers serves; `None`: the mount has none such. `follow` a symbolic link at the end.
+pub fn served(path: &Path, name: &str, follow: bool) -> Result<Option<String>> {
+    let value = if follow { xattr::get_deref(path, name) } else { xattr::get(path, name) };
+    match value {
+        Ok(value) => Ok(value.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+fn served_number(path: &Path, name: &str, follow: bool) -> Result<Option<u64>> {
+    Ok(served(path, name, follow)?.and_then(|text| text.trim().parse().ok()))
+}
+
+/// The JSON that a mount serves of itself under a name.
+pub fn served_json(path: &Path, name: &str) -> Result<Value> {
+    let text = served(path, name, true)?.ok_or_else(|| {
+        failure(
+            REFUSED,
+            format!(
+                "{}: not on an ivers mount (IMAGE:/path asks an image that is not mounted)",
+                path.display()
+            ),
+        )
+    })?;
+    serde_json::from_str(&text).with_context(|| format!("{}: {name} is no JSON", path.display()))
+}
+
+/// The number and life of a file on a mount, and its change attribute.
+pub fn identity(path: &Path, ino: u64) -> Result<Identity> {
+    // The change attribute is asked for last but before anybody reads: a change in between shows in the next value.
+    let generation = served_number(path, GENERATION, false)?.unwrap_or(0) as u32;
+    Ok(Identity { ino, generation, change: served_number(path, CHANGE, false)? })
+}
+
+/// Through a mount.
+pub fn of_path(path: &Path, follow: bool) -> Result<Facts> {
+    std::fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
+    let semantics = match served(path, SEMANTICS, follow)? {
+        Some(text) => serde_json::from_str(&text)?,
+        None => {
+            served_json(path, MOUNT)?;
+            Value::Null
+        }
+    };
+    let change = served_number(path, CHANGE, follow)?;
+    let stored = served_number(path, STORED, follow)?;
+    let generation = served_number(path, GENERATION, follow)?.unwrap_or(0) as u32;
+    let meta = if follow { std::fs::metadata(path) } else { std::fs::symlink_metadata(path) };
+    let meta = meta.with_context(|| path.display().to_string())?;
+    let time = |sec, nsec: i64| Timestamp { sec, nsec: nsec as u32 };
+    let btime = meta.created().ok().and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+    Ok(Facts {
+        identity: Identity { ino: meta.ino(), generation, change },
+        stored,
+        semantics,
+        attr: Attr {
+            kind: FileType::from_mode(meta.mode()).unwrap_or(FileType::Regular),
+            perm: meta.mode() & 0o7777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+            project: 0,
+            nlink: meta.nlink() as u32,
+            size: meta.size(),
+            blocks_512: meta.blocks(),
+            rdev: meta.rdev() as u32,
+            atime: time(meta.atime(), meta.atime_nsec()),
+            mtime: time(meta.mtime(), meta.mtime_nsec()),
+            ctime: time(meta.ctime(), meta.ctime_nsec()),
+            btime: btime.map(|t| time(t.as_secs() as i64, i64::from(t.subsec_nanos()))),
+            flags: InodeFlags::empty(),
+        },
+    })
+}
+
+fn json_time(time: Timestamp) -> Value {
+    json!({ "sec": time.sec, "nsec": time.nsec })
+}
+
+impl Facts {
+    /// The stable form.
+    pub fn json(&self, path: &str) -> Value {
+        let attr = &self.attr;
+        json!({
+            "path": path,
+            "ino": self.identity.ino,
+            "generation": self.identity.generation,
+            "change": self.identity.change.map(|v| v.to_string()),
+            "stored": self.stored.map(|v| v.to_string()),
+            "semantics": self.semantics,
+            "kind": crate::show::kind(attr.kind),
+            "mode": format!("{:o}", attr.mode()),
+            "uid": attr.uid,
+            "gid": attr.gid,
+            "nlink": attr.nlink,
+            "size": attr.size,
+            "blocks": attr.blocks_512,
+            "atime": json_time(attr.atime),
+            "mtime": json_time(attr.mtime),
+            "ctime": json_time(attr.ctime),
+            "btime": attr.btime.map(json_time),
+        })
+    }
+
+    /// For people.
+    pub fn text(&self, path: &str) -> String {
+        let attr = &self.attr;
+        let number = |v: Option<u64>| v.map_or("none".to_owned(), |v| v.to_string());
+        let promise = |name: &str| self.semantics[name] == true;
+        let kept: Vec<_> = ["data", "metadata", "monotonic", "persistent", "crash_safe"]
+            .into_iter()
+            .filter(|n| promise(n))
+            .collect();
+        let why = self.semantics["no_cookie"].as_str().map(|why| format!(" ({why})")).unwrap_or_default();
+        let time = |t: Timestamp| format!("{}.{:09} UTC", crate::show::time(t.sec), t.nsec);
+        format!(
+            "{path}\n  change  {}{why}\n  stored  {}\n  keeps   {}\n  inode   {} generation {}\n  mode    {} {}:{} links {}\n  size    {} in {} blocks of 512\n  mtime   {}\n  ctime   {}\n  btime   {}",
+            number(self.identity.change),
+            number(self.stored),
+            kept.join(" "),
+            self.identity.ino,
+            self.identity.generation,
+            crate::show::mode(attr.kind, attr.perm),
+            attr.uid,
+            attr.gid,
+            attr.nlink,
+            attr.size,
+            attr.blocks_512,
+            time(attr.mtime),
+            time(attr.ctime),
+            attr.btime.map_or("none".to_owned(), time),
+        )
+    }
+}

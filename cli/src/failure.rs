@@ -1,0 +1,132 @@
+//! Exit codes, and errors on one line: what, where, and the way out.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use ivers_block::BlockError;
+use ivers_vfs::{Error, NameError};
+
+/// Something failed while it was done.
+pub const FAILED: u8 = 1;
+/// The command line is wrong.
+pub const USAGE: u8 = 2;
+/// A file, path or image is not there.
+pub const NOT_FOUND: u8 = 3;
+/// The image asks for something that ivers does not do, or holds no filesystem that it knows.
+pub const REFUSED: u8 = 4;
+/// The image is damaged.
+pub const CORRUPT: u8 = 5;
+/// The image or the mount is in use.
+pub const BUSY: u8 = 6;
+
+/// The section of `--help` and the manual that says so.
+pub const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  failed while it was done (I/O error, no space, permission)
+  2  the command line is wrong
+  3  a file, path or image is not there
+  4  refused: the image needs a feature that ivers does not have, or holds no filesystem that it knows
+  5  the image is damaged: run e2fsck
+  6  the image or the mount is in use";
+
+/// An error with an exit code of its own.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit code.
+    pub code: u8,
+    /// What is said.
+    pub message: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// An error that is the caller's to mend.
+pub fn usage(message: impl Into<String>) -> anyhow::Error {
+    Failure { code: USAGE, message: message.into() }.into()
+}
+
+/// An error with a code.
+pub fn failure(code: u8, message: impl Into<String>) -> anyhow::Error {
+    Failure { code, message: message.into() }.into()
+}
+
+/// The exit code of an error.
+pub fn code(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if let Some(failure) = cause.downcast_ref::<Failure>() {
+            return failure.code;
+        }
+        if let Some(error) = cause.downcast_ref::<Error>() {
+            return match error {
+                Error::Corrupt { .. } => CORRUPT,
+                Error::Incompatible(_) => REFUSED,
+                Error::Name(NameError::NotFound) => NOT_FOUND,
+                Error::Name(NameError::Busy) => BUSY,
+                _ => FAILED,
+            };
+        }
+        if let Some(BlockError::Busy { .. }) = cause.downcast_ref() {
+            return BUSY;
+        }
+        if let Some(ivers_fuse::MountError::Busy(_)) = cause.downcast_ref() {
+            return BUSY;
+        }
+        if let Some(error) = cause.downcast_ref::<std::io::Error>()
+            && error.kind() == std::io::ErrorKind::NotFound
+        {
+            return NOT_FOUND;
+        }
+    }
+    FAILED
+}
+
+/// All of an error on one line.
+pub fn line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        // Errors that wrap others often repeat them.
+        if !line.ends_with(&text) {
+            if !line.is_empty() {
+                line += ": ";
+            }
+            line += &text;
+        }
+    }
+    line.replace('\n', " ")
+}
+
+/// Say what went wrong, and end with its code.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    };
+    if error.chain().any(broken_pipe) {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("ivers: {}", line(error));
+    ExitCode::from(code(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn causes_decide_the_code_and_the_line_is_one() {
+        let error =
+            Err::<(), _>(Error::corrupt("bad magic", "image, block 7")).context("disk.img").unwrap_err();
+        assert_eq!(code(&error), CORRUPT);
+        assert_eq!(line(&error), "disk.img: corrupt: bad magic (image, block 7)");
+        assert_eq!(code(&usage("no")), USAGE);
+        assert_eq!(code(&anyhow::anyhow!("plain")), FAILED);
+    }
+}

@@ -1,0 +1,303 @@
+//! `stat`, `ls`, `cat`, `tree`, `info`, `stats`.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
+use serde_json::{Value, json};
+
+use crate::failure::usage;
+use crate::image::{self, Place};
+use crate::{args, facts, show};
+
+/// What a directory of an image holds, sorted by name, without `.` and `..`.
+pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, InodeRef)>> {
+    let mut names = Vec::new();
+    vfs.readdir(dir, 0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            names.push(entry.name.to_vec());
+        }
+        ControlFlow::Continue(())
+    })?;
+    names.sort();
+    let cred = Cred::root();
+    names
+        .into_iter()
+        .map(|name| {
+            let inode = vfs.lookup(&cred, dir, &name).with_context(|| show::name(&name))?;
+            Ok((name, inode))
+        })
+        .collect()
+}
+
+/// Opens each image of a command line once.
+#[derive(Default)]
+pub struct Images(Vec<(std::path::PathBuf, Arc<Vfs>)>);
+
+impl Images {
+    /// An image, for reading.
+    pub fn open(&mut self, path: &Path) -> Result<Arc<Vfs>> {
+        if let Some((_, vfs)) = self.0.iter().find(|(open, _)| open == path) {
+            return Ok(vfs.clone());
+        }
+        let vfs = image::open_to_read(path)?;
+        self.0.push((path.to_owned(), vfs.clone()));
+        Ok(vfs)
+    }
+}
+
+fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<InodeRef> {
+    vfs.resolve(&Cred::root(), path, follow).with_context(|| image::name(image, path))
+}
+
+fn in_image(word: &Path) -> Result<(std::path::PathBuf, Vec<u8>)> {
+    match Place::parse_image(word) {
+        Place::Image { image, path } => Ok((image, path)),
+        Place::Host(path) => Err(usage(format!(
+            "{} is a directory: name an image or IMAGE:/path (on a mount, use the system's own command)",
+            path.display()
+        ))),
+    }
+}
+
+/// `ivers stat`.
+pub fn stat(args: &args::Stat, json: bool) -> Result<()> {
+    let mut images = Images::default();
+    for file in &args.files {
+        let (facts, name) = match Place::parse(file) {
+            Place::Host(path) => {
+                (facts::of_path(&path, args.dereference)?, show::json_name(path.as_os_str().as_bytes()))
+            }
+            Place::Image { image, path } => {
+                let vfs = images.open(&image)?;
+                let inode = resolve(&vfs, &image, &path, args.dereference)?;
+                (facts::of_inode(&vfs, &inode), image::name(&image, &path))
+            }
+        };
+        if json { show::json_line(&facts.json(&name))? } else { show::line(facts.text(&name))? }
+    }
+    Ok(())
+}
+
+fn ls_line(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> Result<()> {
+    let attr = vfs.stat(inode);
+    let target = if attr.kind == FileType::Symlink { Some(vfs.read_link(inode)?) } else { None };
+    if json {
+        return show::json_line(&json!({
+            "name": show::json_name(name),
+            "ino": inode.ino.0,
+            "kind": show::kind(attr.kind),
+            "mode": format!("{:o}", attr.mode()),
+            "uid": attr.uid,
+            "gid": attr.gid,
+            "nlink": attr.nlink,
+            "size": attr.size,
+            "mtime": { "sec": attr.mtime.sec, "nsec": attr.mtime.nsec },
+            "target": target.map(|t| show::json_name(&t)),
+        }));
+    }
+    if !long {
+        return show::line(show::name(name));
+    }
+    let arrow = target.map(|t| format!(" -> {}", show::name(&t))).unwrap_or_default();
+    show::line(format_args!(
+        "{} {:>3} {:>5} {:>5} {:>10} {} {}{arrow}",
+        show::mode(attr.kind, attr.perm),
+        attr.nlink,
+        attr.uid,
+        attr.gid,
+        attr.size,
+        show::time(attr.mtime.sec),
+        show::name(name),
+    ))
+}
+
+/// `ivers ls`.
+pub fn ls(args: &args::Ls, json: bool) -> Result<()> {
+    let mut images = Images::default();
+    for word in &args.paths {
+        let (image, path) = in_image(word)?;
+        let vfs = images.open(&image)?;
+        let inode = resolve(&vfs, &image, &path, true)?;
+        if inode.kind != FileType::Directory {
+            let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
+            ls_line(&vfs, name, &inode, args.long, json)?;
+            continue;
+        }
+        if args.paths.len() > 1 && !json {
+            show::line(format_args!("{}:", image::name(&image, &path)))?;
+        }
+        for (name, inode) in entries(&vfs, &inode)? {
+            if args.all || !name.starts_with(b".") {
+                ls_line(&vfs, &name, &inode, args.long, json)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Hand the contents of a file over, piece by piece.
+pub fn pour(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
+    loop {
+        match vfs.read(inode, offset, &mut buffer)? {
+            0 => return Ok(()),
+            n => {
+                sink(offset, &buffer[..n])?;
+                offset += n as u64;
+            }
+        }
+    }
+}
+
+/// `ivers cat`.
+pub fn cat(args: &args::Cat, json: bool) -> Result<()> {
+    let mut images = Images::default();
+    let mut out = std::io::stdout().lock();
+    for word in &args.files {
+        let (image, path) = in_image(word)?;
+        let vfs = images.open(&image)?;
+        let inode = resolve(&vfs, &image, &path, true)?;
+        let name = image::name(&image, &path);
+        if inode.kind != FileType::Regular {
+            let why =
+                if inode.kind == FileType::Directory { NameError::IsDirectory } else { NameError::Invalid };
+            return Err(anyhow::Error::from(ivers_vfs::Error::from(why)).context(name));
+        }
+        if json {
+            let mut contents = Vec::new();
+            pour(&vfs, &inode, |_, bytes| {
+                contents.extend_from_slice(bytes);
+                Ok(())
+            })?;
+            let text = String::from_utf8(contents)
+                .map_err(|_| usage(format!("{name} is no text: use cat without --json")))?;
+            writeln!(out, "{}", json!({ "path": name, "contents": text }))?;
+        } else {
+            pour(&vfs, &inode, |_, bytes| Ok(out.write_all(bytes)?)).context(name)?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn grow(
+    vfs: &Vfs,
+    dir: &InodeRef,
+    path: &[u8],
+    prefix: &str,
+    depth: u32,
+    json: bool,
+    count: &mut [u64; 2],
+) -> Result<()> {
+    let entries = entries(vfs, dir)?;
+    let last = entries.len().saturating_sub(1);
+    for (at, (name, inode)) in entries.into_iter().enumerate() {
+        let path = image::join(path, &name);
+        let is_dir = inode.kind == FileType::Directory;
+        count[usize::from(!is_dir)] += 1;
+        let arrow = match inode.kind {
+            FileType::Symlink => format!(" -> {}", show::name(&vfs.read_link(&inode)?)),
+            _ => String::new(),
+        };
+        let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
+        if json {
+            show::json_line(&json!({
+                "path": show::json_name(&path), "ino": inode.ino.0, "kind": show::kind(inode.kind), "size": vfs.stat(&inode).size,
+            }))?;
+        } else {
+            show::line(format_args!("{prefix}{branch}{}{arrow}", show::name(&name)))?;
+        }
+        if is_dir && depth > 1 {
+            // A damaged image can hold loops of directories; no path may be longer than this.
+            if path.len() > 1 << 16 {
+                return Err(ivers_vfs::Error::corrupt("directories without end", show::name(&path)).into());
+            }
+            grow(vfs, &inode, &path, &format!("{prefix}{below}"), depth - 1, json, count)?;
+        }
+    }
+    Ok(())
+}
+
+/// `ivers tree`.
+pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
+    let (image, path) = in_image(&args.path)?;
+    let vfs = image::open_to_read(&image)?;
+    let root = resolve(&vfs, &image, &path, true)?;
+    let mut count = [0; 2];
+    if !json {
+        show::line(image::name(&image, &path))?;
+    }
+    grow(&vfs, &root, &path, "", args.depth.max(1), json, &mut count)?;
+    if !json {
+        show::line(format_args!("\n{} directories, {} files", count[0], count[1]))?;
+    }
+    Ok(())
+}
+
+/// `ivers info`.
+pub fn info(args: &args::Info, json: bool) -> Result<()> {
+    let facts: Value = if args.target.is_dir() {
+        let mut mount = facts::served_json(&args.target, ivers_fuse::MOUNT)?;
+        mount["semantics"] = facts::served_json(&args.target, ivers_fuse::SEMANTICS)?;
+        mount
+    } else {
+        let vfs = image::open_to_read(&args.target)?;
+        let info = vfs.info();
+        let space = vfs.stat_fs()?;
+        json!({
+            "fs": info.fs_type,
+            "uuid": uuid::Uuid::from_bytes(info.uuid).to_string(),
+            "label": info.label,
+            "block_size": info.block_size,
+            "blocks": space.blocks,
+            "blocks_free": space.blocks_free,
+            "files": space.files,
+            "files_free": space.files_free,
+            "semantics": facts::semantics(&vfs),
+            "details": vfs.fs().describe().into_iter().map(|(k, v)| (k, Value::from(v))).collect::<serde_json::Map<_, _>>(),
+        })
+    };
+    if json {
+        return show::json_line(&facts);
+    }
+    fn print(value: &Value, indent: usize) -> Result<()> {
+        for (key, value) in value.as_object().into_iter().flatten() {
+            let pad = " ".repeat(indent);
+            match value {
+                Value::Object(_) => {
+                    show::line(format_args!("{pad}{key}:"))?;
+                    print(value, indent + 2)?;
+                }
+                Value::String(text) => show::line(format_args!("{pad}{key}: {text}"))?,
+                other => show::line(format_args!("{pad}{key}: {other}"))?,
+            }
+        }
+        Ok(())
+    }
+    print(&facts, 0)
+}
+
+/// `ivers stats`.
+pub fn stats(args: &args::Stats, json: bool) -> Result<()> {
+    let stats = facts::served_json(&args.dir, ivers_fuse::STATS)?;
+    if json {
+        return show::json_line(&stats);
+    }
+    for (name, value) in stats.as_object().into_iter().flatten() {
+        if args.prometheus {
+            let dir = args.dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
+            show::line(format_args!(
+                "# TYPE ivers_{name}_total counter\nivers_{name}_total{{mount=\"{dir}\"}} {value}"
+            ))?;
+        } else {
+            show::line(format_args!("{name:<28}{value:>16}"))?;
+        }
+    }
+    Ok(())
+}

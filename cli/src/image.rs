@@ -1,0 +1,155 @@
+//! Opening what the command line names: an image file, a path in it, a filesystem in memory.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ivers_block::{Budget, FileDevice, OpenMode};
+use ivers_ext4::Ext4;
+use ivers_mem::Mem;
+use ivers_vfs::{FileSystem, MountOptions, Vfs};
+
+use crate::failure::{REFUSED, failure};
+
+/// What a word on the command line stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A path of the system.
+    Host(PathBuf),
+    /// A path in an image.
+    Image {
+        /// The image.
+        image: PathBuf,
+        /// The path, beginning with a slash.
+        path: Vec<u8>,
+    },
+}
+
+impl Place {
+    /// `IMAGE:/path` if there is no file of that whole name and IMAGE is no directory.
+    pub fn parse(word: &Path) -> Self {
+        let bytes = word.as_os_str().as_bytes();
+        if std::fs::symlink_metadata(word).is_err() {
+            for at in (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/")) {
+                let image = PathBuf::from(OsString::from_vec(bytes[..at].to_vec()));
+                if at > 0 && !image.is_dir() && (image.exists() || !bytes[at + 1..].contains(&b':')) {
+                    return Place::Image { image, path: bytes[at + 1..].to_vec() };
+                }
+            }
+        }
+        Place::Host(word.to_owned())
+    }
+
+    /// As [`Place::parse`], but a plain file is an image, and its root is meant.
+    pub fn parse_image(word: &Path) -> Self {
+        match Self::parse(word) {
+            Place::Host(image) if !image.is_dir() => Place::Image { image, path: b"/".to_vec() },
+            place => place,
+        }
+    }
+}
+
+/// How to open an image.
+#[derive(Debug, Clone)]
+pub struct How {
+    /// Write nothing.
+    pub read_only: bool,
+    /// See `OpenOptions::trust_foreign`.
+    pub trust_foreign: bool,
+    /// See `OpenOptions::no_replay`.
+    pub no_replay: bool,
+    /// Seconds between commits.
+    pub commit_s: u64,
+    /// The bound of all caches.
+    pub cache_bytes: u64,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        Self { read_only: true, trust_foreign: false, no_replay: false, commit_s: 5, cache_bytes: 256 << 20 }
+    }
+}
+
+/// Open a filesystem and put the VFS over it.
+pub fn open(fs_type: &str, image: &Path, how: &How, mut options: MountOptions) -> Result<Arc<Vfs>> {
+    let budget = Arc::new(Budget::new(how.cache_bytes));
+    let fs: Arc<dyn FileSystem> = match fs_type {
+        "mem" => Arc::new(Mem::new(how.cache_bytes)),
+        "ext2" | "ext3" | "ext4" => {
+            let mode = if how.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
+            let device = FileDevice::open(image, mode).map_err(|error| missing_or(image, error.into()))?;
+            let open = ivers_ext4::OpenOptions {
+                read_only: how.read_only,
+                trust_foreign: how.trust_foreign,
+                no_replay: how.no_replay,
+                budget: budget.clone(),
+                commit_interval: Duration::from_secs(how.commit_s),
+                place: image.display().to_string(),
+            };
+            Ext4::open(Arc::new(device), open)?
+        }
+        other => {
+            return Err(failure(
+                REFUSED,
+                format!("no filesystem {other:?} in here; there are ext4, ext3, ext2, mem"),
+            ));
+        }
+    };
+    options.read_only |= how.read_only;
+    options.cache_bytes = how.cache_bytes;
+    options.budget = Some(budget);
+    Vfs::mount(fs, options).with_context(|| image.display().to_string())
+}
+
+fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {
+    match std::fs::metadata(image) {
+        Err(why) => anyhow::Error::from(why).context(format!("cannot open {}", image.display())),
+        Ok(_) => error,
+    }
+}
+
+/// An image opened for reading, to be asked about paths.
+pub fn open_to_read(image: &Path) -> Result<Arc<Vfs>> {
+    open("ext4", image, &How::default(), MountOptions { background: false, ..MountOptions::default() })
+}
+
+/// An image opened for writing.
+pub fn open_to_write(image: &Path) -> Result<Arc<Vfs>> {
+    open("ext4", image, &How { read_only: false, ..How::default() }, MountOptions::default())
+}
+
+/// `IMAGE:/path` again.
+pub fn name(image: &Path, path: &[u8]) -> String {
+    format!("{}:{}", image.display(), OsStr::from_bytes(path).display())
+}
+
+/// `dir/name`.
+pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = dir.to_vec();
+    if !path.is_empty() && !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_parse() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a:b.img");
+        std::fs::write(&image, "").unwrap();
+        let word = PathBuf::from(format!("{}:/etc/x:/y", image.display()));
+        assert_eq!(Place::parse(&word), Place::Image { image: image.clone(), path: b"/etc/x:/y".to_vec() });
+        assert_eq!(Place::parse(dir.path()), Place::Host(dir.path().into()));
+        assert_eq!(Place::parse_image(&image), Place::Image { image, path: b"/".to_vec() });
+        let missing = Path::new("no.img:/x");
+        assert_eq!(Place::parse(missing), Place::Image { image: "no.img".into(), path: b"/x".to_vec() });
+    }
+}

@@ -1,0 +1,140 @@
+//! Values in inodes of their own (`ea_inode`): for what does not fit a block.
+//!
+//! Such an inode has no name. Its reference count lies where other inodes keep their ctime (upper half) and version (lower
+//! half), the checksum of its value where they keep their atime. Its blocks go through the journal like metadata.
+
+use super::body::Value;
+use crate::ctx::{Ext4, Handle, core_of};
+use crate::dir::linear::{le16, le32, put16, put32};
+use crate::layout::inode::FL_EA_INODE;
+use ivers_vfs::{Error, FileType, Inode, NewInode, Result};
+
+/// Longest value that is read.
+const EA_VALUE_MAX: u32 = 1 << 20;
+const I_ATIME: usize = 0x08;
+const I_CTIME: usize = 0x0C;
+const I_LINKS: usize = 0x1A;
+const I_FLAGS: usize = 0x20;
+const I_VERSION: usize = 0x24;
+
+impl Ext4 {
+    fn ea_place(&self, ino: u32) -> String {
+        format!("{}, attribute inode {ino}", self.place)
+    }
+
+    /// The value that an attribute inode holds.
+    pub(super) fn ea_inode_value(&self, ino: u32, size: u32) -> Result<Vec<u8>> {
+        if size > EA_VALUE_MAX {
+            return Err(Error::corrupt("an attribute's value is too long", self.ea_place(ino)));
+        }
+        let inode = self.detached(self.load(ino, true)?);
+        if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
+            return Err(Error::corrupt(
+                "an attribute's value is in an inode that is none of its kind",
+                self.ea_place(ino),
+            ));
+        }
+        // Through the buffers, not past them: the blocks may not have left the journal yet.
+        let mut value = Vec::with_capacity(size as usize);
+        for lblk in 0..u64::from(size.div_ceil(self.sb.block_size)) {
+            match self.dir_block(&inode, lblk)? {
+                Some(buffer) => value.extend_from_slice(&buffer.read()),
+                None => value.resize(value.len() + self.sb.block_size as usize, 0),
+            }
+        }
+        value.truncate(size as usize);
+        Ok(value)
+    }
+
+    /// Make an inode that holds a value: its number and the value's hash. The handle has credits for its blocks.
+    pub(super) fn make_ea_inode(&self, h: &mut Handle, owner: &Inode, value: &[u8]) -> Result<(u32, u32)> {
+        let attr = owner.attr();
+        let new = NewInode {
+            kind: FileType::Regular,
+            perm: 0o600,
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: 0,
+            target: Vec::new(),
+            now: attr.ctime,
+            xattrs: Vec::new(),
+        };
+        let inode = self.detached(self.alloc_inode(h, owner, &new)?);
+        let ino = inode.ino.0 as u32;
+        core_of(&inode).write().flags |= FL_EA_INODE;
+        let hash = self.csum(self.sb.csum_seed, value);
+        let mut filled = Ok(());
+        for chunk in value.chunks(self.sb.block_size as usize) {
+            filled = self.append_dir_block(h, &inode).and_then(|(_, buffer)| {
+                h.modify(&buffer, |block| block[..chunk.len()].copy_from_slice(chunk))
+            });
+            if filled.is_err() {
+                break;
+            }
+        }
+        let size = value.len() as u64;
+        core_of(&inode).write().disk_size = size;
+        inode.with_attr(|attr| attr.size = size);
+        self.log(h, &inode)?;
+        self.modify_slot(h, ino, |slot| {
+            put32(slot, I_ATIME, hash);
+            put32(slot, I_CTIME, 0);
+            put32(slot, I_VERSION, 1);
+        })?;
+        if let Err(error) = filled {
+            // It waits on the orphan list for the next mount: its blocks are freed in transactions of their own.
+            self.put_ea_inode(h, ino)?;
+            return Err(error);
+        }
+        Ok((ino, hash))
+    }
+
+    /// The reference count of an attribute inode.
+    fn ea_references(&self, ino: u32) -> Result<u64> {
+        let slot = self.raw_inode(ino)?;
+        let count = u64::from(le32(&slot, I_CTIME)) << 32 | u64::from(le32(&slot, I_VERSION));
+        if le32(&slot, I_FLAGS) & FL_EA_INODE == 0 || count == 0 || le16(&slot, I_LINKS) == 0 {
+            return Err(Error::corrupt(
+                "an attribute names an inode that holds no value",
+                self.ea_place(ino),
+            ));
+        }
+        Ok(count)
+    }
+
+    fn set_ea_references(&self, h: &mut Handle, ino: u32, count: u64) -> Result<()> {
+        self.modify_slot(h, ino, |slot| {
+            put32(slot, I_CTIME, (count >> 32) as u32);
+            put32(slot, I_VERSION, count as u32);
+            if count == 0 {
+                put16(slot, I_LINKS, 0);
+            }
+        })
+    }
+
+    /// One more attribute names it.
+    pub(super) fn get_ea_inode(&self, h: &mut Handle, ino: u32) -> Result<()> {
+        let count = self.ea_references(ino)?;
+        self.set_ea_references(h, ino, count.saturating_add(1))
+    }
+
+    /// One attribute less names it: after the last one it is an orphan, for the caller to delete once the handle is gone.
+    pub(super) fn put_ea_inode(&self, h: &mut Handle, ino: u32) -> Result<Option<Inode>> {
+        let count = self.ea_references(ino)? - 1;
+        self.set_ea_references(h, ino, count)?;
+        if count > 0 {
+            return Ok(None);
+        }
+        let inode = self.detached(self.load(ino, true)?);
+        self.orphan_add(h, &inode)?;
+        Ok(Some(inode))
+    }
+
+    /// A value is given up.
+    pub(super) fn put_value(&self, h: &mut Handle, value: &Value) -> Result<Option<Inode>> {
+        match value {
+            Value::Here(_) => Ok(None),
+            Value::Inode { ino, .. } => self.put_ea_inode(h, *ino),
+        }
+    }
+}

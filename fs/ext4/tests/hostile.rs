@@ -1,0 +1,133 @@
+//! Damaged and hostile images: errors, never a panic, a hang or a flood of memory.
+
+mod common;
+
+use common::mkfs;
+use ivers_block::{Device, MemDevice};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+use std::process::Command;
+use std::sync::Arc;
+
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    *state >> 33
+}
+
+fn walk(vfs: &Arc<Vfs>, dir: &InodeRef, depth: u32, left: &mut u32) {
+    let cred = Cred::root();
+    let mut names = Vec::new();
+    let _ = vfs.readdir(dir, 0, &mut |entry| {
+        names.push(entry.name.to_vec());
+        if names.len() < 500 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    for name in names.iter().filter(|name| *name != b"." && *name != b"..") {
+        let Some(rest) = left.checked_sub(1) else { return };
+        *left = rest;
+        let Ok(inode) = vfs.lookup(&cred, dir, name) else { continue };
+        let _ = vfs.read(&inode, 0, &mut [0; 9000]);
+        let _ = vfs.read(&inode, 1 << 20, &mut [0; 9000]);
+        let _ = vfs.read_link(&inode);
+        for attribute in vfs.list_xattr(&cred, &inode).unwrap_or_default() {
+            let _ = vfs.get_xattr(&cred, &inode, attribute);
+        }
+        if inode.kind == FileType::Directory && depth < 5 {
+            walk(vfs, &inode, depth + 1, left);
+        }
+    }
+}
+
+fn change(vfs: &Arc<Vfs>) -> Result<()> {
+    let cred = Cred::root();
+    let root = vfs.root()?;
+    let (dir, _) = vfs.create(&cred, &root, b"new", &CreateSpec::directory(0o755), false)?;
+    for i in 0..20 {
+        let (file, _) =
+            vfs.create(&cred, &dir, format!("{i}").as_bytes(), &CreateSpec::file(0o644), false)?;
+        vfs.write(&cred, &file, 0, &[1; 20_000], WriteFlags::empty())?;
+    }
+    for i in 0..10 {
+        vfs.unlink(&cred, &dir, format!("{i}").as_bytes(), false)?;
+    }
+    vfs.sync()
+}
+
+#[test]
+fn mutated_images_are_survived() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    let files = tmp.path().join("files");
+    std::fs::create_dir_all(files.join("d/e")).unwrap();
+    for i in 0..300 {
+        std::fs::write(files.join(format!("d/a-name-of-some-length-{i}")), vec![i as u8; i * 37]).unwrap();
+    }
+    std::os::unix::fs::symlink("x".repeat(100), files.join("d/link")).unwrap();
+    std::fs::write(files.join("d/e/big"), vec![3; 600_000]).unwrap();
+    let source = files.to_str().unwrap();
+    for args in [
+        &["-t", "ext4", "-O", "^metadata_csum,^64bit", "-b", "1024", "-d", source][..],
+        &["-t", "ext3", "-b", "1024", "-d", source],
+        &["-t", "ext4", "-O", "^metadata_csum,^has_journal,inline_data", "-d", source],
+    ] {
+        mkfs(&path, args, 8 << 20);
+        // Names in a tree, which mkfs does not make.
+        let _ = Command::new("e2fsck").arg("-fyD").arg(&path).output();
+        let sound = std::fs::read(&path).unwrap();
+        let used: Vec<usize> = (0..sound.len() / 1024)
+            .filter(|&at| sound[at * 1024..(at + 1) * 1024].iter().any(|&byte| byte != 0 && byte != 3))
+            .collect();
+        let mut state = 99;
+        for round in 0..250 {
+            let mut image = sound.clone();
+            for _ in 0..1 + random(&mut state) % 12 {
+                // The superblock and the tables behind it are hit as often as everything else together.
+                let within = if random(&mut state) & 1 == 0 { used.len().min(40) } else { used.len() };
+                let block = used[random(&mut state) as usize % within];
+                let at = block * 1024 + random(&mut state) as usize % 1024;
+                match random(&mut state) % 3 {
+                    0 => image[at] = random(&mut state) as u8,
+                    1 => image[at] ^= 1 << (random(&mut state) % 8),
+                    _ => image[at / 4 * 4..at / 4 * 4 + 4].fill(if round & 1 == 0 { 0xFF } else { 0 }),
+                }
+            }
+            let read_only = round % 3 == 0;
+            let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
+            let options = OpenOptions { read_only, place: "image".into(), ..OpenOptions::default() };
+            let Ok(fs) = Ext4::open(device, options) else { continue };
+            let Ok(vfs) = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() })
+            else {
+                continue;
+            };
+            if let Ok(root) = vfs.root() {
+                walk(&vfs, &root, 0, &mut 2000);
+            }
+            let _ = change(&vfs);
+            let _ = vfs.unmount();
+        }
+    }
+}
+
+fn refusal(args: &[&str]) -> String {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    mkfs(&path, args, 16 << 20);
+    let before = std::fs::read(&path).unwrap();
+    let device = Arc::new(MemDevice::from_bytes(&before));
+    let result = Ext4::open(device.clone(), OpenOptions { place: "image".into(), ..OpenOptions::default() });
+    assert!(device.to_bytes() == before, "something was written");
+    match result {
+        Ok(fs) => fs.info().read_only.expect("it is writable"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    for feature in ["casefold", "encrypt", "quota", "bigalloc", "verity", "mmp"] {
+        let said = refusal(&["-t", "ext4", "-O", feature]);
+        assert!(said.contains(feature), "{feature}: {said}");
+    }
+    let said = refusal(&["-b", "4096", "-O", "journal_dev"]);
+    assert!(said.contains("journal_dev"), "{said}");
+}

@@ -1,0 +1,236 @@
+//! The change attribute as programs see it through the mount, write-back cache on.
+
+mod common;
+
+use common::*;
+use ivers_fuse::FuseOptions;
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::process::{Command, Stdio};
+
+/// Different, and larger.
+#[track_caller]
+fn grows(path: &std::path::Path, last: &mut u64) {
+    let now = change(path);
+    assert!(now > *last, "{now} is not above {last}");
+    *last = now;
+    assert_eq!(change(path), now, "looking twice");
+}
+
+#[test]
+fn every_change_shows_and_reading_does_not() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    fs::write(&path, b"one").unwrap();
+    let mut last = change(&path);
+    assert_eq!(change(&path), last);
+    assert_eq!(fs::read(&path).unwrap(), b"one");
+    fs::metadata(&path).unwrap();
+    assert_eq!(change(&path), last, "reading is no change");
+
+    fs::write(&path, b"two").unwrap();
+    grows(&path, &mut last);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    grows(&path, &mut last);
+    fs::rename(&path, m.path("g")).unwrap();
+    let path = m.path("g");
+    grows(&path, &mut last);
+    xattr::set(&path, "user.a", b"b").unwrap();
+    grows(&path, &mut last);
+    xattr::remove(&path, "user.a").unwrap();
+    grows(&path, &mut last);
+    fs::hard_link(&path, m.path("h")).unwrap();
+    grows(&path, &mut last);
+    fs::remove_file(m.path("h")).unwrap();
+    grows(&path, &mut last);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(1).unwrap();
+    grows(&path, &mut last);
+    file.set_modified(std::time::UNIX_EPOCH).unwrap();
+    grows(&path, &mut last);
+
+    let mut dir = change(m.dir.path());
+    fs::create_dir(m.path("d")).unwrap();
+    grows(m.dir.path(), &mut dir);
+    fs::remove_dir(m.path("d")).unwrap();
+    grows(m.dir.path(), &mut dir);
+}
+
+#[test]
+fn open_files_are_flushed_for_the_answer() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    fs::create_dir(m.path("d")).unwrap();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("d/f")).unwrap();
+    fs::rename(m.path("d/f"), m.path("d/g")).unwrap();
+    fs::rename(m.path("d"), m.path("e")).unwrap();
+    let path = m.path("e/g");
+    let mut last = change(&path);
+    for n in 0..200 {
+        // In the kernel's cache alone; no time need have moved either.
+        file.write_all_at(&[n as u8], 0).unwrap();
+        let now = change(&path);
+        assert!(now > last, "write {n} does not show: {last}, {now}");
+        assert_eq!(change(&path), now, "nothing happened since");
+        last = now;
+    }
+    // The file stays open for writing and readable in between.
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 0).unwrap();
+    assert_eq!(change(&path), last);
+    drop(file);
+    assert_eq!(change(&path), last, "closing is no change");
+}
+
+#[test]
+fn a_query_commits_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    let file = fs::File::create(&path).unwrap();
+    file.write_all_at(b"x", 0).unwrap();
+    let before = m.vfs.stats();
+    for _ in 0..20 {
+        change(&path);
+    }
+    let after = m.vfs.stats();
+    assert_eq!(
+        after.written_back_bytes, before.written_back_bytes,
+        "the FSYNC of a query reached the filesystem"
+    );
+}
+
+#[test]
+fn unlinked_open_files_always_answer_differently() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let file = fs::File::create(m.path("f")).unwrap();
+    fs::remove_file(m.path("f")).unwrap();
+    use xattr::FileExt;
+    let get = || -> u64 {
+        String::from_utf8(file.get_xattr(ivers_fuse::CHANGE).unwrap().unwrap()).unwrap().parse().unwrap()
+    };
+    let first = get();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0).unwrap();
+    assert!(get() > first);
+}
+
+#[test]
+fn stores_through_a_mapping_show() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    fs::write(&path, vec![0; 8192]).unwrap();
+    let script = "import mmap,os,sys\n\
+        fd=os.open(sys.argv[1],os.O_RDWR)\n\
+        m=mmap.mmap(fd,8192)\n\
+        os.close(fd)\n\
+        for line in sys.stdin:\n  m[int(line)]=(m[int(line)]+1)%256\n  print('stored',flush=True)\n";
+    let mut child = Command::new("python3")
+        .args(["-c", script])
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3 runs: it maps the file, which this safe crate cannot");
+    let mut input = child.stdin.take().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut last = change(&path);
+    for n in 0..20 {
+        writeln!(input, "{}", n % 3).unwrap();
+        output.read_line(&mut String::new()).unwrap();
+        let now = change(&path);
+        assert!(now > last, "store {n} does not show: {last}, {now}");
+        assert_eq!(change(&path), now);
+        last = now;
+    }
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(change(&path), last, "unmapping is no change");
+}
+
+#[test]
+fn anyone_who_may_stat_may_ask() {
+    if !can_mount() {
+        return;
+    }
+    if !is_root() {
+        eprintln!("asking as another user needs root");
+        return;
+    }
+    let m = mounted();
+    fs::write(m.path("secret"), b"x").unwrap();
+    fs::set_permissions(m.path("secret"), fs::Permissions::from_mode(0o0)).unwrap();
+    symlink("nowhere", m.path("link")).unwrap();
+    fs::create_dir(m.path("closed")).unwrap();
+    fs::set_permissions(m.path("closed"), fs::Permissions::from_mode(0o0)).unwrap();
+    // setpriv keeps this test from needing a getfattr: python's os module asks.
+    let ask =
+        "import os,sys\nprint(os.getxattr(sys.argv[1],'system.ivers.change',follow_symlinks=False).decode())";
+    for name in ["secret", "link", "closed"] {
+        let path = m.path(name);
+        let asked = as_nobody("python3", &["-c", ask, path.to_str().unwrap()]);
+        assert!(asked.status.success(), "{name}: {}", String::from_utf8_lossy(&asked.stderr));
+        assert_eq!(String::from_utf8_lossy(&asked.stdout).trim(), change(&path).to_string());
+    }
+    let inside = m.path("closed/x");
+    assert!(!as_nobody("python3", &["-c", ask, inside.to_str().unwrap()]).status.success());
+}
+
+#[test]
+fn the_attributes_are_hidden_and_read_only() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    fs::write(&path, b"x").unwrap();
+    assert_eq!(xattr::list(&path).unwrap().count(), 0);
+    for name in ["change", "stored", "semantics", "stats", "other"] {
+        let name = format!("system.ivers.{name}");
+        assert_eq!(xattr::set(&path, &name, b"1").unwrap_err().raw_os_error(), Some(1), "EPERM for {name}");
+        assert_eq!(xattr::remove(&path, &name).unwrap_err().raw_os_error(), Some(1), "EPERM for {name}");
+    }
+    assert_eq!(xattr::get(&path, "system.ivers.other").unwrap(), None);
+    let before = m.vfs.stats().queries;
+    let stored = attribute(&path, ivers_fuse::STORED);
+    assert_eq!(m.vfs.stats().queries, before, "peeking is no query");
+    assert_eq!(stored, change(&path).to_string(), "mem has no epoch");
+    let semantics: serde_json::Value =
+        serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
+    assert_eq!((&semantics["cookie"], &semantics["persistent"]), (&true.into(), &false.into()));
+    let stats: serde_json::Value = serde_json::from_str(&attribute(&path, ivers_fuse::STATS)).unwrap();
+    assert!(stats["changes"].as_u64() > Some(0) && stats["journal_blocks"].is_u64());
+}
+
+#[test]
+fn without_a_cookie_there_is_no_number() {
+    if !can_mount() {
+        return;
+    }
+    let options = ivers_vfs::MountOptions { mode: ivers_vfs::ChangeMode::Off, ..Default::default() };
+    let vfs = ivers_vfs::Vfs::mount(std::sync::Arc::new(ivers_mem::Mem::new(1 << 24)), options).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let session = ivers_fuse::mount(vfs, dir.path(), FuseOptions::default()).unwrap();
+    let path = dir.path().join("f");
+    fs::write(&path, b"x").unwrap();
+    assert_eq!(xattr::get(&path, ivers_fuse::CHANGE).unwrap(), None);
+    assert_eq!(xattr::get(&path, ivers_fuse::STORED).unwrap(), None);
+    let semantics: serde_json::Value =
+        serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
+    assert_eq!(semantics["cookie"], false);
+    assert!(semantics["no_cookie"].is_string());
+    session.unmount().unwrap();
+}

@@ -1,0 +1,305 @@
+//! Every operation through a real mount.
+
+mod common;
+
+use common::*;
+use ivers_fuse::FuseOptions;
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::time::{Duration, SystemTime};
+
+#[test]
+fn names_come_and_go() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    fs::create_dir(m.path("d")).unwrap();
+    fs::write(m.path("d/a"), b"hello").unwrap();
+    assert_eq!(fs::read(m.path("d/a")).unwrap(), b"hello");
+    fs::hard_link(m.path("d/a"), m.path("b")).unwrap();
+    assert_eq!(fs::metadata(m.path("b")).unwrap().nlink(), 2);
+    assert_eq!(fs::metadata(m.path("b")).unwrap().ino(), fs::metadata(m.path("d/a")).unwrap().ino());
+    symlink("d/a", m.path("l")).unwrap();
+    assert_eq!(fs::read_link(m.path("l")).unwrap().to_str(), Some("d/a"));
+    assert_eq!(fs::read(m.path("l")).unwrap(), b"hello");
+    assert_eq!(fs::remove_dir(m.path("d")).unwrap_err().raw_os_error(), Some(39), "ENOTEMPTY");
+    fs::remove_file(m.path("d/a")).unwrap();
+    assert_eq!(fs::metadata(m.path("b")).unwrap().nlink(), 1);
+    fs::remove_dir(m.path("d")).unwrap();
+    assert!(!m.path("d").exists());
+    assert_eq!(
+        fs::File::open(m.path(&"n".repeat(256))).unwrap_err().raw_os_error(),
+        Some(36),
+        "ENAMETOOLONG"
+    );
+    if is_root() {
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, m.path("fifo"), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let device = rustix::fs::makedev(300, 70_000);
+        rustix::fs::mknodat(CWD, m.path("dev"), rustix::fs::FileType::CharacterDevice, mode, device).unwrap();
+        assert_eq!(fs::metadata(m.path("dev")).unwrap().rdev(), device);
+    }
+}
+
+#[test]
+fn large_directories_list_every_name_once() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    for n in 0..1500 {
+        File::create(m.path(&format!("some-longer-name-{n}"))).unwrap();
+    }
+    for _ in 0..2 {
+        let names: Vec<_> = fs::read_dir(m.dir.path())
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                assert!(entry.metadata().unwrap().is_file());
+                entry.file_name().into_string().unwrap()
+            })
+            .collect();
+        assert_eq!(names.len(), 1500);
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 1500);
+        fs::remove_file(m.path("some-longer-name-7")).unwrap();
+        File::create(m.path("some-longer-name-7")).unwrap();
+    }
+}
+
+#[test]
+fn data_is_read_as_written() {
+    if !can_mount() {
+        return;
+    }
+    for writeback_cache in [true, false] {
+        let m = mount_with(FuseOptions { writeback_cache, ..FuseOptions::default() });
+        let data: Vec<u8> = (0..5_000_000u32).map(|n| ((n * 31) >> 3) as u8).collect();
+        fs::write(m.path("f"), &data).unwrap();
+        assert!(fs::read(m.path("f")).unwrap() == data);
+        let mut file = OpenOptions::new().append(true).read(true).open(m.path("f")).unwrap();
+        file.write_all(b"tail").unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(size(&m.path("f")), 5_000_004);
+        file.set_len(10).unwrap();
+        file.rewind().unwrap();
+        let mut rest = Vec::new();
+        file.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, data[..10]);
+        let truncated = OpenOptions::new().write(true).truncate(true).open(m.path("f")).unwrap();
+        assert_eq!(truncated.metadata().unwrap().len(), 0);
+        truncated.write_all_at(b"x", 1 << 20).unwrap();
+        drop(truncated);
+        assert_eq!(size(&m.path("f")), (1 << 20) + 1);
+        // Unlinked files live as long as they are open.
+        let open = OpenOptions::new().read(true).write(true).open(m.path("f")).unwrap();
+        fs::remove_file(m.path("f")).unwrap();
+        open.write_all_at(b"still here", 0).unwrap();
+        let mut back = [0; 10];
+        open.read_exact_at(&mut back, 0).unwrap();
+        assert_eq!(&back, b"still here");
+    }
+}
+
+#[test]
+fn direct_io_and_the_cache_agree() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    const O_DIRECT: i32 = 0o40000;
+    let page = vec![7u8; 8192];
+    let direct = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .custom_flags(O_DIRECT)
+        .open(m.path("f"))
+        .unwrap();
+    assert_eq!(direct.write_at(&page, 0).unwrap(), 8192);
+    assert_eq!(fs::read(m.path("f")).unwrap(), page);
+    let cached = OpenOptions::new().write(true).open(m.path("f")).unwrap();
+    cached.write_all_at(&[9; 4096], 4096).unwrap();
+    let direct = OpenOptions::new().read(true).custom_flags(O_DIRECT).open(m.path("f")).unwrap();
+    let mut back = vec![0; 4096];
+    direct.read_exact_at(&mut back, 4096).unwrap();
+    assert_eq!(back, [9; 4096]);
+}
+
+#[test]
+fn attributes_stick() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    fs::write(&path, b"x").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode(), 0o100640);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    for time in [
+        SystemTime::UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789),
+        SystemTime::UNIX_EPOCH - Duration::from_millis(1500),
+    ] {
+        file.set_modified(time).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), time);
+        let inode = m.vfs.resolve(&ivers_vfs::Cred::root(), "/f", false).unwrap();
+        let stored = m.vfs.stat(&inode).mtime;
+        let shown = fs::metadata(&path).unwrap();
+        assert_eq!((stored.sec, i64::from(stored.nsec)), (shown.mtime(), shown.mtime_nsec()));
+    }
+    if is_root() {
+        std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (12, 34));
+    }
+    let stat = rustix::fs::statvfs(m.dir.path()).unwrap();
+    assert!(stat.f_blocks > 0 && stat.f_bavail <= stat.f_blocks && stat.f_namemax == 255);
+}
+
+#[test]
+fn extended_attributes() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    fs::write(&path, b"x").unwrap();
+    assert_eq!(xattr::get(&path, "user.none").unwrap(), None);
+    xattr::set(&path, "user.a", b"one").unwrap();
+    assert_eq!(xattr::get(&path, "user.a").unwrap().as_deref(), Some(b"one".as_slice()));
+    let create = rustix::fs::setxattr(&path, "user.a", b"two", XattrFlags::CREATE);
+    assert_eq!(create, Err(rustix::io::Errno::EXIST));
+    let replace = rustix::fs::setxattr(&path, "user.b", b"two", XattrFlags::REPLACE);
+    assert_eq!(replace, Err(rustix::io::Errno::NODATA));
+    assert_eq!(xattr::list(&path).unwrap().collect::<Vec<_>>(), ["user.a"]);
+    xattr::remove(&path, "user.a").unwrap();
+    assert_eq!(xattr::list(&path).unwrap().count(), 0);
+}
+
+#[test]
+fn renames_replace_refuse_and_swap() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    fs::write(m.path("a"), b"a").unwrap();
+    fs::write(m.path("b"), b"b").unwrap();
+    let rename = |flags| rustix::fs::renameat_with(CWD, m.path("a"), CWD, m.path("b"), flags);
+    assert_eq!(rename(RenameFlags::NOREPLACE), Err(rustix::io::Errno::EXIST));
+    rename(RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(fs::read(m.path("a")).unwrap(), b"b");
+    assert_eq!(fs::read(m.path("b")).unwrap(), b"a");
+    rename(RenameFlags::empty()).unwrap();
+    assert!(!m.path("a").exists());
+    assert_eq!(fs::read(m.path("b")).unwrap(), b"b");
+    fs::create_dir_all(m.path("d/e")).unwrap();
+    assert_eq!(fs::rename(m.path("d"), m.path("d/e/f")).unwrap_err().raw_os_error(), Some(22), "EINVAL");
+}
+
+#[test]
+fn holes_are_found_also_under_dirty_pages() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).unwrap();
+    file.write_all_at(b"data", 1 << 20).unwrap();
+    // Nothing has been synced: these pages are in the kernel alone.
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20);
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), 0);
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(1 << 20)).unwrap(), (1 << 20) + 4);
+    assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(2 << 20)), Err(rustix::io::Errno::NXIO));
+}
+
+#[test]
+fn fallocate_and_copy() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 65536).unwrap();
+    assert_eq!(size(&m.path("f")), 65536);
+    file.write_all_at(&[5; 65536], 0).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, punch, 4096, 8192).unwrap();
+    let mut back = vec![1; 65536];
+    file.read_exact_at(&mut back, 0).unwrap();
+    assert!(back[..4096].iter().all(|b| *b == 5) && back[4096..12288].iter().all(|b| *b == 0));
+    assert!(back[12288..].iter().all(|b| *b == 5));
+    let copy = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("g")).unwrap();
+    let copied = rustix::fs::copy_file_range(&file, Some(&mut 0), &copy, Some(&mut 0), 65536).unwrap();
+    assert_eq!(copied, 65536);
+    assert!(fs::read(m.path("g")).unwrap() == back);
+}
+
+#[test]
+fn flags_by_ioctl() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let file = File::create(m.path("f")).unwrap();
+    use rustix::fs::IFlags;
+    assert_eq!(rustix::fs::ioctl_getflags(&file).unwrap(), IFlags::empty());
+    rustix::fs::ioctl_setflags(&file, IFlags::NODUMP).unwrap();
+    assert_eq!(rustix::fs::ioctl_getflags(&file).unwrap(), IFlags::NODUMP);
+}
+
+#[test]
+fn set_id_bits_fall_with_a_write() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let m = mounted();
+    fs::write(m.path("f"), b"program").unwrap();
+    for change in ["printf y >> \"$0\"", ": > \"$0\"", "truncate -s 3 \"$0\""] {
+        fs::set_permissions(m.path("f"), fs::Permissions::from_mode(0o6777)).unwrap();
+        let path = m.path("f");
+        let done = as_nobody("sh", &["-c", change, path.to_str().unwrap()]);
+        assert!(done.status.success(), "{change}: {}", String::from_utf8_lossy(&done.stderr));
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777, "{change}");
+    }
+}
+
+#[test]
+fn four_threads_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let m = &m;
+            scope.spawn(move || {
+                fs::create_dir(m.path(&format!("d{thread}"))).unwrap();
+                for n in 0..200 {
+                    let (own, shared) = (m.path(&format!("d{thread}/{n}")), m.path("shared"));
+                    fs::write(&own, format!("{thread} {n}")).unwrap();
+                    let _ = fs::hard_link(&own, &shared);
+                    let _ = change(&own);
+                    let file = OpenOptions::new().append(true).open(&own).unwrap();
+                    (&file).write_all(b"!").unwrap();
+                    let _ = change(&own);
+                    drop(file);
+                    let _ = fs::remove_file(&shared);
+                    fs::rename(&own, m.path(&format!("d{thread}/{n}-moved"))).unwrap();
+                    if n % 3 == 0 {
+                        fs::remove_file(m.path(&format!("d{thread}/{n}-moved"))).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    for thread in 0..4 {
+        assert_eq!(fs::read_dir(m.path(&format!("d{thread}"))).unwrap().count(), 133);
+        assert_eq!(
+            fs::read_to_string(m.path(&format!("d{thread}/100-moved"))).unwrap(),
+            format!("{thread} 100!")
+        );
+    }
+}
