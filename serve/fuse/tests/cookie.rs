@@ -234,3 +234,23 @@ fn without_a_cookie_there_is_no_number() {
     assert!(semantics["no_cookie"].is_string());
     session.unmount().unwrap();
 }
+
+#[test]
+fn the_ioctl_gives_the_same_number() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    fs::write(&path, b"x").unwrap();
+    let script = "import fcntl,struct,sys\n\
+        print(*struct.unpack('=QQII',fcntl.ioctl(open(sys.argv[1]),int(sys.argv[2]),bytes(24))))";
+    let command = ivers_fuse::IVERS_IOC_CHANGE.to_string();
+    let output =
+        Command::new("python3").args(["-c", script]).arg(&path).arg(command).output().expect("python3 runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let numbers: Vec<u64> = text.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    // Valid, data, metadata, monotonic; mem keeps nothing across mounts.
+    assert_eq!((numbers[0], numbers[3]), (change(&path), 0b1111));
+}

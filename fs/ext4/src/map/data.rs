@@ -143,7 +143,8 @@ impl Ext4 {
                 if end.div_ceil(1 << bits) > self.map_limit(&core) {
                     return Err(NameError::TooLarge.into());
                 }
-                self.without_promise(inode, &core, first, last)?.len() as u64
+                let missing = self.without_promise(inode, &core, first, last)?;
+                self.promise_for(&core, &missing)
             };
             if wanted == 0 {
                 return Ok(());
@@ -152,14 +153,14 @@ impl Ext4 {
             self.claim_delayed(wanted)?;
             let mut core = core_of(inode).write();
             let missing = match self.without_promise(inode, &core, first, last) {
-                Ok(missing) if missing.len() as u64 <= wanted => missing,
+                Ok(missing) if self.promise_for(&core, &missing) <= wanted => missing,
                 other => {
                     self.release_delayed(wanted);
                     other?;
                     continue;
                 }
             };
-            self.release_delayed(wanted - missing.len() as u64);
+            self.release_delayed(wanted - self.promise_for(&core, &missing));
             core.delayed.blocks.extend(missing);
             return Ok(());
         }
@@ -197,8 +198,27 @@ impl Ext4 {
         let mut after = rest.split_off(&to);
         core.delayed.blocks.append(&mut after);
         if !rest.is_empty() {
-            self.release_delayed(rest.len() as u64);
+            let ended: Vec<u64> = rest.into_iter().collect();
+            self.release_delayed(self.promise_for(core, &ended));
         }
+    }
+
+    /// Free blocks that a promise for these blocks (sorted, none of them promised) sets aside: themselves, and one of the map for
+    /// every stretch of the file that has no promise yet. A stretch never needs more than one new node of the lowest level.
+    fn promise_for(&self, core: &InodeCore, blocks: &[u64]) -> u64 {
+        // The same for both kinds of map, for a promise must end with the size it began with.
+        let stretch = u64::from(self.sb.block_size) / 32;
+        let mut nodes = 0;
+        let mut last = None;
+        for block in blocks {
+            let number = block / stretch;
+            if last != Some(number) {
+                last = Some(number);
+                let range = number * stretch..(number + 1) * stretch;
+                nodes += u64::from(core.delayed.blocks.range(range).next().is_none());
+            }
+        }
+        blocks.len() as u64 + nodes
     }
 
     /// The target of a symbolic link.
