@@ -1,4 +1,5 @@
-//! Project chores: `cargo xtask test` is what CI runs, `cargo xtask demo` shows the point.
+//! Project chores: `cargo xtask test` is what CI runs, `cargo xtask demo` shows the point,
+//! `cargo xtask soak` is the long proof.
 
 mod demo;
 #[cfg(test)]
@@ -56,6 +57,12 @@ fn test() -> bool {
     ensure(&programs)
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
         && run("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+        && run(
+            "documentation",
+            "cargo",
+            &["doc", "--workspace", "--no-deps", "--quiet"],
+            &[("RUSTDOCFLAGS", "-D warnings")],
+        )
         && run("tests", "cargo", &["test", "--workspace"], &[])
         && run(
             "memory order",
@@ -65,13 +72,26 @@ fn test() -> bool {
         )
 }
 
+/// The long proofs. A failure prints the seed that replays it.
+fn soak() -> bool {
+    let long_days = |seed: &str| {
+        let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "5000")];
+        run("long days", "cargo", &["test", "--release", "-p", "ivers-ext4", "--test", "workday"], &env)
+    };
+    let kill9 = ["test", "--release", "-p", "ivers", "--test", "kill9", "--", "--nocapture"];
+    ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
+        && ["1", "2", "3", "4", "5"].into_iter().all(long_days)
+        && run("200 kills", "cargo", &kill9, &[("IVERS_KILLS", "200")])
+}
+
 fn main() -> ExitCode {
     let task = std::env::args().nth(1).unwrap_or_default();
     let ok = match task.as_str() {
         "test" => test(),
+        "soak" => soak(),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         _ => {
-            eprintln!("usage: cargo xtask test | demo");
+            eprintln!("usage: cargo xtask demo | test | soak");
             return ExitCode::from(2);
         }
     };

@@ -53,7 +53,7 @@ pub fn fsck(path: &Path, what: &str) {
 /// See the name.
 pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    // A thread that commits in the background may hold the last mount's device for a moment.
+    // A child that another test is starting may hold a copy of the locked descriptor until it executes.
     let mut tries = 0;
     let device = loop {
         match FileDevice::open(path, mode) {

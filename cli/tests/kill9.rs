@@ -1,0 +1,225 @@
+//! kill -9 of the mounted process at random moments of a busy workload.
+//!
+//! After recovery by us, and on a copy by `e2fsck -p` and then us: e2fsck is clean, what was fsynced is whole, and no
+//! change value that was handed out before the kill vouches for other contents afterwards (contract C1, C2, C4).
+//!
+//! `IVERS_KILLS` sets the number of kills (default 4), `IVERS_SEED` replays a run; both are printed.
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
+
+/// What the workload knows about one file when the daemon dies.
+#[derive(Clone, Default)]
+struct Known {
+    /// Contents at the last fsync that returned; later writes may or may not be there.
+    durable: Option<Vec<u8>>,
+    /// Each value handed out, with the contents that the file had then.
+    seen: Vec<(u64, Vec<u8>)>,
+    /// Something was written after the last fsync.
+    written_since: bool,
+}
+
+struct Mount {
+    daemon: Child,
+    dir: PathBuf,
+}
+
+impl Mount {
+    fn new(image: &Path, dir: &Path) -> Self {
+        let outside = fs::metadata(dir).unwrap().dev();
+        let daemon = Command::new(IVERS)
+            .args(["mount", "--foreground"])
+            .args([image, dir])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("the ivers binary starts");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while fs::metadata(dir).map(|m| m.dev()).unwrap_or(outside) == outside {
+            assert!(Instant::now() < deadline, "the mount did not come up in 20 s");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { daemon, dir: dir.to_owned() }
+    }
+
+    fn kill(mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+        detach(&self.dir);
+    }
+
+    fn unmount(mut self) {
+        let status = Command::new(IVERS).arg("unmount").arg(&self.dir).status().unwrap();
+        assert!(status.success(), "ivers unmount failed");
+        assert!(self.daemon.wait().unwrap().success(), "the daemon ended with an error");
+    }
+}
+
+fn detach(dir: &Path) {
+    let status = Command::new("fusermount3").args(["-u", "-z"]).arg(dir).status().unwrap();
+    assert!(status.success(), "cannot detach the dead mount");
+}
+
+fn change(path: &Path) -> Option<u64> {
+    let value = xattr::get(path, "system.ivers.change").ok()??;
+    String::from_utf8(value).ok()?.trim().parse().ok()
+}
+
+fn fsck(image: &Path, args: &[&str], allowed: i32) {
+    let output = Command::new("e2fsck").args(args).arg(image).output().expect("e2fsck is installed");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let code = output.status.code().unwrap_or(99);
+    assert!(code <= allowed, "e2fsck {args:?} exited {code}:\n{text}");
+}
+
+/// One worker over its own few files until the daemon is gone. Every operation may fail once it is: then the worker
+/// stops, and what it had recorded before stands.
+fn work(dir: &Path, worker: usize, seed: u64, stop: &AtomicBool, known: &Mutex<HashMap<String, Known>>) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut contents: HashMap<String, Vec<u8>> = HashMap::new();
+    for (name, known) in known.lock().unwrap().iter() {
+        if name.starts_with(&format!("w{worker}-"))
+            && let Some(durable) = &known.durable
+        {
+            contents.insert(name.clone(), durable.clone());
+        }
+    }
+    let mut step = || -> std::io::Result<()> {
+        let name = format!("w{worker}-{}", rng.random_range(0..6));
+        let path = dir.join(&name);
+        match rng.random_range(0..10) {
+            0..=4 => {
+                // From here on the file may hold old or new bytes: what was durable no longer binds it.
+                known.lock().unwrap().entry(name.clone()).or_default().written_since = true;
+                let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+                let len = rng.random_range(1..20_000usize);
+                let offset = rng.random_range(0..30_000usize);
+                let bytes: Vec<u8> = (0..len).map(|_| rng.random()).collect();
+                file.write_all_at(&bytes, offset as u64)?;
+                let content = contents.entry(name.clone()).or_default();
+                if content.len() < offset + len {
+                    content.resize(offset + len, 0);
+                }
+                content[offset..offset + len].copy_from_slice(&bytes);
+            }
+            5..=6 => {
+                if let Some(content) = contents.get(&name) {
+                    File::open(&path)?.sync_all()?;
+                    let mut known = known.lock().unwrap();
+                    let entry = known.entry(name).or_default();
+                    entry.durable = Some(content.clone());
+                    entry.written_since = false;
+                }
+            }
+            7..=8 => {
+                if let Some(content) = contents.get(&name)
+                    && let Some(value) = change(&path)
+                {
+                    known.lock().unwrap().entry(name).or_default().seen.push((value, content.clone()));
+                }
+            }
+            _ => {
+                // A new file that replaces nothing, synced: directory changes keep the journal busy.
+                let extra = dir.join(format!("x{worker}-{}", rng.random_range(0..1000)));
+                let mut file = File::create(&extra)?;
+                file.write_all(b"extra")?;
+                if rng.random_bool(0.5) {
+                    fs::remove_file(&extra)?;
+                }
+            }
+        }
+        Ok(())
+    };
+    while !stop.load(Ordering::Relaxed) && step().is_ok() {}
+}
+
+/// What the contract and fsync promise of the recovered files.
+fn check(dir: &Path, known: &HashMap<String, Known>) {
+    for (name, known) in known {
+        let path = dir.join(name);
+        let found = fs::read(&path).ok();
+        if let Some(durable) = &known.durable {
+            let found = found.as_ref().unwrap_or_else(|| panic!("{name} was fsynced and is gone"));
+            if !known.written_since {
+                assert!(found == durable, "{name} was fsynced and holds other bytes");
+            }
+        }
+        let (Some(found), Some(after)) = (found, change(&path)) else { continue };
+        for (value, content) in &known.seen {
+            assert!(after >= *value, "{name}: the change value went back from {value} to {after}");
+            assert!(after != *value || found == *content, "{name}: {value} vouches for other contents");
+        }
+    }
+}
+
+#[test]
+fn what_was_fsynced_survives_kill_9() {
+    let kills: u32 = std::env::var("IVERS_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(4);
+    let seed: u64 = std::env::var("IVERS_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(0x1ce5);
+    println!("IVERS_KILLS={kills} IVERS_SEED={seed}");
+    let scratch = tempfile::tempdir().unwrap();
+    let image = scratch.path().join("image");
+    let copy = scratch.path().join("copy");
+    let dir = scratch.path().join("mnt");
+    fs::create_dir(&dir).unwrap();
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let made = Command::new("mkfs.ext4").arg("-q").arg(&image).status().expect("mkfs.ext4 is installed");
+    assert!(made.success());
+
+    let mut rng = StdRng::seed_from_u64(seed);
+    let known = Arc::new(Mutex::new(HashMap::<String, Known>::new()));
+    for kill in 0..kills {
+        let mount = Mount::new(&image, &dir);
+        let stop = Arc::new(AtomicBool::new(false));
+        let workers: Vec<_> = (0..3)
+            .map(|worker| {
+                let (dir, stop, known) = (dir.clone(), stop.clone(), known.clone());
+                let seed = rng.random();
+                std::thread::spawn(move || work(&dir, worker, seed, &stop, &known))
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(rng.random_range(30..700)));
+        mount.kill();
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        let state = known.lock().unwrap().clone();
+        println!("kill {kill}: {} files known", state.len());
+
+        fs::copy(&image, &copy).unwrap();
+        fsck(&copy, &["-p"], 1);
+        fsck(&copy, &["-fn"], 0);
+        let mount = Mount::new(&copy, &dir);
+        check(&dir, &state);
+        mount.unmount();
+        fsck(&copy, &["-fn"], 0);
+
+        let mount = Mount::new(&image, &dir);
+        check(&dir, &state);
+        // The next round starts from what is there now.
+        let mut next = known.lock().unwrap();
+        for (name, known) in next.iter_mut() {
+            if let Ok(content) = fs::read(dir.join(name)) {
+                File::open(dir.join(name)).unwrap().sync_all().unwrap();
+                known.durable = Some(content);
+                known.written_since = false;
+            } else {
+                known.durable = None;
+            }
+        }
+        drop(next);
+        mount.unmount();
+        fsck(&image, &["-fn"], 0);
+    }
+}
