@@ -282,7 +282,8 @@ fn damage(args: &[&str]) {
     let block: usize = place.split("located at block ").nth(1).unwrap().split(',').next().unwrap().trim().parse().unwrap();
     let slot = block * 1024 + number(place.split("0x").nth(1).unwrap()) as usize;
     let good = std::fs::read(&image).unwrap();
-    let mut nodes = Vec::from([slot + 40..slot + 100]);
+    let mut nodes = Vec::new();
+    nodes.push(slot + 40..slot + 100);
     for at in (0..good.len()).step_by(1024) {
         if good[at..at + 2] == [0x0A, 0xF3] {
             nodes.push(at..at + 1024);
