@@ -279,7 +279,8 @@ fn damage(args: &[&str]) {
     vfs.unmount().unwrap();
     drop(vfs);
     let place = common::debugfs(&image, "imap f");
-    let block: usize = place.split("located at block ").nth(1).unwrap().split(',').next().unwrap().trim().parse().unwrap();
+    let block: usize =
+        place.split("located at block ").nth(1).unwrap().split(',').next().unwrap().trim().parse().unwrap();
     let slot = block * 1024 + number(place.split("0x").nth(1).unwrap()) as usize;
     let good = std::fs::read(&image).unwrap();
     let mut nodes = Vec::new();
@@ -303,7 +304,8 @@ fn damage(args: &[&str]) {
             let node = nodes[rng.random_range(0..nodes.len())].clone();
             let reach = if rng.random() { 24 } else { node.len() };
             let at = node.start + rng.random_range(0..reach.min(node.len()));
-            bad[at] = if rng.random() { rng.random() } else { [0, 1, 0x7F, 0x80, 0xFF][rng.random_range(0..5)] };
+            bad[at] =
+                if rng.random() { rng.random() } else { [0, 1, 0x7F, 0x80, 0xFF][rng.random_range(0..5)] };
         }
         std::fs::write(&image, &bad).unwrap();
         let vfs = mount(&image);

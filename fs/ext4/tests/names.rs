@@ -513,7 +513,10 @@ fn large_values_and_shared_blocks() {
 
 #[test]
 fn damaged_directories_are_errors() {
-    for args in [&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^has_journal,inline_data", "-N", "2000"][..], &["-t", "ext2", "-b", "1024", "-N", "2000"]] {
+    for args in [
+        &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^has_journal,inline_data", "-N", "2000"][..],
+        &["-t", "ext2", "-b", "1024", "-N", "2000"],
+    ] {
         let image = Image::make(args, 16 << 20);
         let vfs = image.mount();
         let top = vfs.root().unwrap();
@@ -531,7 +534,10 @@ fn damaged_directories_are_errors() {
             .filter(|block| {
                 let bytes = &sound[block * 1024..][..1024];
                 let magic = bytes[..4] == [0, 0, 2, 0xEA];
-                magic || bytes.windows(5).any(|w| w == b"file-") || bytes[..12].ends_with(b".\0\0\0") || bytes.windows(2).any(|w| w == [0xED, 0x41])
+                magic
+                    || bytes.windows(5).any(|w| w == b"file-")
+                    || bytes[..12].ends_with(b".\0\0\0")
+                    || bytes.windows(2).any(|w| w == [0xED, 0x41])
             })
             .collect();
         let mut state = 7u64;
@@ -549,7 +555,10 @@ fn damaged_directories_are_errors() {
             }
             let device = Arc::new(ivers_block::MemDevice::from_bytes(&bytes));
             let Ok(fs) = Ext4::open(device, OpenOptions::default()) else { continue };
-            let Ok(vfs) = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }) else { continue };
+            let Ok(vfs) = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() })
+            else {
+                continue;
+            };
             let Ok(dir) = vfs.resolve(&root(), "/dir", true) else { continue };
             let (mut cursor, mut steps) = (0, 0);
             loop {

@@ -1,8 +1,8 @@
 //! A day's work on images of many kinds: a seeded mix of everything that the VFS offers, checked against a model in memory,
 //! after a remount, and by e2fsck.
 
-use ivers_block::{Device, FileDevice, OpenMode};
-use ivers_ext4::{Ext4, OpenOptions};
+mod common;
+
 use ivers_vfs::*;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -13,10 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 fn mount(image: &Path) -> Arc<Vfs> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, OpenMode::ReadWrite).unwrap());
-    let place = image.display().to_string();
-    let fs = Ext4::open(device, OpenOptions { place, ..OpenOptions::default() }).unwrap();
-    Vfs::mount(fs, MountOptions::default()).unwrap()
+    Vfs::mount(common::open(image, false), MountOptions::default()).unwrap()
 }
 
 fn e2fsck(image: &Path, kind: &str) {
