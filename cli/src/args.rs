@@ -48,6 +48,8 @@ pub enum Task {
     Stats(Stats),
     /// Measure what the change attribute costs: eager (old), lazy (new) and off (none), interleaved
     Bench(Bench),
+    /// Make an ext4 filesystem in a file or on a device
+    Mkfs(Mkfs),
     /// Write a shell's completions to standard output
     #[command(hide = true)]
     Completions {
@@ -223,6 +225,54 @@ pub struct Stats {
     /// Prometheus text
     #[arg(long, conflicts_with = "json")]
     pub prometheus: bool,
+}
+
+/// Options of `mkfs`.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+The features are those that e2fsprogs 1.47 enables by default. Given --uuid, --hash-seed and --timestamp, equal calls make
+equal images, byte for byte. Nothing is written before all checks have passed.
+
+JSON: path, fs, uuid, block_size, blocks, inodes, groups, journal_blocks.")]
+pub struct Mkfs {
+    /// The image file or block device
+    pub image: PathBuf,
+    /// The format
+    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "ext4")]
+    pub fs_type: String,
+    /// Make or grow the file to this size, as 512M or 10G
+    #[arg(short, long)]
+    pub size: Option<String>,
+    /// 1024, 2048 or 4096 (default: 1024 below 512 MiB, else 4096)
+    #[arg(short, long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+    /// Bytes an inode: 256 or a larger power of two up to the block size
+    #[arg(short = 'I', long, value_name = "BYTES", default_value_t = 256)]
+    pub inode_size: u32,
+    /// One inode for each so many bytes (default: by size)
+    #[arg(short = 'i', long, value_name = "BYTES")]
+    pub bytes_per_inode: Option<u32>,
+    /// Blocks kept for the superuser
+    #[arg(short = 'm', long, value_name = "PERCENT", default_value_t = 5)]
+    pub reserved_percent: u32,
+    /// The label, at most 16 bytes
+    #[arg(short = 'L', long, default_value = "", hide_default_value = true)]
+    pub label: String,
+    /// The UUID (default: a random one)
+    #[arg(short = 'U', long)]
+    pub uuid: Option<String>,
+    /// The seed of hashed directories, as a UUID (default: a random one)
+    #[arg(long, value_name = "UUID")]
+    pub hash_seed: Option<String>,
+    /// The time of creation, seconds since 1970 (default: now)
+    #[arg(long, value_name = "SECONDS")]
+    pub timestamp: Option<u32>,
+    /// Without a journal
+    #[arg(long)]
+    pub no_journal: bool,
+    /// Overwrite what is there
+    #[arg(short = 'F', long)]
+    pub force: bool,
 }
 
 /// Options of `bench`.

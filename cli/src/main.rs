@@ -11,6 +11,7 @@ mod facts;
 mod failure;
 mod files;
 mod image;
+mod mkfs;
 mod mount;
 mod show;
 mod state;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Task::Tree(args) => files::tree(&args, json),
         Task::Info(args) => files::info(&args, json),
         Task::Stats(args) => files::stats(&args, json),
+        Task::Mkfs(args) => mkfs::mkfs(&args, json),
         Task::Bench(args) => bench::bench(&args, json),
         Task::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "ivers", &mut std::io::stdout());

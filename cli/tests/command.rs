@@ -36,3 +36,24 @@ fn an_image_is_copied_into_and_asked_what_changed() {
     assert_eq!(ivers(&["stat", "no-such-file"]).status.code(), Some(3));
     assert_eq!(ivers(&["nonsense"]).status.code(), Some(2));
 }
+
+#[test]
+fn mkfs_makes_what_e2fsck_calls_clean_and_equal_calls_make_equal_images() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = [dir.path().join("one"), dir.path().join("two")];
+    for path in &paths {
+        let path = path.to_str().unwrap();
+        let uuid = "12345678-9abc-4def-8123-456789abcdef";
+        let fixed = ["--uuid", uuid, "--hash-seed", uuid, "--timestamp", "1700000000"];
+        let mut args = vec!["mkfs", path, "--size", "40M", "--label", "proof"];
+        args.extend(fixed);
+        assert!(ivers(&args).status.success());
+        assert_eq!(ivers(&["mkfs", path]).status.code(), Some(1), "overwrites without being told to");
+        let fsck = Command::new("e2fsck").args(["-fn", path]).output().expect("e2fsck is installed");
+        assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
+    }
+    assert!(std::fs::read(&paths[0]).unwrap() == std::fs::read(&paths[1]).unwrap());
+    let refused = dir.path().join("refused");
+    assert_eq!(ivers(&["mkfs", refused.to_str().unwrap(), "--size", "8K"]).status.code(), Some(4));
+    assert!(!refused.exists(), "a refused call leaves a file behind");
+}

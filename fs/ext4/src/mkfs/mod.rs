@@ -30,6 +30,11 @@ pub struct MkfsReport {
     pub journal_blocks: u32,
 }
 
+/// Check that a filesystem with these options fits a device of this size; nothing is touched.
+pub fn plan(size_bytes: u64, options: &MkfsOptions) -> Result<()> {
+    Geometry::plan(size_bytes, options).map(drop)
+}
+
 /// Make a filesystem that fills the device. All checks pass before the first byte is written; when it returns, the
 /// filesystem is durable.
 pub fn mkfs(device: &Arc<dyn Device>, options: &MkfsOptions) -> Result<MkfsReport> {

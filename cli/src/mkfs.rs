@@ -1,0 +1,102 @@
+//! `ivers mkfs`: make a filesystem in a file or on a block device.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileTypeExt;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use ivers_block::{Device, FileDevice, OpenMode};
+use ivers_ext4::mkfs::MkfsOptions;
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::args::Mkfs;
+use crate::failure::{FAILED, REFUSED, failure, usage};
+use crate::show::parse_size;
+
+/// Bytes at the start of a device that tell what lies there.
+const HEAD_BYTES: u64 = 4096;
+
+fn uuid_of(text: Option<&str>, what: &str) -> Result<[u8; 16]> {
+    match text {
+        None => Ok(Uuid::new_v4().into_bytes()),
+        Some(text) => {
+            let uuid = Uuid::parse_str(text).map_err(|error| usage(format!("--{what} {text}: {error}")))?;
+            Ok(uuid.into_bytes())
+        }
+    }
+}
+
+fn options(args: &Mkfs) -> Result<MkfsOptions> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    Ok(MkfsOptions {
+        block_size: args.block_size,
+        inode_size: args.inode_size,
+        bytes_per_inode: args.bytes_per_inode,
+        reserved_percent: args.reserved_percent,
+        label: args.label.clone().into_bytes(),
+        uuid: uuid_of(args.uuid.as_deref(), "uuid")?,
+        hash_seed: uuid_of(args.hash_seed.as_deref(), "hash-seed")?,
+        timestamp: args.timestamp.unwrap_or(u32::try_from(now).unwrap_or(u32::MAX)),
+        journal: !args.no_journal,
+        zeroed: false,
+    })
+}
+
+/// Run `ivers mkfs`.
+pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
+    if args.fs_type != "ext4" {
+        return Err(failure(REFUSED, format!("cannot make {:?}; there is ext4", args.fs_type)));
+    }
+    let place = args.image.display();
+    let mut options = options(args)?;
+    let size = match &args.size {
+        None => None,
+        Some(text) => Some(
+            parse_size(text).ok_or_else(|| usage(format!("--size {text}: not a size, as 512M or 10G")))?,
+        ),
+    };
+    let found = std::fs::metadata(&args.image).ok();
+    let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
+    let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
+    match (&found, size) {
+        (None, None) => return Err(usage(format!("{place} is not there: --size says how large to make it"))),
+        (Some(_), Some(_)) if is_device => {
+            return Err(usage(format!("{place} is a device: it has its size")));
+        }
+        _ => {}
+    }
+    // Planned on the size that will be, before the file is made or touched.
+    let bytes = size.unwrap_or(old_len);
+    if !is_device {
+        ivers_ext4::mkfs::plan(bytes, &options)?;
+    }
+    if found.is_none() || size.is_some_and(|size| size > old_len) {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&args.image);
+        file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {place}"))?;
+    }
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&args.image, OpenMode::ReadWrite)?);
+    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
+    device.read_at(0, &mut head)?;
+    if !args.force && head.iter().any(|&byte| byte != 0) {
+        return Err(failure(FAILED, format!("{place} is not empty: --force overwrites it")));
+    }
+    // What was never written reads as zeros: neither tables nor journal need zeroing.
+    options.zeroed = old_len == 0 && !is_device;
+    let made = ivers_ext4::mkfs::mkfs(&device, &options).with_context(|| place.to_string())?;
+    let uuid = Uuid::from_bytes(options.uuid);
+    if json {
+        let report = json!({
+            "path": args.image, "fs": "ext4", "uuid": uuid.to_string(), "block_size": made.block_size,
+            "blocks": made.blocks, "inodes": made.inodes, "groups": made.groups, "journal_blocks": made.journal_blocks,
+        });
+        println!("{report}");
+    } else {
+        println!(
+            "{place}: ext4, {} blocks of {} bytes, {} inodes, {} groups, journal of {} blocks, UUID {uuid}",
+            made.blocks, made.block_size, made.inodes, made.groups, made.journal_blocks
+        );
+    }
+    Ok(())
+}
