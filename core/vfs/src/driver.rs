@@ -15,7 +15,7 @@
 //! # Changes
 //!
 //! Every call that changes an inode (`create`, `link`, `unlink`, `rename`, `truncate`, `fallocate`, `set_xattr`) makes the change visible first and then calls [`Inode::changed`] with
-//! [`Logged::Anyway`] if it logs the inode in the same transaction whatever happens, or with [`Logged::IfNeeded`], and
+//! [`Logged::Anyway`](crate::Logged::Anyway) if it logs the inode in the same transaction whatever happens, or with [`Logged::IfNeeded`](crate::Logged::IfNeeded), and
 //! logs it only if that returns true. A call that returns an error has either changed nothing visible or called
 //! `changed`. Background work (allocation at write-back, orphan clean-up) never calls it.
 

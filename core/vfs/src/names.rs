@@ -15,7 +15,7 @@
 //!
 //! A directory must not move below itself. Whether it would is read off the chain of parents of the new directory, and
 //! that chain must not change until the move is done: another move could close a loop that neither of both sees. Parents
-//! change only when a directory moves to another directory, so exactly those moves hold [`Vfs::move_lock`], taken before any inode
+//! change only when a directory moves to another directory, so exactly those moves hold `Vfs::move_lock`, taken before any inode
 //! lock. Renames within a directory and moves of anything else never wait for it.
 
 use crate::access::{EXECUTE, WRITE};

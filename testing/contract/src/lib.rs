@@ -1,5 +1,5 @@
 //! The contract of the change attribute, checked by random operations against a simple model, over anything behind
-//! [`Vfs`].
+//! [`ivers_vfs::Vfs`].
 //!
 //! The model knows of each inode its contents and what was last seen of its attribute, and whether anything that counts
 //! has happened to it since. Then a query must show another, larger value if something has (C1, C2) and the same value if nothing

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
-//! | [`tree`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
+//! | [`tree()`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
 
 #![forbid(unsafe_code)]
 
