@@ -62,6 +62,8 @@ fn tour_mounted(ivers: &Path, image: &str, dir: &Path) -> Outcome<()> {
     fs::rename(&file, &renamed).map_err(io)?;
     let name = renamed.to_string_lossy().into_owned();
     look(ivers, &name, "rename, look", &mut last, true)?;
+    xattr::set(&renamed, "user.tour", b"1").map_err(io)?;
+    look(ivers, &name, "set an attribute, look", &mut last, true)?;
     fs::read(&renamed).map_err(io)?;
     look(ivers, &name, "read, look", &mut last, false)?;
     call(ivers, &["unmount", &dir_word])?;
