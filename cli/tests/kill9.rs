@@ -52,10 +52,9 @@ impl Mount {
         Self { daemon, dir: dir.to_owned() }
     }
 
-    fn kill(mut self) {
+    fn kill(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
-        detach(&self.dir);
     }
 
     fn unmount(mut self) {
@@ -179,7 +178,7 @@ fn what_was_fsynced_survives_kill_9() {
     let mut rng = StdRng::seed_from_u64(seed);
     let known = Arc::new(Mutex::new(HashMap::<String, Known>::new()));
     for kill in 0..kills {
-        let mount = Mount::new(&image, &dir);
+        let mut mount = Mount::new(&image, &dir);
         let stop = Arc::new(AtomicBool::new(false));
         let workers: Vec<_> = (0..3)
             .map(|worker| {
@@ -194,6 +193,9 @@ fn what_was_fsynced_survives_kill_9() {
         for worker in workers {
             worker.join().unwrap();
         }
+        // Not before: with the dead mount gone, a worker would go on in the directory below it.
+        detach(&dir);
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the workload ran beside the mount");
         let state = known.lock().unwrap().clone();
         println!("kill {kill}: {} files known", state.len());
 
