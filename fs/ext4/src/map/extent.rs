@@ -375,16 +375,12 @@ impl Ext4 {
         Ok(())
     }
 
-    fn charge(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
+    /// Count blocks that the file gained or lost.
+    pub(super) fn charge_blocks(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
         let units = blocks << (self.sb.block_bits - 9);
         core.blocks_512 = core.blocks_512.saturating_add_signed(units);
         let total = core.blocks_512;
         inode.with_attr(|attr| attr.blocks_512 = total);
-    }
-
-    /// Count blocks that the file gained or lost.
-    pub(super) fn charge_blocks(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
-        self.charge(inode, core, blocks);
     }
 
     fn new_node(
@@ -396,7 +392,7 @@ impl Ext4 {
         moved: &[u8],
     ) -> Result<u64> {
         let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
-        self.charge(inode, core, 1);
+        self.charge_blocks(inode, core, 1);
         let buffer = self.new_block(block)?;
         h.modify(&buffer, |node| {
             put_header(node, (node.len() - HEADER) / ENTRY, deep);
@@ -760,7 +756,7 @@ impl Ext4 {
             core.i_block[HEADER..HEADER + moved.len()].copy_from_slice(&moved);
             set_entries(&mut core.i_block, count);
             self.free_blocks(h, block, 1, true)?;
-            self.charge(inode, core, -1);
+            self.charge_blocks(inode, core, -1);
         }
         Ok(())
     }
@@ -779,7 +775,7 @@ impl Ext4 {
         if left == 0 && level > 0 {
             let block = step.buffer.as_ref().expect("only the root has no buffer").block();
             self.free_blocks(h, block, 1, true)?;
-            self.charge(inode, core, -1);
+            self.charge_blocks(inode, core, -1);
             return self.remove_entry(h, inode, core, path, level - 1);
         }
         self.change_node(h, inode, core, step, |node| remove_at(node, step.index))?;
