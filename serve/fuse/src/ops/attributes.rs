@@ -1,0 +1,114 @@
+//! Attributes: those of stat, and the named ones with the change cookie among them.
+
+use super::Ops;
+use super::reply::{self, Reply};
+use crate::cookie::{self, Asked};
+use crate::errno::errno;
+use crate::serving::{ENODATA, OrErrno};
+use fuser::*;
+use ivers_vfs::{Cred, Error, NameError, SetAttr, XattrMode};
+
+impl Ops {
+    pub(super) fn set(&self, request: &Request, ino: INodeNo, mut set: SetAttr) -> Reply<FileAttr> {
+        let s = &*self.0;
+        let node = s.node(ino)?;
+        let cred = s.cred(request);
+        set.kill_priv = set.size.is_some() && cred.uid != 0;
+        let kills_capabilities = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
+        match s.vfs.set_attr(&cred, &node.inode, &set) {
+            Ok(_) => {}
+            Err(Error::Name(NameError::NotPermitted | NameError::Access))
+                if s.is_times_flush(&node, &set) =>
+            {
+                s.vfs.set_attr(&Cred::trusted(), &node.inode, &set).or_errno()?;
+            }
+            Err(error) => return Err(errno(error)),
+        }
+        if kills_capabilities {
+            s.drop_capabilities(&node).or_errno()?;
+        }
+        Ok(s.shown_attr(&node))
+    }
+
+    pub(super) fn set_named(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &[u8],
+        value: &[u8],
+        flags: i32,
+    ) -> Reply<()> {
+        let s = &*self.0;
+        let mode = match flags {
+            0 => XattrMode::Any,
+            1 => XattrMode::Create,
+            2 => XattrMode::Replace,
+            _ => return Err(Errno::EINVAL),
+        };
+        if cookie::asked(name).is_some() {
+            return Err(Errno::EPERM);
+        }
+        let node = s.node(ino)?;
+        if name == b"security.capability" {
+            node.set_no_capabilities(false);
+        }
+        s.vfs.set_xattr(&s.cred(request), &node.inode, name, value, mode).or_errno()?;
+        if name == b"system.posix_acl_access" {
+            s.acl_kills_set_gid(request, &node).or_errno()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn get_named(&self, request: &Request, ino: INodeNo, name: &[u8]) -> Reply<Vec<u8>> {
+        let s = &*self.0;
+        let node = s.node(ino)?;
+        s.vfs.get_xattr(&s.cred(request), &node.inode, name).or_errno()
+    }
+
+    /// The names as the kernel wants them, each ended by a zero.
+    pub(super) fn list_named(&self, request: &Request, ino: INodeNo) -> Reply<Vec<u8>> {
+        let s = &*self.0;
+        let node = s.node(ino)?;
+        let mut list = Vec::new();
+        for name in s.vfs.list_xattr(&s.cred(request), &node.inode).or_errno()? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    pub(super) fn remove_named(&self, request: &Request, ino: INodeNo, name: &[u8]) -> Reply<()> {
+        let s = &*self.0;
+        if cookie::asked(name).is_some() {
+            return Err(Errno::EPERM);
+        }
+        let node = s.node(ino)?;
+        s.vfs.remove_xattr(&s.cred(request), &node.inode, name).or_errno()
+    }
+
+    pub(super) fn cookie_attribute(&self, ino: INodeNo, asked: Asked, size: u32, reply: ReplyXattr) {
+        let s = &self.0;
+        let node = match s.node(ino) {
+            Ok(node) => node,
+            Err(error) => return reply.error(error),
+        };
+        let none = Errno::from_i32(ENODATA);
+        match asked {
+            Asked::Semantics => reply::value(cookie::semantics(&s.vfs).as_bytes(), size, reply),
+            Asked::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
+            Asked::Mount => reply::value(cookie::mount(&s.vfs).as_bytes(), size, reply),
+            Asked::Generation => reply::value(node.inode.generation.to_string().as_bytes(), size, reply),
+            Asked::Unknown => reply.error(none),
+            Asked::Change | Asked::Stored if cookie::missing(&s.vfs).is_some() => reply.error(none),
+            // A caller that only wants room is not one who looks: the longest number there is.
+            Asked::Change if size == 0 => reply.size(cookie::DECIMAL_MAX),
+            Asked::Change => s.query(node, move |change| match change {
+                Some(change) => reply::value(change.to_string().as_bytes(), size, reply),
+                None => reply.error(none),
+            }),
+            Asked::Stored => {
+                reply::value(s.vfs.stored_version(&node.inode).to_string().as_bytes(), size, reply)
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What happens to the contents of a file, and to its descriptors.
+
+use super::Ops;
+use super::reply::{Reply, answer};
+use crate::errno::errno;
+use crate::flusher::Flush;
+use crate::serving::{Handle, O_DIRECT, O_DSYNC, O_TRUNC, OrErrno, Serving};
+use fuser::*;
+use ivers_vfs::{Cred, FallocateMode, SetAttr, WriteFlags as VfsWrite};
+use std::cell::RefCell;
+
+/// How long one copy_file_range may run before it hands back what it has done.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+thread_local! {
+    /// One buffer a serving thread for READ: never larger than the largest request.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Ops {
+    pub(super) fn open_file(&self, request: &Request, ino: INodeNo, flags: i32) -> Reply<Handle> {
+        let s = &*self.0;
+        let node = s.node(ino)?;
+        let cred = s.cred(request);
+        s.vfs.access(&cred, &node.inode, Serving::open_mask(flags)).or_errno()?;
+        let handle = s.handle(request, flags);
+        if flags & O_TRUNC != 0 {
+            let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
+            s.vfs.set_attr(&cred, &node.inode, &set).or_errno()?;
+            s.drop_capabilities(&node).or_errno()?;
+        }
+        // Before the reply: from then on the kernel may hold back.
+        if handle.holds_back {
+            node.writer_opens();
+        }
+        Ok(handle)
+    }
+
+    pub(super) fn read_file(&self, ino: INodeNo, offset: u64, size: u32, reply: ReplyData) {
+        let node = match self.0.node(ino) {
+            Ok(node) => node,
+            Err(error) => return reply.error(error),
+        };
+        READ_BUFFER.with_borrow_mut(|buffer| {
+            let size = size as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            let read = self.0.vfs.read(&node.inode, offset, &mut buffer[..size]).or_errno();
+            answer(reply, read, |reply, read| reply.data(&buffer[..read]));
+        });
+    }
+
+    pub(super) fn write_file(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: i32,
+    ) -> Reply<u32> {
+        let s = &*self.0;
+        let mut how = VfsWrite::empty();
+        how.set(VfsWrite::KILL_PRIV, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
+        // From the page cache: whose flags and identity these are is a guess. O_APPEND needs nothing: only the kernel
+        // moves the end of the file, and it has placed the write.
+        let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        if !from_cache {
+            how.set(VfsWrite::SYNC, flags & O_DSYNC != 0);
+            how.set(VfsWrite::DIRECT, flags & O_DIRECT != 0);
+        }
+        let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
+        let node = s.node(ino)?;
+        let written = s.vfs.write(&cred, &node.inode, offset, data, how).or_errno()?;
+        s.drop_capabilities(&node).or_errno()?;
+        Ok(written as u32)
+    }
+
+    pub(super) fn release_file(&self, ino: INodeNo, handle: Handle) {
+        if handle.holds_back
+            && let Ok(node) = self.0.node(ino)
+        {
+            node.writer_closes();
+        }
+    }
+
+    pub(super) fn sync(&self, ino: INodeNo, datasync: bool) -> Reply<()> {
+        let node = self.0.node(ino)?;
+        self.0.vfs.fsync(&node.inode, datasync).or_errno()
+    }
+
+    pub(super) fn allocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: u64,
+        length: u64,
+        mode: i32,
+    ) -> Reply<()> {
+        let s = &*self.0;
+        let node = s.node(ino)?;
+        let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
+        s.vfs.fallocate(&s.cred(request), &node.inode, mode, offset, length).or_errno()?;
+        s.drop_capabilities(&node).or_errno()
+    }
+
+    pub(super) fn seek(&self, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
+        let node = match self.0.node(ino) {
+            Ok(node) => node,
+            Err(error) => return reply.error(error),
+        };
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        let serving = self.0.clone();
+        let seek = move |node: &crate::nodes::Node| {
+            let found = match whence {
+                SEEK_DATA => serving.vfs.seek_data(&node.inode, offset),
+                SEEK_HOLE => serving.vfs.seek_hole(&node.inode, offset),
+                _ => return reply.error(Errno::EINVAL),
+            };
+            match found {
+                Ok(at) => reply.offset(at as i64),
+                Err(error) => reply.error(errno(error)),
+            }
+        };
+        // The kernel asks with dirty pages still in its cache: where they lie we would say "hole". It holds the inode's
+        // lock while it asks, which fsync would wait for.
+        if node.is_held_back() {
+            self.0.flusher.flush(node.clone(), Flush::Mount, move |_| seek(&node));
+        } else {
+            seek(&node);
+        }
+    }
+
+    pub(super) fn copy(
+        &self,
+        request: &Request,
+        (ino_in, offset_in): (INodeNo, u64),
+        (ino_out, offset_out): (INodeNo, u64),
+        len: u64,
+    ) -> Reply<u32> {
+        let s = &*self.0;
+        let len = len.min(COPY_BYTES_MAX);
+        let (from, to) = (s.node(ino_in)?, s.node(ino_out)?);
+        let cred = s.cred(request);
+        let copied =
+            s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len).or_errno()?;
+        s.drop_capabilities(&to).or_errno()?;
+        Ok(copied as u32)
+    }
+}

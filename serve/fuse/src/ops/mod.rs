@@ -1,0 +1,415 @@
+//! The requests of the kernel, one by one: each is handed to the module of its kind.
+
+mod attributes;
+mod dirs;
+mod files;
+mod init;
+mod names;
+mod reply;
+
+use crate::convert::{time_set, timestamp};
+use crate::cookie;
+use crate::serving::{Handle, OrErrno, Serving};
+use fuser::*;
+use ivers_vfs::{CreateSpec, SetAttr};
+use names::{Found, spec};
+use reply::{Reply, answer};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// Serves the requests of one mount.
+pub(crate) struct Ops(pub(crate) Arc<Serving>);
+
+impl Ops {
+    fn entry(&self, reply: ReplyEntry, found: Reply<Found>) {
+        answer(reply, found, |reply, (attr, generation)| reply.entry(&self.0.ttl, &attr, generation));
+    }
+}
+
+impl Filesystem for Ops {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        self.negotiate(config);
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        self.0.flusher.close();
+        self.0.nodes.clear();
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.entry(reply, self.find(request, parent, name));
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        self.0.nodes.forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        answer(reply, self.0.node(ino), |reply, node| reply.attr(&self.0.ttl, &self.0.shown_attr(&node)));
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttr {
+            perm: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size,
+            atime: atime.map(time_set),
+            mtime: mtime.map(time_set),
+            ctime: ctime.map(timestamp),
+            ..SetAttr::default()
+        };
+        answer(reply, self.set(request, ino, set), |reply, attr| reply.attr(&self.0.ttl, &attr));
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        let target = self.0.node(ino).and_then(|node| self.0.vfs.read_link(&node.inode).or_errno());
+        answer(reply, target, |reply, target| reply.data(&target));
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        self.entry(reply, self.make_node(request, (parent, name), mode, umask, rdev));
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let spec = spec(ivers_vfs::FileType::Directory, mode, umask);
+        self.entry(reply, self.make(request, parent, name, &spec));
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply::empty(reply, self.remove(request, parent, name));
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply::empty(reply, self.remove_dir(request, parent, name));
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let spec = CreateSpec {
+            target: target.as_os_str().as_bytes().into(),
+            ..spec(ivers_vfs::FileType::Symlink, 0o777, 0)
+        };
+        self.entry(reply, self.make(request, parent, link_name, &spec));
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply::empty(reply, self.move_name(request, (parent, name), (newparent, newname), flags));
+    }
+
+    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        self.entry(reply, self.make_link(request, ino, newparent, newname));
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        answer(reply, self.open_file(request, ino, flags.0), |reply, handle| {
+            reply.opened(handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
+        });
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.read_file(ino, offset, size, reply);
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let written = self.write_file(request, ino, offset, data, write_flags, flags.0);
+        answer(reply, written, |reply, written| reply.written(written));
+    }
+
+    /// Nothing is ours to do when a descriptor closes: the kernel has written its pages back before it asks, and keeps
+    /// locks itself. ENOSYS tells it to save the round trip from now on.
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.release_file(ino, Handle::unpack(fh));
+        reply.ok();
+    }
+
+    fn fsync(&self, _request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let done = if Handle::unpack(fh).ours { Ok(()) } else { self.sync(ino, datasync) };
+        reply::empty(reply, done);
+    }
+
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        answer(reply, self.open_dir(request, ino), |reply, ()| {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
+        });
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let listed = self.list(ino, offset, &mut reply);
+        answer(reply, listed, |reply, ()| reply.ok());
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let listed = self.list_with_attributes(ino, offset, &mut reply);
+        answer(reply, listed, |reply, ()| reply.ok());
+    }
+
+    fn fsyncdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        reply::empty(reply, self.sync(ino, datasync));
+    }
+
+    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        answer(reply, self.0.vfs.stat_fs().or_errno(), |reply, f| {
+            reply.statfs(
+                f.blocks,
+                f.blocks_free,
+                f.blocks_available,
+                f.files,
+                f.files_free,
+                f.block_size,
+                f.name_max,
+                f.block_size,
+            );
+        });
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply::empty(reply, self.set_named(request, ino, name.as_bytes(), value, flags));
+    }
+
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let name = name.as_bytes();
+        if let Some(asked) = cookie::asked(name) {
+            return self.cookie_attribute(ino, asked, size, reply);
+        }
+        answer(reply, self.get_named(request, ino, name), |reply, value| reply::value(&value, size, reply));
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        answer(reply, self.list_named(request, ino), |reply, list| reply::value(&list, size, reply));
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply::empty(reply, self.remove_named(request, ino, name.as_bytes()));
+    }
+
+    fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let s = &*self.0;
+        let mask = mask.bits() as u32 & 7;
+        let done = s.node(ino).and_then(|node| s.vfs.access(&s.cred(request), &node.inode, mask).or_errno());
+        reply::empty(reply, done);
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let spec = spec(ivers_vfs::FileType::Regular, mode, umask);
+        let created = self.create_file(request, parent, name, &spec, flags);
+        answer(reply, created, |reply, ((attr, generation), handle)| {
+            reply.created(&self.0.ttl, &attr, generation, handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
+        });
+    }
+
+    // Locks are the kernel's own as long as nobody asks for FUSE_POSIX_LOCKS.
+    fn getlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        _start: u64,
+        _end: u64,
+        _typ: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn bmap(&self, _request: &Request, _ino: INodeNo, _blocksize: u32, _idx: u64, reply: ReplyBmap) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn poll(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _ph: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        cmd: u32,
+        in_data: &[u8],
+        out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        crate::ioctl::serve(&self.0, request, ino, cmd, in_data, out_size, reply);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply::empty(reply, self.allocate(request, ino, offset, length, mode));
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        self.seek(ino, offset, whence, reply);
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        ino_in: INodeNo,
+        _fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        _fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let copied = self.copy(request, (ino_in, offset_in), (ino_out, offset_out), len);
+        answer(reply, copied, |reply, copied| reply.written(copied));
+    }
+}

@@ -1,0 +1,139 @@
+//! What happens to names: finding, making, linking, removing, renaming.
+
+use super::Ops;
+use super::reply::Reply;
+use crate::convert::negative_attr;
+use crate::errno::errno;
+use crate::serving::{Handle, OrErrno};
+use fuser::*;
+use ivers_vfs::{CreateSpec, Error, Ino, NameError, RenameFlags as VfsRename};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// What the kernel is told of a name: attributes and generation of the inode behind it.
+pub(super) type Found = (FileAttr, Generation);
+
+pub(super) fn spec(kind: ivers_vfs::FileType, mode: u32, umask: u32) -> CreateSpec {
+    CreateSpec { kind, perm: mode & 0o7777, rdev: 0, target: Vec::new(), umask: umask & 0o777 }
+}
+
+impl Ops {
+    pub(super) fn find(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<Found> {
+        let s = &*self.0;
+        let name = name.as_bytes();
+        let found = match s.node(parent) {
+            Ok(dir) if name == b"." => Ok(dir.inode.clone()),
+            Ok(dir) => s.vfs.lookup(&s.cred(request), &dir.inode, name),
+            // A file handle of an inode that the kernel has forgotten (open_by_handle_at, export).
+            Err(_) if name == b"." => s.vfs.get(Ino(s.nodes.ino(parent.0))),
+            Err(error) => return Err(error),
+        };
+        match found {
+            Ok(inode) => {
+                let (_, attr, generation) = s.entry(inode, parent, name)?;
+                Ok((attr, generation))
+            }
+            Err(Error::Name(NameError::NotFound)) if !s.ttl.is_zero() => Ok((negative_attr(), Generation(0))),
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    pub(super) fn make(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        spec: &CreateSpec,
+    ) -> Reply<Found> {
+        let s = &*self.0;
+        let dir = s.node(parent)?;
+        let (inode, _) =
+            s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
+        let (_, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
+        Ok((attr, generation))
+    }
+
+    pub(super) fn make_node(
+        &self,
+        request: &Request,
+        (parent, name): (INodeNo, &OsStr),
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+    ) -> Reply<Found> {
+        let kind = ivers_vfs::FileType::from_mode(mode).ok_or(Errno::EINVAL)?;
+        self.make(request, parent, name, &CreateSpec { rdev, ..spec(kind, mode, umask) })
+    }
+
+    pub(super) fn create_file(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        spec: &CreateSpec,
+        flags: i32,
+    ) -> Reply<(Found, Handle)> {
+        let s = &*self.0;
+        let dir = s.node(parent)?;
+        let cred = s.cred(request);
+        let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
+        let (node, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
+        node.set_no_capabilities(true);
+        let handle = s.handle(request, flags);
+        if handle.holds_back {
+            node.writer_opens();
+        }
+        Ok(((attr, generation), handle))
+    }
+
+    pub(super) fn make_link(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        parent: INodeNo,
+        name: &OsStr,
+    ) -> Reply<Found> {
+        let s = &*self.0;
+        let (node, dir) = (s.node(ino)?, s.node(parent)?);
+        s.vfs.link(&s.cred(request), &node.inode, &dir.inode, name.as_bytes(), false).or_errno()?;
+        let (_, attr, generation) = s.entry(node.inode.clone(), parent, name.as_bytes())?;
+        Ok((attr, generation))
+    }
+
+    pub(super) fn remove(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
+        let s = &*self.0;
+        let dir = s.node(parent)?;
+        s.vfs.unlink(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
+    }
+
+    pub(super) fn remove_dir(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
+        let s = &*self.0;
+        let dir = s.node(parent)?;
+        s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
+    }
+
+    pub(super) fn move_name(
+        &self,
+        request: &Request,
+        (parent, name): (INodeNo, &OsStr),
+        (newparent, newname): (INodeNo, &OsStr),
+        flags: RenameFlags,
+    ) -> Reply<()> {
+        let s = &*self.0;
+        let known = RenameFlags::RENAME_NOREPLACE | RenameFlags::RENAME_EXCHANGE;
+        if !known.contains(flags) || flags == known {
+            return Err(Errno::EINVAL);
+        }
+        let mut how = VfsRename::empty();
+        how.set(VfsRename::NOREPLACE, flags.contains(RenameFlags::RENAME_NOREPLACE));
+        how.set(VfsRename::EXCHANGE, flags.contains(RenameFlags::RENAME_EXCHANGE));
+        let (old, new) = (s.node(parent)?, s.node(newparent)?);
+        let (name, newname) = (name.as_bytes(), newname.as_bytes());
+        s.vfs.rename(&s.cred(request), &old.inode, name, &new.inode, newname, how, false).or_errno()?;
+        s.moved(&new, newname);
+        if how.contains(VfsRename::EXCHANGE) {
+            s.moved(&old, name);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! One way to answer: the result of a request, and what to do with the reply if it went well.
+
+use fuser::*;
+
+pub(super) type Reply<T> = std::result::Result<T, Errno>;
+
+/// A reply that can carry an error instead.
+pub(super) trait Refuse {
+    fn refuse(self, error: Errno);
+}
+
+macro_rules! refuse {
+    ($($reply:ty),*) => {
+        $(impl Refuse for $reply {
+            fn refuse(self, error: Errno) {
+                self.error(error);
+            }
+        })*
+    };
+}
+
+refuse!(
+    ReplyAttr,
+    ReplyCreate,
+    ReplyData,
+    ReplyDirectory,
+    ReplyDirectoryPlus,
+    ReplyEmpty,
+    ReplyEntry,
+    ReplyLseek,
+    ReplyOpen,
+    ReplyStatfs,
+    ReplyWrite,
+    ReplyXattr
+);
+
+/// Send the result of a request.
+pub(super) fn answer<T, R: Refuse>(reply: R, result: Reply<T>, send: impl FnOnce(R, T)) {
+    match result {
+        Ok(value) => send(reply, value),
+        Err(error) => reply.refuse(error),
+    }
+}
+
+pub(super) fn empty(reply: ReplyEmpty, result: Reply<()>) {
+    answer(reply, result, |reply, ()| reply.ok());
+}
+
+/// An attribute's value, or its size if that is all the caller wants.
+pub(super) fn value(value: &[u8], size: u32, reply: ReplyXattr) {
+    if size == 0 {
+        reply.size(value.len() as u32);
+    } else if value.len() > size as usize {
+        reply.error(Errno::ERANGE);
+    } else {
+        reply.data(value);
+    }
+}
