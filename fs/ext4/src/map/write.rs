@@ -3,7 +3,7 @@
 use crate::balloc::Reserved;
 use crate::ctx::{Ext4, core_of};
 use crate::map::data::PAGE_BYTES;
-use crate::map::extent::{Extent, MAX_UNWRITTEN};
+use crate::map::node::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
 use ivers_vfs::{Inode, RangeKind, Result};
 
