@@ -101,6 +101,12 @@ fn soak() -> bool {
     let kill9 = ["test", "--release", "-p", "ivers", "--test", "kill9", "--", "--nocapture"];
     ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
         && ["1", "2", "3", "4", "5"].into_iter().all(long_days)
+        && run(
+            "100,000 crash states",
+            "cargo",
+            &["test", "--release", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture"],
+            &[("IVERS_CRASH_STATES", "20000")],
+        )
         && run("200 kills", "cargo", &kill9, &[("IVERS_KILLS", "200")])
         && fuzz::fuzz(None, SOAK_FUZZ_MINUTES)
 }
