@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,7 +51,7 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(open_error(io::Error::other("neither a regular file nor a block device")));
         }
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(mode == OpenMode::ReadWrite)
             .open(&path)
@@ -66,8 +67,16 @@ impl FileDevice {
             Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
             Err(e) => return Err(open_error(e.into())),
         }
+        Self::adopt(file, path, mode)
+    }
+
+    /// Takes over a file that [`FileDevice::open`] opened with `mode` in another process, and its lock with it: that belongs to the open
+    /// file, and ends when the last process has closed it.
+    pub fn adopt(mut file: File, path: PathBuf, mode: OpenMode) -> Result<Self> {
         // Seeking to the end tells the size of block devices as well.
-        let size_bytes = file.seek(SeekFrom::End(0)).map_err(open_error)?;
+        let size_bytes = file
+            .seek(SeekFrom::End(0))
+            .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
         // Who had it open before may have left something unflushed: the first flush counts for that too.
         Ok(Self { file, path, size_bytes, mode, written: AtomicU64::new(1), flushed: Mutex::new(0) })
     }
@@ -86,6 +95,13 @@ impl FileDevice {
 
     fn error(&self, what: &'static str, offset: u64, len: u64, source: impl Into<io::Error>) -> BlockError {
         BlockError::io(what, self.describe(), offset, len, source.into())
+    }
+}
+
+/// To be sent to another process, for [`FileDevice::adopt`].
+impl AsFd for FileDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
@@ -182,7 +198,12 @@ mod tests {
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
         assert!(matches!(dev.read_at(65535, &mut buf), Err(BlockError::OutOfRange { .. })));
         assert!(matches!(dev.write_at(u64::MAX, &buf), Err(BlockError::OutOfRange { .. })));
+        let other = File::from(dev.as_fd().try_clone_to_owned().unwrap());
         drop(dev);
+        let adopted = FileDevice::adopt(other, path.clone(), OpenMode::ReadWrite).unwrap();
+        assert_eq!(adopted.size_bytes(), 65536);
+        assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
+        drop(adopted);
         let a = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         let _b = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadWrite), Err(BlockError::Busy { .. })));
