@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -31,6 +33,11 @@ pub struct FileDevice {
     path: PathBuf,
     size_bytes: u64,
     mode: OpenMode,
+    /// Writes that have returned since it was opened.
+    written: AtomicU64,
+    /// How many of them a flush has made durable. Held while one is under way: who waits for it may find its own writes
+    /// among those.
+    flushed: Mutex<u64>,
 }
 
 impl FileDevice {
@@ -70,7 +77,8 @@ impl FileDevice {
         let size_bytes = file
             .seek(SeekFrom::End(0))
             .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
-        Ok(Self { file, path, size_bytes, mode })
+        // Who had it open before may have left something unflushed: the first flush counts for that too.
+        Ok(Self { file, path, size_bytes, mode, written: AtomicU64::new(1), flushed: Mutex::new(0) })
     }
 
     /// The path it was opened by.
@@ -109,7 +117,9 @@ impl Device for FileDevice {
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
         self.check_write("write", offset, buf.len() as u64)?;
-        self.file.write_all_at(buf, offset).map_err(|e| self.error("write", offset, buf.len() as u64, e))
+        let done = self.file.write_all_at(buf, offset);
+        self.written.fetch_add(1, Ordering::Release);
+        done.map_err(|e| self.error("write", offset, buf.len() as u64, e))
     }
 
     fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
@@ -135,7 +145,13 @@ impl Device for FileDevice {
         if self.mode == OpenMode::ReadOnly {
             return Ok(());
         }
-        self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))
+        let mut flushed = self.flushed.lock();
+        let written = self.written.load(Ordering::Acquire);
+        if *flushed < written {
+            self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))?;
+            *flushed = written;
+        }
+        Ok(())
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -143,12 +159,10 @@ impl Device for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        match rustix::fs::fallocate(
-            &self.file,
-            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            offset,
-            len,
-        ) {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let done = rustix::fs::fallocate(&self.file, punch, offset, len);
+        self.written.fetch_add(1, Ordering::Release);
+        match done {
             Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(()),
             Err(e) => Err(self.error("discard", offset, len, e)),
         }
