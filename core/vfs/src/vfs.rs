@@ -265,7 +265,7 @@ impl Vfs {
             return None;
         }
         Stats::count(&self.policy.stats.mine().queries);
-        Some(inode.version.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
+        Some(inode.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
     }
 
     /// What the format stores, without a look.
