@@ -8,18 +8,9 @@ use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS, STORED};
 use ivers_vfs::{Attr, ChangeMode, FileType, InodeFlags, InodeRef, Timestamp, Vfs};
 use serde_json::{Value, json};
 
-use crate::failure::{REFUSED, failure};
+pub use ivers::state_format::Identity;
 
-/// What tells lives of a file apart, and whether it changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
-    /// The inode number.
-    pub ino: u64,
-    /// Which life of that number.
-    pub generation: u32,
-    /// The change attribute, if there is one.
-    pub change: Option<u64>,
-}
+use crate::failure::{REFUSED, failure};
 
 /// All that `stat` shows.
 #[derive(Debug)]

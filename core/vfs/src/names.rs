@@ -347,6 +347,12 @@ impl Vfs {
         loop {
             let inode = self.find_ref(old_dir, old_name)?.ok_or(NameError::NotFound)?;
             let target = self.find_ref(new_dir, new_name)?;
+            // Who writes a new file and renames it over the old one expects to find one of the two after a crash: the name
+            // must not become durable before the data that was written by now. Nothing is lost if this fails.
+            let replaces = !exchange && target.as_ref().is_some_and(|target| target.ino != inode.ino);
+            if replaces && inode.pages.is_dirty() {
+                self.write_back_inode(&inode)?;
+            }
             let target_moves =
                 exchange && target.as_ref().is_some_and(|target| target.kind == FileType::Directory);
             let inode_moves = inode.kind == FileType::Directory;

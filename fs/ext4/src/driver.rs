@@ -97,7 +97,9 @@ impl FileSystem for Ext4 {
 
     fn stat_fs(&self) -> Result<StatFs> {
         let groups = &self.groups;
-        let free = (groups.free_blocks.load(Ordering::Relaxed) + groups.pending.load(Ordering::Relaxed)
+        let free = (groups.free_blocks.load(Ordering::Relaxed)
+            + groups.pending.load(Ordering::Relaxed)
+            + self.windows.blocks()
             - groups.delayed.load(Ordering::Relaxed))
         .max(0) as u64;
         Ok(StatFs {
@@ -120,7 +122,12 @@ impl FileSystem for Ext4 {
         self.guard(self.log(&mut h, inode))
     }
 
+    fn forget_inode(&self, inode: &Inode) {
+        self.windows.forget(inode.ino.0 as u32);
+    }
+
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
+        self.windows.forget(inode.ino.0 as u32);
         self.guard(self.fs_delete_inode(inode))
     }
 
@@ -182,6 +189,7 @@ impl FileSystem for Ext4 {
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+        self.windows.forget(inode.ino.0 as u32);
         self.guard(self.fs_truncate(inode, size))
     }
 
@@ -220,6 +228,7 @@ impl FileSystem for Ext4 {
         if self.read_only.is_some() || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.windows.clear();
         self.journal.commit()?;
         let foreign = self.leaving_fields()?;
         self.close_epoch(foreign)?;

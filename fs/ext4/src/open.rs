@@ -7,7 +7,7 @@
 //! 4. The epoch is settled and its OPEN record made durable.
 //! 5. Orphans are cleaned up.
 
-use crate::ctx::{Ext4, own_policy};
+use crate::ctx::{Ext4, ROOT_INO, own_policy};
 use crate::epoch::foreign_fields;
 use crate::groups::Groups;
 use crate::layout::features::{Compat, Incompat, RoCompat};
@@ -106,6 +106,11 @@ impl Ext4 {
         }
         let mut device = device;
         let mut clean = clean;
+        if sb.torn {
+            Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?
+                .vouch_for_torn_superblock()?;
+            clean = false;
+        }
         let mut log = None;
         if has_journal {
             let look =
@@ -202,12 +207,34 @@ impl Ext4 {
             journal: Tx(journal),
             epoch: Default::default(),
             orphans: Default::default(),
+            windows: Default::default(),
             root_core: parking_lot::Mutex::new(Weak::new()),
             wrapped: Default::default(),
             closed: AtomicBool::new(false),
             own_policy: own_policy(),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
         })
+    }
+
+    /// The superblock's checksum is wrong. If a crash tore a write of it, its fields are still those of before or of after,
+    /// and everything whose checksum starts from its UUID and lies where it says is in order. Damage is refused.
+    fn vouch_for_torn_superblock(&self) -> Result<()> {
+        let vouched = (0..self.sb.groups.min(16))
+            .try_for_each(|group| self.groups.read_desc(group).map(drop))
+            .and_then(|()| self.raw_inode(ROOT_INO).map(drop));
+        match vouched {
+            Ok(()) => {
+                log::warn!(
+                    "{}: the superblock's checksum is wrong and all that it leads to is right: taken as torn by a crash",
+                    self.place
+                );
+                Ok(())
+            }
+            Err(error) => Err(Error::corrupt(
+                format!("its checksum is wrong and so is what it leads to ({error}): run e2fsck"),
+                format!("{}, superblock", self.place),
+            )),
+        }
     }
 
     /// After an unclean stop the superblock's counts are stale: add the groups up.

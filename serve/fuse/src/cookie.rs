@@ -1,5 +1,6 @@
 //! The change attribute as programs see it.
 
+use crate::session::Server;
 use ivers_vfs::{ChangeMode, Inode, Vfs};
 use serde_json::json;
 
@@ -92,7 +93,7 @@ pub(crate) fn stats(vfs: &Vfs) -> String {
 
 /// `instance` tells apart what values may not be compared across: the UUID, and where values do not outlive the mount
 /// a number that is another one each time.
-pub(crate) fn mount(vfs: &Vfs) -> String {
+pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
     use std::hash::{BuildHasher, RandomState};
     static THIS_PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     let info = vfs.info();
@@ -109,7 +110,8 @@ pub(crate) fn mount(vfs: &Vfs) -> String {
         "uuid": hex(&info.uuid),
         "label": info.label,
         "instance": instance,
-        "pid": std::process::id(),
+        "pid": server.pid,
+        "sandbox": server.sandbox,
         "read_only": vfs.is_read_only(),
     })
     .to_string()

@@ -21,8 +21,9 @@
 //! Between a writable OPEN or CREATE and its RELEASE the kernel may hold dirty data and times of a file, dirty mappings
 //! included. A query that falls into that window has one of our own threads fsync a descriptor of its own on the mounted
 //! file first. The thread is outside the pool that serves requests and holds no lock, so the WRITE, SETATTR and FSYNC
-//! requests that this causes are served as any other; FSYNC on that handle commits nothing. Where it cannot be done
-//! (the file is unlinked, or this process may not open it) the counter is bumped by force: the answer differs from
+//! requests that this causes are served as any other; FSYNC on that handle commits nothing. It may live in another process
+//! ([`Connection`]), since the one that serves may be locked in. Where it cannot be done
+//! (the file is unlinked, or the user who mounted may not open it) the counter is bumped by force: the answer differs from
 //! all earlier ones, which is never wrong. Nothing is ever invalidated to answer a query.
 //!
 //! What a query costs: one round trip while nobody has the file open for writing (10 us on two cores), some five more while
@@ -46,10 +47,12 @@ mod mounting;
 mod nodes;
 mod ops;
 mod options;
+mod outside;
 mod serving;
 mod session;
 
 pub use cookie::{CHANGE, GENERATION, IVERS_IOC_CHANGE, MOUNT, SEMANTICS, STATS, STORED};
 pub use mounting::MountError;
 pub use options::{FuseOptions, OptionError};
-pub use session::{Session, mount};
+pub use outside::Connection;
+pub use session::{Attached, Served, Server, Session, attach, mount, serve};

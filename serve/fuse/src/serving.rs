@@ -3,9 +3,11 @@
 use crate::convert::file_attr;
 use crate::cookie;
 use crate::errno::errno;
-use crate::flusher::{Flush, Flusher};
+use crate::flusher::Flusher;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
+use crate::outside::Flush;
+use crate::session::Server;
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Request};
 use ivers_vfs::*;
 use std::sync::Arc;
@@ -49,6 +51,7 @@ pub(crate) struct Serving {
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) flusher: Flusher,
     pub(crate) options: FuseOptions,
+    pub(crate) server: Server,
     /// The kernel takes ENOSYS at OPENDIR for "no need to ask".
     pub(crate) no_opendir: AtomicBool,
     mounter: u32,
@@ -57,7 +60,13 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    pub(crate) fn new(vfs: Arc<Vfs>, nodes: Arc<Nodes>, flusher: Flusher, options: FuseOptions) -> Self {
+    pub(crate) fn new(
+        vfs: Arc<Vfs>,
+        nodes: Arc<Nodes>,
+        flusher: Flusher,
+        options: FuseOptions,
+        server: Server,
+    ) -> Self {
         // The kernel wants a power of two here.
         let block_size = vfs.info().block_size.max(4096).checked_next_power_of_two().unwrap_or(4096);
         // Where we check, every user's lookups must reach us, or one would walk through another's directories.
@@ -71,6 +80,7 @@ impl Serving {
             block_size,
             ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
             options,
+            server,
         }
     }
 
@@ -87,7 +97,11 @@ impl Serving {
         if self.options.fakeroot && uid == self.mounter {
             return Cred::root();
         }
-        Cred { uid, gid, groups: groups_of(request.pid()), checked: false }
+        Cred { uid, gid, groups: self.groups_of(request), checked: false }
+    }
+
+    fn groups_of(&self, request: &Request) -> Vec<u32> {
+        self.flusher.outside().groups_of(request.pid())
     }
 
     pub(crate) fn attr(&self, node: &Node, attr: &Attr) -> FileAttr {
@@ -124,7 +138,7 @@ impl Serving {
             O_WRONLY => self.options.writeback_cache,
             _ => true,
         };
-        Handle { holds_back, ours: self.flusher.is_ours(request.pid()) }
+        Handle { holds_back, ours: self.flusher.outside().is_ours(request.pid()) }
     }
 
     /// The permissions an OPEN asks for, as [`Vfs::access`] counts them.
@@ -201,23 +215,13 @@ impl Serving {
     pub(crate) fn acl_kills_set_gid(&self, request: &Request, node: &Node) -> Result<()> {
         let attr = self.vfs.stat(&node.inode);
         let cred = self.cred(request);
-        let in_group = || cred.gid == attr.gid || groups_of(request.pid()).contains(&attr.gid);
+        let in_group = || cred.gid == attr.gid || self.groups_of(request).contains(&attr.gid);
         if attr.perm & 0o2000 == 0 || attr.kind == FileType::Directory || cred.uid == 0 || in_group() {
             return Ok(());
         }
         let set = SetAttr { perm: Some(attr.perm & !0o2000), ..SetAttr::default() };
         self.vfs.set_attr(&Cred::trusted(), &node.inode, &set).map(drop)
     }
-}
-
-/// The supplementary groups of a process, which the protocol does not carry.
-fn groups_of(pid: u32) -> Vec<u32> {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return Vec::new() };
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Groups:"))
-        .map(|groups| groups.split_whitespace().filter_map(|group| group.parse().ok()).collect())
-        .unwrap_or_default()
 }
 
 /// Turn a VFS result into what a reply takes.

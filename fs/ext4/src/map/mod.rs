@@ -13,16 +13,18 @@
 
 mod data;
 mod extent;
+mod extent_range;
 mod fallocate;
 mod indirect;
+mod node;
 mod write;
 
 use crate::ctx::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use extent::Extent;
-pub(crate) use extent::empty_root;
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
+use node::Extent;
+pub(crate) use node::empty_root;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -96,7 +96,7 @@ impl Ops {
         match asked {
             Asked::Semantics => reply::value(cookie::semantics(&s.vfs).as_bytes(), size, reply),
             Asked::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
-            Asked::Mount => reply::value(cookie::mount(&s.vfs).as_bytes(), size, reply),
+            Asked::Mount => reply::value(cookie::mount(&s.vfs, &s.server).as_bytes(), size, reply),
             Asked::Generation => reply::value(node.inode.generation.to_string().as_bytes(), size, reply),
             Asked::Unknown => reply.error(none),
             Asked::Change | Asked::Stored if cookie::missing(&s.vfs).is_some() => reply.error(none),

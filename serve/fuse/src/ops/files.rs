@@ -3,7 +3,7 @@
 use super::Ops;
 use super::reply::{Reply, answer};
 use crate::errno::errno;
-use crate::flusher::Flush;
+use crate::outside::Flush;
 use crate::serving::{Handle, O_DIRECT, O_DSYNC, O_TRUNC, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{Cred, FallocateMode, SetAttr, WriteFlags as VfsWrite};

@@ -1,0 +1,170 @@
+//! A directory with a million names: counted in blocks and in memory, so that it holds on any machine.
+
+mod common;
+
+use common::{debugfs, fsck, mkfs};
+use ivers_block::{Budget, Device, FileDevice, OpenMode, Result as DeviceResult};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::*;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+const NAMES: u32 = 1_000_000;
+const CACHE: u64 = 64 << 20;
+const BLOCK: u64 = 4096;
+
+/// Shows a device and notes which blocks are read.
+struct Watched {
+    inner: FileDevice,
+    reads: Mutex<Vec<u64>>,
+}
+
+impl Device for Watched {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
+        let blocks = offset / BLOCK..(offset + buf.len() as u64).div_ceil(BLOCK);
+        self.reads.lock().unwrap().extend(blocks);
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> DeviceResult<()> {
+        self.inner.write_at(offset, buf)
+    }
+    fn flush(&self) -> DeviceResult<()> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> DeviceResult<()> {
+        self.inner.discard(offset, len)
+    }
+    fn is_read_only(&self) -> bool {
+        self.inner.is_read_only()
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+fn mount(path: &Path) -> (Arc<Watched>, Arc<Vfs>) {
+    let device = Arc::new(Watched {
+        inner: FileDevice::open(path, OpenMode::ReadWrite).unwrap(),
+        reads: Mutex::default(),
+    });
+    let budget = Arc::new(Budget::new(CACHE));
+    let options = OpenOptions { budget: budget.clone(), ..OpenOptions::default() };
+    let fs = Ext4::open(device.clone(), options).unwrap();
+    let options = MountOptions {
+        background: false,
+        atime: AtimeMode::Never,
+        budget: Some(budget),
+        ..MountOptions::default()
+    };
+    (device, Vfs::mount(fs, options).unwrap())
+}
+
+fn name(number: u32) -> String {
+    format!("a name of some length {number}")
+}
+
+fn create(vfs: &Arc<Vfs>, dir: &InodeRef, number: u32) {
+    let made = vfs.create(&Cred::root(), dir, name(number).as_bytes(), &CreateSpec::file(0o600), false);
+    made.unwrap_or_else(|error| panic!("name {number}: {error}"));
+}
+
+/// Mount with nothing cached, do something to `/d`, unmount. Says which blocks were read for it and by how many the
+/// directory grew.
+fn cold(path: &Path, work: impl FnOnce(&Arc<Vfs>, &InodeRef)) -> (BTreeSet<u64>, u64) {
+    let (device, vfs) = mount(path);
+    let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
+    let size = dir.size();
+    device.reads.lock().unwrap().clear();
+    work(&vfs, &dir);
+    let reads = std::mem::take(&mut *device.reads.lock().unwrap());
+    let grown = (dir.size() - size) / BLOCK;
+    drop(dir);
+    vfs.unmount().unwrap();
+    (reads.into_iter().collect(), grown)
+}
+
+/// The blocks of the directory, as debugfs tells.
+fn directory_blocks(path: &Path) -> BTreeSet<u64> {
+    debugfs(path, "blocks /d").split_whitespace().filter_map(|block| block.parse().ok()).collect()
+}
+
+/// The most blocks of the directory that one of some creates touched: those read, and those it grew by.
+fn touched_by_creates(path: &Path, first: u32) -> u64 {
+    let one = |number| {
+        let (reads, grown) = cold(path, |vfs, dir| create(vfs, dir, number));
+        reads.intersection(&directory_blocks(path)).count() as u64 + grown
+    };
+    (first..first + 20).map(one).max().unwrap()
+}
+
+/// Peak of this process' memory since the last call, in bytes.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    // Resets the peak (proc(5), clear_refs).
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    kib << 10
+}
+
+#[test]
+fn a_million_names_cost_what_a_thousand_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-b", "4096", "-N", "1100000", "-E", "lazy_itable_init=1"], 3 << 30);
+    let grow = |from: u32, to: u32| {
+        let (_, vfs) = mount(&path);
+        if from == 0 {
+            let root = vfs.root().unwrap();
+            vfs.create(&Cred::root(), &root, b"d", &CreateSpec::directory(0o755), false).unwrap();
+        }
+        let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
+        (from..to).for_each(|number| create(&vfs, &dir, number));
+        drop(dir);
+        vfs.unmount().unwrap();
+    };
+    grow(0, 1000);
+    let small = touched_by_creates(&path, 1000);
+    grow(1020, NAMES);
+    let large = touched_by_creates(&path, NAMES);
+    assert!(
+        large <= small + 3,
+        "a create touches {small} blocks among a thousand names, {large} among a million"
+    );
+
+    let blocks = directory_blocks(&path);
+    for number in (0..NAMES).step_by(50_021) {
+        let (reads, _) = cold(&path, |vfs, dir| {
+            vfs.lookup(&Cred::root(), dir, name(number).as_bytes()).unwrap();
+        });
+        let read = reads.intersection(&blocks).count();
+        assert!((1..=4).contains(&read), "a lookup of name {number} reads {read} blocks of the directory");
+    }
+
+    let (_, vfs) = mount(&path);
+    let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
+    peak_memory();
+    let mut seen = 0;
+    vfs.readdir(&dir, 0, &mut |entry: &DirEntry<'_>| {
+        if entry.name != b"." && entry.name != b".." {
+            let inode = vfs.lookup(&Cred::root(), &dir, entry.name).unwrap();
+            assert_eq!(vfs.stat(&inode).perm, 0o600);
+            seen += 1;
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!(seen, NAMES + 20);
+    let peak = peak_memory();
+    assert!(peak <= CACHE + (64 << 20), "{} MiB for a walk with a cache of {} MiB", peak >> 20, CACHE >> 20);
+    println!("creates touch {small} and {large} blocks; the walk's peak is {} MiB", peak >> 20);
+    drop(dir);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&path, "a million names");
+}

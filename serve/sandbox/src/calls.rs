@@ -1,0 +1,224 @@
+//! seccomp: which system calls there still are.
+
+use crate::Guard;
+use libc::c_long;
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition,
+    SeccompFilter, SeccompRule,
+};
+use std::collections::BTreeMap;
+
+/// Needed, and harmless with any arguments.
+///
+/// `stat` by name is not among them: Landlock does not hide what exists. Neither is `clone3`, whose flags a filter cannot see: the C
+/// library takes `clone` instead.
+const ALLOWED: &[c_long] = &[
+    // What is open already: the image, the FUSE device, sockets, the log.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_lseek,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync_file_range,
+    libc::SYS_fallocate,
+    libc::SYS_fstat,
+    libc::SYS_close,
+    libc::SYS_dup,
+    libc::SYS_ppoll,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+    // Memory.
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    // Threads of this process.
+    libc::SYS_futex,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_membarrier,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    // Signals.
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    // Time, identity, randomness.
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getrusage,
+    libc::SYS_getrandom,
+];
+
+/// The same under the names that only older architectures have.
+#[cfg(target_arch = "x86_64")]
+const ALLOWED_HERE: &[c_long] = &[libc::SYS_poll, libc::SYS_time];
+#[cfg(not(target_arch = "x86_64"))]
+const ALLOWED_HERE: &[c_long] = &[];
+
+/// Nothing here makes these; see the crate's documentation.
+const DEADLY: &[c_long] = &[
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_socket,
+    libc::SYS_bind,
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_mount_setattr,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_setns,
+    libc::SYS_unshare,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_setuid,
+    libc::SYS_setresuid,
+    libc::SYS_capset,
+];
+
+/// `FUSE_DEV_IOC_CLONE` and the other requests of /dev/fuse are not among them: the device was set up outside.
+const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONBIO];
+
+const FCNTLS: &[i32] = &[libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
+
+fn argument(index: u8, len: Len, op: Op, value: u64) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(index, len, op, value)
+}
+
+fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(conditions)
+}
+
+/// The calls that are harmless with some arguments only.
+fn allowed_in_part() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
+    let one_of = |index, values: &[u64]| -> Result<Vec<_>, BackendError> {
+        values.iter().map(|&value| rule(vec![argument(index, Len::Dword, Op::Eq, value)?])).collect()
+    };
+    let without = |index, bits| -> Result<Vec<_>, BackendError> {
+        Ok(vec![rule(vec![argument(index, Len::Dword, Op::MaskedEq(bits), 0)?])?])
+    };
+    let executable = libc::PROT_EXEC as u64;
+    let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
+    let myself = u64::from(std::process::id());
+    let fcntls: Vec<u64> = FCNTLS.iter().map(|&command| command as u64).collect();
+    Ok(vec![
+        // What is written is never run.
+        (libc::SYS_mmap, without(2, executable)?),
+        (libc::SYS_mprotect, without(2, executable)?),
+        // A thread, not a process.
+        (libc::SYS_clone, vec![rule(vec![argument(0, Len::Dword, Op::MaskedEq(thread), thread)?])?]),
+        // abort(3).
+        (libc::SYS_tgkill, one_of(0, &[myself])?),
+        // Asking for limits, not setting them: the C library does, to find a stack's size.
+        (
+            libc::SYS_prlimit64,
+            vec![rule(vec![argument(0, Len::Dword, Op::Eq, 0)?, argument(2, Len::Qword, Op::Eq, 0)?])?],
+        ),
+        // A thread's name.
+        (libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64])?),
+        (libc::SYS_fcntl, one_of(1, &fcntls)?),
+        (libc::SYS_ioctl, one_of(1, IOCTLS)?),
+    ])
+}
+
+fn filter(
+    rules: BTreeMap<c_long, Vec<SeccompRule>>,
+    others: SeccompAction,
+    these: SeccompAction,
+) -> Result<BpfProgram, BackendError> {
+    SeccompFilter::new(rules, others, these, std::env::consts::ARCH.try_into()?)?.try_into()
+}
+
+/// In the order in which they are to be installed: the second would not let the first in.
+fn filters() -> Result<[BpfProgram; 2], BackendError> {
+    let whole = |call: &c_long| (*call, Vec::new());
+    let deadly =
+        filter(DEADLY.iter().map(whole).collect(), SeccompAction::Allow, SeccompAction::KillProcess)?;
+    let mut allowed: BTreeMap<_, _> = ALLOWED.iter().chain(ALLOWED_HERE).map(whole).collect();
+    allowed.extend(allowed_in_part()?);
+    let allowed = filter(allowed, SeccompAction::Errno(libc::ENOSYS as u32), SeccompAction::Allow)?;
+    Ok([deadly, allowed])
+}
+
+pub(crate) fn restrict() -> Guard {
+    // An architecture that the compiler of filters does not know ends up here too.
+    let filters = match filters() {
+        Ok(filters) => filters,
+        Err(error) => return Guard::Off(error.to_string()),
+    };
+    for filter in &filters {
+        if let Err(error) = seccompiler::apply_filter(filter) {
+            return Guard::Off(error.to_string());
+        }
+    }
+    Guard::On
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_call_is_on_both_lists() {
+        let in_part: Vec<c_long> = allowed_in_part().unwrap().into_iter().map(|(call, _)| call).collect();
+        for call in ALLOWED.iter().chain(ALLOWED_HERE).chain(&in_part) {
+            assert!(!DEADLY.contains(call), "{call}");
+        }
+        for filter in filters().unwrap() {
+            assert!(filter.len() < 4096, "the kernel takes no longer ones: {}", filter.len());
+        }
+    }
+}

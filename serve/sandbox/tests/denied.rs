@@ -1,0 +1,150 @@
+//! What a process can do after [`ivers_sandbox::enter`], and what not: each in a process of its own, since some attempts are deadly.
+//!
+//! Without a harness: the program calls itself with the name of one attempt.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+const SIGSYS: i32 = 31;
+
+/// How an attempt must end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Works,
+    Refused,
+    Deadly,
+}
+
+/// Things that are open before the sandbox closes.
+struct Before {
+    file: File,
+    sockets: (UnixStream, UnixStream),
+    parent: nix::unistd::Pid,
+}
+
+type Attempt = fn(Before) -> std::io::Result<()>;
+
+const ATTEMPTS: &[(&str, End, Attempt)] = &[
+    ("reads, writes and syncs what is open", End::Works, |mut before| {
+        before.file.write_all(b"bytes")?;
+        before.file.sync_all()?;
+        before.file.sync_data()?;
+        rustix::fs::fallocate(&before.file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, 4096)?;
+        rustix::io::pwritev2(
+            before.file.as_fd(),
+            &[std::io::IoSlice::new(b"more")],
+            5,
+            rustix::io::ReadWriteFlags::DSYNC,
+        )?;
+        Ok(())
+    }),
+    ("talks over sockets that are open", End::Works, |mut before| {
+        before.sockets.0.write_all(b"x")?;
+        before.sockets.1.read_exact(&mut [0])
+    }),
+    ("starts named threads, which wait and wake", End::Works, |_| {
+        let (send, receive) = mpsc::channel();
+        let threads: Vec<_> = (0..8)
+            .map(|n| {
+                let send = send.clone();
+                std::thread::Builder::new().name(format!("thread {n}")).spawn(move || {
+                    std::thread::sleep(Duration::from_millis(1));
+                    // An arena of its own, and a mapping of its own.
+                    send.send(vec![n; 1 << 20]).unwrap();
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        assert_eq!(receive.iter().take(8).map(|bytes| bytes.len()).sum::<usize>(), 8 << 20);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        Ok(())
+    }),
+    ("survives a panic", End::Works, |_| {
+        std::panic::set_hook(Box::new(|_| {}));
+        let thread = std::thread::spawn(|| panic!("on purpose"));
+        assert!(thread.join().is_err());
+        Ok(())
+    }),
+    ("asks for time and randomness", End::Works, |_| {
+        use std::hash::{BuildHasher, RandomState};
+        RandomState::new().hash_one(std::time::SystemTime::now());
+        rustix::thread::sched_getaffinity(None)?;
+        Ok(())
+    }),
+    ("opens /etc/passwd", End::Refused, |_| File::open("/etc/passwd").map(drop)),
+    ("opens a directory", End::Refused, |_| std::fs::read_dir("/").map(drop)),
+    ("looks what exists", End::Refused, |_| std::fs::metadata("/etc/passwd").map(drop)),
+    ("makes a file", End::Refused, |_| File::create("/tmp/ivers-sandbox-test").map(drop)),
+    ("removes a file", End::Refused, |_| std::fs::remove_file("/tmp/ivers-sandbox-test")),
+    ("reopens what it has with other rights", End::Refused, |_| File::open("/proc/self/exe").map(drop)),
+    ("starts a program", End::Refused, |_| Command::new("/bin/true").spawn().map(drop)),
+    ("sends a signal", End::Refused, |before| {
+        let parent = rustix::process::Pid::from_raw(before.parent.as_raw()).expect("a parent");
+        Ok(rustix::process::kill_process(parent, rustix::process::Signal::CONT)?)
+    }),
+    ("becomes a program", End::Deadly, |_| Err(Command::new("/bin/true").exec())),
+    ("opens a socket", End::Deadly, |_| std::net::UdpSocket::bind("127.0.0.1:0").map(drop)),
+    ("opens a local socket", End::Deadly, |_| std::os::unix::net::UnixDatagram::unbound().map(drop)),
+    ("traces a process", End::Deadly, |before| Ok(nix::sys::ptrace::attach(before.parent)?)),
+    ("mounts", End::Deadly, |_| Ok(rustix::mount::unmount("/nowhere", rustix::mount::UnmountFlags::DETACH)?)),
+    ("holds on to another process", End::Deadly, |before| {
+        let parent = rustix::process::Pid::from_raw(before.parent.as_raw()).expect("a parent");
+        rustix::process::pidfd_open(parent, rustix::process::PidfdFlags::empty())?;
+        Ok(())
+    }),
+];
+
+fn attempt(name: &str) {
+    let (_, _, attempt) = ATTEMPTS.iter().find(|(known, ..)| *known == name).expect("a known attempt");
+    let before = Before {
+        file: tempfile::tempfile().unwrap(),
+        sockets: UnixStream::pair().unwrap(),
+        parent: nix::unistd::getppid(),
+    };
+    let sandbox = ivers_sandbox::enter();
+    if !sandbox.is_whole() {
+        println!("incomplete: {sandbox}");
+        return;
+    }
+    match attempt(before) {
+        Ok(()) => println!("works"),
+        Err(error) => println!("refused: {error}"),
+    }
+}
+
+fn main() {
+    if let Ok(name) = std::env::var("IVERS_SANDBOX_ATTEMPT") {
+        return attempt(&name);
+    }
+    for (name, end, _) in ATTEMPTS {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .env("IVERS_SANDBOX_ATTEMPT", name)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        if said.starts_with("incomplete") && std::env::var_os("CI").is_none() {
+            println!("this kernel lends no whole sandbox: {}", said.trim());
+            return;
+        }
+        let found = match output.status.signal() {
+            Some(SIGSYS) => Some(End::Deadly),
+            None if said.starts_with("works") => Some(End::Works),
+            None if said.starts_with("refused") => Some(End::Refused),
+            _ => None,
+        };
+        assert_eq!(
+            found,
+            Some(*end),
+            "{name}: {}, {said}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        println!("{name}: {end:?}");
+    }
+}

@@ -1,0 +1,194 @@
+//! Workloads: short sequences, all of them, and long seeded ones.
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::fmt;
+
+/// A name below the worker's directory: one of few, so that operations meet.
+pub type Name = &'static str;
+
+/// The files that workloads use.
+pub const FILES: &[Name] = &["a", "b", "d/a"];
+/// The directories. `d` is there from the start.
+pub const DIRS: &[Name] = &["d", "e"];
+
+/// One call. What fails (a name that is not there) changes nothing and is part of the workload too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Make an empty file.
+    Create(Name),
+    /// Write so many bytes at an offset.
+    Write(Name, u64, usize),
+    /// Write so many bytes at the end.
+    Append(Name, usize),
+    /// Set the size.
+    Truncate(Name, u64),
+    /// Free a range.
+    Punch(Name, u64, u64),
+    /// Rename, replacing.
+    Rename(Name, Name),
+    /// Swap two names.
+    Exchange(Name, Name),
+    /// A second name.
+    Link(Name, Name),
+    /// Take a name away.
+    Unlink(Name),
+    /// Make a directory.
+    Mkdir(Name),
+    /// Remove one.
+    Rmdir(Name),
+    /// Set an attribute of so many bytes.
+    SetXattr(Name, usize),
+    /// Remove it.
+    RemoveXattr(Name),
+    /// Change the permission bits.
+    Chmod(Name, u32),
+    /// Make one file durable.
+    Fsync(Name),
+    /// Make its contents durable.
+    Fdatasync(Name),
+    /// Make everything durable.
+    Sync,
+    /// Ask for the change attribute.
+    Query(Name),
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Op::Create(name) => write!(f, "create {name}"),
+            Op::Write(name, at, len) => write!(f, "write {name} {at}+{len}"),
+            Op::Append(name, len) => write!(f, "append {name} {len}"),
+            Op::Truncate(name, size) => write!(f, "truncate {name} {size}"),
+            Op::Punch(name, at, len) => write!(f, "punch {name} {at}+{len}"),
+            Op::Rename(from, to) => write!(f, "rename {from} {to}"),
+            Op::Exchange(from, to) => write!(f, "exchange {from} {to}"),
+            Op::Link(from, to) => write!(f, "link {from} {to}"),
+            Op::Unlink(name) => write!(f, "unlink {name}"),
+            Op::Mkdir(name) => write!(f, "mkdir {name}"),
+            Op::Rmdir(name) => write!(f, "rmdir {name}"),
+            Op::SetXattr(name, len) => write!(f, "setxattr {name} {len}"),
+            Op::RemoveXattr(name) => write!(f, "removexattr {name}"),
+            Op::Chmod(name, perm) => write!(f, "chmod {name} {perm:o}"),
+            Op::Fsync(name) => write!(f, "fsync {name}"),
+            Op::Fdatasync(name) => write!(f, "fdatasync {name}"),
+            Op::Sync => write!(f, "sync"),
+            Op::Query(name) => write!(f, "query {name}"),
+        }
+    }
+}
+
+/// The alphabet of the enumerated sequences. Files `a` (two pages and a bit, synced) and `d/a` (short, synced) are there
+/// from the start; `b` and `e` are not.
+pub const ALPHABET: &[Op] = &[
+    Op::Create("b"),
+    Op::Write("a", 100, 3000),
+    Op::Write("b", 0, 6000),
+    Op::Append("a", 5000),
+    Op::Append("d/a", 1500),
+    Op::Truncate("a", 1000),
+    Op::Truncate("a", 20_000),
+    Op::Rename("a", "b"),
+    Op::Rename("d/a", "a"),
+    Op::Rename("d", "e"),
+    Op::Link("a", "b"),
+    Op::Link("a", "d/b"),
+    Op::Unlink("a"),
+    Op::Unlink("d/a"),
+    Op::Mkdir("e"),
+    Op::Rmdir("e"),
+    Op::SetXattr("a", 40),
+    Op::SetXattr("d", 900),
+    Op::Fsync("a"),
+    Op::Fsync("b"),
+    Op::Fdatasync("a"),
+    Op::Sync,
+    Op::Query("a"),
+    Op::Query("d"),
+];
+
+/// What is run between a mount and an unmount, by one or more workers at once.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    /// What reports call it; also what replays it.
+    pub name: String,
+    /// The operations of each worker.
+    pub workers: Vec<Vec<Op>>,
+    /// Write dirty data back early, by a small limit.
+    pub small_cache: bool,
+}
+
+impl Workload {
+    /// How many sequences of exactly `len` operations there are.
+    pub fn sequences(len: u32) -> usize {
+        ALPHABET.len().pow(len)
+    }
+
+    /// The `index`th sequence of exactly `len` operations.
+    pub fn sequence(len: u32, index: usize) -> Self {
+        let mut rest = index;
+        let mut ops = Vec::new();
+        for _ in 0..len {
+            ops.push(ALPHABET[rest % ALPHABET.len()]);
+            rest /= ALPHABET.len();
+        }
+        Self { name: format!("sequence {len}:{index}"), workers: vec![ops], small_cache: false }
+    }
+
+    /// A long mix of `steps` operations for each of `workers`.
+    pub fn long(seed: u64, workers: usize, steps: usize) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let name = format!("long {seed}:{workers}:{steps}");
+        let workers = (0..workers).map(|_| (0..steps).map(|_| random_op(&mut rng)).collect()).collect();
+        Self { name, workers, small_cache: true }
+    }
+
+    /// The workload of a name that a report gave.
+    pub fn by_name(name: &str) -> Option<Self> {
+        let (kind, rest) = name.split_once(' ')?;
+        let numbers: Vec<u64> = rest.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
+        match (kind, &numbers[..]) {
+            ("sequence", &[len, index]) => Some(Self::sequence(len.try_into().ok()?, index.try_into().ok()?)),
+            ("long", &[seed, workers, steps]) => {
+                Some(Self::long(seed, workers.try_into().ok()?, steps.try_into().ok()?))
+            }
+            _ => None,
+        }
+    }
+
+    /// The operations, for a report.
+    pub fn script(&self) -> String {
+        let mut text = String::new();
+        for (worker, ops) in self.workers.iter().enumerate() {
+            for op in ops {
+                text += &format!("  worker {worker}: {op}\n");
+            }
+        }
+        text
+    }
+}
+
+fn random_op(rng: &mut StdRng) -> Op {
+    let file = FILES[rng.random_range(0..FILES.len())];
+    let other = FILES[rng.random_range(0..FILES.len())];
+    match rng.random_range(0..100) {
+        0..10 => Op::Create(file),
+        10..28 => Op::Write(file, rng.random_range(0..30_000), rng.random_range(1..9_000)),
+        28..36 => Op::Append(file, rng.random_range(1..9_000)),
+        36..42 => Op::Truncate(file, rng.random_range(0..40_000)),
+        42..45 => Op::Punch(file, rng.random_range(0..20_000), rng.random_range(1..20_000)),
+        45..52 => Op::Rename(file, other),
+        52..54 => Op::Exchange(file, other),
+        54..58 => Op::Link(file, other),
+        58..64 => Op::Unlink(file),
+        64..67 => Op::Mkdir(DIRS[rng.random_range(0..DIRS.len())]),
+        67..69 => Op::Rmdir(DIRS[rng.random_range(0..DIRS.len())]),
+        69..72 => Op::SetXattr(file, rng.random_range(1..900)),
+        72..74 => Op::RemoveXattr(file),
+        74..77 => Op::Chmod(file, rng.random_range(0..0o1000)),
+        77..84 => Op::Fsync(file),
+        84..86 => Op::Fdatasync(file),
+        86..88 => Op::Sync,
+        _ => Op::Query(file),
+    }
+}

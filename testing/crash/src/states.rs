@@ -1,0 +1,270 @@
+//! The states that a medium can be in after a crash, from the record of what it was told.
+//!
+//! A **window** is what lies between two flushes. Before its first write everything earlier is durable. Of its own writes
+//! any subset may have happened, whatever their order, since nothing but a flush orders them; a write that was on its way
+//! may have reached some of its sectors. A forced write (FUA) that returned is durable, but says nothing of the others.
+
+use ivers_block::{Device, MemDevice, OverlayDevice, Recorded};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+const SECTOR: usize = 512;
+/// Up to so many writes that may be lost, all subsets are states; above, a sample.
+const ALL_SUBSETS_UP_TO: usize = 6;
+/// Subsets sampled of a larger window.
+const SAMPLED_SUBSETS: usize = 24;
+/// A write of more sectors than this is torn at a sample of them.
+const ALL_TEARS_UP_TO: usize = 8;
+
+/// How a state came about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Everything that was written so far.
+    Prefix,
+    /// Everything, and of the last write so many sectors.
+    Torn(usize),
+    /// Some of the window's writes did not happen: these, by their index in the record.
+    Omitted(Vec<usize>),
+}
+
+/// One crash state.
+#[derive(Debug, Clone)]
+pub struct State {
+    /// How much of the record had happened: what was acknowledged is told from it.
+    pub at: usize,
+    /// How it came about.
+    pub kind: Kind,
+}
+
+/// Walks the states of one record, in order.
+pub struct States<'a> {
+    record: &'a [Recorded],
+    /// Everything up to the last flush.
+    durable: Arc<OverlayDevice>,
+    /// Contents of `durable`, as a sum over its sectors that differ from the base.
+    sum: u64,
+    sectors: HashMap<u64, u64>,
+    seen: HashSet<(u64, u64)>,
+    rng: StdRng,
+}
+
+fn sector_hash(sector: u64, bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (sector, bytes).hash(&mut hasher);
+    hasher.finish()
+}
+
+impl<'a> States<'a> {
+    /// The states of a record that was made over `base`.
+    pub fn new(base: Arc<MemDevice>, record: &'a [Recorded], seed: u64) -> Self {
+        Self {
+            record,
+            durable: Arc::new(OverlayDevice::new(base)),
+            sum: 0,
+            sectors: HashMap::new(),
+            seen: HashSet::new(),
+            rng: StdRng::seed_from_u64(seed),
+        }
+    }
+
+    /// Visit every state that was not visited before. `acknowledged` tells states with equal bytes apart: it says for a length of the
+    /// record how much had been promised by then. `visit` gets a device of its own.
+    pub fn each(
+        mut self,
+        acknowledged: impl Fn(usize) -> u64,
+        mut visit: impl FnMut(&State, OverlayDevice) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut from = 0;
+        while from <= self.record.len() {
+            let to = self.record[from..]
+                .iter()
+                .position(|op| *op == Recorded::Flush)
+                .map_or(self.record.len(), |at| from + at);
+            for state in self.of_window(from, to) {
+                let sum = self.sum_of(from, &state);
+                if self.seen.insert((sum, acknowledged(state.at))) {
+                    let device = self.build(from, &state)?;
+                    visit(&state, device)?;
+                }
+            }
+            self.make_durable(from, to)?;
+            from = to + 1;
+        }
+        Ok(())
+    }
+
+    fn of_window(&mut self, from: usize, to: usize) -> Vec<State> {
+        let mut states = Vec::new();
+        for at in from..=to {
+            states.push(State { at, kind: Kind::Prefix });
+            if let Some(Recorded::Write { data, .. }) = (at < to).then(|| &self.record[at]) {
+                let sectors = data.len().div_ceil(SECTOR);
+                let tears: Vec<usize> = if sectors <= ALL_TEARS_UP_TO {
+                    (1..sectors).collect()
+                } else {
+                    (0..ALL_TEARS_UP_TO).map(|_| self.rng.random_range(1..sectors)).collect()
+                };
+                states.extend(tears.into_iter().map(|sectors| State { at, kind: Kind::Torn(sectors) }));
+            }
+        }
+        // Losses at the end of the window, and behind each forced write, which others may not outlive.
+        let forced = (from..to).filter(|&at| matches!(self.record[at], Recorded::Write { fua: true, .. }));
+        let ends: Vec<usize> = forced.map(|at| at + 1).chain([to]).collect();
+        for at in ends {
+            let loose: Vec<usize> = (from..at)
+                .filter(|&i| matches!(self.record[i], Recorded::Write { fua: false, .. }))
+                .collect();
+            if loose.len() <= ALL_SUBSETS_UP_TO {
+                for mask in 1u32..1 << loose.len() {
+                    let lost = (0..loose.len()).filter(|bit| mask & 1 << bit != 0).map(|bit| loose[bit]);
+                    states.push(State { at, kind: Kind::Omitted(lost.collect()) });
+                }
+                continue;
+            }
+            // One lost, all but one lost, and subsets of every density.
+            for _ in 0..SAMPLED_SUBSETS {
+                let one = loose[self.rng.random_range(0..loose.len())];
+                let density = self.rng.random_range(0.05..0.95);
+                let lost = match self.rng.random_range(0..4) {
+                    0 => vec![one],
+                    1 => loose.iter().copied().filter(|&i| i != one).collect(),
+                    _ => loose.iter().copied().filter(|_| self.rng.random_bool(density)).collect(),
+                };
+                states.push(State { at, kind: Kind::Omitted(lost) });
+            }
+        }
+        states
+    }
+
+    /// The writes of a state that are not durable yet.
+    fn writes(&self, from: usize, state: &State) -> Vec<(u64, &'a [u8])> {
+        let mut writes = Vec::new();
+        let end = state.at + usize::from(matches!(state.kind, Kind::Torn(_)));
+        for (at, op) in self.record.iter().enumerate().take(end).skip(from) {
+            let Recorded::Write { offset, data, .. } = op else { continue };
+            let bytes = match &state.kind {
+                Kind::Torn(sectors) if at == state.at => &data[..sectors * SECTOR],
+                Kind::Omitted(lost) if lost.contains(&at) => continue,
+                _ => data,
+            };
+            writes.push((*offset, bytes));
+        }
+        writes
+    }
+
+    fn build(&self, from: usize, state: &State) -> anyhow::Result<OverlayDevice> {
+        let device = OverlayDevice::new(self.durable.clone());
+        for (offset, bytes) in self.writes(from, state) {
+            device.write_at(offset, bytes)?;
+        }
+        Ok(device)
+    }
+
+    fn sum_of(&self, from: usize, state: &State) -> u64 {
+        let mut changed: HashMap<u64, u64> = HashMap::new();
+        for (offset, bytes) in self.writes(from, state) {
+            for_sectors(offset, bytes, |sector, hash| {
+                changed.insert(sector, hash);
+            });
+        }
+        changed.iter().fold(self.sum, |sum, (sector, hash)| {
+            sum ^ hash ^ self.sectors.get(sector).copied().unwrap_or_default()
+        })
+    }
+
+    fn make_durable(&mut self, from: usize, to: usize) -> anyhow::Result<()> {
+        let state = State { at: to, kind: Kind::Prefix };
+        self.sum = self.sum_of(from, &state);
+        for (offset, bytes) in self.writes(from, &state) {
+            self.durable.write_at(offset, bytes)?;
+            let sectors = &mut self.sectors;
+            for_sectors(offset, bytes, |sector, hash| {
+                sectors.insert(sector, hash);
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Drivers write whole sectors; should one not, its pieces count as what they are.
+fn for_sectors(offset: u64, bytes: &[u8], mut visit: impl FnMut(u64, u64)) {
+    for (nth, piece) in bytes.chunks(SECTOR).enumerate() {
+        let at = offset + (nth * SECTOR) as u64;
+        visit(at, sector_hash(at, piece));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(offset: u64, byte: u8, sectors: usize, fua: bool) -> Recorded {
+        Recorded::Write { offset, data: vec![byte; sectors * SECTOR].into(), fua }
+    }
+
+    fn shown(record: &[Recorded]) -> Vec<(State, Vec<u8>)> {
+        let base = Arc::new(MemDevice::new(8 * SECTOR as u64));
+        let mut all = Vec::new();
+        States::new(base, record, 1)
+            .each(
+                |_| 0,
+                |state, device| {
+                    let mut bytes = vec![0; 8 * SECTOR];
+                    device.read_at(0, &mut bytes)?;
+                    all.push((state.clone(), bytes.iter().copied().step_by(SECTOR).collect()));
+                    Ok(())
+                },
+            )
+            .unwrap();
+        all
+    }
+
+    #[test]
+    fn a_window_shows_every_subset_and_every_tear_once() {
+        let record = [write(0, 1, 1, false), write(1024, 2, 2, false), Recorded::Flush];
+        let mut found: Vec<Vec<u8>> =
+            shown(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
+        found.sort();
+        let expected = [[0, 0, 0, 0], [0, 0, 2, 2], [1, 0, 0, 0], [1, 0, 2, 0], [1, 0, 2, 2]]
+            .map(|bytes| bytes.to_vec());
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_was_flushed_or_forced_is_never_lost() {
+        let record = [
+            write(0, 1, 1, false),
+            Recorded::Flush,
+            write(512, 2, 1, false),
+            write(1024, 3, 1, true),
+            write(1536, 4, 1, false),
+        ];
+        for (state, bytes) in shown(&record) {
+            assert!(state.at < 2 || bytes[0] == 1, "{state:?}");
+            assert!(state.at < 4 || bytes[2] == 3, "{state:?}");
+        }
+        let all: Vec<_> = shown(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
+        assert!(all.contains(&vec![1, 0, 3, 4]) && all.contains(&vec![1, 0, 3, 0]));
+    }
+
+    #[test]
+    fn equal_states_are_told_apart_by_what_was_promised() {
+        let base = Arc::new(MemDevice::new(4096));
+        let record = [write(0, 1, 1, false), Recorded::Flush, Recorded::Flush];
+        let mut count = 0;
+        States::new(base, &record, 1)
+            .each(
+                |at| at as u64,
+                |_, _| {
+                    count += 1;
+                    Ok(())
+                },
+            )
+            .unwrap();
+        // Nothing written; the write on its way, before it and after it; flushed once; twice.
+        assert_eq!(count, 5);
+    }
+}

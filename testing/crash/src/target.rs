@@ -1,0 +1,35 @@
+//! What a format brings to be explored.
+
+use ivers_block::{Device, MemDevice};
+use ivers_vfs::FileSystem;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a format promises of an operation that nobody synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promises {
+    /// Names and attributes become durable in the order in which they were changed, whole operations only (a journal).
+    pub ordered_names: bool,
+    /// fsync of one file makes durable whatever was done to names and attributes before it.
+    pub fsync_takes_all: bool,
+    /// Change values are stored, and never vouch for other contents after a crash.
+    pub crash_safe_values: bool,
+}
+
+/// A format under exploration.
+pub trait Target: Send + Sync {
+    /// What reports call it.
+    fn name(&self) -> &str;
+    /// An empty filesystem. Its free space should hold bytes that no workload writes, so that exposing them shows.
+    fn format(&self) -> anyhow::Result<MemDevice>;
+    /// Open, recovering if need be.
+    fn open(&self, device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<dyn FileSystem>>;
+    /// What it promises.
+    fn promises(&self) -> Promises;
+    /// The format's own fsck finds nothing to say about an image that was closed in good order.
+    fn check(&self, image: &Path) -> anyhow::Result<()>;
+    /// Recover by the format's own fsck, as at boot.
+    fn repair(&self, image: &Path) -> anyhow::Result<()>;
+    /// Recover by mounting with the kernel. `None`: not possible here.
+    fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>>;
+}

@@ -1,0 +1,199 @@
+//! What must hold in a recovered crash state, told from the histories.
+
+use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_tree};
+use crate::ops::Op;
+use crate::target::Promises;
+use ivers_vfs::{Cred, FileType, Vfs, WriteFlags};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Check one worker's tree in a recovered filesystem of which the first `at` operations of the record had happened.
+/// `closed`: the session had been closed in good order by then. The error says what is broken.
+pub fn worker(
+    vfs: &Arc<Vfs>,
+    history: &Worker,
+    at: usize,
+    closed: bool,
+    promises: Promises,
+) -> Result<(), String> {
+    let found = read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
+    let steps = &history.steps;
+    let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
+    let oldest = durable_step(steps, at, promises);
+    let names = matching_step(steps, oldest, newest, &found, promises)?;
+    for (path, node) in &found {
+        if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
+            data(path, node, steps, (oldest, names, newest), at)?;
+        }
+    }
+    values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
+}
+
+/// The newest step whose names and attributes had been promised as durable.
+fn durable_step(steps: &[Step], at: usize, promises: Promises) -> usize {
+    steps
+        .iter()
+        .rposition(|step| {
+            step.ok
+                && step.done <= at
+                && match step.op {
+                    None | Some(Op::Sync) => true,
+                    Some(Op::Fsync(_)) => promises.fsync_takes_all,
+                    _ => false,
+                }
+        })
+        .unwrap_or(0)
+}
+
+fn names_of(tree: &Tree) -> Vec<(&String, Identity, &Meta)> {
+    tree.iter().map(|(path, node)| (path, node.id, &node.meta)).collect()
+}
+
+/// The oldest step after which the names and attributes were as they are found now: later ones may look alike, and what a
+/// step orders is only owed if that step is known to show.
+fn matching_step(
+    steps: &[Step],
+    oldest: usize,
+    newest: usize,
+    found: &Tree,
+    promises: Promises,
+) -> Result<usize, String> {
+    if !promises.ordered_names {
+        return Ok(newest);
+    }
+    let shown = names_of(found);
+    if let Some(step) = (oldest..=newest).find(|&step| names_of(&steps[step].tree) == shown) {
+        return Ok(step);
+    }
+    Err(format!(
+        "the tree is that after none of the steps {oldest}..={newest}\n  found: {shown:?}\n  after {oldest}: {:?}\n  after {newest}: {:?}",
+        names_of(&steps[oldest].tree),
+        names_of(&steps[newest].tree),
+    ))
+}
+
+/// Whether a step made the contents of a file durable, or ordered them before what is found.
+fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize) -> bool {
+    let durable = step.ok
+        && step.done <= at
+        && match step.op {
+            None | Some(Op::Sync) => true,
+            Some(Op::Fsync(_) | Op::Fdatasync(_)) => step.about == Some(id),
+            _ => false,
+        };
+    // A rename over a file that shows must show the whole new file.
+    durable || (step.replaced && step.about == Some(id) && nth <= names)
+}
+
+/// The bytes of a file are ones that it held since they were last bound.
+fn data(
+    path: &str,
+    node: &Node,
+    steps: &[Step],
+    (_, names, newest): (usize, usize, usize),
+    at: usize,
+) -> Result<(), String> {
+    let from = (0..=newest).rev().find(|&nth| binds_data(&steps[nth], nth, node.id, names, at)).unwrap_or(0);
+    let mut versions: Vec<&Arc<[u8]>> = Vec::new();
+    for step in &steps[from..=newest] {
+        if let Some(version) = step.tree.values().find(|other| other.id == node.id)
+            && versions.last().is_none_or(|last| !Arc::ptr_eq(last, &version.data))
+        {
+            versions.push(&version.data);
+        }
+    }
+    let (Some(least), Some(most)) =
+        (versions.iter().map(|v| v.len()).min(), versions.iter().map(|v| v.len()).max())
+    else {
+        return Err(format!("{path}: an inode that was never there"));
+    };
+    let size = node.data.len();
+    // A file that was made in between had no bytes before.
+    let made_between = !steps[from].tree.values().any(|other| other.id == node.id);
+    if size > most || (size < least && !made_between) {
+        return Err(format!("{path}: {size} bytes, where it had {least} to {most} (since step {from})"));
+    }
+    for (offset, byte) in node.data.iter().enumerate() {
+        let held = versions.iter().any(|version| version.get(offset) == Some(byte));
+        let hole = *byte == 0 && (made_between || versions.iter().any(|version| version.len() <= offset));
+        if !held && !hole {
+            return Err(format!("{path}: byte {offset} is {byte:#x}, which it never was since step {from}"));
+        }
+    }
+    Ok(())
+}
+
+fn changes_nothing(step: &Step) -> bool {
+    !step.ok || matches!(step.op, None | Some(Op::Query(_) | Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync))
+}
+
+/// C4, and C3 where the session was closed in good order with nothing after.
+fn values(
+    vfs: &Arc<Vfs>,
+    history: &Worker,
+    found: &Tree,
+    at: usize,
+    at_rest: bool,
+    promises: Promises,
+) -> Result<(), String> {
+    if !promises.crash_safe_values {
+        return Ok(());
+    }
+    let mut known: HashMap<Identity, Vec<&Handed>> = HashMap::new();
+    for handed in history.handed.iter().filter(|handed| handed.at <= at) {
+        known.entry(handed.id).or_default().push(handed);
+    }
+    for (path, node) in found {
+        let Some(handed) = known.get(&node.id) else { continue };
+        let place = format!("/{}/{path}", directory(history.index));
+        let inode = vfs.resolve(&Cred::root(), &place, false).map_err(|e| format!("{place}: {e}"))?;
+        let Some(now) = vfs.change(&inode) else {
+            return Err(format!("{place}: no change value after recovery"));
+        };
+        for old in handed {
+            if now < old.value {
+                return Err(format!("{place}: the value went back from {} to {now}", old.value));
+            }
+            if now == old.value && *node != old.node {
+                return Err(format!("{place}: {now} vouches for something else than at step {}", old.step));
+            }
+        }
+        if let Some(last) = handed.last().filter(|_| at_rest)
+            && history.steps[last.step..].iter().all(changes_nothing)
+            && now != last.value
+        {
+            return Err(format!(
+                "{place}: nothing changed, and {} became {now} over a clean unmount",
+                last.value
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// After the checks: change every file that was asked about, and see its value move past all that were handed out.
+pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize) -> Result<(), String> {
+    for history in histories {
+        let found =
+            read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
+        for (path, node) in &found {
+            let place = format!("/{}/{path}", directory(history.index));
+            let inode = vfs.resolve(&Cred::root(), &place, false).map_err(|e| format!("{place}: {e}"))?;
+            if inode.kind != FileType::Regular {
+                continue;
+            }
+            vfs.write(&Cred::root(), &inode, 0, b"after", WriteFlags::empty())
+                .map_err(|error| format!("{place}: cannot be written after recovery: {error}"))?;
+            let Some(now) = vfs.change(&inode) else { continue };
+            for old in history.handed.iter().filter(|old| old.at <= at && old.id == node.id) {
+                if now <= old.value {
+                    return Err(format!(
+                        "{place}: changed after recovery, and {now} is not above {}",
+                        old.value
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
