@@ -289,9 +289,9 @@ pub struct Bench {
     /// Operations of a workload, all rounds together (of 4 KiB: fewer)
     #[arg(long, default_value_t = 1_000_000)]
     pub ops: u64,
-    /// Rounds that the operations are spread over; with --fuse: times that everything is done, at most 9
-    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
+    /// Rounds that the operations are spread over (default 400); with --fuse: times that everything is done (default 3)
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,

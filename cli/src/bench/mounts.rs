@@ -21,6 +21,7 @@ const FUSE2FS: &str = "fuse2fs";
 const KERNEL: &str = "kernel_ext4";
 
 const IMAGE_BYTES: u64 = 2 << 30;
+const ROUNDS: u32 = 3;
 const MOUNT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The workloads in the order of a round, and how `--ops` scales them.
@@ -254,7 +255,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
     if std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         return Err(failure(FAILED, "bench --fuse: /dev/fuse cannot be used here"));
     }
-    let rounds = if args.rounds > 9 { 3 } else { args.rounds };
+    let rounds = args.rounds.unwrap_or(ROUNDS);
     let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
     let packed = Packed::new(&args.tree, scratch.path())?;
     let mut missing = Map::new();
