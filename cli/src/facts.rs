@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS, STORED};
-use ivers_vfs::{Attr, ChangeMode, FileType, InodeFlags, InodeRef, Timestamp, Vfs};
+use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS, STORED, semantics};
+use ivers_vfs::{Attr, FileType, InodeFlags, InodeRef, Timestamp, Vfs};
 use serde_json::{Value, json};
 
 pub use ivers::state_format::Identity;
@@ -23,25 +23,6 @@ pub struct Facts {
     pub semantics: Value,
     /// The usual attributes.
     pub attr: Attr,
-}
-
-/// The promises of a filesystem as JSON; the same names as `system.ivers.semantics`.
-pub fn semantics(vfs: &Vfs) -> Value {
-    let promises = vfs.info().semantics;
-    let missing = if vfs.policy().mode == ChangeMode::Off {
-        Some("opened with iversion=off".to_owned())
-    } else {
-        vfs.info().no_cookie.clone()
-    };
-    json!({
-        "cookie": missing.is_none(),
-        "no_cookie": missing,
-        "data": promises.data,
-        "metadata": promises.metadata,
-        "monotonic": promises.monotonic,
-        "persistent": promises.persistent,
-        "crash_safe": promises.crash_safe,
-    })
 }
 
 /// Through the VFS.

@@ -236,6 +236,11 @@ impl FileSystem for Ext4 {
         self.mark_closed(foreign)
     }
 
+    fn serves_cookie(&self) -> bool {
+        // What is in memory may never become durable: the next mount starts an epoch later, and until then nobody vouches.
+        !self.journal.is_aborted()
+    }
+
     fn version_base(&self) -> u64 {
         self.epoch.base()
     }
