@@ -274,10 +274,10 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
     }
     let bar = Progress::new(u64::from(rounds) * (WORKLOADS.len() * peers.len()) as u64)?;
     for round in 0..rounds {
-        for workload in 0..WORKLOADS.len() {
+        for (workload, (name, _)) in WORKLOADS.iter().enumerate() {
             let ops = ops_of(workload, args, &packed);
             for peer in &mut peers {
-                let what = format!("{} {}", WORKLOADS[workload].0, peer.name);
+                let what = format!("{name} {}", peer.name);
                 let seconds = work(peer, workload, ops, round, &packed).with_context(|| what.clone())?;
                 peer.seconds[workload].push(seconds);
                 bar.step(&what);
