@@ -11,8 +11,19 @@ use std::sync::atomic::Ordering;
 const ALL_BLOCKS: u64 = u32::MAX as u64;
 
 impl Ext4 {
-    /// Free an inode that nobody uses any more: its blocks in transactions of their own, then the rest in one.
+    /// Free an inode that nobody uses any more, and the attribute inodes that nobody names then. They may name others in turn, on
+    /// a hostile image as many as there are inodes: a list, not a recursion.
     pub(crate) fn fs_delete_inode(&self, inode: &Inode) -> Result<()> {
+        let mut dead = self.delete_one_inode(inode)?;
+        while let Some(next) = dead.pop() {
+            dead.extend(self.delete_one_inode(&next)?);
+        }
+        Ok(())
+    }
+
+    /// Free an inode: its blocks in transactions of their own, then the rest in one. Gives the attribute inodes that nobody names
+    /// any more.
+    fn delete_one_inode(&self, inode: &Inode) -> Result<Vec<Inode>> {
         let (flags, size) = {
             let core = core_of(inode).read();
             (core.flags, core.disk_size)
@@ -29,8 +40,7 @@ impl Ext4 {
         let dead = self.xattr_delete_all(&mut h, inode)?;
         self.orphan_del(&mut h, inode)?;
         self.free_inode(&mut h, inode)?;
-        drop(h);
-        self.delete_ea_inodes(dead)
+        Ok(dead)
     }
 
     /// Blocks that hold no files: superblocks, descriptors, bitmaps, inode tables, the journal.

@@ -34,7 +34,10 @@ pub fn run(input: &[u8], classes: &[Class]) {
         }
     }
     // What we left must at least not harm the next mount.
-    if let Some(vfs) = mount(&device, Flags(0)) {
+    if !flags.read_only()
+        && !calls.is_empty()
+        && let Some(vfs) = mount(&device, Flags(0))
+    {
         session(&vfs, &[]);
         let _ = vfs.unmount();
     }
@@ -111,7 +114,10 @@ fn walk(vfs: &Arc<Vfs>, dir: &InodeRef, depth: u32, seen: &mut Vec<Seen>) {
             return;
         }
         let Ok(inode) = vfs.lookup(&cred, dir, name) else { continue };
-        look(vfs, &inode);
+        // Other names of an inode show nothing new.
+        if seen.iter().all(|other| other.inode.ino != inode.ino) {
+            look(vfs, &inode);
+        }
         seen.push(Seen { inode: inode.clone(), dir: dir.clone(), name: name.clone() });
         if inode.kind == FileType::Directory && depth < 4 {
             walk(vfs, &inode, depth + 1, seen);
