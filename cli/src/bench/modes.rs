@@ -78,7 +78,7 @@ const WORKLOADS: [Workload; 4] = [
         pattern: Pattern::Jobs,
         bytes: BLOCK as usize,
         ops_divisor: 1,
-        rounds_divisor: 20,
+        rounds_divisor: 8,
     },
 ];
 
