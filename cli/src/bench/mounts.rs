@@ -27,7 +27,7 @@ const MOUNT_PATIENCE: Duration = Duration::from_secs(20);
 /// The workloads in the order of a round, and how `--ops` scales them.
 const WORKLOADS: [(&str, u64); 6] = [
     ("fuse_write_1_byte", 10),
-    ("fuse_write_4k", 50),
+    ("fuse_write_4k", 100),
     ("fuse_create", 50),
     ("fuse_unlink", 50),
     ("fuse_untar", 0),
