@@ -3,6 +3,7 @@
 
 mod demo;
 mod fuzz;
+mod mutants;
 #[cfg(test)]
 mod tidy;
 
@@ -115,13 +116,14 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = || {
         eprintln!(
-            "usage: cargo xtask demo | test | soak | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+            "usage: cargo xtask demo | test | soak | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
         );
         ExitCode::from(2)
     };
     let ok = match words.first().map_or("", String::as_str) {
         "test" => test(),
         "soak" => soak(),
+        "mutants" => mutants::mutants(std::env::args().nth(2).as_deref()),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "fuzz" => match fuzz(&words[1..]) {
             Some(ok) => ok,

@@ -186,6 +186,16 @@ impl Shared<'_> {
             let done = device.len();
             history.steps.push(Step { op: None, begun, done, ok: true, about: None, replaced: false, tree });
         }
+        for history in histories.iter().filter(|history| history.broken.is_some()) {
+            let what = history.broken.as_deref().unwrap_or_default();
+            let text = format!(
+                "{}, workload `{}`: {what}\n{}",
+                self.explorer.target.name(),
+                workload.name,
+                workload.script()
+            );
+            self.count(|summary| summary.violations.push(text));
+        }
         let record = device.record();
         let seed = self.explorer.seed ^ nth;
         let mut rng = StdRng::seed_from_u64(seed);

@@ -85,6 +85,8 @@ pub struct Worker {
     pub steps: Vec<Step>,
     /// The values it was given.
     pub handed: Vec<Handed>,
+    /// A promise that was broken without any crash.
+    pub broken: Option<String>,
 }
 
 /// The directory of a worker.
@@ -160,9 +162,10 @@ fn work(
     let mut history = Worker { index: worker, ..Worker::default() };
     let tree = Arc::new(read_tree(vfs, worker)?);
     history.steps.push(Step { op: None, begun: 0, done: 0, ok: true, about: None, replaced: false, tree });
+    let mut held = Vec::new();
     for (nth, op) in ops.iter().enumerate() {
         clock.set(at_step(nth));
-        let caller = Caller { worker, vfs };
+        let caller = Caller { worker, vfs, held: &mut held };
         let before = history.steps.last().map(|step| step.tree.clone()).unwrap_or_default();
         let begun = device.len();
         let result = caller.perform(op, nth);
@@ -177,6 +180,14 @@ fn work(
             && let Some(node) = tree.values().find(|node| node.id == id)
         {
             let step = history.steps.len();
+            // A number that is used again names a new file, which starts above all that the old one showed.
+            if let Some(old) =
+                history.handed.iter().find(|old| old.id.0 == id.0 && old.id.1 != id.1 && old.value >= value)
+            {
+                let text =
+                    format!("inode {} shows {value} in a new life, and showed {} before", id.0, old.value);
+                history.broken.get_or_insert(text);
+            }
             history.handed.push(Handed { at: done, step, id, value, node: node.clone() });
         }
         // Two names of one inode: then a rename does nothing.
@@ -190,6 +201,7 @@ fn work(
 struct Caller<'a> {
     worker: usize,
     vfs: &'a Arc<Vfs>,
+    held: &'a mut Vec<InodeRef>,
 }
 
 impl Caller<'_> {
@@ -203,7 +215,7 @@ impl Caller<'_> {
     }
 
     /// One operation. Answers with the inode that it was about, and the value that it was given.
-    fn perform(&self, op: &Op, nth: usize) -> ivers_vfs::Result<(Option<Identity>, Option<u64>)> {
+    fn perform(self, op: &Op, nth: usize) -> ivers_vfs::Result<(Option<Identity>, Option<u64>)> {
         let cred = Cred::root();
         let vfs = self.vfs;
         // Bytes that tell this write from every other one.
@@ -288,6 +300,11 @@ impl Caller<'_> {
             Op::Sync => {
                 vfs.sync()?;
                 return Ok((None, None));
+            }
+            Op::Open(name) => {
+                let file = self.find(name)?;
+                self.held.push(file.clone());
+                file
             }
             Op::Query(name) => {
                 let file = self.find(name)?;

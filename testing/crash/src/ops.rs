@@ -51,6 +51,8 @@ pub enum Op {
     Sync,
     /// Ask for the change attribute.
     Query(Name),
+    /// Hold a file open to the end: unlinked, it becomes an orphan.
+    Open(Name),
 }
 
 impl fmt::Display for Op {
@@ -74,6 +76,7 @@ impl fmt::Display for Op {
             Op::Fdatasync(name) => write!(f, "fdatasync {name}"),
             Op::Sync => write!(f, "sync"),
             Op::Query(name) => write!(f, "query {name}"),
+            Op::Open(name) => write!(f, "open {name}"),
         }
     }
 }
@@ -105,6 +108,7 @@ pub const ALPHABET: &[Op] = &[
     Op::Sync,
     Op::Query("a"),
     Op::Query("d"),
+    Op::Open("a"),
 ];
 
 /// What is run between a mount and an unmount, by one or more workers at once.
@@ -189,6 +193,7 @@ fn random_op(rng: &mut StdRng) -> Op {
         77..84 => Op::Fsync(file),
         84..86 => Op::Fdatasync(file),
         86..88 => Op::Sync,
+        88..91 => Op::Open(file),
         _ => Op::Query(file),
     }
 }

@@ -124,7 +124,11 @@ fn data(
 }
 
 fn changes_nothing(step: &Step) -> bool {
-    !step.ok || matches!(step.op, None | Some(Op::Query(_) | Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync))
+    !step.ok
+        || matches!(
+            step.op,
+            None | Some(Op::Query(_) | Op::Fsync(_) | Op::Fdatasync(_) | Op::Sync | Op::Open(_))
+        )
 }
 
 /// C4, and C3 where the session was closed in good order with nothing after.
