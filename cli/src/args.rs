@@ -76,8 +76,12 @@ Mount options (-o), separated by commas:
   commit=SECONDS             longest time that a change stays out of the journal (default 5)
   trust-foreign              believe stored change attributes though another system wrote to the image
   norecovery                 with ro: do not replay the journal, not even in memory
+  nosandbox                  do not lock the process in that parses the image (for debugging)
   allow_other, default_permissions, no_default_permissions, fakeroot, threads=N, sync,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...), fsname=, subtype=
+
+A mount is two processes: one that parses the image, locked in by Landlock and seccomp, and one that mounts and unmounts. SIGTERM to the second (its
+number is in --json) unmounts. If either is killed, programs get errors until `ivers unmount DIR`.
 
 In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0")]
 pub struct Mount {
@@ -100,6 +104,9 @@ pub struct Mount {
     /// The child that serves: says on standard output when it does.
     #[arg(long, hide = true)]
     pub serve: bool,
+    /// The child of that one, which parses.
+    #[arg(long, hide = true)]
+    pub worker: bool,
 }
 
 /// Options of `unmount`.

@@ -15,8 +15,9 @@ use serde_json::json;
 use crate::facts::{self, Identity};
 use crate::failure::{FAILED, failure};
 use crate::image::{self, Place};
-use crate::state::{Record, State};
+use crate::state;
 use crate::{args, files, show};
+use ivers::state_format::{Record, State};
 
 /// What happened to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -157,7 +158,7 @@ fn compare(old: &State, new: &State) -> Vec<(Vec<u8>, Status, Record)> {
 /// `ivers changed`.
 pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
     // Before the walk: a state that cannot be used must not cost one.
-    let old = args.since.as_deref().map(State::load).transpose()?;
+    let old = args.since.as_deref().map(state::load).transpose()?;
     let new = match Place::parse_image(&args.tree) {
         Place::Host(dir) => walk_mount(&dir)?,
         Place::Image { image, path } => walk_image(&image, &path)?,
@@ -203,7 +204,7 @@ pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
         out.flush()?;
     }
     match &args.save {
-        Some(path) => new.save(path),
+        Some(path) => state::save(&new, path),
         None => Ok(()),
     }
 }

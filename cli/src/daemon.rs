@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -27,6 +28,13 @@ fn open_log(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
+/// This program once more, under its own name whatever it was called by.
+pub fn this_program() -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program's own file")?);
+    command.arg0("ivers");
+    Ok(command)
+}
+
 /// Start this program again with these arguments; return its process id once it says that it is ready.
 pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<u32> {
     let log = match log {
@@ -36,8 +44,7 @@ pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<u32> {
         // Without a home there is no log.
         None => default_log().and_then(|path| open_log(&path).ok()),
     };
-    let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let mut child = Command::new(program)
+    let mut child = this_program()?
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

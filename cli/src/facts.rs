@@ -4,22 +4,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS, STORED};
-use ivers_vfs::{Attr, ChangeMode, FileType, InodeFlags, InodeRef, Timestamp, Vfs};
+use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS, STORED, semantics};
+use ivers_vfs::{Attr, FileType, InodeFlags, InodeRef, Timestamp, Vfs};
 use serde_json::{Value, json};
 
-use crate::failure::{REFUSED, failure};
+pub use ivers::state_format::Identity;
 
-/// What tells lives of a file apart, and whether it changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
-    /// The inode number.
-    pub ino: u64,
-    /// Which life of that number.
-    pub generation: u32,
-    /// The change attribute, if there is one.
-    pub change: Option<u64>,
-}
+use crate::failure::{REFUSED, failure};
 
 /// All that `stat` shows.
 #[derive(Debug)]
@@ -32,25 +23,6 @@ pub struct Facts {
     pub semantics: Value,
     /// The usual attributes.
     pub attr: Attr,
-}
-
-/// The promises of a filesystem as JSON; the same names as `system.ivers.semantics`.
-pub fn semantics(vfs: &Vfs) -> Value {
-    let promises = vfs.info().semantics;
-    let missing = if vfs.policy().mode == ChangeMode::Off {
-        Some("opened with iversion=off".to_owned())
-    } else {
-        vfs.info().no_cookie.clone()
-    };
-    json!({
-        "cookie": missing.is_none(),
-        "no_cookie": missing,
-        "data": promises.data,
-        "metadata": promises.metadata,
-        "monotonic": promises.monotonic,
-        "persistent": promises.persistent,
-        "crash_safe": promises.crash_safe,
-    })
 }
 
 /// Through the VFS.

@@ -259,7 +259,7 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
             "blocks_free": space.blocks_free,
             "files": space.files,
             "files_free": space.files_free,
-            "semantics": facts::semantics(&vfs),
+            "semantics": ivers_fuse::semantics(&vfs),
             "details": vfs.fs().describe().into_iter().map(|(k, v)| (k, Value::from(v))).collect::<serde_json::Map<_, _>>(),
         })
     };

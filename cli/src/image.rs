@@ -67,20 +67,43 @@ pub struct How {
     pub cache_bytes: u64,
 }
 
+impl How {
+    /// How to open the file.
+    pub fn open_mode(&self) -> OpenMode {
+        if self.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite }
+    }
+}
+
 impl Default for How {
     fn default() -> Self {
         Self { read_only: true, trust_foreign: false, no_replay: false, commit_s: 5, cache_bytes: 256 << 20 }
     }
 }
 
-/// Open a filesystem and put the VFS over it.
-pub fn open(fs_type: &str, image: &Path, how: &How, mut options: MountOptions) -> Result<Arc<Vfs>> {
+/// Open and lock the image; `None` for a filesystem that has none. Reads nothing of it.
+pub fn open_device(fs_type: &str, image: &Path, how: &How) -> Result<Option<FileDevice>> {
+    match fs_type {
+        "mem" => Ok(None),
+        "ext2" | "ext3" | "ext4" => FileDevice::open(image, how.open_mode())
+            .map(Some)
+            .map_err(|error| missing_or(image, error.into())),
+        other => {
+            Err(failure(REFUSED, format!("no filesystem {other:?} in here; there are ext4, ext3, ext2, mem")))
+        }
+    }
+}
+
+/// Parse what was opened, and put the VFS over it. Opens no file, so that it works in the sandbox.
+pub fn open_on(
+    device: Option<FileDevice>,
+    image: &Path,
+    how: &How,
+    mut options: MountOptions,
+) -> Result<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(how.cache_bytes));
-    let fs: Arc<dyn FileSystem> = match fs_type {
-        "mem" => Arc::new(Mem::new(how.cache_bytes)),
-        "ext2" | "ext3" | "ext4" => {
-            let mode = if how.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-            let device = FileDevice::open(image, mode).map_err(|error| missing_or(image, error.into()))?;
+    let fs: Arc<dyn FileSystem> = match device {
+        None => Arc::new(Mem::new(how.cache_bytes)),
+        Some(device) => {
             let open = ivers_ext4::OpenOptions {
                 read_only: how.read_only,
                 trust_foreign: how.trust_foreign,
@@ -91,17 +114,16 @@ pub fn open(fs_type: &str, image: &Path, how: &How, mut options: MountOptions) -
             };
             Ext4::open(Arc::new(device), open)?
         }
-        other => {
-            return Err(failure(
-                REFUSED,
-                format!("no filesystem {other:?} in here; there are ext4, ext3, ext2, mem"),
-            ));
-        }
     };
     options.read_only |= how.read_only;
     options.cache_bytes = how.cache_bytes;
     options.budget = Some(budget);
     Vfs::mount(fs, options).with_context(|| image.display().to_string())
+}
+
+/// Both.
+pub fn open(fs_type: &str, image: &Path, how: &How, options: MountOptions) -> Result<Arc<Vfs>> {
+    open_on(open_device(fs_type, image, how)?, image, how, options)
 }
 
 fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {

@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod changed;
+mod channel;
 mod copy;
 mod daemon;
 mod facts;
@@ -13,8 +14,11 @@ mod files;
 mod image;
 mod mkfs;
 mod mount;
+mod options;
 mod show;
 mod state;
+mod unmount;
+mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -50,7 +54,7 @@ fn main() -> ExitCode {
     let json = cli.json;
     let result = match cli.task {
         Task::Mount(args) => mount::mount(args, json),
-        Task::Unmount(args) => mount::unmount(&args, json),
+        Task::Unmount(args) => unmount::unmount(&args, json),
         Task::Stat(args) => files::stat(&args, json),
         Task::Changed(args) => changed::changed(&args, json),
         Task::Ls(args) => files::ls(&args, json),

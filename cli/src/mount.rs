@@ -1,118 +1,49 @@
-//! `mount` and `unmount`.
+//! `mount`: the command, and the process that supervises the one that serves.
+//!
+//! A mount is two processes. The supervisor opens the image and the FUSE device, mounts, and unmounts when a signal says so; it reads no byte of
+//! the image. The [`worker`](crate::worker) parses and serves, locked in. Unmounting by fusermount3 needs privileges that the
+//! worker has given up, and opening mounted files to flush them needs rights that it has given up too.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, Result};
-use ivers_fuse::{FuseOptions, MOUNT, MountError};
-use ivers_vfs::{AtimeMode, ChangeMode, MountOptions};
+use anyhow::{Context, Result, bail};
+use ivers_fuse::{Attached, FuseOptions, MountError};
 use serde_json::json;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 
-use crate::failure::{BUSY, FAILED, failure, usage};
-use crate::image::How;
-use crate::{args, daemon, facts, show};
-
-/// What `-o` said, sorted by whom it concerns.
-struct Options {
-    how: How,
-    vfs: MountOptions,
-    fuse: FuseOptions,
-}
-
-/// Split at commas; `\,` is a comma in a value.
-fn split(words: &[String]) -> Vec<String> {
-    let mut all = Vec::new();
-    for word in words {
-        let mut one = String::new();
-        let mut chars = word.chars();
-        while let Some(c) = chars.next() {
-            match c {
-                ',' => all.push(std::mem::take(&mut one)),
-                '\\' => one.extend(chars.next()),
-                c => one.push(c),
-            }
-        }
-        all.push(one);
-    }
-    all.retain(|option| !option.is_empty());
-    all
-}
-
-fn parse(words: &[String]) -> Result<Options> {
-    let mut how = How { read_only: false, ..How::default() };
-    let mut vfs = MountOptions::default();
-    let mut fuse = FuseOptions::default();
-    for option in split(words) {
-        let bad = |why: &str| usage(format!("mount option {option}: {why}"));
-        let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(n, v)| (n, Some(v)));
-        match (name, value) {
-            ("iversion", Some("lazy")) | ("i_version", None) => vfs.mode = ChangeMode::Lazy,
-            ("iversion", Some("eager")) => vfs.mode = ChangeMode::Eager,
-            ("iversion", Some("off")) | ("noiversion", None) => vfs.mode = ChangeMode::Off,
-            ("iversion", _) => return Err(bad("must be lazy, eager or off")),
-            ("lazytime", None) => vfs.lazytime = true,
-            ("nolazytime", None) => vfs.lazytime = false,
-            ("relatime", None) => vfs.atime = AtimeMode::Relative,
-            ("noatime", None) => vfs.atime = AtimeMode::Never,
-            ("strictatime" | "atime", None) => vfs.atime = AtimeMode::Strict,
-            ("cache", value) => {
-                how.cache_bytes = value
-                    .and_then(show::parse_size)
-                    .filter(|&bytes| bytes >= 4 << 20)
-                    .ok_or_else(|| bad("must be a size of at least 4M, as 64M or 1G"))?;
-            }
-            ("commit", value) => {
-                how.commit_s = value
-                    .and_then(|v| v.parse().ok())
-                    .filter(|s| (1..=900).contains(s))
-                    .ok_or_else(|| bad("must be a number of seconds from 1 to 900"))?;
-            }
-            ("trust-foreign", None) => how.trust_foreign = true,
-            ("norecovery" | "noload", None) => how.no_replay = true,
-            // What mount(8) and fstab add for themselves.
-            (
-                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "nofail" | "_netdev" | "loop",
-                None,
-            ) => {}
-            (name, _) if name.starts_with("x-") => {}
-            _ => {
-                if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
-                    return Err(bad("unknown; see ivers mount --help"));
-                }
-            }
-        }
-    }
-    how.read_only = fuse.read_only;
-    if how.no_replay && !how.read_only {
-        return Err(usage("mount option norecovery: only with ro, or the journal would be lost"));
-    }
-    Ok(Options { how, vfs, fuse })
-}
+use crate::channel::{Channel, Order, Report};
+use crate::failure::{BUSY, FAILED, failure};
+use crate::options::{Options, parse};
+use crate::{args, daemon, image, show, worker};
 
 /// `ivers mount`.
 pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
     let options = parse(&args.options)?;
-    if args.serve || args.foreground {
-        return serve(&args, options);
+    if args.worker {
+        return worker::work(&args, options);
     }
-    // The process that serves works in another directory.
+    // The processes that serve work in another directory.
     if args.fs_type != "mem" {
         args.image =
             args.image.canonicalize().with_context(|| format!("cannot open {}", args.image.display()))?;
     }
-    args.dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
-    let log = args.log.take().map(std::path::absolute).transpose()?;
-    let mut words: Vec<OsString> =
-        vec!["mount".into(), "--serve".into(), "--type".into(), args.fs_type.clone().into()];
-    for option in &args.options {
-        words.extend(["-o".into(), OsString::from(option)]);
+    if crate::unmount::is_dead(&args.dir) {
+        let dir = args.dir.display();
+        return Err(failure(
+            BUSY,
+            format!("{dir}: a dead mount is there: ivers unmount {dir} takes it away"),
+        ));
     }
-    words.extend(["--".into(), args.image.clone().into(), args.dir.clone().into()]);
-    let pid = daemon::start(&words, log.as_deref())?;
+    args.dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    if args.serve || args.foreground {
+        return serve(&args, options);
+    }
+    let log = args.log.take().map(std::path::absolute).transpose()?;
+    let pid = daemon::start(&words(&args, "--serve"), log.as_deref())?;
     if json {
         show::json_line(
             &json!({ "dir": args.dir.to_string_lossy(), "image": args.image.to_string_lossy(), "pid": pid }),
@@ -121,158 +52,151 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
     Ok(())
 }
 
+/// The same mount, to be done by another process of this program in the role of `role`.
+fn words(args: &args::Mount, role: &str) -> Vec<OsString> {
+    let mut words: Vec<OsString> =
+        vec!["mount".into(), role.into(), "--type".into(), args.fs_type.clone().into()];
+    for option in &args.options {
+        words.extend(["-o".into(), OsString::from(option)]);
+    }
+    words.extend(["--".into(), args.image.clone().into(), args.dir.clone().into()]);
+    words
+}
+
 fn serve(args: &args::Mount, options: Options) -> Result<()> {
     daemon::start_log();
     if !args.serve {
-        return run(args, options, |_| {});
+        return supervise(args, options, |_| {});
     }
     daemon::leave_terminal()?;
     let mut told = false;
-    let result = run(args, options, |result| {
+    let result = supervise(args, options, |result| {
         told = true;
         daemon::tell_parent(result);
     });
-    if !told {
+    if told {
+        if let Err(error) = &result {
+            log::error!("{}", crate::failure::line(error));
+        }
+    } else {
         daemon::tell_parent(&result);
     }
     result
 }
 
-fn run(args: &args::Mount, options: Options, ready: impl FnOnce(&Result<()>)) -> Result<()> {
-    let Options { how, vfs, mut fuse } = options;
+fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(&Result<()>)) -> Result<()> {
+    let mut fuse = options.fuse;
     if fuse.fsname == FuseOptions::default().fsname {
         fuse.fsname = args.image.display().to_string();
     }
-    let vfs = crate::image::open(&args.fs_type, &args.image, &how, vfs)?;
-    if let Some(why) = vfs.info().read_only.as_ref().filter(|_| !how.read_only) {
-        log::warn!("{}: mounted read-only: {why}", args.image.display());
-    }
+    let device = image::open_device(&args.fs_type, &args.image, &options.how)?;
+    let mut worker = Worker::start(args)?;
+    worker.channel.send(&Order::Open, &device.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    // The lock on the image is the worker's now.
+    drop(device);
+    let Report::Opened { read_only } = worker.report()? else { bail!("the worker talks nonsense") };
+    fuse.read_only |= read_only;
+
     // Before the mount shows: a signal from then on is an unmount.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
-    let session = match ivers_fuse::mount(vfs.clone(), &args.dir, fuse) {
-        Ok(session) => Arc::new(session),
+    let (attached, connection) = match ivers_fuse::attach(&args.dir, &fuse) {
+        Ok((attached, connection)) => (Arc::new(attached), connection),
         Err(error) => {
-            vfs.unmount()?;
+            worker.dismiss()?;
             return Err(error.into());
         }
     };
+    let (fds, thread_ids) = connection.into_parts();
+    let order = Order::Serve { thread_ids, pid: std::process::id() };
+    worker.channel.send(&order, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    // The worker's end of the mount must be the only one, or nobody would notice that it is gone.
+    drop(fds);
+    let Report::Serving = worker.report()? else { bail!("the worker talks nonsense") };
+
     let handle = signals.handle();
-    let on_signal = session.clone();
+    let on_signal = attached.clone();
     let watcher = std::thread::Builder::new().name("ivers-signals".into()).spawn(move || {
         for signal in signals.forever() {
             log::info!("signal {signal}: unmounting");
-            match on_signal.unmount() {
-                Err(MountError::Busy(_)) => {
-                    log::warn!("the mount is in use: detached, it ends with the last open file");
-                    if let Err(error) = on_signal.detach() {
-                        log::error!("{error}");
-                    }
-                }
-                Err(error) => log::error!("{error}"),
-                Ok(()) => {}
-            }
+            unmount(&on_signal);
         }
     })?;
     ready(&Ok(()));
-    let served = session.wait();
+    let closed = worker.report();
+    // A mount whose worker died stays: programs get errors, and nothing of theirs lands in the directory below.
+    attached.leave();
     handle.close();
     let _ = watcher.join();
-    // Whatever ended the session: what was written goes to the image.
-    let closed = vfs.unmount();
-    served?;
-    closed.with_context(|| format!("{}: closing the image", args.image.display()))?;
-    Ok(())
+    match closed {
+        Ok(Report::Closed) => worker.wait(),
+        Ok(_) => bail!("the worker talks nonsense"),
+        Err(error) => {
+            Err(error.context(format!("{}: dead until it is unmounted (ivers unmount)", args.dir.display())))
+        }
+    }
 }
 
-/// `ivers unmount`.
-pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
-    let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
-    let mount = facts::served_json(&dir, MOUNT)?;
-    let pid = mount["pid"]
-        .as_i64()
-        .and_then(|pid| i32::try_from(pid).ok())
-        .and_then(rustix::process::Pid::from_raw);
-    // Held from before the unmount, so that the number cannot come to mean another process.
-    let process =
-        pid.and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
-    detach(&dir, args.lazy)?;
-    if let Some(process) = process {
-        let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
-        loop {
-            match rustix::event::poll(&mut fds, None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error).context("waiting for the process that serves"),
+fn unmount(attached: &Attached) {
+    match attached.unmount() {
+        Err(MountError::Busy(_)) => {
+            log::warn!("the mount is in use: detached, it ends with the last open file");
+            if let Err(error) = attached.detach() {
+                log::error!("{error}");
             }
         }
-    } else if let Some(pid) = pid {
-        while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
-            std::thread::sleep(Duration::from_millis(10));
+        Err(error) => log::error!("{error}"),
+        Ok(()) => {}
+    }
+}
+
+/// The process that parses, seen from the supervisor. It must be started by the main thread: it dies with the one that started it.
+struct Worker {
+    child: Child,
+    channel: Channel,
+}
+
+impl Worker {
+    fn start(args: &args::Mount) -> Result<Self> {
+        let (channel, theirs) = Channel::pair()?;
+        let child = daemon::this_program()?
+            .args(words(args, "--worker"))
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start the process that parses")?;
+        Ok(Self { child, channel })
+    }
+
+    /// What it says next; its failure is ours.
+    fn report(&mut self) -> Result<Report> {
+        match self.channel.receive()? {
+            Some((Report::Failed { code, line }, _)) => {
+                self.child.wait()?;
+                Err(failure(code, line))
+            }
+            Some((report, _)) => Ok(report),
+            None => bail!("the process that serves {}", ending(self.child.wait()?)),
         }
     }
-    if json {
-        show::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;
+
+    /// There is nothing to serve: let it close the image.
+    fn dismiss(mut self) -> Result<()> {
+        self.channel.finish()?;
+        self.report()?;
+        self.wait()
     }
-    Ok(())
+
+    fn wait(mut self) -> Result<()> {
+        let status = self.child.wait()?;
+        if status.success() { Ok(()) } else { Err(failure(FAILED, format!("the worker {}", ending(status)))) }
+    }
 }
 
-/// Take a mount out of the tree: umount for root, fusermount3 for everybody else.
-fn detach(dir: &PathBuf, lazy: bool) -> Result<()> {
-    if rustix::process::geteuid().is_root() {
-        let flags =
-            if lazy { rustix::mount::UnmountFlags::DETACH } else { rustix::mount::UnmountFlags::empty() };
-        return match rustix::mount::unmount(dir, flags) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::BUSY) => Err(busy(dir)),
-            Err(error) => Err(failure(FAILED, format!("{}: {error}", dir.display()))),
-        };
-    }
-    let mut command = Command::new("fusermount3");
-    command.arg("-u");
-    if lazy {
-        command.arg("-z");
-    }
-    let output = command
-        .arg("--")
-        .arg(dir)
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .output()
-        .context("fusermount3 (package fuse3) is needed to unmount without root")?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if said.contains("busy") { Err(busy(dir)) } else { Err(failure(FAILED, said)) }
-}
-
-fn busy(dir: &Path) -> anyhow::Error {
-    failure(
-        BUSY,
-        format!("{}: busy: close what is open in it (fuser -vm finds it), or use --lazy", dir.display()),
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn options(text: &str) -> Result<Options> {
-        parse(&[text.to_owned()])
-    }
-
-    #[test]
-    fn options_find_their_way() {
-        let all =
-            options("ro,iversion=eager,lazytime,noatime,cache=64M,commit=9,allow_other,x-systemd.automount")
-                .unwrap();
-        assert!(all.how.read_only && all.vfs.lazytime && all.fuse.allow_other);
-        assert_eq!((all.how.cache_bytes, all.how.commit_s), (64 << 20, 9));
-        assert_eq!((all.vfs.mode, all.vfs.atime), (ChangeMode::Eager, AtimeMode::Never));
-        assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
-        assert_eq!(split(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
-        for bad in ["iversion=maybe", "cache=1", "cache", "commit=0", "norecovery", "nonsense", "threads=0"] {
-            assert!(options(bad).is_err(), "{bad}");
-        }
+/// How a process ended, said so that one knows what to think of it.
+fn ending(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(SIGSYS) => "was killed: it tried what the sandbox forbids (a hostile image, or a bug)".into(),
+        Some(signal) => format!("was killed by signal {signal}"),
+        None => format!("ended with {status}"),
     }
 }

@@ -1,168 +1,37 @@
-//! The file that `changed` saves: which files there were, and the change attribute of each.
-//!
-//! ```text
-//! magic     8 bytes  "ivstate1"
-//! instance  length and bytes: the filesystem, or the mount where values do not outlive it
-//! count     number of records
-//! record    shared (bytes in common with the path before), length and bytes of the rest,
-//!           directory (0 or 1), ino, generation, has-change (0 or 1), change
-//! check     8 bytes, little-endian: FNV-1a of all before
-//! ```
-//!
-//! Numbers are LEB128. Records are sorted by path.
+//! Reading and writing the file that `changed` saves.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use ivers::state_format::State;
 
-use crate::facts::Identity;
 use crate::failure::{FAILED, failure};
 
-const MAGIC: &[u8; 8] = b"ivstate1";
-
-/// One file of a state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
-    /// Who it is and whether it changed.
-    pub identity: Identity,
-    /// It is a directory.
-    pub is_dir: bool,
+/// Read a saved state.
+pub fn load(path: &Path) -> Result<State> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read the state {}", path.display()))?;
+    State::decode(&bytes).ok_or_else(|| {
+        failure(
+            FAILED,
+            format!("{} is no saved state, or damaged: save a new one with --save", path.display()),
+        )
+    })
 }
 
-/// A saved state.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct State {
-    /// Values of different instances are never compared.
-    pub instance: String,
-    /// By path, relative to the tree.
-    pub files: BTreeMap<Vec<u8>, Record>,
-}
-
-fn put(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
+/// Save, whole or not at all.
+pub fn save(state: &State, path: &Path) -> Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let place = || format!("cannot save the state {}", path.display());
+    let bytes = state.encode();
+    if !state.is_loadable(bytes.len()) {
+        return Err(failure(
+            FAILED,
+            "the paths of this tree are too long for a saved state: save parts of it",
+        ));
     }
-    out.push(value as u8);
-}
-
-fn take(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        let part = u64::from(byte & 0x7f);
-        value |= part.checked_shl(shift).filter(|v| v >> shift == part)?;
-        if byte < 0x80 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let len = usize::try_from(take(bytes)?).ok()?;
-    let (taken, rest) = bytes.split_at_checked(len)?;
-    *bytes = rest;
-    Some(taken)
-}
-
-fn check(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
-}
-
-impl State {
-    fn encode(&self) -> Vec<u8> {
-        let mut out = MAGIC.to_vec();
-        put(&mut out, self.instance.len() as u64);
-        out.extend_from_slice(self.instance.as_bytes());
-        put(&mut out, self.files.len() as u64);
-        let mut before: &[u8] = b"";
-        for (path, record) in &self.files {
-            let shared = path.iter().zip(before).take_while(|(a, b)| a == b).count();
-            put(&mut out, shared as u64);
-            put(&mut out, (path.len() - shared) as u64);
-            out.extend_from_slice(&path[shared..]);
-            out.push(u8::from(record.is_dir));
-            put(&mut out, record.identity.ino);
-            put(&mut out, u64::from(record.identity.generation));
-            out.push(u8::from(record.identity.change.is_some()));
-            put(&mut out, record.identity.change.unwrap_or(0));
-            before = path;
-        }
-        let sum = check(&out);
-        out.extend_from_slice(&sum.to_le_bytes());
-        out
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (body, sum) = bytes.split_last_chunk::<8>()?;
-        let mut rest = body.strip_prefix(MAGIC)?;
-        if check(body) != u64::from_le_bytes(*sum) {
-            return None;
-        }
-        let instance = String::from_utf8(take_bytes(&mut rest)?.to_vec()).ok()?;
-        let count = take(&mut rest)?;
-        let mut files = BTreeMap::new();
-        let mut path = Vec::new();
-        for _ in 0..count {
-            let shared = usize::try_from(take(&mut rest)?).ok().filter(|&n| n <= path.len())?;
-            path.truncate(shared);
-            path.extend_from_slice(take_bytes(&mut rest)?);
-            let is_dir = take(&mut rest)? != 0;
-            let ino = take(&mut rest)?;
-            let generation = u32::try_from(take(&mut rest)?).ok()?;
-            let has_change = take(&mut rest)? != 0;
-            let change = take(&mut rest)?;
-            let identity = Identity { ino, generation, change: has_change.then_some(change) };
-            files.insert(path.clone(), Record { identity, is_dir });
-        }
-        rest.is_empty().then_some(State { instance, files })
-    }
-
-    /// Read a saved state.
-    pub fn load(path: &Path) -> Result<Self> {
-        let bytes =
-            std::fs::read(path).with_context(|| format!("cannot read the state {}", path.display()))?;
-        Self::decode(&bytes).ok_or_else(|| {
-            failure(
-                FAILED,
-                format!("{} is no saved state, or damaged: save a new one with --save", path.display()),
-            )
-        })
-    }
-
-    /// Save, whole or not at all.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let place = || format!("cannot save the state {}", path.display());
-        let mut file = tempfile::NamedTempFile::new_in(dir).with_context(place)?;
-        file.write_all(&self.encode()).and_then(|()| file.as_file().sync_all()).with_context(place)?;
-        file.persist(path).with_context(place)?;
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn states_survive_the_round_trip_and_damage_is_seen() {
-        let mut state = State { instance: "00ff".into(), ..State::default() };
-        for (path, change) in [("a", Some(1)), ("a/b", Some(u64::MAX >> 1)), ("a/bc", None), ("z", Some(0))] {
-            let identity = Identity { ino: 12, generation: u32::MAX, change };
-            state.files.insert(path.into(), Record { identity, is_dir: path == "a" });
-        }
-        let bytes = state.encode();
-        assert_eq!(State::decode(&bytes), Some(state));
-        for at in 0..bytes.len() {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 0x10;
-            assert_eq!(State::decode(&damaged), None, "byte {at}");
-            assert_eq!(State::decode(&bytes[..at]), None);
-        }
-    }
+    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(place)?;
+    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).with_context(place)?;
+    file.persist(path).with_context(place)?;
+    Ok(())
 }

@@ -55,6 +55,10 @@ impl Mount {
     fn kill(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
+        // The process that parses dies with it, a moment later.
+        while rustix::fs::statfs(&self.dir).err() != Some(rustix::io::Errno::NOTCONN) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn unmount(mut self) {

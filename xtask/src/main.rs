@@ -2,6 +2,7 @@
 //! `cargo xtask soak` is the long proof.
 
 mod demo;
+mod fuzz;
 #[cfg(test)]
 mod tidy;
 
@@ -72,6 +73,25 @@ fn test() -> bool {
         )
 }
 
+/// How long each fuzz target runs in the long proof.
+const SOAK_FUZZ_MINUTES: u64 = 30;
+
+/// `fuzz [TARGET] [--minutes N]`, or `fuzz --seed-corpus DIR`.
+fn fuzz(words: &[String]) -> Option<bool> {
+    let mut target = None;
+    let mut minutes = 10;
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        match word.as_str() {
+            "--seed-corpus" => return Some(fuzz::seeds(Path::new(rest.next()?))),
+            "--minutes" => minutes = rest.next()?.parse().ok()?,
+            name if !name.starts_with('-') && target.is_none() => target = Some(name),
+            _ => return None,
+        }
+    }
+    Some(fuzz::fuzz(target, minutes))
+}
+
 /// The long proofs. A failure prints the seed that replays it.
 fn soak() -> bool {
     let long_days = |seed: &str| {
@@ -88,18 +108,26 @@ fn soak() -> bool {
             &[("IVERS_CRASH_STATES", "20000")],
         )
         && run("200 kills", "cargo", &kill9, &[("IVERS_KILLS", "200")])
+        && fuzz::fuzz(None, SOAK_FUZZ_MINUTES)
 }
 
 fn main() -> ExitCode {
-    let task = std::env::args().nth(1).unwrap_or_default();
-    let ok = match task.as_str() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let usage = || {
+        eprintln!(
+            "usage: cargo xtask demo | test | soak | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+        );
+        ExitCode::from(2)
+    };
+    let ok = match words.first().map_or("", String::as_str) {
         "test" => test(),
         "soak" => soak(),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
-        _ => {
-            eprintln!("usage: cargo xtask demo | test | soak");
-            return ExitCode::from(2);
-        }
+        "fuzz" => match fuzz(&words[1..]) {
+            Some(ok) => ok,
+            None => return usage(),
+        },
+        _ => return usage(),
     };
     if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -2,10 +2,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -30,6 +33,11 @@ pub struct FileDevice {
     path: PathBuf,
     size_bytes: u64,
     mode: OpenMode,
+    /// Writes that have returned since it was opened.
+    written: AtomicU64,
+    /// How many of them a flush has made durable. Held while one is under way: who waits for it may find its own writes
+    /// among those.
+    flushed: Mutex<u64>,
 }
 
 impl FileDevice {
@@ -43,7 +51,7 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(open_error(io::Error::other("neither a regular file nor a block device")));
         }
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .read(true)
             .write(mode == OpenMode::ReadWrite)
             .open(&path)
@@ -59,9 +67,18 @@ impl FileDevice {
             Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
             Err(e) => return Err(open_error(e.into())),
         }
+        Self::adopt(file, path, mode)
+    }
+
+    /// Takes over a file that [`FileDevice::open`] opened with `mode` in another process, and its lock with it: that belongs to the open
+    /// file, and ends when the last process has closed it.
+    pub fn adopt(mut file: File, path: PathBuf, mode: OpenMode) -> Result<Self> {
         // Seeking to the end tells the size of block devices as well.
-        let size_bytes = file.seek(SeekFrom::End(0)).map_err(open_error)?;
-        Ok(Self { file, path, size_bytes, mode })
+        let size_bytes = file
+            .seek(SeekFrom::End(0))
+            .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
+        // Who had it open before may have left something unflushed: the first flush counts for that too.
+        Ok(Self { file, path, size_bytes, mode, written: AtomicU64::new(1), flushed: Mutex::new(0) })
     }
 
     /// The path it was opened by.
@@ -81,6 +98,13 @@ impl FileDevice {
     }
 }
 
+/// To be sent to another process, for [`FileDevice::adopt`].
+impl AsFd for FileDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
 impl Device for FileDevice {
     fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -93,7 +117,9 @@ impl Device for FileDevice {
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
         self.check_write("write", offset, buf.len() as u64)?;
-        self.file.write_all_at(buf, offset).map_err(|e| self.error("write", offset, buf.len() as u64, e))
+        let done = self.file.write_all_at(buf, offset);
+        self.written.fetch_add(1, Ordering::Release);
+        done.map_err(|e| self.error("write", offset, buf.len() as u64, e))
     }
 
     fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
@@ -119,7 +145,13 @@ impl Device for FileDevice {
         if self.mode == OpenMode::ReadOnly {
             return Ok(());
         }
-        self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))
+        let mut flushed = self.flushed.lock();
+        let written = self.written.load(Ordering::Acquire);
+        if *flushed < written {
+            self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))?;
+            *flushed = written;
+        }
+        Ok(())
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<()> {
@@ -127,12 +159,10 @@ impl Device for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        match rustix::fs::fallocate(
-            &self.file,
-            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            offset,
-            len,
-        ) {
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let done = rustix::fs::fallocate(&self.file, punch, offset, len);
+        self.written.fetch_add(1, Ordering::Release);
+        match done {
             Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(()),
             Err(e) => Err(self.error("discard", offset, len, e)),
         }
@@ -168,7 +198,12 @@ mod tests {
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
         assert!(matches!(dev.read_at(65535, &mut buf), Err(BlockError::OutOfRange { .. })));
         assert!(matches!(dev.write_at(u64::MAX, &buf), Err(BlockError::OutOfRange { .. })));
+        let other = File::from(dev.as_fd().try_clone_to_owned().unwrap());
         drop(dev);
+        let adopted = FileDevice::adopt(other, path.clone(), OpenMode::ReadWrite).unwrap();
+        assert_eq!(adopted.size_bytes(), 65536);
+        assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
+        drop(adopted);
         let a = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         let _b = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadWrite), Err(BlockError::Busy { .. })));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ivers_block::{Buffer, BufferCache};
@@ -195,6 +195,8 @@ pub(crate) struct Inner {
     /// `None` in no-journal mode. Locked during a commit and a checkpoint; always before `state`.
     pub log: Option<Mutex<Box<dyn LogFormat>>>,
     pub state: Mutex<State>,
+    /// `State::aborted` is set; written under its lock.
+    pub stopped: AtomicBool,
     /// Something in `state` changed that somebody may wait for.
     pub changed: Condvar,
     pub options: JournalOptions,
@@ -246,6 +248,7 @@ impl Journal {
             cache,
             log,
             state: Mutex::new(State { next: 1, ..State::default() }),
+            stopped: AtomicBool::new(false),
             changed: Condvar::new(),
             options,
             limit_blocks,
@@ -353,6 +356,11 @@ impl Journal {
         self.inner.state.lock().aborted.clone()
     }
 
+    /// Whether it stopped: cheap, for callers that ask often.
+    pub fn is_aborted(&self) -> bool {
+        self.inner.stopped.load(Ordering::Acquire)
+    }
+
     /// Counts so far.
     pub fn stats(&self) -> JournalStats {
         let c = &self.inner.counters;
@@ -381,6 +389,7 @@ impl Inner {
     pub fn abort(&self, cause: &str) {
         let mut state = self.state.lock();
         state.aborted.get_or_insert_with(|| cause.to_string());
+        self.stopped.store(true, Ordering::Release);
         self.changed.notify_all();
     }
 

@@ -23,6 +23,8 @@ pub const RECORD_LEN: usize = 48;
 /// By how many bits an epoch is shifted.
 pub const EPOCH_SHIFT: u32 = 40;
 const VERSION: u8 = 1;
+/// No filesystem is mounted this often: a record beyond it was not written by us, and raising it must not overflow.
+const EPOCH_MAX: u64 = u64::MAX / 2;
 
 /// The record, decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,14 +92,13 @@ impl EpochRecord {
         if bytes[1] > 1 {
             return Err("the epoch record is neither open nor closed");
         }
+        let epoch = u64::from(word(20)) | u64::from(word(24)) << 32;
+        if epoch > EPOCH_MAX {
+            return Err("the epoch record's epoch is out of range");
+        }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[4..20]);
-        Ok(Self {
-            open: bytes[1] == 1,
-            uuid,
-            epoch: u64::from(word(20)) | u64::from(word(24)) << 32,
-            foreign: std::array::from_fn(|i| word(28 + 4 * i)),
-        })
+        Ok(Self { open: bytes[1] == 1, uuid, epoch, foreign: std::array::from_fn(|i| word(28 + 4 * i)) })
     }
 }
 
@@ -149,6 +150,13 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             assert!(EpochRecord::decode(&bytes).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn an_epoch_that_cannot_rise_is_refused() {
+        assert!(EpochRecord::decode(&EpochRecord { epoch: u64::MAX, ..RECORD }.encode()).is_err());
+        let highest = EpochRecord { epoch: EPOCH_MAX, open: true, ..RECORD }.encode();
+        assert_eq!(decide(&found(Some(&highest))).map(|decision| decision.epoch), Ok(EPOCH_MAX + 1));
     }
 
     #[test]

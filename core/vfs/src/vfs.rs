@@ -268,6 +268,19 @@ impl Vfs {
         Some(inode.version.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
     }
 
+    /// Why there is no cookie now, if there is none. Counts as no look at anything.
+    pub fn no_cookie(&self) -> Option<String> {
+        if self.policy.mode == ChangeMode::Off {
+            return Some("iversion=off".to_owned());
+        }
+        if let Some(why) = &self.info.no_cookie {
+            return Some(why.clone());
+        }
+        // It may have ceased since the mount.
+        (!self.fs.serves_cookie())
+            .then(|| self.fs.info().no_cookie.unwrap_or_else(|| "the filesystem serves none now".to_owned()))
+    }
+
     /// What the format stores, without a look.
     pub fn stored_version(&self, inode: &Inode) -> u64 {
         inode.version.peek()

@@ -13,6 +13,10 @@ use std::sync::atomic::Ordering;
 /// Blocks that delayed writes may not claim, for the maps and directories that they will need.
 const METADATA_MARGIN: u64 = 64;
 
+/// Blocks that a growing file keeps ahead of it: as many as it has, within these bounds.
+const LEAST_AHEAD: u64 = 16;
+const MOST_AHEAD: u64 = 2048;
+
 /// Where an inode's next blocks go.
 #[derive(Debug, Default)]
 pub struct InodeAlloc {
@@ -30,6 +34,21 @@ pub struct Reserved {
     group: u32,
     bit: u32,
     groups: Arc<Groups>,
+}
+
+impl Reserved {
+    /// Keep the first `len` blocks; the others, if there are any, come back.
+    pub(crate) fn split_off(&mut self, len: u32) -> Option<Reserved> {
+        let rest = self.len.checked_sub(len).filter(|rest| *rest > 0)?;
+        self.len = len;
+        Some(Reserved {
+            start: self.start + u64::from(len),
+            len: rest,
+            group: self.group,
+            bit: self.bit + len,
+            groups: self.groups.clone(),
+        })
+    }
 }
 
 impl Drop for Reserved {
@@ -54,10 +73,36 @@ enum Fit {
 impl Ext4 {
     /// Take up to `max_len` blocks in a row near `goal`, in memory only.
     pub fn reserve_blocks(&self, inode: &Inode, goal: u64, max_len: u32) -> Result<Reserved> {
-        match self.try_reserve(inode, goal, max_len)? {
-            Some(reserved) => Ok(reserved),
-            None => Err(NameError::NoSpace.into()),
+        loop {
+            if let Some(reserved) = self.try_reserve(inode, goal, max_len)? {
+                return Ok(reserved);
+            }
+            if !self.windows.clear() {
+                return Err(NameError::NoSpace.into());
+            }
         }
+    }
+
+    /// Take up to `max_len` blocks for a file that has grown to `file_block`, from the room that it keeps ahead, and keep more
+    /// room: as much as the file is long.
+    pub(crate) fn reserve_growing(
+        &self,
+        inode: &Inode,
+        goal: u64,
+        file_block: u64,
+        max_len: u32,
+    ) -> Result<Reserved> {
+        let ino = inode.ino.0 as u32;
+        if let Some(reserved) = self.windows.take(ino, goal, max_len) {
+            return Ok(reserved);
+        }
+        // A file that is written at once needs none, and most files are.
+        let ahead = if file_block == 0 { 0 } else { file_block.clamp(LEAST_AHEAD, MOST_AHEAD) as u32 };
+        let mut reserved = self.reserve_blocks(inode, goal, max_len.saturating_add(ahead))?;
+        if let Some(rest) = reserved.split_off(max_len) {
+            self.windows.keep(ino, rest);
+        }
+        Ok(reserved)
     }
 
     fn try_reserve(&self, inode: &Inode, goal: u64, max_len: u32) -> Result<Option<Reserved>> {
@@ -227,7 +272,7 @@ impl Ext4 {
         let margin = METADATA_MARGIN.min(self.sb.blocks_count / 64) as i64;
         let claim = blocks as i64;
         let before = groups.delayed.fetch_add(claim, Ordering::AcqRel);
-        if before + claim + margin > groups.free_blocks.load(Ordering::Relaxed) {
+        if before + claim + margin > groups.free_blocks.load(Ordering::Relaxed) + self.windows.blocks() {
             groups.delayed.fetch_sub(claim, Ordering::AcqRel);
             return false;
         }

@@ -10,6 +10,7 @@ use crate::map::Delayed;
 use crate::orphan::Orphans;
 pub use crate::tx::Handle;
 use crate::tx::Tx;
+use crate::windows::Windows;
 use ivers_block::{Buffer, BufferCache, Device};
 use ivers_vfs::{AtimeMode, ChangeMode, CoarseClock, Error, Inode, LoadedInode, NameError, Policy, Result};
 use parking_lot::{Mutex, RwLock};
@@ -37,6 +38,7 @@ pub struct Ext4 {
     pub(crate) journal: Tx,
     pub(crate) epoch: Epoch,
     pub(crate) orphans: Orphans,
+    pub(crate) windows: Windows,
     /// The private part of the root, shared by every copy of that inode: the epoch record lives there.
     pub(crate) root_core: Mutex<Weak<RwLock<InodeCore>>>,
     /// High halves of counters that ran over their 32 stored bits in this mount.

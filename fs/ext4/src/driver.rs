@@ -11,8 +11,19 @@ use std::sync::atomic::Ordering;
 const ALL_BLOCKS: u64 = u32::MAX as u64;
 
 impl Ext4 {
-    /// Free an inode that nobody uses any more: its blocks in transactions of their own, then the rest in one.
+    /// Free an inode that nobody uses any more, and the attribute inodes that nobody names then. They may name others in turn, on
+    /// a hostile image as many as there are inodes: a list, not a recursion.
     pub(crate) fn fs_delete_inode(&self, inode: &Inode) -> Result<()> {
+        let mut dead = self.delete_one_inode(inode)?;
+        while let Some(next) = dead.pop() {
+            dead.extend(self.delete_one_inode(&next)?);
+        }
+        Ok(())
+    }
+
+    /// Free an inode: its blocks in transactions of their own, then the rest in one. Gives the attribute inodes that nobody names
+    /// any more.
+    fn delete_one_inode(&self, inode: &Inode) -> Result<Vec<Inode>> {
         let (flags, size) = {
             let core = core_of(inode).read();
             (core.flags, core.disk_size)
@@ -29,8 +40,7 @@ impl Ext4 {
         let dead = self.xattr_delete_all(&mut h, inode)?;
         self.orphan_del(&mut h, inode)?;
         self.free_inode(&mut h, inode)?;
-        drop(h);
-        self.delete_ea_inodes(dead)
+        Ok(dead)
     }
 
     /// Blocks that hold no files: superblocks, descriptors, bitmaps, inode tables, the journal.
@@ -97,7 +107,9 @@ impl FileSystem for Ext4 {
 
     fn stat_fs(&self) -> Result<StatFs> {
         let groups = &self.groups;
-        let free = (groups.free_blocks.load(Ordering::Relaxed) + groups.pending.load(Ordering::Relaxed)
+        let free = (groups.free_blocks.load(Ordering::Relaxed)
+            + groups.pending.load(Ordering::Relaxed)
+            + self.windows.blocks()
             - groups.delayed.load(Ordering::Relaxed))
         .max(0) as u64;
         Ok(StatFs {
@@ -120,7 +132,12 @@ impl FileSystem for Ext4 {
         self.guard(self.log(&mut h, inode))
     }
 
+    fn forget_inode(&self, inode: &Inode) {
+        self.windows.forget(inode.ino.0 as u32);
+    }
+
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
+        self.windows.forget(inode.ino.0 as u32);
         self.guard(self.fs_delete_inode(inode))
     }
 
@@ -182,6 +199,7 @@ impl FileSystem for Ext4 {
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+        self.windows.forget(inode.ino.0 as u32);
         self.guard(self.fs_truncate(inode, size))
     }
 
@@ -220,11 +238,17 @@ impl FileSystem for Ext4 {
         if self.read_only.is_some() || self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.windows.clear();
         self.journal.commit()?;
         let foreign = self.leaving_fields()?;
         self.close_epoch(foreign)?;
         self.journal.shutdown()?;
         self.mark_closed(foreign)
+    }
+
+    fn serves_cookie(&self) -> bool {
+        // What is in memory may never become durable: the next mount starts an epoch later, and until then nobody vouches.
+        !self.journal.is_aborted()
     }
 
     fn version_base(&self) -> u64 {

@@ -7,7 +7,7 @@
 //! | [`layout`] | the structures on the device, decoded into checked types; no I/O |
 //! | `ctx` | the opened filesystem and its transactions |
 //! | `open`, `driver` | mounting; the calls of the VFS |
-//! | `groups`, `balloc`, `ialloc` | group descriptors and bitmaps, blocks, inodes |
+//! | `groups`, `balloc`, `windows`, `ialloc` | group descriptors and bitmaps, blocks, room ahead of growing files, inodes |
 //! | `inode_io`, `orphan`, `epoch` | inodes to and from the device; unlinked ones; the epoch record |
 //! | `map` | from file blocks to device blocks, and data |
 //! | `dir`, `xattr` | names; extended attributes |
@@ -29,6 +29,7 @@ pub mod mkfs;
 mod open;
 mod orphan;
 pub mod tx;
+mod windows;
 mod xattr;
 
 pub use ctx::Ext4;

@@ -207,6 +207,7 @@ impl Ext4 {
             journal: Tx(journal),
             epoch: Default::default(),
             orphans: Default::default(),
+            windows: Default::default(),
             root_core: parking_lot::Mutex::new(Weak::new()),
             wrapped: Default::default(),
             closed: AtomicBool::new(false),

@@ -6,6 +6,7 @@ use crate::layout::features::RoCompat;
 use crate::layout::inode::slot_state;
 use ivers_vfs::{Error, FileType, Inode, Result};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 
 /// The list as it is on the device, first inode first.
 #[derive(Debug, Default)]
@@ -48,11 +49,12 @@ impl Ext4 {
     /// Finish what the last mount left: delete what has no name, cut what was being cut. `first` is the superblock's head.
     pub(crate) fn clean_orphans(&self, first: u32) -> Result<u32> {
         let mut list = Vec::new();
+        let mut known = HashSet::new();
         let mut ino = first;
         while ino != 0 {
             if ino < self.sb.first_ino
                 || ino > self.sb.inodes_count
-                || list.contains(&ino)
+                || !known.insert(ino)
                 || list.len() > 1 << 20
             {
                 return Err(Error::corrupt(

@@ -45,6 +45,11 @@ impl Tx {
         self.0.abort(cause);
     }
 
+    /// Whether the journal stopped.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.0.is_aborted()
+    }
+
     /// Why the journal stopped, if it did.
     pub(crate) fn aborted(&self) -> Option<String> {
         self.0.aborted().map(|cause| format!("the journal stopped: {cause}"))

@@ -386,3 +386,73 @@ fn no_space() {
         fsck(&image, &format!("{args:?}"));
     }
 }
+
+/// Pieces that a file lies in on the device, as debugfs tells its blocks.
+fn pieces(image: &Path, name: &str) -> usize {
+    let blocks: Vec<u64> = common::debugfs(image, &format!("blocks {name}"))
+        .split_whitespace()
+        .filter_map(|b| b.parse().ok())
+        .collect();
+    1 + blocks.windows(2).filter(|pair| pair[1] != pair[0] + 1).count()
+}
+
+#[test]
+fn files_that_grow_side_by_side_stay_in_few_pieces() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    for kind in ["ext4", "ext3"] {
+        mkfs(&image, &["-t", kind, "-b", "4096"], 64 << 20);
+        let vfs = mount(&image);
+        let (cred, root) = (Cred::root(), vfs.root().unwrap());
+        let free = vfs.stat_fs().unwrap().blocks_free;
+        let names: Vec<String> = (0..8).map(|nth| format!("f{nth}")).collect();
+        let files: Vec<InodeRef> = names
+            .iter()
+            .map(|name| vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o600), false).unwrap().0)
+            .collect();
+        let rounds = 200;
+        for round in 0..rounds {
+            for file in &files {
+                vfs.write(&cred, file, 0, &[round as u8; 4096], WriteFlags::APPEND).unwrap();
+                vfs.fsync(file, true).unwrap();
+            }
+        }
+        // Room ahead is free for everybody else.
+        let taken = free - vfs.stat_fs().unwrap().blocks_free;
+        assert!((8 * rounds..8 * rounds + 40).contains(&taken), "{kind}: {taken} blocks taken");
+        drop((root, files));
+        vfs.unmount().unwrap();
+        fsck(&image, kind);
+        for name in &names {
+            let pieces = pieces(&image, name);
+            assert!(pieces <= 12, "{kind}: {name} lies in {pieces} pieces");
+        }
+    }
+}
+
+#[test]
+fn room_ahead_is_given_up_when_there_is_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &["-t", "ext4", "-b", "1024"], 8 << 20);
+    let vfs = mount(&image);
+    let (cred, root) = (Cred::root(), vfs.root().unwrap());
+    let make =
+        |name: &str| vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::file(0o600), false).unwrap().0;
+    let growing = make("growing");
+    for _ in 0..40 {
+        vfs.write(&cred, &growing, 0, &[1; 16 << 10], WriteFlags::APPEND).unwrap();
+        vfs.fsync(&growing, true).unwrap();
+    }
+    let other = make("other");
+    let free = vfs.stat_fs().unwrap().blocks_free << 10;
+    let mut written = 0;
+    while vfs.write(&cred, &other, 0, &[2; 4096], WriteFlags::APPEND).is_ok() {
+        written += 4096;
+        vfs.fsync(&other, true).unwrap();
+    }
+    assert!(written + (256 << 10) > free, "{written} bytes written of {free} that were free");
+    drop((growing, other, root));
+    vfs.unmount().unwrap();
+    fsck(&image, "full");
+}

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{VARIANTS, debugfs, fsck, mkfs, mount, open};
+use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -331,6 +332,41 @@ fn a_counter_of_32_bits_that_runs_over_still_grows() {
     let file = vfs.resolve(&cred, b"/file", true).unwrap();
     assert!(vfs.change(&file).unwrap() > last);
     assert!(vfs.stored_version(&file) < 100);
+    drop(file);
+    vfs.unmount().unwrap();
+}
+
+#[test]
+fn when_the_journal_stops_no_value_vouches_for_anything() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4"], 16 << 20);
+    let base = Arc::new(ivers_block::MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
+    let device = Arc::new(ivers_block::FaultDevice::new(base));
+    let fs = Ext4::open(device.clone(), OpenOptions::default()).unwrap();
+    let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let cred = Cred::root();
+    let (file, _) = vfs.create(&cred, &vfs.root().unwrap(), b"f", &CreateSpec::file(0o600), false).unwrap();
+    vfs.fsync(&file, false).unwrap();
+    let before = vfs.change(&file).expect("a cookie");
+    assert_eq!(vfs.no_cookie(), None);
+    device.fail_writes_from(Some(device.writes()));
+    vfs.write(&cred, &file, 0, b"lost", WriteFlags::empty()).unwrap();
+    assert!(vfs.fsync(&file, false).is_err());
+    assert!(
+        vfs.set_attr(&cred, &file, &SetAttr { perm: Some(0o644), ..SetAttr::default() }).is_err()
+            || vfs.sync().is_err()
+    );
+    assert_eq!(vfs.change(&file), None);
+    assert!(vfs.no_cookie().unwrap().contains("journal"), "{:?}", vfs.no_cookie());
+    drop(file);
+    assert!(vfs.unmount().is_err());
+    drop(vfs);
+    device.fail_writes_from(None);
+    let fs = Ext4::open(device, OpenOptions::default()).unwrap();
+    let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+    let file = vfs.resolve(&cred, "/f", false).unwrap();
+    assert!(vfs.change(&file).unwrap() > before + (1 << 39), "an epoch later");
     drop(file);
     vfs.unmount().unwrap();
 }

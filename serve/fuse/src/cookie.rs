@@ -1,8 +1,8 @@
 //! The change attribute as programs see it.
 
 use crate::session::Server;
-use ivers_vfs::{ChangeMode, Inode, Vfs};
-use serde_json::json;
+use ivers_vfs::{Inode, Vfs};
+use serde_json::{Value, json};
 
 /// The change attribute, decimal.
 pub const CHANGE: &str = "system.ivers.change";
@@ -57,17 +57,10 @@ pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
     })
 }
 
-/// Why there is no cookie, if there is none, as far as can be said without a query.
-pub(crate) fn missing(vfs: &Vfs) -> Option<String> {
-    if vfs.policy().mode == ChangeMode::Off {
-        return Some("mounted with iversion=off".into());
-    }
-    vfs.info().no_cookie.clone()
-}
-
-pub(crate) fn semantics(vfs: &Vfs) -> String {
+/// The promises of a filesystem, under the names that programs know.
+pub fn semantics(vfs: &Vfs) -> Value {
     let promises = vfs.info().semantics;
-    let missing = missing(vfs);
+    let missing = vfs.no_cookie();
     json!({
         "cookie": missing.is_none(),
         "no_cookie": missing,
@@ -77,7 +70,6 @@ pub(crate) fn semantics(vfs: &Vfs) -> String {
         "persistent": promises.persistent,
         "crash_safe": promises.crash_safe,
     })
-    .to_string()
 }
 
 pub(crate) fn stats(vfs: &Vfs) -> String {

@@ -51,7 +51,7 @@ mod outside;
 mod serving;
 mod session;
 
-pub use cookie::{CHANGE, GENERATION, IVERS_IOC_CHANGE, MOUNT, SEMANTICS, STATS, STORED};
+pub use cookie::{CHANGE, GENERATION, IVERS_IOC_CHANGE, MOUNT, SEMANTICS, STATS, STORED, semantics};
 pub use mounting::MountError;
 pub use options::{FuseOptions, OptionError};
 pub use outside::Connection;

@@ -52,6 +52,10 @@ pub enum MountError {
 pub(crate) fn attach(dir: &Path, options: &FuseOptions) -> Result<OwnedFd, MountError> {
     let bad_dir = |why: String| MountError::Directory { dir: dir.into(), why };
     let meta = std::fs::metadata(dir).map_err(|e| bad_dir(e.to_string()))?;
+    // The kernel would take a file for a directory that is none, and then refuse everything in it.
+    if !meta.is_dir() {
+        return Err(bad_dir("not a directory".into()));
+    }
     let device = match rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
         Ok(device) => device,
         // Some systems give it to root alone; the helper is.

@@ -1,7 +1,6 @@
 //! What the requests have in common: nodes, identities, attributes, and the queries that may have to wait for a flush.
 
 use crate::convert::file_attr;
-use crate::cookie;
 use crate::errno::errno;
 use crate::flusher::Flusher;
 use crate::nodes::{Node, Nodes, ROOT};
@@ -157,7 +156,7 @@ impl Serving {
         node: Arc<Node>,
         answer: impl FnOnce(Option<u64>) + Send + 'static,
     ) {
-        if !node.is_held_back() || cookie::missing(&self.vfs).is_some() {
+        if !node.is_held_back() || self.vfs.no_cookie().is_some() {
             return answer(self.vfs.change(&node.inode));
         }
         let serving = self.clone();

@@ -70,7 +70,9 @@ impl Jbd2Log {
         let mut done = self.replay(scan.end_sequence, &revoked)?;
         self.device.flush()?;
         done.damaged = scan.damaged;
-        done.next_sequence = scan.end_sequence.wrapping_add(1);
+        // Behind the end of a damaged log lie whole transactions that must not be taken for successors of what is written from now
+        // on. The log held no more than this many, for each takes two blocks at least.
+        done.next_sequence = scan.end_sequence.wrapping_add((self.ring() / 2) as u32 + 1);
         self.foreign = false;
         self.head = self.sb.first();
         self.used_blocks = 0;

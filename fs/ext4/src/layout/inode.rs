@@ -203,6 +203,10 @@ impl InodeImage {
         if size > i64::MAX as u64 {
             return Err(bad(format!("the size is {size}")));
         }
+        // Its names are searched block by block, and honest directories have no block twice.
+        if kind == FileType::Directory && size >> sb.block_bits > sb.blocks_count {
+            return Err(bad(format!("a directory of {size} bytes")));
+        }
         let mut blocks = u64::from(raw.i_blocks_lo.get());
         if sb.ro_compat.contains(RoCompat::HUGE_FILE) {
             blocks |= u64::from(raw.i_blocks_high.get()) << 32;

@@ -3,7 +3,7 @@
 use crate::ctx::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::Incompat;
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use crate::map::extent::Extent;
+use crate::map::node::Extent;
 use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
 use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result};

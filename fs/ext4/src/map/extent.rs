@@ -1,173 +1,24 @@
 //! Extent trees.
 //!
-//! A node is a header of 12 bytes and entries of 12 bytes (format documentation, "Extent Tree"): the root lies in the
-//! 60 bytes of `i_block`, every other node fills a block and ends with a checksum where metadata has them.
-//!
 //! Invariants: entries are sorted and do not overlap; the key of an index entry is the first key of its child; no node but the
 //! root is empty. A node that breaks them is reported as corrupt and never followed.
 
+use super::node::{
+    ENTRY, Extent, HEADER, LEAST_CAPACITY, MAGIC, MAX_DEPTH, capacity, child, depth, empty_root, entries,
+    entry, find, index_entry, insert_at, key, put_header, remove_at, set_entries, u16_at, u32_at,
+};
 use crate::ctx::{Ext4, Handle, InodeCore};
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
 
-const MAGIC: u16 = 0xF30A;
-const HEADER: usize = 12;
-const ENTRY: usize = 12;
-const MAX_DEPTH: u16 = 5;
-/// What the smallest node, the root, holds.
-const LEAST_CAPACITY: usize = 4;
-/// Longest written extent; a longer `ee_len` marks `ee_len - 32768` unwritten blocks.
-pub(crate) const MAX_LEN: u32 = 32_768;
-/// Longest unwritten extent.
-pub(crate) const MAX_UNWRITTEN: u32 = 32_767;
-
-/// A run of file blocks on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub file_block: u32,
-    pub len: u32,
-    pub start: u64,
-    pub unwritten: bool,
-}
-
-impl Extent {
-    pub fn end(&self) -> u64 {
-        u64::from(self.file_block) + u64::from(self.len)
-    }
-
-    fn decode(bytes: &[u8]) -> Self {
-        let len = u32::from(u16_at(bytes, 4));
-        let unwritten = len > MAX_LEN;
-        Self {
-            file_block: u32_at(bytes, 0),
-            len: if unwritten { len - MAX_LEN } else { len },
-            start: u64::from(u32_at(bytes, 8)) | u64::from(u16_at(bytes, 6)) << 32,
-            unwritten,
-        }
-    }
-
-    fn encode(&self) -> [u8; ENTRY] {
-        let mut bytes = [0; ENTRY];
-        let len = if self.unwritten { self.len + MAX_LEN } else { self.len };
-        bytes[..4].copy_from_slice(&self.file_block.to_le_bytes());
-        bytes[4..6].copy_from_slice(&(len as u16).to_le_bytes());
-        bytes[6..8].copy_from_slice(&((self.start >> 32) as u16).to_le_bytes());
-        bytes[8..].copy_from_slice(&(self.start as u32).to_le_bytes());
-        bytes
-    }
-
-    /// Whether `next` continues this run on both sides and the two fit into one entry.
-    fn joins(&self, next: &Extent) -> bool {
-        let max = if self.unwritten { MAX_UNWRITTEN } else { MAX_LEN };
-        self.unwritten == next.unwritten
-            && self.end() == u64::from(next.file_block)
-            && self.start + u64::from(self.len) == next.start
-            && self.len + next.len <= max
-    }
-
-    /// The part of the extent from `from` to `to` (file blocks inside it).
-    fn part(&self, from: u64, to: u64) -> Extent {
-        Extent {
-            file_block: from as u32,
-            len: (to - from) as u32,
-            start: self.start + (from - u64::from(self.file_block)),
-            ..*self
-        }
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-fn entries(node: &[u8]) -> usize {
-    usize::from(u16_at(node, 2))
-}
-
-fn capacity(node: &[u8]) -> usize {
-    usize::from(u16_at(node, 4))
-}
-
-fn depth(node: &[u8]) -> u16 {
-    u16_at(node, 6)
-}
-
-fn entry(node: &[u8], index: usize) -> &[u8] {
-    &node[HEADER + index * ENTRY..HEADER + (index + 1) * ENTRY]
-}
-
-fn key(node: &[u8], index: usize) -> u32 {
-    u32_at(entry(node, index), 0)
-}
-
-fn child(node: &[u8], index: usize) -> u64 {
-    let bytes = entry(node, index);
-    u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32
-}
-
-fn index_entry(key: u32, block: u64) -> [u8; ENTRY] {
-    let mut bytes = [0; ENTRY];
-    bytes[..4].copy_from_slice(&key.to_le_bytes());
-    bytes[4..8].copy_from_slice(&(block as u32).to_le_bytes());
-    bytes[8..10].copy_from_slice(&((block >> 32) as u16).to_le_bytes());
-    bytes
-}
-
-fn set_entries(node: &mut [u8], count: usize) {
-    node[2..4].copy_from_slice(&(count as u16).to_le_bytes());
-}
-
-fn put_header(node: &mut [u8], capacity: usize, depth: u16) {
-    node[..2].copy_from_slice(&MAGIC.to_le_bytes());
-    node[2..4].fill(0);
-    node[4..6].copy_from_slice(&(capacity as u16).to_le_bytes());
-    node[6..8].copy_from_slice(&depth.to_le_bytes());
-    node[8..12].fill(0);
-}
-
-fn insert_at(node: &mut [u8], index: usize, bytes: &[u8; ENTRY]) {
-    let count = entries(node);
-    let (from, to) = (HEADER + index * ENTRY, HEADER + count * ENTRY);
-    node.copy_within(from..to, from + ENTRY);
-    node[from..from + ENTRY].copy_from_slice(bytes);
-    set_entries(node, count + 1);
-}
-
-fn remove_at(node: &mut [u8], index: usize) {
-    let count = entries(node);
-    node.copy_within(HEADER + (index + 1) * ENTRY..HEADER + count * ENTRY, HEADER + index * ENTRY);
-    set_entries(node, count - 1);
-}
-
-/// The last entry whose key is not above `block`; 0 if all are.
-fn find(node: &[u8], block: u32) -> usize {
-    let (mut low, mut high) = (0, entries(node));
-    while low < high {
-        let middle = (low + high) / 2;
-        if key(node, middle) <= block { low = middle + 1 } else { high = middle }
-    }
-    low.saturating_sub(1)
-}
-
-/// An empty root.
-pub(crate) fn empty_root() -> [u8; 60] {
-    let mut root = [0; 60];
-    put_header(&mut root, 4, 0);
-    root
-}
-
 /// One step from the root to a leaf. The root has no buffer.
-struct Step {
+pub(super) struct Step {
     buffer: Option<Arc<Buffer>>,
-    index: usize,
+    pub index: usize,
 }
 
-type Path = Vec<Step>;
+pub(super) type Path = Vec<Step>;
 
 impl Ext4 {
     fn check_node(&self, inode: &Inode, node: &[u8], expected_depth: Option<u16>) -> Result<()> {
@@ -248,7 +99,7 @@ impl Ext4 {
         Ok(buffer)
     }
 
-    fn change_node<R>(
+    pub(super) fn change_node<R>(
         &self,
         h: &mut Handle,
         inode: &Inode,
@@ -274,7 +125,7 @@ impl Ext4 {
     }
 
     /// The way from the root to the leaf that holds `block` or would.
-    fn extent_path(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Path> {
+    pub(super) fn extent_path(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Path> {
         self.check_node(inode, &core.i_block, None)?;
         let mut deep = depth(&core.i_block);
         let mut path = vec![Step { buffer: None, index: find(&core.i_block, block) }];
@@ -291,7 +142,7 @@ impl Ext4 {
         Ok(path)
     }
 
-    fn with_node<R>(&self, core: &InodeCore, step: &Step, f: impl FnOnce(&[u8]) -> R) -> R {
+    pub(super) fn with_node<R>(&self, core: &InodeCore, step: &Step, f: impl FnOnce(&[u8]) -> R) -> R {
         match &step.buffer {
             None => f(&core.i_block),
             Some(buffer) => f(&buffer.read()),
@@ -351,7 +202,7 @@ impl Ext4 {
     }
 
     /// The first key of a node changed: every index entry above that points at it as the first follows.
-    fn lift_key(
+    pub(super) fn lift_key(
         &self,
         h: &mut Handle,
         inode: &Inode,
@@ -539,7 +390,7 @@ impl Ext4 {
 
     /// Put one to three pieces in the place of the extent that begins at `file_block`. Room is made first: an error leaves
     /// every mapping as it was.
-    fn extent_replace(
+    pub(super) fn extent_replace(
         &self,
         h: &mut Handle,
         inode: &Inode,
@@ -576,171 +427,8 @@ impl Ext4 {
         }
     }
 
-    /// Join the extent that begins at `file_block` with its neighbours in the same leaf.
-    fn extent_join(
-        &self,
-        h: &mut Handle,
-        inode: &Inode,
-        core: &mut InodeCore,
-        file_block: u32,
-    ) -> Result<()> {
-        let path = self.extent_path(inode, core, file_block)?;
-        let leaf = &path[path.len() - 1];
-        for index in [leaf.index, leaf.index.wrapping_sub(1)] {
-            let joined = self.with_node(core, leaf, |node| {
-                if index.saturating_add(1) >= entries(node) {
-                    return None;
-                }
-                let (left, right) =
-                    (Extent::decode(entry(node, index)), Extent::decode(entry(node, index + 1)));
-                left.joins(&right).then(|| Extent { len: left.len + right.len, ..left })
-            });
-            if let Some(joined) = joined {
-                self.change_node(h, inode, core, leaf, |node| {
-                    let at = HEADER + index * ENTRY;
-                    node[at..at + ENTRY].copy_from_slice(&joined.encode());
-                    remove_at(node, index + 1);
-                })?;
-            }
-        }
-        self.shorten(h, inode, core)
-    }
-
-    /// Mark what is mapped in `from..to` written or unwritten. An error leaves every block mapped.
-    pub(super) fn extent_mark(
-        &self,
-        h: &mut Handle,
-        inode: &Inode,
-        core: &mut InodeCore,
-        from: u64,
-        to: u64,
-        unwritten: bool,
-    ) -> Result<()> {
-        let mut at = from;
-        while at < to {
-            let Ok(wanted) = u32::try_from(at) else { return Ok(()) };
-            let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(()) };
-            let start = u64::from(extent.file_block);
-            let first = at.max(start);
-            let mut last = to.min(extent.end());
-            if first >= last {
-                return Ok(());
-            }
-            if extent.unwritten != unwritten {
-                last = last.min(first + u64::from(MAX_UNWRITTEN));
-                let marked = Extent { unwritten, ..extent.part(first, last) };
-                let head = (first > start).then(|| extent.part(start, first));
-                let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
-                let pieces: Vec<Extent> = head.into_iter().chain([marked]).chain(tail).collect();
-                self.extent_replace(h, inode, core, extent.file_block, &pieces)?;
-                self.extent_join(h, inode, core, marked.file_block)?;
-            }
-            at = last;
-        }
-        Ok(())
-    }
-
-    /// Shift the extents of one leaf that begin at or behind `from` down by `by` blocks; what they move over must be a hole.
-    /// Returns where to go on, `None` at the end. Needs no new blocks.
-    pub(super) fn extent_shift_down(
-        &self,
-        h: &mut Handle,
-        inode: &Inode,
-        core: &mut InodeCore,
-        from: u64,
-        by: u32,
-    ) -> Result<Option<u64>> {
-        let Ok(wanted) = u32::try_from(from) else { return Ok(None) };
-        let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(None) };
-        let path = self.extent_path(inode, core, extent.file_block)?;
-        let level = path.len() - 1;
-        let leaf = &path[level];
-        if extent.file_block < by || u64::from(extent.file_block) < from {
-            return Err(self.corrupt_inode("extent tree: an extent lies where a hole was made", inode));
-        }
-        let end = self.change_node(h, inode, core, leaf, |node| {
-            let mut end = from;
-            for index in leaf.index..entries(node) {
-                let extent = Extent::decode(entry(node, index));
-                end = extent.end();
-                let at = HEADER + index * ENTRY;
-                node[at..at + 4].copy_from_slice(&extent.file_block.saturating_sub(by).to_le_bytes());
-            }
-            end
-        })?;
-        if leaf.index == 0 {
-            self.lift_key(h, inode, core, &path, level)?;
-        }
-        if end <= from {
-            return Err(self.corrupt_inode("extent tree: a leaf without end", inode));
-        }
-        Ok(Some(end))
-    }
-
-    /// Shift the extents of the last leaf that begins before `limit` up by `by` blocks, as far as they begin at or behind
-    /// `from`. Returns the next limit, `None` when all are shifted. Needs no new blocks.
-    pub(super) fn extent_shift_up(
-        &self,
-        h: &mut Handle,
-        inode: &Inode,
-        core: &mut InodeCore,
-        from: u32,
-        limit: u64,
-        by: u32,
-    ) -> Result<Option<u64>> {
-        if limit <= u64::from(from) {
-            return Ok(None);
-        }
-        let path = self.extent_path(inode, core, (limit - 1) as u32)?;
-        let level = path.len() - 1;
-        let leaf = &path[level];
-        let (first, last_end) = self.with_node(core, leaf, |node| {
-            let count = entries(node).min(leaf.index + 1);
-            let first =
-                (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
-            (first, first.map(|_| Extent::decode(entry(node, count - 1)).end()))
-        });
-        let (Some(first), Some(last_end)) = (first, last_end) else { return Ok(None) };
-        if last_end + u64::from(by) > u64::from(u32::MAX) {
-            return Err(ivers_vfs::NameError::TooLarge.into());
-        }
-        let next = self.change_node(h, inode, core, leaf, |node| {
-            let next = key(node, first);
-            for index in first..=leaf.index {
-                let moved = key(node, index).saturating_add(by);
-                let at = HEADER + index * ENTRY;
-                node[at..at + 4].copy_from_slice(&moved.to_le_bytes());
-            }
-            next
-        })?;
-        if first == 0 {
-            self.lift_key(h, inode, core, &path, level)?;
-            return Ok(Some(u64::from(next)));
-        }
-        Ok(None)
-    }
-
-    /// Cut the extent that holds `at` in two there, so that no extent crosses it.
-    pub(super) fn extent_cut(
-        &self,
-        h: &mut Handle,
-        inode: &Inode,
-        core: &mut InodeCore,
-        at: u32,
-    ) -> Result<()> {
-        match self.extent_at_or_after(inode, core, at)? {
-            Some(extent) if extent.file_block < at => {
-                let middle = u64::from(at);
-                let pieces =
-                    [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
-                self.extent_replace(h, inode, core, extent.file_block, &pieces)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// A root with one child whose entries fit into the root takes them in.
-    fn shorten(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<()> {
+    pub(super) fn shorten(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<()> {
         while depth(&core.i_block) > 0 && entries(&core.i_block) == 1 {
             let deep = depth(&core.i_block) - 1;
             let block = child(&core.i_block, 0);

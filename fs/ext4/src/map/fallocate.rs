@@ -3,7 +3,7 @@
 use crate::ctx::{Ext4, core_of};
 use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
-use crate::map::extent::{Extent, MAX_UNWRITTEN};
+use crate::map::node::{Extent, MAX_UNWRITTEN};
 use ivers_vfs::{Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch};
 
 impl Ext4 {

@@ -13,16 +13,18 @@
 
 mod data;
 mod extent;
+mod extent_range;
 mod fallocate;
 mod indirect;
+mod node;
 mod write;
 
 use crate::ctx::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use extent::Extent;
-pub(crate) use extent::empty_root;
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
+use node::Extent;
+pub(crate) use node::empty_root;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -138,10 +140,13 @@ impl Ext4 {
         // What attribute inodes hold goes through the journal too.
         let metadata = inode.kind != ivers_vfs::FileType::Regular
             || core_of(inode).read().flags & crate::layout::inode::FL_EA_INODE != 0;
+        // Nothing is mapped before what was found: looking there again each time would take for ever on a hostile map.
+        let mut from = from;
         loop {
             let mut h = self.begin(MAP_CREDITS + 16)?;
             let mut core = core_of(inode).write();
             let Some(taken) = self.unmap_first(&mut h, inode, &mut core, from, to)? else { return Ok(()) };
+            from = taken.end();
             self.charge_blocks(inode, &mut core, -i64::from(taken.len));
             drop(core);
             self.free_blocks(&mut h, taken.start, taken.len, metadata)?;

@@ -3,7 +3,7 @@
 use crate::balloc::Reserved;
 use crate::ctx::{Ext4, core_of};
 use crate::map::data::PAGE_BYTES;
-use crate::map::extent::{Extent, MAX_UNWRITTEN};
+use crate::map::node::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
 use ivers_vfs::{Inode, RangeKind, Result};
 
@@ -39,7 +39,13 @@ impl Ext4 {
                     }
                     RangeKind::Hole => {
                         let most = mapping.len.min(u64::from(MAX_UNWRITTEN)) as u32;
-                        let reserved = self.reserve_blocks(inode, self.goal_after(inode, at)?, most)?;
+                        let goal = self.goal_after(inode, at)?;
+                        let grows = at << bits >= core_of(inode).read().disk_size;
+                        let reserved = if grows {
+                            self.reserve_growing(inode, goal, at, most)?
+                        } else {
+                            self.reserve_blocks(inode, goal, most)?
+                        };
                         mapping.block = reserved.start;
                         let len = u64::from(reserved.len);
                         pending.push(Pending::New(at, reserved));

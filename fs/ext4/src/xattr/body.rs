@@ -131,6 +131,10 @@ impl Table {
                 hash: le32(area, at + 12),
             });
         })?;
+        // Encoding lays values out one after the other: values that share bytes would not fit where they came from.
+        if !attributes.is_empty() && !self.fits(area.len(), &attributes) {
+            return Err("attributes' values overlap");
+        }
         Ok(attributes)
     }
 

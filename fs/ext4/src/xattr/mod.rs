@@ -323,6 +323,23 @@ mod tests {
     }
 
     #[test]
+    fn values_that_share_bytes_are_errors() {
+        let named = |name: &[u8]| Attribute {
+            index: 1,
+            name: name.to_vec(),
+            value: Value::Here(vec![1; 30]),
+            hash: 0,
+        };
+        let mut area = Table::Body.encode(96, &[named(b"a")]);
+        // The same value once more, under another name.
+        let (first, second) = (4, 4 + 20);
+        area.copy_within(first..second, second);
+        area[second + 16] = b'b';
+        assert!(Table::Body.parse(&area).is_err());
+        assert!(body::without_inline_data(&area).is_err());
+    }
+
+    #[test]
     fn hostile_tables_are_errors() {
         let attribute =
             Attribute { index: 1, name: b"name".to_vec(), value: Value::Here(vec![1; 20]), hash: 0 };

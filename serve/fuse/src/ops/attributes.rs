@@ -94,12 +94,12 @@ impl Ops {
         };
         let none = Errno::from_i32(ENODATA);
         match asked {
-            Asked::Semantics => reply::value(cookie::semantics(&s.vfs).as_bytes(), size, reply),
+            Asked::Semantics => reply::value(cookie::semantics(&s.vfs).to_string().as_bytes(), size, reply),
             Asked::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
             Asked::Mount => reply::value(cookie::mount(&s.vfs, &s.server).as_bytes(), size, reply),
             Asked::Generation => reply::value(node.inode.generation.to_string().as_bytes(), size, reply),
             Asked::Unknown => reply.error(none),
-            Asked::Change | Asked::Stored if cookie::missing(&s.vfs).is_some() => reply.error(none),
+            Asked::Change | Asked::Stored if s.vfs.no_cookie().is_some() => reply.error(none),
             // A caller that only wants room is not one who looks: the longest number there is.
             Asked::Change if size == 0 => reply.size(cookie::DECIMAL_MAX),
             Asked::Change => s.query(node, move |change| match change {

@@ -1,0 +1,119 @@
+//! What stands behind `-o`.
+
+use anyhow::Result;
+use ivers_fuse::FuseOptions;
+use ivers_vfs::{AtimeMode, ChangeMode, MountOptions};
+
+use crate::failure::usage;
+use crate::image::How;
+use crate::show;
+
+/// What `-o` said, sorted by whom it concerns.
+pub struct Options {
+    /// How to open the image.
+    pub how: How,
+    /// For the VFS.
+    pub vfs: MountOptions,
+    /// For the front end.
+    pub fuse: FuseOptions,
+    /// Lock the process that parses in.
+    pub sandbox: bool,
+}
+
+/// Split at commas; `\,` is a comma in a value.
+fn split(words: &[String]) -> Vec<String> {
+    let mut all = Vec::new();
+    for word in words {
+        let mut one = String::new();
+        let mut chars = word.chars();
+        while let Some(c) = chars.next() {
+            match c {
+                ',' => all.push(std::mem::take(&mut one)),
+                '\\' => one.extend(chars.next()),
+                c => one.push(c),
+            }
+        }
+        all.push(one);
+    }
+    all.retain(|option| !option.is_empty());
+    all
+}
+
+/// Sort the words behind `-o`.
+pub fn parse(words: &[String]) -> Result<Options> {
+    let mut how = How { read_only: false, ..How::default() };
+    let mut vfs = MountOptions::default();
+    let mut fuse = FuseOptions::default();
+    let mut sandbox = true;
+    for option in split(words) {
+        let bad = |why: &str| usage(format!("mount option {option}: {why}"));
+        let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(n, v)| (n, Some(v)));
+        match (name, value) {
+            ("iversion", Some("lazy")) | ("i_version", None) => vfs.mode = ChangeMode::Lazy,
+            ("iversion", Some("eager")) => vfs.mode = ChangeMode::Eager,
+            ("iversion", Some("off")) | ("noiversion", None) => vfs.mode = ChangeMode::Off,
+            ("iversion", _) => return Err(bad("must be lazy, eager or off")),
+            ("lazytime", None) => vfs.lazytime = true,
+            ("nolazytime", None) => vfs.lazytime = false,
+            ("relatime", None) => vfs.atime = AtimeMode::Relative,
+            ("noatime", None) => vfs.atime = AtimeMode::Never,
+            ("strictatime" | "atime", None) => vfs.atime = AtimeMode::Strict,
+            ("cache", value) => {
+                how.cache_bytes = value
+                    .and_then(show::parse_size)
+                    .filter(|&bytes| bytes >= 4 << 20)
+                    .ok_or_else(|| bad("must be a size of at least 4M, as 64M or 1G"))?;
+            }
+            ("commit", value) => {
+                how.commit_s = value
+                    .and_then(|v| v.parse().ok())
+                    .filter(|s| (1..=900).contains(s))
+                    .ok_or_else(|| bad("must be a number of seconds from 1 to 900"))?;
+            }
+            ("sandbox", None) => sandbox = true,
+            ("nosandbox", None) => sandbox = false,
+            ("trust-foreign", None) => how.trust_foreign = true,
+            ("norecovery" | "noload", None) => how.no_replay = true,
+            // What mount(8) and fstab add for themselves.
+            (
+                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "nofail" | "_netdev" | "loop",
+                None,
+            ) => {}
+            (name, _) if name.starts_with("x-") => {}
+            _ => {
+                if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
+                    return Err(bad("unknown; see ivers mount --help"));
+                }
+            }
+        }
+    }
+    how.read_only = fuse.read_only;
+    if how.no_replay && !how.read_only {
+        return Err(usage("mount option norecovery: only with ro, or the journal would be lost"));
+    }
+    Ok(Options { how, vfs, fuse, sandbox })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(text: &str) -> Result<Options> {
+        parse(&[text.to_owned()])
+    }
+
+    #[test]
+    fn options_find_their_way() {
+        let all =
+            options("ro,iversion=eager,lazytime,noatime,cache=64M,commit=9,allow_other,x-systemd.automount")
+                .unwrap();
+        assert!(all.how.read_only && all.vfs.lazytime && all.fuse.allow_other);
+        assert_eq!((all.how.cache_bytes, all.how.commit_s), (64 << 20, 9));
+        assert_eq!((all.vfs.mode, all.vfs.atime), (ChangeMode::Eager, AtimeMode::Never));
+        assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
+        assert_eq!(split(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
+        for bad in ["iversion=maybe", "cache=1", "cache", "commit=0", "norecovery", "nonsense", "threads=0"] {
+            assert!(options(bad).is_err(), "{bad}");
+        }
+    }
+}

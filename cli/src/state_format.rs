@@ -1,0 +1,188 @@
+//! The file that `changed` saves: which files there were, and the change attribute of each.
+//!
+//! ```text
+//! magic     8 bytes  "ivstate1"
+//! instance  length and bytes: the filesystem, or the mount where values do not outlive it
+//! count     number of records
+//! record    shared (bytes in common with the path before), length and bytes of the rest,
+//!           directory (0 or 1), ino, generation, has-change (0 or 1), change
+//! check     8 bytes, little-endian: FNV-1a of all before
+//! ```
+//!
+//! Numbers are LEB128. Records are sorted by path. Paths share their beginnings, so a few bytes can stand for many: what all paths
+//! take together is bounded by the length of the file (see [`State::is_loadable`]).
+
+use std::collections::BTreeMap;
+
+const MAGIC: &[u8; 8] = b"ivstate1";
+
+/// What tells lives of a file apart, and whether it changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The inode number.
+    pub ino: u64,
+    /// Which life of that number.
+    pub generation: u32,
+    /// The change attribute, if there is one.
+    pub change: Option<u64>,
+}
+
+/// One file of a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Who it is and whether it changed.
+    pub identity: Identity,
+    /// It is a directory.
+    pub is_dir: bool,
+}
+
+/// A saved state.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct State {
+    /// Values of different instances are never compared.
+    pub instance: String,
+    /// By path, relative to the tree.
+    pub files: BTreeMap<Vec<u8>, Record>,
+}
+
+fn put(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn take(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        let part = u64::from(byte & 0x7f);
+        value |= part.checked_shl(shift).filter(|v| v >> shift == part)?;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let len = usize::try_from(take(bytes)?).ok()?;
+    let (taken, rest) = bytes.split_at_checked(len)?;
+    *bytes = rest;
+    Some(taken)
+}
+
+fn check(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Bytes that the paths of a state of `len` bytes may take in memory. Honest trees stay far below: each record has some twenty
+/// bytes of its own.
+fn paths_max(len: usize) -> usize {
+    len.saturating_mul(64).saturating_add(64 << 20)
+}
+
+impl State {
+    /// Whether a state that was encoded into `len` bytes can be read again.
+    pub fn is_loadable(&self, len: usize) -> bool {
+        self.files.keys().map(Vec::len).sum::<usize>() <= paths_max(len)
+    }
+
+    /// The bytes to save.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        put(&mut out, self.instance.len() as u64);
+        out.extend_from_slice(self.instance.as_bytes());
+        put(&mut out, self.files.len() as u64);
+        let mut before: &[u8] = b"";
+        for (path, record) in &self.files {
+            let shared = path.iter().zip(before).take_while(|(a, b)| a == b).count();
+            put(&mut out, shared as u64);
+            put(&mut out, (path.len() - shared) as u64);
+            out.extend_from_slice(&path[shared..]);
+            out.push(u8::from(record.is_dir));
+            put(&mut out, record.identity.ino);
+            put(&mut out, u64::from(record.identity.generation));
+            out.push(u8::from(record.identity.change.is_some()));
+            put(&mut out, record.identity.change.unwrap_or(0));
+            before = path;
+        }
+        let sum = check(&out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    /// What was saved; `None` if the bytes are no state, or damaged.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (body, sum) = bytes.split_last_chunk::<8>()?;
+        if check(body) != u64::from_le_bytes(*sum) {
+            return None;
+        }
+        Self::decode_body(body)
+    }
+
+    /// All but the checksum.
+    pub fn decode_body(body: &[u8]) -> Option<Self> {
+        let mut rest = body.strip_prefix(MAGIC)?;
+        let instance = String::from_utf8(take_bytes(&mut rest)?.to_vec()).ok()?;
+        let count = take(&mut rest)?;
+        let mut files = BTreeMap::new();
+        let mut path = Vec::new();
+        let mut room = paths_max(body.len());
+        for _ in 0..count {
+            let shared = usize::try_from(take(&mut rest)?).ok().filter(|&n| n <= path.len())?;
+            path.truncate(shared);
+            path.extend_from_slice(take_bytes(&mut rest)?);
+            room = room.checked_sub(path.len())?;
+            let is_dir = take(&mut rest)? != 0;
+            let ino = take(&mut rest)?;
+            let generation = u32::try_from(take(&mut rest)?).ok()?;
+            let has_change = take(&mut rest)? != 0;
+            let change = take(&mut rest)?;
+            let identity = Identity { ino, generation, change: has_change.then_some(change) };
+            files.insert(path.clone(), Record { identity, is_dir });
+        }
+        rest.is_empty().then_some(State { instance, files })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_survive_the_round_trip_and_damage_is_seen() {
+        let mut state = State { instance: "00ff".into(), ..State::default() };
+        for (path, change) in [("a", Some(1)), ("a/b", Some(u64::MAX >> 1)), ("a/bc", None), ("z", Some(0))] {
+            let identity = Identity { ino: 12, generation: u32::MAX, change };
+            state.files.insert(path.into(), Record { identity, is_dir: path == "a" });
+        }
+        let bytes = state.encode();
+        assert_eq!(State::decode(&bytes), Some(state));
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(State::decode(&damaged), None, "byte {at}");
+            assert_eq!(State::decode(&bytes[..at]), None);
+        }
+    }
+
+    #[test]
+    fn few_bytes_do_not_become_many() {
+        let mut bytes = MAGIC.to_vec();
+        put(&mut bytes, 0);
+        put(&mut bytes, 200_001);
+        put(&mut bytes, 0);
+        put(&mut bytes, 100_000);
+        bytes.extend_from_slice(&[b'x'; 100_000]);
+        bytes.extend_from_slice(&[0; 5]);
+        for n in 0..200_000u32 {
+            put(&mut bytes, 100_000 - u64::from(n == 0));
+            put(&mut bytes, 1);
+            bytes.extend_from_slice(&[b'y', 0, 0, 0, 0, 0]);
+        }
+        assert_eq!(State::decode_body(&bytes), None, "20 GB of paths");
+    }
+}

@@ -1,0 +1,163 @@
+//! A mount is two processes, the one that parses is locked in, and either may die.
+
+mod common;
+
+use common::*;
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::io::Write;
+
+/// The process that parses.
+fn worker(supervisor: i32) -> i32 {
+    let children = children(supervisor);
+    assert_eq!(children.len(), 1, "one worker");
+    children[0]
+}
+
+#[test]
+fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let supervisor = place.mount("rw");
+    let worker = worker(supervisor);
+    assert_eq!(status(supervisor, "NoNewPrivs"), "0", "it must stay able to call fusermount3");
+    if about(&place.dir)["sandbox"] == "landlock, seccomp" {
+        assert_eq!(status(worker, "Seccomp"), "2");
+        assert_eq!(status(worker, "NoNewPrivs"), "1");
+        assert_eq!(status(worker, "CapEff"), "0000000000000000");
+    } else {
+        assert!(std::env::var_os("CI").is_none(), "no whole sandbox: {}", place.log());
+        assert!(place.log().contains("the sandbox is not whole"), "{}", place.log());
+    }
+
+    fs::create_dir(place.path("d")).unwrap();
+    fs::write(place.path("d/f"), vec![7; 3 << 20]).unwrap();
+    fs::rename(place.path("d/f"), place.path("f")).unwrap();
+    assert_eq!(fs::read(place.path("f")).unwrap(), vec![7; 3 << 20]);
+    xattr::set(place.path("f"), "user.note", b"x").unwrap();
+
+    // Open for writing and dirty: the answer needs a file opened through the mount, which the worker cannot do.
+    // Had it been forced, two answers would differ.
+    let mut file = File::create(place.path("d/open")).unwrap();
+    file.write_all(b"one").unwrap();
+    let first = change(&place.path("d/open"));
+    assert_eq!(change(&place.path("d/open")), first, "the query was flushed, not forced");
+    file.write_all(b"two").unwrap();
+    assert!(change(&place.path("d/open")) > first);
+    drop(file);
+
+    place.unmount();
+    assert!(!runs(supervisor) && !runs(worker));
+    assert_eq!(fs::read_dir(&place.dir).unwrap().count(), 0);
+    place.image.check().unwrap();
+}
+
+#[test]
+fn nosandbox_turns_it_off() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let supervisor = place.mount("nosandbox");
+    assert_eq!(status(worker(supervisor), "Seccomp"), "0");
+    assert!(about(&place.dir)["sandbox"].is_null());
+    place.unmount();
+}
+
+#[test]
+fn sigterm_unmounts_cleanly() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    for to_both in [false, true] {
+        let supervisor = place.mount("rw");
+        let worker = worker(supervisor);
+        fs::write(place.path("f"), b"kept").unwrap();
+        if to_both {
+            // As a terminal does, or systemd.
+            signal(worker, Signal::TERM);
+        }
+        signal(supervisor, Signal::TERM);
+        wait_until("both processes end", || !runs(supervisor) && !runs(worker));
+        assert!(mount_line(&place.dir).is_none());
+        place.image.check().unwrap();
+    }
+    // Clean: nothing was replayed and no epoch raised.
+    place.mount("rw");
+    assert_eq!(change(&place.path("f")) >> 40, 1, "the first epoch still");
+    place.unmount();
+}
+
+#[test]
+fn a_dead_worker_leaves_errors_and_a_way_out() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let supervisor = place.mount("rw");
+    let mut file = File::create(place.path("f")).unwrap();
+    file.write_all(b"synced").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    signal(worker(supervisor), Signal::KILL);
+    wait_until("the supervisor notices", || !runs(supervisor));
+    assert!(place.log().contains("killed by signal 9"), "{}", place.log());
+    // What programs write now must not land in the directory below.
+    let error = fs::write(place.path("g"), b"lost").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+    let again = ivers(["mount".as_ref(), place.image.path().as_os_str(), place.dir.as_os_str()]);
+    assert_eq!(again.status.code(), Some(6), "{}", said(&again));
+    assert!(said(&again).contains("ivers unmount"), "{}", said(&again));
+    place.unmount();
+    assert_eq!(fs::read_dir(&place.dir).unwrap().count(), 0);
+    place.mount("rw");
+    assert_eq!(fs::read(place.path("f")).unwrap(), b"synced");
+    place.unmount();
+    place.image.check().unwrap();
+}
+
+#[test]
+fn the_worker_dies_with_its_supervisor() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let supervisor = place.mount("rw");
+    let worker = worker(supervisor);
+    signal(supervisor, Signal::KILL);
+    wait_until("the worker ends", || !runs(worker));
+    place.unmount();
+    // The lock went with it.
+    place.mount("rw");
+    place.unmount();
+    place.image.check().unwrap();
+}
+
+#[test]
+fn a_bad_image_is_refused_and_nothing_stays() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let bad = place.image.dir().join("bad");
+    fs::write(&bad, vec![0x5a; 1 << 20]).unwrap();
+    let output = ivers(["mount".as_ref(), bad.as_os_str(), place.dir.as_os_str()]);
+    assert!([Some(4), Some(5)].contains(&output.status.code()), "{}", said(&output));
+    assert_eq!(ivers_oracle::said(&output).lines().count(), 1, "{}", said(&output));
+    assert!(mount_line(&place.dir).is_none());
+    assert_eq!(fs::read(&bad).unwrap(), vec![0x5a; 1 << 20]);
+
+    // A good image on a bad place: what was opened is closed again, cleanly.
+    let file = place.image.dir().join("file");
+    fs::write(&file, b"").unwrap();
+    let output = ivers(["mount".as_ref(), place.image.path().as_os_str(), file.as_os_str()]);
+    assert!(said(&output).contains("not a directory"), "{}", said(&output));
+    place.image.check().unwrap();
+    place.mount("rw");
+    fs::write(place.path("f"), b"").unwrap();
+    assert_eq!(change(&place.path("f")) >> 40, 1, "the first epoch still");
+    place.unmount();
+}

@@ -1,0 +1,170 @@
+//! Changes of many extents at once: marking, shifting and cutting what is mapped.
+
+use super::node::{ENTRY, Extent, HEADER, MAX_UNWRITTEN, entries, entry, key, remove_at};
+use crate::ctx::{Ext4, Handle, InodeCore};
+use ivers_vfs::{Inode, Result};
+
+impl Ext4 {
+    /// Join the extent that begins at `file_block` with its neighbours in the same leaf.
+    fn extent_join(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        file_block: u32,
+    ) -> Result<()> {
+        let path = self.extent_path(inode, core, file_block)?;
+        let leaf = &path[path.len() - 1];
+        for index in [leaf.index, leaf.index.wrapping_sub(1)] {
+            let joined = self.with_node(core, leaf, |node| {
+                if index.saturating_add(1) >= entries(node) {
+                    return None;
+                }
+                let (left, right) =
+                    (Extent::decode(entry(node, index)), Extent::decode(entry(node, index + 1)));
+                left.joins(&right).then(|| Extent { len: left.len + right.len, ..left })
+            });
+            if let Some(joined) = joined {
+                self.change_node(h, inode, core, leaf, |node| {
+                    let at = HEADER + index * ENTRY;
+                    node[at..at + ENTRY].copy_from_slice(&joined.encode());
+                    remove_at(node, index + 1);
+                })?;
+            }
+        }
+        self.shorten(h, inode, core)
+    }
+
+    /// Mark what is mapped in `from..to` written or unwritten. An error leaves every block mapped.
+    pub(super) fn extent_mark(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        to: u64,
+        unwritten: bool,
+    ) -> Result<()> {
+        let mut at = from;
+        while at < to {
+            let Ok(wanted) = u32::try_from(at) else { return Ok(()) };
+            let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(()) };
+            let start = u64::from(extent.file_block);
+            let first = at.max(start);
+            let mut last = to.min(extent.end());
+            if first >= last {
+                return Ok(());
+            }
+            if extent.unwritten != unwritten {
+                last = last.min(first + u64::from(MAX_UNWRITTEN));
+                let marked = Extent { unwritten, ..extent.part(first, last) };
+                let head = (first > start).then(|| extent.part(start, first));
+                let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
+                let pieces: Vec<Extent> = head.into_iter().chain([marked]).chain(tail).collect();
+                self.extent_replace(h, inode, core, extent.file_block, &pieces)?;
+                self.extent_join(h, inode, core, marked.file_block)?;
+            }
+            at = last;
+        }
+        Ok(())
+    }
+
+    /// Shift the extents of one leaf that begin at or behind `from` down by `by` blocks; what they move over must be a hole.
+    /// Returns where to go on, `None` at the end. Needs no new blocks.
+    pub(super) fn extent_shift_down(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u64,
+        by: u32,
+    ) -> Result<Option<u64>> {
+        let Ok(wanted) = u32::try_from(from) else { return Ok(None) };
+        let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(None) };
+        let path = self.extent_path(inode, core, extent.file_block)?;
+        let level = path.len() - 1;
+        let leaf = &path[level];
+        if extent.file_block < by || u64::from(extent.file_block) < from {
+            return Err(self.corrupt_inode("extent tree: an extent lies where a hole was made", inode));
+        }
+        let end = self.change_node(h, inode, core, leaf, |node| {
+            let mut end = from;
+            for index in leaf.index..entries(node) {
+                let extent = Extent::decode(entry(node, index));
+                end = extent.end();
+                let at = HEADER + index * ENTRY;
+                node[at..at + 4].copy_from_slice(&extent.file_block.saturating_sub(by).to_le_bytes());
+            }
+            end
+        })?;
+        if leaf.index == 0 {
+            self.lift_key(h, inode, core, &path, level)?;
+        }
+        if end <= from {
+            return Err(self.corrupt_inode("extent tree: a leaf without end", inode));
+        }
+        Ok(Some(end))
+    }
+
+    /// Shift the extents of the last leaf that begins before `limit` up by `by` blocks, as far as they begin at or behind
+    /// `from`. Returns the next limit, `None` when all are shifted. Needs no new blocks.
+    pub(super) fn extent_shift_up(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        from: u32,
+        limit: u64,
+        by: u32,
+    ) -> Result<Option<u64>> {
+        if limit <= u64::from(from) {
+            return Ok(None);
+        }
+        let path = self.extent_path(inode, core, (limit - 1) as u32)?;
+        let level = path.len() - 1;
+        let leaf = &path[level];
+        let (first, last_end) = self.with_node(core, leaf, |node| {
+            let count = entries(node).min(leaf.index + 1);
+            let first =
+                (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
+            (first, first.map(|_| Extent::decode(entry(node, count - 1)).end()))
+        });
+        let (Some(first), Some(last_end)) = (first, last_end) else { return Ok(None) };
+        if last_end + u64::from(by) > u64::from(u32::MAX) {
+            return Err(ivers_vfs::NameError::TooLarge.into());
+        }
+        let next = self.change_node(h, inode, core, leaf, |node| {
+            let next = key(node, first);
+            for index in first..=leaf.index {
+                let moved = key(node, index).saturating_add(by);
+                let at = HEADER + index * ENTRY;
+                node[at..at + 4].copy_from_slice(&moved.to_le_bytes());
+            }
+            next
+        })?;
+        if first == 0 {
+            self.lift_key(h, inode, core, &path, level)?;
+            return Ok(Some(u64::from(next)));
+        }
+        Ok(None)
+    }
+
+    /// Cut the extent that holds `at` in two there, so that no extent crosses it.
+    pub(super) fn extent_cut(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        at: u32,
+    ) -> Result<()> {
+        match self.extent_at_or_after(inode, core, at)? {
+            Some(extent) if extent.file_block < at => {
+                let middle = u64::from(at);
+                let pieces =
+                    [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
+                self.extent_replace(h, inode, core, extent.file_block, &pieces)
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The bytes of an extent tree's nodes.
+//!
+//! A node is a header of 12 bytes and entries of 12 bytes (format documentation, "Extent Tree"): the root lies in the
+//! 60 bytes of `i_block`, every other node fills a block and ends with a checksum where metadata has them.
+//!
+//! Nothing here checks bounds that come from the bytes: callers have verified the node, or made it.
+
+pub(super) const MAGIC: u16 = 0xF30A;
+pub(super) const HEADER: usize = 12;
+pub(super) const ENTRY: usize = 12;
+pub(super) const MAX_DEPTH: u16 = 5;
+/// What the smallest node, the root, holds.
+pub(super) const LEAST_CAPACITY: usize = 4;
+/// Longest written extent; a longer `ee_len` marks `ee_len - 32768` unwritten blocks.
+pub(crate) const MAX_LEN: u32 = 32_768;
+/// Longest unwritten extent.
+pub(crate) const MAX_UNWRITTEN: u32 = 32_767;
+
+/// A run of file blocks on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub file_block: u32,
+    pub len: u32,
+    pub start: u64,
+    pub unwritten: bool,
+}
+
+impl Extent {
+    pub fn end(&self) -> u64 {
+        u64::from(self.file_block) + u64::from(self.len)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Self {
+        let len = u32::from(u16_at(bytes, 4));
+        let unwritten = len > MAX_LEN;
+        Self {
+            file_block: u32_at(bytes, 0),
+            len: if unwritten { len - MAX_LEN } else { len },
+            start: u64::from(u32_at(bytes, 8)) | u64::from(u16_at(bytes, 6)) << 32,
+            unwritten,
+        }
+    }
+
+    pub fn encode(&self) -> [u8; ENTRY] {
+        let mut bytes = [0; ENTRY];
+        let len = if self.unwritten { self.len + MAX_LEN } else { self.len };
+        bytes[..4].copy_from_slice(&self.file_block.to_le_bytes());
+        bytes[4..6].copy_from_slice(&(len as u16).to_le_bytes());
+        bytes[6..8].copy_from_slice(&((self.start >> 32) as u16).to_le_bytes());
+        bytes[8..].copy_from_slice(&(self.start as u32).to_le_bytes());
+        bytes
+    }
+
+    /// Whether `next` continues this run on both sides and the two fit into one entry.
+    pub fn joins(&self, next: &Extent) -> bool {
+        let max = if self.unwritten { MAX_UNWRITTEN } else { MAX_LEN };
+        self.unwritten == next.unwritten
+            && self.end() == u64::from(next.file_block)
+            && self.start + u64::from(self.len) == next.start
+            && self.len + next.len <= max
+    }
+
+    /// The part of the extent from `from` to `to` (file blocks inside it).
+    pub fn part(&self, from: u64, to: u64) -> Extent {
+        Extent {
+            file_block: from as u32,
+            len: (to - from) as u32,
+            start: self.start + (from - u64::from(self.file_block)),
+            ..*self
+        }
+    }
+}
+
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+pub(super) fn entries(node: &[u8]) -> usize {
+    usize::from(u16_at(node, 2))
+}
+
+pub(super) fn capacity(node: &[u8]) -> usize {
+    usize::from(u16_at(node, 4))
+}
+
+pub(super) fn depth(node: &[u8]) -> u16 {
+    u16_at(node, 6)
+}
+
+pub(super) fn entry(node: &[u8], index: usize) -> &[u8] {
+    &node[HEADER + index * ENTRY..HEADER + (index + 1) * ENTRY]
+}
+
+pub(super) fn key(node: &[u8], index: usize) -> u32 {
+    u32_at(entry(node, index), 0)
+}
+
+pub(super) fn child(node: &[u8], index: usize) -> u64 {
+    let bytes = entry(node, index);
+    u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32
+}
+
+pub(super) fn index_entry(key: u32, block: u64) -> [u8; ENTRY] {
+    let mut bytes = [0; ENTRY];
+    bytes[..4].copy_from_slice(&key.to_le_bytes());
+    bytes[4..8].copy_from_slice(&(block as u32).to_le_bytes());
+    bytes[8..10].copy_from_slice(&((block >> 32) as u16).to_le_bytes());
+    bytes
+}
+
+pub(super) fn set_entries(node: &mut [u8], count: usize) {
+    node[2..4].copy_from_slice(&(count as u16).to_le_bytes());
+}
+
+pub(super) fn put_header(node: &mut [u8], capacity: usize, depth: u16) {
+    node[..2].copy_from_slice(&MAGIC.to_le_bytes());
+    node[2..4].fill(0);
+    node[4..6].copy_from_slice(&(capacity as u16).to_le_bytes());
+    node[6..8].copy_from_slice(&depth.to_le_bytes());
+    node[8..12].fill(0);
+}
+
+pub(super) fn insert_at(node: &mut [u8], index: usize, bytes: &[u8; ENTRY]) {
+    let count = entries(node);
+    let (from, to) = (HEADER + index * ENTRY, HEADER + count * ENTRY);
+    node.copy_within(from..to, from + ENTRY);
+    node[from..from + ENTRY].copy_from_slice(bytes);
+    set_entries(node, count + 1);
+}
+
+pub(super) fn remove_at(node: &mut [u8], index: usize) {
+    let count = entries(node);
+    node.copy_within(HEADER + (index + 1) * ENTRY..HEADER + count * ENTRY, HEADER + index * ENTRY);
+    set_entries(node, count - 1);
+}
+
+/// The last entry whose key is not above `block`; 0 if all are.
+pub(super) fn find(node: &[u8], block: u32) -> usize {
+    let (mut low, mut high) = (0, entries(node));
+    while low < high {
+        let middle = (low + high) / 2;
+        if key(node, middle) <= block { low = middle + 1 } else { high = middle }
+    }
+    low.saturating_sub(1)
+}
+
+/// An empty root.
+pub(crate) fn empty_root() -> [u8; 60] {
+    let mut root = [0; 60];
+    put_header(&mut root, 4, 0);
+    root
+}

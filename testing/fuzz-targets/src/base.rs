@@ -1,0 +1,59 @@
+//! The small images that inputs damage: one a kind of image, made by others' mkfs and filled by `examples/bases.rs`.
+
+use crate::place::{Class, Place, places};
+use flate2::read::DeflateDecoder;
+use ivers_block::{Device, MemDevice};
+use ivers_ext4::layout::Superblock;
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::{Arc, LazyLock};
+
+/// An image, and where its structures lie.
+pub struct Base {
+    /// Its name.
+    pub name: &'static str,
+    /// Its bytes; never written.
+    pub device: Arc<dyn Device>,
+    /// Its superblock.
+    pub superblock: Superblock,
+    /// Its structures.
+    pub places: HashMap<Class, Vec<Place>>,
+}
+
+macro_rules! bases {
+    ($($name:literal)*) => {
+        const PACKED: &[(&str, &[u8])] = &[$(($name, include_bytes!(concat!("../bases/", $name, ".z")))),*];
+    };
+}
+
+bases! {
+    "ext4_defaults"
+    "ext4_1k_blocks"
+    "ext4_2k_blocks"
+    "ext4_small_inodes"
+    "ext4_without_journal"
+    "ext4_meta_bg"
+    "ext4_sparse_super2"
+    "ext4_uninit_bg"
+    "ext4_seed_large_dir_project"
+    "ext4_inline_data"
+    "ext4_ea_inode"
+    "ext4_orphan_file"
+    "ext3"
+    "ext2"
+    "dirty_ext4"
+    "dirty_ext3"
+}
+
+/// All images.
+pub static BASES: LazyLock<Vec<Base>> =
+    LazyLock::new(|| PACKED.iter().map(|(name, packed)| load(name, packed)).collect());
+
+fn load(name: &'static str, packed: &[u8]) -> Base {
+    let mut image = Vec::new();
+    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let superblock =
+        Superblock::parse(&image[1024..2048], image.len() as u64, name).expect("a base has a superblock");
+    let places = places(&image, &superblock);
+    Base { name, device: Arc::new(MemDevice::from_bytes(&image)), superblock, places }
+}

@@ -1,0 +1,62 @@
+//! The bodies of the fuzz targets, one a decoder, and one for mounting and working on damaged images.
+//!
+//! `fuzz/` runs them under libFuzzer; `tests/replay.rs` runs them over the inputs that once failed, with a stable compiler. A target
+//! returns whatever the bytes are: a panic, an overflow, a hang or a flood of memory is a finding.
+//!
+//! The targets of image structures do not take images, which would be too large to mutate well. An input names one of the small
+//! images in `bases/`, says which structures of it to overwrite with what, and which calls to make then: see [`input`].
+
+#![forbid(unsafe_code)]
+
+pub mod base;
+mod fix;
+pub mod input;
+mod journal;
+pub mod place;
+mod plain;
+pub mod seeds;
+mod work;
+
+use place::Class;
+
+/// A fuzz target.
+pub struct Target {
+    /// Its name, in `fuzz/`, on the command line and as the folder of its inputs.
+    pub name: &'static str,
+    /// Longest input worth trying.
+    pub max_len: usize,
+    /// Runs one input.
+    pub run: fn(&[u8]),
+    /// Structures that its inputs overwrite; none: the input is the structure.
+    pub classes: &'static [Class],
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "superblock", max_len: 2048, run: plain::superblock, classes: SUPERBLOCK },
+    Target { name: "inode", max_len: 1024, run: |input| work::run(input, INODE), classes: INODE },
+    Target { name: "extent", max_len: 1024, run: |input| work::run(input, EXTENT), classes: EXTENT },
+    Target { name: "directory", max_len: 1024, run: |input| work::run(input, DIRECTORY), classes: DIRECTORY },
+    Target { name: "xattr", max_len: 1024, run: |input| work::run(input, XATTR), classes: XATTR },
+    Target { name: "journal", max_len: 4096, run: journal::run, classes: JOURNAL },
+    Target { name: "epoch", max_len: 256, run: plain::epoch, classes: &[] },
+    Target {
+        name: "mount_walk",
+        max_len: 4096,
+        run: |input| work::run(input, Class::ALL),
+        classes: Class::ALL,
+    },
+    Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
+];
+
+pub(crate) const SUPERBLOCK: &[Class] = &[Class::Superblock];
+const INODE: &[Class] = &[Class::GroupDescriptor, Class::InodeSlot, Class::Bitmap];
+const EXTENT: &[Class] = &[Class::SlotMap, Class::MapNode];
+const DIRECTORY: &[Class] = &[Class::DirBlock, Class::DirSlot];
+const XATTR: &[Class] = &[Class::SlotBody, Class::XattrBlock, Class::EaInode];
+pub(crate) const JOURNAL: &[Class] = &[Class::Journal];
+
+/// The target of a name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

@@ -1,0 +1,258 @@
+//! Damages a base image, mounts it, walks it, and makes the calls that the input asks for.
+
+use crate::base::{BASES, Base};
+use crate::fix::fix;
+use crate::input::{Call, Flags, Input};
+use crate::place::Class;
+use ivers_block::{Budget, Device, OverlayDevice};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Bound of the caches: a damaged image must not need more.
+const CACHE_BYTES: u64 = 8 << 20;
+/// Inodes that a walk visits.
+const MAX_VISITED: usize = 160;
+/// Names read from one directory.
+const MAX_NAMES: usize = 300;
+
+/// Runs an input whose patches hit structures of `classes`.
+pub fn run(input: &[u8], classes: &[Class]) {
+    let mut rest = Input::new(input);
+    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
+    let flags = Flags(rest.byte());
+    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
+    damage(base, &device, classes, flags, &mut rest);
+    let calls = rest.calls();
+    if let Some(vfs) = mount(&device, flags) {
+        session(&vfs, &calls);
+        if flags.crash() {
+            drop(vfs);
+        } else {
+            let _ = vfs.unmount();
+        }
+    }
+    // What we left must at least not harm the next mount.
+    if !flags.read_only()
+        && !calls.is_empty()
+        && let Some(vfs) = mount(&device, Flags(0))
+    {
+        session(&vfs, &[]);
+        let _ = vfs.unmount();
+    }
+}
+
+fn damage(base: &Base, device: &Arc<dyn Device>, classes: &[Class], flags: Flags, rest: &mut Input<'_>) {
+    let mut hit = Vec::new();
+    for patch in rest.patches() {
+        let class = classes[usize::from(patch.class) % classes.len()];
+        let Some(places) = base.places.get(&class) else { continue };
+        let place = places[usize::from(patch.place) % places.len()];
+        let offset = usize::from(patch.offset) % place.len;
+        let bytes = &patch.bytes[..patch.bytes.len().min(place.len - offset)];
+        device.write_at(place.at + offset as u64, bytes).expect("places lie in the image");
+        hit.push((class, place));
+    }
+    if !flags.keep_checksums() {
+        hit.iter().for_each(|(class, place)| fix(base, &**device, *class, place));
+    }
+}
+
+fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
+    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    let options = OpenOptions {
+        read_only: flags.read_only(),
+        no_replay: flags.no_replay() && flags.read_only(),
+        budget: budget.clone(),
+        ..OpenOptions::default()
+    };
+    let fs = Ext4::open(device.clone(), options).ok()?;
+    let options = MountOptions {
+        cache_bytes: CACHE_BYTES,
+        budget: Some(budget),
+        background: false,
+        read_only: flags.read_only(),
+        ..MountOptions::default()
+    };
+    Vfs::mount(fs, options).ok()
+}
+
+/// An inode, and the name that it was found by.
+struct Seen {
+    inode: InodeRef,
+    dir: InodeRef,
+    name: Vec<u8>,
+}
+
+fn session(vfs: &Arc<Vfs>, calls: &[Call]) {
+    let Ok(root) = vfs.root() else { return };
+    let _ = vfs.stat_fs();
+    let mut seen = vec![Seen { inode: root.clone(), dir: root.clone(), name: b"..".to_vec() }];
+    walk(vfs, &root, 0, &mut seen);
+    for (number, call) in calls.iter().enumerate() {
+        let on = usize::from(call.on) % seen.len();
+        make(vfs, &mut seen, on, *call, number);
+    }
+    let _ = vfs.sync();
+}
+
+fn names_of(vfs: &Arc<Vfs>, dir: &InodeRef, cursor: u64) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let _ = vfs.readdir(dir, cursor, &mut |entry| {
+        assert!(!entry.name.is_empty() && entry.name.len() <= 255, "a name of {} bytes", entry.name.len());
+        names.push(entry.name.to_vec());
+        if names.len() < MAX_NAMES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    names
+}
+
+fn walk(vfs: &Arc<Vfs>, dir: &InodeRef, depth: u32, seen: &mut Vec<Seen>) {
+    let cred = Cred::root();
+    for name in names_of(vfs, dir, 0).iter().filter(|name| *name != b"." && *name != b"..") {
+        if seen.len() >= MAX_VISITED {
+            return;
+        }
+        let Ok(inode) = vfs.lookup(&cred, dir, name) else { continue };
+        // Other names of an inode show nothing new.
+        if seen.iter().all(|other| other.inode.ino != inode.ino) {
+            look(vfs, &inode);
+        }
+        seen.push(Seen { inode: inode.clone(), dir: dir.clone(), name: name.clone() });
+        if inode.kind == FileType::Directory && depth < 4 {
+            walk(vfs, &inode, depth + 1, seen);
+        }
+    }
+}
+
+/// Reads all that an inode has, big files in part.
+fn look(vfs: &Arc<Vfs>, inode: &InodeRef) {
+    let cred = Cred::root();
+    let attr = vfs.stat(inode);
+    vfs.change(inode);
+    let mut buf = [0; 5000];
+    for offset in [0, 4096, 12 << 10, 270 << 10, 68 << 20, attr.size.saturating_sub(100), attr.size / 2] {
+        let _ = vfs.read(inode, offset, &mut buf);
+    }
+    let _ = vfs.read_link(inode);
+    for name in vfs.list_xattr(&cred, inode).unwrap_or_default() {
+        let _ = vfs.get_xattr(&cred, inode, name);
+    }
+    let mut at = 0;
+    for _ in 0..12 {
+        let Ok(data) = vfs.seek_data(inode, at) else { break };
+        let Ok(hole) = vfs.seek_hole(inode, data) else { break };
+        assert!(at <= data && data < hole, "data at {data} ends at {hole}");
+        at = hole;
+    }
+}
+
+/// Makes one call. Which of them fail is not the point.
+fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usize) {
+    let cred = Cred::root();
+    let Seen { inode, dir, name } = &seen[on];
+    let (inode, dir, name) = (inode.clone(), dir.clone(), name.clone());
+    let arg = u64::from(call.arg);
+    let offset = arg << (call.what >> 5);
+    let parent = if inode.kind == FileType::Directory { inode.clone() } else { dir.clone() };
+    let fresh =
+        [&b"new"[..], number.to_string().as_bytes(), &vec![b'x'; usize::from(call.arg % 240)]].concat();
+    let create = |spec: &CreateSpec| vfs.create(&cred, &parent, &fresh, spec, true).ok();
+    let made = match call.what % 24 {
+        0 => create(&CreateSpec::file(0o644)),
+        1 => create(&CreateSpec::directory(0o755)),
+        2 => create(&CreateSpec::symlink(vec![b't'; usize::from(call.arg % 1100) + 1])),
+        3 => {
+            let _ = vfs.unlink(&cred, &dir, &name, true);
+            None
+        }
+        4 => {
+            let _ = vfs.rmdir(&cred, &dir, &name, true);
+            None
+        }
+        5 => {
+            let _ = vfs.rename(&cred, &dir, &name, &parent, &fresh, RenameFlags::empty(), true);
+            None
+        }
+        6 => {
+            let other = &seen[usize::from(call.arg) % seen.len()];
+            let flags = if call.arg & 0x100 == 0 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
+            let (to, new) = (other.dir.clone(), other.name.clone());
+            let _ = vfs.rename(&cred, &dir, &name, &to, &new, flags, true);
+            None
+        }
+        7 => {
+            let _ = vfs.link(&cred, &inode, &seen[usize::from(call.arg) % seen.len()].dir, &fresh, false);
+            None
+        }
+        8 | 9 => {
+            let data = vec![call.what; usize::from(call.arg % 9000) + 1];
+            let flags = if call.what & 0x20 == 0 { WriteFlags::empty() } else { WriteFlags::DIRECT };
+            let _ = vfs.write(&cred, &inode, offset, &data, flags);
+            None
+        }
+        10 => {
+            let _ = vfs.write(&cred, &inode, 0, &[1; 300], WriteFlags::APPEND);
+            None
+        }
+        11 => {
+            let set = SetAttr { size: Some(offset), ..SetAttr::default() };
+            let _ = vfs.set_attr(&cred, &inode, &set);
+            None
+        }
+        12 => {
+            let set = SetAttr {
+                perm: Some(u32::from(call.arg) & 0o7777),
+                uid: Some(u32::from(call.arg) << 8),
+                project: Some(arg as u32),
+                mtime: Some(TimeSet::At(Timestamp { sec: i64::from(call.arg) << 20, nsec: 5 })),
+                ..SetAttr::default()
+            };
+            let _ = vfs.set_attr(&cred, &inode, &set);
+            None
+        }
+        13..=17 => {
+            let mode = [
+                FallocateMode::empty(),
+                FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE,
+                FallocateMode::ZERO_RANGE,
+                FallocateMode::COLLAPSE_RANGE,
+                FallocateMode::INSERT_RANGE,
+            ][usize::from(call.what % 24) - 13];
+            let block = u64::from(vfs.stat_fs().map_or(1024, |figures| figures.block_size));
+            let (start, len) = (u64::from(call.arg & 0xFF) * block, u64::from(call.arg >> 8) * block);
+            let odd = u64::from(call.what >> 5);
+            let _ = vfs.fallocate(&cred, &inode, mode, start + odd, len + odd);
+            None
+        }
+        18 | 19 => {
+            let name = format!("user.n{}", call.arg % 5);
+            let len = usize::from(call.arg) >> (call.what >> 5);
+            let _ = vfs.set_xattr(&cred, &inode, name.as_bytes(), &vec![7; len], XattrMode::Any);
+            None
+        }
+        20 => {
+            let names = vfs.list_xattr(&cred, &inode).unwrap_or_default();
+            if let Some(name) = names.get(usize::from(call.arg) % names.len().max(1)) {
+                let _ = vfs.remove_xattr(&cred, &inode, name);
+            }
+            None
+        }
+        21 => {
+            let _ = names_of(vfs, &inode, arg << (call.what >> 2));
+            None
+        }
+        22 => {
+            let _ = vfs.fsync(&inode, call.arg & 1 != 0);
+            None
+        }
+        _ => vfs.create_unnamed(&cred, &parent, &CreateSpec::file(0o600)).ok().map(|inode| (inode, None)),
+    };
+    if let Some((inode, _)) = made
+        && seen.len() < MAX_VISITED + crate::input::MAX_CALLS
+    {
+        seen.push(Seen { inode, dir: parent, name: fresh });
+    } else {
+        look(vfs, &inode);
+    }
+}

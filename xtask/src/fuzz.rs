@@ -1,0 +1,98 @@
+//! `cargo xtask fuzz`: coverage-guided fuzzing, for hours or for a try.
+
+use crate::run;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The targets: one a file of `fuzz/fuzz_targets`.
+pub fn targets() -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(root().join("fuzz/fuzz_targets"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path().file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    names
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
+}
+
+/// cargo-fuzz, installed beside the project's other build products if it is not there.
+fn cargo_fuzz() -> Option<PathBuf> {
+    let installed =
+        Command::new("cargo").args(["fuzz", "--version"]).output().is_ok_and(|o| o.status.success());
+    if installed {
+        return Some("cargo-fuzz".into());
+    }
+    let tools = root().join("target/tools");
+    let program = tools.join("bin/cargo-fuzz");
+    let tools = tools.to_str()?;
+    let there = program.is_file()
+        || run("cargo-fuzz", "cargo", &["install", "--locked", "cargo-fuzz", "--root", tools], &[]);
+    there.then_some(program)
+}
+
+fn nightly() -> bool {
+    let there =
+        Command::new("cargo").args(["+nightly", "--version"]).output().is_ok_and(|o| o.status.success());
+    if !there {
+        eprintln!("xtask: fuzzing needs a nightly compiler: rustup toolchain install nightly");
+    }
+    there
+}
+
+/// Run one target, or all one after the other, for so many minutes each. Inputs that fail lie in `fuzz/artifacts/TARGET` then:
+/// copy them to `testing/fuzz-targets/regressions/TARGET` together with the mend.
+pub fn fuzz(only: Option<&str>, minutes: u64) -> bool {
+    let targets = targets();
+    if let Some(name) = only
+        && !targets.iter().any(|target| target == name)
+    {
+        eprintln!("xtask: no fuzz target {name}; there are {}", targets.join(", "));
+        return false;
+    }
+    let corpus = root().join("fuzz/corpus");
+    let Some(program) = nightly().then(cargo_fuzz).flatten() else { return false };
+    seeds(&corpus)
+        && targets
+            .iter()
+            .filter(|target| only.is_none_or(|name| *target == name))
+            .all(|target| one(&program, target, minutes))
+}
+
+/// Write first inputs into a corpus: a folder a target.
+pub fn seeds(corpus: &Path) -> bool {
+    let dir = corpus.to_string_lossy();
+    let args = ["run", "--quiet", "-p", "ivers-fuzz-targets", "--example", "seeds", "--", &*dir];
+    run("first inputs", "cargo", &args, &[])
+}
+
+fn one(program: &Path, target: &str, minutes: u64) -> bool {
+    let seconds = format!("-max_total_time={}", minutes * 60);
+    let committed = format!("testing/fuzz-targets/corpus/{target}");
+    let failed = format!("testing/fuzz-targets/regressions/{target}");
+    let mut args = vec!["+nightly", "fuzz", "run", "--fuzz-dir", "fuzz"];
+    // The drivers have no unsafe code to watch, and inputs name places by number: without sanitizer and comparison tracing several
+    // times as many inputs are tried. Memory is bounded by the allocator of the targets.
+    args.extend(["--sanitizer", "none", "--no-trace-compares", target]);
+    let corpus = format!("fuzz/corpus/{target}");
+    args.push(&corpus);
+    args.extend(
+        [&committed, &failed].into_iter().filter(|dir| root().join(dir).is_dir()).map(String::as_str),
+    );
+    args.extend([
+        "--",
+        "-timeout=10",
+        "-rss_limit_mb=1024",
+        "-max_len=1200",
+        "-print_final_stats=1",
+        &seconds,
+    ]);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let tools = program.parent().map(Path::to_owned).unwrap_or_default();
+    let path =
+        std::env::join_paths(std::iter::once(tools).chain(std::env::split_paths(&path))).unwrap_or(path);
+    run(&format!("fuzz {target}"), "cargo", &args, &[("PATH", &*path.to_string_lossy())])
+}
