@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Rounds of the observers that make a run worth something.
+const ENOUGH: u64 = 30;
+
 /// The largest number begun and the largest completed.
 #[derive(Default)]
 struct Progress {
@@ -23,7 +26,7 @@ impl Progress {
 }
 
 /// A writer of growing numbers (`pages` of 4 KiB at a time, so that a write is longer than a page), a second one that keeps
-/// growing numbers in the metadata, and several observers who query, read both, and query again. Counts what they find under C1
+/// growing numbers in the metadata, and several observers who query, read both, and query again, for `time` or somewhat longer. Counts what they find under C1
 /// data and metadata, C2 and C6; panics only if a completed write is not visible. Where the subject keeps no metadata, that writer
 /// rests.
 pub fn observe(file: &dyn SharedFile, observers: usize, pages: usize, time: Duration) -> Tallies {
@@ -31,14 +34,17 @@ pub fn observe(file: &dyn SharedFile, observers: usize, pages: usize, time: Dura
     file.write(&image(0)).expect("the first write");
     let has_notes = file.set_note(0).is_ok();
     let (data, notes) = (Progress::default(), Progress::default());
-    let stop = AtomicBool::new(false);
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let all = Mutex::new(Tallies::default());
     let end = Instant::now() + time;
     thread::scope(|scope| {
         scope.spawn(|| {
             for nth in 1.. {
                 data.step(nth, || file.write(&image(nth)));
-                if Instant::now() > end {
+                // A busy machine gets more time, so that something was seen at all.
+                let late = end + time * 20;
+                let now = Instant::now();
+                if now > late || (now > end && rounds.load(SeqCst) >= ENOUGH) {
                     break;
                 }
             }
@@ -57,7 +63,7 @@ pub fn observe(file: &dyn SharedFile, observers: usize, pages: usize, time: Dura
         }
         for _ in 0..observers {
             scope.spawn(|| {
-                let found = observer(file, has_notes, pages, &data, &notes, &stop);
+                let found = observer(file, has_notes, pages, &data, &notes, (&stop, &rounds));
                 all.lock().expect("no observer panicked").add(&found);
             });
         }
@@ -71,7 +77,7 @@ fn observer(
     pages: usize,
     data: &Progress,
     notes: &Progress,
-    stop: &AtomicBool,
+    (stop, rounds): (&AtomicBool, &AtomicU64),
 ) -> Tallies {
     let mut tallies = Tallies::default();
     let query = || file.query().ok().flatten().expect("a value");
@@ -109,6 +115,7 @@ fn observer(
             tallies.count(Promise::Current, current, what);
         }
         last = Some((value, begun.0, begun.1));
+        rounds.fetch_add(1, SeqCst);
     }
     tallies
 }

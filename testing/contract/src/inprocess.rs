@@ -50,7 +50,8 @@ impl InProcess {
         &self.mounted.as_ref().expect("a remount that failed ends the run").0
     }
 
-    fn inode(&mut self, on: On<'_>) -> Result<InodeRef> {
+    /// The inode itself.
+    pub fn inode(&mut self, on: On<'_>) -> Result<InodeRef> {
         let inode = match on {
             On::Open(slot) => self.open[usize::from(slot)].clone().ok_or_else(nothing_open)?,
             On::At(path) => {
@@ -202,7 +203,7 @@ impl Subject for InProcess {
 
     fn limits(&self) -> Limits {
         Limits {
-            repeated_times_rest: true,
+            times_are_ours: true,
             nameless_rest: true,
             unheld_rest: self.held.is_some() || self.vfs().info().semantics.persistent,
             remounts: self.remount.is_some(),

@@ -281,10 +281,12 @@ impl Model {
         }
     }
 
-    /// The operation was refused for want of room: parts of it may have happened.
-    pub(crate) fn uncertain(&mut self, op: &Op) {
+    /// The operation was refused. An attribute without room may have lost its old value, and a kernel between moves the
+    /// times of a file before it asks whether fallocate works.
+    pub(crate) fn refused(&mut self, op: &Op) {
         let on = match *op {
             Op::SetXattr { on, .. } | Op::SetAcl { on, .. } => on,
+            Op::Range { on, .. } if !self.limits.times_are_ours => on,
             _ => return,
         };
         if let Some(id) = self.id(on) {
@@ -308,6 +310,7 @@ impl Model {
                 self.touch(parent, Data);
                 self.lose(path);
             }
+            Op::Rename { .. } if self.is_no_op(op) => {}
             Op::Rename { from, to, over, .. } => self.rename(from, to, over),
             Op::Link { from, to, .. } => {
                 let (id, parent) = (self.paths[from], self.dir(to));
@@ -355,7 +358,7 @@ impl Model {
             | Op::SetAcl { on, .. }
             | Op::RemoveAcl { on } => {
                 let Some(id) = self.id(on) else { return };
-                let rest = self.limits.repeated_times_rest;
+                let rest = self.limits.times_are_ours;
                 let node = self.nodes.get_mut(&id).expect("judged");
                 if let Some(touched) = node.change(op, rest) {
                     node.touch(touched);
@@ -385,10 +388,12 @@ impl Model {
         self.nodes.retain(|id, node| node.names > 0 || held(*id));
     }
 
+    /// A rename between two names of one file does nothing.
+    pub(crate) fn is_no_op(&self, op: &Op) -> bool {
+        matches!(*op, Op::Rename { from, to, .. } if self.paths.get(from) == self.paths.get(to))
+    }
+
     fn rename(&mut self, from: &str, to: &str, over: Over) {
-        if self.paths.get(from) == self.paths.get(to) {
-            return;
-        }
         for dir in [self.dir(from), self.dir(to)].into_iter().flatten() {
             self.touch(dir, Touched::Data);
         }
@@ -443,7 +448,7 @@ impl Model {
 
 impl Node {
     /// Do to the node what concerns it alone.
-    fn change(&mut self, op: &Op, repeated_times_rest: bool) -> Option<Touched> {
+    fn change(&mut self, op: &Op, times_are_ours: bool) -> Option<Touched> {
         use Touched::*;
         Some(match *op {
             Op::Write { at, len, byte, how, .. } => {
@@ -469,7 +474,7 @@ impl Node {
             }
             Op::Chown { .. } => Metadata,
             Op::Times { sec, .. } if sec.is_none() || sec == self.mtime => {
-                if repeated_times_rest && sec.is_none() {
+                if times_are_ours && sec.is_none() {
                     return None;
                 }
                 Perhaps

@@ -209,7 +209,7 @@ impl Subject for Mounted {
 
     fn limits(&self) -> Limits {
         Limits {
-            repeated_times_rest: false,
+            times_are_ours: false,
             nameless_rest: self.cookie == Cookie::Ctime,
             // The kernel's references hold every inode that it knows.
             unheld_rest: true,

@@ -67,15 +67,19 @@ impl<'a> Run<'a> {
             (Ok(infos), Verdict::Done) => {
                 self.done += 1;
                 let before: Vec<_> = parents.iter().map(|id| self.rested(*id)).collect();
+                let changes = !self.model.is_no_op(op);
                 self.model.apply(op);
                 if *op == Op::Remount {
                     self.remounted(had_cookie);
                 }
-                self.infos(&parents, &before, &infos)
+                self.infos(changes, &parents, &before, &infos)
             }
-            (Err(Refused::Unsupported), _) | (Err(_), Verdict::Fails) => Ok(()),
+            (Err(Refused::Unsupported), _) | (Err(_), Verdict::Fails) => {
+                self.model.refused(op);
+                Ok(())
+            }
             (Err(Refused::NoSpace), _) if matches!(op, Op::SetXattr { .. } | Op::SetAcl { .. }) => {
-                self.model.uncertain(op);
+                self.model.refused(op);
                 Ok(())
             }
             (Ok(_), _) => Err(self.failure(Promise::Model, format!("{op:?} succeeded and should fail"))),
@@ -96,14 +100,26 @@ impl<'a> Run<'a> {
         node.last.filter(|_| !(node.data || node.metadata || node.perhaps || node.remounted))
     }
 
-    fn infos(&mut self, parents: &[Id], before: &[Option<u64>], infos: &[(u64, u64)]) -> Checked {
+    /// What a namespace change said of its directories; `changes`: whether there was anything to do.
+    fn infos(
+        &mut self,
+        changes: bool,
+        parents: &[Id],
+        before: &[Option<u64>],
+        infos: &[(u64, u64)],
+    ) -> Checked {
         let claims = self.subject.claims();
         for (nth, (id, info)) in parents.iter().zip(infos).enumerate() {
             if nth > 0 && parents[0] == *id {
                 continue;
             }
-            let grown = step_between(info.0, info.1) > 0;
-            self.hold(Promise::Data, grown, claims, || format!("change info {info:?}"))?;
+            let step = step_between(info.0, info.1);
+            if changes {
+                self.hold(Promise::Data, step > 0, claims, || format!("change info {info:?}"))?;
+            } else {
+                let what = || format!("nothing changed and the change info says {info:?}");
+                self.hold(Promise::Rests, step == 0, claims, what)?;
+            }
             if let Some(last) = before[nth] {
                 let what = || format!("a directory rested at {last} and its change info says {info:?}");
                 self.hold(Promise::Rests, last == info.0, claims, what)?;

@@ -67,8 +67,8 @@ impl Claims {
 /// Where a subject's promises end by design, or what it cannot do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Setting the times that are there rests. A kernel in between moves ctime.
-    pub repeated_times_rest: bool,
+    /// Setting the times that are there rests, and a refused call moves none. A kernel in between moves them first.
+    pub times_are_ours: bool,
     /// The value of an open file without a name rests. Through FUSE it cannot be flushed, so each answer differs.
     pub nameless_rest: bool,
     /// The value rests while nobody holds the file (false: it is stored nowhere, and the file is not held).

@@ -4,14 +4,13 @@
 mod common;
 
 use common::*;
-use ivers_contract::op::{How, Kind, On};
+use ivers_contract::op::{How, Kind, On, Over};
 use ivers_contract::{
     Claims, Limits, Op, Promise, Refused, Result, Seen, SharedFile, Subject, check, replay,
 };
-use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A planted mistake: given a value and what has happened, another value.
+/// A planted mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     /// chmod moves nothing.
@@ -22,27 +21,35 @@ enum Mistake {
     MissesLongWrites,
     /// After a remount, values start again.
     ForgetsAtRemount,
-    /// Values are answered in one unit for all.
+    /// There is no value, though one is promised.
     NoCookie,
     /// Evicting moves values.
     BumpsOnEvict,
-    /// A rename keeps the name that it should have replaced.
+    /// A rename says that it was done.
     LosesRename,
+    /// What should fail succeeds.
+    ReplacesAlways,
 }
 
-/// `mem` with numbers of its own over it: one for all files would rest too rarely, so one for each.
 struct Wrong {
-    inner: Box<dyn Subject>,
+    inner: InProcess,
     mistake: Mistake,
-    /// What is taken away from or added to a file's value from now on.
-    shown: HashMap<String, u64>,
     added: u64,
-    hide: bool,
+    forgot: bool,
 }
 
 impl Wrong {
-    fn new(inner: Box<dyn Subject>, mistake: Mistake) -> Self {
-        Self { inner, mistake, shown: HashMap::new(), added: 0, hide: false }
+    fn new(inner: InProcess, mistake: Mistake) -> Self {
+        Self { inner, mistake, added: 0, forgot: false }
+    }
+
+    /// Do it, and set the counter back to what it was.
+    fn hide(&mut self, on: On<'_>, op: &Op) -> Result<Vec<(u64, u64)>> {
+        let inode = self.inner.inode(on)?;
+        let before = inode.version.peek();
+        let done = self.inner.apply(op);
+        inode.version.set_queried(before);
+        done
     }
 }
 
@@ -61,18 +68,19 @@ impl Subject for Wrong {
 
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
         match (*op, self.mistake) {
-            (Op::Chmod { on, .. }, Mistake::MissesChmod) => self.hide_change(on, op),
-            (Op::Write { on, len: 4097.., .. }, Mistake::MissesLongWrites) => self.hide_change(on, op),
+            (Op::Chmod { on, .. }, Mistake::MissesChmod) => self.hide(on, op),
+            (Op::Write { on, len: 4097.., .. }, Mistake::MissesLongWrites) => self.hide(on, op),
             (Op::Evict, Mistake::BumpsOnEvict) => {
                 self.added += 1;
                 self.inner.apply(op)
             }
             (Op::Remount, Mistake::ForgetsAtRemount) => {
-                self.hide = true;
+                self.forgot = true;
                 self.inner.apply(op)
             }
-            (Op::Rename { over: ivers_contract::op::Over::Replace, .. }, Mistake::LosesRename) => {
-                Ok(Vec::new())
+            (Op::Rename { over: Over::Replace, .. }, Mistake::LosesRename) => Ok(Vec::new()),
+            (Op::Rename { from, to, over: Over::Refuse, info }, Mistake::ReplacesAlways) => {
+                self.inner.apply(&Op::Rename { from, to, over: Over::Replace, info })
             }
             _ => self.inner.apply(op),
         }
@@ -80,15 +88,13 @@ impl Subject for Wrong {
 
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
         let value = self.inner.query(on)?;
-        if self.mistake == Mistake::NoCookie {
-            return Ok(None);
+        match self.mistake {
+            Mistake::NoCookie => return Ok(None),
+            Mistake::BumpsOnQuery => self.added += 1,
+            _ => {}
         }
-        if self.mistake == Mistake::BumpsOnQuery {
-            self.added += 1;
-        }
-        let lost = self.shown.get(&format!("{on:?}")).copied().unwrap_or(0);
-        let value = value.map(|value| value + self.added - lost);
-        Ok(if self.hide { value.map(|value| value % 8) } else { value })
+        let value = value.map(|value| value + self.added);
+        Ok(if self.forgot { value.map(|value| value % 8) } else { value })
     }
 
     fn look(&mut self, on: On<'_>) -> Result<Seen> {
@@ -100,20 +106,9 @@ impl Subject for Wrong {
     }
 }
 
-impl Wrong {
-    /// Do it, and show the value from before.
-    fn hide_change(&mut self, on: On<'_>, op: &Op) -> Result<Vec<(u64, u64)>> {
-        let before = self.inner.query(on)?.ok_or(Refused::Unsupported)?;
-        let done = self.inner.apply(op)?;
-        let after = self.inner.query(on)?.ok_or(Refused::Unsupported)?;
-        *self.shown.entry(format!("{on:?}")).or_default() += after - before;
-        Ok(done)
-    }
-}
-
 #[track_caller]
-fn caught(mistake: Mistake, as_what: Promise, at_most: usize, inner: impl Fn() -> Box<dyn Subject>) {
-    let mut make = || Box::new(Wrong::new(inner(), mistake)) as Box<dyn Subject>;
+fn caught(mistake: Mistake, as_what: Promise, at_most: usize, inner: impl Fn() -> Box<InProcess>) {
+    let mut make = || Box::new(Wrong::new(*inner(), mistake)) as Box<dyn Subject>;
     let broken = check(&mut make, seed(), 20_000).expect_err("the mistake is found");
     println!("{broken}");
     assert_eq!(broken.failure.promise, as_what, "{broken}");
@@ -134,6 +129,7 @@ fn planted_mistakes_are_caught_and_cut_down() {
     caught(Mistake::NoCookie, Promise::Cookie, 1, mem);
     caught(Mistake::BumpsOnEvict, Promise::Rests, 3, mem);
     caught(Mistake::LosesRename, Promise::Model, 3, mem);
+    caught(Mistake::ReplacesAlways, Promise::Model, 3, mem);
 }
 
 #[test]
@@ -173,7 +169,8 @@ impl Subject for Modest {
 
 #[test]
 fn claiming_too_little_is_reported_and_too_much_fails() {
-    let mut make = || Box::new(Modest(Wrong::new(mem(LAZY, true), Mistake::MissesChmod))) as Box<dyn Subject>;
+    let mut make =
+        || Box::new(Modest(Wrong::new(*mem(LAZY, true), Mistake::MissesChmod))) as Box<dyn Subject>;
     let report = check(&mut make, seed(), 6000).expect("metadata is not claimed");
     assert!(report.tallies.of(Promise::Metadata).broken > 0);
     let unclaimed = report.tallies.kept_unclaimed(report.claims, 100);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ivers_contract::{Promise, Tallies, observe};
+use ivers_contract::{Promise, Subject, Tallies, observe};
 use std::sync::Arc;
 use std::time::Duration;
 

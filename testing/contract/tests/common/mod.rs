@@ -68,7 +68,7 @@ pub fn steps(usual: usize) -> usize {
     std::env::var("IVERS_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(usual)
 }
 
-pub fn mem(how: How, hold: bool) -> Box<dyn Subject> {
+pub fn mem(how: How, hold: bool) -> Box<InProcess> {
     let name = format!("mem, {}", how.label());
     Box::new(InProcess::new(name, hold, false, move || how.mount(Arc::new(Mem::default()), how.budget())))
 }
@@ -96,7 +96,7 @@ pub fn open_ext4(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<Ext4> {
 }
 
 /// ext4 on a device in memory; each mount takes the next of `hows`.
-pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
+pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let mut mounts = hows.iter().cycle();
     let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
