@@ -104,6 +104,11 @@ fn main() {
         let mutex_look = || _ = black_box(mutex_query());
         let plain_look = || _ = black_box(plain_query());
         row("change nobody looks at (maybe_inc)", threads, unseen, change(false), mutex_change, plain_change);
+        if threads == 1 {
+            // The lock is not the counter's: this is what the counter adds.
+            let held = || _ = black_box(COUNTER.0.maybe_inc_under_lock(false));
+            row("the same under a lock held anyway", threads, unseen, held, mutex_change, plain_change);
+        }
         row("forced change (inc)", threads, unseen, change(true), mutex_change, plain_change);
         row("look, already seen (query)", threads, seen, look, mutex_look, plain_look);
         row(
