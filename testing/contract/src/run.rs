@@ -97,6 +97,9 @@ impl<'a> Run<'a> {
     /// What the value of a directory was, if nothing has happened to it since.
     fn rested(&self, id: Id) -> Option<u64> {
         let node = &self.model.nodes[&id];
+        if !self.subject.limits().unheld_rest {
+            return None;
+        }
         node.last.filter(|_| !(node.data || node.metadata || node.perhaps || node.remounted))
     }
 

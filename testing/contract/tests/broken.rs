@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ivers_contract::op::{How, Kind, On, Over};
 use ivers_contract::{
-    Claims, Limits, Op, Promise, Refused, Result, Seen, SharedFile, Subject, check, replay,
+    Claims, InProcess, Limits, Op, Promise, Result, Seen, SharedFile, Subject, check, replay,
 };
 use std::sync::Arc;
 
