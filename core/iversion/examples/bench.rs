@@ -42,9 +42,10 @@ fn plain_query() -> u64 {
     PLAIN.0.load(Acquire)
 }
 
-/// Operations a thread and measurement: long enough that two threads overlap but for their start.
-const BATCH: u32 = 2_000_000;
-const ROUNDS: usize = 9;
+/// Operations a thread and measurement: long enough that two threads overlap but for their start, short enough that most
+/// measurements fit into a time slice on a machine that others use.
+const BATCH: u32 = 100_000;
+const ROUNDS: usize = 201;
 
 /// Nanoseconds an operation, by `threads` threads at once.
 fn measure(threads: usize, prepare: fn(), operation: impl Fn() + Copy + Send + Sync) -> f64 {
