@@ -146,11 +146,9 @@ impl<'a> Run<'a> {
             || format!("query of {on:?} answers {value:?}, and a cookie is claimed: {}", claims.cookie);
         self.hold(Promise::Cookie, value.is_some() == claims.cookie, claims, what)?;
         let (Some(value), Some(id)) = (value, self.model.id(on)) else { return Ok(()) };
-        let held = self.model.open.contains(&Some(id));
         let node = self.model.nodes.get_mut(&id).expect("asked for");
         let (data, changed, remounted) = (node.data, node.data || node.metadata, node.remounted);
-        let perhaps =
-            node.perhaps || (node.names == 0 && !limits.nameless_rest) || !(held || limits.unheld_rest);
+        let perhaps = node.perhaps || (node.names == 0 && !limits.nameless_rest) || !limits.unheld_rest;
         let Some(last) = node.last else {
             node.seen(value);
             return Ok(());
