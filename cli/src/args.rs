@@ -83,7 +83,8 @@ Mount options (-o), separated by commas:
 A mount is two processes: one that parses the image, locked in by Landlock and seccomp, and one that mounts and unmounts. SIGTERM to the second (its
 number is in --json) unmounts. If either is killed, programs get errors until `ivers unmount DIR`.
 
-In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0")]
+In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0
+mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.")]
 pub struct Mount {
     /// The image file or block device (with --type mem: any word)
     pub image: PathBuf,
