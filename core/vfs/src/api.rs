@@ -180,6 +180,8 @@ bitflags! {
         const KILL_PRIV = 4;
         /// Durable when the call returns.
         const SYNC = 8;
+        /// The caller keeps the times of this file (a kernel with a write-back cache) and sets them by itself.
+        const KEEP_TIMES = 16;
     }
 }
 

@@ -95,18 +95,14 @@ impl FileSystem for Ext4 {
             block_size: self.sb.block_size,
             root: Ino(u64::from(ROOT_INO)),
             name_max: 255,
-            // The upper half of a size has another meaning in old images until this feature says otherwise.
-            max_file_size: if self.sb.ro_compat.contains(RoCompat::LARGE_FILE) {
-                blocks << bits
-            } else {
-                (1 << 31) - 1
-            },
+            max_file_size: blocks << bits,
             max_links: 65000,
             time_granularity_ns: if self.sb.want_extra_isize >= 16 { 1 } else { 1_000_000_000 },
             semantics: self.semantics(),
             no_cookie: self.journal.aborted().or_else(|| self.epoch.missing()),
             read_only: self.read_only.clone().or_else(|| self.journal.aborted()),
             xattr_value_max: 65536,
+            projects: self.sb.ro_compat.contains(RoCompat::PROJECT),
         }
     }
 
