@@ -80,7 +80,14 @@ impl Ext4 {
 
     /// Write the part of `data` (which starts at `offset`) that belongs to the first `blocks` of the mapping; the end of the last block
     /// behind the data is zeroed.
-    fn put_data(&self, inode: &Inode, mapping: &Mapping, blocks: u64, offset: u64, data: &[u8]) -> Result<()> {
+    fn put_data(
+        &self,
+        inode: &Inode,
+        mapping: &Mapping,
+        blocks: u64,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
         let bits = self.sb.block_bits;
         let start = ((mapping.start << bits) - offset) as usize;
         let stop = (start + (blocks << bits) as usize).min(data.len());
