@@ -83,7 +83,8 @@ Mount options (-o), separated by commas:
 A mount is two processes: one that parses the image, locked in by Landlock and seccomp, and one that mounts and unmounts. SIGTERM to the second (its
 number is in --json) unmounts. If either is killed, programs get errors until `ivers unmount DIR`.
 
-In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0")]
+In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0
+mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.")]
 pub struct Mount {
     /// The image file or block device (with --type mem: any word)
     pub image: PathBuf,
@@ -285,16 +286,27 @@ pub struct Mkfs {
 /// Options of `bench`.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
-JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), old, new and none (medians in that unit), new_over_old and new_over_none
-(above 1: new is better), and ns_per_op, inode_updates and journal_blocks, each {old, new, none}.")]
+In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved.
+With --fuse: `ivers mount`, fuse2fs and, as root, the kernel's ext4 on equal images.
+
+JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), ops and rounds; old, new and none (medians in that unit), new_over_old and
+new_over_none (above 1: new is better) and their spread (quartiles of the rounds' own ratios); ns_per_op, inode_updates and
+journal_blocks, each {old, new, none}; peers {NAME: {value, ns_per_op}}, new_over_peer {NAME: ratio}, and peers_missing {NAME: why}.
+With --fuse the rows are named fuse_*; new is the default mount, and seconds has the medians of each.")]
 pub struct Bench {
-    /// Operations a round
-    #[arg(long, default_value_t = 200_000)]
+    /// Operations of a workload, all rounds together (of 4 KiB: fewer)
+    #[arg(long, default_value_t = 1_000_000)]
     pub ops: u64,
-    /// Rounds of each mode
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
+    /// Rounds that the operations are spread over (default 400); with --fuse: times that everything is done (default 3)
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: Option<u32>,
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,
+    /// Through FUSE, against fuse2fs
+    #[arg(long)]
+    pub fuse: bool,
+    /// With --fuse: the tree that is packed by tar and unpacked on each mount
+    #[arg(long, value_name = "DIR", default_value = "/usr/include")]
+    pub tree: PathBuf,
 }

@@ -26,6 +26,10 @@ use std::process::ExitCode;
 use args::{Cli, Task};
 use clap::{CommandFactory, Parser};
 
+/// The C library's allocator grows the heaps of threads in small steps, each a system call: a page cache feels that.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// mount(8) calls the program of `fuse.ivers` as `ivers IMAGE DIR -o OPTIONS`: that is a mount.
 fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
     let first = words.get(1).and_then(|word| word.to_str()).unwrap_or("-");

@@ -74,12 +74,14 @@ pub fn parse(words: &[String]) -> Result<Options> {
             ("nosandbox", None) => sandbox = false,
             ("trust-foreign", None) => how.trust_foreign = true,
             ("norecovery" | "noload", None) => how.no_replay = true,
-            // What mount(8) and fstab add for themselves.
+            // What mount(8), systemd and fstab say for themselves.
             (
-                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "nofail" | "_netdev" | "loop",
+                "defaults" | "auto" | "noauto" | "user" | "users" | "nouser" | "owner" | "group" | "nofail"
+                | "_netdev" | "loop",
                 None,
-            ) => {}
-            (name, _) if name.starts_with("x-") => {}
+            )
+            | ("comment", Some(_)) => {}
+            (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
             _ => {
                 if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
                     return Err(bad("unknown; see ivers mount --help"));

@@ -102,7 +102,7 @@ fn tour() -> Outcome<()> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let ivers = std::path::absolute(target.join("release/ivers")).map_err(|e| e.to_string())?;
     println!("One-byte overwrites that nobody looks at: a million in each mode");
-    print!("{}", call(&ivers, &["bench", "--ops", "1000000", "--rounds", "1", "--fs", "ext4"])?);
+    print!("{}", call(&ivers, &["bench", "--fs", "ext4"])?);
 
     let scratch = std::env::temp_dir().join(format!("ivers-demo-{}", std::process::id()));
     let dir = scratch.join("mnt");

@@ -3,6 +3,7 @@
 
 mod demo;
 mod fuzz;
+mod suites;
 #[cfg(test)]
 mod tidy;
 
@@ -107,6 +108,23 @@ fn soak() -> bool {
             &["test", "--release", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture"],
             &[("IVERS_CRASH_STATES", "20000")],
         )
+        && run(
+            "round trip of 20,000 files and 100,000 names",
+            "cargo",
+            &[
+                "test",
+                "--release",
+                "-p",
+                "ivers",
+                "--test",
+                "roundtrip",
+                "--",
+                "--test-threads=2",
+                "--nocapture",
+            ],
+            &[("IVERS_ROUND_FILES", "20000")],
+        )
+        && suites::suites()
         && run("200 kills", "cargo", &kill9, &[("IVERS_KILLS", "200")])
         && fuzz::fuzz(None, SOAK_FUZZ_MINUTES)
 }

@@ -77,13 +77,31 @@ impl Counter {
         // Fence W, with Q1 and Q2 in `query`: the caller's data stores are before it, the look at QUERIED is
         // behind it.
         fence(SeqCst);
+        self.look_and_bump(force)
+    }
+
+    /// [`maybe_inc`](Self::maybe_inc) without its fence, for a change that holds a lock under which everybody who
+    /// sets QUERIED does so by [`query_under_lock`](Self::query_under_lock).
+    ///
+    /// The lock orders the two: a look that comes first is seen here; one that comes later sees the data, which was
+    /// stored before this lock was given back. A change that takes such a lock anyway (to move the inode's times,
+    /// say) has its look at QUERIED for the price of a load. An inode uses either this pair or `maybe_inc` and
+    /// `query`, never both; a forced bump needs no lock.
+    #[inline]
+    #[must_use = "a new version has to be logged with its inode"]
+    pub fn maybe_inc_under_lock(&self, force: bool) -> bool {
+        self.look_and_bump(force)
+    }
+
+    #[inline]
+    fn look_and_bump(&self, force: bool) -> bool {
         let mut raw = self.0.load(Relaxed);
         loop {
             if !force && raw & QUERIED == 0 {
                 return false;
             }
             // Release: whoever sees the new version sees the data. A failure needs no order: it hands out
-            // nothing, and the fence is before every look in this loop.
+            // nothing, and what orders the look (fence or lock) is before every look in this loop.
             match self.0.compare_exchange_weak(raw, bumped(raw), AcqRel, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => raw = now,
@@ -140,6 +158,27 @@ impl Counter {
         // his own fence.
         fence(SeqCst);
         raw >> QUERIED_BITS
+    }
+
+    /// [`query`](Self::query) without its fences: the caller holds the lock that
+    /// [`maybe_inc_under_lock`](Self::maybe_inc_under_lock) is called under.
+    #[inline]
+    #[must_use = "a query nobody uses makes the next change pay for nothing"]
+    pub fn query_under_lock(&self) -> u64 {
+        // Release, for `query_seen`: who finds the bit that is set here sees all that the lock has shown to us.
+        self.0.fetch_or(QUERIED, AcqRel) >> QUERIED_BITS
+    }
+
+    /// The version, for keeping, if somebody has seen it already: [`query_under_lock`](Self::query_under_lock) without the
+    /// lock, for those who come second.
+    ///
+    /// Every change that left this version alone did so before the bit was set under the lock, and Acquire shows what
+    /// the one who set it could see; every later one finds the bit.
+    #[inline]
+    #[must_use]
+    pub fn query_seen(&self) -> Option<u64> {
+        let raw = self.0.load(Acquire);
+        (raw & QUERIED != 0).then_some(raw >> QUERIED_BITS)
     }
 
     /// Compares with the version `old` as [`cmp`](crate::cmp) does: positive if this counter has moved on

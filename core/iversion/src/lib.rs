@@ -79,7 +79,18 @@
 //! relaxed: it decides, and hands out nothing. A forced bump decides nothing and could do without W; it has
 //! it all the same, so that there is one rule.
 //!
-//! `tests/loom.rs` checks this code under loom, and that a copy without W, and one without Q2, are rejected.
+//! ## Under a lock
+//!
+//! A change that takes a lock of the inode in any case, to move its times for instance, needs no fence if the observers
+//! who set `QUERIED` take the same lock: [`maybe_inc_under_lock`](Counter::maybe_inc_under_lock) and
+//! [`query_under_lock`](Counter::query_under_lock). Of two critical sections one is first. If it is the writer's, the
+//! observer's lock acquires the data; if it is the observer's, the writer finds the bit. An observer who finds the bit
+//! set already ([`query_seen`](Counter::query_seen)) needs neither lock nor fence: his load acquires from the exchange
+//! that set it, and so sees the data of every writer who had not found it. The lock need not cover the data, and an
+//! observer never waits for more than another look at the times.
+//!
+//! `tests/loom.rs` checks this code under loom, and that a copy without W, one without Q2, and one that sets the bit
+//! outside the lock, are rejected.
 //!
 //! # Targets
 //!

@@ -9,9 +9,9 @@
 #![cfg(loom)]
 
 use iversion::{Counter, INCREMENT, QUERIED};
-use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 /// What the models need of a counter.
@@ -73,6 +73,46 @@ impl<const W: bool, const Q1: bool, const Q2: bool> Version for Twin<W, Q1, Q2> 
             fence(SeqCst);
         }
         raw / INCREMENT
+    }
+}
+
+/// The counter under an inode's lock, as the VFS uses it: every change looks under it, and whoever sets QUERIED does.
+/// `LOCKED` can be left out on the observer's side.
+struct UnderLock<const LOCKED: bool> {
+    version: Counter,
+    lock: Mutex<()>,
+}
+
+impl<const LOCKED: bool> UnderLock<LOCKED> {
+    fn new_at_0() -> Self {
+        Self { version: Counter::new(0), lock: Mutex::new(()) }
+    }
+}
+
+impl<const LOCKED: bool> Version for UnderLock<LOCKED> {
+    fn maybe_inc(&self, force: bool) -> bool {
+        let _held = self.lock.lock().unwrap();
+        self.version.maybe_inc_under_lock(force)
+    }
+
+    fn query(&self) -> u64 {
+        self.version.query_seen().unwrap_or_else(|| {
+            let _held = LOCKED.then(|| self.lock.lock().unwrap());
+            self.version.query_under_lock()
+        })
+    }
+}
+
+/// The same with forced bumps outside the lock.
+struct ForcedOutside(UnderLock<true>);
+
+impl Version for ForcedOutside {
+    fn maybe_inc(&self, force: bool) -> bool {
+        if force { self.0.version.maybe_inc(true) } else { self.0.maybe_inc(false) }
+    }
+
+    fn query(&self) -> u64 {
+        self.0.query()
     }
 }
 
@@ -267,6 +307,27 @@ fn two_writers_unforced_order() {
 #[test]
 fn two_writers_one_forced_order() {
     two_writers(|| Counter::new(0), [true, false], true, Some(3));
+}
+
+#[test]
+fn under_a_lock_orders() {
+    one_writer_one_observer_twice(UnderLock::<true>::new_at_0);
+    one_writer_two_observers_twice(UnderLock::<true>::new_at_0, Some(3));
+    let seen = || UnderLock::<true> { version: Counter::new_queried(0), lock: Mutex::new(()) };
+    one_writer_two_observers_twice(seen, Some(3));
+}
+
+#[test]
+fn under_a_lock_two_writers() {
+    two_writers(UnderLock::<true>::new_at_0, [false, false], true, Some(3));
+    two_writers(UnderLock::<true>::new_at_0, [true, false], true, Some(3));
+    two_writers(|| ForcedOutside(UnderLock::new_at_0()), [true, false], true, Some(3));
+}
+
+#[test]
+#[should_panic(expected = "an unchanged version vouches for old data")]
+fn twin_that_looks_outside_the_lock_is_rejected() {
+    one_writer_one_observer_twice(UnderLock::<false>::new_at_0);
 }
 
 /// A bump forced on each side makes two versions, whatever else happens.

@@ -18,7 +18,7 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Bound of pages, buffers, inodes and dentries together (unless `budget` is given).
     pub cache_bytes: u64,
-    /// Bound of dirty pages; 0: a quarter of the cache.
+    /// Bound of dirty pages; 0: half of the cache. Write-back starts at half of this.
     pub dirty_bytes: u64,
     /// How often the write-back thread looks for old dirty data.
     pub writeback_interval: Duration,
@@ -180,6 +180,8 @@ bitflags! {
         const KILL_PRIV = 4;
         /// Durable when the call returns.
         const SYNC = 8;
+        /// The caller keeps the times of this file (a kernel with a write-back cache) and sets them by itself.
+        const KEEP_TIMES = 16;
     }
 }
 

@@ -18,6 +18,9 @@ impl Vfs {
         if attr.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) && set.flags.is_none() {
             return Err(NameError::NotPermitted.into());
         }
+        if !self.info.projects && set.project.is_some_and(|project| project != attr.project) {
+            return Err(NameError::NotSupported.into());
+        }
         let owner = cred.privileged() || cred.uid == attr.uid;
         if set.size.is_some() {
             match inode.kind {
@@ -107,12 +110,7 @@ impl Vfs {
         if kill {
             self.remove_capability(inode)?;
         }
-        let mut ctime_given = false;
-        if let Some(ctime) = set.ctime {
-            let ctime = ctime.truncate(granularity);
-            ctime_given = ctime != old.ctime;
-            new.ctime = ctime;
-        }
+        new.ctime = set.ctime.map_or(old.ctime, |ctime| ctime.truncate(granularity));
         if new == old {
             // A chown that changes nothing still counts in POSIX; utimensat(UTIME_OMIT) and repeated times do not.
             if chown || set.perm.is_some() {
@@ -131,7 +129,8 @@ impl Vfs {
             let (size, blocks_512, nlink) = (attr.size, attr.blocks_512, attr.nlink);
             *attr = Attr { size, blocks_512, nlink, ..new };
         });
-        let touch = if ctime_given { Touch::Nothing } else { Touch::Metadata };
+        // A ctime that was given stays, also where it repeats the old one: its giver will show it from its own cache.
+        let touch = if set.ctime.is_some() { Touch::Nothing } else { Touch::Metadata };
         let changed = self.changed(inode, touch, Logged::Anyway);
         if let Some(acl) = acl {
             inode.acl.forget();

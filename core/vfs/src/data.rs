@@ -16,13 +16,14 @@ const BUMP_BYTES: usize = 1 << 20;
 struct Visible<'a> {
     vfs: &'a Vfs,
     inode: &'a Inode,
+    touch: Touch,
     pending: bool,
 }
 
 impl Visible<'_> {
     fn bump(&mut self) -> Result<()> {
         if std::mem::take(&mut self.pending) {
-            self.vfs.changed(self.inode, Touch::Data, Logged::IfNeeded)?;
+            self.vfs.changed(self.inode, self.touch, Logged::IfNeeded)?;
         }
         Ok(())
     }
@@ -135,6 +136,7 @@ impl Vfs {
             if kills && (perm & 0o6000 != 0 || !inode.no_capability.load(Ordering::Relaxed)) {
                 self.kill_privileges(inode)?;
             }
+            let touch = if flags.contains(WriteFlags::KEEP_TIMES) { Touch::Nothing } else { Touch::Data };
             while done < total {
                 let at = offset + done as u64;
                 // Up to the next MiB of the file, so that pieces end where pages do.
@@ -147,7 +149,7 @@ impl Vfs {
                     }
                 }
                 let bytes = &data[done..done + piece];
-                let mut visible = Visible { vfs: self, inode, pending: false };
+                let mut visible = Visible { vfs: self, inode, touch, pending: false };
                 let wrote = if flags.contains(WriteFlags::DIRECT) {
                     self.write_direct(&mut visible, at, bytes, size)
                 } else {

@@ -54,6 +54,8 @@ pub struct FsInfo {
     pub read_only: Option<String>,
     /// Longest value of an extended attribute in bytes; 0: none are kept.
     pub xattr_value_max: u32,
+    /// Project ids are kept.
+    pub projects: bool,
 }
 
 /// An inode as a driver decodes it.
@@ -92,6 +94,8 @@ pub struct NewInode {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// Project id, inherited or 0; formats without project ids leave it out.
+    pub project: u32,
     /// Device number, for device nodes.
     pub rdev: u32,
     /// Where a symbolic link points to.

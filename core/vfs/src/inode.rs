@@ -59,7 +59,8 @@ pub struct Inode {
     pub generation: u32,
     /// What it is.
     pub kind: FileType,
-    /// The change counter, without the epoch; query it through [`crate::Vfs`].
+    /// The change counter, without the epoch. Query it through [`crate::Vfs`] alone: the look and the change meet
+    /// under the attributes' lock.
     pub version: Counter,
     /// The data and names lock (rank: see [`crate::driver`]).
     pub lock: RwLock<()>,
@@ -151,30 +152,34 @@ impl Inode {
             policy.first_change_without_cookie();
         }
         let eager = policy.mode == ChangeMode::Eager;
-        let times_moved = touch != Touch::Nothing && {
-            let now = policy.now();
-            let mut attr = self.attr.lock();
-            let mtime_moves = touch == Touch::Data && attr.mtime != now;
-            let moved = mtime_moves || attr.ctime != now;
-            if mtime_moves {
-                attr.mtime = now;
-            }
-            if moved {
-                attr.ctime = now;
-            }
-            moved
-        };
         let anyway = logged == Logged::Anyway;
         // Directories keep a counter in every mode: readdir's own revalidation rests on it.
         let keeps_version = policy.mode != ChangeMode::Off || self.kind == FileType::Directory;
-        // A time that moves logs the inode unless lazytime holds it back: then the bump is free.
-        let logs = anyway || eager || (times_moved && !policy.lazytime);
-        let bumped = keeps_version && self.version.maybe_inc(logs);
-        Stats::count(if bumped { &stats.bumps } else { &stats.bumps_avoided });
-        let must_log = logs || bumped;
-        if must_log {
+        let now = (touch != Touch::Nothing).then(|| policy.now());
+        let (times_moved, logs, bumped) = {
+            let mut attr = self.attr.lock();
+            let mut times_moved = false;
+            if let Some(now) = now {
+                if touch == Touch::Data && attr.mtime != now {
+                    attr.mtime = now;
+                    times_moved = true;
+                }
+                if attr.ctime != now {
+                    attr.ctime = now;
+                    times_moved = true;
+                }
+            }
+            // A time that moves logs the inode unless lazytime holds it back: then the bump is free.
+            let logs = anyway || eager || (times_moved && !policy.lazytime);
+            // Under the lock that `query` takes too, so that the look at QUERIED needs no fence of its own.
+            (times_moved, logs, keeps_version && self.version.maybe_inc_under_lock(logs))
+        };
+        if bumped {
+            Stats::count(&stats.bumps);
+        }
+        if logs || bumped {
             self.lazy_times.store(false, Ordering::Relaxed);
-            Stats::count(&stats.inode_updates);
+            Stats::count(&stats.changes_logged);
             Stats::count(if anyway {
                 &stats.inode_updates_metadata
             } else if times_moved || eager {
@@ -185,12 +190,19 @@ impl Inode {
             Dirtied::Log
         } else if times_moved {
             self.lazy_times.store(true, Ordering::Relaxed);
-            Stats::count(&stats.inode_updates_avoided);
             Dirtied::TimesLazily
         } else {
-            Stats::count(&stats.inode_updates_avoided);
             Dirtied::No
         }
+    }
+
+    /// The counter's value, seen from now on. Never waits for a write: the lock it takes, if nobody has looked since the
+    /// last bump, is the attributes'.
+    pub(crate) fn query(&self) -> u64 {
+        self.version.query_seen().unwrap_or_else(|| {
+            let _attr = self.attr.lock();
+            self.version.query_under_lock()
+        })
     }
 
     /// Whether anything of it is newer in memory than in the log or on the device.
@@ -202,7 +214,6 @@ impl Inode {
 
     /// Write-back allocated blocks or moved the disk size, and logs the inode for it: counted, and no change.
     pub fn logged_in_background(&self) {
-        Stats::count(&self.policy.stats.mine().inode_updates);
         Stats::count(&self.policy.stats.mine().inode_updates_allocation);
     }
 }

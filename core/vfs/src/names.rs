@@ -31,6 +31,21 @@ use parking_lot::RwLockWriteGuard;
 /// Depth at which a chain of parents is called a loop: longer than any path of one-byte names can be walked.
 const MAX_DEPTH: usize = 1 << 20;
 
+/// The project id that a directory hands to its new children, if it does.
+fn inherited_project(dir: &Inode) -> Option<u32> {
+    dir.with_attr(|attr| attr.flags.contains(InodeFlags::PROJINHERIT).then_some(attr.project))
+}
+
+/// A tree that hands its project id down takes in no name of another project: its quota would be evaded.
+fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
+    match inherited_project(dir) {
+        Some(project) if project != inode.with_attr(|attr| attr.project) => {
+            Err(NameError::CrossDevice.into())
+        }
+        _ => Ok(()),
+    }
+}
+
 fn is_dot(name: &[u8]) -> bool {
     name == b"." || name == b".."
 }
@@ -83,6 +98,17 @@ impl Vfs {
         self.find(dir, name)?.map(|ino| self.get(ino)).transpose()
     }
 
+    /// What happened to names of directories that are marked for it is durable before the call returns. Under no lock.
+    fn settle(&self, dirs: &[&InodeRef]) -> Result<()> {
+        let at_once = InodeFlags::SYNC | InodeFlags::DIRSYNC;
+        for dir in dirs {
+            if dir.with_attr(|attr| attr.flags).intersects(at_once) {
+                self.fsync(dir, false)?;
+            }
+        }
+        Ok(())
+    }
+
     fn dir_is_alive(&self, dir: &Inode) -> Result<()> {
         if dir.with_attr(|attr| attr.nlink) == 0 { Err(NameError::NotFound.into()) } else { Ok(()) }
     }
@@ -125,7 +151,8 @@ impl Vfs {
             _ => 0,
         };
         let now = self.policy.now();
-        Ok(NewInode { kind: spec.kind, perm, uid: cred.uid, gid, rdev, target, now, xattrs })
+        let project = inherited_project(dir).unwrap_or(0);
+        Ok(NewInode { kind: spec.kind, perm, uid: cred.uid, gid, project, rdev, target, now, xattrs })
     }
 
     fn check_spec(&self, cred: &Cred, spec: &CreateSpec) -> Result<()> {
@@ -170,6 +197,7 @@ impl Vfs {
             (inode, self.info_since(dir, before))
         };
         self.notify(dir, ChangeKind::Names);
+        self.settle(&[dir])?;
         Ok(made)
     }
 
@@ -214,6 +242,7 @@ impl Vfs {
             }
             self.begin_change()?;
             self.access(cred, dir, WRITE)?;
+            check_project(dir, inode)?;
             let (flags, nlink) = inode.with_attr(|attr| (attr.flags, attr.nlink));
             if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
                 return Err(NameError::NotPermitted.into());
@@ -228,6 +257,7 @@ impl Vfs {
         };
         self.notify(dir, ChangeKind::Names);
         self.notify(inode, ChangeKind::Metadata);
+        self.settle(&[dir])?;
         Ok(info)
     }
 
@@ -294,6 +324,7 @@ impl Vfs {
             drop(locks);
             self.notify(dir, ChangeKind::Names);
             self.notify(&victim, ChangeKind::Metadata);
+            self.settle(&[dir])?;
             return Ok(info);
         }
     }
@@ -413,6 +444,7 @@ impl Vfs {
             if let Some(target) = &target {
                 self.notify(target, ChangeKind::Metadata);
             }
+            self.settle(&[old_dir, new_dir])?;
             return Ok(info);
         }
     }
@@ -452,6 +484,10 @@ impl Vfs {
                 }
             }
             None => self.access(cred, new_dir, WRITE | EXECUTE)?,
+        }
+        check_project(new_dir, inode)?;
+        if let Some(target) = target.filter(|_| exchange) {
+            check_project(old_dir, target)?;
         }
         if old_dir.ino != new_dir.ino {
             // A directory that moves gets another `..`: that is a write to it.

@@ -127,7 +127,10 @@ impl Policy {
     }
 
     pub(crate) fn first_change_without_cookie(&self) {
-        self.changed_without_cookie.store(true, Ordering::Relaxed);
+        // Looked at first: a line that every write stored to would pass between the writers.
+        if !self.changed_without_cookie.load(Ordering::Relaxed) {
+            self.changed_without_cookie.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether anything changed while no cookie was served.

@@ -103,7 +103,7 @@ impl Vfs {
         ));
         let budget = options.budget.clone().unwrap_or_else(|| Arc::new(Budget::new(options.cache_bytes)));
         let dirty_limit = match options.dirty_bytes {
-            0 => budget.limit() / 4,
+            0 => budget.limit() / 2,
             bytes => bytes.min(budget.limit() / 2),
         };
         let memory = Memory::new(budget.clone(), dirty_limit.max(64 << 10));
@@ -265,7 +265,7 @@ impl Vfs {
             return None;
         }
         Stats::count(&self.policy.stats.mine().queries);
-        Some(inode.version.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
+        Some(inode.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
     }
 
     /// Why there is no cookie now, if there is none. Counts as no look at anything.

@@ -152,7 +152,6 @@ impl Vfs {
                 return Err(error);
             }
             if times {
-                Stats::count(&self.policy.stats.mine().inode_updates);
                 Stats::count(&self.policy.stats.mine().inode_updates_times);
             }
         }

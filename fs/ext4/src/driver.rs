@@ -102,6 +102,7 @@ impl FileSystem for Ext4 {
             no_cookie: self.journal.aborted().or_else(|| self.epoch.missing()),
             read_only: self.read_only.clone().or_else(|| self.journal.aborted()),
             xattr_value_max: 65536,
+            projects: self.sb.ro_compat.contains(RoCompat::PROJECT),
         }
     }
 

@@ -3,6 +3,9 @@
 //! A group that nobody has touched costs nothing. Once touched, its descriptor is kept decoded under a lock of its own;
 //! its block bitmap is kept a second time (`busy`) with the bits of reservations, and of freed blocks whose transaction has
 //! not committed, set as well: what is clear there may be given out.
+//!
+//! What is kept counts against the mount's memory bound. When that is exceeded, groups that nobody is in and whose `busy` says
+//! nothing more than the bitmap on the device are dropped.
 
 use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, GroupDesc, INODE_UNINIT};
@@ -17,6 +20,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Flexible groups whose members are looked at for metadata that lies in a neighbour.
 const MAX_FLEX: u32 = 64;
+
+/// About what a group takes in memory without its bitmap.
+const GROUP_BYTES: u64 = 256;
 
 /// The groups of a filesystem and the counts over all of them.
 pub struct Groups {
@@ -42,6 +48,12 @@ pub(crate) struct Group {
     busy: Option<Box<[u8]>>,
     /// Clear bits of `busy`.
     pub(crate) free: u32,
+}
+
+impl Drop for Groups {
+    fn drop(&mut self) {
+        self.shrink(&mut self.states.write());
+    }
 }
 
 impl std::fmt::Debug for Groups {
@@ -165,7 +177,32 @@ impl Groups {
         let desc = self.read_desc(number)?;
         let group = Arc::new(Mutex::new(Group { number, desc, busy: None, free: desc.free_blocks }));
         states.insert(number, group.clone());
+        self.cache.budget().charge(GROUP_BYTES);
+        if self.cache.budget().over() {
+            self.shrink(&mut states);
+        }
         Ok(group)
+    }
+
+    /// Drop what can be read again.
+    fn shrink(&self, states: &mut HashMap<u32, Arc<Mutex<Group>>>) {
+        let budget = self.cache.budget();
+        states.retain(|_, group| {
+            // Who is in a group, or about to lock it, holds a reference, and new ones come only through this map.
+            let Some(mut inside) = (Arc::strong_count(group) == 1).then(|| group.try_lock()).flatten() else {
+                return true;
+            };
+            // Every bit that is set in the bitmap is set in `busy`: with equal counts the two are equal.
+            let says_more = inside.busy.is_some() && inside.free != inside.desc.free_blocks;
+            if says_more {
+                return true;
+            }
+            if inside.busy.take().is_some() {
+                budget.uncharge(u64::from(self.sb.block_size));
+            }
+            budget.uncharge(GROUP_BYTES);
+            false
+        });
     }
 
     /// Put a changed descriptor into the transaction.
@@ -260,6 +297,7 @@ impl Groups {
             }
             group.free = left;
             group.busy = Some(bits);
+            self.cache.budget().charge(u64::from(self.sb.block_size));
         }
         Ok(group.busy.as_mut().expect("filled above"))
     }

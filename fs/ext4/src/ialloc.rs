@@ -126,8 +126,7 @@ impl Ext4 {
             // An empty root: magic, no entries of four, depth 0.
             i_block[..8].copy_from_slice(&[0x0A, 0xF3, 0, 0, 4, 0, 0, 0]);
         }
-        let inherits =
-            parent & InodeFlags::PROJINHERIT.bits() != 0 && self.sb.ro_compat.contains(RoCompat::PROJECT);
+        let has_projects = self.sb.ro_compat.contains(RoCompat::PROJECT);
         let extra = self.sb.want_extra_isize;
         let room = self.sb.inode_size as usize - 128;
         let stored = if self.sb.hurd {
@@ -144,7 +143,7 @@ impl Ext4 {
                 perm: new.perm & 0o7777,
                 uid: new.uid,
                 gid: new.gid,
-                project: if inherits { dir.attr().project } else { 0 },
+                project: if has_projects { new.project } else { 0 },
                 nlink: if new.kind == FileType::Directory { 2 } else { 1 },
                 size: 0,
                 blocks_512: 0,

@@ -26,6 +26,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Committed blocks that stay in memory at least, however small the cache is.
+const LEAST_JOURNAL_BYTES: u64 = 4 << 20;
+
 /// How to open an image.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
@@ -194,8 +197,11 @@ impl Ext4 {
         );
         let journal = match log {
             Some(log) => {
-                let timing = JournalOptions::default().with_commit_interval(options.commit_interval);
-                Journal::open(Box::new(log), cache.clone(), timing).map_err(journal_error)?
+                let usual = JournalOptions::default();
+                // Committed blocks stay in memory until they are home. Large transactions need some room all the same.
+                let kept = (options.budget.limit() / 4).clamp(LEAST_JOURNAL_BYTES, usual.checkpoint_bytes);
+                let settled = usual.with_commit_interval(options.commit_interval).with_checkpoint_bytes(kept);
+                Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
             None => Journal::none(cache.clone()),
         };
@@ -333,7 +339,8 @@ impl Ext4 {
         fields[0] = u32::from(raw.s_mnt_count.get().saturating_add(1));
         let now = CoarseClock.now().sec as u32;
         fields[1] = now;
-        fields[2] = now;
+        // A second ago: who writes within the second that we leave in stores another time, and shows by it.
+        fields[2] = now.saturating_sub(1);
         Ok(fields)
     }
 }

@@ -47,12 +47,12 @@ impl Device for Watched {
     }
 }
 
-fn mount(path: &Path) -> (Arc<Watched>, Arc<Vfs>) {
+fn mount(path: &Path, cache: u64) -> (Arc<Watched>, Arc<Vfs>) {
     let device = Arc::new(Watched {
         inner: FileDevice::open(path, OpenMode::ReadWrite).unwrap(),
         reads: Mutex::default(),
     });
-    let budget = Arc::new(Budget::new(CACHE));
+    let budget = Arc::new(Budget::new(cache));
     let options = OpenOptions { budget: budget.clone(), ..OpenOptions::default() };
     let fs = Ext4::open(device.clone(), options).unwrap();
     let options = MountOptions {
@@ -76,7 +76,7 @@ fn create(vfs: &Arc<Vfs>, dir: &InodeRef, number: u32) {
 /// Mount with nothing cached, do something to `/d`, unmount. Says which blocks were read for it and by how many the
 /// directory grew.
 fn cold(path: &Path, work: impl FnOnce(&Arc<Vfs>, &InodeRef)) -> (BTreeSet<u64>, u64) {
-    let (device, vfs) = mount(path);
+    let (device, vfs) = mount(path, CACHE);
     let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
     let size = dir.size();
     device.reads.lock().unwrap().clear();
@@ -118,7 +118,7 @@ fn a_million_names_cost_what_a_thousand_do() {
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4", "-b", "4096", "-N", "1100000", "-E", "lazy_itable_init=1"], 3 << 30);
     let grow = |from: u32, to: u32| {
-        let (_, vfs) = mount(&path);
+        let (_, vfs) = mount(&path, CACHE);
         if from == 0 {
             let root = vfs.root().unwrap();
             vfs.create(&Cred::root(), &root, b"d", &CreateSpec::directory(0o755), false).unwrap();
@@ -146,7 +146,7 @@ fn a_million_names_cost_what_a_thousand_do() {
         assert!((1..=4).contains(&read), "a lookup of name {number} reads {read} blocks of the directory");
     }
 
-    let (_, vfs) = mount(&path);
+    let (_, vfs) = mount(&path, CACHE);
     let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
     peak_memory();
     let mut seen = 0;
@@ -167,4 +167,30 @@ fn a_million_names_cost_what_a_thousand_do() {
     vfs.unmount().unwrap();
     drop(vfs);
     fsck(&path, "a million names");
+}
+
+#[test]
+fn the_bitmaps_of_many_groups_stay_within_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    // 4096 groups of 1 MiB: 16 MiB of block bitmaps.
+    mkfs(&path, &["-t", "ext4", "-b", "4096", "-g", "256", "-N", "65536", "-O", "^resize_inode"], 4 << 30);
+    let cache = 8 << 20;
+    let (_, vfs) = mount(&path, cache);
+    let root = vfs.root().unwrap();
+    let mut most = 0;
+    for number in 0..4000 {
+        let spec = CreateSpec::directory(0o755);
+        let (dir, _) = vfs.create(&Cred::root(), &root, name(number).as_bytes(), &spec, false).unwrap();
+        let (file, _) = vfs.create(&Cred::root(), &dir, b"f", &CreateSpec::file(0o600), false).unwrap();
+        vfs.write(&Cred::root(), &file, 0, &[1; 5000], WriteFlags::empty()).unwrap();
+        if number % 100 == 99 {
+            vfs.sync().unwrap();
+            most = most.max(vfs.memory_used());
+        }
+    }
+    assert!(most < cache + (4 << 20), "{most} bytes in memory with a bound of {cache}");
+    drop(root);
+    vfs.unmount().unwrap();
+    fsck(&path, "many groups");
 }

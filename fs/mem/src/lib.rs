@@ -119,6 +119,7 @@ impl Mem {
             perm: 0o755,
             uid: 0,
             gid: 0,
+            project: 0,
             rdev: 0,
             target: Vec::new(),
             now: Timestamp::default(),
@@ -139,7 +140,7 @@ impl Mem {
             perm: new.perm,
             uid: new.uid,
             gid: new.gid,
-            project: 0,
+            project: new.project,
             nlink,
             size: new.target.len() as u64,
             blocks_512: 0,
@@ -255,6 +256,7 @@ impl FileSystem for Mem {
             no_cookie: None,
             read_only: None,
             xattr_value_max: 64 << 10,
+            projects: true,
         }
     }
 

@@ -242,6 +242,47 @@ fn permissions_and_acls() {
 }
 
 #[test]
+fn project_ids_are_handed_down_and_kept_together() {
+    let vfs = mount();
+    let root = vfs.root().unwrap();
+    let (inside, outside) = (dir(&vfs, &root, "inside"), file(&vfs, "outside"));
+    let set = SetAttr { flags: Some(InodeFlags::PROJINHERIT), project: Some(7), ..SetAttr::default() };
+    vfs.set_attr(&Cred::root(), &inside, &set).unwrap();
+    let cred = Cred::root();
+    let child = vfs.create(&cred, &inside, b"child", &CreateSpec::file(0o644), false).unwrap().0;
+    assert_eq!(vfs.stat(&child).project, 7);
+    refused(vfs.link(&cred, &outside, &inside, b"link", false), NameError::CrossDevice);
+    let none = RenameFlags::empty();
+    refused(vfs.rename(&cred, &root, b"outside", &inside, b"in", none, false), NameError::CrossDevice);
+    refused(
+        vfs.rename(&cred, &inside, b"child", &root, b"outside", RenameFlags::EXCHANGE, false),
+        NameError::CrossDevice,
+    );
+    // Out of the tree is free, and so is a move within it.
+    vfs.rename(&cred, &inside, b"child", &inside, b"same", none, false).unwrap();
+    vfs.rename(&cred, &inside, b"same", &root, b"out", none, false).unwrap();
+}
+
+#[test]
+fn times_that_the_caller_keeps_are_left_alone() {
+    let vfs = mount();
+    let f = file(&vfs, "f");
+    let at = Timestamp { sec: 1_000_000_000, nsec: 5 };
+    let set = SetAttr { mtime: Some(TimeSet::At(at)), ctime: Some(at), ..SetAttr::default() };
+    vfs.set_attr(&Cred::root(), &f, &set).unwrap();
+    let before = vfs.change(&f);
+    assert_eq!(vfs.write(&Cred::root(), &f, 0, b"x", WriteFlags::KEEP_TIMES).unwrap(), 1);
+    assert_eq!((vfs.stat(&f).mtime, vfs.stat(&f).ctime), (at, at));
+    assert_ne!(vfs.change(&f), before, "a change all the same");
+    // The ctime that is given repeats the stored one, and still is the one that counts.
+    let set = SetAttr { perm: Some(0o600), ctime: Some(at), ..SetAttr::default() };
+    vfs.set_attr(&Cred::root(), &f, &set).unwrap();
+    assert_eq!((vfs.stat(&f).perm, vfs.stat(&f).ctime), (0o600, at));
+    write(&vfs, &f, 0, b"y");
+    assert!(vfs.stat(&f).mtime > at);
+}
+
+#[test]
 fn set_id_bits_go_with_a_write() {
     let vfs = mount();
     let f = file(&vfs, "f");

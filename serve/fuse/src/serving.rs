@@ -53,6 +53,8 @@ pub(crate) struct Serving {
     pub(crate) server: Server,
     /// The kernel takes ENOSYS at OPENDIR for "no need to ask".
     pub(crate) no_opendir: AtomicBool,
+    /// The kernel keeps the times of regular files and hands them over by SETATTR.
+    pub(crate) kernel_keeps_times: AtomicBool,
     mounter: u32,
     block_size: u32,
     pub(crate) ttl: Duration,
@@ -75,6 +77,7 @@ impl Serving {
             nodes,
             flusher,
             no_opendir: AtomicBool::new(false),
+            kernel_keeps_times: AtomicBool::new(false),
             mounter: rustix::process::geteuid().as_raw(),
             block_size,
             ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },

@@ -69,10 +69,19 @@ pub fn e2fsck(image: &Path) -> Result<()> {
 
 /// `e2fsck -p`: repairs what can be repaired without asking (journal replay, orphans). Exit codes 0 and 1 are good.
 pub fn e2fsck_repair(image: &Path) -> Result<()> {
-    let output = crate::output("e2fsck", [OsStr::new("-p"), image.as_ref()])?;
+    repair(image, "-p")
+}
+
+/// `e2fsck -fy`: looks at everything and repairs whatever it finds, after writers that are known to leave something.
+pub fn e2fsck_repair_all(image: &Path) -> Result<()> {
+    repair(image, "-fy")
+}
+
+fn repair(image: &Path, how: &str) -> Result<()> {
+    let output = crate::output("e2fsck", [OsStr::new(how), image.as_ref()])?;
     ensure!(
         matches!(output.status.code(), Some(0 | 1)),
-        "e2fsck -p {}: {}\n{}",
+        "e2fsck {how} {}: {}\n{}",
         image.display(),
         output.status,
         crate::said(&output)

@@ -54,6 +54,7 @@ impl Ext4 {
             perm: 0o600,
             uid: attr.uid,
             gid: attr.gid,
+            project: 0,
             rdev: 0,
             target: Vec::new(),
             now: attr.ctime,

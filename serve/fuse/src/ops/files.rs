@@ -8,6 +8,7 @@ use crate::serving::{Handle, O_DIRECT, O_DSYNC, O_TRUNC, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{Cred, FallocateMode, SetAttr, WriteFlags as VfsWrite};
 use std::cell::RefCell;
+use std::sync::atomic::Ordering;
 
 /// How long one copy_file_range may run before it hands back what it has done.
 const COPY_BYTES_MAX: u64 = 64 << 20;
@@ -66,6 +67,8 @@ impl Ops {
         let s = &*self.0;
         let mut how = VfsWrite::empty();
         how.set(VfsWrite::KILL_PRIV, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
+        // Its times come by SETATTR, before or after the data: they must not be moved past those.
+        how.set(VfsWrite::KEEP_TIMES, s.kernel_keeps_times.load(Ordering::Relaxed));
         // From the page cache: whose flags and identity these are is a guess. O_APPEND needs nothing: only the kernel
         // moves the end of the file, and it has placed the write.
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);

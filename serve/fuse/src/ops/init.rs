@@ -2,6 +2,7 @@
 
 use super::Ops;
 use fuser::{InitFlags, KernelConfig};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const WRITE_BYTES_MAX: u32 = 1 << 20;
@@ -26,6 +27,8 @@ impl Ops {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
         }
         let offered = config.capabilities();
+        let writes_back = (wanted & offered).contains(InitFlags::FUSE_WRITEBACK_CACHE);
+        s.kernel_keeps_times.store(writes_back, Ordering::Relaxed);
         s.set_no_opendir(offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT));
         if let Err(missing) = config.add_capabilities(wanted & offered) {
             log::warn!("the kernel takes back {missing:?}");

@@ -1,0 +1,105 @@
+//! `bench`: what the change attribute costs, and what the mount costs beside others.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`modes`] | in-process: eager (old), lazy (new) and off (none), and the kernel's ext4 beside them |
+//! | [`volume`] | the two kinds of filesystem that those workloads write to |
+//! | [`mounts`] | through FUSE: `ivers mount`, fuse2fs and the kernel's ext4 on copies of one image |
+//! | [`figures`] | medians and spreads, the table |
+//!
+//! All that is compared is interleaved: a round of each, again and again, so that whatever else the machine does falls on all alike.
+
+mod figures;
+mod modes;
+mod mounts;
+mod volume;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+
+use crate::failure::{FAILED, failure, usage};
+use crate::{args, show};
+
+/// `ivers bench`.
+pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
+    if let Some(other) = args.fs.iter().find(|fs| !["mem", "ext4"].contains(&fs.as_str())) {
+        return Err(usage(format!("--fs {other}: there are mem and ext4")));
+    }
+    if args.ops == 0 {
+        return Err(usage("--ops 0: nothing to measure"));
+    }
+    let rows = if args.fuse { mounts::rows(args)? } else { modes::rows(args)? };
+    if json {
+        return show::json_line(&json!({ "rows": rows }));
+    }
+    let lines = if args.fuse { figures::fuse_table(&rows) } else { figures::mode_table(&rows) };
+    lines.iter().try_for_each(show::line)
+}
+
+/// A bar on anything that takes more than a second, if there is a terminal.
+struct Progress {
+    bar: ProgressBar,
+    begun: Instant,
+}
+
+impl Progress {
+    fn new(steps: u64) -> Result<Self> {
+        let bar = ProgressBar::hidden();
+        bar.set_length(steps);
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
+        Ok(Self { bar, begun: Instant::now() })
+    }
+
+    fn step(&self, what: &str) {
+        if self.bar.is_hidden() && self.begun.elapsed() > Duration::from_secs(1) {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        self.bar.set_message(what.to_owned());
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Where a program is. An ordinary user's PATH lacks the directories of system programs.
+fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Run a program to its end; what it said is the error.
+fn run(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("cannot run {name}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failure(FAILED, format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim())))
+}
+
+/// Make an ext4 image as others would make it. All that one run makes are equal, byte for byte but for the times in them.
+fn make_image(path: &Path, bytes: u64) -> Result<()> {
+    let mkfs = find_program("mkfs.ext4").ok_or_else(|| {
+        failure(
+            FAILED,
+            "mkfs.ext4 is not installed: the ext4 rows need it (package e2fsprogs), or use --fs mem",
+        )
+    })?;
+    std::fs::File::create(path)?.set_len(bytes)?;
+    const UUID: &str = "1ac8e3ee-7e0e-4d3c-8f4a-0f2017121315";
+    // Nothing is left for the kernel to initialize while it is being measured.
+    let extended = format!("hash_seed={UUID},lazy_itable_init=0,lazy_journal_init=0");
+    run(Command::new(mkfs).args(["-q", "-F", "-U", UUID, "-E", &extended]).arg(path))
+}

@@ -1,0 +1,219 @@
+//! An ordinary user is the normal user: mounting, using and unmounting without root, with the help of fusermount3 alone.
+//!
+//! Run as root, the tests become user 65534 for what matters, and open /dev/fuse to everybody while they last.
+
+mod common;
+
+use common::*;
+use rustix::fs::{FileType, Mode};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard};
+
+const DEVICE: &str = "/dev/fuse";
+const USER: u32 = 65534;
+
+/// An image that an ordinary user owns, and a directory of theirs to mount it on.
+struct Home {
+    place: Place,
+    program: PathBuf,
+    user: u32,
+    device_mode: Option<u32>,
+    _one_at_a_time: MutexGuard<'static, ()>,
+}
+
+impl Home {
+    fn new() -> Option<Self> {
+        static DEVICE_MODE: Mutex<()> = Mutex::new(());
+        let guard = DEVICE_MODE.lock().unwrap_or_else(|failed| failed.into_inner());
+        let needed = ["fusermount3", "setpriv", "mkfs.ext4", "debugfs"];
+        if !ivers_oracle::have_programs(&needed) || (!is_root() && !can_mount()) {
+            return None;
+        }
+        let place = Place::new();
+        let dir = place.image.dir();
+        // The directory of the build may be closed to others.
+        let program = dir.join("ivers");
+        fs::copy(IVERS, &program).unwrap();
+        let user = if is_root() { USER } else { rustix::process::geteuid().as_raw() };
+        for path in [dir, &place.dir, &program] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut device_mode = None;
+        if is_root() {
+            for path in [dir, &place.dir, place.image.path()] {
+                std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+            }
+            let mode = fs::metadata(DEVICE).expect("/dev/fuse is needed (modprobe fuse)").mode() & 0o7777;
+            if mode & 0o006 != 0o006 {
+                fs::set_permissions(DEVICE, fs::Permissions::from_mode(0o666))
+                    .expect("an ordinary user must be able to open /dev/fuse");
+                device_mode = Some(mode);
+            }
+        }
+        Some(Self { place, program, user, device_mode, _one_at_a_time: guard })
+    }
+
+    fn run(&self, program: &OsStr, args: &[&OsStr]) -> Output {
+        let mut command = if is_root() {
+            let user = self.user;
+            let mut command = Command::new("setpriv");
+            command.args([format!("--reuid={user}"), format!("--regid={user}")]);
+            command.args(["--clear-groups", "--"]).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        command.args(args).env("HOME", self.place.image.dir()).env_remove("XDG_STATE_HOME");
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// A shell's word on the matter, in the mounted directory.
+    fn shell(&self, script: &str) -> Output {
+        let script = format!("cd {} && {script}", self.place.dir.display());
+        self.run("sh".as_ref(), &["-c".as_ref(), script.as_ref()])
+    }
+
+    fn does(&self, script: &str) {
+        let output = self.shell(script);
+        assert!(output.status.success(), "{script}: {}", said(&output));
+    }
+
+    fn cannot(&self, script: &str, why: &str) {
+        let output = self.shell(script);
+        assert!(!output.status.success() && said(&output).contains(why), "{script}: {}", said(&output));
+    }
+
+    fn try_mount(&self, options: &str) -> Output {
+        let words: [&OsStr; 5] = [
+            "mount".as_ref(),
+            "-o".as_ref(),
+            options.as_ref(),
+            self.place.image.path().as_ref(),
+            self.place.dir.as_ref(),
+        ];
+        self.run(self.program.as_ref(), &words)
+    }
+
+    fn mount(&self, options: &str) {
+        let output = self.try_mount(options);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    fn unmount(&self) {
+        let output = self.run(self.program.as_ref(), &["unmount".as_ref(), self.place.dir.as_os_str()]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(mount_line(&self.place.dir).is_none());
+        self.place.image.check().unwrap();
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if let Some(mode) = self.device_mode {
+            let _ = fs::set_permissions(DEVICE, fs::Permissions::from_mode(mode));
+        }
+    }
+}
+
+fn inside(image: &Path, path: &str) -> String {
+    ivers_oracle::debugfs(image, &format!("stat {path}")).unwrap()
+}
+
+#[test]
+fn a_user_mounts_uses_and_unmounts() {
+    let Some(home) = Home::new() else { return };
+    let user = home.user;
+    // The root of the filesystem belongs to the user.
+    let owner = format!("set_inode_field / uid {user}\nset_inode_field / gid {user}\n");
+    let requests = home.place.image.dir().join("requests");
+    fs::write(&requests, owner).unwrap();
+    let image = home.place.image.path().as_os_str();
+    let made = ivers_oracle::output("debugfs", ["-w".as_ref(), "-f".as_ref(), requests.as_os_str(), image]);
+    assert!(made.unwrap().status.success());
+
+    home.mount("rw");
+    let line = mount_line(&home.place.dir).unwrap();
+    assert!(line.starts_with(&format!("{} ", home.place.image.path().display())), "{line}");
+    assert!(line.contains(" fuse.ivers rw,nosuid,nodev,"), "{line}");
+    assert!(line.contains(&format!("user_id={user},")), "{line}");
+    home.does("mkdir d && echo one > d/f && mv d/f g && ln g h && ln -s g s && chmod 600 g");
+    home.does("test \"$(cat s)\" = one && mkfifo p && setfattr -n user.a -v b g");
+    // A query while the file is open and dirty: flushed by the supervisor, who is this user too.
+    home.does(
+        "exec 3> o; echo dirty >&3; a=$(getfattr --only-values -n system.ivers.change o); \
+         b=$(getfattr --only-values -n system.ivers.change o); test \"$a\" = \"$b\"",
+    );
+    home.cannot("chown 7 g", "not permitted");
+    home.cannot("mknod n c 1 3", "not permitted");
+    if is_root() {
+        assert!(fs::read(home.place.path("g")).is_err(), "without allow_other even root is kept out");
+    }
+    home.unmount();
+    assert!(inside(home.place.image.path(), "/g").contains(&format!("User: {user}")));
+}
+
+#[test]
+fn with_fakeroot_the_user_is_root_inside() {
+    let Some(home) = Home::new() else { return };
+    home.mount("rw");
+    home.cannot("echo x > f", "denied");
+    home.unmount();
+
+    home.mount("fakeroot");
+    home.does("mkdir d && echo x > d/f && chown 7:8 d/f && chmod 4755 d/f && mkfifo d/p");
+    home.does("test \"$(stat -c %u:%g:%a d/f)\" = 7:8:4755");
+    home.does("chmod 000 d/f && echo y >> d/f && test \"$(cat d/f | wc -l)\" = 2");
+    home.does("chmod 700 d && chown 9 d && ls d && rm d/p");
+    // Those that the kernel does not let through to any filesystem.
+    home.cannot("mknod n c 1 3", "not permitted");
+    home.cannot("setfattr -n trusted.a -v b d/f", "not permitted");
+    home.unmount();
+    let said = inside(home.place.image.path(), "/d/f");
+    assert!(said.contains("User:     7") && said.contains("Group:     8"), "{said}");
+}
+
+#[test]
+fn allow_other_is_what_fuse_conf_says() {
+    let Some(home) = Home::new() else { return };
+    let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    let allowed = allowed.lines().any(|line| line.trim() == "user_allow_other");
+    if allowed || home.user == 0 {
+        home.mount("allow_other");
+        assert!(mount_line(&home.place.dir).unwrap().contains("allow_other"));
+        fs::read_dir(&home.place.dir).unwrap();
+        home.unmount();
+    } else {
+        let output = home.try_mount("allow_other");
+        assert!(said(&output).contains("user_allow_other"), "{}", said(&output));
+        home.place.image.check().unwrap();
+    }
+}
+
+#[test]
+fn root_shares_a_fakeroot_mount_with_others_as_they_are() {
+    if !is_root() {
+        return;
+    }
+    let Some(home) = Home::new() else { return };
+    home.place.mount("fakeroot,allow_other");
+    let place = &home.place;
+    fs::create_dir(place.path("shared")).unwrap();
+    fs::set_permissions(place.path("shared"), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::create_dir(place.path("closed")).unwrap();
+    fs::set_permissions(place.path("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(place.path("closed/f"), b"secret").unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, place.path("null"), FileType::CharacterDevice, Mode::RUSR, 0x103)
+        .unwrap();
+    // The kernel knows the way already; another user must not follow it.
+    assert_eq!(fs::read(place.path("closed/f")).unwrap(), b"secret");
+    home.cannot("cat closed/f", "denied");
+    home.cannot("echo x > f", "denied");
+    home.does("echo mine > shared/f");
+    assert_eq!(fs::metadata(place.path("shared/f")).unwrap().uid(), USER);
+    place.unmount();
+    place.image.check().unwrap();
+}
