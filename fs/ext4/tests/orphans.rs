@@ -80,12 +80,17 @@ fn the_orphan_file_takes_them() {
 #[test]
 fn what_the_orphan_file_cannot_hold_goes_on_the_list() {
     // 32 blocks of 254 numbers.
-    crash_with(8200, &["-t", "ext4", "-b", "1024", "-N", "16000", "-O", "orphan_file"], true, true);
+    crash_with(
+        8200,
+        &["-t", "ext4", "-b", "1024", "-N", "16000", "-O", "orphan_file", "-E", "orphan_file_size=32k"],
+        true,
+        true,
+    );
 }
 
 #[test]
 fn the_kernel_cleans_them_up() {
-    if !ivers_oracle::may_loop_mount() {
+    if !ivers_oracle::kernel::may_loop_mount() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
