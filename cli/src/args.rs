@@ -73,15 +73,19 @@ Mount options (-o), separated by commas:
   lazytime, nolazytime       keep pure timestamp changes in memory for up to a day
   relatime, noatime, strictatime
   cache=SIZE                 bound of all caches together, as 64M or 1G (default 256M)
+  offset=BYTES               where in the image the filesystem begins (a partition)
   commit=SECONDS             longest time that a change stays out of the journal (default 5)
   trust-foreign              believe stored change attributes though another system wrote to the image
   norecovery                 with ro: do not replay the journal, not even in memory
+  nonempty                   mount though there is something in the directory, which then cannot be seen
   nosandbox                  do not lock the process in that parses the image (for debugging)
   allow_other, default_permissions, no_default_permissions, fakeroot, threads=N, sync,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...), fsname=, subtype=
 
 A mount is two processes: one that parses the image, locked in by Landlock and seccomp, and one that mounts and unmounts. SIGTERM to the second (its
 number is in --json) unmounts. If either is killed, programs get errors until `ivers unmount DIR`.
+
+Called under the name fuse2fs (by a link, say) this program takes that one's command line: fuse2fs --help.
 
 In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0
 mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.")]

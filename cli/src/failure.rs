@@ -103,15 +103,23 @@ pub fn line(error: &anyhow::Error) -> String {
     line.replace('\n', " ")
 }
 
-/// Say what went wrong, and end with its code.
-pub fn report(error: &anyhow::Error) -> ExitCode {
+/// The command line was wrong, or asked for help.
+pub fn explain(error: &clap::Error) -> ExitCode {
+    let code = if error.use_stderr() { USAGE } else { 0 };
+    // A closed pipe behind --help is no failure.
+    let _ = error.print();
+    ExitCode::from(code)
+}
+
+/// Say what went wrong, under the name that the program was called by, and end with its code.
+pub fn report(program: &str, error: &anyhow::Error) -> ExitCode {
     let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
     };
     if error.chain().any(broken_pipe) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("ivers: {}", line(error));
+    eprintln!("{program}: {}", line(error));
     ExitCode::from(code(error))
 }
 

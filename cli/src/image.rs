@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ivers_block::{Budget, FileDevice, OpenMode};
+use ivers_block::{Budget, Device, FileDevice, OffsetDevice, OpenMode};
 use ivers_ext4::Ext4;
 use ivers_mem::Mem;
 use ivers_vfs::{FileSystem, MountOptions, Vfs};
@@ -57,6 +57,8 @@ impl Place {
 pub struct How {
     /// Write nothing.
     pub read_only: bool,
+    /// Where in the image the filesystem begins.
+    pub offset_bytes: u64,
     /// See `OpenOptions::trust_foreign`.
     pub trust_foreign: bool,
     /// See `OpenOptions::no_replay`.
@@ -76,7 +78,14 @@ impl How {
 
 impl Default for How {
     fn default() -> Self {
-        Self { read_only: true, trust_foreign: false, no_replay: false, commit_s: 5, cache_bytes: 256 << 20 }
+        Self {
+            read_only: true,
+            offset_bytes: 0,
+            trust_foreign: false,
+            no_replay: false,
+            commit_s: 5,
+            cache_bytes: 256 << 20,
+        }
     }
 }
 
@@ -112,7 +121,11 @@ pub fn open_on(
                 commit_interval: Duration::from_secs(how.commit_s),
                 place: image.display().to_string(),
             };
-            Ext4::open(Arc::new(device), open)?
+            let device: Arc<dyn Device> = match how.offset_bytes {
+                0 => Arc::new(device),
+                start => Arc::new(OffsetDevice::new(device, start)?),
+            };
+            Ext4::open(device, open)?
         }
     };
     options.read_only |= how.read_only;

@@ -11,6 +11,7 @@ mod daemon;
 mod facts;
 mod failure;
 mod files;
+mod fuse2fs;
 mod image;
 mod mkfs;
 mod mount;
@@ -46,14 +47,13 @@ fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(with_mount_implied(std::env::args_os().collect())) {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if fuse2fs::is_name(words.first()) {
+        return fuse2fs::main(&words);
+    }
+    let cli = match Cli::try_parse_from(with_mount_implied(words)) {
         Ok(cli) => cli,
-        Err(error) => {
-            let code = if error.use_stderr() { failure::USAGE } else { 0 };
-            // A closed pipe behind --help is no failure.
-            let _ = error.print();
-            return ExitCode::from(code);
-        }
+        Err(error) => return failure::explain(&error),
     };
     let json = cli.json;
     let result = match cli.task {
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failure::report(&error),
+        Err(error) => failure::report("ivers", &error),
     }
 }
 

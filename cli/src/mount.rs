@@ -16,7 +16,7 @@ use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 
 use crate::channel::{Channel, Order, Report};
-use crate::failure::{BUSY, FAILED, failure};
+use crate::failure::{BUSY, FAILED, failure, usage};
 use crate::options::{Options, parse};
 use crate::{args, daemon, image, show, worker};
 
@@ -39,6 +39,11 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
         ));
     }
     args.dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    let is_empty = std::fs::read_dir(&args.dir).is_ok_and(|mut names| names.next().is_none());
+    if args.dir.is_dir() && !is_empty && !options.nonempty {
+        let dir = args.dir.display();
+        return Err(usage(format!("{dir}: not empty: -o nonempty mounts over what is in it")));
+    }
     if args.serve || args.foreground {
         return serve(&args, options);
     }

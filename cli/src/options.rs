@@ -18,10 +18,12 @@ pub struct Options {
     pub fuse: FuseOptions,
     /// Lock the process that parses in.
     pub sandbox: bool,
+    /// Mount though the directory is not empty.
+    pub nonempty: bool,
 }
 
 /// Split at commas; `\,` is a comma in a value.
-fn split(words: &[String]) -> Vec<String> {
+pub fn split(words: &[String]) -> Vec<String> {
     let mut all = Vec::new();
     for word in words {
         let mut one = String::new();
@@ -39,12 +41,18 @@ fn split(words: &[String]) -> Vec<String> {
     all
 }
 
+/// The word that [`split`] makes into this option again.
+pub fn escape(option: &str) -> String {
+    option.replace('\\', "\\\\").replace(',', "\\,")
+}
+
 /// Sort the words behind `-o`.
 pub fn parse(words: &[String]) -> Result<Options> {
     let mut how = How { read_only: false, ..How::default() };
     let mut vfs = MountOptions::default();
     let mut fuse = FuseOptions::default();
     let mut sandbox = true;
+    let mut nonempty = false;
     for option in split(words) {
         let bad = |why: &str| usage(format!("mount option {option}: {why}"));
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(n, v)| (n, Some(v)));
@@ -64,6 +72,11 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     .filter(|&bytes| bytes >= 4 << 20)
                     .ok_or_else(|| bad("must be a size of at least 4M, as 64M or 1G"))?;
             }
+            ("offset", value) => {
+                how.offset_bytes = value.and_then(|v| v.parse().ok()).ok_or_else(|| {
+                    bad("must be a number of bytes: where the filesystem begins in the image")
+                })?;
+            }
             ("commit", value) => {
                 how.commit_s = value
                     .and_then(|v| v.parse().ok())
@@ -72,6 +85,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
             }
             ("sandbox", None) => sandbox = true,
             ("nosandbox", None) => sandbox = false,
+            ("nonempty", None) => nonempty = true,
             ("trust-foreign", None) => how.trust_foreign = true,
             ("norecovery" | "noload", None) => how.no_replay = true,
             // What mount(8), systemd and fstab say for themselves.
@@ -93,7 +107,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
     if how.no_replay && !how.read_only {
         return Err(usage("mount option norecovery: only with ro, or the journal would be lost"));
     }
-    Ok(Options { how, vfs, fuse, sandbox })
+    Ok(Options { how, vfs, fuse, sandbox, nonempty })
 }
 
 #[cfg(test)]
@@ -107,14 +121,25 @@ mod tests {
     #[test]
     fn options_find_their_way() {
         let all =
-            options("ro,iversion=eager,lazytime,noatime,cache=64M,commit=9,allow_other,x-systemd.automount")
+            options("offset=1048576,ro,iversion=eager,lazytime,noatime,cache=64M,commit=9,allow_other,x-systemd.automount")
                 .unwrap();
         assert!(all.how.read_only && all.vfs.lazytime && all.fuse.allow_other);
         assert_eq!((all.how.cache_bytes, all.how.commit_s), (64 << 20, 9));
+        assert_eq!(all.how.offset_bytes, 1 << 20);
         assert_eq!((all.vfs.mode, all.vfs.atime), (ChangeMode::Eager, AtimeMode::Never));
         assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
         assert_eq!(split(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
-        for bad in ["iversion=maybe", "cache=1", "cache", "commit=0", "norecovery", "nonsense", "threads=0"] {
+        assert_eq!(split(&[escape("fsname=b\\,c")]), ["fsname=b\\,c"]);
+        for bad in [
+            "iversion=maybe",
+            "cache=1",
+            "cache",
+            "commit=0",
+            "norecovery",
+            "offset=-1",
+            "nonsense",
+            "threads=0",
+        ] {
             assert!(options(bad).is_err(), "{bad}");
         }
     }

@@ -34,7 +34,7 @@ pub fn work(args: &args::Mount, options: Options) -> Result<()> {
 
 fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
     let Some((Order::Open, fds)) = channel.receive()? else { bail!("the worker has no supervisor") };
-    let Options { how, vfs, fuse, sandbox } = options;
+    let Options { how, vfs, fuse, sandbox, nonempty: _ } = options;
     let image = fds
         .into_iter()
         .next()

@@ -55,6 +55,8 @@ fn test() -> bool {
         ("getfattr", "attr"),
         ("getfacl", "acl"),
         ("gcc", "gcc"),
+        ("mkfs.xfs", "xfsprogs"),
+        ("mkfs.btrfs", "btrfs-progs"),
     ];
     ensure(&programs)
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
@@ -99,9 +101,21 @@ fn soak() -> bool {
         let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "5000")];
         run("long days", "cargo", &["test", "--release", "-p", "ivers-ext4", "--test", "workday"], &env)
     };
+    let contract = |seed: &str| {
+        let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "20000")];
+        let args = ["test", "--release", "-p", "ivers-contract", "--", "--nocapture"];
+        run("the contract, in-process, through FUSE and the kernel's", "cargo", &args, &env)
+    };
     let kill9 = ["test", "--release", "-p", "ivers", "--test", "kill9", "--", "--nocapture"];
-    ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
+    let programs = [
+        ("mkfs.ext4", "e2fsprogs"),
+        ("fusermount3", "fuse3"),
+        ("mkfs.xfs", "xfsprogs"),
+        ("mkfs.btrfs", "btrfs-progs"),
+    ];
+    ensure(&programs)
         && ["1", "2", "3", "4", "5"].into_iter().all(long_days)
+        && ["11", "12", "13"].into_iter().all(contract)
         && run(
             "100,000 crash states",
             "cargo",

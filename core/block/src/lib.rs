@@ -3,7 +3,7 @@
 //! This crate knows bytes, offsets and blocks, and no filesystem. It holds
 //!
 //! - [`Device`], what every driver reads and writes through, with [`FileDevice`] (images and block devices, locked while
-//!   open), [`MemDevice`], [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records what it is told, fails
+//!   open), [`MemDevice`], [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records what it is told, fails
 //!   on request, and shows what a crash would leave behind);
 //! - [`BufferCache`], metadata blocks in memory, bounded by a [`Budget`] that other caches share.
 //!
@@ -26,6 +26,7 @@ mod error;
 mod fault;
 mod file;
 mod memory;
+mod offset;
 
 pub use budget::Budget;
 pub use buffer::{Buffer, BufferRead};
@@ -35,3 +36,4 @@ pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};
 pub use file::{FileDevice, OpenMode};
 pub use memory::{MemDevice, OverlayDevice};
+pub use offset::OffsetDevice;

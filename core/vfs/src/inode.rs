@@ -182,7 +182,7 @@ impl Inode {
             Stats::count(&stats.changes_logged);
             Stats::count(if anyway {
                 &stats.inode_updates_metadata
-            } else if times_moved || eager {
+            } else if eager || (times_moved && !policy.lazytime) {
                 &stats.inode_updates_times
             } else {
                 &stats.inode_updates_version

@@ -1,7 +1,7 @@
 //! Ranges of files: allocation, holes, copies.
 
 use crate::api::*;
-use crate::error::{NameError, Result};
+use crate::error::{Error, NameError, Result};
 use crate::inode::{Logged, Touch};
 use crate::pages::PAGE;
 use crate::types::*;
@@ -79,8 +79,10 @@ impl Vfs {
                 inode.pages.drop_pages(offset / PAGE64, last, &self.memory);
             }
             if let Err(error) = self.fs.fallocate(inode, mode, offset, len) {
-                // Some of it may have been done.
-                let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
+                // Some of it may have been done, unless the format cannot do this at all.
+                if !matches!(error, Error::Name(NameError::NotSupported)) {
+                    let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
+                }
                 return Err(error);
             }
         }

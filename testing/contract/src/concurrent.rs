@@ -1,66 +1,121 @@
 //! C6 with threads: what a bracketed read saw is current.
 
-use ivers_vfs::{CreateSpec, Cred, Vfs, WriteFlags};
-use std::sync::Arc;
+use crate::promise::{Promise, Tallies};
+use crate::subject::SharedFile;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// One writer of growing numbers, several observers; `pages` numbers are written by each write, one to a page, so that a write is
-/// longer than a page. Panics if a value vouches for something that it did not see. Returns (writes, observations).
-pub fn run_concurrent(vfs: &Arc<Vfs>, observers: usize, pages: usize, time: Duration) -> (u64, u64) {
-    let root = vfs.root().expect("the root");
-    let cred = Cred::root();
-    let file =
-        vfs.create(&cred, &root, b"contract-c6", &CreateSpec::file(0o600), false).expect("a new file").0;
+/// Rounds of the observers that make a run worth something.
+const ENOUGH: u64 = 30;
+
+/// The largest number begun and the largest completed.
+#[derive(Default)]
+struct Progress {
+    begun: AtomicU64,
+    completed: AtomicU64,
+}
+
+impl Progress {
+    fn step(&self, nth: u64, change: impl FnOnce() -> crate::subject::Result<()>) {
+        self.begun.store(nth, SeqCst);
+        change().expect("the change succeeds");
+        self.completed.store(nth, SeqCst);
+    }
+}
+
+/// A writer of growing numbers (`pages` of 4 KiB at a time, so that a write is longer than a page), a second one that keeps
+/// growing numbers in the metadata, and several observers who query, read both, and query again, for `time` or somewhat longer. Counts what they find under C1
+/// data and metadata, C2 and C6; panics only if a completed write is not visible. Where the subject keeps no metadata, that writer
+/// rests.
+pub fn observe(file: &dyn SharedFile, observers: usize, pages: usize, time: Duration) -> Tallies {
     let image = |nth: u64| nth.to_le_bytes().repeat(512 * pages);
-    vfs.write(&cred, &file, 0, &image(0), WriteFlags::empty()).expect("the first write");
-    let (started, completed, observations) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
-    let stop = AtomicBool::new(false);
+    file.write(&image(0)).expect("the first write");
+    let has_notes = file.set_note(0).is_ok();
+    let (data, notes) = (Progress::default(), Progress::default());
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let all = Mutex::new(Tallies::default());
+    let end = Instant::now() + time;
     thread::scope(|scope| {
         scope.spawn(|| {
-            let end = Instant::now() + time;
-            let mut nth = 0;
-            while Instant::now() < end {
-                nth += 1;
-                started.store(nth, SeqCst);
-                vfs.write(&cred, &file, 0, &image(nth), WriteFlags::empty()).expect("a write");
-                completed.store(nth, SeqCst);
+            for nth in 1.. {
+                data.step(nth, || file.write(&image(nth)));
+                // A busy machine gets more time, so that something was seen at all.
+                let late = end + time * 20;
+                let now = Instant::now();
+                if now > late || (now > end && rounds.load(SeqCst) >= ENOUGH) {
+                    break;
+                }
             }
             stop.store(true, SeqCst);
         });
-        for _ in 0..observers {
+        if has_notes {
             scope.spawn(|| {
-                let (mut last, mut started_at_last) = (0, u64::MAX);
-                let mut buf = vec![0; 4096 * pages];
-                while !stop.load(SeqCst) {
-                    let done_before = completed.load(SeqCst);
-                    let value = vfs.change(&file).expect("a cookie");
-                    assert!(value >= last, "C2: {value} after {last}");
-                    let moved = done_before > started_at_last;
-                    assert!(!moved || value > last, "C1: write {done_before} completed and {value} stayed");
-                    started_at_last = started.load(SeqCst);
-                    vfs.read(&file, 0, &mut buf).expect("a read");
-                    let completed_before_second = completed.load(SeqCst);
-                    let again = vfs.change(&file).expect("a cookie");
-                    let oldest = buf
-                        .chunks_exact(8)
-                        .map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")))
-                        .min()
-                        .expect("numbers");
-                    assert!(oldest >= done_before, "a completed write is not visible");
-                    // Equal values vouch for all writes that were complete when the second was taken.
-                    let vouches = again == value;
-                    assert!(
-                        !vouches || oldest >= completed_before_second,
-                        "C6: {value} vouches for number {oldest}, but write {completed_before_second} was complete"
-                    );
-                    last = value;
-                    observations.fetch_add(1, SeqCst);
+                for nth in 1.. {
+                    notes.step(nth, || file.set_note(nth));
+                    if stop.load(SeqCst) {
+                        break;
+                    }
+                    thread::sleep(Duration::from_micros(nth % 50));
                 }
             });
         }
+        for _ in 0..observers {
+            scope.spawn(|| {
+                let found = observer(file, has_notes, pages, &data, &notes, (&stop, &rounds));
+                all.lock().expect("no observer panicked").add(&found);
+            });
+        }
     });
-    vfs.unlink(&cred, &root, b"contract-c6", false).expect("the file goes");
-    (completed.into_inner(), observations.into_inner())
+    all.into_inner().expect("no observer panicked")
+}
+
+fn observer(
+    file: &dyn SharedFile,
+    has_notes: bool,
+    pages: usize,
+    data: &Progress,
+    notes: &Progress,
+    (stop, rounds): (&AtomicBool, &AtomicU64),
+) -> Tallies {
+    let mut tallies = Tallies::default();
+    let query = || file.query().ok().flatten().expect("a value");
+    let mut last: Option<(u64, u64, u64)> = None;
+    let mut buf = vec![0; 4096 * pages];
+    while !stop.load(SeqCst) {
+        let completed = (data.completed.load(SeqCst), notes.completed.load(SeqCst));
+        let value = query();
+        if let Some((old, data_begun, notes_begun)) = last {
+            tallies.count(Promise::Monotonic, value >= old, || format!("{value} after {old}"));
+            // A change that began after the last query and was complete before this one.
+            for (promise, moved) in
+                [(Promise::Data, completed.0 > data_begun), (Promise::Metadata, completed.1 > notes_begun)]
+            {
+                if moved {
+                    tallies.count(promise, value != old, || {
+                        format!("{completed:?} complete and {value} stayed")
+                    });
+                }
+            }
+        }
+        let begun = (data.begun.load(SeqCst), notes.begun.load(SeqCst));
+        let got = file.read(&mut buf).expect("a read");
+        assert_eq!(got, buf.len(), "the file does not shrink");
+        let note = if has_notes { file.note().expect("the note") } else { 0 };
+        let complete_then = (data.completed.load(SeqCst), notes.completed.load(SeqCst));
+        let again = query();
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let oldest = buf.chunks_exact(8).map(number).min().expect("numbers");
+        assert!(oldest >= completed.0 && note >= completed.1, "a completed change is not visible");
+        // Equal values vouch for all changes that were complete when the second was taken.
+        if again == value {
+            let current = oldest >= complete_then.0 && (!has_notes || note >= complete_then.1);
+            let what = || format!("{value} vouches for {oldest} and {note}; complete were {complete_then:?}");
+            tallies.count(Promise::Current, current, what);
+        }
+        last = Some((value, begun.0, begun.1));
+        rounds.fetch_add(1, SeqCst);
+    }
+    tallies
 }

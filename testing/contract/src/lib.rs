@@ -1,14 +1,58 @@
-//! The contract of the change attribute, checked by random operations against a simple model, over anything behind
-//! [`ivers_vfs::Vfs`].
+//! The contract of the change attribute, held against any backend: random operations beside a simple model, concurrent ones
+//! beside counters, and every failure cut down to a short script.
 //!
-//! The model knows of each inode its contents and what was last seen of its attribute, and whether anything that counts
-//! has happened to it since. Then a query must show another, larger value if something has (C1, C2) and the same value if nothing
-//! has (C3), whatever the caches and write-back did in between. [`run_concurrent`] holds C6 against real threads.
+//! # Why it is built so
 //!
-//! A failure prints the seed; the same seed replays the same operations.
+//! The contract is about observers. So the suite sees a backend as an observer does: files that can be changed, looked at and
+//! asked for their value. That is all that [`Subject`] has, and it is little enough that a filesystem in this process
+//! ([`InProcess`]) and a directory that the kernel has mounted ([`Mounted`]) are held to the same sentences by the same code; the
+//! kernel's own filesystems too, with ctime taken for the value. What cannot be seen from there (how often an inode is
+//! logged, what a crash leaves) has suites of its own.
+//!
+//! The model knows of each file what it holds and what a query last showed, and whether anything has happened to it since. So
+//! it can say before a query what it must answer: something larger, the same, or (where a call changed nothing that shows, or a
+//! promise ends by design) either. An operation that must fail is tried too, and must then have changed nothing. What caches and
+//! write-back do meanwhile is the backend's affair: syncs, evictions and remounts are operations that change nothing.
+//!
+//! Operations name files; they never refer to results. So each part of a script is a script, and a failure can be shortened by
+//! leaving operations out and trying again from the first state. What is printed is Rust: paste it into a call of [`replay`].
+//!
+//! # Promises and claims
+//!
+//! A backend says which promises it keeps ([`Subject::claims`]). A broken promise that was claimed is a failure. One that was not
+//! claimed is counted, and [`Tallies::kept_unclaimed`] names those that were put to the test and never broke: the backend could
+//! claim more. [`Limits`] are not promises: they say where a promise ends by design, and each is in the documents.
+//!
+//! # Invariants
+//!
+//! | # | statement | kept by | test |
+//! |---|---|---|---|
+//! | 1 | any part of a script is a script | `model::judge` answers `Skip` where an operation has lost its meaning | `broken.rs`: each failure shrinks |
+//! | 2 | the model changes only after the subject succeeded | `run::apply_one` | every run looks at everything at its end |
+//! | 3 | a promise is judged only by values that the subject answered | `run::query`, `run::infos` | `broken.rs`: each planted mistake is found as what it is |
+//! | 4 | equal seed, equal script, whatever the subject does right | the generator sees the model alone | `broken.rs`: a replayed seed finds the same |
+//!
+//! Not here: C4 (values across crashes) is the crash explorer's and the kill tests'; C5 (what changes cost) is counted in
+//! `tests/cost.rs`.
 
+#![forbid(unsafe_code)]
+
+mod check;
 mod concurrent;
+mod generate;
+mod inprocess;
 mod model;
+mod mounted;
+pub mod op;
+mod promise;
+mod run;
+mod subject;
 
-pub use concurrent::run_concurrent;
-pub use model::{Plan, Report, run};
+pub use check::{Broken, Make, Report, check, replay};
+pub use concurrent::observe;
+pub use inprocess::{InProcess, MountedVfs};
+pub use mounted::{Cookie, Mounted, Remount};
+pub use op::Op;
+pub use promise::{Promise, Tallies, Tally};
+pub use run::Failure;
+pub use subject::{Claims, Limits, Refused, Result, Seen, SharedFile, Subject};

@@ -1,512 +1,515 @@
-//! Random operations beside a model.
+//! The model: names and contents, what was last seen of each value, and whether anything has happened since.
 
-use ivers_vfs::*;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use crate::op::*;
+use crate::subject::{Limits, Seen};
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::sync::Arc;
 
-const NAMES: u32 = 12;
-const LARGEST: u64 = 64 << 10;
-
-/// What to run.
-pub struct Plan<'a> {
-    /// Replays a run.
-    pub seed: u64,
-    /// How many operations.
-    pub operations: u32,
-    /// Unmounts cleanly and mounts again, where values must outlive that (`ChangeSemantics::persistent`).
-    #[allow(clippy::type_complexity)]
-    pub remount: Option<&'a dyn Fn(Arc<Vfs>) -> Arc<Vfs>>,
+/// What the model says of an operation before it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Must succeed.
+    Done,
+    /// Must fail, and change nothing.
+    Fails,
+    /// Has no meaning here (part of a shrunk script), or is not foreseen.
+    Skip,
 }
 
-/// What was done.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Report {
-    /// Operations that succeeded.
-    pub done: u32,
-    /// Values compared after a change.
-    pub differed: u32,
-    /// Values compared after none.
-    pub rested: u32,
-    /// Remounts.
-    pub remounts: u32,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touched {
+    Data,
+    Metadata,
+    /// Something was done and nothing shows: it may count as a change or not.
+    Perhaps,
 }
 
-struct Known {
-    /// Kept, so that the inode stays in memory where values are stored nowhere.
-    inode: Option<InodeRef>,
-    contents: Option<Vec<u8>>,
-    xattrs: BTreeMap<String, Vec<u8>>,
+pub(crate) struct Node {
+    pub(crate) kind: Kind,
+    pub(crate) bytes: Vec<u8>,
     perm: u32,
-    nlink: u32,
-    last: Option<u64>,
-    changed: bool,
+    xattrs: BTreeMap<u8, Vec<u8>>,
+    acl: bool,
+    pub(crate) names: u32,
+    mtime: Option<i64>,
+    /// What a query last showed, and what has happened since.
+    pub(crate) last: Option<u64>,
+    pub(crate) data: bool,
+    pub(crate) metadata: bool,
+    pub(crate) perhaps: bool,
+    pub(crate) remounted: bool,
 }
 
-struct Run<'a> {
-    vfs: Arc<Vfs>,
-    rng: StdRng,
-    seed: u64,
-    step: u32,
-    inodes: BTreeMap<Ino, Known>,
-    /// (directory, name) -> inode.
-    names: BTreeMap<(Ino, String), Ino>,
-    report: Report,
-    plan: &'a Plan<'a>,
-}
-
-/// Run the plan; panics with the seed at the first broken promise. Leaves what it made below a new directory `contract`.
-pub fn run(vfs: Arc<Vfs>, plan: &Plan<'_>) -> (Arc<Vfs>, Report) {
-    eprintln!("contract: seed {}", plan.seed);
-    let root = vfs.root().expect("the root");
-    let top = vfs
-        .create(&Cred::root(), &root, b"contract", &CreateSpec::directory(0o755), false)
-        .expect("a directory")
-        .0;
-    drop(root);
-    let mut run = Run {
-        vfs,
-        rng: StdRng::seed_from_u64(plan.seed),
-        seed: plan.seed,
-        step: 0,
-        inodes: BTreeMap::new(),
-        names: BTreeMap::new(),
-        report: Report::default(),
-        plan,
-    };
-    let nlink = top.attr().nlink;
-    run.know(top, nlink);
-    for step in 0..plan.operations {
-        run.step = step;
-        run.operate();
-    }
-    run.check_all();
-    run.inodes.clear();
-    (run.vfs, run.report)
-}
-
-impl Run<'_> {
-    #[track_caller]
-    fn broken(&self, what: String) -> ! {
-        panic!("contract broken at operation {} of seed {}: {what}", self.step, self.seed);
-    }
-
-    fn know(&mut self, inode: InodeRef, nlink: u32) {
-        let contents = (inode.kind == FileType::Regular).then(Vec::new);
-        let perm = inode.attr().perm;
-        let known = Known {
-            contents,
-            xattrs: BTreeMap::new(),
+impl Node {
+    fn new(kind: Kind) -> Self {
+        let perm = if kind == Kind::Directory { 0o755 } else { 0o644 };
+        Self {
+            kind,
+            bytes: Vec::new(),
             perm,
-            nlink,
+            xattrs: BTreeMap::new(),
+            acl: false,
+            names: 1,
+            mtime: None,
             last: None,
-            changed: false,
-            inode: Some(inode.clone()),
-        };
-        self.inodes.insert(inode.ino, known);
-    }
-
-    fn inode(&self, ino: Ino) -> InodeRef {
-        match self.inodes.get(&ino).and_then(|known| known.inode.clone()) {
-            Some(inode) => inode,
-            None => self.ok("get", self.vfs.get(ino)),
+            data: false,
+            metadata: false,
+            perhaps: false,
+            remounted: false,
         }
     }
 
-    #[track_caller]
-    fn ok<T>(&self, what: &str, result: Result<T>) -> T {
-        result.unwrap_or_else(|error| self.broken(format!("{what}: {error}")))
+    pub(crate) fn seen(&mut self, value: u64) {
+        self.last = Some(value);
+        (self.data, self.metadata, self.perhaps, self.remounted) = (false, false, false, false);
     }
 
-    fn changed(&mut self, ino: Ino) {
-        self.report.done += 1;
-        if let Some(known) = self.inodes.get_mut(&ino) {
-            known.changed = true;
+    pub(crate) fn touch(&mut self, touched: Touched) {
+        match touched {
+            Touched::Data => {
+                self.data = true;
+                self.mtime = None;
+            }
+            Touched::Metadata => self.metadata = true,
+            Touched::Perhaps => self.perhaps = true,
+        }
+    }
+}
+
+pub(crate) type Id = usize;
+pub(crate) const TOP: Id = 0;
+
+/// See the module.
+pub(crate) struct Model {
+    pub(crate) nodes: BTreeMap<Id, Node>,
+    next: Id,
+    pub(crate) paths: BTreeMap<String, Id>,
+    pub(crate) open: [Option<Id>; SLOTS as usize],
+    /// What is mapped, and how many bytes of it.
+    pub(crate) maps: [Option<(Id, u32)>; SLOTS as usize],
+    limits: Limits,
+}
+
+fn parent_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+fn is_below(path: &str, dir: &str) -> bool {
+    path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
+}
+
+impl Model {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let nodes = BTreeMap::from([(TOP, Node::new(Kind::Directory))]);
+        let paths = BTreeMap::from([(String::new(), TOP)]);
+        let (open, maps) = ([None; SLOTS as usize], [None; SLOTS as usize]);
+        Self { nodes, next: TOP + 1, paths, open, maps, limits }
+    }
+
+    pub(crate) fn id(&self, on: On<'_>) -> Option<Id> {
+        match on {
+            On::At(path) => self.paths.get(path).copied(),
+            On::Open(slot) => self.open[usize::from(slot)],
         }
     }
 
-    fn pick(&mut self, wanted: impl Fn(&Known) -> bool) -> Option<Ino> {
-        let all: Vec<Ino> =
-            self.inodes.iter().filter(|(_, known)| wanted(known)).map(|(ino, _)| *ino).collect();
-        (!all.is_empty()).then(|| all[self.rng.random_range(0..all.len())])
+    fn kind(&self, on: On<'_>) -> Option<Kind> {
+        self.id(on).map(|id| self.nodes[&id].kind)
     }
 
-    fn file(&mut self) -> Option<Ino> {
-        self.pick(|known| known.contents.is_some())
+    fn is_file(&self, on: On<'_>) -> bool {
+        self.kind(on) == Some(Kind::File)
     }
 
-    fn dir(&mut self) -> Ino {
-        self.pick(|known| known.contents.is_none() && known.nlink > 0).expect("the top directory stays")
+    fn dir(&self, path: &str) -> Option<Id> {
+        let parent = parent_of(path);
+        (self.kind(On::At(parent)) == Some(Kind::Directory)).then(|| self.paths[parent])
     }
 
-    fn name(&mut self) -> String {
-        format!("n{}", self.rng.random_range(0..NAMES))
+    fn is_empty(&self, dir: &str) -> bool {
+        !self.paths.keys().any(|path| is_below(path, dir))
     }
 
-    fn operate(&mut self) {
-        match self.rng.random_range(0..100) {
-            0..25 => self.write(),
-            25..30 => self.set_size(),
-            30..36 => self.chmod(),
-            36..42 => self.xattr(),
-            42..52 => self.create(),
-            52..57 => self.link(),
-            57..65 => self.remove(),
-            65..73 => self.rename(),
-            73..78 => self.look_without_change(),
-            78..80 => self.sync(),
-            80..82 => self.range(),
-            99 if self.rng.random_range(0..20) == 0 => self.remount(),
-            _ => {
-                if let Some(ino) = self.pick(|_| true) {
-                    self.query(ino);
+    /// The directories whose values a namespace change may report.
+    pub(crate) fn parents(&self, op: &Op) -> Vec<Id> {
+        match op {
+            Op::Create { path, .. } | Op::Remove { path, .. } => self.dir(path).into_iter().collect(),
+            Op::Link { to, .. } => self.dir(to).into_iter().collect(),
+            Op::Rename { from, to, .. } => [self.dir(from), self.dir(to)].into_iter().flatten().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(crate) fn judge(&self, op: &Op) -> Verdict {
+        use Verdict::*;
+        let when = |works: bool| if works { Done } else { Fails };
+        let unless_missing = |on: On<'_>, works: bool| match self.id(on) {
+            Some(_) => when(works),
+            // A slot that holds nothing cannot even be asked.
+            None => {
+                if matches!(on, On::At(_)) {
+                    Fails
+                } else {
+                    Skip
                 }
             }
-        }
-    }
-
-    fn query(&mut self, ino: Ino) {
-        let inode = self.inode(ino);
-        let Some(value) = self.vfs.change(&inode) else { self.broken(format!("inode {ino} has no cookie")) };
-        let known = &self.inodes[&ino];
-        let (last, changed) = (known.last, known.changed);
-        match last {
-            Some(last) if changed && (value.wrapping_sub(last) << 1) as i64 <= 0 => {
-                self.broken(format!("C1/C2: inode {ino} changed, and its value went from {last} to {value}"))
+        };
+        let no_link = |on: On<'_>| self.kind(on) != Some(Kind::Symlink);
+        match *op {
+            Op::Create { path, .. } => when(self.dir(path).is_some() && !self.paths.contains_key(path)),
+            Op::Remove { path, .. } => match self.kind(On::At(path)) {
+                Some(Kind::Directory) => when(self.is_empty(path)),
+                found => when(found.is_some()),
+            },
+            Op::Rename { from, to, over, .. } => when(self.can_rename(from, to, over)),
+            Op::Link { from, to, .. } => {
+                let linkable = matches!(self.kind(On::At(from)), Some(Kind::File | Kind::Symlink));
+                when(linkable && self.dir(to).is_some() && !self.paths.contains_key(to))
             }
-            Some(last) if !changed && value != last => self.broken(format!(
-                "C3: nothing changed inode {ino}, and its value went from {last} to {value}"
-            )),
-            Some(_) if changed => self.report.differed += 1,
-            Some(_) => self.report.rested += 1,
-            None => {}
-        }
-        let known = self.inodes.get_mut(&ino).expect("it was there");
-        (known.last, known.changed) = (Some(value), false);
-    }
-
-    fn check_all(&mut self) {
-        for ino in self.inodes.keys().copied().collect::<Vec<_>>() {
-            self.query(ino);
-            self.check(ino);
-        }
-    }
-
-    /// The filesystem agrees with the model.
-    fn check(&mut self, ino: Ino) {
-        let inode = self.inode(ino);
-        let attr = self.vfs.stat(&inode);
-        let known = &self.inodes[&ino];
-        if (attr.perm, attr.nlink) != (known.perm, known.nlink) {
-            self.broken(format!(
-                "inode {ino}: mode {:o} and {} names, expected {:o} and {}",
-                attr.perm, attr.nlink, known.perm, known.nlink
-            ));
-        }
-        if let Some(contents) = &known.contents {
-            let mut buf = vec![0xEE; contents.len() + 1];
-            let got = self.ok("read", self.vfs.read(&inode, 0, &mut buf));
-            if buf[..got] != contents[..] {
-                self.broken(format!(
-                    "inode {ino}: contents differ ({got} bytes, expected {})",
-                    contents.len()
-                ));
-            }
-        } else {
-            let mut names = Vec::new();
-            let listed = self.vfs.readdir(&inode, 0, &mut |entry| {
-                if entry.name != b"." && entry.name != b".." {
-                    names.push((String::from_utf8_lossy(entry.name).into_owned(), entry.ino));
+            Op::Open { path, .. } => {
+                if self.is_file(On::At(path)) {
+                    Done
+                } else {
+                    Skip
                 }
-                ControlFlow::Continue(())
-            });
-            self.ok("readdir", listed);
-            names.sort();
-            let mut want: Vec<_> = self
-                .names
-                .iter()
-                .filter(|((dir, _), _)| *dir == ino)
-                .map(|((_, name), ino)| (name.clone(), *ino))
-                .collect();
-            want.sort();
-            if names != want {
-                self.broken(format!("directory {ino}: {names:?}, expected {want:?}"));
             }
-        }
-        for (name, value) in &self.inodes[&ino].xattrs {
-            if self.vfs.get_xattr(&Cred::root(), &inode, name).ok().as_ref() != Some(value) {
-                self.broken(format!("inode {ino}: attribute {name} differs"));
+            Op::Close { slot } => {
+                if self.open[usize::from(slot)].is_some() {
+                    Done
+                } else {
+                    Skip
+                }
             }
+            Op::Write { on, .. } | Op::Truncate { on, .. } => {
+                if no_link(on) {
+                    unless_missing(on, self.is_file(on))
+                } else {
+                    Skip
+                }
+            }
+            Op::Range { on, space, at, len } => {
+                if !self.is_file(on) {
+                    return Skip;
+                }
+                let size = self.id(on).map_or(0, |id| self.nodes[&id].bytes.len()) as u32;
+                match space {
+                    Space::Collapse => when(at + len < size),
+                    Space::Insert => when(at < size),
+                    _ => Done,
+                }
+            }
+            Op::Map { path, .. } => {
+                let mappable = self.limits.maps && self.is_file(On::At(path));
+                let empty = || self.nodes[&self.paths[path]].bytes.is_empty();
+                if mappable && !empty() { Done } else { Skip }
+            }
+            // Behind the end there is a signal, not an error.
+            Op::Store { slot, at, .. } => match self.maps[usize::from(slot)] {
+                Some((id, len)) if at < len && (at as usize) < self.nodes[&id].bytes.len() => Done,
+                _ => Skip,
+            },
+            Op::Unmap { slot } => {
+                if self.maps[usize::from(slot)].is_some() {
+                    Done
+                } else {
+                    Skip
+                }
+            }
+            Op::Chmod { on, .. } | Op::SetXattr { on, .. } | Op::SetAcl { on, .. } => {
+                if no_link(on) {
+                    unless_missing(on, true)
+                } else {
+                    Skip
+                }
+            }
+            Op::Chown { on, .. } | Op::Times { on, .. } => unless_missing(on, true),
+            Op::RemoveXattr { on, nth } => {
+                let there = self.id(on).is_some_and(|id| self.nodes[&id].xattrs.contains_key(&nth));
+                if no_link(on) { unless_missing(on, there) } else { Skip }
+            }
+            // Removing an ACL that is not there succeeds here and fails there.
+            Op::RemoveAcl { on } => {
+                if self.id(on).is_some_and(|id| self.nodes[&id].acl) {
+                    Done
+                } else {
+                    Skip
+                }
+            }
+            Op::Sync { on: Some(on) } => {
+                if self.kind(on).is_some() && no_link(on) {
+                    Done
+                } else {
+                    Skip
+                }
+            }
+            Op::Look { on } | Op::Query { on } => {
+                if self.id(on).is_some() {
+                    Done
+                } else {
+                    Skip
+                }
+            }
+            Op::Remount => {
+                if self.limits.remounts {
+                    Done
+                } else {
+                    Skip
+                }
+            }
+            Op::Sync { on: None } | Op::Evict => Done,
         }
     }
 
-    fn write(&mut self) {
-        let Some(ino) = self.file() else { return };
-        let inode = self.inode(ino);
-        let offset = self.rng.random_range(0..LARGEST) as usize;
-        let len = if self.rng.random_bool(0.5) { 1 } else { self.rng.random_range(1..9000) };
-        let byte: u8 = self.rng.random();
-        let flags = match self.rng.random_range(0..20) {
-            0 => WriteFlags::DIRECT,
-            1 => WriteFlags::SYNC,
-            2 => WriteFlags::APPEND,
-            _ => WriteFlags::empty(),
+    fn can_rename(&self, from: &str, to: &str, over: Over) -> bool {
+        let (Some(kind), Some(_)) = (self.kind(On::At(from)), self.dir(to)) else { return false };
+        let target = self.kind(On::At(to));
+        if kind == Kind::Directory && is_below(to, from) {
+            return false;
+        }
+        match (over, target) {
+            (Over::Refuse, Some(_)) | (Over::Exchange, None) => false,
+            (Over::Exchange, Some(_)) => !is_below(from, to),
+            (_, None) => true,
+            (_, Some(_)) if self.paths[from] == self.paths[to] => true,
+            (_, Some(Kind::Directory)) => kind == Kind::Directory && self.is_empty(to),
+            (_, Some(_)) => kind != Kind::Directory,
+        }
+    }
+
+    fn touch(&mut self, id: Id, touched: Touched) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.touch(touched);
+        }
+    }
+
+    /// The operation was refused. An attribute without room may have lost its old value, and a kernel between moves the
+    /// times of a file before it asks whether fallocate works.
+    pub(crate) fn refused(&mut self, op: &Op) {
+        let on = match *op {
+            Op::SetXattr { on, .. } | Op::SetAcl { on, .. } => on,
+            Op::Range { on, .. } if !self.limits.times_are_ours => on,
+            _ => return,
         };
-        let wrote =
-            self.ok("write", self.vfs.write(&Cred::root(), &inode, offset as u64, &vec![byte; len], flags));
-        let contents = self.inodes.get_mut(&ino).and_then(|known| known.contents.as_mut()).expect("a file");
-        let offset = if flags.contains(WriteFlags::APPEND) { contents.len() } else { offset };
-        contents.resize(contents.len().max(offset + wrote), 0);
-        contents[offset..offset + wrote].fill(byte);
-        self.changed(ino);
-    }
-
-    fn set_size(&mut self) {
-        let Some(ino) = self.file() else { return };
-        let inode = self.inode(ino);
-        let size = self.rng.random_range(0..LARGEST);
-        self.ok(
-            "truncate",
-            self.vfs.set_attr(&Cred::root(), &inode, &SetAttr { size: Some(size), ..SetAttr::default() }),
-        );
-        let contents = self.inodes.get_mut(&ino).and_then(|known| known.contents.as_mut()).expect("a file");
-        contents.resize(size as usize, 0);
-        self.changed(ino);
-    }
-
-    fn range(&mut self) {
-        let Some(ino) = self.file() else { return };
-        let inode = self.inode(ino);
-        let (offset, len) = (self.rng.random_range(0..LARGEST), self.rng.random_range(1..20_000));
-        let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
-        match self.vfs.fallocate(&Cred::root(), &inode, punch, offset, len) {
-            Err(Error::Name(NameError::NotSupported)) => return,
-            other => self.ok("punch", other),
+        if let Some(id) = self.id(on) {
+            self.touch(id, Touched::Perhaps);
         }
-        let contents = self.inodes.get_mut(&ino).and_then(|known| known.contents.as_mut()).expect("a file");
-        let end = ((offset + len) as usize).min(contents.len());
-        if (offset as usize) < end {
-            contents[offset as usize..end].fill(0);
-        }
-        self.changed(ino);
     }
 
-    fn chmod(&mut self) {
-        let Some(ino) = self.pick(|_| true) else { return };
-        let inode = self.inode(ino);
-        let perm = self.rng.random_range(0..0o1000);
-        self.ok(
-            "chmod",
-            self.vfs.set_attr(&Cred::root(), &inode, &SetAttr { perm: Some(perm), ..SetAttr::default() }),
-        );
-        self.inodes.get_mut(&ino).expect("known").perm = perm;
-        self.changed(ino);
-    }
-
-    fn xattr(&mut self) {
-        if self.vfs.info().xattr_value_max == 0 {
-            return;
-        }
-        let Some(ino) = self.pick(|_| true) else { return };
-        let inode = self.inode(ino);
-        let name = format!("user.x{}", self.rng.random_range(0..3));
-        if self.inodes[&ino].xattrs.contains_key(&name) && self.rng.random_bool(0.3) {
-            self.ok("remove xattr", self.vfs.remove_xattr(&Cred::root(), &inode, &name));
-            self.inodes.get_mut(&ino).expect("known").xattrs.remove(&name);
-        } else {
-            let value = vec![self.rng.random(); self.rng.random_range(1..200)];
-            match self.vfs.set_xattr(&Cred::root(), &inode, &name, &value, XattrMode::Any) {
-                Err(Error::Name(NameError::NoSpace | NameError::AttributeTooLarge)) => return,
-                other => self.ok("set xattr", other),
+    /// Do it in the model. The operation was judged to work.
+    pub(crate) fn apply(&mut self, op: &Op) {
+        use Touched::*;
+        match *op {
+            Op::Create { path, kind, .. } => {
+                let (id, parent) = (self.next, self.dir(path));
+                self.next += 1;
+                self.nodes.insert(id, Node::new(kind));
+                self.paths.insert(path.to_owned(), id);
+                self.touch(parent.unwrap_or(TOP), Data);
             }
-            self.inodes.get_mut(&ino).expect("known").xattrs.insert(name, value);
-        }
-        self.changed(ino);
-    }
-
-    fn check_info(&mut self, info: Option<ChangeInfo>, dir: Ino) {
-        let Some(info) = info else { return };
-        if info.after <= info.before {
-            self.broken(format!("change info of directory {dir}: {info:?}"));
-        }
-        let known = self.inodes.get_mut(&dir).expect("known");
-        let (last, changed) = (known.last, known.changed);
-        (known.last, known.changed) = (Some(info.after), false);
-        if !changed && last.is_some_and(|last| last != info.before) {
-            self.broken(format!("C3: directory {dir} rested at {last:?} and says {info:?}"));
-        }
-    }
-
-    fn create(&mut self) {
-        let (dir, name) = (self.dir(), self.name());
-        let parent = self.inode(dir);
-        let is_dir = self.rng.random_bool(0.25);
-        let spec = if is_dir { CreateSpec::directory(0o755) } else { CreateSpec::file(0o644) };
-        let want_info = self.rng.random_bool(0.5);
-        let result = self.vfs.create(&Cred::root(), &parent, name.as_bytes(), &spec, want_info);
-        if self.names.contains_key(&(dir, name.clone())) {
-            match result {
-                Err(Error::Name(NameError::Exists)) => return,
-                other => self.broken(format!("create over a name: {other:?}")),
+            Op::Remove { path, .. } => {
+                let parent = self.dir(path).unwrap_or(TOP);
+                self.touch(parent, Data);
+                self.lose(path);
             }
+            Op::Rename { .. } if self.is_no_op(op) => {}
+            Op::Rename { from, to, over, .. } => self.rename(from, to, over),
+            Op::Link { from, to, .. } => {
+                let (id, parent) = (self.paths[from], self.dir(to));
+                self.paths.insert(to.to_owned(), id);
+                self.nodes.get_mut(&id).expect("linked").names += 1;
+                self.touch(id, Metadata);
+                self.touch(parent.unwrap_or(TOP), Data);
+            }
+            Op::Open { slot, path } => {
+                self.open[usize::from(slot)] = self.paths.get(path).copied();
+                self.reap();
+            }
+            Op::Close { slot } => {
+                self.open[usize::from(slot)] = None;
+                self.reap();
+            }
+            Op::Map { slot, path } => {
+                let id = self.paths[path];
+                self.maps[usize::from(slot)] = Some((id, self.nodes[&id].bytes.len() as u32));
+                self.reap();
+            }
+            Op::Store { slot, at, byte } => {
+                let Some((id, _)) = self.maps[usize::from(slot)] else { return };
+                self.nodes.get_mut(&id).expect("mapped").bytes[at as usize] = byte;
+                self.touch(id, Data);
+            }
+            Op::Unmap { slot } => {
+                self.maps[usize::from(slot)] = None;
+                self.reap();
+            }
+            Op::Remount => {
+                // Of a mount without a value nobody knows what changed in it: see `Run::remounted`.
+                (self.open, self.maps) = ([None; SLOTS as usize], [None; SLOTS as usize]);
+                self.nodes.values_mut().for_each(|node| node.remounted = true);
+                self.reap();
+            }
+            Op::Write { on, .. }
+            | Op::Truncate { on, .. }
+            | Op::Range { on, .. }
+            | Op::Chmod { on, .. }
+            | Op::Chown { on, .. }
+            | Op::Times { on, .. }
+            | Op::SetXattr { on, .. }
+            | Op::RemoveXattr { on, .. }
+            | Op::SetAcl { on, .. }
+            | Op::RemoveAcl { on } => {
+                let Some(id) = self.id(on) else { return };
+                let rest = self.limits.times_are_ours;
+                let node = self.nodes.get_mut(&id).expect("judged");
+                if let Some(touched) = node.change(op, rest) {
+                    node.touch(touched);
+                }
+                if let Op::Times { sec, .. } = *op {
+                    node.mtime = sec.or(node.mtime);
+                }
+            }
+            Op::Look { .. } | Op::Sync { .. } | Op::Evict | Op::Query { .. } => {}
         }
-        let (inode, info) = self.ok("create", result);
-        self.check_info(info, dir);
-        let ino = inode.ino;
-        self.know(inode, if is_dir { 2 } else { 1 });
-        self.names.insert((dir, name), ino);
-        if info.is_none() {
-            self.changed(dir);
-        }
-        if is_dir {
-            self.inodes.get_mut(&dir).expect("known").nlink += 1;
-        }
-        // Its own life begins: whatever is seen first counts.
-        self.query(ino);
     }
 
-    fn link(&mut self) {
-        let Some(ino) = self.pick(|known| known.contents.is_some() && known.nlink > 0) else { return };
-        let (dir, name) = (self.dir(), self.name());
-        if self.names.contains_key(&(dir, name.clone())) {
-            return;
-        }
-        let (inode, parent) = (self.inode(ino), self.inode(dir));
-        self.ok("link", self.vfs.link(&Cred::root(), &inode, &parent, name.as_bytes(), false));
-        self.names.insert((dir, name), ino);
-        self.inodes.get_mut(&ino).expect("known").nlink += 1;
-        self.changed(ino);
-        self.changed(dir);
-    }
-
-    fn any_name(&mut self) -> Option<(Ino, String, Ino)> {
-        if self.names.is_empty() {
-            return None;
-        }
-        let nth = self.rng.random_range(0..self.names.len());
-        self.names.iter().nth(nth).map(|((dir, name), ino)| (*dir, name.clone(), *ino))
-    }
-
-    /// The name is gone from the model: so may be the inode.
-    fn lost_name(&mut self, dir: Ino, ino: Ino) {
-        let is_dir = self.inodes[&ino].contents.is_none();
-        let known = self.inodes.get_mut(&ino).expect("known");
-        known.nlink = if is_dir { 0 } else { known.nlink - 1 };
-        known.changed = true;
-        if known.nlink == 0 {
-            // Deleted files stay for a last look now and then; directories go.
-            self.query(ino);
-            self.inodes.remove(&ino);
-        }
-        if is_dir {
-            self.inodes.get_mut(&dir).expect("known").nlink -= 1;
+    fn lose(&mut self, path: &str) {
+        if let Some(id) = self.paths.remove(path) {
+            let node = self.nodes.get_mut(&id).expect("named");
+            node.names -= 1;
+            node.touch(Touched::Metadata);
+            self.reap();
         }
     }
 
-    fn remove(&mut self) {
-        let Some((dir, name, ino)) = self.any_name() else { return };
-        let parent = self.inode(dir);
-        let want_info = self.rng.random_bool(0.5);
-        let is_dir = self.inodes[&ino].contents.is_none();
-        let result = if is_dir {
-            self.vfs.rmdir(&Cred::root(), &parent, name.as_bytes(), want_info)
-        } else {
-            self.vfs.unlink(&Cred::root(), &parent, name.as_bytes(), want_info)
+    /// Forget what nobody can reach.
+    fn reap(&mut self) {
+        let (open, maps) = (self.open, self.maps);
+        let held =
+            |id: Id| open.contains(&Some(id)) || maps.iter().flatten().any(|(mapped, _)| *mapped == id);
+        self.nodes.retain(|id, node| node.names > 0 || held(*id));
+    }
+
+    /// A rename between two names of one file does nothing.
+    pub(crate) fn is_no_op(&self, op: &Op) -> bool {
+        matches!(*op, Op::Rename { from, to, .. } if self.paths.get(from) == self.paths.get(to))
+    }
+
+    fn rename(&mut self, from: &str, to: &str, over: Over) {
+        for dir in [self.dir(from), self.dir(to)].into_iter().flatten() {
+            self.touch(dir, Touched::Data);
+        }
+        if over != Over::Exchange {
+            self.lose(to);
+        }
+        let move_to = |path: &str| {
+            let swap = |old: &str, new: &str| format!("{new}{}", &path[old.len()..]);
+            if path == from || is_below(path, from) {
+                swap(from, to)
+            } else if path == to || is_below(path, to) {
+                swap(to, from)
+            } else {
+                path.to_owned()
+            }
         };
-        if self.names.keys().any(|(dir, _)| *dir == ino) {
-            match result {
-                Err(Error::Name(NameError::NotEmpty)) => return,
-                other => self.broken(format!("rmdir of a full directory: {other:?}")),
-            }
-        }
-        let info = self.ok("unlink", result);
-        self.check_info(info, dir);
-        if info.is_none() {
-            self.changed(dir);
-        }
-        self.names.remove(&(dir, name));
-        self.lost_name(dir, ino);
-    }
-
-    fn rename(&mut self) {
-        let Some((old_dir, old_name, ino)) = self.any_name() else { return };
-        let (new_dir, new_name) = (self.dir(), self.name());
-        let target = self.names.get(&(new_dir, new_name.clone())).copied();
-        let (from, to) = (self.inode(old_dir), self.inode(new_dir));
-        let result = self.vfs.rename(
-            &Cred::root(),
-            &from,
-            old_name.as_bytes(),
-            &to,
-            new_name.as_bytes(),
-            RenameFlags::empty(),
-            false,
-        );
-        match result {
-            Ok(_) => {}
-            Err(Error::Name(
-                NameError::Invalid | NameError::NotEmpty | NameError::IsDirectory | NameError::NotDirectory,
-            )) => return,
-            Err(error) => self.broken(format!("rename: {error}")),
-        }
-        if target == Some(ino) {
-            return;
-        }
-        let is_dir = self.inodes[&ino].contents.is_none();
-        self.names.remove(&(old_dir, old_name));
-        self.names.insert((new_dir, new_name), ino);
-        self.changed(old_dir);
-        self.changed(new_dir);
-        self.changed(ino);
-        if is_dir && old_dir != new_dir {
-            self.inodes.get_mut(&old_dir).expect("known").nlink -= 1;
-            self.inodes.get_mut(&new_dir).expect("known").nlink += 1;
-        }
-        if let Some(target) = target {
-            self.lost_name(new_dir, target);
-        }
-    }
-
-    /// Reading, listing and asking change nothing.
-    fn look_without_change(&mut self) {
-        if let Some(ino) = self.pick(|_| true) {
-            self.check(ino);
-        }
-        if let Some((dir, name, ino)) = self.any_name() {
-            let parent = self.inode(dir);
-            let found = self.ok("lookup", self.vfs.lookup(&Cred::root(), &parent, name.as_bytes()));
-            if found.ino != ino {
-                self.broken(format!("{name} in {dir} is inode {}, expected {ino}", found.ino));
+        self.paths =
+            std::mem::take(&mut self.paths).into_iter().map(|(path, id)| (move_to(&path), id)).collect();
+        for path in [from, to] {
+            if let Some(&id) = self.paths.get(path) {
+                self.touch(id, Touched::Metadata);
             }
         }
     }
 
-    /// Background work changes nothing.
-    fn sync(&mut self) {
-        if self.rng.random_bool(0.5) {
-            self.ok("sync", self.vfs.sync());
-        } else if let Some(ino) = self.pick(|_| true) {
-            let inode = self.inode(ino);
-            self.ok("fsync", self.vfs.fsync(&inode, false));
-        }
+    /// What a look must show.
+    pub(crate) fn expected(&self, on: On<'_>) -> Option<Seen> {
+        let node = &self.nodes[&self.id(on)?];
+        let names = match on {
+            On::At(dir) if node.kind == Kind::Directory => {
+                let below = |path: &String| {
+                    let rest = if dir.is_empty() {
+                        path.as_str()
+                    } else {
+                        path.strip_prefix(dir)?.strip_prefix('/')?
+                    };
+                    (!rest.is_empty() && !rest.contains('/')).then(|| rest.to_owned())
+                };
+                Some(self.paths.keys().filter_map(below).collect())
+            }
+            _ => None,
+        };
+        Some(Seen {
+            bytes: (node.kind == Kind::File).then(|| node.bytes.clone()),
+            names,
+            perm: (node.kind != Kind::Symlink).then_some(node.perm),
+            nlink: if node.kind == Kind::Directory { 0 } else { u64::from(node.names) },
+            xattrs: node.xattrs.iter().map(|(nth, value)| (*nth, value.clone())).collect(),
+        })
+    }
+}
+
+impl Node {
+    /// Do to the node what concerns it alone.
+    fn change(&mut self, op: &Op, times_are_ours: bool) -> Option<Touched> {
+        use Touched::*;
+        Some(match *op {
+            Op::Write { at, len, byte, how, .. } => {
+                let at = if how == How::Append { self.bytes.len() } else { at as usize };
+                let end = at + len as usize;
+                self.bytes.resize(self.bytes.len().max(end), 0);
+                self.bytes[at..end].fill(byte);
+                Data
+            }
+            Op::Truncate { size, .. } => {
+                let same = self.bytes.len() == size as usize;
+                self.bytes.resize(size as usize, 0);
+                if same { Perhaps } else { Data }
+            }
+            Op::Range { space, at, len, .. } => {
+                let old = self.bytes.clone();
+                self.arrange(space, at as usize, len as usize);
+                if old == self.bytes { Perhaps } else { Data }
+            }
+            Op::Chmod { perm, .. } => {
+                self.perm = perm;
+                Metadata
+            }
+            Op::Chown { .. } => Metadata,
+            Op::Times { sec, .. } if sec.is_none() || sec == self.mtime => {
+                if times_are_ours && sec.is_none() {
+                    return None;
+                }
+                Perhaps
+            }
+            Op::Times { .. } => Metadata,
+            Op::SetXattr { nth, len, byte, .. } => {
+                let value = vec![byte; len as usize];
+                if self.xattrs.insert(nth, value.clone()) == Some(value) { Perhaps } else { Metadata }
+            }
+            Op::RemoveXattr { nth, .. } => {
+                self.xattrs.remove(&nth);
+                Metadata
+            }
+            Op::SetAcl { mask, .. } => {
+                (self.perm, self.acl) = (self.perm & 0o7000 | 0o700 | mask << 3, true);
+                Metadata
+            }
+            Op::RemoveAcl { .. } => {
+                self.acl = false;
+                Metadata
+            }
+            _ => return None,
+        })
     }
 
-    fn remount(&mut self) {
-        let Some(remount) = self.plan.remount else { return };
-        let persistent = self.vfs.info().semantics.persistent;
-        for known in self.inodes.values_mut() {
-            known.inode = None;
-            if !persistent {
-                known.last = None;
-            }
+    fn arrange(&mut self, space: Space, at: usize, len: usize) {
+        let size = self.bytes.len();
+        let end = (at + len).min(size);
+        match space {
+            Space::Allocate => self.bytes.resize(size.max(at + len), 0),
+            Space::Keep => {}
+            Space::Punch | Space::Zero if at < end => self.bytes[at..end].fill(0),
+            Space::Punch | Space::Zero => {}
+            Space::Collapse => drop(self.bytes.drain(at..end)),
+            Space::Insert => drop(self.bytes.splice(at..at, std::iter::repeat_n(0, len))),
         }
-        self.vfs = remount(self.vfs.clone());
-        for ino in self.inodes.keys().copied().collect::<Vec<_>>() {
-            let inode = self.ok("get after a remount", self.vfs.get(ino));
-            self.inodes.get_mut(&ino).expect("known").inode = Some(inode);
-        }
-        self.report.remounts += 1;
     }
 }

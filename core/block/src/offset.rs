@@ -1,0 +1,95 @@
+//! A device inside another one.
+
+use crate::{BlockError, Device, Result};
+
+/// What lies behind a byte offset of a device: a partition of a disk image, say.
+pub struct OffsetDevice<D> {
+    base: D,
+    start: u64,
+}
+
+impl<D: Device> OffsetDevice<D> {
+    /// All of `base` from byte `start` on. Fails if nothing is there.
+    pub fn new(base: D, start: u64) -> Result<Self> {
+        let size_bytes = base.size_bytes();
+        if start >= size_bytes {
+            return Err(BlockError::OutOfRange {
+                what: "begin",
+                device: base.describe(),
+                offset: start,
+                len: 1,
+                size_bytes,
+            });
+        }
+        Ok(Self { base, start })
+    }
+
+    /// Where that is in the device below. Checked against our own size first: a range that wraps around must not reach
+    /// what lies before the start.
+    fn below(&self, what: &'static str, offset: u64, len: u64) -> Result<u64> {
+        crate::device::check_range(self, what, offset, len)?;
+        Ok(self.start + offset)
+    }
+}
+
+impl<D: Device> Device for OffsetDevice<D> {
+    fn size_bytes(&self) -> u64 {
+        self.base.size_bytes() - self.start
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.base.read_at(self.below("read", offset, buf.len() as u64)?, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.base.write_at(self.below("write", offset, buf.len() as u64)?, buf)
+    }
+
+    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        self.base.write_fua(self.below("write", offset, buf.len() as u64)?, buf)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.base.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        self.base.discard(self.below("discard", offset, len)?, len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.base.is_read_only()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} from byte {}", self.base.describe(), self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemDevice;
+
+    #[test]
+    fn nothing_before_the_start_is_reached() {
+        assert!(OffsetDevice::new(MemDevice::new(8192), 8192).is_err());
+        let device = OffsetDevice::new(MemDevice::new(8192), 1000).unwrap();
+        assert_eq!(device.size_bytes(), 7192);
+        device.write_at(0, &[1; 10]).unwrap();
+        device.write_fua(7182, &[2; 10]).unwrap();
+        let mut buf = [0; 10];
+        device.read_at(7182, &mut buf).unwrap();
+        assert_eq!(buf, [2; 10]);
+        for (offset, len) in [(7183, 10), (u64::MAX, 10), (u64::MAX - 999, 10)] {
+            assert!(device.read_at(offset, &mut vec![0; len]).is_err(), "{offset}");
+            assert!(device.write_at(offset, &vec![3; len]).is_err(), "{offset}");
+            assert!(device.discard(offset, len as u64).is_err(), "{offset}");
+        }
+        let all = device.base.to_bytes();
+        let mut want = vec![0; 8192];
+        want[1000..1010].fill(1);
+        want[8182..].fill(2);
+        assert!(all == want);
+    }
+}

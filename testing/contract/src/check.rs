@@ -1,0 +1,148 @@
+//! Whole runs, and from a failure to the shortest script that shows it.
+
+use crate::generate;
+use crate::op::Op;
+use crate::promise::{Promise, Tallies};
+use crate::run::{Failure, Run};
+use crate::subject::{Claims, Subject};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Shrinking ends after this long; what it has by then is short enough to read.
+const SHRINK_TIME: Duration = Duration::from_secs(60);
+
+/// Makes a subject in its first state: again and again while a script is shrunk.
+pub type Make<'a> = &'a mut dyn FnMut() -> Box<dyn Subject>;
+
+/// What a run found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The subject.
+    pub name: String,
+    /// What it claimed at the end.
+    pub claims: Claims,
+    /// Operations that succeeded.
+    pub done: u64,
+    /// Checks, promise by promise.
+    pub tallies: Tallies,
+}
+
+/// A claimed promise that does not hold, with the script that shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Broken {
+    /// The subject.
+    pub name: String,
+    /// Replays the run that found it.
+    pub seed: u64,
+    /// What the shortened script breaks, and where.
+    pub failure: Failure,
+    /// The shortened script.
+    pub script: Vec<Op>,
+    /// How long it was.
+    pub found_in: usize,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure { promise, step, what } = &self.failure;
+        writeln!(f, "{}: {} is broken: {what}", self.name, promise.label())?;
+        writeln!(f, "seed {}; {} of {} operations are enough:", self.seed, self.script.len(), self.found_in)?;
+        for (nth, op) in self.script.iter().enumerate() {
+            writeln!(f, "    Op::{op:?},{}", if nth == *step { "    // here" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Run a script from the first state on.
+pub fn replay(subject: &mut dyn Subject, script: &[Op]) -> Result<Report, Failure> {
+    let mut run = Run::new(subject);
+    script.iter().try_for_each(|op| run.apply(op)).and_then(|()| run.finish())?;
+    Ok(report(run))
+}
+
+fn report(run: Run<'_>) -> Report {
+    let Run { subject, tallies, done, .. } = run;
+    Report { name: subject.name(), claims: subject.claims(), done, tallies }
+}
+
+/// Run random operations. The first claimed promise that breaks ends the run and is shrunk.
+pub fn check(make: Make<'_>, seed: u64, operations: usize) -> Result<Report, Box<Broken>> {
+    let mut subject = make();
+    let name = subject.name();
+    let mut run = Run::new(&mut *subject);
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut script = Vec::new();
+    let mut ended = Ok(());
+    while ended.is_ok() && script.len() < operations {
+        let op = generate::next(&mut rng, &run.model);
+        script.push(op);
+        ended = run.apply(&op);
+    }
+    match ended.and_then(|()| run.finish()) {
+        Ok(()) => Ok(report(run)),
+        Err(failure) => {
+            drop(subject);
+            let found_in = script.len();
+            let (script, failure) = shrink(make, script, failure);
+            Err(Box::new(Broken { name, seed, failure, script, found_in }))
+        }
+    }
+}
+
+/// Leave out operations, larger pieces first, as long as the same promise breaks; then make what is left smaller.
+fn shrink(make: Make<'_>, mut script: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Failure) {
+    let end = Instant::now() + SHRINK_TIME;
+    let mut still = |script: &[Op], promise: Promise| {
+        let found = replay(&mut *make(), script).err();
+        found.filter(|found| found.promise == promise)
+    };
+    let mut piece = script.len().div_ceil(2);
+    while Instant::now() < end {
+        let (mut at, mut shorter) = (0, false);
+        while at < script.len() && Instant::now() < end {
+            let mut tried = script.clone();
+            tried.drain(at..(at + piece).min(script.len()));
+            match still(&tried, failure.promise) {
+                Some(found) => (script, failure, shorter) = (tried, found, true),
+                None => at += piece,
+            }
+        }
+        if piece == 1 && !shorter {
+            break;
+        }
+        piece = piece.div_ceil(2);
+    }
+    for nth in 0..script.len() {
+        for simpler in simpler(&script[nth]) {
+            let mut tried = script.clone();
+            tried[nth] = simpler;
+            if Instant::now() < end
+                && let Some(found) = still(&tried, failure.promise)
+            {
+                (script, failure) = (tried, found);
+            }
+        }
+    }
+    (script, failure)
+}
+
+fn simpler(op: &Op) -> Vec<Op> {
+    use crate::op::How;
+    match *op {
+        Op::Write { on, at, len, byte, how } => vec![
+            Op::Write { on, at, len: 1, byte, how },
+            Op::Write { on, at: 0, len, byte, how: How::Plain },
+            Op::Write { on, at: 0, len: 1, byte: 1, how: How::Plain },
+        ],
+        Op::SetXattr { on, nth, byte, .. } => vec![Op::SetXattr { on, nth, len: 1, byte }],
+        Op::Truncate { on, .. } => vec![Op::Truncate { on, size: 0 }, Op::Truncate { on, size: 1 }],
+        Op::Create { path, kind, .. } => vec![Op::Create { path, kind, info: false }],
+        Op::Remove { path, .. } => vec![Op::Remove { path, info: false }],
+        Op::Link { from, to, .. } => vec![Op::Link { from, to, info: false }],
+        Op::Rename { from, to, over, .. } => vec![Op::Rename { from, to, over, info: false }],
+        _ => Vec::new(),
+    }
+}

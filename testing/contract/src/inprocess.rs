@@ -1,0 +1,356 @@
+//! A driver behind the VFS, in this process.
+
+use crate::op::*;
+use crate::subject::{Claims, Limits, Refused, Result, Seen, SharedFile, Subject};
+use ivers_block::Budget;
+use ivers_vfs::*;
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// What a mount gives: the VFS, and the budget that its caches share.
+pub type MountedVfs = (Arc<Vfs>, Arc<Budget>);
+
+const TOP: &str = "contract";
+const ACL: &str = "system.posix_acl_access";
+
+/// Anything behind [`Vfs`].
+pub struct InProcess {
+    name: String,
+    /// None only while it is remounted.
+    mounted: Option<MountedVfs>,
+    open: [Option<InodeRef>; SLOTS as usize],
+    /// Where values are stored nowhere, they rest only as long as the inode stays: hold whatever was asked for.
+    held: Option<HashMap<Ino, InodeRef>>,
+    remount: Option<Box<dyn FnMut() -> MountedVfs>>,
+}
+
+impl InProcess {
+    /// Call `mount` for the first and, if `remounts`, for every further mount of the same filesystem. `hold` keeps every inode
+    /// in memory that was asked for.
+    pub fn new(
+        name: impl Into<String>,
+        hold: bool,
+        remounts: bool,
+        mut mount: impl FnMut() -> MountedVfs + 'static,
+    ) -> Self {
+        let (vfs, budget) = mount();
+        let root = vfs.root().expect("the root");
+        vfs.create(&Cred::root(), &root, TOP.as_bytes(), &CreateSpec::directory(0o755), false)
+            .expect("the top directory");
+        drop(root);
+        let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs>);
+        let held = hold.then(HashMap::new);
+        let mounted = Some((vfs, budget));
+        Self { name: name.into(), mounted, open: Default::default(), held, remount }
+    }
+
+    /// The mount, to look at its figures.
+    pub fn vfs(&self) -> &Arc<Vfs> {
+        &self.mounted.as_ref().expect("a remount that failed ends the run").0
+    }
+
+    /// The inode itself.
+    pub fn inode(&mut self, on: On<'_>) -> Result<InodeRef> {
+        let inode = match on {
+            On::Open(slot) => self.open[usize::from(slot)].clone().ok_or_else(nothing_open)?,
+            On::At(path) => {
+                let path = format!("/{TOP}/{path}");
+                self.vfs().resolve(&Cred::root(), path.as_bytes(), false).map_err(refused)?
+            }
+        };
+        if let Some(held) = &mut self.held {
+            held.insert(inode.ino, inode.clone());
+        }
+        Ok(inode)
+    }
+
+    /// The directory of a path, and the last name.
+    fn parent<'p>(&mut self, path: &'p str) -> Result<(InodeRef, &'p [u8])> {
+        let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Ok((self.inode(On::At(dir))?, name.as_bytes()))
+    }
+
+    fn remount(&mut self) -> Result<()> {
+        let Some(mount) = &mut self.remount else { return Err(Refused::Unsupported) };
+        self.open = Default::default();
+        if let Some(held) = &mut self.held {
+            held.clear();
+        }
+        if let Some((vfs, _)) = self.mounted.take() {
+            vfs.unmount().map_err(refused)?;
+        }
+        self.mounted = Some(mount());
+        Ok(())
+    }
+
+    fn write(&mut self, on: On<'_>, at: u32, len: u32, byte: u8, how: How) -> Result<()> {
+        let inode = self.inode(on)?;
+        let flags = match how {
+            How::Plain => WriteFlags::empty(),
+            How::Append => WriteFlags::APPEND,
+            How::Direct => WriteFlags::DIRECT,
+            How::Sync => WriteFlags::SYNC,
+        };
+        let data = vec![byte; len as usize];
+        let wrote = self.vfs().write(&Cred::root(), &inode, at.into(), &data, flags).map_err(refused)?;
+        if wrote == data.len() {
+            Ok(())
+        } else {
+            Err(Refused::Error(format!("wrote {wrote} of {len} bytes")))
+        }
+    }
+
+    fn set_attr(&mut self, on: On<'_>, set: SetAttr) -> Result<()> {
+        let inode = self.inode(on)?;
+        self.vfs().set_attr(&Cred::root(), &inode, &set).map(drop).map_err(refused)
+    }
+
+    fn set_times(&mut self, on: On<'_>, sec: Option<i64>) -> Result<()> {
+        let there = self.inode(on)?.attr();
+        let time = |old: Timestamp| Some(TimeSet::At(sec.map_or(old, |sec| Timestamp { sec, nsec: 0 })));
+        let set = SetAttr { atime: time(there.atime), mtime: time(there.mtime), ..SetAttr::default() };
+        self.set_attr(on, set)
+    }
+
+    fn set_xattr(&mut self, on: On<'_>, name: &str, value: &[u8]) -> Result<()> {
+        let inode = self.inode(on)?;
+        self.vfs().set_xattr(&Cred::root(), &inode, name, value, XattrMode::Any).map_err(refused)
+    }
+
+    fn remove_xattr(&mut self, on: On<'_>, name: &str) -> Result<()> {
+        let inode = self.inode(on)?;
+        self.vfs().remove_xattr(&Cred::root(), &inode, name).map_err(refused)
+    }
+
+    fn create(&mut self, path: &str, kind: Kind, info: bool) -> Result<Vec<(u64, u64)>> {
+        let (dir, name) = self.parent(path)?;
+        let spec = match kind {
+            Kind::File => CreateSpec::file(0o644),
+            Kind::Directory => CreateSpec::directory(0o755),
+            Kind::Symlink => CreateSpec::symlink("nowhere"),
+        };
+        let (_, info) = self.vfs().create(&Cred::root(), &dir, name, &spec, info).map_err(refused)?;
+        Ok(pairs(info))
+    }
+
+    fn remove(&mut self, path: &str, info: bool) -> Result<Vec<(u64, u64)>> {
+        let is_dir = self.inode(On::At(path))?.kind == FileType::Directory;
+        let (dir, name) = self.parent(path)?;
+        let (vfs, cred) = (self.vfs(), Cred::root());
+        let info =
+            if is_dir { vfs.rmdir(&cred, &dir, name, info) } else { vfs.unlink(&cred, &dir, name, info) };
+        self.let_go();
+        info.map(pairs).map_err(refused)
+    }
+
+    fn rename(&mut self, from: &str, to: &str, over: Over, info: bool) -> Result<Vec<(u64, u64)>> {
+        let ((old_dir, old_name), (new_dir, new_name)) = (self.parent(from)?, self.parent(to)?);
+        let flags = match over {
+            Over::Replace => RenameFlags::empty(),
+            Over::Refuse => RenameFlags::NOREPLACE,
+            Over::Exchange => RenameFlags::EXCHANGE,
+        };
+        let done = self.vfs().rename(&Cred::root(), &old_dir, old_name, &new_dir, new_name, flags, info);
+        self.let_go();
+        let infos = done.map_err(refused)?.into_iter().flat_map(|(old, new)| [old, new]);
+        Ok(infos.map(|info| (info.before, info.after)).collect())
+    }
+
+    fn range(&mut self, on: On<'_>, space: Space, at: u32, len: u32) -> Result<()> {
+        let inode = self.inode(on)?;
+        let mode = match space {
+            Space::Allocate => FallocateMode::empty(),
+            Space::Keep => FallocateMode::KEEP_SIZE,
+            Space::Punch => FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE,
+            Space::Zero => FallocateMode::ZERO_RANGE | FallocateMode::KEEP_SIZE,
+            Space::Collapse => FallocateMode::COLLAPSE_RANGE,
+            Space::Insert => FallocateMode::INSERT_RANGE,
+        };
+        self.vfs().fallocate(&Cred::root(), &inode, mode, at.into(), len.into()).map_err(refused)
+    }
+
+    /// Files without a name must be able to go.
+    fn let_go(&mut self) {
+        if let Some(held) = &mut self.held {
+            held.retain(|_, inode| inode.attr().nlink > 0);
+        }
+    }
+
+    /// Make the caches believe that their memory is needed elsewhere.
+    fn evict(&mut self) -> Result<()> {
+        let top = self.inode(On::At(""))?;
+        let Some((vfs, budget)) = &self.mounted else { return Err(nothing_open()) };
+        let others = budget.limit().saturating_mul(2);
+        budget.charge(others);
+        // Any change of attributes looks after the memory first; this one sets nothing.
+        let done = vfs.set_attr(&Cred::root(), &top, &SetAttr::default());
+        budget.uncharge(others);
+        done.map(drop).map_err(refused)
+    }
+}
+
+impl Subject for InProcess {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn claims(&self) -> Claims {
+        let (vfs, info) = (self.vfs(), self.vfs().info());
+        let cookie = vfs.policy().mode != ChangeMode::Off && info.no_cookie.is_none();
+        Claims::of(cookie, info.semantics)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            times_are_ours: true,
+            nameless_rest: true,
+            unheld_rest: self.held.is_some() || self.vfs().info().semantics.persistent,
+            remounts: self.remount.is_some(),
+            maps: false,
+        }
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
+        match *op {
+            Op::Create { path, kind, info } => return self.create(path, kind, info),
+            Op::Remove { path, info } => return self.remove(path, info),
+            Op::Rename { from, to, over, info } => return self.rename(from, to, over, info),
+            Op::Link { from, to, info } => {
+                let (inode, (dir, name)) = (self.inode(On::At(from))?, self.parent(to)?);
+                let info = self.vfs().link(&Cred::root(), &inode, &dir, name, info).map_err(refused)?;
+                return Ok(pairs(info));
+            }
+            Op::Open { slot, path } => self.open[usize::from(slot)] = Some(self.inode(On::At(path))?),
+            Op::Close { slot } => {
+                self.open[usize::from(slot)] = None;
+                self.let_go();
+            }
+            Op::Write { on, at, len, byte, how } => self.write(on, at, len, byte, how)?,
+            Op::Truncate { on, size } => {
+                self.set_attr(on, SetAttr { size: Some(size.into()), ..SetAttr::default() })?
+            }
+            Op::Range { on, space, at, len } => self.range(on, space, at, len)?,
+            Op::Map { .. } | Op::Store { .. } | Op::Unmap { .. } => return Err(Refused::Unsupported),
+            Op::Chmod { on, perm } => {
+                self.set_attr(on, SetAttr { perm: Some(perm), ..SetAttr::default() })?
+            }
+            Op::Chown { on, uid, gid } => {
+                self.set_attr(on, SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() })?
+            }
+            Op::Times { on, sec } => self.set_times(on, sec)?,
+            Op::SetXattr { on, nth, len, byte } => {
+                self.set_xattr(on, &xattr_name(nth), &vec![byte; len as usize])?
+            }
+            Op::RemoveXattr { on, nth } => self.remove_xattr(on, &xattr_name(nth))?,
+            Op::SetAcl { on, mask } => self.set_xattr(on, ACL, &acl_value(mask))?,
+            Op::RemoveAcl { on } => self.remove_xattr(on, ACL)?,
+            Op::Sync { on: Some(on) } => {
+                let inode = self.inode(on)?;
+                self.vfs().fsync(&inode, false).map_err(refused)?;
+            }
+            Op::Sync { on: None } => self.vfs().sync().map_err(refused)?,
+            Op::Evict => self.evict()?,
+            Op::Remount => self.remount()?,
+            Op::Look { on } => drop(self.look(on)?),
+            Op::Query { on } => drop(self.query(on)?),
+        }
+        Ok(Vec::new())
+    }
+
+    fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
+        let inode = self.inode(on)?;
+        Ok(self.vfs().change(&inode))
+    }
+
+    fn look(&mut self, on: On<'_>) -> Result<Seen> {
+        let inode = self.inode(on)?;
+        let (vfs, attr) = (self.vfs(), inode.attr());
+        let mut seen = Seen::default();
+        match inode.kind {
+            FileType::Regular => {
+                // One byte more than the size says: nothing may be behind it.
+                let mut bytes = vec![0xEE; attr.size as usize + 1];
+                let got = vfs.read(&inode, 0, &mut bytes).map_err(refused)?;
+                bytes.truncate(got);
+                seen.bytes = Some(bytes);
+            }
+            FileType::Directory => {
+                let mut names = Vec::new();
+                vfs.readdir(&inode, 0, &mut |entry| {
+                    if !matches!(entry.name, b"." | b"..") {
+                        names.push(String::from_utf8_lossy(entry.name).into_owned());
+                    }
+                    ControlFlow::Continue(())
+                })
+                .map_err(refused)?;
+                names.sort();
+                seen.names = Some(names);
+            }
+            _ => {}
+        }
+        seen.perm = (inode.kind != FileType::Symlink).then_some(attr.perm);
+        seen.nlink = if inode.kind == FileType::Directory { 0 } else { attr.nlink.into() };
+        for nth in 0..XATTRS {
+            if let Ok(value) = vfs.get_xattr(&Cred::root(), &inode, xattr_name(nth)) {
+                seen.xattrs.push((nth, value));
+            }
+        }
+        Ok(seen)
+    }
+
+    fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {
+        let dir = self.inode(On::At(""))?;
+        let vfs = self.vfs().clone();
+        let made = vfs.create(&Cred::root(), &dir, name.as_bytes(), &CreateSpec::file(0o600), false);
+        Ok(Arc::new(SharedInode { inode: made.map_err(refused)?.0, vfs }))
+    }
+}
+
+struct SharedInode {
+    inode: InodeRef,
+    vfs: Arc<Vfs>,
+}
+
+const NOTE: &str = "user.note";
+
+impl SharedFile for SharedInode {
+    fn write(&self, data: &[u8]) -> Result<()> {
+        self.vfs.write(&Cred::root(), &self.inode, 0, data, WriteFlags::empty()).map(drop).map_err(refused)
+    }
+
+    fn read(&self, buf: &mut [u8]) -> Result<usize> {
+        self.vfs.read(&self.inode, 0, buf).map_err(refused)
+    }
+
+    fn set_note(&self, number: u64) -> Result<()> {
+        let value = number.to_le_bytes();
+        self.vfs.set_xattr(&Cred::root(), &self.inode, NOTE, &value, XattrMode::Any).map_err(refused)
+    }
+
+    fn note(&self) -> Result<u64> {
+        let value = self.vfs.get_xattr(&Cred::root(), &self.inode, NOTE).map_err(refused)?;
+        let bytes = value.try_into().map_err(|_| Refused::Error("a torn note".into()))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn query(&self) -> Result<Option<u64>> {
+        Ok(self.vfs.change(&self.inode))
+    }
+}
+
+fn pairs(info: Option<ChangeInfo>) -> Vec<(u64, u64)> {
+    info.map(|info| (info.before, info.after)).into_iter().collect()
+}
+
+fn nothing_open() -> Refused {
+    Refused::Error("nothing is open there".into())
+}
+
+fn refused(error: Error) -> Refused {
+    match error {
+        Error::Name(NameError::NotSupported) => Refused::Unsupported,
+        Error::Name(NameError::NoSpace | NameError::AttributeTooLarge) => Refused::NoSpace,
+        error => Refused::Error(error.to_string()),
+    }
+}

@@ -1,0 +1,457 @@
+//! A mounted directory, whoever serves it, used through the kernel as any program would.
+
+use crate::op::*;
+use crate::subject::*;
+use rustix::fs::{AtFlags, CWD, FallocateFlags, RenameFlags, Timespec, Timestamps};
+use std::any::Any;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use xattr::FileExt as _;
+
+/// How to read the change attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cookie {
+    /// A decimal number in `system.ivers.change`; what it promises is in `system.ivers.semantics`.
+    Ivers,
+    /// The change time in nanoseconds, taken for a change attribute: nothing is promised of it.
+    Ctime,
+}
+
+const CHANGE: &str = "system.ivers.change";
+const SEMANTICS: &str = "system.ivers.semantics";
+const ACL: &str = "system.posix_acl_access";
+const NOTE: &str = "user.note";
+
+/// A directory of a mounted filesystem.
+pub struct Mounted {
+    name: String,
+    dir: PathBuf,
+    cookie: Cookie,
+    claims: Claims,
+    open: [Option<File>; SLOTS as usize],
+    mapper: Option<Mapper>,
+    remount: Option<Remount>,
+    /// What the directory lives on. Last: files in it are closed before it goes.
+    _kept: Option<Box<dyn Any>>,
+}
+
+/// Unmounts and mounts again; answers the directory as it is then.
+pub type Remount = Box<dyn FnMut() -> PathBuf>;
+
+impl Mounted {
+    /// Use `dir`, which is empty.
+    pub fn new(name: impl Into<String>, dir: &Path, cookie: Cookie, remount: Option<Remount>) -> Self {
+        let claims = claims(dir, cookie);
+        // An existing directory may have any mode; the model begins with this one.
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
+        let (open, mapper, dir, _kept) = (Default::default(), None, dir.to_owned(), None);
+        Self { name: name.into(), dir, cookie, claims, open, mapper, remount, _kept }
+    }
+
+    /// Keep what the directory lives on, as long as this lives.
+    pub fn keeping(self, mount: impl Any) -> Self {
+        Self { _kept: Some(Box::new(mount)), ..self }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        if path.is_empty() { self.dir.clone() } else { self.dir.join(path) }
+    }
+
+    fn slot(&self, slot: u8) -> Result<&File> {
+        self.open[usize::from(slot)].as_ref().ok_or_else(|| Refused::Error("nothing is open there".into()))
+    }
+
+    /// A descriptor to write through.
+    fn file(&self, on: On<'_>, options: &OpenOptions) -> Result<File> {
+        match on {
+            On::At(path) => options.open(self.path(path)).map_err(refused),
+            On::Open(slot) => self.slot(slot)?.try_clone().map_err(refused),
+        }
+    }
+
+    fn metadata(&self, on: On<'_>) -> Result<fs::Metadata> {
+        match on {
+            On::At(path) => fs::symlink_metadata(self.path(path)).map_err(refused),
+            On::Open(slot) => self.slot(slot)?.metadata().map_err(refused),
+        }
+    }
+
+    fn write(&self, on: On<'_>, at: u32, len: u32, byte: u8, how: How) -> Result<()> {
+        let mut options = OpenOptions::new();
+        options.write(true);
+        if how == How::Sync {
+            options.custom_flags(rustix::fs::OFlags::SYNC.bits() as i32);
+        }
+        let file = self.file(on, &options)?;
+        let at = if how == How::Append { file.metadata().map_err(refused)?.len() } else { at.into() };
+        file.write_all_at(&vec![byte; len as usize], at).map_err(refused)
+    }
+
+    fn set_times(&self, on: On<'_>, sec: Option<i64>) -> Result<()> {
+        let there = self.metadata(on)?;
+        let time = |old: i64, nsec: i64| match sec {
+            Some(tv_sec) => Timespec { tv_sec, tv_nsec: 0 },
+            None => Timespec { tv_sec: old, tv_nsec: nsec as _ },
+        };
+        let times = Timestamps {
+            last_access: time(there.atime(), there.atime_nsec()),
+            last_modification: time(there.mtime(), there.mtime_nsec()),
+        };
+        match on {
+            On::At(path) => rustix::fs::utimensat(CWD, self.path(path), &times, AtFlags::SYMLINK_NOFOLLOW),
+            On::Open(slot) => rustix::fs::futimens(self.slot(slot)?, &times),
+        }
+        .map_err(|errno| refused(errno.into()))
+    }
+
+    fn range(&self, on: On<'_>, space: Space, at: u32, len: u32) -> Result<()> {
+        let flags = match space {
+            Space::Allocate => FallocateFlags::empty(),
+            Space::Keep => FallocateFlags::KEEP_SIZE,
+            Space::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            Space::Zero => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+            Space::Collapse => FallocateFlags::COLLAPSE_RANGE,
+            Space::Insert => FallocateFlags::INSERT_RANGE,
+        };
+        let file = self.file(on, OpenOptions::new().read(true).write(true))?;
+        rustix::fs::fallocate(&file, flags, at.into(), len.into()).map_err(|errno| refused(errno.into()))
+    }
+
+    fn rename(&self, from: &str, to: &str, over: Over) -> Result<()> {
+        let flags = match over {
+            Over::Replace => RenameFlags::empty(),
+            Over::Refuse => RenameFlags::NOREPLACE,
+            Over::Exchange => RenameFlags::EXCHANGE,
+        };
+        rustix::fs::renameat_with(CWD, self.path(from), CWD, self.path(to), flags)
+            .map_err(|errno| refused(errno.into()))
+    }
+
+    fn set_xattr(&self, on: On<'_>, name: &str, value: &[u8]) -> Result<()> {
+        match on {
+            On::At(path) => xattr::set(self.path(path), name, value).map_err(refused),
+            On::Open(slot) => self.slot(slot)?.set_xattr(name, value).map_err(refused),
+        }
+    }
+
+    fn get_xattr(&self, on: On<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
+        match on {
+            On::At(path) => xattr::get(self.path(path), name),
+            On::Open(slot) => match &self.open[usize::from(slot)] {
+                Some(file) => file.get_xattr(name),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn remove_xattr(&self, on: On<'_>, name: &str) -> Result<()> {
+        match on {
+            On::At(path) => xattr::remove(self.path(path), name).map_err(refused),
+            On::Open(slot) => self.slot(slot)?.remove_xattr(name).map_err(refused),
+        }
+    }
+
+    fn mapper(&mut self) -> Result<&mut Mapper> {
+        if self.mapper.is_none() {
+            self.mapper = Some(Mapper::start().map_err(refused)?);
+        }
+        self.mapper.as_mut().ok_or(Refused::Unsupported)
+    }
+
+    fn sync(&self, on: Option<On<'_>>) -> Result<()> {
+        let file = match on {
+            Some(on) => self.file(on, OpenOptions::new().read(true))?,
+            None => File::open(&self.dir).map_err(refused)?,
+        };
+        let done = if on.is_some() { rustix::fs::fsync(&file) } else { rustix::fs::syncfs(&file) };
+        done.map_err(|errno| refused(errno.into()))
+    }
+
+    /// The kernel drops the clean pages of every file in the top directory.
+    fn evict(&self) -> Result<()> {
+        for entry in fs::read_dir(&self.dir).map_err(refused)? {
+            let path = entry.map_err(refused)?.path();
+            if fs::symlink_metadata(&path).map_err(refused)?.is_file() {
+                let file = File::open(&path).map_err(refused)?;
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+                    .map_err(|errno| refused(errno.into()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remount(&mut self) -> Result<()> {
+        if self.remount.is_none() {
+            return Err(Refused::Unsupported);
+        }
+        self.open = Default::default();
+        self.mapper = None;
+        if let Some(remount) = &mut self.remount {
+            self.dir = remount();
+        }
+        self.claims = claims(&self.dir, self.cookie);
+        Ok(())
+    }
+}
+
+impl Subject for Mounted {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn claims(&self) -> Claims {
+        self.claims
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            times_are_ours: false,
+            nameless_rest: self.cookie == Cookie::Ctime,
+            // The kernel's references hold every inode that it knows.
+            unheld_rest: true,
+            remounts: self.remount.is_some(),
+            maps: true,
+        }
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
+        match *op {
+            Op::Create { path, kind, .. } => match kind {
+                Kind::File => {
+                    let made = OpenOptions::new().write(true).create_new(true).open(self.path(path));
+                    made.and_then(|file| file.set_permissions(fs::Permissions::from_mode(0o644)))
+                }
+                Kind::Directory => {
+                    let path = self.path(path);
+                    fs::create_dir(&path)
+                        .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+                }
+                Kind::Symlink => std::os::unix::fs::symlink("nowhere", self.path(path)),
+            }
+            .map_err(refused)?,
+            Op::Remove { path, .. } => {
+                let is_dir = self.metadata(On::At(path))?.is_dir();
+                let path = self.path(path);
+                if is_dir { fs::remove_dir(path) } else { fs::remove_file(path) }.map_err(refused)?;
+            }
+            Op::Rename { from, to, over, .. } => self.rename(from, to, over)?,
+            Op::Link { from, to, .. } => fs::hard_link(self.path(from), self.path(to)).map_err(refused)?,
+            Op::Open { slot, path } => {
+                let file =
+                    OpenOptions::new().read(true).write(true).open(self.path(path)).map_err(refused)?;
+                self.open[usize::from(slot)] = Some(file);
+            }
+            Op::Close { slot } => self.open[usize::from(slot)] = None,
+            Op::Write { on, at, len, byte, how } => self.write(on, at, len, byte, how)?,
+            Op::Truncate { on, size } => {
+                self.file(on, OpenOptions::new().write(true))?.set_len(size.into()).map_err(refused)?
+            }
+            Op::Range { on, space, at, len } => self.range(on, space, at, len)?,
+            Op::Map { slot, path } => {
+                let path = self.path(path);
+                self.mapper()?.ask(&format!("map {slot} {}", path.display()))?;
+            }
+            Op::Store { slot, at, byte } => self.mapper()?.ask(&format!("store {slot} {at} {byte}"))?,
+            Op::Unmap { slot } => self.mapper()?.ask(&format!("unmap {slot}"))?,
+            Op::Chmod { on, perm } => {
+                let perm = fs::Permissions::from_mode(perm);
+                match on {
+                    On::At(path) => fs::set_permissions(self.path(path), perm),
+                    On::Open(slot) => self.slot(slot)?.set_permissions(perm),
+                }
+                .map_err(refused)?;
+            }
+            Op::Chown { on, uid, gid } => match on {
+                On::At(path) => std::os::unix::fs::lchown(self.path(path), Some(uid), Some(gid)),
+                On::Open(slot) => std::os::unix::fs::fchown(self.slot(slot)?, Some(uid), Some(gid)),
+            }
+            .map_err(refused)?,
+            Op::Times { on, sec } => self.set_times(on, sec)?,
+            Op::SetXattr { on, nth, len, byte } => {
+                self.set_xattr(on, &xattr_name(nth), &vec![byte; len as usize])?
+            }
+            Op::RemoveXattr { on, nth } => self.remove_xattr(on, &xattr_name(nth))?,
+            Op::SetAcl { on, mask } => self.set_xattr(on, ACL, &acl_value(mask))?,
+            Op::RemoveAcl { on } => self.remove_xattr(on, ACL)?,
+            Op::Sync { on } => self.sync(on)?,
+            Op::Evict => self.evict()?,
+            Op::Remount => self.remount()?,
+            Op::Look { on } => drop(self.look(on)?),
+            Op::Query { on } => drop(self.query(on)?),
+        }
+        Ok(Vec::new())
+    }
+
+    fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
+        match self.cookie {
+            Cookie::Ctime => Ok(Some(ctime(&self.metadata(on)?))),
+            Cookie::Ivers => parse(self.get_xattr(on, CHANGE).map_err(refused)?),
+        }
+    }
+
+    fn look(&mut self, on: On<'_>) -> Result<Seen> {
+        let metadata = self.metadata(on)?;
+        let mut seen = Seen::default();
+        if metadata.is_file() {
+            let mut bytes = vec![0xEE; metadata.len() as usize + 1];
+            let file = self.file(on, OpenOptions::new().read(true))?;
+            let mut got = 0;
+            loop {
+                match file.read_at(&mut bytes[got..], got as u64).map_err(refused)? {
+                    0 => break,
+                    some => got += some,
+                }
+            }
+            bytes.truncate(got);
+            seen.bytes = Some(bytes);
+        } else if let (true, On::At(path)) = (metadata.is_dir(), on) {
+            let name =
+                |entry: io::Result<fs::DirEntry>| entry.map(|e| e.file_name().to_string_lossy().into_owned());
+            let names: io::Result<Vec<_>> =
+                fs::read_dir(self.path(path)).and_then(|entries| entries.map(name).collect());
+            let mut names = names.map_err(refused)?;
+            names.sort();
+            seen.names = Some(names);
+        }
+        if !metadata.is_symlink() {
+            seen.perm = Some(metadata.mode() & 0o7777);
+            for nth in 0..XATTRS {
+                if let Ok(Some(value)) = self.get_xattr(on, &xattr_name(nth)) {
+                    seen.xattrs.push((nth, value));
+                }
+            }
+        }
+        seen.nlink = if metadata.is_dir() { 0 } else { metadata.nlink() };
+        Ok(seen)
+    }
+
+    fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(self.path(name));
+        Ok(Arc::new(SharedFd { file: file.map_err(refused)?, cookie: self.cookie }))
+    }
+}
+
+struct SharedFd {
+    file: File,
+    cookie: Cookie,
+}
+
+impl SharedFile for SharedFd {
+    fn write(&self, data: &[u8]) -> Result<()> {
+        self.file.write_all_at(data, 0).map_err(refused)
+    }
+
+    fn read(&self, buf: &mut [u8]) -> Result<usize> {
+        self.file.read_at(buf, 0).map_err(refused)
+    }
+
+    fn set_note(&self, number: u64) -> Result<()> {
+        self.file.set_xattr(NOTE, &number.to_le_bytes()).map_err(refused)
+    }
+
+    fn note(&self) -> Result<u64> {
+        let value = self.file.get_xattr(NOTE).map_err(refused)?.unwrap_or_default();
+        let bytes = value.try_into().map_err(|_| Refused::Error("a torn note".into()))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn query(&self) -> Result<Option<u64>> {
+        match self.cookie {
+            Cookie::Ctime => Ok(Some(ctime(&self.file.metadata().map_err(refused)?))),
+            Cookie::Ivers => parse(self.file.get_xattr(CHANGE).map_err(refused)?),
+        }
+    }
+}
+
+fn claims(dir: &Path, cookie: Cookie) -> Claims {
+    if cookie == Cookie::Ctime {
+        return Claims::nothing();
+    }
+    let text =
+        xattr::get(dir, SEMANTICS).expect("the mount answers").expect("the mount says what it promises");
+    let said: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    let says = |name: &str| said[name].as_bool().unwrap_or_else(|| panic!("{name} is missing in {said}"));
+    let (data, metadata, monotonic) = (says("data"), says("metadata"), says("monotonic"));
+    let (persistent, crash_safe) = (says("persistent"), says("crash_safe"));
+    let semantics = ivers_vfs::ChangeSemantics { data, metadata, monotonic, persistent, crash_safe };
+    Claims::of(says("cookie"), semantics)
+}
+
+fn ctime(metadata: &fs::Metadata) -> u64 {
+    (metadata.ctime() * 1_000_000_000 + metadata.ctime_nsec()) as u64
+}
+
+fn parse(value: Option<Vec<u8>>) -> Result<Option<u64>> {
+    let Some(value) = value else { return Ok(None) };
+    let number = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
+    number.map(Some).ok_or_else(|| Refused::Error(format!("no decimal number: {value:?}")))
+}
+
+fn refused(error: io::Error) -> Refused {
+    match error.kind() {
+        io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied => Refused::Unsupported,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Refused::NoSpace,
+        // E2BIG: the value of an attribute.
+        io::ErrorKind::ArgumentListTooLong => Refused::NoSpace,
+        _ => Refused::Error(error.to_string()),
+    }
+}
+
+/// A process that holds mappings: this crate is free of unsafe code and cannot.
+struct Mapper {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+const MAPPER: &str = "import mmap,os,sys
+maps={}
+for line in sys.stdin:
+  what,slot,*rest=line.rstrip('\\n').split(' ',2)
+  try:
+    if what=='map':
+      fd=os.open(rest[0],os.O_RDWR)
+      maps[slot]=mmap.mmap(fd,os.fstat(fd).st_size)
+      os.close(fd)
+    elif what=='store':
+      at,byte=rest[0].split()
+      maps[slot][int(at)]=int(byte)
+    else:
+      maps.pop(slot).close()
+    print('done',flush=True)
+  except Exception as error:
+    print(error,flush=True)
+";
+
+impl Mapper {
+    fn start() -> io::Result<Self> {
+        let mut child = Command::new("python3")
+            .args(["-c", MAPPER])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(io::Error::other("pipes were asked for"));
+        };
+        Ok(Self { child, input, output: BufReader::new(output) })
+    }
+
+    fn ask(&mut self, what: &str) -> Result<()> {
+        writeln!(self.input, "{what}").map_err(refused)?;
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).map_err(refused)?;
+        if answer.trim() == "done" { Ok(()) } else { Err(Refused::Error(answer)) }
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        // Nothing is kept in it that a kill could lose: dirty pages are the kernel's.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,215 @@
+//! One operation after the other, beside the model.
+
+use crate::model::{Id, Model, Touched, Verdict};
+use crate::op::{On, Op};
+use crate::promise::{Promise, Tallies};
+use crate::subject::{Claims, Refused, Subject};
+
+/// A promise that was claimed and is broken, or a filesystem that does something else than the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What is broken.
+    pub promise: Promise,
+    /// At which operation of the script; its length: at the last look over everything.
+    pub step: usize,
+    /// How it showed.
+    pub what: String,
+}
+
+type Checked = Result<(), Failure>;
+
+/// The signed step from one value to another, in 63 bits (contract C2).
+fn step_between(old: u64, new: u64) -> i64 {
+    (new.wrapping_sub(old) << 1) as i64
+}
+
+pub(crate) struct Run<'a> {
+    pub(crate) subject: &'a mut dyn Subject,
+    pub(crate) model: Model,
+    pub(crate) tallies: Tallies,
+    pub(crate) done: u64,
+    step: usize,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(subject: &'a mut dyn Subject) -> Self {
+        let model = Model::new(subject.limits());
+        Self { subject, model, tallies: Tallies::default(), done: 0, step: 0 }
+    }
+
+    fn failure(&self, promise: Promise, what: String) -> Failure {
+        Failure { promise, step: self.step, what }
+    }
+
+    /// Count a check; a broken promise is a failure only if it was made.
+    fn hold(&mut self, promise: Promise, kept: bool, claims: Claims, what: impl Fn() -> String) -> Checked {
+        self.tallies.count(promise, kept, &what);
+        if kept || !promise.claimed(claims) { Ok(()) } else { Err(self.failure(promise, what())) }
+    }
+
+    pub(crate) fn apply(&mut self, op: &Op) -> Checked {
+        let checked = self.apply_one(op);
+        self.step += 1;
+        checked
+    }
+
+    fn apply_one(&mut self, op: &Op) -> Checked {
+        let verdict = self.model.judge(op);
+        match (*op, verdict) {
+            (_, Verdict::Skip) => return Ok(()),
+            (Op::Query { on }, _) => return self.query(on),
+            (Op::Look { on }, _) => return self.look(on),
+            _ => {}
+        }
+        let parents = self.model.parents(op);
+        let had_cookie = self.subject.claims().cookie;
+        match (self.subject.apply(op), verdict) {
+            (Ok(infos), Verdict::Done) => {
+                self.done += 1;
+                let before: Vec<_> = parents.iter().map(|id| self.rested(*id)).collect();
+                let changes = !self.model.is_no_op(op);
+                self.model.apply(op);
+                if *op == Op::Remount {
+                    self.remounted(had_cookie);
+                }
+                self.infos(changes, &parents, &before, &infos)
+            }
+            (Err(Refused::Unsupported), _) | (Err(_), Verdict::Fails) => {
+                self.model.refused(op);
+                Ok(())
+            }
+            (Err(Refused::NoSpace), _) if matches!(op, Op::SetXattr { .. } | Op::SetAcl { .. }) => {
+                self.model.refused(op);
+                Ok(())
+            }
+            (Ok(_), _) => Err(self.failure(Promise::Model, format!("{op:?} succeeded and should fail"))),
+            (Err(error), _) => Err(self.failure(Promise::Model, format!("{op:?}: {error:?}"))),
+        }
+    }
+
+    /// After a mount that served no value, or into one, an unchanged file may show another.
+    fn remounted(&mut self, had_cookie: bool) {
+        if !had_cookie {
+            self.model.nodes.values_mut().for_each(|node| node.touch(Touched::Perhaps));
+        }
+    }
+
+    /// What the value of a directory was, if nothing has happened to it since.
+    fn rested(&self, id: Id) -> Option<u64> {
+        let node = &self.model.nodes[&id];
+        if !self.subject.limits().unheld_rest {
+            return None;
+        }
+        node.last.filter(|_| !(node.data || node.metadata || node.perhaps || node.remounted))
+    }
+
+    /// What a namespace change said of its directories; `changes`: whether there was anything to do.
+    fn infos(
+        &mut self,
+        changes: bool,
+        parents: &[Id],
+        before: &[Option<u64>],
+        infos: &[(u64, u64)],
+    ) -> Checked {
+        let claims = self.subject.claims();
+        for (nth, (id, info)) in parents.iter().zip(infos).enumerate() {
+            if nth > 0 && parents[0] == *id {
+                continue;
+            }
+            let step = step_between(info.0, info.1);
+            if changes {
+                self.hold(Promise::Data, step > 0, claims, || format!("change info {info:?}"))?;
+            } else {
+                let what = || format!("nothing changed and the change info says {info:?}");
+                self.hold(Promise::Rests, step == 0, claims, what)?;
+            }
+            if let Some(last) = before[nth] {
+                let what = || format!("a directory rested at {last} and its change info says {info:?}");
+                self.hold(Promise::Rests, last == info.0, claims, what)?;
+            }
+            if let Some(node) = self.model.nodes.get_mut(id) {
+                node.seen(info.1);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query(&mut self, on: On<'_>) -> Checked {
+        let claims = self.subject.claims();
+        let limits = self.subject.limits();
+        let answer = self.subject.query(on);
+        let value = match answer {
+            Ok(value) => value,
+            Err(error) => return Err(self.failure(Promise::Model, format!("query of {on:?}: {error:?}"))),
+        };
+        let what =
+            || format!("query of {on:?} answers {value:?}, and a cookie is claimed: {}", claims.cookie);
+        self.hold(Promise::Cookie, value.is_some() == claims.cookie, claims, what)?;
+        let (Some(value), Some(id)) = (value, self.model.id(on)) else { return Ok(()) };
+        let node = self.model.nodes.get_mut(&id).expect("asked for");
+        let (data, changed, remounted) = (node.data, node.data || node.metadata, node.remounted);
+        let perhaps = node.perhaps || (node.names == 0 && !limits.nameless_rest) || !limits.unheld_rest;
+        let Some(last) = node.last else {
+            node.seen(value);
+            return Ok(());
+        };
+        node.seen(value);
+        if !remounted || claims.persistent {
+            let what = || format!("{on:?} went back from {last} to {value}");
+            self.hold(Promise::Monotonic, step_between(last, value) >= 0, claims, what)?;
+        }
+        let kind = if data { Promise::Data } else { Promise::Metadata };
+        if changed {
+            let promise = if remounted { Promise::Persistent } else { kind };
+            let what = || format!("{on:?} changed and its value stayed {value}");
+            self.hold(promise, value != last, claims, what)
+        } else if !perhaps {
+            let promise = if remounted { Promise::Persistent } else { Promise::Rests };
+            let what = || format!("nothing changed {on:?} and its value went from {last} to {value}");
+            self.hold(promise, value == last, claims, what)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn look(&mut self, on: On<'_>) -> Checked {
+        let (seen, expected) = (self.subject.look(on), self.model.expected(on));
+        let (Ok(mut seen), Some(expected)) = (seen.clone(), expected) else {
+            return Err(self.failure(Promise::Model, format!("look at {on:?}: {seen:?}")));
+        };
+        let (bytes, wanted) = (seen.bytes.take(), expected.bytes.as_ref());
+        if bytes.as_ref() != wanted {
+            let place = |a: &[u8], b: &[u8]| a.iter().zip(b).position(|(a, b)| a != b);
+            let at = bytes.as_deref().zip(wanted.map(Vec::as_slice)).and_then(|(a, b)| place(a, b));
+            let lengths = (bytes.map(|bytes| bytes.len()), wanted.map(Vec::len));
+            let what =
+                format!("contents of {on:?} differ: (is, expected) {lengths:?} bytes, first at {at:?}");
+            return Err(self.failure(Promise::Model, what));
+        }
+        seen.bytes = expected.bytes.clone();
+        if seen != expected {
+            seen.bytes = None;
+            let what = format!("{on:?} is {seen:?}, expected {:?}", crate::Seen { bytes: None, ..expected });
+            return Err(self.failure(Promise::Model, what));
+        }
+        self.tallies.count(Promise::Model, true, String::new);
+        Ok(())
+    }
+
+    /// Ask and look everywhere, twice: looking changes nothing.
+    pub(crate) fn finish(&mut self) -> Checked {
+        for _ in 0..2 {
+            let paths: Vec<String> = self.model.paths.keys().cloned().collect();
+            for path in &paths {
+                self.query(On::At(path))?;
+                self.look(On::At(path))?;
+            }
+            let open = self.model.open;
+            for slot in (0..crate::op::SLOTS).filter(|slot| open[usize::from(*slot)].is_some()) {
+                self.query(On::Open(slot))?;
+                self.look(On::Open(slot))?;
+            }
+        }
+        Ok(())
+    }
+}

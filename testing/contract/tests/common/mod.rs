@@ -1,0 +1,204 @@
+//! Subjects that the tests share.
+#![allow(dead_code)]
+
+use ivers_block::{Budget, Device, MemDevice};
+use ivers_contract::{Cookie, InProcess, Mounted, MountedVfs, Report, Subject, Tallies, check};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_fuse::{FuseOptions, Session};
+use ivers_mem::Mem;
+use ivers_oracle::Image;
+use ivers_vfs::{AtimeMode, ChangeMode, FileSystem, MountOptions, Vfs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How a test mounts.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    pub mode: ChangeMode,
+    pub lazytime: bool,
+    pub cache_bytes: u64,
+}
+
+pub const LAZY: How = How { mode: ChangeMode::Lazy, lazytime: false, cache_bytes: 64 << 20 };
+pub const EAGER: How = How { mode: ChangeMode::Eager, ..LAZY };
+pub const OFF: How = How { mode: ChangeMode::Off, ..LAZY };
+pub const LAZYTIME: How = How { lazytime: true, ..LAZY };
+pub const TIGHT: How = How { cache_bytes: 512 << 10, ..LAZY };
+
+impl How {
+    pub fn label(self) -> String {
+        let mode = format!("{:?}", self.mode).to_lowercase();
+        let lazytime = if self.lazytime { ", lazytime" } else { "" };
+        let tight = if self.cache_bytes < 1 << 20 { ", small cache" } else { "" };
+        format!("{mode}{lazytime}{tight}")
+    }
+
+    /// Restless write-back, access times at every read: neither is a change.
+    pub fn options(self, budget: &Arc<Budget>) -> MountOptions {
+        MountOptions {
+            mode: self.mode,
+            lazytime: self.lazytime,
+            atime: AtimeMode::Strict,
+            budget: Some(budget.clone()),
+            cache_bytes: self.cache_bytes,
+            writeback_interval: Duration::from_millis(2),
+            dirty_expire: Duration::ZERO,
+            ..MountOptions::default()
+        }
+    }
+
+    pub fn mount(self, fs: Arc<dyn FileSystem>, budget: Arc<Budget>) -> MountedVfs {
+        let vfs = Vfs::mount(fs, self.options(&budget)).expect("it mounts");
+        (vfs, budget)
+    }
+
+    pub fn budget(self) -> Arc<Budget> {
+        Arc::new(Budget::new(self.cache_bytes))
+    }
+}
+
+/// `IVERS_SEED` and `IVERS_STEPS` replay and lengthen a run.
+pub fn seed() -> u64 {
+    std::env::var("IVERS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+pub fn steps(usual: usize) -> usize {
+    std::env::var("IVERS_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(usual)
+}
+
+pub fn mem(how: How, hold: bool) -> Box<InProcess> {
+    let name = format!("mem, {}", how.label());
+    Box::new(InProcess::new(name, hold, false, move || how.mount(Arc::new(Mem::default()), how.budget())))
+}
+
+/// Image kinds: the 32-bit store, the usual one, none to fall back on, small blocks, data beside the inode, old formats.
+pub const KINDS: [(&str, &str, &[&str]); 7] = [
+    ("ext4", "ext4", &["-b", "4096"]),
+    ("ext4, 128-byte inodes", "ext4", &["-b", "4096", "-I", "128"]),
+    ("ext4, 1 KiB blocks", "ext4", &["-b", "1024"]),
+    ("ext4, no journal", "ext4", &["-b", "4096", "-O", "^has_journal"]),
+    ("ext4, inline_data", "ext4", &["-b", "4096", "-O", "inline_data"]),
+    ("ext3", "ext3", &["-b", "4096"]),
+    ("ext2", "ext2", &["-b", "1024"]),
+];
+
+/// The bytes of a fresh image.
+pub fn image(kind: &str, args: &[&str]) -> Vec<u8> {
+    let image = Image::new(kind, 128 << 20, args).expect("mkfs");
+    std::fs::read(image.path()).expect("the image")
+}
+
+pub fn open_ext4(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<Ext4> {
+    let options = OpenOptions { budget, place: "memory".into(), ..OpenOptions::default() };
+    Ext4::open(device, options).expect("it opens")
+}
+
+/// ext4 on a device in memory; each mount takes the next of `hows`.
+pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    let mut mounts = hows.iter().cycle();
+    let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
+    Box::new(InProcess::new(format!("{name}, {}", labels.join(" then ")), false, true, move || {
+        let how = *mounts.next().expect("a cycle");
+        let budget = how.budget();
+        how.mount(open_ext4(device.clone(), budget.clone()), budget)
+    }))
+}
+
+/// False where FUSE tests cannot run. On CI that is a failure, elsewhere a message.
+pub fn can_mount() -> bool {
+    if !ivers_oracle::have_fuse() {
+        assert!(std::env::var_os("CI").is_none(), "CI is set and /dev/fuse cannot be opened");
+        eprintln!("skipped: /dev/fuse cannot be opened");
+        return false;
+    }
+    ivers_oracle::have_programs(&["python3", "fusermount3"])
+}
+
+/// A mount through FUSE, served by this process; gone when it is dropped.
+pub struct FuseMount {
+    session: Option<Session>,
+    vfs: Option<Arc<Vfs>>,
+    dir: TempDir,
+}
+
+impl FuseMount {
+    pub fn new((vfs, _): MountedVfs) -> Self {
+        let dir = tempfile::tempdir().expect("a directory to mount on");
+        let mut mount = Self { session: None, vfs: None, dir };
+        mount.serve(vfs);
+        mount
+    }
+
+    fn serve(&mut self, vfs: Arc<Vfs>) {
+        let session =
+            ivers_fuse::mount(vfs.clone(), self.dir.path(), FuseOptions::default()).expect("it mounts");
+        (self.session, self.vfs) = (Some(session), Some(vfs));
+    }
+
+    /// The directory for the suite.
+    pub fn top(&self) -> PathBuf {
+        let top = self.dir.path().join("contract");
+        std::fs::create_dir_all(&top).expect("the top directory");
+        top
+    }
+
+    /// Leave the tree, then close the image.
+    pub fn end(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.unmount().expect("nobody is inside");
+        }
+        if let Some(vfs) = self.vfs.take() {
+            vfs.unmount().expect("it closes");
+        }
+    }
+}
+
+impl Drop for FuseMount {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.detach().expect("it leaves the tree");
+        }
+    }
+}
+
+/// `mount` through FUSE; again for each remount, if `remounts`.
+pub fn fuse(name: &str, remounts: bool, mut mount: impl FnMut() -> MountedVfs + 'static) -> Box<dyn Subject> {
+    let mut served = FuseMount::new(mount());
+    let top = served.top();
+    if !remounts {
+        return Box::new(Mounted::new(name, &top, Cookie::Ivers, None).keeping(served));
+    }
+    let remount = move || {
+        served.end();
+        served.serve(mount().0);
+        served.top()
+    };
+    Box::new(Mounted::new(name, &top, Cookie::Ivers, Some(Box::new(remount))))
+}
+
+/// Run, print the row, and fail with the script.
+pub fn hold(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, operations: usize) -> Report {
+    match check(make, seed, operations) {
+        Ok(report) => {
+            println!("{}", report.tallies.row(&report.name));
+            let unclaimed = report.tallies.kept_unclaimed(report.claims, 1000);
+            if !unclaimed.is_empty() {
+                println!("    {} keeps more than it claims: {unclaimed:?}", report.name);
+            }
+            report
+        }
+        Err(broken) => panic!("{broken}"),
+    }
+}
+
+/// What threads found, as a report; a broken promise fails.
+pub fn hold_threads(name: &str, tallies: &Tallies) {
+    println!("{}", tallies.row(name));
+    for promise in ivers_contract::Promise::ALL {
+        let tally = tallies.of(promise);
+        assert_eq!(tally.broken, 0, "{name}, {}: {:?}", promise.label(), tally.first);
+    }
+}

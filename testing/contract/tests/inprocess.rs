@@ -1,0 +1,68 @@
+//! The contract on `mem` and ext4 in this process. `IVERS_SEED` replays a run, `IVERS_STEPS` sets its length.
+
+mod common;
+
+use common::*;
+use ivers_contract::{Promise, Subject, Tallies, observe};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn mem_keeps_the_contract() {
+    println!("{}", Tallies::header());
+    for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+        for hold_inodes in [true, false] {
+            let report = hold(&mut || mem(how, hold_inodes), seed() + nth as u64, steps(4000));
+            let rests = report.tallies.of(Promise::Rests).checked;
+            assert!(report.tallies.of(Promise::Data).checked > 200 && (!hold_inodes || rests > 200));
+            assert!(report.done > 1500, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn ext4_keeps_the_contract() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    for (name, kind, args) in KINDS {
+        let base = Arc::new(image(kind, args));
+        for (nth, hows) in [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME]].into_iter().enumerate() {
+            let report = hold(&mut || ext4(name, &base, hows), seed() + nth as u64, steps(2500));
+            let checked = |promise| report.tallies.of(promise).checked;
+            assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
+            assert!(checked(Promise::Persistent) > 0, "{report:?}");
+        }
+    }
+}
+
+/// A mount that serves no value says so, and nothing that it changed is vouched for by an older value.
+#[test]
+fn off_serves_nothing_and_nothing_vouches_for_its_changes() {
+    hold(&mut || mem(OFF, true), seed(), steps(2000));
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let base = Arc::new(image("ext4", &[]));
+    let report = hold(&mut || ext4("ext4", &base, &[OFF]), seed(), steps(2000));
+    assert!(!report.claims.cookie && report.tallies.of(Promise::Data).checked == 0);
+    let report = hold(&mut || ext4("ext4", &base, &[LAZY, OFF, EAGER]), seed(), steps(6000));
+    assert!(report.tallies.of(Promise::Persistent).checked > 20, "{report:?}");
+}
+
+#[test]
+fn observers_are_never_misled() {
+    let mut subjects = vec![mem(LAZY, true), mem(LAZYTIME, true), mem(EAGER, true)];
+    if ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        let base = Arc::new(image("ext4", &[]));
+        subjects.extend([ext4("ext4", &base, &[LAZY]), ext4("ext4", &base, &[LAZYTIME])]);
+    }
+    for mut subject in subjects {
+        for pages in [1, 5, 300] {
+            let file = subject.share(&format!("shared{pages}")).unwrap();
+            let found = observe(&*file, 2, pages, Duration::from_millis(400));
+            hold_threads(&format!("{}, {pages} pages", subject.name()), &found);
+            assert!(found.of(Promise::Monotonic).checked > 20);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The kernel's own filesystems with ctime taken for a change attribute: nothing is claimed of it, so what breaks is counted.
+//! Needs root, for loop mounts. `--nocapture` shows the table; docs/results keeps one.
+
+mod common;
+
+use common::*;
+use ivers_contract::{Cookie, Mounted, Promise, Remount, Subject, Tallies, check, observe};
+use ivers_oracle::{LoopMount, have_programs, run};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A filesystem on a loop device; `None` while it is remounted.
+struct OnImage {
+    mount: Option<LoopMount>,
+    image: PathBuf,
+    _dir: TempDir,
+}
+
+impl OnImage {
+    fn new(mkfs: &str, args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        // The smallest that mkfs.xfs takes.
+        std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+        let path = image.to_str().unwrap();
+        run(mkfs, args.iter().copied().chain([path])).unwrap();
+        let mount = Some(LoopMount::new(&image, "").unwrap());
+        Self { mount, image, _dir: dir }
+    }
+
+    fn top(&self) -> PathBuf {
+        let top = self.mount.as_ref().unwrap().path().join("contract");
+        std::fs::create_dir_all(&top).unwrap();
+        top
+    }
+
+    fn again(&mut self) -> PathBuf {
+        self.mount.take().unwrap().unmount().unwrap();
+        self.mount = Some(LoopMount::new(&self.image, "").unwrap());
+        self.top()
+    }
+}
+
+fn on_image(name: &str, mkfs: &str, args: &[&str]) -> Box<dyn Subject> {
+    let mut on = OnImage::new(mkfs, args);
+    let top = on.top();
+    let remount: Remount = Box::new(move || on.again());
+    Box::new(Mounted::new(name, &top, Cookie::Ctime, Some(remount)))
+}
+
+/// A tmpfs of its own.
+struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        run("mount", [Path::new("-t"), Path::new("tmpfs"), Path::new("none"), dir.path()]).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        run("umount", [self.0.path()]).unwrap();
+    }
+}
+
+fn tmpfs() -> Box<dyn Subject> {
+    let mount = Tmpfs::new();
+    Box::new(Mounted::new("tmpfs", mount.0.path(), Cookie::Ctime, None).keeping(mount))
+}
+
+type Named = (&'static str, Box<dyn Fn() -> Box<dyn Subject>>);
+
+#[test]
+fn where_ctime_keeps_the_promises() {
+    if !ivers_oracle::kernel::may_loop_mount() {
+        eprintln!("skipped: loop mounts need root");
+        return;
+    }
+    if !have_programs(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "python3"]) {
+        return;
+    }
+    let small: &[&str] = &["-qF", "-I", "128"];
+    let subjects: [Named; 5] = [
+        ("ext4", Box::new(|| on_image("ext4", "mkfs.ext4", &["-qF"]))),
+        ("ext4, 128-byte inodes", Box::new(move || on_image("ext4, 128-byte inodes", "mkfs.ext4", small))),
+        ("xfs", Box::new(|| on_image("xfs", "mkfs.xfs", &["-q"]))),
+        ("btrfs", Box::new(|| on_image("btrfs", "mkfs.btrfs", &["-q"]))),
+        ("tmpfs", Box::new(tmpfs)),
+    ];
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    println!("ctime as the change attribute, Linux {}", release.trim());
+    println!("{}", Tallies::header());
+    for (name, make) in subjects {
+        // The model must agree everywhere: `check` fails otherwise.
+        let found = check(&mut || make(), seed(), steps(1500)).unwrap_or_else(|broken| panic!("{broken}"));
+        let mut tallies = found.tallies;
+        let mut subject = make();
+        for pages in [1, 300] {
+            let file = subject.share(&format!("shared{pages}")).unwrap();
+            tallies.add(&observe(&*file, 2, pages, Duration::from_millis(500)));
+        }
+        println!("{}", tallies.row(name));
+        for promise in Promise::ALL {
+            if let Some(first) = &tallies.of(promise).first {
+                println!("    {}: {first}", promise.label());
+            }
+        }
+        for promise in [Promise::Data, Promise::Metadata, Promise::Rests, Promise::Monotonic] {
+            assert!(tallies.of(promise).checked > 50, "{name}: {promise:?} was hardly put to the test");
+        }
+    }
+}
