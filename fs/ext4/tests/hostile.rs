@@ -4,6 +4,8 @@ mod common;
 
 use common::{debugfs, mkfs};
 use ivers_block::{Device, MemDevice};
+use ivers_ext4::layout::inode::{FL_EA_INODE, FL_EXTENTS};
+use ivers_ext4::layout::{GroupDesc, Superblock};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
@@ -106,6 +108,55 @@ fn mutated_images_are_survived() {
             let _ = vfs.unmount();
         }
     }
+}
+
+/// Attribute inodes that each name the next, as many as there are inodes: deleting the first deletes all, whatever the stack.
+#[test]
+fn a_chain_of_attribute_inodes_is_deleted() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    mkfs(&path, &["-b", "1024", "-N", "16384", "-O", "ea_inode,^metadata_csum,^uninit_bg"], 32 << 20);
+    let mut image = std::fs::read(&path).unwrap();
+    let sb = Superblock::parse(&image[1024..2048], image.len() as u64, "image").unwrap();
+    let mut tables = Vec::new();
+    for group in 0..sb.groups {
+        let (block, byte) = sb.desc_place(group);
+        let at = block as usize * 1024 + byte;
+        let desc = GroupDesc::decode(&sb, group, &image[at..at + sb.desc_size as usize]).unwrap();
+        let none_free = GroupDesc { free_inodes: 0, itable_unused: 0, ..desc };
+        none_free.encode(&sb, group, &mut image[at..at + sb.desc_size as usize]);
+        let bitmap = desc.inode_bitmap as usize * 1024;
+        image[bitmap..bitmap + sb.inodes_per_group as usize / 8].fill(0xFF);
+        tables.push(desc.inode_table as usize * 1024);
+    }
+    let (first, last) = (sb.first_ino + 1, sb.inodes_count);
+    for ino in first..=last {
+        let (group, index) = sb.group_of_inode(ino);
+        let at = tables[group as usize] + (index * sb.inode_size) as usize;
+        let slot = &mut image[at..at + 256];
+        let mut put = |at: usize, bytes: &[u8]| slot[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0x00, &0x81A4u16.to_le_bytes());
+        // The head has no name, the others one reference each.
+        put(0x1A, &u16::from(ino != first).to_le_bytes());
+        put(0x20, &(FL_EXTENTS | if ino == first { 0 } else { FL_EA_INODE }).to_le_bytes());
+        put(0x24, &1u32.to_le_bytes());
+        put(0x28, &[0x0A, 0xF3, 0, 0, 4, 0, 0, 0]);
+        put(0x80, &32u16.to_le_bytes());
+        let next = if ino == last { 0 } else { ino + 1 };
+        if next != 0 {
+            put(0xA0, &0xEA02_0000u32.to_le_bytes());
+            put(0xA4, &[1, 1, 0, 0]);
+            put(0xA8, &next.to_le_bytes());
+            put(0xAC, &10u32.to_le_bytes());
+            put(0xB4, b"a");
+        }
+    }
+    // s_free_inodes_count and s_last_orphan
+    image[1024 + 0x10..1024 + 0x14].fill(0);
+    image[1024 + 0xE8..1024 + 0xEC].copy_from_slice(&first.to_le_bytes());
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
+    let fs = Ext4::open(device, OpenOptions { place: "image".into(), ..OpenOptions::default() }).unwrap();
+    assert_eq!(fs.stat_fs().unwrap().files_free, u64::from(last - first + 1), "all are gone");
 }
 
 fn refusal(args: &[&str]) -> String {
