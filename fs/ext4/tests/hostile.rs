@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::mkfs;
+use common::{debugfs, mkfs};
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::layout::inode::{FL_EA_INODE, FL_EXTENTS};
 use ivers_ext4::layout::{GroupDesc, Superblock};
@@ -181,4 +181,60 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     let said = refusal(&["-b", "4096", "-O", "journal_dev"]);
     assert!(said.contains("journal_dev"), "{said}");
+}
+
+#[test]
+fn maps_that_name_the_filesystems_own_blocks_are_damage() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    let source = tmp.path().join("files");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("f"), vec![5; 900]).unwrap();
+    let source = source.to_str().unwrap();
+    let number = |text: &str, after: &str| -> u64 {
+        let text = &text[text.find(after).unwrap() + after.len()..];
+        let digits: String = text.trim_start().chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap()
+    };
+    for (args, field) in [
+        (&["-t", "ext3", "-b", "1024", "-d", source][..], "block[0]"),
+        (&["-t", "ext4", "-O", "^metadata_csum", "-b", "1024", "-d", source], "block[5]"),
+    ] {
+        mkfs(&path, args, 64 << 20);
+        let table = number(&debugfs(&path, "imap <2>"), "located at block");
+        let journal = number(&format!("at {}", debugfs(&path, "bmap <8> 0")), "at");
+        let sound = std::fs::read(&path).unwrap();
+        for block in [2, table, journal] {
+            std::fs::write(&path, &sound).unwrap();
+            let done = Command::new("debugfs")
+                .args(["-w", "-R", &format!("set_inode_field /f {field} {block}")])
+                .arg(&path)
+                .output()
+                .unwrap();
+            assert!(done.status.success());
+            let device = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
+            let fs = Ext4::open(device.clone(), OpenOptions::default()).unwrap();
+            let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+            let cred = Cred::root();
+            let root = vfs.root().unwrap();
+            let file = vfs.lookup(&cred, &root, b"f").unwrap();
+            let said = vfs.read(&file, 0, &mut [0; 900]).unwrap_err().to_string();
+            assert!(
+                said.contains(&format!("inode {}", file.ino)) && said.contains(&format!("block {block}")),
+                "{field} {block}: {said}"
+            );
+            // Neither written over nor given away.
+            let written = vfs
+                .write(&cred, &file, 0, &[1; 1024], WriteFlags::empty())
+                .map(drop)
+                .and_then(|()| vfs.fsync(&file, false));
+            assert!(written.is_err(), "{field} {block}");
+            drop(file);
+            let _ = vfs.unlink(&cred, &root, b"f", false);
+            drop(root);
+            let _ = vfs.unmount();
+            let at = block as usize * 1024;
+            assert!(device.to_bytes()[at..at + 1024] != [1; 1024], "{field} {block} was written over");
+        }
+    }
 }
