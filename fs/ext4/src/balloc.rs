@@ -209,6 +209,9 @@ impl Ext4 {
         if !self.sb.is_valid_run(start, u64::from(len)) {
             return Err(self.corrupt_block(format!("{len} blocks outside the filesystem are freed"), start));
         }
+        if let Some(own) = self.own_block_in(start, u64::from(len)) {
+            return Err(self.corrupt_block("the filesystem's own blocks are freed", own));
+        }
         if metadata {
             for block in start..start + u64::from(len) {
                 h.forget(block)?;
@@ -219,21 +222,9 @@ impl Ext4 {
         while left > 0 {
             let (number, bit) = self.sb.group_of_block(start);
             let part = left.min(self.sb.group_blocks(number) - bit);
-            if bit < self.sb.base_meta_blocks(number) {
-                return Err(self.corrupt_block("the filesystem's own blocks are freed", start));
-            }
             let group = self.groups.get(number)?;
             {
                 let mut group = group.lock();
-                let desc = group.desc;
-                let table = u64::from(self.sb.inode_table_blocks);
-                for (own, own_len) in
-                    [(desc.block_bitmap, 1), (desc.inode_bitmap, 1), (desc.inode_table, table)]
-                {
-                    if start < own + own_len && own < start + u64::from(part) {
-                        return Err(self.corrupt_block("the group's own blocks are freed", start));
-                    }
-                }
                 // Load what may be given out before the bits are cleared: they stay busy until the commit.
                 if let Err(error) = self.groups.busy(&mut group) {
                     log::warn!("{error}");

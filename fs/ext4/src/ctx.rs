@@ -9,8 +9,9 @@ use crate::layout::superblock::Superblock;
 use crate::map::Delayed;
 use crate::orphan::Orphans;
 pub use crate::tx::Handle;
-use crate::tx::Tx;
+use crate::tx::{LastChange, Tx};
 use crate::windows::Windows;
+use crate::zones::Zones;
 use ivers_block::{Buffer, BufferCache, Device};
 use ivers_vfs::{AtimeMode, ChangeMode, CoarseClock, Error, Inode, LoadedInode, NameError, Policy, Result};
 use parking_lot::{Mutex, RwLock};
@@ -39,6 +40,7 @@ pub struct Ext4 {
     pub(crate) epoch: Epoch,
     pub(crate) orphans: Orphans,
     pub(crate) windows: Windows,
+    pub(crate) zones: Zones,
     /// The private part of the root, shared by every copy of that inode: the epoch record lives there.
     pub(crate) root_core: Mutex<Weak<RwLock<InodeCore>>>,
     /// High halves of counters that ran over their 32 stored bits in this mount.
@@ -56,6 +58,8 @@ pub struct Ext4Inode {
     pub core: Arc<RwLock<InodeCore>>,
     /// Where its next blocks go. A leaf lock.
     pub alloc: Mutex<InodeAlloc>,
+    /// Its newest change, for fsync.
+    pub(crate) last_change: LastChange,
 }
 
 /// The slot's contents that are no attributes.
@@ -119,6 +123,13 @@ impl Ext4 {
             return Err(NameError::ReadOnly.into());
         }
         self.journal.begin(credits)
+    }
+
+    /// Write data of an inode straight to the device.
+    pub(crate) fn write_data(&self, inode: &Inode, byte: u64, data: &[u8]) -> Result<()> {
+        let written = self.dev.write_at(byte, data);
+        self.journal.data_written(&inode.private::<Ext4Inode>().last_change);
+        Ok(written?)
     }
 
     /// Chain a crc32c, inverted at neither end.

@@ -1,6 +1,6 @@
 //! The calls of the VFS.
 
-use crate::ctx::{Ext4, Handle, ROOT_INO, core_of};
+use crate::ctx::{Ext4, Ext4Inode, Handle, ROOT_INO, core_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use ivers_vfs::*;
@@ -224,8 +224,13 @@ impl FileSystem for Ext4 {
         self.guard(self.fs_set_xattr(inode, name, value, mode))
     }
 
-    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        self.sync()
+    fn fsync(&self, inode: &Inode, _data_only: bool) -> Result<()> {
+        if self.read_only.is_some() {
+            return Ok(());
+        }
+        // A directory need not be logged when its names change: only all changes together tell about it.
+        let own = (inode.kind == FileType::Regular).then(|| &inode.private::<Ext4Inode>().last_change);
+        self.journal.commit_changes(own)
     }
 
     fn sync(&self) -> Result<()> {

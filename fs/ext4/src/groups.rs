@@ -155,6 +155,7 @@ impl Groups {
         let per = self.sb.inodes_per_group;
         if desc.free_inodes > per
             || desc.itable_unused > per
+            || desc.used_dirs > per
             || desc.free_blocks > self.sb.group_blocks(number)
         {
             return Err(self.corrupt("the descriptor counts more than the group holds", number));

@@ -106,7 +106,11 @@ impl Ext4 {
             generation: image.generation,
             attr: image.attr,
             version,
-            private: Box::new(Ext4Inode { core, alloc: Mutex::default() }),
+            private: Box::new(Ext4Inode {
+                core,
+                alloc: Mutex::default(),
+                last_change: self.journal.loaded(),
+            }),
         }
     }
 
@@ -124,7 +128,9 @@ impl Ext4 {
     /// Put an inode's attributes, map root, attributes in the slot and stored version into the transaction.
     pub fn log(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
-        let core = inode.private::<Ext4Inode>().core.read();
+        let private = inode.private::<Ext4Inode>();
+        h.belongs_to(&private.last_change);
+        let core = private.core.read();
         let extra = core.extra_isize;
         let version = if self.sb.hurd || core.flags & FL_EA_INODE != 0 {
             StoredVersion::None

@@ -9,6 +9,7 @@
 //! | `open`, `driver` | mounting; the calls of the VFS |
 //! | `groups`, `balloc`, `windows`, `ialloc` | group descriptors and bitmaps, blocks, room ahead of growing files, inodes |
 //! | `inode_io`, `orphan`, `epoch` | inodes to and from the device; unlinked ones; the epoch record |
+//! | `zones` | the filesystem's own blocks, which no inode may name |
 //! | `map` | from file blocks to device blocks, and data |
 //! | `dir`, `xattr` | names; extended attributes |
 
@@ -31,6 +32,7 @@ mod orphan;
 pub mod tx;
 mod windows;
 mod xattr;
+mod zones;
 
 pub use ctx::Ext4;
 pub use open::OpenOptions;

@@ -16,6 +16,7 @@ use crate::layout::superblock::{
     MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock,
 };
 use crate::tx::{Handle, Tx, journal_error};
+use crate::zones::Zones;
 use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
@@ -114,12 +115,13 @@ impl Ext4 {
                 .vouch_for_torn_superblock()?;
             clean = false;
         }
-        let mut log = None;
+        let (mut log, mut journal_blocks) = (None, Vec::new());
         if has_journal {
             let look =
                 Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?;
             let map = look.journal_map()?;
             drop(look);
+            journal_blocks = map.taken().to_vec();
             let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
             let mut found =
                 Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
@@ -148,7 +150,8 @@ impl Ext4 {
             log.prepare(sb.has_csum(), sb.incompat.contains(Incompat::BIT64)).map_err(journal_error)?;
             journal = Some(log);
         }
-        let fs = Self::assemble(device, &options, &sb, &raw, read_only, journal)?;
+        let mut fs = Self::assemble(device, &options, &sb, &raw, read_only, journal)?;
+        fs.zones = Zones::new(journal_blocks);
         if !clean {
             fs.recount()?;
         }
@@ -210,10 +213,11 @@ impl Ext4 {
             dev,
             groups: Arc::new(groups),
             read_only,
-            journal: Tx(journal),
+            journal: Tx::new(journal),
             epoch: Default::default(),
             orphans: Default::default(),
             windows: Default::default(),
+            zones: Default::default(),
             root_core: parking_lot::Mutex::new(Weak::new()),
             wrapped: Default::default(),
             closed: AtomicBool::new(false),
@@ -287,7 +291,13 @@ impl Ext4 {
     /// A session begins: whoever comes after a crash must see it.
     fn mark_mounted(&self) -> Result<()> {
         let journal = self.sb.compat.contains(Compat::HAS_JOURNAL);
+        let orphan_file = self.has_orphan_file();
         self.write_super(|raw| {
+            if orphan_file {
+                // Nobody but us writes into it until we close it: who comes after a crash must look.
+                raw.s_feature_ro_compat =
+                    (raw.s_feature_ro_compat.get() | RoCompat::ORPHAN_PRESENT.bits()).into();
+            }
             if journal {
                 raw.s_feature_incompat = (raw.s_feature_incompat.get() | Incompat::RECOVER.bits()).into();
             } else {
@@ -301,7 +311,12 @@ impl Ext4 {
         let order = std::sync::atomic::Ordering::Relaxed;
         let free = self.groups.free_blocks.load(order).max(0) as u64;
         let inodes = self.groups.free_inodes.load(order).max(0) as u32;
+        let no_orphans = self.orphan_file_is_empty();
         self.write_super(|raw| {
+            if no_orphans {
+                raw.s_feature_ro_compat =
+                    (raw.s_feature_ro_compat.get() & !RoCompat::ORPHAN_PRESENT.bits()).into();
+            }
             raw.s_free_blocks_count_lo = (free as u32).into();
             raw.s_free_blocks_count_hi = ((free >> 32) as u32).into();
             raw.s_free_inodes_count = inodes.into();

@@ -1,74 +1,280 @@
-//! Inodes without names that somebody still uses, and files whose truncation is under way: the list that starts in the
-//! superblock and goes on through `i_dtime`.
+//! Inodes without names that somebody still uses, and files whose truncation is under way.
+//!
+//! Where there is an orphan file (`orphan_file`), its slots are used first: nothing in them is shared by all that is deleted at a
+//! time. When it is full, or there is none, the list takes them: it starts in the superblock and goes on through `i_dtime`.
+//!
+//! The lock of [`Orphans`] is taken inside a handle, below the locks of inodes and above those of groups and buffers.
 
 use crate::ctx::{Ext4, Handle};
-use crate::layout::features::RoCompat;
+use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::slot_state;
-use ivers_vfs::{Error, FileType, Inode, Result};
+use ivers_block::Buffer;
+use ivers_vfs::{Error, FileType, Inode, NameError, Result};
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::sync::Arc;
 
-/// The list as it is on the device, first inode first.
+/// Closes each block of the orphan file.
+const FILE_MAGIC: u32 = 0x0B10_CA04;
+/// Magic number and checksum.
+const FILE_TAIL: usize = 8;
+/// Blocks of the orphan file that are used at most: mke2fs makes 512 at the most.
+const MOST_FILE_BLOCKS: u64 = 1 << 16;
+/// Orphans that a crash may have left; more are taken as damage.
+const MOST_LEFT: usize = 1 << 20;
+
+/// Where an orphan is recorded.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// On the list, between these.
+    List { newer: Option<u32>, older: Option<u32> },
+    /// In a block of the orphan file, at a byte.
+    File { block: usize, byte: usize },
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct Orphans(Mutex<Vec<u32>>);
+struct State {
+    places: HashMap<u32, Place>,
+    /// The newest of the list, which the superblock names.
+    head: Option<u32>,
+    /// The orphan file, once it was needed.
+    file: Option<OrphanFile>,
+}
+
+/// The orphan file's blocks, read when they are first needed.
+#[derive(Debug)]
+struct OrphanFile {
+    /// Seed of its checksums.
+    seed: u32,
+    /// Device blocks.
+    blocks: Vec<u64>,
+    /// Slots in use.
+    used: usize,
+    /// The block that had room last.
+    hint: usize,
+}
+
+/// What is recorded, and where.
+#[derive(Debug, Default)]
+pub(crate) struct Orphans(Mutex<State>);
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
 
 impl Ext4 {
-    fn set_next_orphan(&self, h: &mut Handle, ino: u32, next: u32) -> Result<()> {
+    /// Whether new orphans go to the orphan file.
+    pub(crate) fn has_orphan_file(&self) -> bool {
+        self.sb.compat.contains(Compat::ORPHAN_FILE) && self.sb.orphan_file_inum != 0
+    }
+
+    /// Whether the orphan file names nobody, as far as this mount knows: it has read what the last one left.
+    pub(crate) fn orphan_file_is_empty(&self) -> bool {
+        self.orphans.0.lock().file.as_ref().is_none_or(|file| file.used == 0)
+    }
+
+    fn set_next_orphan(&self, h: &mut Handle, ino: u32, next: Option<u32>) -> Result<()> {
+        let next = next.unwrap_or(0);
         self.modify_slot(h, ino, |slot| slot[0x14..0x18].copy_from_slice(&next.to_le_bytes()))
     }
 
-    /// Put an inode on the list, unless it is there.
+    fn set_first_orphan(&self, h: &mut Handle, first: Option<u32>) -> Result<()> {
+        self.modify_super(h, |raw| raw.s_last_orphan = first.unwrap_or(0).into())
+    }
+
+    /// Record an inode, unless it is recorded.
     pub fn orphan_add(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
-        let mut list = self.orphans.0.lock();
-        if list.contains(&ino) {
+        let mut state = self.orphans.0.lock();
+        if state.places.contains_key(&ino) {
             return Ok(());
         }
-        // The newest is first on the device and last in memory.
-        self.set_next_orphan(h, ino, list.last().copied().unwrap_or(0))?;
-        self.modify_super(h, |raw| raw.s_last_orphan = ino.into())?;
-        list.push(ino);
+        if self.has_orphan_file()
+            && let Some(place) = self.take_file_slot(h, &mut state, ino)?
+        {
+            state.places.insert(ino, place);
+            return Ok(());
+        }
+        let older = state.head;
+        self.set_next_orphan(h, ino, older)?;
+        self.set_first_orphan(h, Some(ino))?;
+        if let Some(Place::List { newer, .. }) = older.and_then(|older| state.places.get_mut(&older)) {
+            *newer = Some(ino);
+        }
+        state.places.insert(ino, Place::List { newer: None, older });
+        state.head = Some(ino);
         Ok(())
     }
 
-    /// Take an inode off the list, if it is there.
+    /// Forget an inode, if it is recorded.
     pub fn orphan_del(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
-        let mut list = self.orphans.0.lock();
-        let Some(at) = list.iter().rposition(|&other| other == ino) else { return Ok(()) };
-        let next = if at == 0 { 0 } else { list[at - 1] };
-        match list.get(at + 1) {
-            Some(&newer) => self.set_next_orphan(h, newer, next)?,
-            None => self.modify_super(h, |raw| raw.s_last_orphan = next.into())?,
+        let mut state = self.orphans.0.lock();
+        match state.places.get(&ino).copied() {
+            None => return Ok(()),
+            Some(Place::File { block, byte }) => {
+                let file = state.file.as_mut().expect("a slot was taken");
+                let buffer = self.orphan_block(file, block)?;
+                self.put_file_slot(h, file, &buffer, byte, 0)?;
+                file.used -= 1;
+                file.hint = block;
+            }
+            Some(Place::List { newer, older }) => {
+                match newer {
+                    Some(newer) => self.set_next_orphan(h, newer, older)?,
+                    None => self.set_first_orphan(h, older)?,
+                }
+                self.set_next_orphan(h, ino, None)?;
+                let mut link = |other: Option<u32>, f: &dyn Fn(&mut Option<u32>, &mut Option<u32>)| {
+                    if let Some(Place::List { newer, older }) =
+                        other.and_then(|other| state.places.get_mut(&other))
+                    {
+                        f(newer, older);
+                    }
+                };
+                link(newer, &|_, its_older| *its_older = older);
+                link(older, &|its_newer, _| *its_newer = newer);
+                if newer.is_none() {
+                    state.head = older;
+                }
+            }
         }
-        self.set_next_orphan(h, ino, 0)?;
-        list.remove(at);
+        state.places.remove(&ino);
         Ok(())
+    }
+
+    fn open_orphan_file(&self) -> Result<OrphanFile> {
+        let inode = self.detached(self.load(self.sb.orphan_file_inum, true)?);
+        let count = inode.attr().size >> self.sb.block_bits;
+        let mut blocks = Vec::new();
+        for file_block in 0..count.min(MOST_FILE_BLOCKS) {
+            match self.map_block(&inode, file_block)? {
+                mapping if mapping.kind == ivers_vfs::RangeKind::Data => blocks.push(mapping.block),
+                _ => return Err(self.corrupt_inode("the orphan file has holes", &inode)),
+            }
+        }
+        let seed = self.inode_seed(self.sb.orphan_file_inum, inode.generation);
+        Ok(OrphanFile { seed, blocks, used: 0, hint: 0 })
+    }
+
+    fn orphan_csum(&self, file: &OrphanFile, block: u64, bytes: &[u8]) -> u32 {
+        self.csum(self.csum(file.seed, &block.to_le_bytes()), &bytes[..bytes.len() - FILE_TAIL])
+    }
+
+    /// A block of the orphan file, checked.
+    fn orphan_block(&self, file: &OrphanFile, index: usize) -> Result<Arc<Buffer>> {
+        let block = file.blocks[index];
+        let buffer = self.block(block)?;
+        if !buffer.is_verified() {
+            let bytes = buffer.read();
+            if word(&bytes, bytes.len() - FILE_TAIL) != FILE_MAGIC {
+                return Err(self.corrupt_block("a block of the orphan file has no magic number", block));
+            }
+            if self.has_csum() && word(&bytes, bytes.len() - 4) != self.orphan_csum(file, block, &bytes) {
+                return Err(self.corrupt_block("a block of the orphan file has a wrong checksum", block));
+            }
+            drop(bytes);
+            buffer.set_verified();
+        }
+        Ok(buffer)
+    }
+
+    fn put_file_slot(
+        &self,
+        h: &mut Handle,
+        file: &OrphanFile,
+        buffer: &Arc<Buffer>,
+        byte: usize,
+        ino: u32,
+    ) -> Result<()> {
+        h.modify(buffer, |bytes| {
+            bytes[byte..byte + 4].copy_from_slice(&ino.to_le_bytes());
+            if self.has_csum() {
+                let csum = self.orphan_csum(file, buffer.block(), bytes);
+                let tail = bytes.len() - 4;
+                bytes[tail..].copy_from_slice(&csum.to_le_bytes());
+            }
+        })
+    }
+
+    /// Put an inode into a free slot of the orphan file; `None` if there is none.
+    fn take_file_slot(&self, h: &mut Handle, state: &mut State, ino: u32) -> Result<Option<Place>> {
+        let file = match &mut state.file {
+            Some(file) => file,
+            none => none.insert(self.open_orphan_file()?),
+        };
+        let slots = (self.sb.block_size as usize - FILE_TAIL) / 4;
+        if file.used >= slots * file.blocks.len() {
+            return Ok(None);
+        }
+        for step in 0..file.blocks.len() {
+            let block = (file.hint + step) % file.blocks.len();
+            let buffer = self.orphan_block(file, block)?;
+            let free = {
+                let bytes = buffer.read();
+                (0..slots).map(|slot| slot * 4).find(|&byte| word(&bytes, byte) == 0)
+            };
+            if let Some(byte) = free {
+                self.put_file_slot(h, file, &buffer, byte, ino)?;
+                file.used += 1;
+                file.hint = block;
+                return Ok(Some(Place::File { block, byte }));
+            }
+        }
+        Ok(None)
     }
 
     /// Finish what the last mount left: delete what has no name, cut what was being cut. `first` is the superblock's head.
     pub(crate) fn clean_orphans(&self, first: u32) -> Result<u32> {
-        let mut list = Vec::new();
-        let mut known = HashSet::new();
-        let mut ino = first;
-        while ino != 0 {
-            if ino < self.sb.first_ino
-                || ino > self.sb.inodes_count
-                || !known.insert(ino)
-                || list.len() > 1 << 20
-            {
+        let mut state = State::default();
+        let mut left = Vec::new();
+        let mut note = |state: &mut State, ino: u32, place: Place| {
+            let valid = (self.sb.first_ino..=self.sb.inodes_count).contains(&ino);
+            if !valid || state.places.insert(ino, place).is_some() || left.len() >= MOST_LEFT {
                 return Err(Error::corrupt(
-                    format!("the orphan list leads to inode {ino}"),
+                    format!("the orphans lead to inode {ino}"),
                     format!("{}, superblock", self.place),
                 ));
             }
-            list.push(ino);
-            ino = slot_state(&self.raw_inode(ino)?).dtime;
+            left.push(ino);
+            Ok(())
+        };
+        let (mut newer, mut next) = (None, (first != 0).then_some(first));
+        state.head = next;
+        while let Some(ino) = next {
+            note(&mut state, ino, Place::List { newer, older: None })?;
+            let dtime = slot_state(&self.raw_inode(ino)?).dtime;
+            next = (dtime != 0).then_some(dtime);
+            state.places.insert(ino, Place::List { newer, older: next });
+            newer = Some(ino);
         }
-        list.reverse();
-        *self.orphans.0.lock() = list.clone();
-        for &ino in list.iter().rev() {
-            let inode = self.detached(self.load(ino, true)?);
+        if self.sb.ro_compat.contains(RoCompat::ORPHAN_PRESENT) && self.has_orphan_file() {
+            let mut file = self.open_orphan_file()?;
+            for block in 0..file.blocks.len() {
+                let buffer = self.orphan_block(&file, block)?;
+                let bytes = buffer.read();
+                for byte in (0..bytes.len() - FILE_TAIL).step_by(4) {
+                    let ino = word(&bytes, byte);
+                    if ino != 0 {
+                        note(&mut state, ino, Place::File { block, byte })?;
+                        file.used += 1;
+                    }
+                }
+            }
+            state.file = Some(file);
+        }
+        *self.orphans.0.lock() = state;
+        for &ino in &left {
+            let inode = match self.load(ino, true) {
+                Ok(loaded) => self.detached(loaded),
+                Err(Error::Name(NameError::Stale)) => {
+                    return Err(Error::corrupt(
+                        format!("the orphan {ino} is no inode in use"),
+                        format!("{}, superblock", self.place),
+                    ));
+                }
+                Err(error) => return Err(error),
+            };
             if inode.attr().nlink == 0 {
                 self.fs_delete_inode(&inode)?;
             } else {
@@ -77,11 +283,7 @@ impl Ext4 {
                 self.orphan_del(&mut h, &inode)?;
             }
         }
-        let mut files = 0;
-        if self.sb.ro_compat.contains(RoCompat::ORPHAN_PRESENT) && self.sb.orphan_file_inum != 0 {
-            files = self.clean_orphan_file()?;
-        }
-        Ok(list.len() as u32 + files)
+        Ok(left.len() as u32)
     }
 
     fn cut_orphan(&self, inode: &Inode) -> Result<()> {
@@ -95,59 +297,5 @@ impl Ext4 {
             self.log(&mut h, inode)?;
         }
         Ok(())
-    }
-
-    /// The orphan file: blocks of inode numbers, each closed by a magic number and a checksum.
-    fn clean_orphan_file(&self) -> Result<u32> {
-        const MAGIC: u32 = 0x0B10_CA04;
-        let file = self.detached(self.load(self.sb.orphan_file_inum, true)?);
-        let bs = self.sb.block_size as usize;
-        let blocks = file.attr().size >> self.sb.block_bits;
-        let seed = self.inode_seed(file.ino.0 as u32, file.generation);
-        let mut cleaned = 0;
-        for lblk in 0..blocks.min(1 << 16) {
-            let Some(buffer) = self.dir_block(&file, lblk)? else { continue };
-            let bytes = buffer.read();
-            let word =
-                |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-            if word(bs - 8) != MAGIC {
-                return Err(
-                    self.corrupt_block("a block of the orphan file has no magic number", buffer.block())
-                );
-            }
-            let numbers: Vec<u32> = (0..(bs - 8) / 4).map(|i| word(i * 4)).collect();
-            drop(bytes);
-            for &ino in numbers.iter().filter(|&&ino| ino != 0) {
-                if ino < self.sb.first_ino || ino > self.sb.inodes_count {
-                    return Err(
-                        self.corrupt_block(format!("the orphan file names inode {ino}"), buffer.block())
-                    );
-                }
-                let inode = self.detached(self.load(ino, true)?);
-                if inode.attr().nlink == 0 {
-                    self.fs_delete_inode(&inode)?;
-                } else {
-                    self.cut_orphan(&inode)?;
-                }
-                cleaned += 1;
-            }
-            if numbers.iter().any(|&ino| ino != 0) {
-                let mut h = self.begin(4)?;
-                let block = buffer.block();
-                h.modify(&buffer, |bytes| {
-                    bytes[..bs - 8].fill(0);
-                    let crc = self.csum(self.csum(seed, &block.to_le_bytes()), &bytes[..bs - 8]);
-                    if self.has_csum() {
-                        bytes[bs - 4..].copy_from_slice(&crc.to_le_bytes());
-                    }
-                })?;
-            }
-        }
-        let mut h = self.begin(4)?;
-        self.modify_super(&mut h, |raw| {
-            raw.s_feature_ro_compat =
-                (raw.s_feature_ro_compat.get() & !RoCompat::ORPHAN_PRESENT.bits()).into();
-        })?;
-        Ok(cleaned)
     }
 }

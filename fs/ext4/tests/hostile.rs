@@ -2,8 +2,10 @@
 
 mod common;
 
-use common::mkfs;
+use common::{debugfs, mkfs};
 use ivers_block::{Device, MemDevice};
+use ivers_ext4::layout::inode::{FL_EA_INODE, FL_EXTENTS};
+use ivers_ext4::layout::{GroupDesc, Superblock};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
@@ -108,6 +110,55 @@ fn mutated_images_are_survived() {
     }
 }
 
+/// Attribute inodes that each name the next, as many as there are inodes: deleting the first deletes all, whatever the stack.
+#[test]
+fn a_chain_of_attribute_inodes_is_deleted() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    mkfs(&path, &["-b", "1024", "-N", "16384", "-O", "ea_inode,^metadata_csum,^uninit_bg"], 32 << 20);
+    let mut image = std::fs::read(&path).unwrap();
+    let sb = Superblock::parse(&image[1024..2048], image.len() as u64, "image").unwrap();
+    let mut tables = Vec::new();
+    for group in 0..sb.groups {
+        let (block, byte) = sb.desc_place(group);
+        let at = block as usize * 1024 + byte;
+        let desc = GroupDesc::decode(&sb, group, &image[at..at + sb.desc_size as usize]).unwrap();
+        let none_free = GroupDesc { free_inodes: 0, itable_unused: 0, ..desc };
+        none_free.encode(&sb, group, &mut image[at..at + sb.desc_size as usize]);
+        let bitmap = desc.inode_bitmap as usize * 1024;
+        image[bitmap..bitmap + sb.inodes_per_group as usize / 8].fill(0xFF);
+        tables.push(desc.inode_table as usize * 1024);
+    }
+    let (first, last) = (sb.first_ino + 1, sb.inodes_count);
+    for ino in first..=last {
+        let (group, index) = sb.group_of_inode(ino);
+        let at = tables[group as usize] + (index * sb.inode_size) as usize;
+        let slot = &mut image[at..at + 256];
+        let mut put = |at: usize, bytes: &[u8]| slot[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0x00, &0x81A4u16.to_le_bytes());
+        // The head has no name, the others one reference each.
+        put(0x1A, &u16::from(ino != first).to_le_bytes());
+        put(0x20, &(FL_EXTENTS | if ino == first { 0 } else { FL_EA_INODE }).to_le_bytes());
+        put(0x24, &1u32.to_le_bytes());
+        put(0x28, &[0x0A, 0xF3, 0, 0, 4, 0, 0, 0]);
+        put(0x80, &32u16.to_le_bytes());
+        let next = if ino == last { 0 } else { ino + 1 };
+        if next != 0 {
+            put(0xA0, &0xEA02_0000u32.to_le_bytes());
+            put(0xA4, &[1, 1, 0, 0]);
+            put(0xA8, &next.to_le_bytes());
+            put(0xAC, &10u32.to_le_bytes());
+            put(0xB4, b"a");
+        }
+    }
+    // s_free_inodes_count and s_last_orphan
+    image[1024 + 0x10..1024 + 0x14].fill(0);
+    image[1024 + 0xE8..1024 + 0xEC].copy_from_slice(&first.to_le_bytes());
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
+    let fs = Ext4::open(device, OpenOptions { place: "image".into(), ..OpenOptions::default() }).unwrap();
+    assert_eq!(fs.stat_fs().unwrap().files_free, u64::from(last - first + 1), "all are gone");
+}
+
 fn refusal(args: &[&str]) -> String {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("image");
@@ -130,4 +181,60 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     let said = refusal(&["-b", "4096", "-O", "journal_dev"]);
     assert!(said.contains("journal_dev"), "{said}");
+}
+
+#[test]
+fn maps_that_name_the_filesystems_own_blocks_are_damage() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = tmp.path().join("image");
+    let source = tmp.path().join("files");
+    std::fs::create_dir(&source).unwrap();
+    std::fs::write(source.join("f"), vec![5; 900]).unwrap();
+    let source = source.to_str().unwrap();
+    let number = |text: &str, after: &str| -> u64 {
+        let text = &text[text.find(after).unwrap() + after.len()..];
+        let digits: String = text.trim_start().chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().unwrap()
+    };
+    for (args, field) in [
+        (&["-t", "ext3", "-b", "1024", "-d", source][..], "block[0]"),
+        (&["-t", "ext4", "-O", "^metadata_csum", "-b", "1024", "-d", source], "block[5]"),
+    ] {
+        mkfs(&path, args, 64 << 20);
+        let table = number(&debugfs(&path, "imap <2>"), "located at block");
+        let journal = number(&format!("at {}", debugfs(&path, "bmap <8> 0")), "at");
+        let sound = std::fs::read(&path).unwrap();
+        for block in [2, table, journal] {
+            std::fs::write(&path, &sound).unwrap();
+            let done = Command::new("debugfs")
+                .args(["-w", "-R", &format!("set_inode_field /f {field} {block}")])
+                .arg(&path)
+                .output()
+                .unwrap();
+            assert!(done.status.success());
+            let device = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
+            let fs = Ext4::open(device.clone(), OpenOptions::default()).unwrap();
+            let vfs = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap();
+            let cred = Cred::root();
+            let root = vfs.root().unwrap();
+            let file = vfs.lookup(&cred, &root, b"f").unwrap();
+            let said = vfs.read(&file, 0, &mut [0; 900]).unwrap_err().to_string();
+            assert!(
+                said.contains(&format!("inode {}", file.ino)) && said.contains(&format!("block {block}")),
+                "{field} {block}: {said}"
+            );
+            // Neither written over nor given away.
+            let written = vfs
+                .write(&cred, &file, 0, &[1; 1024], WriteFlags::empty())
+                .map(drop)
+                .and_then(|()| vfs.fsync(&file, false));
+            assert!(written.is_err(), "{field} {block}");
+            drop(file);
+            let _ = vfs.unlink(&cred, &root, b"f", false);
+            drop(root);
+            let _ = vfs.unmount();
+            let at = block as usize * 1024;
+            assert!(device.to_bytes()[at..at + 1024] != [1; 1024], "{field} {block} was written over");
+        }
+    }
 }

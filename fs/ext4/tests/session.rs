@@ -370,3 +370,66 @@ fn when_the_journal_stops_no_value_vouches_for_anything() {
     drop(file);
     vfs.unmount().unwrap();
 }
+
+#[test]
+fn an_fsync_of_what_is_durable_touches_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    for args in [&["-t", "ext4"][..], &["-t", "ext2"]] {
+        mkfs(&path, args, 16 << 20);
+        let base = Arc::new(ivers_block::MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
+        let device = Arc::new(ivers_block::FaultDevice::new(base));
+        let ext4 = Ext4::open(device.clone(), OpenOptions::default()).unwrap();
+        let options = MountOptions { background: false, ..MountOptions::default() };
+        let vfs = Vfs::mount(ext4.clone(), options).unwrap();
+        let cred = Cred::root();
+        let root = vfs.root().unwrap();
+        let (quiet, busy) = (make(&vfs, &root, "quiet", &bytes(1, 9000)), make(&vfs, &root, "busy", b"one"));
+        vfs.fsync(&quiet, false).unwrap();
+        let done = device.len();
+        vfs.fsync(&quiet, false).unwrap();
+        vfs.fsync(&root, false).unwrap();
+        assert_eq!(device.len(), done, "{args:?}: nothing was left to do");
+
+        // What others do is none of its business.
+        vfs.write(&cred, &busy, 0, b"two", WriteFlags::empty()).unwrap();
+        vfs.fsync(&quiet, false).unwrap();
+        assert_eq!(device.len(), done, "{args:?}: only another file changed");
+
+        // Each of these needs a flush, an overwrite past every cache as much as a bit of metadata.
+        let mut done = done;
+        let mut costs = |what: &str, file: &InodeRef| {
+            vfs.fsync(file, false).unwrap();
+            let log = device.record();
+            assert!(log.len() > done, "{args:?}: {what} was not made durable");
+            assert!(
+                log[done..].iter().any(|op| matches!(op, ivers_block::Recorded::Flush)
+                    || matches!(op, ivers_block::Recorded::Write { fua: true, .. })),
+                "{args:?}: {what} was not flushed"
+            );
+            done = log.len();
+            vfs.fsync(file, false).unwrap();
+            assert_eq!(device.len(), done, "{args:?}: {what} was durable");
+        };
+        costs("a write", &busy);
+        vfs.write(&cred, &quiet, 0, &bytes(2, 4096), WriteFlags::DIRECT).unwrap();
+        costs("a direct overwrite", &quiet);
+        vfs.set_attr(&cred, &quiet, &SetAttr { perm: Some(0o600), ..SetAttr::default() }).unwrap();
+        costs("a mode", &quiet);
+        vfs.set_xattr(&cred, &quiet, b"user.a", b"b", XattrMode::Any).unwrap();
+        costs("an attribute", &quiet);
+        vfs.rename(&cred, &root, b"quiet", &root, b"still", RenameFlags::empty(), false).unwrap();
+        costs("a rename", &quiet);
+        vfs.unlink(&cred, &root, b"busy", false).unwrap();
+        costs("a lost name", &root);
+
+        // Written back, not yet durable, and read into memory anew: the next fsync must not forget it.
+        vfs.write(&cred, &quiet, 0, &bytes(3, 4096), WriteFlags::DIRECT).unwrap();
+        let again = ext4.detached(ext4.load_inode(quiet.ino).unwrap());
+        let before = device.len();
+        ext4.fsync(&again, false).unwrap();
+        assert!(device.len() > before, "{args:?}: it may have changed before it was loaded");
+        drop((again, quiet, busy, root));
+        vfs.unmount().unwrap();
+    }
+}

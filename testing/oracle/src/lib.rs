@@ -12,7 +12,7 @@ pub mod e2fs;
 pub mod kernel;
 pub mod tree;
 
-pub use e2fs::{Image, debugfs, e2fsck, stored_version};
+pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_version};
 pub use kernel::LoopMount;
 pub use tree::{TreeOptions, tree};
 

@@ -56,6 +56,11 @@ impl LogMap {
         (within < e.len).then(|| e.fs_block + u64::from(within))
     }
 
+    /// The filesystem blocks of the journal: `(first, end)`, sorted.
+    pub fn taken(&self) -> &[(u64, u64)] {
+        &self.taken
+    }
+
     /// True if the filesystem block belongs to the journal.
     pub fn contains(&self, fs_block: u64) -> bool {
         let at = self.taken.partition_point(|&(first, _)| first <= fs_block);

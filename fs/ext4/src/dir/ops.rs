@@ -130,7 +130,11 @@ impl Ext4 {
             generation: loaded.generation,
             attr: loaded.attr.clone(),
             version: loaded.version,
-            private: Box::new(Ext4Inode { core: Arc::clone(&private.core), alloc: Mutex::default() }),
+            private: Box::new(Ext4Inode {
+                core: Arc::clone(&private.core),
+                alloc: Mutex::default(),
+                last_change: private.last_change.clone(),
+            }),
         }))
     }
 

@@ -44,7 +44,7 @@ impl Ext4 {
         if let Some(reserved) = &reserved {
             let mut block = vec![0; self.sb.block_size as usize];
             block[..data.len()].copy_from_slice(&data);
-            self.dev.write_at(reserved.start << self.sb.block_bits, &block)?;
+            self.write_data(inode, reserved.start << self.sb.block_bits, &block)?;
         }
         let mut h = self.begin(MAP_CREDITS)?;
         let run = reserved.as_ref().map(|reserved| Extent {

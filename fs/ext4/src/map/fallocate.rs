@@ -147,7 +147,7 @@ impl Ext4 {
         let mapping = self.map_block(inode, from >> bits)?;
         if mapping.kind == RangeKind::Data {
             let in_block = from & ((1 << bits) - 1);
-            self.dev.write_at((mapping.block << bits) + in_block, &vec![0; (to - from) as usize])?;
+            self.write_data(inode, (mapping.block << bits) + in_block, &vec![0; (to - from) as usize])?;
         }
         Ok(())
     }

@@ -63,6 +63,14 @@ impl Ext4 {
     }
 
     fn map_in(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
+        let mapping = self.map_unchecked(inode, core, file_block)?;
+        if mapping.kind != RangeKind::Hole {
+            self.check_not_own(inode, mapping.block, mapping.len)?;
+        }
+        Ok(mapping)
+    }
+
+    fn map_unchecked(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
         if core.flags & FL_INLINE_DATA != 0 {
             return Ok(Mapping::hole(file_block, u64::MAX - file_block));
         }

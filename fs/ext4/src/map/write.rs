@@ -52,7 +52,7 @@ impl Ext4 {
                         len
                     }
                 };
-                self.put_data(&mapping, written, offset, data)?;
+                self.put_data(inode, &mapping, written, offset, data)?;
                 at += written;
             }
             let covered = (at << bits).min(offset + data.len() as u64);
@@ -80,19 +80,26 @@ impl Ext4 {
 
     /// Write the part of `data` (which starts at `offset`) that belongs to the first `blocks` of the mapping; the end of the last block
     /// behind the data is zeroed.
-    fn put_data(&self, mapping: &Mapping, blocks: u64, offset: u64, data: &[u8]) -> Result<()> {
+    fn put_data(
+        &self,
+        inode: &Inode,
+        mapping: &Mapping,
+        blocks: u64,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
         let bits = self.sb.block_bits;
         let start = ((mapping.start << bits) - offset) as usize;
         let stop = (start + (blocks << bits) as usize).min(data.len());
         let place = mapping.block << bits;
         let whole = (stop - start) & !((1 << bits) - 1);
         if whole > 0 {
-            self.dev.write_at(place, &data[start..start + whole])?;
+            self.write_data(inode, place, &data[start..start + whole])?;
         }
         if start + whole < stop {
             let mut last = vec![0; 1 << bits];
             last[..stop - start - whole].copy_from_slice(&data[start + whole..stop]);
-            self.dev.write_at(place + whole as u64, &last)?;
+            self.write_data(inode, place + whole as u64, &last)?;
         }
         Ok(())
     }
@@ -150,7 +157,7 @@ impl Ext4 {
         let mapping = self.map_block(inode, disk_size >> bits)?;
         if mapping.kind == RangeKind::Data {
             let zeros = vec![0; (1 << bits) - in_block as usize];
-            self.dev.write_at((mapping.block << bits) + in_block, &zeros)?;
+            self.write_data(inode, (mapping.block << bits) + in_block, &zeros)?;
         }
         Ok(())
     }

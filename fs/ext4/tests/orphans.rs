@@ -1,0 +1,116 @@
+//! What a crash leaves without names: on the list, in the orphan file, and beyond what that holds.
+
+mod common;
+
+use common::{fsck, mkfs, mount, open};
+use ivers_oracle::e2fsck_repair;
+use ivers_vfs::*;
+use std::path::Path;
+
+/// The superblock as replay leaves it: `s_last_orphan`, and whether `orphan_present` is set.
+fn recorded(path: &Path) -> (u32, bool) {
+    let fs = open(path, true);
+    let buffer = fs.cache.get(1024 / u64::from(fs.sb.block_size)).unwrap();
+    let bytes = buffer.snapshot();
+    let at = 1024 % fs.sb.block_size as usize;
+    let word = |field: usize| u32::from_le_bytes(bytes[at + field..at + field + 4].try_into().unwrap());
+    (word(0xE8), word(0x64) & 0x1_0000 != 0)
+}
+
+fn crash_with(count: u32, args: &[&str], in_file: bool, on_list: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, ours, theirs] = ["image", "ours", "theirs"].map(|name| dir.path().join(name));
+    mkfs(&path, args, 64 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&path);
+    let before = vfs.stat_fs().unwrap();
+    let root = vfs.root().unwrap();
+    let held: Vec<InodeRef> = (0..count)
+        .map(|i| {
+            let file = vfs.create_unnamed(&cred, &root, &CreateSpec::file(0o600)).unwrap();
+            if i % 64 == 0 {
+                vfs.write(&cred, &file, 0, &[7; 5000], WriteFlags::empty()).unwrap();
+            }
+            file
+        })
+        .collect();
+    vfs.sync().unwrap();
+    std::fs::copy(&path, &ours).unwrap();
+    std::fs::copy(&path, &theirs).unwrap();
+    let (head, present) = recorded(&ours);
+    assert_eq!((present, head != 0), (in_file, on_list), "{args:?}");
+
+    // They go in another order than they came.
+    let (even, odd): (Vec<_>, Vec<_>) = held.into_iter().enumerate().partition(|(i, _)| i % 2 == 0);
+    drop(odd);
+    drop(even);
+    drop(root);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&path, "closed in good order");
+    assert_eq!(recorded(&path), (0, false));
+
+    let again = mount(&ours);
+    assert_eq!(again.stat_fs().unwrap().files_free, before.files_free);
+    again.sync().unwrap();
+    assert_eq!(again.stat_fs().unwrap().blocks_free, before.blocks_free);
+    again.unmount().unwrap();
+    drop(again);
+    fsck(&ours, "recovered by us");
+
+    e2fsck_repair(&theirs).unwrap();
+    fsck(&theirs, "recovered by e2fsck");
+    let after = mount(&theirs);
+    assert_eq!(after.stat_fs().unwrap().files_free, before.files_free);
+    after.unmount().unwrap();
+}
+
+#[test]
+fn without_a_file_they_are_on_the_list() {
+    crash_with(300, &["-t", "ext4", "-O", "^orphan_file"], false, true);
+    crash_with(40, &["-t", "ext3"], false, true);
+}
+
+#[test]
+fn the_orphan_file_takes_them() {
+    crash_with(1200, &["-t", "ext4", "-O", "orphan_file"], true, false);
+    crash_with(40, &["-t", "ext4", "-b", "1024", "-O", "orphan_file,^metadata_csum"], true, false);
+}
+
+#[test]
+fn what_the_orphan_file_cannot_hold_goes_on_the_list() {
+    // 32 blocks of 254 numbers.
+    crash_with(
+        8200,
+        &["-t", "ext4", "-b", "1024", "-N", "16000", "-O", "orphan_file", "-E", "orphan_file_size=32k"],
+        true,
+        true,
+    );
+}
+
+#[test]
+fn the_kernel_cleans_them_up() {
+    if !ivers_oracle::kernel::may_loop_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [path, copy] = ["image", "copy"].map(|name| dir.path().join(name));
+    mkfs(&path, &["-t", "ext4", "-O", "orphan_file"], 64 << 20);
+    let cred = Cred::root();
+    let vfs = mount(&path);
+    let before = vfs.stat_fs().unwrap();
+    let root = vfs.root().unwrap();
+    let held: Vec<InodeRef> =
+        (0..50).map(|_| vfs.create_unnamed(&cred, &root, &CreateSpec::file(0o600)).unwrap()).collect();
+    vfs.sync().unwrap();
+    std::fs::copy(&path, &copy).unwrap();
+    drop((held, root));
+    vfs.unmount().unwrap();
+    // A kernel too old for the feature refuses to write: then it has no say.
+    let Ok(kernel) = ivers_oracle::LoopMount::new(&copy, "rw") else { return };
+    kernel.unmount().unwrap();
+    fsck(&copy, "recovered by the kernel");
+    let after = mount(&copy);
+    assert_eq!(after.stat_fs().unwrap().files_free, before.files_free);
+    after.unmount().unwrap();
+}
