@@ -26,7 +26,8 @@ Exit codes:
   1  failed while it was done (I/O error, no space, permission)
   2  the command line is wrong
   3  a file, path or image is not there
-  4  refused: the image needs a feature that ivers does not have, or holds no filesystem that it knows
+  4  refused: the image needs a feature that ivers does not have, or holds no filesystem that it knows; the directory is on no
+     mount of ivers
   5  the image is damaged: run e2fsck
   6  the image or the mount is in use";
 

@@ -39,8 +39,8 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
         ));
     }
     args.dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
-    let is_empty = std::fs::read_dir(&args.dir).is_ok_and(|mut names| names.next().is_none());
-    if args.dir.is_dir() && !is_empty && !options.nonempty {
+    let holds_something = std::fs::read_dir(&args.dir).is_ok_and(|mut names| names.next().is_some());
+    if holds_something && !options.nonempty {
         let dir = args.dir.display();
         return Err(usage(format!("{dir}: not empty: -o nonempty mounts over what is in it")));
     }

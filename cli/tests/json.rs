@@ -1,0 +1,105 @@
+//! The names that docs/json.md promises are in what each command answers.
+
+mod common;
+
+use common::*;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+type Names = BTreeSet<String>;
+
+/// What the document promises of a command.
+fn promised(command: &str) -> Names {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md");
+    let page = fs::read_to_string(page).unwrap();
+    let row = page.lines().find_map(|line| line.strip_prefix(&format!("| `ivers {command}` |"))).unwrap();
+    row.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+fn flatten(prefix: &str, value: &Value, names: &mut Names) {
+    for (name, value) in value.as_object().unwrap() {
+        let name = format!("{prefix}{name}");
+        if value.is_object() {
+            flatten(&format!("{name}."), value, names);
+        } else {
+            names.insert(name);
+        }
+    }
+}
+
+fn ask(words: &[&str]) -> Vec<Value> {
+    let output = ivers(words.iter().copied().chain(["--json"]));
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Every answer has every name.
+fn holds(command: &str, answers: &[Value]) {
+    let promised = promised(command);
+    assert!(!answers.is_empty() && !promised.is_empty(), "{command}");
+    for answer in answers {
+        let mut names = Names::new();
+        flatten("", answer, &mut names);
+        let missing: Vec<_> = promised.difference(&names).collect();
+        assert!(missing.is_empty(), "{command}: {missing:?} not in {answer}");
+    }
+}
+
+fn is_decimal(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.parse::<u64>().is_ok())
+}
+
+#[test]
+fn without_a_mount() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    let (image, host, state) = (path("image"), path("file"), path("state"));
+    let file = format!("{image}:/file");
+    fs::write(&host, "text").unwrap();
+    holds("mkfs", &ask(&["mkfs", &image, "--size", "64M", "-I", "256"]));
+    assert!(ask(&["changed", &image, "--save", &state]).is_empty());
+    holds("cp", &ask(&["cp", &host, &file]));
+    let facts = ask(&["stat", &file]);
+    holds("stat", &facts);
+    assert!(is_decimal(&facts[0]["change"]) && is_decimal(&facts[0]["stored"]), "{facts:?}");
+    let changed = ask(&["changed", &image, "--since", &state]);
+    holds("changed", &changed);
+    assert!(changed[0]["status"] == "new" && is_decimal(&changed[0]["change"]), "{changed:?}");
+    holds("ls", &ask(&["ls", &image]));
+    holds("cat", &ask(&["cat", &file]));
+    holds("tree", &ask(&["tree", &image]));
+    holds("info", &ask(&["info", &image]));
+    let bench = ask(&["bench", "--fs", "mem", "--ops", "100", "--rounds", "1"]);
+    holds("bench", bench[0]["rows"].as_array().unwrap());
+}
+
+#[test]
+fn on_a_mount() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let [image, dir] = [place.image.path(), &place.dir].map(|path| path.to_str().unwrap());
+    holds("mount", &ask(&["mount", image, dir]));
+    fs::write(place.path("file"), "text").unwrap();
+    let mut facts = ask(&["stat", &format!("{dir}/file")]);
+    assert!(is_decimal(&facts[0]["change"]) && is_decimal(&facts[0]["stored"]), "{facts:?}");
+    // FUSE tells no birth time.
+    assert!(facts[0]["btime"].is_null());
+    facts[0]["btime"] = facts[0]["mtime"].clone();
+    holds("stat", &facts);
+    holds("info", &ask(&["info", dir]));
+    let stats = ask(&["stats", dir]);
+    holds("stats", &stats);
+    assert!(stats[0].as_object().unwrap().values().all(Value::is_u64), "{stats:?}");
+    let prometheus = ivers(["stats", dir, "--prometheus"]);
+    let text = String::from_utf8(prometheus.stdout).unwrap();
+    for name in promised("stats") {
+        assert!(text.contains(&format!("\nivers_{name}_total{{mount=\"{dir}\"}} ")), "{name}: {text}");
+    }
+    holds("unmount", &ask(&["unmount", dir]));
+    place.image.check().unwrap();
+}

@@ -1,0 +1,146 @@
+//! Bad input: one line says what is wrong, the exit code is the documented one, and nothing is written.
+
+mod common;
+
+use common::*;
+use ivers_oracle::Image;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Something to copy.
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+/// Refused, with this code, one line that holds `word`, and no mount.
+fn refused(args: &[&str], code: i32, word: &str) {
+    let output = ivers(args);
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {}", said(&output));
+    assert!(text.lines().count() == 1 && text.contains(word), "{args:?}: not one line with {word:?}: {text}");
+    assert!(output.stdout.is_empty(), "{args:?}: {}", said(&output));
+}
+
+/// A copy of a good image whose bytes at an offset of the superblock are changed. Without checksums, so that they count.
+fn altered(image: &Image, name: &str, offset: usize, change: impl Fn(&mut [u8])) -> PathBuf {
+    let mut bytes = fs::read(image.path()).unwrap();
+    change(&mut bytes[1024 + offset..]);
+    let path = image.dir().join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn bad_images_are_refused() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let dir = place.dir.to_str().unwrap();
+    let good = Image::new("ext4", 16 << 20, &["-O", "^metadata_csum"]).unwrap();
+    let with = |name: &str, bytes: Vec<u8>| {
+        let path = good.dir().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let magic = |offset: usize, magic: &[u8]| {
+        let mut bytes = vec![0; 1 << 20];
+        bytes[offset..offset + magic.len()].copy_from_slice(magic);
+        bytes
+    };
+    // The names of features are fields of the format: s_feature_incompat is at byte 96.
+    let incompat = |name: &str, bit: u32| {
+        altered(&good, name, 96, |field| {
+            let value = u32::from_le_bytes(field[..4].try_into().unwrap()) | bit;
+            field[..4].copy_from_slice(&value.to_le_bytes());
+        })
+    };
+    let table: [(PathBuf, i32, &str); 9] = [
+        (
+            with("garbage", (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()),
+            4,
+            "no ext2",
+        ),
+        (with("empty", Vec::new()), 4, "no ext2"),
+        (with("short", vec![0; 1500]), 4, "no ext2"),
+        (with("xfs", magic(0, b"XFSB")), 4, "no ext2"),
+        (with("btrfs", magic(0x10040, b"_BHRfS_M")), 4, "no ext2"),
+        (incompat("casefold", 0x20000), 4, "casefold"),
+        (incompat("encrypt", 0x10000), 4, "encrypt"),
+        (incompat("unknown", 0x4000_0000), 4, "FEATURE_I30"),
+        (altered(&good, "blocks", 4, |field| field[..4].fill(0xff)), 5, "corrupt"),
+    ];
+    for (image, code, word) in &table {
+        let before = fs::read(image).unwrap();
+        let image_word = image.to_str().unwrap();
+        refused(&["mount", image_word, dir], *code, word);
+        refused(&["mount", "-o", "ro", image_word, dir], *code, word);
+        refused(&["ls", image_word], *code, word);
+        refused(&["cp", FILE, &format!("{image_word}:/x")], *code, word);
+        assert!(fs::read(image).unwrap() == before, "{image_word}: written to");
+    }
+    assert!(mount_line(&place.dir).is_none());
+}
+
+#[test]
+fn bad_places_and_options_are_refused() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let (image, dir) = (place.image.path().to_str().unwrap(), place.dir.to_str().unwrap());
+    let before = fs::read(place.image.path()).unwrap();
+    let full = place.image.dir().to_str().unwrap();
+    refused(&["mount", image, full], 2, "not empty");
+    refused(&["mount", image, &format!("{dir}/missing")], 3, "missing");
+    refused(&["mount", &format!("{image}.missing"), dir], 3, "missing");
+    refused(&["mount", full, dir], 1, "neither a regular file nor a block device");
+    refused(&["mount", "--type", "xfs", image, dir], 4, "xfs");
+    for option in
+        ["nonsense", "cache=1", "cache=much", "iversion=often", "commit=0", "offset=x", "norecovery"]
+    {
+        refused(&["mount", "-o", option, image, dir], 2, option);
+    }
+    refused(&["ls", &format!("{image}:/missing")], 3, "missing");
+    refused(&["cat", &format!("{image}:/lost+found")], 1, "lost+found");
+    refused(&["stat", &format!("{image}:/missing")], 3, "missing");
+    refused(&["cp", &format!("{image}:/missing"), full], 3, "missing");
+    refused(&["changed", image, "--since", &format!("{dir}/missing")], 3, "missing");
+    refused(&["stats", dir], 4, "not on an ivers mount");
+    refused(&["unmount", dir], 4, "not on an ivers mount");
+    refused(&["mkfs", image], 1, image);
+    assert!(fs::read(place.image.path()).unwrap() == before, "a refused call wrote to the image");
+    assert!(mount_line(&place.dir).is_none());
+
+    place.mount("rw");
+    let other = place.image.dir().join("other");
+    fs::create_dir(&other).unwrap();
+    refused(&["mount", image, other.to_str().unwrap()], 6, "in use");
+    refused(&["ls", image], 6, "in use");
+    refused(&["mkfs", "-F", image], 6, "in use");
+    place.unmount();
+    place.image.check().unwrap();
+}
+
+#[test]
+fn bigalloc_is_read_only_and_says_so() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let image = Image::new("ext4", 64 << 20, &["-O", "bigalloc"]).unwrap();
+    let before = fs::read(image.path()).unwrap();
+    let log: &Path = &image.dir().join("log");
+    let words = [
+        "mount".as_ref(),
+        "--log".as_ref(),
+        log.as_os_str(),
+        image.path().as_os_str(),
+        place.dir.as_os_str(),
+    ];
+    let output = ivers(words);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(fs::read_to_string(log).unwrap().contains("bigalloc"));
+    assert!(fs::write(place.path("x"), b"").is_err());
+    place.unmount();
+    refused(&["cp", FILE, &format!("{}:/x", image.path().display())], 1, "read-only");
+    assert!(fs::read(image.path()).unwrap() == before, "written to");
+}
