@@ -35,8 +35,14 @@ fn crash_with(count: u32, args: &[&str], in_file: bool, on_list: bool) {
         })
         .collect();
     vfs.sync().unwrap();
-    std::fs::copy(&path, &ours).unwrap();
-    std::fs::copy(&path, &theirs).unwrap();
+    // The journal may be writing home at this moment, and a copy made meanwhile is none that a crash could leave.
+    loop {
+        std::fs::copy(&path, &ours).unwrap();
+        std::fs::copy(&path, &theirs).unwrap();
+        if std::fs::read(&ours).unwrap() == std::fs::read(&theirs).unwrap() {
+            break;
+        }
+    }
     let (head, present) = recorded(&ours);
     assert_eq!((present, head != 0), (in_file, on_list), "{args:?}");
 
