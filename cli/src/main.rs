@@ -22,6 +22,7 @@ mod unmount;
 mod worker;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Cli, Task};
@@ -70,8 +71,10 @@ fn main() -> ExitCode {
         Task::Mkfs(args) => mkfs::mkfs(&args, json),
         Task::Bench(args) => bench::bench(&args, json),
         Task::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "ivers", &mut std::io::stdout());
-            Ok(())
+            // The generator panics where it cannot write: a closed pipe is met here.
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ivers", &mut text);
+            std::io::stdout().write_all(&text).map_err(Into::into)
         }
         Task::Man { dir } => man(&dir),
     };

@@ -15,8 +15,9 @@ use crate::args::Mkfs;
 use crate::failure::{FAILED, REFUSED, failure, usage};
 use crate::show::parse_size;
 
-/// Bytes at the start of a device that tell what lies there.
-const HEAD_BYTES: u64 = 4096;
+/// Bytes at the start of a device that tell what lies there: ISO 9660 begins at 32 KiB and btrfs at 64 KiB, with zeros before;
+/// the labels of ZFS end at 512 KiB.
+const HEAD_BYTES: u64 = 512 << 10;
 
 fn uuid_of(text: Option<&str>, what: &str) -> Result<[u8; 16]> {
     match text {
@@ -44,6 +45,18 @@ fn options(args: &Mkfs) -> Result<MkfsOptions> {
     })
 }
 
+/// Open a device that may be written over.
+fn open(args: &Mkfs) -> Result<Arc<dyn Device>> {
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&args.image, OpenMode::ReadWrite)?);
+    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
+    device.read_at(0, &mut head)?;
+    if !args.force && head.iter().any(|&byte| byte != 0) {
+        let place = args.image.display();
+        return Err(failure(FAILED, format!("{place} is not empty: --force overwrites it")));
+    }
+    Ok(device)
+}
+
 /// Run `ivers mkfs`.
 pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
     if args.fs_type != "ext4" {
@@ -65,6 +78,11 @@ pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
         (Some(_), Some(_)) if is_device => {
             return Err(usage(format!("{place} is a device: it has its size")));
         }
+        (Some(_), Some(size)) if size < old_len => {
+            return Err(usage(format!(
+                "{place} has {old_len} bytes: --size makes a file larger, not smaller"
+            )));
+        }
         _ => {}
     }
     // Planned on the size that will be, before the file is made or touched.
@@ -72,16 +90,15 @@ pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
     if !is_device {
         ivers_ext4::mkfs::plan(bytes, &options)?;
     }
-    if found.is_none() || size.is_some_and(|size| size > old_len) {
+    if bytes > old_len && !is_device {
+        if old_len > 0 {
+            // Looked at before it grows: what is refused stays as it was.
+            open(args)?;
+        }
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&args.image);
         file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {place}"))?;
     }
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&args.image, OpenMode::ReadWrite)?);
-    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
-    device.read_at(0, &mut head)?;
-    if !args.force && head.iter().any(|&byte| byte != 0) {
-        return Err(failure(FAILED, format!("{place} is not empty: --force overwrites it")));
-    }
+    let device = open(args)?;
     // What was never written reads as zeros: neither tables nor journal need zeroing.
     options.zeroed = old_len == 0 && !is_device;
     let made = ivers_ext4::mkfs::mkfs(&device, &options).with_context(|| place.to_string())?;

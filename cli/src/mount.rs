@@ -6,7 +6,9 @@
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 
@@ -18,7 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 use crate::channel::{Channel, Order, Report};
 use crate::failure::{BUSY, FAILED, failure, usage};
 use crate::options::{Options, parse};
-use crate::{args, daemon, image, show, worker};
+use crate::{args, daemon, facts, image, show, worker};
 
 /// `ivers mount`.
 pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
@@ -42,6 +44,15 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
     let holds_something = std::fs::read_dir(&args.dir).is_ok_and(|mut names| names.next().is_some());
     if holds_something && !options.nonempty {
         let dir = args.dir.display();
+        if let Ok(mount) = facts::served_json(&args.dir, ivers_fuse::MOUNT)
+            && is_mount_point(&args.dir)
+        {
+            let fs = mount["fs"].as_str().unwrap_or("filesystem");
+            return Err(failure(
+                BUSY,
+                format!("{dir}: {fs} is mounted there already: ivers unmount {dir} takes it away"),
+            ));
+        }
         return Err(usage(format!("{dir}: not empty: -o nonempty mounts over what is in it")));
     }
     if args.serve || args.foreground {
@@ -55,6 +66,12 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Whether another filesystem begins at a directory.
+fn is_mount_point(dir: &Path) -> bool {
+    let number = |dir: &Path| std::fs::metadata(dir).map(|found| found.dev()).ok();
+    number(dir) != number(&dir.join(".."))
 }
 
 /// The same mount, to be done by another process of this program in the role of `role`.

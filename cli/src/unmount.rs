@@ -1,5 +1,6 @@
 //! `unmount`.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use anyhow::{Context, Result};
 use ivers_fuse::MOUNT;
 use serde_json::json;
 
-use crate::failure::{BUSY, FAILED, failure};
+use crate::failure::{BUSY, FAILED, failure, usage};
 use crate::{args, facts, show};
 
 /// `ivers unmount`.
@@ -25,7 +26,21 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
     // Held from before the unmount, so that the number cannot come to mean another process.
     let process =
         pid.and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+    // Root may unmount what another user's mount does not let it look at.
+    let number = std::fs::metadata(&dir).ok().map(|found| found.dev());
+    let before = number.map(mounts_of).unwrap_or_default();
     detach(&dir, args.lazy)?;
+    // A new mount may have the number already, but not the whole line.
+    let after = number.map(mounts_of).unwrap_or_default();
+    if let Some(other) = after.iter().find(|line| before.contains(line)) {
+        let other = other.split(' ').nth(4).unwrap_or_default();
+        // The process goes on serving: waiting for it could last for ever.
+        let dir = dir.display();
+        return Err(failure(
+            BUSY,
+            format!("{dir}: taken away, but {other} shows the same mount: unmount it too"),
+        ));
+    }
     if let Some(process) = process {
         let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
         loop {
@@ -44,6 +59,15 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
         show::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;
     }
     Ok(())
+}
+
+/// The lines of the kernel's table of mounts for the filesystem with this device number.
+fn mounts_of(number: u64) -> Vec<String> {
+    let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    let lines = table.lines().filter(|line| line.split(' ').nth(2) == Some(&number));
+    lines.map(str::to_owned).collect()
 }
 
 /// Whether a directory shows a mount whose process is gone. Asked by a call that no cache of the kernel answers.
@@ -79,6 +103,9 @@ fn detach(dir: &PathBuf, lazy: bool) -> Result<()> {
         return match rustix::mount::unmount(dir, flags) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::BUSY) => Err(busy(dir)),
+            Err(rustix::io::Errno::INVAL) => {
+                Err(usage(format!("{}: in a mount, but not the directory it is mounted on", dir.display())))
+            }
             Err(error) => Err(failure(FAILED, format!("{}: {error}", dir.display()))),
         };
     }

@@ -107,6 +107,8 @@ fn bad_places_and_options_are_refused() {
     refused(&["stats", dir], 4, "not on an ivers mount");
     refused(&["unmount", dir], 4, "not on an ivers mount");
     refused(&["mkfs", image], 1, image);
+    refused(&["mkfs", image, "--size", "1G"], 1, "not empty");
+    refused(&["mkfs", "-F", image, "--size", "1M"], 2, "larger, not smaller");
     assert!(fs::read(place.image.path()).unwrap() == before, "a refused call wrote to the image");
     assert!(mount_line(&place.dir).is_none());
 
@@ -116,8 +118,43 @@ fn bad_places_and_options_are_refused() {
     refused(&["mount", image, other.to_str().unwrap()], 6, "in use");
     refused(&["ls", image], 6, "in use");
     refused(&["mkfs", "-F", image], 6, "in use");
+    refused(&["mkfs", "-F", image, "--size", "1G"], 6, "in use");
+    refused(&["mount", image, dir], 6, "mounted there already");
+    if rustix::process::geteuid().is_root() {
+        refused(&["unmount", &format!("{dir}/lost+found")], 2, "not the directory it is mounted on");
+        rustix::mount::mount_bind(dir, &other).unwrap();
+        refused(&["unmount", other.to_str().unwrap()], 6, dir);
+    }
     place.unmount();
     place.image.check().unwrap();
+}
+
+#[test]
+fn mkfs_sees_what_begins_late() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, offset, magic) in
+        [("iso", 0x8001, "CD001"), ("btrfs", 0x10040, "_BHRfS_M"), ("zfs", 0x20000, "\x0c\x01\x7a\x00")]
+    {
+        let image = place.path().join(name);
+        let mut bytes = vec![0; 64 << 20];
+        bytes[offset..offset + magic.len()].copy_from_slice(magic.as_bytes());
+        fs::write(&image, &bytes).unwrap();
+        refused(&["mkfs", image.to_str().unwrap()], 1, "not empty");
+        assert!(fs::read(&image).unwrap() == bytes, "{name}: written to");
+    }
+}
+
+#[test]
+fn completions_into_a_closed_pipe_are_no_panic() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ivers"))
+        .args(["completions", "bash"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{}", said(&output));
 }
 
 #[test]

@@ -99,7 +99,7 @@ pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
     }
     json!({
         "fs": info.fs_type,
-        "uuid": hex(&info.uuid),
+        "uuid": dashed(&info.uuid),
         "label": info.label,
         "instance": instance,
         "pid": server.pid,
@@ -107,6 +107,16 @@ pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
         "read_only": vfs.is_read_only(),
     })
     .to_string()
+}
+
+/// A UUID as everybody writes it.
+fn dashed(uuid: &[u8; 16]) -> String {
+    let mut text = String::new();
+    for (i, byte) in uuid.iter().enumerate() {
+        text += if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
+        text += &format!("{byte:02x}");
+    }
+    text
 }
 
 /// `struct ivers_change` in the machine's byte order.
