@@ -147,15 +147,16 @@ impl Facts {
         let promise = |name: &str| self.semantics[name] == true;
         let kept: Vec<_> = ["data", "metadata", "monotonic", "persistent", "crash_safe"]
             .into_iter()
-            .filter(|n| promise(n))
+            .filter(|n| promise("cookie") && promise(n))
             .collect();
+        let kept = if kept.is_empty() { "nothing".to_owned() } else { kept.join(" ") };
         let why = self.semantics["no_cookie"].as_str().map(|why| format!(" ({why})")).unwrap_or_default();
         let time = |t: Timestamp| format!("{}.{:09} UTC", crate::show::time(t.sec), t.nsec);
         format!(
             "{path}\n  change  {}{why}\n  stored  {}\n  keeps   {}\n  inode   {} generation {}\n  mode    {} {}:{} links {}\n  size    {} in {} blocks of 512\n  mtime   {}\n  ctime   {}\n  btime   {}",
             number(self.identity.change),
             number(self.stored),
-            kept.join(" "),
+            kept,
             self.identity.ino,
             self.identity.generation,
             crate::show::mode(attr.kind, attr.perm),

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use ivers_block::{Budget, Device, FileDevice, OffsetDevice, OpenMode};
 use ivers_ext4::Ext4;
 use ivers_mem::Mem;
-use ivers_vfs::{FileSystem, MountOptions, Vfs};
+use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
 
 use crate::failure::{REFUSED, failure};
 
@@ -125,7 +125,7 @@ pub fn open_on(
                 0 => Arc::new(device),
                 start => Arc::new(OffsetDevice::new(device, start)?),
             };
-            Ext4::open(device, open)?
+            Ext4::open(device.clone(), open).map_err(|error| with_hint(error, &*device))?
         }
     };
     options.read_only |= how.read_only;
@@ -137,6 +137,21 @@ pub fn open_on(
 /// Both.
 pub fn open(fs_type: &str, image: &Path, how: &How, options: MountOptions) -> Result<Arc<Vfs>> {
     open_on(open_device(fs_type, image, how)?, image, how, options)
+}
+
+/// What lies in an image without a filesystem may be partitions.
+fn with_hint(error: Error, device: &dyn Device) -> Error {
+    let mut sector = [0; 512];
+    match error {
+        Error::Incompatible(text)
+            if text.contains("bad magic")
+                && device.read_at(0, &mut sector).is_ok()
+                && sector[510..] == [0x55, 0xaa] =>
+        {
+            Error::Incompatible(format!("{text}; if it has partitions: ivers mount -o offset=BYTES"))
+        }
+        error => error,
+    }
 }
 
 fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {

@@ -53,7 +53,8 @@ fn bad_images_are_refused() {
             field[..4].copy_from_slice(&value.to_le_bytes());
         })
     };
-    let table: [(PathBuf, i32, &str); 9] = [
+    let table: [(PathBuf, i32, &str); 10] = [
+        (with("partitioned", magic(510, b"\x55\xaa")), 4, "-o offset="),
         (
             with("garbage", (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()),
             4,
