@@ -16,6 +16,7 @@ mod image;
 mod mkfs;
 mod mount;
 mod options;
+mod outcome;
 mod show;
 mod state;
 mod unmount;

@@ -20,6 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 use crate::channel::{Channel, Order, Report};
 use crate::failure::{BUSY, FAILED, failure, usage};
 use crate::options::{Options, parse};
+use crate::outcome::Outcome;
 use crate::{args, daemon, facts, image, show, worker};
 
 /// `ivers mount`.
@@ -143,19 +144,25 @@ fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(&Result<()
             unmount(&on_signal);
         }
     })?;
+    let outcome =
+        Outcome::listen().inspect_err(|error| log::warn!("unmount cannot ask how this mount ends: {error}"));
     ready(&Ok(()));
     let closed = worker.report();
     // A mount whose worker died stays: programs get errors, and nothing of theirs lands in the directory below.
     attached.leave();
     handle.close();
     let _ = watcher.join();
-    match closed {
+    let result = match closed {
         Ok(Report::Closed) => worker.wait(),
-        Ok(_) => bail!("the worker talks nonsense"),
+        Ok(_) => Err(anyhow::anyhow!("the worker talks nonsense")),
         Err(error) => {
             Err(error.context(format!("{}: dead until it is unmounted (ivers unmount)", args.dir.display())))
         }
+    };
+    if let Ok(outcome) = outcome {
+        outcome.tell(&result);
     }
+    result
 }
 
 fn unmount(attached: &Attached) {

@@ -26,6 +26,7 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
     // Held from before the unmount, so that the number cannot come to mean another process.
     let process =
         pid.and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+    let ending = pid.and_then(|pid| crate::outcome::ask(pid.as_raw_nonzero().get()));
     // Root may unmount what another user's mount does not let it look at.
     let number = std::fs::metadata(&dir).ok().map(|found| found.dev());
     let before = number.map(mounts_of).unwrap_or_default();
@@ -54,6 +55,13 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
         while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+    if let Some(complaint) = ending.and_then(crate::outcome::Ending::complaint) {
+        let dir = dir.display();
+        return Err(failure(
+            FAILED,
+            format!("{dir}: taken away, but the image was not closed in good order: {complaint}"),
+        ));
     }
     if json {
         show::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;

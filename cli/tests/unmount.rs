@@ -36,3 +36,44 @@ fn busy_is_refused_and_lazy_waits_for_the_last_file() {
     assert_eq!(fs::read(place.path("f")).unwrap(), b"before and after");
     place.unmount();
 }
+
+#[test]
+fn an_image_that_could_not_be_closed_is_no_success() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let [small, dir] = ["small", "mnt"].map(|name| scratch.path().join(name));
+    fs::create_dir(&small).unwrap();
+    fs::create_dir(&dir).unwrap();
+    let run = |program: &str, args: &[&std::ffi::OsStr]| {
+        let output = Command::new(program).args(args).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", said(&output));
+    };
+    // The image promises more than the filesystem that it lies on has.
+    run("mount", &["-t".as_ref(), "tmpfs".as_ref(), "-osize=24M".as_ref(), "none".as_ref(), small.as_ref()]);
+    let image = small.join("image");
+    run("mkfs.ext4", &["-qF".as_ref(), image.as_ref(), "200M".as_ref()]);
+    run(IVERS, &["mount".as_ref(), image.as_ref(), dir.as_ref()]);
+    let stored = |number: u32| -> std::io::Result<()> {
+        let mut file = File::create(dir.join(format!("f{number}")))?;
+        file.write_all(&vec![number as u8; 1 << 20])?;
+        file.sync_all()
+    };
+    let durable = (0..40).take_while(|&number| stored(number).is_ok()).count() as u32;
+    assert!((1..40).contains(&durable), "{durable} files fit");
+    let output = ivers(["unmount".as_ref(), dir.as_os_str()]);
+    let copy = scratch.path().join("copy");
+    fs::copy(&image, &copy).unwrap();
+    run("umount", &[small.as_ref()]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("not closed in good order"), "{}", said(&output));
+    assert!(mount_line(&dir).is_none());
+    // Where there is room again, all that was acknowledged is there.
+    run(IVERS, &["mount".as_ref(), copy.as_ref(), dir.as_ref()]);
+    for number in 0..durable {
+        assert!(fs::read(dir.join(format!("f{number}"))).unwrap() == vec![number as u8; 1 << 20]);
+    }
+    run(IVERS, &["unmount".as_ref(), dir.as_ref()]);
+    ivers_oracle::e2fsck(&copy).unwrap();
+}

@@ -1,0 +1,94 @@
+//! Naming what an image holds that is not ours, so that a refusal says what was found and what to do.
+
+use ivers_block::Device;
+
+/// Where a format shows, and how.
+const MAGICS: &[(usize, &[u8], &str)] = &[
+    (0, b"XFSB", "an XFS filesystem"),
+    (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
+    (1024, &[0x10, 0x20, 0xF5, 0xF2], "an f2fs filesystem"),
+    (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "an EROFS filesystem"),
+    (3, b"NTFS    ", "an NTFS filesystem"),
+    (3, b"EXFAT   ", "an exFAT filesystem"),
+    (0x36, b"FAT", "a FAT filesystem"),
+    (0x52, b"FAT32", "a FAT filesystem"),
+    (0, b"hsqs", "a squashfs image"),
+    (0x8001, b"CD001", "an ISO 9660 image"),
+    (0, b"LUKS\xba\xbe", "a LUKS container: open it first (cryptsetup)"),
+    (536, b"LVM2 001", "an LVM volume: mount a logical volume of it"),
+    (4086, b"SWAPSPACE2", "swap space"),
+    (0, b"QFI\xfb", "a qcow2 image: convert it first (qemu-img convert -O raw)"),
+    (0, b"KDMV", "a VMDK image: convert it first (qemu-img convert -O raw)"),
+    (0, b"\x1f\x8b", "a gzip file: unpack it first"),
+    (0, b"\xfd7zXZ\0", "an xz file: unpack it first"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first"),
+];
+
+/// As much of an image as any of them needs.
+const HEAD_BYTES: u64 = 0x1_0048;
+
+/// What lies on a device, as far as its first bytes tell.
+pub fn recognise(device: &dyn Device) -> Option<String> {
+    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
+    device.read_at(0, &mut head).ok()?;
+    let shows = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    if let Some((_, _, what)) = MAGICS.iter().find(|(at, magic, _)| shows(*at, magic)) {
+        return Some((*what).to_owned());
+    }
+    if shows(512, b"EFI PART") {
+        return Some(
+            "a disk with a GPT partition table: say where the partition begins, -o offset=BYTES".into(),
+        );
+    }
+    if head.is_empty() {
+        return Some("nothing at all (an empty file)".into());
+    }
+    if head.iter().all(|&byte| byte == 0) {
+        return Some("zeros at its beginning: no filesystem was made in it yet".into());
+    }
+    partitions(&head)
+}
+
+/// The four slots of a DOS partition table.
+fn partitions(head: &[u8]) -> Option<String> {
+    if head.get(510..512)? != [0x55, 0xAA] {
+        return None;
+    }
+    let begins = head[446..510].chunks_exact(16).filter_map(|slot| {
+        let sector = u32::from_le_bytes(slot[8..12].try_into().ok()?);
+        // A boot sector that is no table has code there, whose flag byte is another.
+        (slot[4] != 0 && sector != 0 && slot[0] & 0x7F == 0).then(|| u64::from(sector) * 512)
+    });
+    let begins: Vec<String> = begins.map(|byte| format!("offset={byte}")).collect();
+    (!begins.is_empty())
+        .then(|| format!("a disk with partitions: mount one of them with -o {}", begins.join(" or ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_block::MemDevice;
+
+    #[test]
+    fn formats_are_named() {
+        for (at, magic, what) in MAGICS {
+            let device = MemDevice::new(1 << 20);
+            device.write_at(*at as u64, magic).unwrap();
+            assert_eq!(recognise(&device).as_deref(), Some(*what));
+        }
+        let device = MemDevice::new(1 << 20);
+        assert!(recognise(&device).unwrap().contains("zeros"));
+        let mut slot = [0; 16];
+        slot[4] = 0x83;
+        slot[8..12].copy_from_slice(&2048u32.to_le_bytes());
+        device.write_at(446, &slot).unwrap();
+        device.write_at(510, &[0x55, 0xAA]).unwrap();
+        assert!(recognise(&device).unwrap().ends_with("-o offset=1048576"));
+        for short in [1, 100, 511, 4096] {
+            let device = MemDevice::new(short);
+            device.write_at(0, &[0x55]).unwrap();
+            assert_eq!(recognise(&device), None, "{short} bytes");
+        }
+        assert!(recognise(&MemDevice::new(0)).unwrap().contains("empty"));
+    }
+}
