@@ -60,8 +60,10 @@ fn partitions(head: &[u8]) -> Option<String> {
         (slot[4] != 0 && sector != 0 && slot[0] & 0x7F == 0).then(|| u64::from(sector) * 512)
     });
     let begins: Vec<String> = begins.map(|byte| format!("offset={byte}")).collect();
-    (!begins.is_empty())
-        .then(|| format!("a disk with partitions: mount one of them with -o {}", begins.join(" or ")))
+    Some(match &begins[..] {
+        [] => "a boot sector; if it has partitions: mount one of them with -o offset=BYTES".to_owned(),
+        begins => format!("a disk with partitions: mount one of them with -o {}", begins.join(" or ")),
+    })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use ivers_mem::Mem;
 use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
 
 use crate::failure::{REFUSED, failure};
+use crate::formats;
 
 /// What a word on the command line stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,17 +140,13 @@ pub fn open(fs_type: &str, image: &Path, how: &How, options: MountOptions) -> Re
     open_on(open_device(fs_type, image, how)?, image, how, options)
 }
 
-/// What lies in an image without a filesystem may be partitions.
+/// The same error; if the device holds something else, with its name.
 fn with_hint(error: Error, device: &dyn Device) -> Error {
-    let mut sector = [0; 512];
     match error {
-        Error::Incompatible(text)
-            if text.contains("bad magic")
-                && device.read_at(0, &mut sector).is_ok()
-                && sector[510..] == [0x55, 0xaa] =>
-        {
-            Error::Incompatible(format!("{text}; if it has partitions: ivers mount -o offset=BYTES"))
-        }
+        Error::Incompatible(text) if text.contains("bad magic") => match formats::recognise(device) {
+            Some(what) => Error::Incompatible(format!("{text}, but {what}")),
+            None => Error::Incompatible(text),
+        },
         error => error,
     }
 }

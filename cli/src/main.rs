@@ -11,6 +11,7 @@ mod daemon;
 mod facts;
 mod failure;
 mod files;
+mod formats;
 mod fuse2fs;
 mod image;
 mod mkfs;
