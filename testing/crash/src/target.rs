@@ -10,7 +10,8 @@ use std::sync::Arc;
 pub struct Promises {
     /// Names and attributes become durable in the order in which they were changed, whole operations only (a journal).
     pub ordered_names: bool,
-    /// fsync of one file makes durable whatever was done to names and attributes before it.
+    /// fsync of one file makes durable whatever was done to names and attributes before it, of other files too. If not: what was
+    /// done to those of that file, and with ordered names all that came before that.
     pub fsync_takes_all: bool,
     /// Change values are stored, and never vouch for other contents after a crash.
     pub crash_safe_values: bool,

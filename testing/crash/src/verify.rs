@@ -31,16 +31,25 @@ pub fn worker(
 
 /// The newest step whose names and attributes had been promised as durable.
 fn durable_step(steps: &[Step], at: usize, promises: Promises) -> usize {
-    steps
-        .iter()
-        .rposition(|step| {
-            step.ok
-                && step.done <= at
-                && match step.op {
-                    None | Some(Op::Sync) => true,
-                    Some(Op::Fsync(_)) => promises.fsync_takes_all,
-                    _ => false,
-                }
+    let promised = |(nth, step): (usize, &Step)| match step.op {
+        _ if !step.ok || step.done > at => 0,
+        None | Some(Op::Sync) => nth,
+        Some(Op::Fsync(_)) if promises.fsync_takes_all => nth,
+        Some(Op::Fsync(_)) => own_change(steps, nth),
+        _ => 0,
+    };
+    steps.iter().enumerate().map(promised).max().unwrap_or(0)
+}
+
+/// The newest change of names or attributes before a sync that was about the same inode: that one must be durable, and with
+/// ordered names so must all before it; others after it need not be.
+fn own_change(steps: &[Step], sync: usize) -> usize {
+    let about = steps[sync].about;
+    (1..sync)
+        .rev()
+        .find(|&nth| {
+            let (step, before) = (&steps[nth], &steps[nth - 1]);
+            step.ok && step.about == about && names_of(&step.tree) != names_of(&before.tree)
         })
         .unwrap_or(0)
 }
