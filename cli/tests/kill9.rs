@@ -5,6 +5,7 @@
 //!
 //! `IVERS_KILLS` sets the number of kills (default 4), `IVERS_SEED` replays a run; both are printed.
 
+use ivers_oracle::e2fs::{e2fsck, e2fsck_repair};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::HashMap;
@@ -76,13 +77,6 @@ fn detach(dir: &Path) {
 fn change(path: &Path) -> Option<u64> {
     let value = xattr::get(path, "system.ivers.change").ok()??;
     String::from_utf8(value).ok()?.trim().parse().ok()
-}
-
-fn fsck(image: &Path, args: &[&str], allowed: i32) {
-    let output = Command::new("e2fsck").args(args).arg(image).output().expect("e2fsck is installed");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let code = output.status.code().unwrap_or(99);
-    assert!(code <= allowed, "e2fsck {args:?} exited {code}:\n{text}");
 }
 
 /// One worker over its own few files until the daemon is gone. Every operation may fail once it is: then the worker
@@ -204,12 +198,12 @@ fn what_was_fsynced_survives_kill_9() {
         println!("kill {kill}: {} files known", state.len());
 
         fs::copy(&image, &copy).unwrap();
-        fsck(&copy, &["-p"], 1);
-        fsck(&copy, &["-fn"], 0);
+        e2fsck_repair(&copy).unwrap();
+        e2fsck(&copy).unwrap();
         let mount = Mount::new(&copy, &dir);
         check(&dir, &state);
         mount.unmount();
-        fsck(&copy, &["-fn"], 0);
+        e2fsck(&copy).unwrap();
 
         let mount = Mount::new(&image, &dir);
         check(&dir, &state);
@@ -226,6 +220,6 @@ fn what_was_fsynced_survives_kill_9() {
         }
         drop(next);
         mount.unmount();
-        fsck(&image, &["-fn"], 0);
+        e2fsck(&image).unwrap();
     }
 }

@@ -167,6 +167,18 @@ impl Vfs {
         }
     }
 
+    /// A name may come into a directory, whose exclusive lock is held. That it is taken is said before that nothing may be
+    /// written.
+    fn may_add(&self, cred: &Cred, dir: &Inode, name: &[u8]) -> Result<()> {
+        self.dir_is_alive(dir)?;
+        self.access(cred, dir, EXECUTE)?;
+        if self.find(dir, name)?.is_some() {
+            return Err(NameError::Exists.into());
+        }
+        self.begin_change()?;
+        self.access(cred, dir, WRITE)
+    }
+
     /// Make a file, directory, symbolic link or special file.
     pub fn create(
         &self,
@@ -181,13 +193,7 @@ impl Vfs {
         self.check_spec(cred, spec)?;
         let made = {
             let _names = self.exclusive(dir)?;
-            self.dir_is_alive(dir)?;
-            self.access(cred, dir, EXECUTE)?;
-            if self.find(dir, name)?.is_some() {
-                return Err(NameError::Exists.into());
-            }
-            self.begin_change()?;
-            self.access(cred, dir, WRITE)?;
+            self.may_add(cred, dir, name)?;
             let new = self.new_inode(cred, dir, spec)?;
             let before = self.before(dir, want_info);
             let loaded = self.trusting(&[(dir, name)], self.fs.create(dir, name, &new))?;
@@ -235,13 +241,7 @@ impl Vfs {
         }
         let info = {
             let _locks = self.lock_all(&[dir, inode])?;
-            self.dir_is_alive(dir)?;
-            self.access(cred, dir, EXECUTE)?;
-            if self.find(dir, name)?.is_some() {
-                return Err(NameError::Exists.into());
-            }
-            self.begin_change()?;
-            self.access(cred, dir, WRITE)?;
+            self.may_add(cred, dir, name)?;
             check_project(dir, inode)?;
             let (flags, nlink) = inode.with_attr(|attr| (attr.flags, attr.nlink));
             if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {

@@ -143,11 +143,7 @@ impl Groups {
         let bytes = buffer.read();
         let desc = GroupDesc::decode(&self.sb, number, &bytes[byte..byte + self.sb.desc_size as usize])
             .ok_or_else(|| self.corrupt("the descriptor's checksum is wrong", number))?;
-        for (name, start, len) in [
-            ("bg_block_bitmap", desc.block_bitmap, 1),
-            ("bg_inode_bitmap", desc.inode_bitmap, 1),
-            ("bg_inode_table", desc.inode_table, u64::from(self.sb.inode_table_blocks)),
-        ] {
+        for (name, start, len) in self.fixed_runs(&desc) {
             if !self.sb.is_valid_run(start, len) {
                 return Err(self.corrupt(format!("{name} is {start}"), number));
             }
@@ -215,21 +211,32 @@ impl Groups {
         })
     }
 
+    /// Where a group's bitmaps and inode table lie: the descriptor's field, first block, blocks.
+    pub(crate) fn fixed_runs(&self, desc: &GroupDesc) -> [(&'static str, u64, u64); 3] {
+        [
+            ("bg_block_bitmap", desc.block_bitmap, 1),
+            ("bg_inode_bitmap", desc.inode_bitmap, 1),
+            ("bg_inode_table", desc.inode_table, u64::from(self.sb.inode_table_blocks)),
+        ]
+    }
+
+    /// Set the bits of a run of the filesystem's blocks, as far as it lies in a group.
+    fn mark_run(&self, number: u32, bits: &mut [u8], start: u64, len: u64) {
+        let first = self.sb.group_first_block(number);
+        let from = start.max(first);
+        let to = (start + len).min(first + u64::from(self.sb.group_blocks(number)));
+        if from < to {
+            fill(bits, (from - first) as u32, (to - from) as u32, true);
+        }
+    }
+
     /// The bits of a group that metadata in fixed places takes.
     fn mark_own_metadata(&self, number: u32, desc: &GroupDesc, bits: &mut [u8]) {
         let first = self.sb.group_first_block(number);
-        let blocks = self.sb.group_blocks(number);
-        let mut mark = |start: u64, len: u64| {
-            let from = start.max(first);
-            let to = (start + len).min(first + u64::from(blocks));
-            if from < to {
-                fill(bits, (from - first) as u32, (to - from) as u32, true);
-            }
-        };
-        mark(first, u64::from(self.sb.base_meta_blocks(number)));
-        mark(desc.block_bitmap, 1);
-        mark(desc.inode_bitmap, 1);
-        mark(desc.inode_table, u64::from(self.sb.inode_table_blocks));
+        self.mark_run(number, bits, first, u64::from(self.sb.base_meta_blocks(number)));
+        for (_, start, len) in self.fixed_runs(desc) {
+            self.mark_run(number, bits, start, len);
+        }
     }
 
     fn mark_tail(&self, number: u32, bits: &mut [u8]) {
@@ -309,23 +316,12 @@ impl Groups {
             return Ok(());
         }
         let first = number / flex * flex;
-        let own = self.sb.group_first_block(number);
-        let end = own + u64::from(self.sb.group_blocks(number));
         for other in first..first.saturating_add(flex).min(self.sb.groups) {
             if other == number {
                 continue;
             }
-            let desc = self.read_desc(other)?;
-            let runs = [
-                (desc.block_bitmap, 1),
-                (desc.inode_bitmap, 1),
-                (desc.inode_table, u64::from(self.sb.inode_table_blocks)),
-            ];
-            for (start, len) in runs {
-                let (from, to) = (start.max(own), (start + len).min(end));
-                if from < to {
-                    fill(bits, (from - own) as u32, (to - from) as u32, true);
-                }
+            for (_, start, len) in self.fixed_runs(&self.read_desc(other)?) {
+                self.mark_run(number, bits, start, len);
             }
         }
         Ok(())

@@ -66,9 +66,7 @@ impl Ext4 {
                 ranges.push((start, start + base));
             }
             if let Ok(desc) = self.groups.read_desc(group) {
-                ranges.push((desc.block_bitmap, desc.block_bitmap + 1));
-                ranges.push((desc.inode_bitmap, desc.inode_bitmap + 1));
-                ranges.push((desc.inode_table, desc.inode_table + u64::from(self.sb.inode_table_blocks)));
+                ranges.extend(self.groups.fixed_runs(&desc).map(|(_, start, len)| (start, start + len)));
             }
         }
         let ranges = joined(ranges);

@@ -56,7 +56,7 @@ impl Target for Ext {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: true, fsync_takes_all: false, crash_safe_values: true }
+        Promises { ordered_names: true, crash_safe_values: true }
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {

@@ -46,12 +46,7 @@ impl Image {
     }
 
     fn fsck(&self, what: &str) {
-        let out = Command::new("e2fsck").arg("-fn").arg(&self.path).output().expect("e2fsck (e2fsprogs)");
-        let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-        assert!(
-            out.status.success() && !text.contains("wrong") && !text.contains("IGNORED"),
-            "{what}: {text}"
-        );
+        ivers_oracle::e2fsck(&self.path).unwrap_or_else(|error| panic!("{what}: {error:#}"));
     }
 
     /// Run `work` on the kernel's mount of the image; `None` where this process may not mount.

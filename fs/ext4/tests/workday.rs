@@ -16,19 +16,6 @@ fn mount(image: &Path) -> Arc<Vfs> {
     Vfs::mount(common::open(image, false), MountOptions::default()).unwrap()
 }
 
-fn e2fsck(image: &Path, kind: &str) {
-    let output = Command::new("e2fsck").arg("-fn").arg(image).output().expect("e2fsck is installed");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let complaints = text.lines().filter(|line| {
-        !line.is_empty()
-            && !line.starts_with("Pass ")
-            && !line.contains("non-contiguous")
-            && !line.contains("files (")
-    });
-    let complaints: Vec<_> = complaints.collect();
-    assert!(output.status.success() && complaints.is_empty(), "{kind}: e2fsck: {text}");
-}
-
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Node {
     File(Vec<u8>),
@@ -255,7 +242,7 @@ fn workday(kind: &str, mkfs: &[&str]) {
         let paths: Vec<String> = day.model.keys().cloned().collect();
         let before: Vec<_> = paths.iter().map(|path| day.vfs.change(&day.at(path))).collect();
         day.vfs.unmount().unwrap();
-        e2fsck(&image, kind);
+        common::fsck(&image, kind);
         drop(day.vfs);
         day = Day { vfs: mount(&image), ..day };
         let after: Vec<_> = paths.iter().map(|path| day.vfs.change(&day.at(path))).collect();
@@ -263,7 +250,7 @@ fn workday(kind: &str, mkfs: &[&str]) {
         day.check(kind);
     }
     day.vfs.unmount().unwrap();
-    e2fsck(&image, kind);
+    common::fsck(&image, kind);
 }
 
 macro_rules! days {

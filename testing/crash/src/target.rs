@@ -8,11 +8,9 @@ use std::sync::Arc;
 /// What a format promises of an operation that nobody synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
-    /// Names and attributes become durable in the order in which they were changed, whole operations only (a journal).
+    /// Names and attributes become durable in the order in which they were changed, whole operations only (a journal). fsync of a
+    /// file then takes along all that came before the newest change to its own.
     pub ordered_names: bool,
-    /// fsync of one file makes durable whatever was done to names and attributes before it, of other files too. If not: what was
-    /// done to those of that file, and with ordered names all that came before that.
-    pub fsync_takes_all: bool,
     /// Change values are stored, and never vouch for other contents after a crash.
     pub crash_safe_values: bool,
 }

@@ -19,7 +19,7 @@ pub fn worker(
     let found = read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
     let steps = &history.steps;
     let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
-    let oldest = durable_step(steps, at, promises);
+    let oldest = durable_step(steps, at);
     let names = matching_step(steps, oldest, newest, &found, promises)?;
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
@@ -30,11 +30,10 @@ pub fn worker(
 }
 
 /// The newest step whose names and attributes had been promised as durable.
-fn durable_step(steps: &[Step], at: usize, promises: Promises) -> usize {
+fn durable_step(steps: &[Step], at: usize) -> usize {
     let promised = |(nth, step): (usize, &Step)| match step.op {
         _ if !step.ok || step.done > at => 0,
         None | Some(Op::Sync) => nth,
-        Some(Op::Fsync(_)) if promises.fsync_takes_all => nth,
         Some(Op::Fsync(_)) => own_change(steps, nth),
         _ => 0,
     };

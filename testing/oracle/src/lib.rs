@@ -47,6 +47,16 @@ pub fn have_fuse() -> bool {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok()
 }
 
+/// Whether tests that mount through FUSE and need these programs can run. Under CI what they need must be there.
+pub fn can_mount(programs: &[&str]) -> bool {
+    if !have_fuse() {
+        assert!(std::env::var_os("CI").is_none(), "CI is set and /dev/fuse cannot be opened");
+        eprintln!("skipped: /dev/fuse cannot be opened");
+        return false;
+    }
+    have_programs(programs)
+}
+
 /// Run a program to its end; anything but a success is an error that shows what it said.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<Output> {
     let output = output(program, args)?;
