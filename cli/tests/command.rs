@@ -56,3 +56,56 @@ fn mkfs_makes_what_e2fsck_calls_clean_and_equal_calls_make_equal_images() {
     assert_eq!(ivers(&["mkfs", refused.to_str().unwrap(), "--size", "8K"]).status.code(), Some(4));
     assert!(!refused.exists(), "a refused call leaves a file behind");
 }
+
+#[test]
+fn a_partition_is_looked_into_and_copied_into() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    let image = Image::new("ext4", 16 << 20, &[]).unwrap();
+    let disk = image.dir().join("disk");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[446 + 4] = 0x83;
+    bytes[446 + 8..][..4].copy_from_slice(&2048u32.to_le_bytes());
+    bytes[510..512].copy_from_slice(&[0x55, 0xAA]);
+    bytes.extend(std::fs::read(image.path()).unwrap());
+    std::fs::write(&disk, bytes).unwrap();
+    let path = |name: &str| image.dir().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("file"), "in a partition").unwrap();
+    let (disk, file) = (disk.to_str().unwrap(), format!("{}:/file", disk.display()));
+
+    // What is said without it is what to say.
+    let refused = ivers(&["ls", disk]);
+    assert_eq!(refused.status.code(), Some(4));
+    let hint = String::from_utf8(refused.stderr).unwrap();
+    let option = hint.trim_end().rsplit(' ').next().unwrap();
+    assert_eq!(option, "offset=1048576", "{hint}");
+    let works = |words: &[&str]| {
+        let (command, rest) = words.split_first().unwrap();
+        let mut all = vec![*command, "-o", option];
+        all.extend(rest);
+        let output = ivers(&all);
+        assert!(output.status.success(), "{all:?}: {}", ivers_oracle::said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // The first session of ours on an image vouches for nothing before it.
+    works(&["cp", &path("file"), &format!("{disk}:/first")]);
+    works(&["changed", disk, "--save", &path("state")]);
+    works(&["cp", &path("file"), &file]);
+    assert_eq!(works(&["changed", disk, "--since", &path("state")]), "N file\n");
+    works(&["cp", &file, &path("back")]);
+    assert_eq!(std::fs::read(path("back")).unwrap(), b"in a partition");
+    assert_eq!(works(&["cat", &file]), "in a partition");
+    assert_eq!(works(&["ls", disk]), "file\nfirst\nlost+found\n");
+    assert!(works(&["tree", disk]).contains("── file"));
+    assert!(works(&["stat", &file]).contains("size    14"));
+    assert!(works(&["info", disk]).contains("fs: ext4"));
+    let partition = &std::fs::read(disk).unwrap()[1 << 20..];
+    std::fs::write(image.path(), partition).unwrap();
+    image.check().unwrap();
+
+    for option in ["offset=x", "nonsense", "iversion=off", "rw"] {
+        assert_eq!(ivers(&["ls", "-o", option, disk]).status.code(), Some(2), "{option}");
+    }
+    assert_ne!(ivers(&["ls", "-o", "offset=99999999999", disk]).status.code(), Some(0));
+}
