@@ -37,14 +37,17 @@ fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<InodeRe
     vfs.resolve(&Cred::root(), path, follow).with_context(|| image::name(image, path))
 }
 
+/// An image and a path in it.
+type InImage = (PathBuf, Vec<u8>);
+
 /// What the words of a command line name, and their images.
-fn in_images(words: &[PathBuf], args: &args::Image) -> Result<(Vec<(PathBuf, Vec<u8>)>, Images)> {
+fn in_images(words: &[PathBuf], args: &args::Image) -> Result<(Vec<InImage>, Images)> {
     let places: Vec<_> = words.iter().map(|word| in_image(word)).collect::<Result<_>>()?;
     let images = Images::open(places.iter().map(|(image, _)| image.as_path()), &args.how()?)?;
     Ok((places, images))
 }
 
-fn in_image(word: &Path) -> Result<(PathBuf, Vec<u8>)> {
+fn in_image(word: &Path) -> Result<InImage> {
     match Place::parse_image(word) {
         Place::Image { image, path } => Ok((image, path)),
         Place::Host(path) => Err(usage(format!(
