@@ -330,6 +330,9 @@ pub struct Mkfs {
     /// The time of creation, seconds since 1970 (default: now)
     #[arg(long, value_name = "SECONDS")]
     pub timestamp: Option<u32>,
+    /// The owner of the root directory (default: 0:0; without a value: whoever calls)
+    #[arg(long, value_name = "UID:GID", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub root_owner: Option<String>,
     /// Without a journal
     #[arg(long)]
     pub no_journal: bool,

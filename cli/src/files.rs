@@ -248,6 +248,17 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
     let facts: Value = if args.target.is_dir() {
         let mut mount = facts::served_json(&args.target, ivers_fuse::MOUNT)?;
         mount["semantics"] = facts::served_json(&args.target, ivers_fuse::SEMANTICS)?;
+        let space = rustix::fs::statvfs(&args.target).with_context(|| args.target.display().to_string())?;
+        let space = [
+            ("block_size", space.f_frsize),
+            ("blocks", space.f_blocks),
+            ("blocks_free", space.f_bfree),
+            ("files", space.f_files),
+            ("files_free", space.f_ffree),
+        ];
+        for (name, value) in space {
+            mount[name] = value.into();
+        }
         mount
     } else {
         let image = args.target.as_path();

@@ -1,7 +1,7 @@
 //! Bars on anything that takes more than a second, on standard error and for people only.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -25,7 +25,7 @@ pub fn is_silent() -> bool {
 pub struct Progress {
     bar: ProgressBar,
     begun: Instant,
-    started: Cell<bool>,
+    started: AtomicBool,
 }
 
 impl Progress {
@@ -43,14 +43,14 @@ impl Progress {
     pub fn unbounded() -> Self {
         let bar = ProgressBar::hidden();
         bar.set_style(ProgressStyle::default_spinner());
-        Self { bar, begun: Instant::now(), started: Cell::new(is_silent()) }
+        Self { bar, begun: Instant::now(), started: AtomicBool::new(is_silent()) }
     }
 
     /// So many steps more are done, and what is going on now.
     pub fn step(&self, steps: u64, what: impl FnOnce(u64) -> String) {
         self.bar.inc(steps);
-        if !self.started.get() && self.begun.elapsed() > PATIENCE {
-            self.started.set(true);
+        let late = !self.started.load(Ordering::Relaxed) && self.begun.elapsed() > PATIENCE;
+        if late && !self.started.swap(true, Ordering::Relaxed) {
             // Draws nothing where standard error is no terminal.
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
@@ -68,6 +68,45 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// Somebody else's work, of which nothing is known but that it goes on. It disappears when it is dropped.
+pub struct Waiting {
+    over: Option<mpsc::Sender<()>>,
+    shown: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Waiting {
+    /// Wait for this.
+    pub fn to(what: &str) -> Self {
+        let (over, ended) = mpsc::channel::<()>();
+        let what = what.to_owned();
+        let show = move || {
+            if ended.recv_timeout(PATIENCE) != Err(mpsc::RecvTimeoutError::Timeout) {
+                return;
+            }
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+                bar.set_style(style);
+            }
+            bar.set_message(what);
+            while ended.recv_timeout(Duration::from_millis(100)) == Err(mpsc::RecvTimeoutError::Timeout) {
+                bar.tick();
+            }
+            bar.finish_and_clear();
+        };
+        let builder = std::thread::Builder::new().name("ivers-waiting".into());
+        let shown = if is_silent() { None } else { builder.spawn(show).ok() };
+        Self { over: Some(over), shown }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.over = None;
+        // Nothing else is written before the line is gone.
+        let _ = self.shown.take().map(std::thread::JoinHandle::join);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The command on an image that is not mounted: JSON names, exit codes, `changed`.
 
 use ivers_oracle::Image;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn ivers(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ivers")).args(args).output().unwrap()
@@ -53,8 +53,28 @@ fn mkfs_makes_what_e2fsck_calls_clean_and_equal_calls_make_equal_images() {
     }
     assert!(std::fs::read(&paths[0]).unwrap() == std::fs::read(&paths[1]).unwrap());
     let refused = dir.path().join("refused");
-    assert_eq!(ivers(&["mkfs", refused.to_str().unwrap(), "--size", "8K"]).status.code(), Some(4));
-    assert!(!refused.exists(), "a refused call leaves a file behind");
+    let sized = |words: &[&'static str]| {
+        let mut all = vec!["mkfs", refused.to_str().unwrap(), "--size"];
+        all.extend(words);
+        ivers(&all)
+    };
+    let bad: [&[&str]; 9] = [
+        &["8K"],
+        &["x"],
+        &["64M", "-b", "512"],
+        &["64M", "-I", "300"],
+        &["64M", "-i", "7"],
+        &["64M", "-m", "51"],
+        &["64M", "-L", "a label that is too long"],
+        &["64M", "--root-owner=me"],
+        &["64M", "-U", "no uuid"],
+    ];
+    for words in bad {
+        let output = sized(words);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{words:?}: {said}");
+        assert!(!refused.exists(), "a refused call leaves a file behind");
+    }
 }
 
 #[test]
@@ -108,4 +128,55 @@ fn a_partition_is_looked_into_and_copied_into() {
         assert_eq!(ivers(&["ls", "-o", option, disk]).status.code(), Some(2), "{option}");
     }
     assert_ne!(ivers(&["ls", "-o", "offset=99999999999", disk]).status.code(), Some(0));
+}
+
+#[test]
+fn the_root_directory_gets_its_owner() {
+    if !ivers_oracle::have_programs(&["e2fsck"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let me = format!("{}:{}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    for (option, owner) in
+        [(None, "0:0"), (Some("--root-owner=70000:8"), "70000:8"), (Some("--root-owner"), &me)]
+    {
+        let image = dir.path().join("image");
+        let place = image.to_str().unwrap();
+        // The last word before the image, which is not its value.
+        let words: Vec<&str> =
+            ["mkfs", "-F", "--size", "16M"].into_iter().chain(option).chain([place]).collect();
+        let made = ivers(&words);
+        assert!(made.status.success(), "{}", ivers_oracle::said(&made));
+        let root = format!("{place}:/");
+        let facts: serde_json::Value =
+            serde_json::from_slice(&ivers(&["stat", "--json", &root]).stdout).unwrap();
+        assert_eq!(format!("{}:{}", facts["uid"], facts["gid"]), owner);
+        ivers_oracle::e2fsck(&image).unwrap();
+        std::fs::remove_file(image).unwrap();
+    }
+}
+
+#[test]
+fn a_closed_standard_output_is_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let (place, state) = (image.to_str().unwrap(), dir.path().join("state"));
+    let commands: [&[&str]; 7] = [
+        &["mkfs", place, "--size", "16M"],
+        &["ls", place],
+        &["tree", place],
+        &["info", place],
+        &["stat", &format!("{place}:/")],
+        &["--help"],
+        &["changed", place, "--save", state.to_str().unwrap()],
+    ];
+    for words in commands {
+        let (from, into) = std::io::pipe().unwrap();
+        drop(from);
+        let child =
+            Command::new(env!("CARGO_BIN_EXE_ivers")).args(words).stdout(into).stderr(Stdio::piped()).spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        let said = ivers_oracle::said(&output);
+        assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {said}");
+    }
 }
