@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
+use crate::dirs::Dirs;
 use crate::failure::usage;
 use crate::image::{self, Images, Place};
 use crate::{args, facts, show};
@@ -189,42 +190,51 @@ pub fn cat(args: &args::Cat, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn grow(
-    vfs: &Vfs,
-    dir: &InodeRef,
-    path: &[u8],
-    prefix: &str,
-    depth: u32,
+/// A tree while it is printed.
+struct Tree<'a> {
+    vfs: &'a Vfs,
+    image: &'a Path,
     json: bool,
-    count: &mut [u64; 2],
-) -> Result<()> {
-    let entries = entries(vfs, dir)?;
-    let last = entries.len().saturating_sub(1);
-    for (at, (name, inode)) in entries.into_iter().enumerate() {
-        let path = image::join(path, &name);
-        let is_dir = inode.kind == FileType::Directory;
-        count[usize::from(!is_dir)] += 1;
-        let arrow = match inode.kind {
-            FileType::Symlink => format!(" -> {}", show::name(&vfs.read_link(&inode)?)),
-            _ => String::new(),
-        };
-        let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
-        if json {
-            show::json_line(&json!({
-                "path": show::json_name(&path), "ino": inode.ino.0, "kind": show::kind(inode.kind), "size": vfs.stat(&inode).size,
-            }))?;
-        } else {
-            show::line(format_args!("{prefix}{branch}{}{arrow}", show::name(&name)))?;
-        }
-        if is_dir && depth > 1 {
-            // A damaged image can hold loops of directories; no path may be longer than this.
-            if path.len() > 1 << 16 {
-                return Err(ivers_vfs::Error::corrupt("directories without end", show::name(&path)).into());
+    levels: u32,
+    been: Dirs<u64>,
+    /// What stands before the names of the level.
+    prefix: String,
+    dirs: u64,
+    files: u64,
+}
+
+impl Tree<'_> {
+    fn grow(&mut self, dir: &InodeRef, path: &[u8], level: u32) -> Result<()> {
+        let place = || format!("{}, inode {}", image::name(self.image, path), dir.ino.0);
+        self.been.enter(dir.ino.0, level as usize, path.len(), place)?;
+        let entries = entries(self.vfs, dir)?;
+        let last = entries.len().saturating_sub(1);
+        for (at, (name, inode)) in entries.into_iter().enumerate() {
+            let path = image::join(path, &name);
+            let is_dir = inode.kind == FileType::Directory;
+            *(if is_dir { &mut self.dirs } else { &mut self.files }) += 1;
+            let arrow = match inode.kind {
+                FileType::Symlink => format!(" -> {}", show::name(&self.vfs.read_link(&inode)?)),
+                _ => String::new(),
+            };
+            let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
+            if self.json {
+                show::json_line(&json!({
+                    "path": show::json_name(&path), "ino": inode.ino.0, "kind": show::kind(inode.kind),
+                    "size": self.vfs.stat(&inode).size,
+                }))?;
+            } else {
+                show::line(format_args!("{}{branch}{}{arrow}", self.prefix, show::name(&name)))?;
             }
-            grow(vfs, &inode, &path, &format!("{prefix}{below}"), depth - 1, json, count)?;
+            if is_dir && level + 1 < self.levels {
+                let len = self.prefix.len();
+                self.prefix.push_str(below);
+                self.grow(&inode, &path, level + 1)?;
+                self.prefix.truncate(len);
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// `ivers tree`.
@@ -232,13 +242,14 @@ pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
     let (image, path) = in_image(&args.path)?;
     let vfs = Images::open([image.as_path()], &args.image.how()?)?.get(&image)?;
     let root = resolve(&vfs, &image, &path, true)?;
-    let mut count = [0; 2];
     if !json {
         show::line(image::name(&image, &path))?;
     }
-    grow(&vfs, &root, &path, "", args.depth.max(1), json, &mut count)?;
+    let (levels, been, prefix) = (args.depth.max(1), Dirs::default(), String::new());
+    let mut tree = Tree { vfs: &vfs, image: &image, json, levels, been, prefix, dirs: 0, files: 0 };
+    tree.grow(&root, &path, 0)?;
     if !json {
-        show::line(format_args!("\n{} directories, {} files", count[0], count[1]))?;
+        show::line(format_args!("\n{} directories, {} files", tree.dirs, tree.files))?;
     }
     Ok(())
 }
