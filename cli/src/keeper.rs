@@ -166,7 +166,7 @@ pub fn keep() -> Result<()> {
 }
 
 fn failed(error: &anyhow::Error) -> Answer {
-    Answer::Failed { code: crate::failure::code(error), line: crate::failure::line(error) }
+    Answer::Failed { code: crate::failure::code(error), line: crate::failure::short_line(error) }
 }
 
 fn only(fds: Vec<OwnedFd>) -> Result<File> {
