@@ -182,6 +182,8 @@ bitflags! {
         const SYNC = 8;
         /// The caller keeps the times of this file (a kernel with a write-back cache) and sets them by itself.
         const KEEP_TIMES = 16;
+        /// Not from the reserve ([`FsInfo::reserve`](crate::FsInfo::reserve)), whoever asks: who opened the file may not use it.
+        const OPEN_ROOM = 32;
     }
 }
 
