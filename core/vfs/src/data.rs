@@ -181,7 +181,14 @@ impl Vfs {
         Ok(done)
     }
 
-    fn write_cached(&self, visible: &mut Visible<'_>, offset: u64, data: &[u8], size: u64, room: Room) -> Result<()> {
+    fn write_cached(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        room: Room,
+    ) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
         if end <= size && inode.pages.overwrite_dirty(offset, data) {
@@ -216,7 +223,14 @@ impl Vfs {
     }
 
     /// Past the cache where the piece is made of whole pages (or reaches the end of the file); through it and on to the device otherwise.
-    fn write_direct(&self, visible: &mut Visible<'_>, offset: u64, data: &[u8], size: u64, room: Room) -> Result<()> {
+    fn write_direct(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        room: Room,
+    ) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
         let whole = offset.is_multiple_of(PAGE64) && (end.is_multiple_of(PAGE64) || end >= size);

@@ -6,7 +6,7 @@
 use crate::ctx::{Ext4, Ext4Inode, core_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
 use ivers_block::Buffer;
-use ivers_vfs::{Error, FileType, Inode, InitialVersion, Logged, NameError, NewInode, Result, Touch};
+use ivers_vfs::{Error, FileType, InitialVersion, Inode, Logged, NameError, NewInode, Result, Touch};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -36,7 +36,9 @@ fn scattered(vfs: &Vfs, file: &InodeRef, pieces: u64, byte: u8) {
 }
 
 fn file(vfs: &Vfs, name: &str) -> InodeRef {
-    vfs.create(&Cred::root(), &vfs.root().unwrap(), name.as_bytes(), &CreateSpec::file(0o644), false).unwrap().0
+    vfs.create(&Cred::root(), &vfs.root().unwrap(), name.as_bytes(), &CreateSpec::file(0o644), false)
+        .unwrap()
+        .0
 }
 
 fn swaps(args: &[&str]) {
@@ -120,7 +122,8 @@ fn a_block_map_and_an_extent_tree_change_places() {
         vfs.format_call(&cred, file, SWAP_BOOT).unwrap();
     });
     fsck(&path, "a map in inode 5");
-    let out = Command::new("tune2fs").args(["-O", "extents"]).arg(&path).output().expect("tune2fs (e2fsprogs)");
+    let out =
+        Command::new("tune2fs").args(["-O", "extents"]).arg(&path).output().expect("tune2fs (e2fsprogs)");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     with_vfs(&|vfs, _| {
         let new = file(vfs, "g");
@@ -141,10 +144,11 @@ fn what_may_not_be_swapped_is_refused() {
     let root = vfs.root().unwrap();
     let f = file(&vfs, "f");
     vfs.write(&cred, &f, 0, b"stays", WriteFlags::empty()).unwrap();
-    let refused = |cred: &Cred, inode: &InodeRef, why: NameError| match vfs.format_call(cred, inode, SWAP_BOOT) {
-        Err(Error::Name(name)) if name == why => {}
-        other => panic!("{other:?}, not {why:?}"),
-    };
+    let refused =
+        |cred: &Cred, inode: &InodeRef, why: NameError| match vfs.format_call(cred, inode, SWAP_BOOT) {
+            Err(Error::Name(name)) if name == why => {}
+            other => panic!("{other:?}, not {why:?}"),
+        };
     refused(&Cred::user(1000, 1000), &f, NameError::NotPermitted);
     refused(&Cred { checked: true, ..Cred::user(1000, 1000) }, &f, NameError::NotPermitted);
     refused(&cred, &root, NameError::Invalid);

@@ -440,7 +440,8 @@ fn the_reserve_is_kept_from_ordinary_users() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     mkfs(&image, &["-t", "ext4", "-m", "25", "-b", "4096"], 64 << 20);
-    let out = std::process::Command::new("tune2fs").args(["-u", "7", "-g", "70"]).arg(&image).output().unwrap();
+    let out =
+        std::process::Command::new("tune2fs").args(["-u", "7", "-g", "70"]).arg(&image).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let vfs = mount(&image);
     let file = make(&vfs, &vfs.root().unwrap(), "f", b"");

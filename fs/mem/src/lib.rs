@@ -465,7 +465,14 @@ impl FileSystem for Mem {
         self.changed(inode, Touch::Data, Logged::Anyway)
     }
 
-    fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64, _room: Room) -> Result<()> {
+    fn fallocate(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        _room: Room,
+    ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         let (first, behind) = (offset / BLOCK64, end.div_ceil(BLOCK64));
         let mut size = inode.size();

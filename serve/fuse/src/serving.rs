@@ -9,8 +9,8 @@ use crate::outside::Flush;
 use crate::session::Server;
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_vfs::*;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Nobody but this mount changes the filesystem, so what the kernel knows stays true.
@@ -38,9 +38,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn pack(self) -> FileHandle {
-        FileHandle(
-            u64::from(self.holds_back) | u64::from(self.ours) << 1 | u64::from(self.open_room) << 2,
-        )
+        FileHandle(u64::from(self.holds_back) | u64::from(self.ours) << 1 | u64::from(self.open_room) << 2)
     }
 
     pub(crate) fn unpack(handle: FileHandle) -> Self {
@@ -151,7 +149,8 @@ impl Serving {
         Handle {
             holds_back,
             ours: self.flusher.outside().is_ours(request.pid()),
-            open_room: flags & O_ACCMODE != O_RDONLY && self.vfs.room(&self.cred_for_room(request)) == Room::Open,
+            open_room: flags & O_ACCMODE != O_RDONLY
+                && self.vfs.room(&self.cred_for_room(request)) == Room::Open,
         }
     }
 
