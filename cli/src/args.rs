@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::failure::EXIT_CODES;
+use crate::image::How;
 
 /// Open ext4 images, mount them in userspace, and know exactly what changed.
 ///
@@ -21,6 +22,25 @@ pub struct Cli {
     /// Answer in JSON: one document, or one object a line where there are several answers.
     #[arg(long, global = true)]
     pub json: bool,
+    /// No progress bars (there are none without a terminal either, nor with --json)
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+}
+
+/// How to open the images of a command that does not mount them.
+#[derive(Debug, Clone, Args)]
+pub struct Image {
+    /// How to open images, separated by commas: offset=BYTES, where the filesystem begins (a partition); nosandbox, do not lock the process
+    /// in that parses; cache=SIZE; norecovery; trust-foreign; all as in ivers mount --help
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    options: Vec<String>,
+}
+
+impl Image {
+    /// What they say, for reading.
+    pub fn how(&self) -> anyhow::Result<How> {
+        crate::options::parse_looking(&self.options)
+    }
 }
 
 /// The commands.
@@ -62,6 +82,9 @@ pub enum Task {
         /// The directory.
         dir: PathBuf,
     },
+    /// The process that parses an image for another one
+    #[command(hide = true)]
+    Keeper,
 }
 
 /// Options of `mount`.
@@ -137,6 +160,8 @@ pub struct Stat {
     /// Follow a symbolic link at the end of the path
     #[arg(short = 'L', long)]
     pub dereference: bool,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `changed`.
@@ -169,6 +194,8 @@ pub struct Changed {
     /// Report only these
     #[arg(long, value_delimiter = ',', value_name = "STATUS")]
     pub only: Vec<crate::changed::Status>,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `ls`.
@@ -183,6 +210,8 @@ pub struct Ls {
     /// Names that begin with a dot too
     #[arg(short, long)]
     pub all: bool,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `cat`.
@@ -191,10 +220,23 @@ pub struct Cat {
     /// IMAGE:/path
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `cp`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
+#[command(after_long_help = "\
+Directories with --recursive, hard links as hard links, holes as holes. Symbolic links are copied as links, but followed where the command line
+names them without --recursive. FIFOs and sockets are made anew, device nodes too where that is allowed. SRC/. means what is in SRC.
+
+With --preserve: owners (as far as this user may give files away: else without set-id bits), permissions, times to the nanosecond, ACLs and extended
+attributes (those that this user may not set are left out). Without: permissions less the umask; in an image all belongs to root.
+
+What cannot be copied is named on standard error and the rest is copied; the exit code says so. A name in the way is replaced, a symbolic link
+too, but no directory. -o goes for all images of the command line.
+
+JSON: copied (how many words of the command line were looked at), files (files, directories and links that are there now), problems.")]
 pub struct Cp {
     /// Files, IMAGE:/path ones among them
     #[arg(required = true)]
@@ -204,9 +246,14 @@ pub struct Cp {
     /// Directories with all that is in them
     #[arg(short, long)]
     pub recursive: bool,
-    /// Keep modes, owners, times and extended attributes where that is allowed
+    /// Keep modes, owners, times, ACLs and extended attributes where that is allowed
     #[arg(short, long)]
     pub preserve: bool,
+    /// Both: --recursive --preserve
+    #[arg(short, long)]
+    pub archive: bool,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `tree`.
@@ -217,6 +264,8 @@ pub struct Tree {
     /// At most this deep
     #[arg(short = 'L', long, default_value_t = u32::MAX, hide_default_value = true)]
     pub depth: u32,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `info`.
@@ -224,6 +273,8 @@ pub struct Tree {
 pub struct Info {
     /// An image, or a directory on a mount
     pub target: PathBuf,
+    #[command(flatten)]
+    pub image: Image,
 }
 
 /// Options of `stats`.
@@ -279,6 +330,9 @@ pub struct Mkfs {
     /// The time of creation, seconds since 1970 (default: now)
     #[arg(long, value_name = "SECONDS")]
     pub timestamp: Option<u32>,
+    /// The owner of the root directory (default: 0:0; without a value: whoever calls)
+    #[arg(long, value_name = "UID:GID", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub root_owner: Option<String>,
     /// Without a journal
     #[arg(long)]
     pub no_journal: bool,

@@ -1,20 +1,21 @@
 //! `changed`: compare change attributes with saved ones.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 use ivers_fuse::MOUNT;
-use ivers_vfs::{Cred, FileType};
+use ivers_vfs::{Cred, FileType, Vfs};
 use serde_json::json;
 
 use crate::facts::{self, Identity};
 use crate::failure::{FAILED, failure};
-use crate::image::{self, Place};
+use crate::image::{self, How, Place};
+use crate::keeper::{Keeper, Order};
+use crate::progress::Progress;
 use crate::state;
 use crate::{args, files, show};
 use ivers::state_format::{Record, State};
@@ -40,40 +41,12 @@ impl Status {
     }
 }
 
-/// Shows how far a walk is, once it takes longer than a second.
-struct Progress {
-    bar: ProgressBar,
-    start: Instant,
-}
-
-impl Progress {
-    fn new() -> Self {
-        let bar = ProgressBar::hidden();
-        bar.set_style(ProgressStyle::default_spinner());
-        Self { bar, start: Instant::now() }
-    }
-
-    fn step(&self) {
-        self.bar.inc(1);
-        if self.bar.is_hidden() && self.start.elapsed() > Duration::from_secs(1) {
-            self.bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
-        }
-        self.bar.set_message(format!("{} files", self.bar.position()));
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
 fn walk_mount(root: &Path) -> Result<State> {
     let mount = facts::served_json(root, MOUNT)?;
     let instance = mount["instance"].as_str().unwrap_or_default().to_owned();
     let mut state = State { instance, ..State::default() };
     let device = std::fs::metadata(root)?.dev();
-    let progress = Progress::new();
+    let progress = Progress::unbounded();
     let mut dirs = vec![PathBuf::new()];
     while let Some(dir) = dirs.pop() {
         let full = root.join(&dir);
@@ -100,14 +73,14 @@ fn walk_mount(root: &Path) -> Result<State> {
                 dirs.push(path.clone());
             }
             state.files.insert(path.as_os_str().as_bytes().to_vec(), record);
-            progress.step();
+            progress.step(1, |files| format!("{files} files"));
         }
     }
     Ok(state)
 }
 
-fn walk_image(image: &Path, path: &[u8]) -> Result<State> {
-    let vfs = image::open_to_read(image)?;
+/// In the keeper of an image.
+pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
     let info = vfs.info();
     let mut instance: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
     if !info.semantics.persistent {
@@ -116,10 +89,10 @@ fn walk_image(image: &Path, path: &[u8]) -> Result<State> {
     }
     let mut state = State { instance, ..State::default() };
     let root = vfs.resolve(&Cred::root(), path, true).with_context(|| image::name(image, path))?;
-    let progress = Progress::new();
+    let progress = Progress::unbounded();
     let mut dirs = vec![(Vec::new(), root)];
     while let Some((dir, inode)) = dirs.pop() {
-        for (name, inode) in files::entries(&vfs, &inode)? {
+        for (name, inode) in files::entries(vfs, &inode)? {
             let path = image::join(&dir, &name);
             if path.len() > 1 << 16 {
                 return Err(ivers_vfs::Error::corrupt("directories without end", show::name(&path)).into());
@@ -131,10 +104,31 @@ fn walk_image(image: &Path, path: &[u8]) -> Result<State> {
             if is_dir {
                 dirs.push((path, inode));
             }
-            progress.step();
+            progress.step(1, |files| format!("{files} files"));
         }
     }
     Ok(state)
+}
+
+/// Have a tree of an image looked at.
+fn ask_image(image: &Path, path: Vec<u8>, how: &How) -> Result<State> {
+    let device = image::open_image(image, how)?;
+    let mut keeper = Keeper::start(&device, image, how)?;
+    drop(device);
+    let (mut from, into) = std::io::pipe()?;
+    let (walked, bytes) = std::thread::scope(|scope| {
+        let walk = scope.spawn(|| {
+            // Held until it is answered, and no longer: the reader waits for the end.
+            let into = into;
+            keeper.order(&Order::Walk { path }, &[into.as_fd()])
+        });
+        let mut bytes = Vec::new();
+        let read = from.read_to_end(&mut bytes);
+        (walk.join(), read.map(|_| bytes))
+    });
+    walked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    keeper.finish()?;
+    State::decode(&bytes?).context("the process that parses talks nonsense")
 }
 
 /// What differs, sorted by path.
@@ -157,11 +151,12 @@ fn compare(old: &State, new: &State) -> Vec<(Vec<u8>, Status, Record)> {
 
 /// `ivers changed`.
 pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
+    let how = args.image.how()?;
     // Before the walk: a state that cannot be used must not cost one.
     let old = args.since.as_deref().map(state::load).transpose()?;
     let new = match Place::parse_image(&args.tree) {
         Place::Host(dir) => walk_mount(&dir)?,
-        Place::Image { image, path } => walk_image(&image, &path)?,
+        Place::Image { image, path } => ask_image(&image, path, &how)?,
     };
     if let Some(old) = old {
         if old.instance != new.instance {

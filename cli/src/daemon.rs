@@ -52,9 +52,11 @@ pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<u32> {
         .spawn()
         .context("cannot start the process that serves")?;
     let mut line = String::new();
+    let waiting = crate::progress::Waiting::to("until the mount serves");
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut line)?;
     }
+    drop(waiting);
     let line = line.trim_end();
     if line == READY {
         return Ok(child.id());

@@ -23,7 +23,7 @@ pub const BUSY: u8 = 6;
 pub const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  failed while it was done (I/O error, no space, permission)
+  1  failed while it was done (I/O error, no space, permission); cp: some files were not copied, each was named, all others were
   2  the command line is wrong
   3  a file, path or image is not there
   4  refused: the image needs a feature that ivers does not have, or holds no filesystem that it knows; the directory is on no
@@ -48,6 +48,23 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// What went wrong was said already, where it did; the code is all that is left.
+#[derive(Debug)]
+pub struct Told(u8);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("see above")
+    }
+}
+
+impl std::error::Error for Told {}
+
+/// An error of which only the code is left to tell.
+pub fn told(code: u8) -> anyhow::Error {
+    Told(code).into()
+}
+
 /// An error that is the caller's to mend.
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Failure { code: USAGE, message: message.into() }.into()
@@ -63,6 +80,9 @@ pub fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if let Some(failure) = cause.downcast_ref::<Failure>() {
             return failure.code;
+        }
+        if let Some(Told(code)) = cause.downcast_ref() {
+            return *code;
         }
         if let Some(error) = cause.downcast_ref::<Error>() {
             return match error {
@@ -120,7 +140,9 @@ pub fn report(program: &str, error: &anyhow::Error) -> ExitCode {
     if error.chain().any(broken_pipe) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("{program}: {}", line(error));
+    if !error.is::<Told>() {
+        eprintln!("{program}: {}", line(error));
+    }
     ExitCode::from(code(error))
 }
 

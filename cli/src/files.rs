@@ -3,15 +3,14 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
 use crate::failure::usage;
-use crate::image::{self, Place};
+use crate::image::{self, Images, Place};
 use crate::{args, facts, show};
 
 /// What a directory of an image holds, sorted by name, without `.` and `..`.
@@ -34,27 +33,21 @@ pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, InodeRef)>> {
         .collect()
 }
 
-/// Opens each image of a command line once.
-#[derive(Default)]
-pub struct Images(Vec<(std::path::PathBuf, Arc<Vfs>)>);
-
-impl Images {
-    /// An image, for reading.
-    pub fn open(&mut self, path: &Path) -> Result<Arc<Vfs>> {
-        if let Some((_, vfs)) = self.0.iter().find(|(open, _)| open == path) {
-            return Ok(vfs.clone());
-        }
-        let vfs = image::open_to_read(path)?;
-        self.0.push((path.to_owned(), vfs.clone()));
-        Ok(vfs)
-    }
-}
-
 fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<InodeRef> {
     vfs.resolve(&Cred::root(), path, follow).with_context(|| image::name(image, path))
 }
 
-fn in_image(word: &Path) -> Result<(std::path::PathBuf, Vec<u8>)> {
+/// An image and a path in it.
+type InImage = (PathBuf, Vec<u8>);
+
+/// What the words of a command line name, and their images.
+fn in_images(words: &[PathBuf], args: &args::Image) -> Result<(Vec<InImage>, Images)> {
+    let places: Vec<_> = words.iter().map(|word| in_image(word)).collect::<Result<_>>()?;
+    let images = Images::open(places.iter().map(|(image, _)| image.as_path()), &args.how()?)?;
+    Ok((places, images))
+}
+
+fn in_image(word: &Path) -> Result<InImage> {
     match Place::parse_image(word) {
         Place::Image { image, path } => Ok((image, path)),
         Place::Host(path) => Err(usage(format!(
@@ -66,16 +59,28 @@ fn in_image(word: &Path) -> Result<(std::path::PathBuf, Vec<u8>)> {
 
 /// `ivers stat`.
 pub fn stat(args: &args::Stat, json: bool) -> Result<()> {
-    let mut images = Images::default();
-    for file in &args.files {
-        let (facts, name) = match Place::parse(file) {
+    let places: Vec<Place> = args.files.iter().map(|file| Place::parse(file)).collect();
+    let how = args.image.how()?;
+    // Before the sandbox, in which the system's files cannot be asked.
+    let mut on_mounts = places
+        .iter()
+        .filter_map(|place| match place {
+            Place::Host(path) => Some(facts::of_path(path, args.dereference)),
+            Place::Image { .. } => None,
+        })
+        .collect::<Vec<_>>()
+        .into_iter();
+    let mut images = Images::open(places.iter().filter_map(Place::image), &how)?;
+    for place in &places {
+        let (facts, name) = match place {
             Place::Host(path) => {
-                (facts::of_path(&path, args.dereference)?, show::json_name(path.as_os_str().as_bytes()))
+                let facts = on_mounts.next().context("a file that was not asked")??;
+                (facts, show::json_name(path.as_os_str().as_bytes()))
             }
             Place::Image { image, path } => {
-                let vfs = images.open(&image)?;
-                let inode = resolve(&vfs, &image, &path, args.dereference)?;
-                (facts::of_inode(&vfs, &inode), image::name(&image, &path))
+                let vfs = images.get(image)?;
+                let inode = resolve(&vfs, image, path, args.dereference)?;
+                (facts::of_inode(&vfs, &inode), image::name(image, path))
             }
         };
         if json { show::json_line(&facts.json(&name))? } else { show::line(facts.text(&name))? }
@@ -118,10 +123,9 @@ fn ls_line(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> 
 
 /// `ivers ls`.
 pub fn ls(args: &args::Ls, json: bool) -> Result<()> {
-    let mut images = Images::default();
-    for word in &args.paths {
-        let (image, path) = in_image(word)?;
-        let vfs = images.open(&image)?;
+    let (places, mut images) = in_images(&args.paths, &args.image)?;
+    for (image, path) in places {
+        let vfs = images.get(&image)?;
         let inode = resolve(&vfs, &image, &path, true)?;
         if inode.kind != FileType::Directory {
             let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
@@ -157,11 +161,10 @@ pub fn pour(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(u64, &[u8]) -> Res
 
 /// `ivers cat`.
 pub fn cat(args: &args::Cat, json: bool) -> Result<()> {
-    let mut images = Images::default();
+    let (places, mut images) = in_images(&args.files, &args.image)?;
     let mut out = std::io::stdout().lock();
-    for word in &args.files {
-        let (image, path) = in_image(word)?;
-        let vfs = images.open(&image)?;
+    for (image, path) in places {
+        let vfs = images.get(&image)?;
         let inode = resolve(&vfs, &image, &path, true)?;
         let name = image::name(&image, &path);
         if inode.kind != FileType::Regular {
@@ -227,7 +230,7 @@ fn grow(
 /// `ivers tree`.
 pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
     let (image, path) = in_image(&args.path)?;
-    let vfs = image::open_to_read(&image)?;
+    let vfs = Images::open([image.as_path()], &args.image.how()?)?.get(&image)?;
     let root = resolve(&vfs, &image, &path, true)?;
     let mut count = [0; 2];
     if !json {
@@ -245,9 +248,21 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
     let facts: Value = if args.target.is_dir() {
         let mut mount = facts::served_json(&args.target, ivers_fuse::MOUNT)?;
         mount["semantics"] = facts::served_json(&args.target, ivers_fuse::SEMANTICS)?;
+        let space = rustix::fs::statvfs(&args.target).with_context(|| args.target.display().to_string())?;
+        let space = [
+            ("block_size", space.f_frsize),
+            ("blocks", space.f_blocks),
+            ("blocks_free", space.f_bfree),
+            ("files", space.f_files),
+            ("files_free", space.f_ffree),
+        ];
+        for (name, value) in space {
+            mount[name] = value.into();
+        }
         mount
     } else {
-        let vfs = image::open_to_read(&args.target)?;
+        let image = args.target.as_path();
+        let vfs = Images::open([image], &args.image.how()?)?.get(image)?;
         let info = vfs.info();
         let space = vfs.stat_fs()?;
         json!({

@@ -36,9 +36,7 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
         return Some((*what).to_owned());
     }
     if shows(512, b"EFI PART") {
-        return Some(
-            "a disk with a GPT partition table: say where the partition begins, -o offset=BYTES".into(),
-        );
+        return Some(chosen("a disk with a GPT partition table", &gpt_partitions(&head)));
     }
     if head.is_empty() {
         return Some("nothing at all (an empty file)".into());
@@ -47,6 +45,33 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
         return Some("zeros at its beginning: no filesystem was made in it yet".into());
     }
     partitions(&head)
+}
+
+/// Says which of the partitions to choose, as far as they are known.
+fn chosen(what: &str, begins: &[u64]) -> String {
+    let begins: Vec<String> = begins.iter().map(|byte| format!("-o offset={byte}")).collect();
+    match &begins[..] {
+        [] => format!("{what}: say where the filesystem begins, -o offset=BYTES"),
+        begins => format!("{what}: choose a partition with {}", begins.join(" or ")),
+    }
+}
+
+/// Where the first partitions of a GPT begin, which is as old as sectors of 512 bytes here.
+fn gpt_partitions(head: &[u8]) -> Vec<u64> {
+    let number = |at: usize, len: usize| {
+        let bytes = head.get(at..at + len)?;
+        Some(bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte)))
+    };
+    let table = number(512 + 72, 8).and_then(|sector| usize::try_from(sector.checked_mul(512)?).ok());
+    let (Some(table), Some(entry)) = (table, number(512 + 84, 4).filter(|&len| (128..=4096).contains(&len)))
+    else {
+        return Vec::new();
+    };
+    let rest = head.get(table..).unwrap_or_default();
+    let entries = rest.chunks_exact(entry as usize).take(16);
+    // The first half is the type, all zeros in an unused entry.
+    let used = entries.filter(|entry| entry[..16].iter().any(|&byte| byte != 0));
+    used.filter_map(|entry| u64::from_le_bytes(entry[32..40].try_into().ok()?).checked_mul(512)).collect()
 }
 
 /// The four slots of a DOS partition table.
@@ -59,11 +84,13 @@ fn partitions(head: &[u8]) -> Option<String> {
         // A boot sector that is no table has code there, whose flag byte is another.
         (slot[4] != 0 && sector != 0 && slot[0] & 0x7F == 0).then(|| u64::from(sector) * 512)
     });
-    let begins: Vec<String> = begins.map(|byte| format!("offset={byte}")).collect();
-    Some(match &begins[..] {
-        [] => "a boot sector; if it has partitions: mount one of them with -o offset=BYTES".to_owned(),
-        begins => format!("a disk with partitions: mount one of them with -o {}", begins.join(" or ")),
-    })
+    let begins: Vec<u64> = begins.collect();
+    let what = if begins.is_empty() {
+        "a boot sector, perhaps of a disk with partitions"
+    } else {
+        "a disk with partitions"
+    };
+    Some(chosen(what, &begins))
 }
 
 #[cfg(test)]
@@ -86,6 +113,20 @@ mod tests {
         device.write_at(446, &slot).unwrap();
         device.write_at(510, &[0x55, 0xAA]).unwrap();
         assert!(recognise(&device).unwrap().ends_with("-o offset=1048576"));
+        let device = MemDevice::new(1 << 20);
+        device.write_at(512, b"EFI PART").unwrap();
+        assert!(recognise(&device).unwrap().ends_with("-o offset=BYTES"));
+        for (at, value) in [
+            (584, 2u64),
+            (596, 128),
+            (1024 + 128, 7),
+            (1024 + 128 + 32, 2048),
+            (1024 + 384, 7),
+            (1024 + 416, u64::MAX),
+        ] {
+            device.write_at(at, &value.to_le_bytes()).unwrap();
+        }
+        assert!(recognise(&device).unwrap().ends_with("choose a partition with -o offset=1048576"));
         for short in [1, 100, 511, 4096] {
             let device = MemDevice::new(short);
             device.write_at(0, &[0x55]).unwrap();

@@ -11,9 +11,10 @@ use ivers_block::{Budget, Device, FileDevice, OffsetDevice, OpenMode};
 use ivers_ext4::Ext4;
 use ivers_mem::Mem;
 use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
+use serde::{Deserialize, Serialize};
 
 use crate::failure::{REFUSED, failure};
-use crate::formats;
+use crate::{confine, formats};
 
 /// What a word on the command line stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +45,14 @@ impl Place {
         Place::Host(word.to_owned())
     }
 
+    /// The image that it is in.
+    pub fn image(&self) -> Option<&Path> {
+        match self {
+            Place::Image { image, .. } => Some(image),
+            Place::Host(_) => None,
+        }
+    }
+
     /// As [`Place::parse`], but a plain file is an image, and its root is meant.
     pub fn parse_image(word: &Path) -> Self {
         match Self::parse(word) {
@@ -54,7 +63,7 @@ impl Place {
 }
 
 /// How to open an image.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct How {
     /// Write nothing.
     pub read_only: bool,
@@ -68,6 +77,8 @@ pub struct How {
     pub commit_s: u64,
     /// The bound of all caches.
     pub cache_bytes: u64,
+    /// Lock the process that parses in.
+    pub sandbox: bool,
 }
 
 impl How {
@@ -86,6 +97,7 @@ impl Default for How {
             no_replay: false,
             commit_s: 5,
             cache_bytes: 256 << 20,
+            sandbox: true,
         }
     }
 }
@@ -158,14 +170,52 @@ fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// An image opened for reading, to be asked about paths.
-pub fn open_to_read(image: &Path) -> Result<Arc<Vfs>> {
-    open("ext4", image, &How::default(), MountOptions { background: false, ..MountOptions::default() })
+/// Open and lock an image that is asked about paths. Reads nothing of it.
+pub fn open_image(image: &Path, how: &How) -> Result<FileDevice> {
+    open_device("ext4", image, how)?.with_context(|| image.display().to_string())
 }
 
-/// An image opened for writing.
-pub fn open_to_write(image: &Path) -> Result<Arc<Vfs>> {
-    open("ext4", image, &How { read_only: false, ..How::default() }, MountOptions::default())
+/// The images of a command line that are only read. All are opened before the first is parsed, since this process locks itself in
+/// between.
+pub struct Images {
+    how: How,
+    open: Vec<(PathBuf, Opened)>,
+}
+
+enum Opened {
+    Device(Option<FileDevice>),
+    Parsed(Arc<Vfs>),
+}
+
+impl Images {
+    /// Open these, and give up the right to open anything else.
+    pub fn open<'a>(images: impl IntoIterator<Item = &'a Path>, how: &How) -> Result<Self> {
+        let mut all = Self { how: how.clone(), open: Vec::new() };
+        for image in images {
+            if !all.open.iter().any(|(open, _)| open == image) {
+                all.open.push((image.to_owned(), Opened::Device(Some(open_image(image, how)?))));
+            }
+        }
+        if !all.open.is_empty() {
+            confine::enter(how.sandbox);
+        }
+        Ok(all)
+    }
+
+    /// One of them, parsed.
+    pub fn get(&mut self, image: &Path) -> Result<Arc<Vfs>> {
+        let open = self.open.iter_mut().find(|(open, _)| open == image);
+        let (_, opened) = open.with_context(|| format!("{} is not open", image.display()))?;
+        match opened {
+            Opened::Parsed(vfs) => Ok(vfs.clone()),
+            Opened::Device(device) => {
+                let options = MountOptions { background: false, ..MountOptions::default() };
+                let vfs = open_on(device.take(), image, &self.how, options)?;
+                *opened = Opened::Parsed(vfs.clone());
+                Ok(vfs)
+            }
+        }
+    }
 }
 
 /// `IMAGE:/path` again.

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod changed;
 mod channel;
+mod confine;
 mod copy;
 mod daemon;
 mod facts;
@@ -14,10 +15,12 @@ mod files;
 mod formats;
 mod fuse2fs;
 mod image;
+mod keeper;
 mod mkfs;
 mod mount;
 mod options;
 mod outcome;
+mod progress;
 mod show;
 mod state;
 mod unmount;
@@ -59,6 +62,9 @@ fn main() -> ExitCode {
         Err(error) => return failure::explain(&error),
     };
     let json = cli.json;
+    if cli.quiet || json {
+        progress::silence();
+    }
     let result = match cli.task {
         Task::Mount(args) => mount::mount(args, json),
         Task::Unmount(args) => unmount::unmount(&args, json),
@@ -79,6 +85,7 @@ fn main() -> ExitCode {
             std::io::stdout().write_all(&text).map_err(Into::into)
         }
         Task::Man { dir } => man(&dir),
+        Task::Keeper => keeper::keep(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

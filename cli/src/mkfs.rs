@@ -8,12 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use ivers_block::{Device, FileDevice, OpenMode};
 use ivers_ext4::mkfs::MkfsOptions;
+use ivers_vfs::Error;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::args::Mkfs;
 use crate::failure::{FAILED, REFUSED, failure, usage};
-use crate::show::parse_size;
+use crate::progress::{self, Progress};
+use crate::show::{self, parse_size};
 
 /// Bytes at the start of a device that tell what lies there: ISO 9660 begins at 32 KiB and btrfs at 64 KiB, with zeros before;
 /// the labels of ZFS end at 512 KiB.
@@ -29,6 +31,22 @@ fn uuid_of(text: Option<&str>, what: &str) -> Result<[u8; 16]> {
     }
 }
 
+/// `UID:GID`; without a value those of who calls.
+fn owner_of(text: Option<&str>) -> Result<(u32, u32)> {
+    match text {
+        None => Ok((0, 0)),
+        Some("") => {
+            use rustix::process::{getegid, geteuid};
+            Ok((geteuid().as_raw(), getegid().as_raw()))
+        }
+        Some(text) => {
+            let numbers =
+                text.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
+            numbers.ok_or_else(|| usage(format!("--root-owner {text}: not two numbers, as 1000:1000")))
+        }
+    }
+}
+
 fn options(args: &Mkfs) -> Result<MkfsOptions> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     Ok(MkfsOptions {
@@ -40,6 +58,7 @@ fn options(args: &Mkfs) -> Result<MkfsOptions> {
         uuid: uuid_of(args.uuid.as_deref(), "uuid")?,
         hash_seed: uuid_of(args.hash_seed.as_deref(), "hash-seed")?,
         timestamp: args.timestamp.unwrap_or(u32::try_from(now).unwrap_or(u32::MAX)),
+        root_owner: owner_of(args.root_owner.as_deref())?,
         journal: !args.no_journal,
         zeroed: false,
     })
@@ -55,6 +74,57 @@ fn open(args: &Mkfs) -> Result<Arc<dyn Device>> {
         return Err(failure(FAILED, format!("{place} is not empty: --force overwrites it")));
     }
     Ok(device)
+}
+
+/// What does not fit is the caller's to mend.
+fn plan(bytes: u64, options: &MkfsOptions, args: &Mkfs) -> Result<()> {
+    ivers_ext4::mkfs::plan(bytes, options).map_err(|error| match error {
+        Error::Incompatible(why) => {
+            usage(format!("{}: {}", args.image.display(), why.trim_start_matches("mkfs: ")))
+        }
+        error => error.into(),
+    })
+}
+
+/// Shows how much has been written: inode tables and the journal of a device take a while.
+struct Watched {
+    device: Arc<dyn Device>,
+    progress: Progress,
+}
+
+impl Device for Watched {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+        self.device.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+        self.progress.step(buf.len() as u64, |written| format!("{} written", progress::bytes(written)));
+        self.device.write_at(offset, buf)
+    }
+
+    fn write_fua(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+        self.device.write_fua(offset, buf)
+    }
+
+    fn flush(&self) -> ivers_block::Result<()> {
+        self.device.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+        self.device.discard(offset, len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.device.is_read_only()
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
 }
 
 /// Run `ivers mkfs`.
@@ -88,7 +158,7 @@ pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
     // Planned on the size that will be, before the file is made or touched.
     let bytes = size.unwrap_or(old_len);
     if !is_device {
-        ivers_ext4::mkfs::plan(bytes, &options)?;
+        plan(bytes, &options, args)?;
     }
     if bytes > old_len && !is_device {
         if old_len > 0 {
@@ -101,19 +171,21 @@ pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
     let device = open(args)?;
     // What was never written reads as zeros: neither tables nor journal need zeroing.
     options.zeroed = old_len == 0 && !is_device;
-    let made = ivers_ext4::mkfs::mkfs(&device, &options).with_context(|| place.to_string())?;
+    plan(device.size_bytes(), &options, args)?;
+    let watched: Arc<dyn Device> = Arc::new(Watched { device, progress: Progress::unbounded() });
+    let made = ivers_ext4::mkfs::mkfs(&watched, &options).with_context(|| place.to_string())?;
+    drop(watched);
     let uuid = Uuid::from_bytes(options.uuid);
     if json {
         let report = json!({
             "path": args.image, "fs": "ext4", "uuid": uuid.to_string(), "block_size": made.block_size,
             "blocks": made.blocks, "inodes": made.inodes, "groups": made.groups, "journal_blocks": made.journal_blocks,
         });
-        println!("{report}");
+        show::json_line(&report)
     } else {
-        println!(
+        show::line(format_args!(
             "{place}: ext4, {} blocks of {} bytes, {} inodes, {} groups, journal of {} blocks, UUID {uuid}",
             made.blocks, made.block_size, made.inodes, made.groups, made.journal_blocks
-        );
+        ))
     }
-    Ok(())
 }

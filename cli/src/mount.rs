@@ -222,7 +222,7 @@ impl Worker {
 }
 
 /// How a process ended, said so that one knows what to think of it.
-fn ending(status: ExitStatus) -> String {
+pub fn ending(status: ExitStatus) -> String {
     match status.signal() {
         Some(SIGSYS) => "was killed: it tried what the sandbox forbids (a hostile image, or a bug)".into(),
         Some(signal) => format!("was killed by signal {signal}"),

@@ -16,8 +16,6 @@ pub struct Options {
     pub vfs: MountOptions,
     /// For the front end.
     pub fuse: FuseOptions,
-    /// Lock the process that parses in.
-    pub sandbox: bool,
     /// Mount though the directory is not empty.
     pub nonempty: bool,
 }
@@ -51,7 +49,6 @@ pub fn parse(words: &[String]) -> Result<Options> {
     let mut how = How { read_only: false, ..How::default() };
     let mut vfs = MountOptions::default();
     let mut fuse = FuseOptions::default();
-    let mut sandbox = true;
     let mut nonempty = false;
     for option in split(words) {
         let bad = |why: &str| usage(format!("mount option {option}: {why}"));
@@ -83,8 +80,8 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     .filter(|s| (1..=900).contains(s))
                     .ok_or_else(|| bad("must be a number of seconds from 1 to 900"))?;
             }
-            ("sandbox", None) => sandbox = true,
-            ("nosandbox", None) => sandbox = false,
+            ("sandbox", None) => how.sandbox = true,
+            ("nosandbox", None) => how.sandbox = false,
             ("nonempty", None) => nonempty = true,
             ("trust-foreign", None) => how.trust_foreign = true,
             ("norecovery" | "noload", None) => how.no_replay = true,
@@ -107,7 +104,24 @@ pub fn parse(words: &[String]) -> Result<Options> {
     if how.no_replay && !how.read_only {
         return Err(usage("mount option norecovery: only with ro, or the journal would be lost"));
     }
-    Ok(Options { how, vfs, fuse, sandbox, nonempty })
+    Ok(Options { how, vfs, fuse, nonempty })
+}
+
+/// Those that mean something where an image is only looked into.
+const LOOKING: &[&str] =
+    &["offset", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
+
+/// The words behind `-o` of a command that opens images without mounting them.
+pub fn parse_looking(words: &[String]) -> Result<How> {
+    for option in split(words) {
+        let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
+        if !LOOKING.contains(&name) {
+            return Err(usage(format!("option {option}: there are {}", LOOKING.join(", "))));
+        }
+    }
+    let mut words = words.to_vec();
+    words.push("ro".to_owned());
+    Ok(parse(&words)?.how)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use ivers_fuse::MOUNT;
 use serde_json::json;
 
 use crate::failure::{BUSY, FAILED, failure, usage};
-use crate::{args, facts, show};
+use crate::{args, facts, progress, show};
 
 /// `ivers unmount`.
 pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
@@ -30,6 +30,7 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
     // Root may unmount what another user's mount does not let it look at.
     let number = std::fs::metadata(&dir).ok().map(|found| found.dev());
     let before = number.map(mounts_of).unwrap_or_default();
+    let waiting = progress::Waiting::to("until the image is safe");
     detach(&dir, args.lazy)?;
     // A new mount may have the number already, but not the whole line.
     let after = number.map(mounts_of).unwrap_or_default();
@@ -56,6 +57,7 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+    drop(waiting);
     if let Some(complaint) = ending.and_then(crate::outcome::Ending::complaint) {
         let dir = dir.display();
         return Err(failure(

@@ -34,13 +34,13 @@ pub fn work(args: &args::Mount, options: Options) -> Result<()> {
 
 fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
     let Some((Order::Open, fds)) = channel.receive()? else { bail!("the worker has no supervisor") };
-    let Options { how, vfs, fuse, sandbox, nonempty: _ } = options;
+    let Options { how, vfs, fuse, nonempty: _ } = options;
     let image = fds
         .into_iter()
         .next()
         .map(|fd| FileDevice::adopt(File::from(fd), args.image.clone(), how.open_mode()));
     let image = image.transpose()?;
-    let sandbox = sandbox.then(ivers_sandbox::enter);
+    let sandbox = how.sandbox.then(ivers_sandbox::enter);
     if let Some(sandbox) = sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {
         log::warn!("{}: the sandbox is not whole: {sandbox}", args.dir.display());
     }

@@ -1,7 +1,7 @@
 //! The command on an image that is not mounted: JSON names, exit codes, `changed`.
 
 use ivers_oracle::Image;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn ivers(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ivers")).args(args).output().unwrap()
@@ -53,6 +53,130 @@ fn mkfs_makes_what_e2fsck_calls_clean_and_equal_calls_make_equal_images() {
     }
     assert!(std::fs::read(&paths[0]).unwrap() == std::fs::read(&paths[1]).unwrap());
     let refused = dir.path().join("refused");
-    assert_eq!(ivers(&["mkfs", refused.to_str().unwrap(), "--size", "8K"]).status.code(), Some(4));
-    assert!(!refused.exists(), "a refused call leaves a file behind");
+    let sized = |words: &[&'static str]| {
+        let mut all = vec!["mkfs", refused.to_str().unwrap(), "--size"];
+        all.extend(words);
+        ivers(&all)
+    };
+    let bad: [&[&str]; 9] = [
+        &["8K"],
+        &["x"],
+        &["64M", "-b", "512"],
+        &["64M", "-I", "300"],
+        &["64M", "-i", "7"],
+        &["64M", "-m", "51"],
+        &["64M", "-L", "a label that is too long"],
+        &["64M", "--root-owner=me"],
+        &["64M", "-U", "no uuid"],
+    ];
+    for words in bad {
+        let output = sized(words);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{words:?}: {said}");
+        assert!(!refused.exists(), "a refused call leaves a file behind");
+    }
+}
+
+#[test]
+fn a_partition_is_looked_into_and_copied_into() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    let image = Image::new("ext4", 16 << 20, &[]).unwrap();
+    let disk = image.dir().join("disk");
+    let mut bytes = vec![0; 1 << 20];
+    bytes[446 + 4] = 0x83;
+    bytes[446 + 8..][..4].copy_from_slice(&2048u32.to_le_bytes());
+    bytes[510..512].copy_from_slice(&[0x55, 0xAA]);
+    bytes.extend(std::fs::read(image.path()).unwrap());
+    std::fs::write(&disk, bytes).unwrap();
+    let path = |name: &str| image.dir().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("file"), "in a partition").unwrap();
+    let (disk, file) = (disk.to_str().unwrap(), format!("{}:/file", disk.display()));
+
+    // What is said without it is what to say.
+    let refused = ivers(&["ls", disk]);
+    assert_eq!(refused.status.code(), Some(4));
+    let hint = String::from_utf8(refused.stderr).unwrap();
+    let option = hint.trim_end().rsplit(' ').next().unwrap();
+    assert_eq!(option, "offset=1048576", "{hint}");
+    let works = |words: &[&str]| {
+        let (command, rest) = words.split_first().unwrap();
+        let mut all = vec![*command, "-o", option];
+        all.extend(rest);
+        let output = ivers(&all);
+        assert!(output.status.success(), "{all:?}: {}", ivers_oracle::said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // The first session of ours on an image vouches for nothing before it.
+    works(&["cp", &path("file"), &format!("{disk}:/first")]);
+    works(&["changed", disk, "--save", &path("state")]);
+    works(&["cp", &path("file"), &file]);
+    assert_eq!(works(&["changed", disk, "--since", &path("state")]), "N file\n");
+    works(&["cp", &file, &path("back")]);
+    assert_eq!(std::fs::read(path("back")).unwrap(), b"in a partition");
+    assert_eq!(works(&["cat", &file]), "in a partition");
+    assert_eq!(works(&["ls", disk]), "file\nfirst\nlost+found\n");
+    assert!(works(&["tree", disk]).contains("── file"));
+    assert!(works(&["stat", &file]).contains("size    14"));
+    assert!(works(&["info", disk]).contains("fs: ext4"));
+    let partition = &std::fs::read(disk).unwrap()[1 << 20..];
+    std::fs::write(image.path(), partition).unwrap();
+    image.check().unwrap();
+
+    for option in ["offset=x", "nonsense", "iversion=off", "rw"] {
+        assert_eq!(ivers(&["ls", "-o", option, disk]).status.code(), Some(2), "{option}");
+    }
+    assert_ne!(ivers(&["ls", "-o", "offset=99999999999", disk]).status.code(), Some(0));
+}
+
+#[test]
+fn the_root_directory_gets_its_owner() {
+    if !ivers_oracle::have_programs(&["e2fsck"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let me = format!("{}:{}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    for (option, owner) in
+        [(None, "0:0"), (Some("--root-owner=70000:8"), "70000:8"), (Some("--root-owner"), &me)]
+    {
+        let image = dir.path().join("image");
+        let place = image.to_str().unwrap();
+        // The last word before the image, which is not its value.
+        let words: Vec<&str> =
+            ["mkfs", "-F", "--size", "16M"].into_iter().chain(option).chain([place]).collect();
+        let made = ivers(&words);
+        assert!(made.status.success(), "{}", ivers_oracle::said(&made));
+        let root = format!("{place}:/");
+        let facts: serde_json::Value =
+            serde_json::from_slice(&ivers(&["stat", "--json", &root]).stdout).unwrap();
+        assert_eq!(format!("{}:{}", facts["uid"], facts["gid"]), owner);
+        ivers_oracle::e2fsck(&image).unwrap();
+        std::fs::remove_file(image).unwrap();
+    }
+}
+
+#[test]
+fn a_closed_standard_output_is_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let (place, state) = (image.to_str().unwrap(), dir.path().join("state"));
+    let commands: [&[&str]; 7] = [
+        &["mkfs", place, "--size", "16M"],
+        &["ls", place],
+        &["tree", place],
+        &["info", place],
+        &["stat", &format!("{place}:/")],
+        &["--help"],
+        &["changed", place, "--save", state.to_str().unwrap()],
+    ];
+    for words in commands {
+        let (from, into) = std::io::pipe().unwrap();
+        drop(from);
+        let child =
+            Command::new(env!("CARGO_BIN_EXE_ivers")).args(words).stdout(into).stderr(Stdio::piped()).spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        let said = ivers_oracle::said(&output);
+        assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {said}");
+    }
 }

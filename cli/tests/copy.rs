@@ -1,42 +1,224 @@
-//! `cp -p` keeps attributes, into an image and out of it.
+//! `cp`: what is kept, what is named, and what a hostile image cannot do.
 
 mod common;
 
 use common::*;
 use ivers_oracle::{Image, TreeOptions, tree};
+use rustix::fs::{CWD, FileType, Mode};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, UNIX_EPOCH};
 
-#[test]
-fn attributes_holes_and_links_come_back_as_they_were() {
-    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
-        return;
-    }
-    let image = Image::new("ext4", 32 << 20, &[]).unwrap();
-    let (source, back) = (image.dir().join("source"), image.dir().join("back"));
+fn image() -> Option<Image> {
+    ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck", "debugfs"])
+        .then(|| Image::new("ext4", 32 << 20, &[]).unwrap())
+}
+
+fn cp(words: &[&str]) -> Output {
+    ivers(["cp"].iter().chain(words))
+}
+
+fn copies(words: &[&str]) {
+    let output = cp(words);
+    assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {}", said(&output));
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// All that a tree can hold, as far as this user may make it.
+fn fill(source: &Path) {
     fs::create_dir_all(source.join("sub/empty")).unwrap();
     fs::write(source.join("sub/file"), "contents").unwrap();
     fs::set_permissions(source.join("sub/file"), fs::Permissions::from_mode(0o4751)).unwrap();
     xattr::set(source.join("sub/file"), "user.note", b"kept").unwrap();
+    // POSIX ACL: version 2, then the owner, user 7, the group, the mask and the others.
+    let acl = [
+        [2, 0, 0, 0].as_slice(),
+        &[1, 0, 7, 0, 255, 255, 255, 255],
+        &[2, 0, 4, 0, 7, 0, 0, 0],
+        &[4, 0, 5, 0, 255, 255, 255, 255],
+        &[16, 0, 5, 0, 255, 255, 255, 255],
+        &[32, 0, 1, 0, 255, 255, 255, 255],
+    ]
+    .concat();
+    let _ = xattr::set(source.join("sub/file"), "system.posix_acl_access", &acl);
+    fs::hard_link(source.join("sub/file"), source.join("twin")).unwrap();
     std::os::unix::fs::symlink("sub/file", source.join("link")).unwrap();
+    fs::set_permissions(source.join("sub"), fs::Permissions::from_mode(0o1500)).unwrap();
     let sparse = fs::File::create(source.join("sparse")).unwrap();
-    sparse.set_len(8 << 20).unwrap();
-    sparse
-        .set_modified(std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_789))
-        .unwrap();
-    drop(sparse);
-    let inside = format!("{}:/source", image.path().display());
-    for (from, to) in [(source.to_str().unwrap(), inside.as_str()), (&inside, back.to_str().unwrap())] {
-        let output = ivers(["cp", "-rp", from, to]);
-        assert!(output.status.success(), "{}", said(&output));
-        image.check().unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"island", 3 << 20).unwrap();
+    sparse.set_len(1 << 40).unwrap();
+    sparse.set_modified(UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789)).unwrap();
+    let special = |name, kind, rdev| {
+        rustix::fs::mknodat(CWD, source.join(name), kind, Mode::from_raw_mode(0o640), rdev)
+    };
+    special("pipe", FileType::Fifo, 0).unwrap();
+    special("socket", FileType::Socket, 0).unwrap();
+    if is_root() {
+        special("null", FileType::CharacterDevice, 0x103).unwrap();
+        special("disk", FileType::BlockDevice, (0x12 << 20) | (7 << 8) | 0x34).unwrap();
+        xattr::set(source.join("pipe"), "trusted.note", b"kept too").unwrap();
+        std::os::unix::fs::lchown(source.join("link"), Some(7), Some(8)).unwrap();
+        std::os::unix::fs::lchown(source.join("pipe"), Some(70_000), Some(80_000)).unwrap();
     }
-    // Change times are of the copy itself.
+}
+
+#[test]
+fn a_tree_comes_back_as_it_was() {
+    let Some(image) = image() else { return };
+    let other = Image::new("ext4", 32 << 20, &["-b", "4096"]).unwrap();
+    let (source, back) = (image.dir().join("source"), image.dir().join("back"));
+    fill(&source);
+    let [inside, copied, third] = [
+        format!("{}:/source", image.path().display()),
+        format!("{}:/copied", image.path().display()),
+        format!("{}:/third", other.path().display()),
+    ];
+    copies(&["-a", text(&source), &inside]);
+    copies(&["-rp", &inside, &copied]);
+    copies(&["-a", &copied, &third]);
+    copies(&["-a", &third, text(&back)]);
+    image.check().unwrap();
+    other.check().unwrap();
+    // Change times are of the copy itself, and sparse files are too long to be hashed.
+    let [before, after] = [&source, &back].map(|dir| fs::metadata(dir.join("sparse")).unwrap());
+    assert_eq!(
+        (before.len(), before.mtime(), before.mtime_nsec()),
+        (after.len(), after.mtime(), after.mtime_nsec())
+    );
+    assert!(after.blocks() < 64, "the hole was filled: {} blocks", after.blocks());
+    let mut island = [0; 6];
+    let sparse = fs::File::open(back.join("sparse")).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&sparse, &mut island, 3 << 20).unwrap();
+    assert_eq!(&island, b"island");
+    for dir in [&source, &back] {
+        fs::remove_file(dir.join("sparse")).unwrap();
+    }
+    let number = |name| fs::metadata(back.join(name)).unwrap().ino();
+    assert_eq!(number("sub/file"), number("twin"));
     let look = |dir| tree(dir, TreeOptions { no_times: true, ..TreeOptions::default() }).unwrap();
     assert_eq!(look(&source), look(&back));
-    let [before, after] = [&source, &back].map(|dir| fs::metadata(dir.join("sparse")).unwrap());
-    assert_eq!((before.mtime(), before.mtime_nsec()), (after.mtime(), after.mtime_nsec()));
-    assert!(after.blocks() < 64, "the hole was filled: {} blocks", after.blocks());
-    assert_eq!(xattr::get(back.join("sub/file"), "user.note").unwrap().unwrap(), b"kept");
-    assert_eq!(fs::metadata(back.join("sub/file")).unwrap().mode() & 0o7777, 0o4751);
+    for name in ["sub", "pipe", "socket", "link", "twin"] {
+        let [before, after] = [&source, &back].map(|dir| fs::symlink_metadata(dir.join(name)).unwrap());
+        assert_eq!((before.mtime(), before.mtime_nsec()), (after.mtime(), after.mtime_nsec()), "{name}");
+        assert_eq!((before.mode(), before.rdev()), (after.mode(), after.rdev()), "{name}");
+    }
+    let acl = |dir: &Path| xattr::get(dir.join("twin"), "system.posix_acl_access").unwrap();
+    assert_eq!(acl(&source), acl(&back));
+
+    // Once more over what is there: still one file with two names.
+    copies(&["-a", &format!("{third}/."), text(&back)]);
+    assert_eq!(number("sub/file"), number("twin"));
+    assert_eq!(fs::metadata(back.join("twin")).unwrap().nlink(), 2);
+}
+
+#[test]
+fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
+    let Some(image) = image() else { return };
+    let (source, out) = (image.dir().join("source"), image.dir().join("out"));
+    for name in ["a", "b", "c"] {
+        fs::create_dir_all(source.join(name)).unwrap();
+        fs::write(source.join(name).join("f"), name).unwrap();
+    }
+    fs::hard_link(source.join("b/f"), source.join("c/twin")).unwrap();
+    let inside = |path: &str| format!("{}:{path}", image.path().display());
+    // What is in the way is a directory where a file is wanted.
+    let before = cp(&["-r", text(&source.join("a")), &inside("/b")]);
+    assert!(before.status.success(), "{}", said(&before));
+    fs::create_dir_all(out.join("b/f")).unwrap();
+    copies(&["-r", &format!("{}/.", text(&source)), &inside("/")]);
+    let back =
+        cp(&["-a", "--json", &inside("/a"), &inside("/missing"), &inside("/b"), &inside("/c"), text(&out)]);
+    assert_eq!(back.status.code(), Some(1), "{}", said(&back));
+    let said_of_it = String::from_utf8(back.stderr).unwrap();
+    let lines: Vec<&str> = said_of_it.lines().collect();
+    assert_eq!(lines.len(), 3, "{said_of_it}");
+    assert!(lines[0].contains("/missing: no such file"), "{said_of_it}");
+    assert!(lines[1].contains("/b/f: exists and is a directory"), "{said_of_it}");
+    assert!(lines[2].contains("/c/twin: another name"), "{said_of_it}");
+    let told: serde_json::Value = serde_json::from_slice(&back.stdout).unwrap();
+    assert_eq!(told["problems"], 3);
+    assert_eq!(fs::read(out.join("c/f")).unwrap(), b"c");
+    assert_eq!(
+        fs::read(out.join("b/f")).map_err(|e| e.kind()).unwrap_err(),
+        std::io::ErrorKind::IsADirectory
+    );
+
+    // All of one kind keep their own code.
+    assert_eq!(cp(&[&inside("/missing"), &inside("/nor"), text(&out)]).status.code(), Some(3));
+    assert_eq!(cp(&[&inside("/a"), text(&out)]).status.code(), Some(2), "without --recursive");
+    assert_eq!(cp(&[&inside("/a/f"), &inside("/b"), &inside("/c/f")]).status.code(), Some(2));
+    image.check().unwrap();
+}
+
+#[test]
+fn nothing_is_copied_onto_or_into_itself() {
+    let Some(image) = image() else { return };
+    let source = image.dir().join("source");
+    fs::create_dir_all(source.join("d")).unwrap();
+    fs::write(source.join("f"), "whole").unwrap();
+    let inside = format!("{}:/source", image.path().display());
+    copies(&["-r", text(&source), &inside]);
+    let host = text(&source).to_owned();
+    for place in [&host, &inside] {
+        let file = cp(&[&format!("{place}/f"), &format!("{place}/f")]);
+        assert_eq!(file.status.code(), Some(1), "{}", said(&file));
+        let into = cp(&["-r", place, &format!("{place}/d")]);
+        assert_eq!(into.status.code(), Some(2), "{}", said(&into));
+        let into = cp(&["-r", place, &format!("{place}/new")]);
+        assert_eq!(into.status.code(), Some(2), "{}", said(&into));
+    }
+    assert_eq!(fs::read(source.join("f")).unwrap(), b"whole");
+    assert_eq!(ivers(["cat", &format!("{inside}/f")]).stdout, b"whole");
+    image.check().unwrap();
+}
+
+#[test]
+fn no_symbolic_link_is_followed_on_the_way_out() {
+    let Some(image) = image() else { return };
+    let (source, outside) = (image.dir().join("source"), image.dir().join("outside"));
+    let out = image.dir().join("out");
+    fs::create_dir_all(source.join("bbb")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    fs::write(source.join("bbb/file"), "hostile").unwrap();
+    std::os::unix::fs::symlink(&outside, source.join("aaa")).unwrap();
+    let inside = format!("{}:/source", image.path().display());
+    copies(&["-r", text(&source), &inside]);
+    fs::create_dir(&out).unwrap();
+    // In the way from the start, too.
+    std::os::unix::fs::symlink(&outside, out.join("bbb")).unwrap();
+    let output = cp(&["-r", &format!("{inside}/."), text(&out)]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("bbb: exists and is a symlink"), "{}", said(&output));
+    fs::remove_file(out.join("bbb")).unwrap();
+    std::os::unix::fs::symlink(outside.join("victim"), out.join("file")).unwrap();
+    copies(&["-r", &format!("{inside}/bbb/."), text(&out)]);
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    assert!(fs::symlink_metadata(out.join("file")).unwrap().is_file());
+}
+
+#[test]
+fn without_preserve_the_umask_counts_and_set_id_bits_go() {
+    let Some(image) = image() else { return };
+    let (source, out) = (image.dir().join("source"), image.dir().join("out"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("f"), "").unwrap();
+    fs::set_permissions(source.join("f"), fs::Permissions::from_mode(0o6777)).unwrap();
+    fs::create_dir(source.join("d")).unwrap();
+    fs::write(source.join("d/inner"), "x").unwrap();
+    fs::set_permissions(source.join("d"), fs::Permissions::from_mode(0o577)).unwrap();
+    let inside = format!("{}:/source", image.path().display());
+    copies(&["-a", text(&source), &inside]);
+    let script = "umask 027; exec \"$@\"";
+    let output = std::process::Command::new("sh")
+        .args(["-c", script, "sh", IVERS, "cp", "-r", &inside, text(&out)])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let mode = |name: &str| fs::metadata(out.join(name)).unwrap().mode() & 0o7777;
+    assert_eq!((mode("f"), mode("d"), mode("d/inner")), (0o750, 0o550, 0o640));
 }

@@ -91,7 +91,10 @@ fn on_a_mount() {
     assert!(facts[0]["btime"].is_null());
     facts[0]["btime"] = facts[0]["mtime"].clone();
     holds("stat", &facts);
-    holds("info", &ask(&["info", dir]));
+    let info = ask(&["info", dir]);
+    holds("info", &info);
+    assert!(info[0]["details"]["features"].as_str().unwrap().contains("extent"), "{info:?}");
+    assert_eq!(info[0]["iversion"], "lazy");
     let stats = ask(&["stats", dir]);
     holds("stats", &stats);
     assert!(stats[0].as_object().unwrap().values().all(Value::is_u64), "{stats:?}");
@@ -102,4 +105,22 @@ fn on_a_mount() {
     }
     holds("unmount", &ask(&["unmount", dir]));
     place.image.check().unwrap();
+
+    // Without a change attribute nothing is promised of it, and every name is still there.
+    place.mount("iversion=off");
+    let facts = ask(&["stat", &format!("{dir}/file")]);
+    assert!(facts[0]["change"].is_null() && facts[0]["stored"].is_null(), "{facts:?}");
+    let info = ask(&["info", dir]);
+    assert_eq!(info[0]["iversion"], "off");
+    for answer in [&facts[0], &info[0]] {
+        let semantics = answer["semantics"].as_object().unwrap();
+        assert_eq!(semantics["no_cookie"], "iversion=off");
+        assert!(semantics.values().all(|value| value == false || value.is_string()), "{semantics:?}");
+    }
+    let state = place.image.dir().join("state");
+    let state = state.to_str().unwrap();
+    assert!(ask(&["changed", dir, "--save", state]).is_empty());
+    let changed = ask(&["changed", dir, "--since", state]);
+    assert!(!changed.is_empty() && changed.iter().all(|line| line["change"].is_null()), "{changed:?}");
+    place.unmount();
 }

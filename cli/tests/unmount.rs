@@ -77,3 +77,30 @@ fn an_image_that_could_not_be_closed_is_no_success() {
     run(IVERS, &["unmount".as_ref(), dir.as_ref()]);
     ivers_oracle::e2fsck(&copy).unwrap();
 }
+
+/// On a terminal, after a second, and not with --quiet: here while a file that is open keeps the mount alive.
+#[test]
+fn who_waits_is_told_so() {
+    if !can_mount() || !ivers_oracle::have_programs(&["script"]) {
+        return;
+    }
+    for (quiet, shown) in [("", true), ("--quiet", false)] {
+        let place = Place::new();
+        place.mount("rw");
+        let open = std::fs::File::create(place.path("open")).unwrap();
+        let command = format!("{IVERS} unmount {quiet} --lazy {}", place.dir.display());
+        let terminal = std::process::Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .stdin(std::process::Stdio::null())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1800));
+        drop(open);
+        let output = terminal.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let told = String::from_utf8_lossy(&output.stdout).contains("until the image is safe");
+        assert_eq!(told, shown, "{}", said(&output));
+        place.image.check().unwrap();
+    }
+}

@@ -217,3 +217,40 @@ fn root_shares_a_fakeroot_mount_with_others_as_they_are() {
     place.unmount();
     place.image.check().unwrap();
 }
+
+#[test]
+fn a_user_copies_all_but_what_only_root_may_make() {
+    if !is_root() {
+        return;
+    }
+    let Some(home) = Home::new() else { return };
+    let dir = home.place.image.dir();
+    let (source, out) = (dir.join("source"), dir.join("out"));
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("program"), "x").unwrap();
+    std::os::unix::fs::chown(source.join("program"), Some(7), Some(8)).unwrap();
+    fs::set_permissions(source.join("program"), fs::Permissions::from_mode(0o6755)).unwrap();
+    xattr::set(source.join("program"), "trusted.note", b"root's").unwrap();
+    xattr::set(source.join("program"), "user.note", b"anybody's").unwrap();
+    let special = |name, kind| {
+        rustix::fs::mknodat(rustix::fs::CWD, source.join(name), kind, Mode::RUSR, 0x103).unwrap()
+    };
+    special("device", FileType::CharacterDevice);
+    special("fifo", FileType::Fifo);
+    let inside = format!("{}:/source", home.place.image.path().display());
+    let into = ivers(["cp".as_ref(), "-a".as_ref(), source.as_os_str(), inside.as_ref()]);
+    assert!(into.status.success(), "{}", said(&into));
+
+    let output =
+        home.run(home.program.as_ref(), &["cp".as_ref(), "-a".as_ref(), inside.as_ref(), out.as_ref()]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.lines().count() == 1 && told.contains("/source/device: not copied: only root"), "{told}");
+    let meta = fs::metadata(out.join("program")).unwrap();
+    assert_eq!((meta.uid(), meta.mode() & 0o7777), (home.user, 0o755), "set-id bits of somebody else");
+    assert_eq!(xattr::get(out.join("program"), "user.note").unwrap().unwrap(), b"anybody's");
+    assert_eq!(xattr::get(out.join("program"), "trusted.note").unwrap(), None);
+    assert!(fs::symlink_metadata(out.join("fifo")).unwrap().mode() & 0o170000 == 0o010000);
+    assert!(!out.join("device").exists());
+    home.place.image.check().unwrap();
+}

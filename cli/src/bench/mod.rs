@@ -16,10 +16,8 @@ mod volume;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::failure::{FAILED, failure, usage};
@@ -39,35 +37,6 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     }
     let lines = if args.fuse { figures::fuse_table(&rows) } else { figures::mode_table(&rows) };
     lines.iter().try_for_each(show::line)
-}
-
-/// A bar on anything that takes more than a second, if there is a terminal.
-struct Progress {
-    bar: ProgressBar,
-    begun: Instant,
-}
-
-impl Progress {
-    fn new(steps: u64) -> Result<Self> {
-        let bar = ProgressBar::hidden();
-        bar.set_length(steps);
-        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")?);
-        Ok(Self { bar, begun: Instant::now() })
-    }
-
-    fn step(&self, what: &str) {
-        if self.bar.is_hidden() && self.begun.elapsed() > Duration::from_secs(1) {
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
-        }
-        self.bar.set_message(what.to_owned());
-        self.bar.inc(1);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
 }
 
 /// Where a program is. An ordinary user's PATH lacks the directories of system programs.

@@ -11,10 +11,11 @@ use ivers_vfs::{ChangeMode, MountOptions};
 use serde_json::{Value, json};
 
 use super::figures::{Samples, median, places, rate, spread};
+use super::make_image;
 use super::volume::{Counts, InProcess, Kernel, Volume};
-use super::{Progress, make_image};
 use crate::args;
 use crate::image::{self, How};
+use crate::progress::Progress;
 
 /// In the order of a round.
 const MODES: [(&str, ChangeMode); 3] =
@@ -239,7 +240,7 @@ fn row(fs: &str, workload: &Workload, args: &args::Bench, scratch: &Path, bar: &
             ours.iter_mut().rev().try_for_each(|course| course.round(workload, ops))?;
         }
         kernel.iter_mut().try_for_each(|course| course.round(workload, ops))?;
-        bar.step(&format!("{fs} {}", workload.name));
+        bar.step(1, |_| format!("{fs} {}", workload.name));
     }
     for course in &mut ours {
         course.end()?;
@@ -308,7 +309,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
     let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
     std::fs::create_dir(scratch.path().join("kernel"))?;
     let rounds: u64 = WORKLOADS.iter().map(|workload| plan(workload, args).0).sum();
-    let bar = Progress::new(args.fs.len() as u64 * rounds)?;
+    let bar = Progress::of(args.fs.len() as u64 * rounds);
     let mut rows = Vec::new();
     for fs in &args.fs {
         for workload in &WORKLOADS {

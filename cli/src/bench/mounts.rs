@@ -12,9 +12,10 @@ use serde_json::{Map, Value, json};
 
 use super::figures::{Samples, median, places, rate};
 use super::volume::Kernel;
-use super::{Progress, find_program, make_image, run};
+use super::{find_program, make_image, run};
 use crate::args;
 use crate::failure::{FAILED, failure};
+use crate::progress::Progress;
 
 const IVERS: &str = "ivers";
 const FUSE2FS: &str = "fuse2fs";
@@ -272,7 +273,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
             Err(why) => _ = missing.insert(KERNEL.into(), format!("{why:#}").into()),
         },
     }
-    let bar = Progress::new(u64::from(rounds) * (WORKLOADS.len() * peers.len()) as u64)?;
+    let bar = Progress::of(u64::from(rounds) * (WORKLOADS.len() * peers.len()) as u64);
     for round in 0..rounds {
         for (workload, (name, _)) in WORKLOADS.iter().enumerate() {
             let ops = ops_of(workload, args, &packed);
@@ -280,7 +281,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
                 let what = format!("{name} {}", peer.name);
                 let seconds = work(peer, workload, ops, round, &packed).with_context(|| what.clone())?;
                 peer.seconds[workload].push(seconds);
-                bar.step(&what);
+                bar.step(1, |_| what.clone());
             }
         }
     }

@@ -472,3 +472,20 @@ fn the_reserve_is_kept_from_ordinary_users() {
     drop(vfs);
     fsck(&image, "the reserve in use");
 }
+
+#[test]
+fn without_the_feature_no_file_grows_large() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext2", "-O", "^large_file"], 16 << 20);
+    let vfs = mount(&path);
+    let cred = Cred::root();
+    let (file, _) = vfs.create(&cred, &vfs.root().unwrap(), b"f", &CreateSpec::file(0o600), false).unwrap();
+    let largest = (1 << 31) - 1;
+    vfs.set_attr(&cred, &file, &SetAttr { size: Some(largest), ..SetAttr::default() }).unwrap();
+    let beyond = SetAttr { size: Some(largest + 1), ..SetAttr::default() };
+    assert!(matches!(vfs.set_attr(&cred, &file, &beyond), Err(Error::Name(NameError::TooLarge))));
+    drop(file);
+    vfs.unmount().unwrap();
+    fsck(&path, "a file of 2 GiB less one byte");
+}

@@ -1,7 +1,7 @@
 //! The change attribute as programs see it.
 
 use crate::session::Server;
-use ivers_vfs::{Inode, Vfs};
+use ivers_vfs::{ChangeMode, Inode, Vfs};
 use serde_json::{Value, json};
 
 /// The change attribute, decimal.
@@ -61,14 +61,16 @@ pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
 pub fn semantics(vfs: &Vfs) -> Value {
     let promises = vfs.info().semantics;
     let missing = vfs.no_cookie();
+    // Nothing is promised of a number that is not there.
+    let kept = |promise: bool| promise && missing.is_none();
     json!({
         "cookie": missing.is_none(),
         "no_cookie": missing,
-        "data": promises.data,
-        "metadata": promises.metadata,
-        "monotonic": promises.monotonic,
-        "persistent": promises.persistent,
-        "crash_safe": promises.crash_safe,
+        "data": kept(promises.data),
+        "metadata": kept(promises.metadata),
+        "monotonic": kept(promises.monotonic),
+        "persistent": kept(promises.persistent),
+        "crash_safe": kept(promises.crash_safe),
     })
 }
 
@@ -105,6 +107,12 @@ pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
         "pid": server.pid,
         "sandbox": server.sandbox,
         "read_only": vfs.is_read_only(),
+        "iversion": match vfs.options().mode {
+            ChangeMode::Lazy => "lazy",
+            ChangeMode::Eager => "eager",
+            ChangeMode::Off => "off",
+        },
+        "details": vfs.fs().describe().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
     })
     .to_string()
 }
@@ -134,7 +142,7 @@ pub(crate) fn ioctl_reply(vfs: &Vfs, inode: &Inode, change: Option<u64>) -> [u8;
     .into_iter()
     .enumerate()
     {
-        flags |= u32::from(on) << bit;
+        flags |= u32::from(on && change.is_some()) << bit;
     }
     let stored = if change.is_some() { vfs.stored_version(inode) } else { 0 };
     let mut out = [0; IOCTL_BYTES];

@@ -232,6 +232,9 @@ fn without_a_cookie_there_is_no_number() {
         serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
     assert_eq!(semantics["cookie"], false);
     assert!(semantics["no_cookie"].is_string());
+    for promise in ["data", "metadata", "monotonic", "persistent", "crash_safe"] {
+        assert_eq!(semantics[promise], false, "{promise} of a number that is not there");
+    }
     session.unmount().unwrap();
 }
 

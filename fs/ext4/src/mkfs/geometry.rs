@@ -24,6 +24,8 @@ pub struct MkfsOptions {
     pub hash_seed: [u8; 16],
     /// Seconds since 1970: the time of creation and of every special inode.
     pub timestamp: u32,
+    /// User and group that the root directory belongs to.
+    pub root_owner: (u32, u32),
     /// With a journal.
     pub journal: bool,
     /// The device is known to read as zeros: inode tables and the journal need no zeroing.
@@ -41,6 +43,7 @@ impl Default for MkfsOptions {
             uuid: [0; 16],
             hash_seed: [0; 16],
             timestamp: 0,
+            root_owner: (0, 0),
             journal: true,
             zeroed: false,
         }

@@ -294,6 +294,7 @@ impl Maker<'_> {
         let entries: [(u32, &[u8]); 3] = [(ROOT_INO, b"."), (ROOT_INO, b".."), (FIRST_INO, b"lost+found")];
         self.put(root, &self.dir_block(ROOT_INO, &entries))?;
         let mut image = self.new_inode(FileType::Directory, 0o755, 3);
+        (image.attr.uid, image.attr.gid) = self.options.root_owner;
         self.map(&mut image, &[(root, 1)]);
         self.put_inode(ROOT_INO, &image)?;
 

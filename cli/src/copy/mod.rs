@@ -1,0 +1,155 @@
+//! `cp`: between the system and images, and between images.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`stream`] | what travels from the process that reads to the one that writes |
+//! | [`source`] | reading: the system's files, an image |
+//! | [`sink`] | writing: the system's files, an image |
+//!
+//! This process touches the system's files and no byte of an image: each image has a [keeper](crate::keeper), locked in. They are joined by
+//! one pipe, into which the sources write one after the other.
+
+pub mod sink;
+pub mod source;
+pub mod stream;
+
+use std::io::{PipeWriter, pipe};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::failure::told;
+use crate::image::{self, How, Place};
+use crate::keeper::{Absorb, Emit, Keeper, Order};
+use crate::{args, show};
+use sink::Outcome;
+use source::{Emitter, Wish};
+use stream::{BrokeOff, Message, Number, Sender};
+
+/// The images of a command line, each with its keeper. The first is the one that is written, if one is.
+struct Keepers(Vec<(PathBuf, Keeper)>);
+
+impl Keepers {
+    /// Open them all, so that nothing is done if one of them cannot be.
+    fn start(args: &args::Cp, to: &Place, how: &How) -> Result<Self> {
+        let mut wanted: Vec<(PathBuf, How)> = Vec::new();
+        if let Place::Image { image, .. } = to {
+            wanted.push((image.clone(), How { read_only: false, ..how.clone() }));
+        }
+        for word in &args.from {
+            if let Place::Image { image, .. } = Place::parse(word)
+                && !wanted.iter().any(|(open, _)| is_same(open, &image))
+            {
+                wanted.push((image, how.clone()));
+            }
+        }
+        let open = |(image, how): (PathBuf, How)| -> Result<(PathBuf, Keeper)> {
+            let device = image::open_image(&image, &how)?;
+            let keeper = Keeper::start(&device, &image, &how)?;
+            Ok((image, keeper))
+        };
+        Ok(Self(wanted.into_iter().map(open).collect::<Result<_>>()?))
+    }
+
+    fn finish(self) -> Result<()> {
+        self.0.into_iter().try_for_each(|(_, keeper)| keeper.finish().map(drop))
+    }
+
+    fn find(&mut self, image: &Path) -> Result<(u32, &mut Keeper)> {
+        let at = self.0.iter().position(|(open, _)| is_same(open, image)).context("an image is not open")?;
+        // The system's own files are the origin before the first.
+        Ok((at as u32 + sink::HOST_ORIGIN + 1, &mut self.0[at].1))
+    }
+}
+
+/// Whether two words name one image: its lock would keep the second from being opened.
+fn is_same(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let number = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    one == other || number(one).is_some_and(|one| number(other) == Some(one))
+}
+
+/// `ivers cp`.
+pub fn cp(args: &args::Cp, json: bool) -> Result<()> {
+    let args = &args::Cp {
+        recursive: args.recursive || args.archive,
+        preserve: args.preserve || args.archive,
+        ..args.clone()
+    };
+    let how = args.image.how()?;
+    let to = Place::parse(&args.to);
+    let outcome = match &to {
+        Place::Image { image, path } => into_image(args, &to, image, path, &how)?,
+        Place::Host(path) => onto_host(args, &to, path, &how)?,
+    };
+    report(args, outcome, json)
+}
+
+fn into_image(args: &args::Cp, to: &Place, image: &Path, path: &[u8], how: &How) -> Result<Outcome> {
+    let mut keepers = Keepers::start(args, to, how)?;
+    let (from, into) = pipe()?;
+    let (origin, keeper) = keepers.find(image)?;
+    let (many, preserve) = (args.from.len() > 1, args.preserve);
+    let absorb = Absorb { path: path.to_vec(), many, preserve, origin };
+    keeper.order(&Order::Absorb(absorb), &[from.as_fd()])?;
+    drop(from);
+    let fed = feed(args, &mut keepers, None, into);
+    // If the writer failed, that is why the sources could not go on.
+    let outcome = keepers.0.remove(0).1.finish()?;
+    fed?;
+    keepers.finish()?;
+    outcome.context("the process that writes has nothing to say")
+}
+
+fn onto_host(args: &args::Cp, to: &Place, path: &Path, how: &How) -> Result<Outcome> {
+    let target = sink::Host::new(path, args.from.len() > 1, args.preserve)?;
+    let mut keepers = Keepers::start(args, to, how)?;
+    let (from, into) = pipe()?;
+    let (fed, absorbed) = std::thread::scope(|scope| {
+        let feeder = scope.spawn(|| feed(args, &mut keepers, target.number(), into));
+        let absorbed = sink::absorb(&target, from);
+        (feeder.join(), absorbed)
+    });
+    // A source that died cuts the stream short: its own error says more.
+    if absorbed.as_ref().is_err_and(|error| error.is::<BrokeOff>()) {
+        fed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    let outcome = absorbed?;
+    keepers.finish()?;
+    Ok(outcome)
+}
+
+/// Have all sources written into the pipe, in their order.
+fn feed(args: &args::Cp, keepers: &mut Keepers, avoid: Option<Number>, into: PipeWriter) -> Result<()> {
+    let (recursive, preserve) = (args.recursive, args.preserve);
+    let mut host = Emitter::new(sink::HOST_ORIGIN, Wish { recursive, preserve, avoid });
+    let mut out = Sender::new(&into);
+    for word in &args.from {
+        let shown = word.display().to_string();
+        match Place::parse(word) {
+            Place::Host(path) => {
+                let name = sink::last_name(path.as_os_str().as_bytes());
+                let node = if recursive { Ok(path.clone()) } else { path.canonicalize().map_err(Into::into) };
+                host.emit(&source::Host, node, &shown, name, &mut out)?;
+            }
+            Place::Image { image, path } => {
+                let (origin, keeper) = keepers.find(&image)?;
+                let emit = Emit { origin, shown, path, recursive, preserve };
+                keeper.order(&Order::Emit(emit), &[into.as_fd()])?;
+            }
+        }
+    }
+    out.send(&Message::Finish)?;
+    out.flush()
+}
+
+fn report(args: &args::Cp, outcome: Outcome, json: bool) -> Result<()> {
+    if json {
+        show::json_line(&serde_json::json!({
+            "copied": args.from.len(), "files": outcome.files, "problems": outcome.problems,
+        }))?;
+    }
+    if outcome.problems == 0 { Ok(()) } else { Err(told(outcome.code)) }
+}

@@ -1,0 +1,92 @@
+//! Reading the system's own files.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::{Item, Source};
+
+/// The system's files, which are named by their paths.
+pub struct Host;
+
+impl Source for Host {
+    type Node = PathBuf;
+
+    fn look(&self, path: &PathBuf) -> Result<Item> {
+        let meta = fs::symlink_metadata(path)?;
+        let target =
+            if meta.is_symlink() { fs::read_link(path)?.into_os_string().into_vec() } else { Vec::new() };
+        Ok(Item {
+            name: Vec::new(),
+            number: (meta.dev(), meta.ino()),
+            has_twins: !meta.is_dir() && meta.nlink() > 1,
+            mode: meta.mode(),
+            uid: meta.uid(),
+            gid: meta.gid(),
+            rdev: meta.rdev() as u32,
+            atime: (meta.atime(), meta.atime_nsec() as u32),
+            mtime: (meta.mtime(), meta.mtime_nsec() as u32),
+            target,
+        })
+    }
+
+    fn xattrs(&self, path: &PathBuf) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let names = match xattr::list(path) {
+            Ok(names) => names,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        // A value that cannot be read is not this user's to keep.
+        let read = |name: std::ffi::OsString| Some((xattr::get(path, &name).ok()??, name));
+        Ok(names.filter_map(read).map(|(value, name)| (name.into_vec(), value)).collect())
+    }
+
+    fn names(&self, dir: &PathBuf) -> (Vec<Vec<u8>>, Result<()>) {
+        let mut names = Vec::new();
+        let mut read = || -> Result<()> {
+            for entry in fs::read_dir(dir)? {
+                names.push(entry?.file_name().into_vec());
+            }
+            Ok(())
+        };
+        let whole = read();
+        names.sort();
+        (names, whole)
+    }
+
+    fn child(&self, dir: &PathBuf, name: &[u8]) -> Result<PathBuf> {
+        Ok(dir.join(OsStr::from_bytes(name)))
+    }
+
+    fn pour(&self, path: &PathBuf, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
+        let file = File::open(path)?;
+        let mut buffer = vec![0; super::super::stream::PIECE_MAX];
+        let mut at = 0;
+        loop {
+            // Files that know no holes are all data.
+            let (from, to) = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+                Ok(from) => (from, rustix::fs::seek(&file, SeekFrom::Hole(from))?),
+                Err(Errno::NXIO) => return Ok(file.metadata()?.len().max(at)),
+                Err(_) => (at, u64::MAX),
+            };
+            at = from;
+            while at < to {
+                let room = usize::try_from(to - at).unwrap_or(usize::MAX).min(buffer.len());
+                match file.read_at(&mut buffer[..room], at)? {
+                    0 => return Ok(at),
+                    n => {
+                        sink(at, &buffer[..n])?;
+                        at += n as u64;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The processes that parse an image without mounting it are locked in.
+
+mod common;
+
+use common::*;
+use ivers_oracle::Image;
+use rustix::process::Signal;
+use std::io::{PipeReader, PipeWriter, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// An image with a large file in it.
+fn image() -> Option<Image> {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return None;
+    }
+    let image = Image::new("ext4", 160 << 20, &[]).unwrap();
+    std::fs::write(image.dir().join("big"), vec![7; 24 << 20]).unwrap();
+    let inside = format!("{}:/", image.path().display());
+    let output = ivers(["cp".as_ref(), image.dir().join("big").as_os_str(), inside.as_ref()]);
+    assert!(output.status.success(), "{}", said(&output));
+    Some(image)
+}
+
+/// A pipe into which not one byte more goes.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (from, mut into) = std::io::pipe().unwrap();
+    let flags = rustix::fs::fcntl_getfl(&into).unwrap();
+    rustix::fs::fcntl_setfl(&into, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+    while into.write(&[0; 4096]).is_ok() {}
+    while into.write(&[0]).is_ok() {}
+    rustix::fs::fcntl_setfl(&into, flags).unwrap();
+    (from, into)
+}
+
+fn is_locked_in(pid: i32) -> bool {
+    status(pid, "Seccomp") == "2"
+        && status(pid, "NoNewPrivs") == "1"
+        && status(pid, "CapEff") == "0000000000000000"
+        && status(pid, "Seccomp_filters") == "2"
+}
+
+fn pid(child: &Child) -> i32 {
+    i32::try_from(child.id()).unwrap()
+}
+
+#[test]
+fn commands_that_read_are_locked_in_when_they_answer() {
+    let Some(image) = image() else { return };
+    let root = format!("{}:/", image.path().display());
+    let big = format!("{root}big");
+    let commands: [&[&str]; 7] = [
+        &["ls", "-l", &root],
+        &["tree", &root],
+        &["cat", &big],
+        &["stat", &big],
+        &["info", image.path().to_str().unwrap()],
+        &["stat", &root, &big],
+        &["ls", "-o", "nosandbox", &root],
+    ];
+    for words in commands {
+        let (from, into) = full_pipe();
+        let mut child = Command::new(IVERS).args(words).stdin(Stdio::null()).stdout(into).spawn().unwrap();
+        // It sleeps in a write that nobody reads: the image has been parsed.
+        wait_until("the command blocks", || {
+            std::fs::read_to_string(format!("/proc/{}/wchan", child.id()))
+                .is_ok_and(|at| at.contains("pipe_write"))
+                || std::fs::read_to_string(format!("/proc/{}/syscall", child.id()))
+                    .is_ok_and(|call| call.starts_with("1 0x1 "))
+        });
+        assert_eq!(is_locked_in(pid(&child)), !words.contains(&"nosandbox"), "{words:?}");
+        drop(from);
+        child.wait().unwrap();
+    }
+}
+
+/// The first child of a process that is seen locked in. The process is stopped meanwhile, so that the child has somebody to wait for.
+fn locked_in_child(parent: &Child) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let children = format!("/proc/{0}/task/{0}/children", parent.id());
+    while Instant::now() < deadline && runs(pid(parent)) {
+        let found = std::fs::read_to_string(&children).unwrap_or_default();
+        if let Some(child) = found.split(' ').find_map(|word| word.parse().ok()) {
+            signal(pid(parent), Signal::STOP);
+            std::thread::sleep(Duration::from_millis(20));
+            let locked_in = is_locked_in(child);
+            signal(pid(parent), Signal::CONT);
+            if locked_in {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+#[test]
+fn commands_that_work_with_files_leave_the_parsing_to_a_process_that_is_locked_in() {
+    let Some(image) = image() else { return };
+    let path = |name: &str| image.dir().join(name).to_str().unwrap().to_owned();
+    let name = image.path().to_str().unwrap();
+    let inside = |path: &str| format!("{name}:{path}");
+    let commands: [&[&str]; 4] = [
+        &["cp", &inside("/big"), &path("back")],
+        &["cp", &path("big"), &inside("/again")],
+        &["cp", &inside("/big"), &inside("/third")],
+        &["changed", name, "--save", &path("state")],
+    ];
+    for words in commands {
+        // The copies go on for a while; a walk of this image does not, so it may take several.
+        let seen = (0..50).any(|_| {
+            let mut child = Command::new(IVERS).args(words).stdin(Stdio::null()).spawn().unwrap();
+            let seen = locked_in_child(&child);
+            assert!(child.wait().unwrap().success(), "{words:?}");
+            let _ = std::fs::remove_file(path("back"));
+            seen
+        });
+        assert!(seen, "{words:?}");
+    }
+    image.check().unwrap();
+}
