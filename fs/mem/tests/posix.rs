@@ -296,6 +296,25 @@ fn set_id_bits_go_with_a_write() {
     refused(vfs.get_xattr(&cred, &f, "security.capability"), NameError::NoAttribute);
 }
 
+/// A front end whose kernel checks permissions still says who calls, and that alone decides here.
+#[test]
+fn set_id_bits_go_with_copies_and_fallocate() {
+    let vfs = mount();
+    let (from, f) = (file(&vfs, "from"), file(&vfs, "f"));
+    write(&vfs, &from, 0, b"contents");
+    let checked = |uid| Cred { uid, checked: true, ..Cred::root() };
+    let set_id = SetAttr { perm: Some(0o6755), ..SetAttr::default() };
+    for (uid, left) in [(0, 0o6755), (1000, 0o755)] {
+        vfs.set_attr(&Cred::root(), &f, &set_id).unwrap();
+        assert_eq!(vfs.copy_range(&checked(uid), &from, 0, &f, 0, 8).unwrap(), 8);
+        assert_eq!(vfs.stat(&f).perm, left, "copied by {uid}");
+        vfs.set_attr(&Cred::root(), &f, &set_id).unwrap();
+        let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+        vfs.fallocate(&checked(uid), &f, punch, 0, 4).unwrap();
+        assert_eq!(vfs.stat(&f).perm, left, "punched by {uid}");
+    }
+}
+
 #[test]
 fn extended_attributes() {
     let vfs = mount();

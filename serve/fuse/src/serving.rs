@@ -19,10 +19,11 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 const ESTALE: i32 = 116;
 pub(crate) const ENODATA: i32 = 61;
 pub(crate) const O_TRUNC: i32 = 0o1000;
+pub(crate) const O_APPEND: i32 = 0o2000;
 pub(crate) const O_DSYNC: i32 = 0o10000;
 pub(crate) const O_DIRECT: i32 = 0o40000;
-const O_ACCMODE: i32 = 3;
-const O_RDONLY: i32 = 0;
+pub(crate) const O_ACCMODE: i32 = 3;
+pub(crate) const O_RDONLY: i32 = 0;
 const O_WRONLY: i32 = 1;
 
 /// An open file is known by two facts, which its handle carries: no table to look up.

@@ -4,9 +4,9 @@ use super::Ops;
 use super::reply::{Reply, answer};
 use crate::errno::errno;
 use crate::outside::Flush;
-use crate::serving::{Handle, O_DIRECT, O_DSYNC, O_TRUNC, OrErrno, Serving};
+use crate::serving::{Handle, O_ACCMODE, O_APPEND, O_DIRECT, O_DSYNC, O_RDONLY, O_TRUNC, OrErrno, Serving};
 use fuser::*;
-use ivers_vfs::{Cred, FallocateMode, SetAttr, WriteFlags as VfsWrite};
+use ivers_vfs::{Cred, FallocateMode, InodeFlags, SetAttr, WriteFlags as VfsWrite};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
@@ -27,6 +27,11 @@ impl Ops {
         let node = s.node(ino)?;
         let cred = s.cred(request);
         s.vfs.access(&cred, &node.inode, Serving::open_mask(flags)).or_errno()?;
+        // The writes themselves come from the kernel's cache, when it is too late to refuse them.
+        let overwrites = flags & O_ACCMODE != O_RDONLY && (flags & O_APPEND == 0 || flags & O_TRUNC != 0);
+        if overwrites && s.vfs.stat(&node.inode).flags.contains(InodeFlags::APPEND) {
+            return Err(Errno::EPERM);
+        }
         let handle = s.handle(request, flags);
         if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
@@ -69,9 +74,10 @@ impl Ops {
         how.set(VfsWrite::KILL_PRIV, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
         // Its times come by SETATTR, before or after the data: they must not be moved past those.
         how.set(VfsWrite::KEEP_TIMES, s.kernel_keeps_times.load(Ordering::Relaxed));
-        // From the page cache: whose flags and identity these are is a guess. O_APPEND needs nothing: only the kernel
-        // moves the end of the file, and it has placed the write.
+        // From the page cache: whose flags and identity these are is a guess. O_APPEND moves nothing: only the kernel
+        // knows the end of the file, and it has placed the write.
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        how.set(VfsWrite::ACCEPTED, from_cache || flags & O_APPEND != 0);
         if !from_cache {
             how.set(VfsWrite::SYNC, flags & O_DSYNC != 0);
             how.set(VfsWrite::DIRECT, flags & O_DIRECT != 0);
