@@ -96,7 +96,12 @@ impl FileSystem for Ext4 {
             block_size: self.sb.block_size,
             root: Ino(u64::from(ROOT_INO)),
             name_max: 255,
-            max_file_size: blocks << bits,
+            // The upper half of a size has another meaning in old images until this feature says otherwise.
+            max_file_size: if self.sb.ro_compat.contains(RoCompat::LARGE_FILE) {
+                blocks << bits
+            } else {
+                (1 << 31) - 1
+            },
             max_links: 65000,
             time_granularity_ns: if self.sb.want_extra_isize >= 16 { 1 } else { 1_000_000_000 },
             semantics: self.semantics(),
