@@ -98,6 +98,7 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
         let place = || format!("{}, inode {}", image::name(image, &dir), inode.ino.0);
         been.enter(inode.ino.0, depth, dir.len(), place)?;
         for (name, inode) in files::entries(vfs, &inode)? {
+            let inode = inode?;
             let path = image::join(&dir, &name);
             if !room.take(&path, &name) {
                 return Err(state::too_long());

@@ -15,6 +15,7 @@ mod failure;
 mod files;
 mod formats;
 mod fuse2fs;
+mod help;
 mod image;
 mod keeper;
 mod mkfs;
