@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::failure::EXIT_CODES;
+use crate::help;
 use crate::image::How;
 
 /// Open ext4 images, mount them in userspace, and know exactly what changed.
@@ -14,7 +14,7 @@ use crate::image::How;
 ///
 /// Files in an image that is not mounted are written IMAGE:/path.
 #[derive(Debug, Parser)]
-#[command(name = "ivers", version, after_long_help = EXIT_CODES, infer_long_args = true)]
+#[command(name = "ivers", version, after_long_help = help::IVERS, infer_long_args = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -30,8 +30,10 @@ pub struct Cli {
 /// How to open the images of a command that does not mount them.
 #[derive(Debug, Clone, Args)]
 pub struct Image {
-    /// How to open images, separated by commas: offset=BYTES, where the filesystem begins (a partition); nosandbox, do not lock the process
-    /// in that parses; cache=SIZE; norecovery; trust-foreign; all as in ivers mount --help
+    /// How to open images: offset=BYTES (where a partition begins) and others
+    ///
+    /// Separated by commas: offset=BYTES, where in the image the filesystem begins (a partition); nosandbox, do not lock the process in that
+    /// parses; cache=SIZE; norecovery; trust-foreign. See `ivers mount --help`.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
 }
@@ -89,29 +91,7 @@ pub enum Task {
 
 /// Options of `mount`.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-Mount options (-o), separated by commas:
-  ro, rw                     read-only, writable (the default)
-  iversion=lazy|eager|off    when the change attribute moves; also i_version (lazy), noiversion (off)
-  lazytime, nolazytime       keep pure timestamp changes in memory for up to a day
-  relatime, noatime, strictatime
-  cache=SIZE                 bound of all caches together, as 64M or 1G (default 256M)
-  offset=BYTES               where in the image the filesystem begins (a partition)
-  commit=SECONDS             longest time that a change stays out of the journal (default 5)
-  trust-foreign              believe stored change attributes though another system wrote to the image
-  norecovery                 with ro: do not replay the journal, not even in memory
-  nonempty                   mount though there is something in the directory, which then cannot be seen
-  nosandbox                  do not lock the process in that parses the image (for debugging)
-  allow_other, default_permissions, no_default_permissions, fakeroot, threads=N, sync,
-  writeback_cache, no_writeback_cache, suid, dev, exec (and no...), fsname=, subtype=
-
-A mount is two processes: one that parses the image, locked in by Landlock and seccomp, and one that mounts and unmounts. SIGTERM to the second (its
-number is in --json) unmounts. If either is killed, programs get errors until `ivers unmount DIR`.
-
-Called under the name fuse2fs (by a link, say) this program takes that one's command line: fuse2fs --help.
-
-In /etc/fstab: IMAGE DIR fuse.ivers OPTIONS 0 0
-mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.")]
+#[command(after_long_help = help::MOUNT)]
 pub struct Mount {
     /// The image file or block device (with --type mem: any word)
     pub image: PathBuf,
@@ -139,6 +119,7 @@ pub struct Mount {
 
 /// Options of `unmount`.
 #[derive(Debug, Args)]
+#[command(after_long_help = help::UNMOUNT)]
 pub struct Unmount {
     /// The directory
     pub dir: PathBuf,
@@ -149,10 +130,7 @@ pub struct Unmount {
 
 /// Options of `stat`.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-JSON, one object a file: path, ino, generation, change and stored (decimal strings; change is null where there is no cookie),
-semantics {cookie, no_cookie, data, metadata, monotonic, persistent, crash_safe}, kind, mode (octal), uid, gid, nlink, size, blocks,
-atime, mtime, ctime, btime ({sec, nsec}; btime is null where there is none).")]
+#[command(after_long_help = help::STAT)]
 pub struct Stat {
     /// Files on a mount, or IMAGE:/path
     #[arg(required = true, value_name = "FILE")]
@@ -166,16 +144,7 @@ pub struct Stat {
 
 /// Options of `changed`.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-Each line is a letter and a path relative to TREE: N new, C changed, R removed. With -0 there are paths alone, each ended by
-a NUL, and removed ones only if --only asks for them. A path is unchanged if filesystem, inode number, generation and change
-attribute are all as saved. Where there is no change attribute every file counts as changed.
-
-JSON, one object a line: path, status (new, changed, removed), ino, generation, change (decimal strings).
-
-  ivers changed TREE --save STATE                   remember how things are
-  ivers changed TREE --since STATE                  what changed since
-  ivers changed TREE --since STATE --save STATE     both: the new state replaces the old one")]
+#[command(after_long_help = help::CHANGED)]
 pub struct Changed {
     /// A directory on a mount, or IMAGE:/path
     pub tree: PathBuf,
@@ -200,6 +169,7 @@ pub struct Changed {
 
 /// Options of `ls`.
 #[derive(Debug, Args)]
+#[command(after_long_help = help::LS)]
 pub struct Ls {
     /// IMAGE:/path; IMAGE alone is its root
     #[arg(required = true)]
@@ -216,6 +186,7 @@ pub struct Ls {
 
 /// Options of `cat`.
 #[derive(Debug, Args)]
+#[command(after_long_help = help::CAT)]
 pub struct Cat {
     /// IMAGE:/path
     #[arg(required = true)]
@@ -226,17 +197,7 @@ pub struct Cat {
 
 /// Options of `cp`.
 #[derive(Debug, Clone, Args)]
-#[command(after_long_help = "\
-Directories with --recursive, hard links as hard links, holes as holes. Symbolic links are copied as links, but followed where the command line
-names them without --recursive. FIFOs and sockets are made anew, device nodes too where that is allowed. SRC/. means what is in SRC.
-
-With --preserve: owners (as far as this user may give files away: else without set-id bits), permissions, times to the nanosecond, ACLs and extended
-attributes (those that this user may not set are left out). Without: permissions less the umask; in an image all belongs to root.
-
-What cannot be copied is named on standard error and the rest is copied; the exit code says so. A name in the way is replaced, a symbolic link
-too, but no directory. -o goes for all images of the command line.
-
-JSON: copied (how many words of the command line were looked at), files (files, directories and links that are there now), problems.")]
+#[command(after_long_help = help::CP)]
 pub struct Cp {
     /// Files, IMAGE:/path ones among them
     #[arg(required = true)]
@@ -258,6 +219,7 @@ pub struct Cp {
 
 /// Options of `tree`.
 #[derive(Debug, Args)]
+#[command(after_long_help = help::TREE)]
 pub struct Tree {
     /// IMAGE:/path; IMAGE alone is its root
     pub path: PathBuf,
@@ -270,6 +232,7 @@ pub struct Tree {
 
 /// Options of `info`.
 #[derive(Debug, Args)]
+#[command(after_long_help = help::INFO)]
 pub struct Info {
     /// An image, or a directory on a mount
     pub target: PathBuf,
@@ -279,9 +242,7 @@ pub struct Info {
 
 /// Options of `stats`.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-JSON: changes, queries, bumps, bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation,
-_metadata), inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, written_back_bytes.")]
+#[command(after_long_help = help::STATS)]
 pub struct Stats {
     /// A directory on a mount
     pub dir: PathBuf,
@@ -292,11 +253,7 @@ pub struct Stats {
 
 /// Options of `mkfs`.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-The features are those that e2fsprogs 1.47 enables by default. Given --uuid, --hash-seed and --timestamp, equal calls make
-equal images, byte for byte. Nothing is written before all checks have passed.
-
-JSON: path, fs, uuid, block_size, blocks, inodes, groups, journal_blocks.")]
+#[command(after_long_help = help::MKFS)]
 pub struct Mkfs {
     /// The image file or block device
     pub image: PathBuf,
@@ -343,14 +300,7 @@ pub struct Mkfs {
 
 /// Options of `bench`.
 #[derive(Debug, Args)]
-#[command(after_long_help = "\
-In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved.
-With --fuse: `ivers mount`, fuse2fs and, as root, the kernel's ext4 on equal images.
-
-JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), ops and rounds; old, new and none (medians in that unit), new_over_old and
-new_over_none (above 1: new is better) and their spread (quartiles of the rounds' own ratios); ns_per_op, inode_updates and
-journal_blocks, each {old, new, none}; peers {NAME: {value, ns_per_op}}, new_over_peer {NAME: ratio}, and peers_missing {NAME: why}.
-With --fuse the rows are named fuse_*; new is the default mount, and seconds has the medians of each.")]
+#[command(after_long_help = help::BENCH)]
 pub struct Bench {
     /// Operations of a workload, all rounds together (of 4 KiB: fewer)
     #[arg(long, default_value_t = 1_000_000)]

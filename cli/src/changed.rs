@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::facts::{self, Identity};
 use crate::failure::{FAILED, failure};
+use crate::files::Walk;
 use crate::image::{self, How, Place};
 use crate::keeper::{Keeper, Order};
 use crate::progress::Progress;
@@ -91,12 +92,12 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
     let root = vfs.resolve(&Cred::root(), path, true).with_context(|| image::name(image, path))?;
     let progress = Progress::unbounded();
     let mut dirs = vec![(Vec::new(), root)];
+    let mut walk = Walk::default();
     while let Some((dir, inode)) = dirs.pop() {
+        walk.enter(&inode, &dir)?;
         for (name, inode) in files::entries(vfs, &inode)? {
+            let inode = inode?;
             let path = image::join(&dir, &name);
-            if path.len() > 1 << 16 {
-                return Err(ivers_vfs::Error::corrupt("directories without end", show::name(&path)).into());
-            }
             let identity =
                 Identity { ino: inode.ino.0, generation: inode.generation, change: vfs.change(&inode) };
             let is_dir = inode.kind == FileType::Directory;

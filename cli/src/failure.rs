@@ -19,18 +19,6 @@ pub const CORRUPT: u8 = 5;
 /// The image or the mount is in use.
 pub const BUSY: u8 = 6;
 
-/// The section of `--help` and the manual that says so.
-pub const EXIT_CODES: &str = "\
-Exit codes:
-  0  done
-  1  failed while it was done (I/O error, no space, permission); cp: some files were not copied, each was named, all others were
-  2  the command line is wrong
-  3  a file, path or image is not there
-  4  refused: the image needs a feature that ivers does not have, or holds no filesystem that it knows; the directory is on no
-     mount of ivers
-  5  the image is damaged: run e2fsck
-  6  the image or the mount is in use";
-
 /// An error with an exit code of its own.
 #[derive(Debug)]
 pub struct Failure {
@@ -68,6 +56,45 @@ pub fn told(code: u8) -> anyhow::Error {
 /// An error that is the caller's to mend.
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Failure { code: USAGE, message: message.into() }.into()
+}
+
+/// Problems of a command that goes on with the next file: each is said at once.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// How many there were.
+    pub problems: u64,
+    /// The exit code: theirs if they agree.
+    pub code: u8,
+}
+
+impl Tally {
+    /// Count one that is being said.
+    pub fn count(&mut self, code: u8) {
+        self.code = if self.problems == 0 || self.code == code { code } else { FAILED };
+        self.problems += 1;
+    }
+
+    /// Say what went wrong, and go on. An error that ends the command comes back: nobody reads what it writes.
+    pub fn take(&mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
+        let Err(error) = result else { return Ok(()) };
+        if error.is::<Told>() || is_broken_pipe(&error) {
+            return Err(error);
+        }
+        eprintln!("ivers: {}", line(&error));
+        self.count(code(&error));
+        Ok(())
+    }
+
+    /// The end of the command.
+    pub fn end(self) -> anyhow::Result<()> {
+        if self.problems == 0 { Ok(()) } else { Err(told(self.code)) }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
 }
 
 /// An error with a code.
@@ -134,10 +161,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
 
 /// Say what went wrong, under the name that the program was called by, and end with its code.
 pub fn report(program: &str, error: &anyhow::Error) -> ExitCode {
-    let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    };
-    if error.chain().any(broken_pipe) {
+    if is_broken_pipe(error) {
         return ExitCode::SUCCESS;
     }
     if !error.is::<Told>() {

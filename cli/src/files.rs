@@ -1,5 +1,6 @@
 //! `stat`, `ls`, `cat`, `tree`, `info`, `stats`.
 
+use std::collections::HashSet;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -9,12 +10,12 @@ use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
-use crate::failure::usage;
+use crate::failure::{Tally, usage};
 use crate::image::{self, Images, Place};
 use crate::{args, facts, show};
 
-/// What a directory of an image holds, sorted by name, without `.` and `..`.
-pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, InodeRef)>> {
+/// What a directory of an image holds, sorted by name, without `.` and `..`. A damaged inode spoils its own name alone.
+pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, Result<InodeRef>)>> {
     let mut names = Vec::new();
     vfs.readdir(dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
@@ -24,13 +25,26 @@ pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, InodeRef)>> {
     })?;
     names.sort();
     let cred = Cred::root();
-    names
-        .into_iter()
-        .map(|name| {
-            let inode = vfs.lookup(&cred, dir, &name).with_context(|| show::name(&name))?;
-            Ok((name, inode))
-        })
-        .collect()
+    let look = |name: Vec<u8>| {
+        let inode = vfs.lookup(&cred, dir, &name).with_context(|| show::name(&name));
+        (name, inode)
+    };
+    Ok(names.into_iter().map(look).collect())
+}
+
+/// Sees to it that a walk of a damaged image has an end: it can hold loops of directories, and directories with many names.
+#[derive(Default)]
+pub struct Walk(HashSet<u64>);
+
+impl Walk {
+    /// Before the names in a directory are looked at.
+    pub fn enter(&mut self, dir: &InodeRef, path: &[u8]) -> Result<()> {
+        if path.len() > 1 << 16 || !self.0.insert(dir.ino.0) {
+            let what = "directories without end, or with several names";
+            return Err(ivers_vfs::Error::corrupt(what, show::name(path)).into());
+        }
+        Ok(())
+    }
 }
 
 fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<InodeRef> {
@@ -71,21 +85,25 @@ pub fn stat(args: &args::Stat, json: bool) -> Result<()> {
         .collect::<Vec<_>>()
         .into_iter();
     let mut images = Images::open(places.iter().filter_map(Place::image), &how)?;
+    let mut tally = Tally::default();
     for place in &places {
-        let (facts, name) = match place {
-            Place::Host(path) => {
-                let facts = on_mounts.next().context("a file that was not asked")??;
-                (facts, show::json_name(path.as_os_str().as_bytes()))
-            }
-            Place::Image { image, path } => {
-                let vfs = images.get(image)?;
-                let inode = resolve(&vfs, image, path, args.dereference)?;
-                (facts::of_inode(&vfs, &inode), image::name(image, path))
-            }
+        let mut look = || -> Result<()> {
+            let (facts, name) = match place {
+                Place::Host(path) => {
+                    let facts = on_mounts.next().context("a file that was not asked")??;
+                    (facts, show::json_name(path.as_os_str().as_bytes()))
+                }
+                Place::Image { image, path } => {
+                    let vfs = images.get(image)?;
+                    let inode = resolve(&vfs, image, path, args.dereference)?;
+                    (facts::of_inode(&vfs, &inode), image::name(image, path))
+                }
+            };
+            if json { show::json_line(&facts.json(&name)) } else { show::line(facts.text(&name)) }
         };
-        if json { show::json_line(&facts.json(&name))? } else { show::line(facts.text(&name))? }
+        tally.take(look())?;
     }
-    Ok(())
+    tally.end()
 }
 
 fn ls_line(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> Result<()> {
@@ -109,13 +127,19 @@ fn ls_line(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> 
         return show::line(show::name(name));
     }
     let arrow = target.map(|t| format!(" -> {}", show::name(&t))).unwrap_or_default();
+    let size = match attr.kind {
+        FileType::CharDevice | FileType::BlockDevice => {
+            let device = u64::from(attr.rdev);
+            format!("{}, {}", rustix::fs::major(device), rustix::fs::minor(device))
+        }
+        _ => attr.size.to_string(),
+    };
     show::line(format_args!(
-        "{} {:>3} {:>5} {:>5} {:>10} {} {}{arrow}",
+        "{} {:>3} {:>5} {:>5} {size:>10} {} {}{arrow}",
         show::mode(attr.kind, attr.perm),
         attr.nlink,
         attr.uid,
         attr.gid,
-        attr.size,
         show::time(attr.mtime.sec),
         show::name(name),
     ))
@@ -124,35 +148,48 @@ fn ls_line(vfs: &Vfs, name: &[u8], inode: &InodeRef, long: bool, json: bool) -> 
 /// `ivers ls`.
 pub fn ls(args: &args::Ls, json: bool) -> Result<()> {
     let (places, mut images) = in_images(&args.paths, &args.image)?;
-    for (image, path) in places {
-        let vfs = images.get(&image)?;
-        let inode = resolve(&vfs, &image, &path, true)?;
-        if inode.kind != FileType::Directory {
-            let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
-            ls_line(&vfs, name, &inode, args.long, json)?;
-            continue;
-        }
-        if args.paths.len() > 1 && !json {
-            show::line(format_args!("{}:", image::name(&image, &path)))?;
-        }
-        for (name, inode) in entries(&vfs, &inode)? {
-            if args.all || !name.starts_with(b".") {
-                ls_line(&vfs, &name, &inode, args.long, json)?;
-            }
+    let mut tally = Tally::default();
+    for (image, path) in &places {
+        let listed = images.get(image).and_then(|vfs| ls_one(&vfs, image, path, args, json, &mut tally));
+        tally.take(listed)?;
+    }
+    tally.end()
+}
+
+fn ls_one(
+    vfs: &Vfs,
+    image: &Path,
+    path: &[u8],
+    args: &args::Ls,
+    json: bool,
+    tally: &mut Tally,
+) -> Result<()> {
+    let inode = resolve(vfs, image, path, true)?;
+    if inode.kind != FileType::Directory {
+        let name = path.rsplit(|&b| b == b'/').find(|part| !part.is_empty()).unwrap_or(b"/");
+        return ls_line(vfs, name, &inode, args.long, json);
+    }
+    if args.paths.len() > 1 && !json {
+        show::line(format_args!("{}:", image::name(image, path)))?;
+    }
+    for (name, inode) in entries(vfs, &inode)? {
+        if args.all || !name.starts_with(b".") {
+            let line = inode.and_then(|inode| ls_line(vfs, &name, &inode, args.long, json));
+            tally.take(line.with_context(|| image::name(image, path)))?;
         }
     }
     Ok(())
 }
 
 /// Hand the contents of a file over, piece by piece.
-pub fn pour(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+fn pour(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
     loop {
         match vfs.read(inode, offset, &mut buffer)? {
             0 => return Ok(()),
             n => {
-                sink(offset, &buffer[..n])?;
+                sink(&buffer[..n])?;
                 offset += n as u64;
             }
         }
@@ -163,68 +200,90 @@ pub fn pour(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(u64, &[u8]) -> Res
 pub fn cat(args: &args::Cat, json: bool) -> Result<()> {
     let (places, mut images) = in_images(&args.files, &args.image)?;
     let mut out = std::io::stdout().lock();
-    for (image, path) in places {
-        let vfs = images.get(&image)?;
-        let inode = resolve(&vfs, &image, &path, true)?;
-        let name = image::name(&image, &path);
-        if inode.kind != FileType::Regular {
-            let why =
-                if inode.kind == FileType::Directory { NameError::IsDirectory } else { NameError::Invalid };
-            return Err(anyhow::Error::from(ivers_vfs::Error::from(why)).context(name));
-        }
-        if json {
-            let mut contents = Vec::new();
-            pour(&vfs, &inode, |_, bytes| {
-                contents.extend_from_slice(bytes);
-                Ok(())
-            })?;
-            let text = String::from_utf8(contents)
-                .map_err(|_| usage(format!("{name} is no text: use cat without --json")))?;
-            writeln!(out, "{}", json!({ "path": name, "contents": text }))?;
-        } else {
-            pour(&vfs, &inode, |_, bytes| Ok(out.write_all(bytes)?)).context(name)?;
-        }
+    let mut tally = Tally::default();
+    for (image, path) in &places {
+        let shown = images.get(image).and_then(|vfs| cat_one(&vfs, image, path, json, &mut out));
+        tally.take(shown)?;
     }
     out.flush()?;
-    Ok(())
+    tally.end()
 }
 
-fn grow(
-    vfs: &Vfs,
-    dir: &InodeRef,
-    path: &[u8],
-    prefix: &str,
-    depth: u32,
+fn cat_one(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Write) -> Result<()> {
+    let inode = resolve(vfs, image, path, true)?;
+    let name = image::name(image, path);
+    if inode.kind != FileType::Regular {
+        let why = if inode.kind == FileType::Directory { NameError::IsDirectory } else { NameError::Invalid };
+        return Err(anyhow::Error::from(ivers_vfs::Error::from(why)).context(name));
+    }
+    if !json {
+        return pour(vfs, &inode, |bytes| Ok(out.write_all(bytes)?)).context(name);
+    }
+    let mut contents = Vec::new();
+    pour(vfs, &inode, |bytes| {
+        contents.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    let text = String::from_utf8(contents)
+        .map_err(|_| usage(format!("{name} is no text: use cat without --json")))?;
+    Ok(writeln!(out, "{}", json!({ "path": name, "contents": text }))?)
+}
+
+/// What a tree is drawn with.
+struct Tree<'a> {
+    vfs: &'a Vfs,
+    image: &'a Path,
     json: bool,
-    count: &mut [u64; 2],
-) -> Result<()> {
-    let entries = entries(vfs, dir)?;
-    let last = entries.len().saturating_sub(1);
-    for (at, (name, inode)) in entries.into_iter().enumerate() {
-        let path = image::join(path, &name);
-        let is_dir = inode.kind == FileType::Directory;
-        count[usize::from(!is_dir)] += 1;
+    walk: Walk,
+    tally: Tally,
+    directories: u64,
+    files: u64,
+}
+
+impl Tree<'_> {
+    fn grow(&mut self, dir: &InodeRef, path: &[u8], prefix: &str, depth: u32) -> Result<()> {
+        let place = || image::name(self.image, path);
+        self.walk.enter(dir, path).with_context(place)?;
+        let entries = entries(self.vfs, dir).with_context(place)?;
+        let last = entries.len().saturating_sub(1);
+        for (at, (name, inode)) in entries.into_iter().enumerate() {
+            let path = image::join(path, &name);
+            let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
+            let leaf = inode.and_then(|inode| {
+                self.leaf(&inode, &path, &name, &format!("{prefix}{branch}"))?;
+                Ok(inode)
+            });
+            let grown = leaf.and_then(|inode| match inode.kind {
+                FileType::Directory if depth > 1 => {
+                    self.grow(&inode, &path, &format!("{prefix}{below}"), depth - 1)
+                }
+                _ => Ok(()),
+            });
+            self.tally.take(grown)?;
+        }
+        Ok(())
+    }
+
+    fn leaf(&mut self, inode: &InodeRef, path: &[u8], name: &[u8], prefix: &str) -> Result<()> {
+        if inode.kind == FileType::Directory {
+            self.directories += 1
+        } else {
+            self.files += 1
+        }
+        if self.json {
+            return show::json_line(&json!({
+                "path": show::json_name(path),
+                "ino": inode.ino.0,
+                "kind": show::kind(inode.kind),
+                "size": self.vfs.stat(inode).size,
+            }));
+        }
         let arrow = match inode.kind {
-            FileType::Symlink => format!(" -> {}", show::name(&vfs.read_link(&inode)?)),
+            FileType::Symlink => format!(" -> {}", show::name(&self.vfs.read_link(inode)?)),
             _ => String::new(),
         };
-        let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
-        if json {
-            show::json_line(&json!({
-                "path": show::json_name(&path), "ino": inode.ino.0, "kind": show::kind(inode.kind), "size": vfs.stat(&inode).size,
-            }))?;
-        } else {
-            show::line(format_args!("{prefix}{branch}{}{arrow}", show::name(&name)))?;
-        }
-        if is_dir && depth > 1 {
-            // A damaged image can hold loops of directories; no path may be longer than this.
-            if path.len() > 1 << 16 {
-                return Err(ivers_vfs::Error::corrupt("directories without end", show::name(&path)).into());
-            }
-            grow(vfs, &inode, &path, &format!("{prefix}{below}"), depth - 1, json, count)?;
-        }
+        show::line(format_args!("{prefix}{}{arrow}", show::name(name)))
     }
-    Ok(())
 }
 
 /// `ivers tree`.
@@ -232,15 +291,23 @@ pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
     let (image, path) = in_image(&args.path)?;
     let vfs = Images::open([image.as_path()], &args.image.how()?)?.get(&image)?;
     let root = resolve(&vfs, &image, &path, true)?;
-    let mut count = [0; 2];
     if !json {
         show::line(image::name(&image, &path))?;
     }
-    grow(&vfs, &root, &path, "", args.depth.max(1), json, &mut count)?;
+    let mut tree = Tree {
+        vfs: &vfs,
+        image: &image,
+        json,
+        walk: Walk::default(),
+        tally: Tally::default(),
+        directories: 0,
+        files: 0,
+    };
+    tree.grow(&root, &path, "", args.depth.max(1))?;
     if !json {
-        show::line(format_args!("\n{} directories, {} files", count[0], count[1]))?;
+        show::line(format_args!("\n{} directories, {} files", tree.directories, tree.files))?;
     }
-    Ok(())
+    tree.tally.end()
 }
 
 /// `ivers info`.
@@ -282,9 +349,14 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
         return show::json_line(&facts);
     }
     fn print(value: &Value, indent: usize) -> Result<()> {
-        for (key, value) in value.as_object().into_iter().flatten() {
+        let mut facts: Vec<_> = value.as_object().into_iter().flatten().collect();
+        // What it is comes first, and what has parts last.
+        facts.sort_by_key(|(key, value)| (value.is_object(), *key != "fs"));
+        for (key, value) in facts {
             let pad = " ".repeat(indent);
             match value {
+                Value::Null => {}
+                Value::String(text) if text.is_empty() => {}
                 Value::Object(_) => {
                     show::line(format_args!("{pad}{key}:"))?;
                     print(value, indent + 2)?;

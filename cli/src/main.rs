@@ -14,6 +14,7 @@ mod failure;
 mod files;
 mod formats;
 mod fuse2fs;
+mod help;
 mod image;
 mod keeper;
 mod mkfs;

@@ -180,3 +180,39 @@ fn a_closed_standard_output_is_no_panic() {
         assert!(output.status.success() && output.stderr.is_empty(), "{words:?}: {said}");
     }
 }
+
+#[test]
+fn what_cannot_be_shown_is_named_and_the_rest_goes_on() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
+        return;
+    }
+    let image = Image::new("ext4", 16 << 20, &[]).unwrap();
+    let source = image.dir().join("source");
+    std::fs::create_dir_all(source.join("b/c")).unwrap();
+    std::fs::write(source.join("z"), "last").unwrap();
+    let name = image.path().to_str().unwrap();
+    let inside = |path: &str| format!("{name}:{path}");
+    let copied = ivers(&["cp", "-r", source.to_str().unwrap(), &inside("/s")]);
+    assert!(copied.status.success(), "{}", ivers_oracle::said(&copied));
+    let goes_on = |words: &[&str], code: i32, complaints: usize, rest: &str| {
+        let output = ivers(words);
+        let said = ivers_oracle::said(&output);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), complaints, "{words:?}: {said}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains(rest), "{words:?}: {said}");
+    };
+    goes_on(&["ls", &inside("/no"), &inside("/s")], 3, 1, "\nz\n");
+    goes_on(&["cat", &inside("/no"), &inside("/s"), &inside("/s/z")], 1, 2, "last");
+    goes_on(&["stat", &inside("/no"), &inside("/s/z")], 3, 1, "/s/z");
+
+    // A directory with two names, as no filesystem has it: a walk must not go round in it, or go through it again and again.
+    let link = ["-w", "-R", "ln /s /s/b/round", name];
+    assert!(ivers_oracle::output("debugfs", link).unwrap().status.success());
+    goes_on(&["tree", name], 5, 1, "── z");
+    let out = image.dir().join("out");
+    goes_on(&["cp", "-r", &inside("/s"), out.to_str().unwrap()], 5, 1, "");
+    assert_eq!(std::fs::read(out.join("z")).unwrap(), b"last");
+    let state = image.dir().join("state");
+    goes_on(&["changed", name, "--save", state.to_str().unwrap()], 5, 1, "");
+    assert!(!state.exists());
+}

@@ -14,7 +14,7 @@ pub use image::{Image, last_name};
 
 use super::source::shown_path;
 use super::stream::{Item, Message, Number, Receiver};
-use crate::failure::{FAILED, code, line};
+use crate::failure::{Tally, code, line};
 use crate::progress::{self, Progress};
 
 /// What can be written to.
@@ -44,7 +44,7 @@ pub trait Target {
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// How a copy went.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Files, directories and links that are there now.
     pub files: u64,
@@ -66,7 +66,8 @@ struct Open<M> {
 
 struct Absorber<'a, T: Target> {
     target: &'a T,
-    outcome: Outcome,
+    tally: Tally,
+    files: u64,
     progress: Progress,
     bytes: u64,
     origin: u32,
@@ -81,7 +82,8 @@ struct Absorber<'a, T: Target> {
 pub fn absorb<T: Target>(target: &T, from: impl Read) -> Result<Outcome> {
     let mut absorber = Absorber {
         target,
-        outcome: Outcome::default(),
+        tally: Tally::default(),
+        files: 0,
         progress: Progress::unbounded(),
         bytes: 0,
         origin: 0,
@@ -94,7 +96,7 @@ pub fn absorb<T: Target>(target: &T, from: impl Read) -> Result<Outcome> {
     let mut from = Receiver::new(from);
     loop {
         match from.next()? {
-            Message::Finish => return Ok(absorber.outcome),
+            Message::Finish => return Ok(absorber.outcome()),
             Message::Data { offset, len } => absorber.data(offset, from.bytes(len)?)?,
             message => absorber.take(message)?,
         }
@@ -109,13 +111,12 @@ impl<T: Target> Absorber<'_, T> {
         shown_path(&self.shown, &names)
     }
 
+    fn outcome(&self) -> Outcome {
+        Outcome { files: self.files, problems: self.tally.problems, code: self.tally.code }
+    }
+
     fn say(&mut self, code: u8, line: &str) {
-        self.outcome.code = match self.outcome.problems {
-            0 => code,
-            _ if self.outcome.code == code => code,
-            _ => FAILED,
-        };
-        self.outcome.problems += 1;
+        self.tally.count(code);
         self.progress.suspend(|| eprintln!("ivers: {line}"));
     }
 
@@ -125,8 +126,8 @@ impl<T: Target> Absorber<'_, T> {
     }
 
     fn done(&mut self) {
-        self.outcome.files += 1;
-        let (files, bytes) = (self.outcome.files, self.bytes);
+        self.files += 1;
+        let (files, bytes) = (self.files, self.bytes);
         self.progress.step(1, |_| format!("{files} files, {}", progress::bytes(bytes)));
     }
 
@@ -221,7 +222,7 @@ impl<T: Target> Absorber<'_, T> {
             bail!("the process that reads talks nonsense: contents of nothing");
         };
         self.bytes += bytes.len() as u64;
-        let (files, all) = (self.outcome.files, self.bytes);
+        let (files, all) = (self.files, self.bytes);
         self.progress.step(0, |_| format!("{files} files, {}", progress::bytes(all)));
         let written = open.made.as_ref().map(|made| self.target.write(made, offset, bytes));
         if let Some(Err(error)) = written {
@@ -238,6 +239,7 @@ impl<T: Target> Absorber<'_, T> {
 mod tests {
     use super::*;
     use crate::copy::stream::Sender;
+    use crate::failure::FAILED;
     use std::fs;
     use std::path::Path;
 

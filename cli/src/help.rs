@@ -1,0 +1,236 @@
+//! The second halves of `--help` and of the manual pages: what the lists of options do not say, and examples.
+//!
+//! Paragraphs are one line each, since whoever shows them knows how wide; lists stay below 80 columns.
+
+/// Of `ivers` itself.
+pub const IVERS: &str = "\
+Exit codes, of every command:
+  0  done
+  1  failed while it was done (I/O error, no space, permission);
+     of cp: what was named was not copied, all the rest was
+  2  the command line is wrong
+  3  a file, path or image is not there
+  4  refused: the image needs a feature that ivers does not have, or holds
+     no filesystem that it knows; the directory is on no mount of ivers
+  5  the image is damaged: run e2fsck
+  6  the image or the mount is in use
+
+To begin with:
+  ivers mkfs disk.img --size 1G --root-owner
+  ivers cp -a some/tree disk.img:/
+  ivers ls -l disk.img:/
+  ivers mount disk.img mnt
+  ivers stat mnt/tree
+  ivers unmount mnt";
+
+/// Of `mount`.
+pub const MOUNT: &str = "\
+Mount options (-o), separated by commas:
+  ro, rw           read-only, writable (the default)
+  iversion=MODE    when the change attribute moves: lazy (the default; also
+                   i_version), eager, or off (also noiversion)
+  lazytime         keep pure timestamp changes in memory for up to a day
+                   (and nolazytime)
+  relatime, noatime, strictatime
+                   when the access time moves (relatime is the default)
+  cache=SIZE       bound of all caches together, as 64M or 1G (default 256M)
+  offset=BYTES     where in the image the filesystem begins (a partition)
+  commit=SECONDS   longest time that a change stays out of the journal
+                   (default 5)
+  trust-foreign    believe stored change attributes though another system
+                   wrote to the image
+  norecovery       with ro: do not replay the journal, not even in memory
+  nonempty         mount though there is something in the directory, which
+                   then cannot be seen
+  nosandbox        do not lock the process in that parses the image
+                   (for debugging)
+  fakeroot         who mounts is root inside the image, as far as the
+                   kernel allows
+  allow_other      others may look too (see /etc/fuse.conf)
+  default_permissions, no_default_permissions, threads=N, sync,
+  writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
+  fsname=, subtype=
+                   as FUSE has them
+
+A mount is two processes: one that parses the image, locked in by Landlock and seccomp, and one that mounts and unmounts. SIGTERM to the \
+second (its number is in --json) unmounts. If either is killed, programs get errors until `ivers unmount DIR`.
+
+Called under the name fuse2fs (by a link, say) this program takes that one's command line: fuse2fs --help.
+
+In /etc/fstab:
+  IMAGE DIR fuse.ivers OPTIONS 0 0
+
+mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.
+
+JSON: dir, image, pid.
+
+Examples:
+  ivers mount disk.img mnt
+  ivers mount -o ro,offset=1048576 disk-with-partitions.img mnt
+  ivers mount -t mem none mnt";
+
+/// Of `unmount`.
+pub const UNMOUNT: &str = "\
+If programs have files open there, nothing is done (exit code 6): close them, or use --lazy. Exit code 1 says that the image could \
+not be closed in good order, and why. A mount whose process died is taken away as well.
+
+JSON: dir, fs, uuid.
+
+Examples:
+  ivers unmount mnt
+  ivers unmount --lazy mnt";
+
+/// Of `stat`.
+pub const STAT: &str = "\
+`change` is the change attribute: another number, and a larger one, after anything about the file has changed since somebody last looked. \
+`stored` is the counter in the image. `keeps` names the promises: that changes of data and of metadata move it, that it only grows \
+(monotonic), that it outlives the mount (persistent) and a crash (crash_safe).
+
+JSON, one object a file: path, ino, generation, change and stored (decimal strings; null where there is no change attribute), semantics \
+{cookie, no_cookie, data, metadata, monotonic, persistent, crash_safe}, kind, mode (octal), uid, gid, nlink, size, blocks, atime, mtime, ctime, \
+btime ({sec, nsec}; btime is null where there is none).
+
+Examples:
+  ivers stat mnt/file
+  ivers stat --json disk.img:/etc/passwd";
+
+/// Of `changed`.
+pub const CHANGED: &str = "\
+Each line is a letter and a path relative to TREE: N new, C changed, R removed. With -0 there are paths alone, each ended by a NUL, and \
+removed ones only if --only asks for them. A path is unchanged if filesystem, inode number, generation and change attribute are all as \
+saved. Where there is no change attribute every file counts as changed.
+
+JSON, one object a line: path, status (new, changed, removed), ino, generation, change (decimal strings).
+
+Examples, to remember how things are, to see what changed since, and both at once:
+  ivers changed mnt --save state
+  ivers changed mnt --since state
+  ivers changed mnt --since state --save state -0 | rsync -a0 --files-from=- mnt/ copy/";
+
+/// Of `ls`.
+pub const LS: &str = "\
+With --long: type and permissions, links, owner, group, size (of a device: its numbers), time of modification in UTC, name. Numbers, since \
+the names of users are in another system's files.
+
+JSON, one object a name: name, ino, kind, mode (octal), uid, gid, nlink, size, mtime {sec, nsec}, target.
+
+Examples:
+  ivers ls disk.img
+  ivers ls -la disk.img:/etc
+  ivers ls -o offset=1048576 disk-with-partitions.img:/boot";
+
+/// Of `cat`.
+pub const CAT: &str = "\
+JSON, one object a file: path, contents (text only).
+
+Examples:
+  ivers cat disk.img:/etc/fstab
+  ivers cat disk.img:/var/log/syslog.1 disk.img:/var/log/syslog | less";
+
+/// Of `cp`.
+pub const CP: &str = "\
+Directories with --recursive, hard links as hard links, holes as holes. Symbolic links are copied as links, but followed where the command \
+line names them without --recursive. FIFOs and sockets are made anew, device nodes too where that is allowed. SRC/. means what is in SRC.
+
+With --preserve: owners (as far as this user may give files away: else without set-id bits), permissions, times to the nanosecond, ACLs and \
+extended attributes (those that this user may not set are left out). Without: permissions less the umask; in an image all belongs to root.
+
+What cannot be copied is named on standard error and the rest is copied; the exit code says so. A name in the way is replaced, a symbolic \
+link too, but no directory. -o goes for all images of the command line.
+
+JSON: copied (how many words of the command line were looked at), files (files, directories and links that are there now), problems.
+
+Examples:
+  ivers cp disk.img:/etc/fstab .
+  ivers cp -a disk.img:/home backup
+  ivers cp -a tree/. disk.img:/srv
+  ivers cp -a old.img:/. new.img:/";
+
+/// Of `tree`.
+pub const TREE: &str = "\
+JSON, one object a file: path, ino, kind, size.
+
+Examples:
+  ivers tree disk.img:/etc
+  ivers tree -L 2 disk.img";
+
+/// Of `info`.
+pub const INFO: &str = "\
+JSON: fs, uuid, label, block_size, blocks, blocks_free, files, files_free, semantics (as of stat), details; of a mount also instance, pid, \
+read_only, sandbox, iversion.
+
+Examples:
+  ivers info disk.img
+  ivers info mnt";
+
+/// Of `stats`.
+pub const STATS: &str = "\
+JSON: changes, queries, bumps, bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation, _metadata), \
+inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, written_back_bytes.
+
+Examples:
+  ivers stats mnt
+  ivers stats --prometheus mnt";
+
+/// Of `mkfs`.
+pub const MKFS: &str = "\
+The features are those that e2fsprogs 1.47 enables by default. Given --uuid, --hash-seed and --timestamp, equal calls make equal images, byte \
+for byte. Nothing is written before all checks have passed.
+
+JSON: path, fs, uuid, block_size, blocks, inodes, groups, journal_blocks.
+
+Examples:
+  ivers mkfs disk.img --size 1G --root-owner
+  ivers mkfs -L data -m 0 /dev/sdx1";
+
+/// Of `bench`.
+pub const BENCH: &str = "\
+In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved. With --fuse: `ivers \
+mount`, fuse2fs and, as root, the kernel's ext4 on equal images.
+
+JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), ops and rounds; old, new and none (medians in that unit), new_over_old and \
+new_over_none (above 1: new is better) and their spread (quartiles of the rounds' own ratios); ns_per_op, inode_updates and journal_blocks, \
+each {old, new, none}; peers {NAME: {value, ns_per_op}}, new_over_peer {NAME: ratio}, and peers_missing {NAME: why}. With --fuse the rows are \
+named fuse_*; new is the default mount, and seconds has the medians of each.
+
+Examples:
+  ivers bench --fs mem --ops 100000
+  ivers bench --fuse --json";
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Cli;
+    use clap::{CommandFactory, Parser};
+
+    /// What a shell would hand over, up to where it would do something else.
+    fn words(line: &str) -> Vec<&str> {
+        line.split_whitespace().take_while(|word| !["|", ">", "<"].contains(word)).collect()
+    }
+
+    #[test]
+    fn every_command_has_examples_and_they_are_taken() {
+        let mut command = Cli::command();
+        let mut seen = 0;
+        let mut texts = vec![command.render_long_help().to_string()];
+        for sub in command.get_subcommands_mut().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help")
+        {
+            let help = sub.render_long_help().to_string();
+            assert!(help.contains("\n  ivers "), "{}: no example", sub.get_name());
+            texts.push(help);
+        }
+        for line in texts.iter().flat_map(|text| text.lines()).filter(|line| line.starts_with("  ivers ")) {
+            Cli::try_parse_from(words(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
+            seen += 1;
+        }
+        assert!(seen > 20);
+    }
+
+    #[test]
+    fn lists_stay_narrow() {
+        for text in [super::IVERS, super::MOUNT, super::MKFS, super::CP, super::CHANGED] {
+            for line in text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("  ivers ")) {
+                assert!(line.len() < 80, "{line}");
+            }
+        }
+    }
+}
