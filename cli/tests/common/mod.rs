@@ -36,7 +36,10 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Self {
-        let image = Image::new("ext4", 64 << 20, &[]).unwrap();
+        Self::of(Image::new("ext4", 64 << 20, &[]).unwrap())
+    }
+
+    pub fn of(image: Image) -> Self {
         let dir = image.dir().join("mnt");
         std::fs::create_dir(&dir).unwrap();
         Self { image, dir }

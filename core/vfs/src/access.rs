@@ -2,6 +2,7 @@
 
 use crate::acl::{self, Acl};
 use crate::api::Cred;
+use crate::driver::Room;
 use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
 use crate::types::*;
@@ -35,6 +36,20 @@ impl AclCache {
 }
 
 impl Vfs {
+    /// Which free blocks a caller may take.
+    pub fn room(&self, cred: &Cred) -> Room {
+        match &self.info.reserve {
+            Some(reserve)
+                if cred.uid != 0
+                    && cred.uid != reserve.uid
+                    && !reserve.gid.is_some_and(|gid| cred.in_group(gid)) =>
+            {
+                Room::Open
+            }
+            _ => Room::Reserve,
+        }
+    }
+
     /// The ACL of a kind that an inode has, if it has one.
     pub(crate) fn stored_acl(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
         if self.info.xattr_value_max == 0 || inode.kind == FileType::Symlink {

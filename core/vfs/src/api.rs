@@ -206,6 +206,8 @@ bitflags! {
         const KEEP_TIMES = 16;
         /// Accepted before, by a cache above or when the file was opened to append: an inode flag that forbids it now comes too late.
         const ACCEPTED = 32;
+        /// Not from the reserve ([`FsInfo::reserve`](crate::FsInfo::reserve)), whoever asks: who opened the file may not use it.
+        const OPEN_ROOM = 64;
     }
 }
 

@@ -1,6 +1,7 @@
 //! File data: reading and writing through the page cache, and past it.
 
 use crate::api::*;
+use crate::driver::Room;
 use crate::error::{NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
 use crate::pages::{PAGE, RUN_PAGES, Step};
@@ -136,6 +137,7 @@ impl Vfs {
             if kills && (perm & 0o6000 != 0 || !inode.no_capability.load(Ordering::Relaxed)) {
                 self.kill_privileges(inode)?;
             }
+            let room = if flags.contains(WriteFlags::OPEN_ROOM) { Room::Open } else { self.room(cred) };
             let touch = if flags.contains(WriteFlags::KEEP_TIMES) { Touch::Nothing } else { Touch::Data };
             while done < total {
                 let at = offset + done as u64;
@@ -151,9 +153,9 @@ impl Vfs {
                 let bytes = &data[done..done + piece];
                 let mut visible = Visible { vfs: self, inode, touch, pending: false };
                 let wrote = if flags.contains(WriteFlags::DIRECT) {
-                    self.write_direct(&mut visible, at, bytes, size)
+                    self.write_direct(&mut visible, at, bytes, size, room)
                 } else {
-                    self.write_cached(&mut visible, at, bytes, size)
+                    self.write_cached(&mut visible, at, bytes, size, room)
                 };
                 let bumped = visible.bump();
                 if let Err(error) = wrote {
@@ -179,7 +181,14 @@ impl Vfs {
         Ok(done)
     }
 
-    fn write_cached(&self, visible: &mut Visible<'_>, offset: u64, data: &[u8], size: u64) -> Result<()> {
+    fn write_cached(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        room: Room,
+    ) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
         if end <= size && inode.pages.overwrite_dirty(offset, data) {
@@ -187,7 +196,7 @@ impl Vfs {
             return Ok(());
         }
         if !inode.pages.all_dirty(offset, data.len() as u64) {
-            self.fs.reserve(inode, offset, data.len() as u64)?;
+            self.fs.reserve(inode, offset, data.len() as u64, room)?;
         }
         let mut loaded = Vec::new();
         loop {
@@ -214,17 +223,24 @@ impl Vfs {
     }
 
     /// Past the cache where the piece is made of whole pages (or reaches the end of the file); through it and on to the device otherwise.
-    fn write_direct(&self, visible: &mut Visible<'_>, offset: u64, data: &[u8], size: u64) -> Result<()> {
+    fn write_direct(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        room: Room,
+    ) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
         let whole = offset.is_multiple_of(PAGE64) && (end.is_multiple_of(PAGE64) || end >= size);
         if !whole {
-            self.write_cached(visible, offset, data, size)?;
+            self.write_cached(visible, offset, data, size, room)?;
             let _writeback = inode.writeback_lock.lock();
             return self.write_pages(inode, offset, end);
         }
         let _writeback = inode.writeback_lock.lock();
-        self.fs.reserve(inode, offset, data.len() as u64)?;
+        self.fs.reserve(inode, offset, data.len() as u64, room)?;
         // Dirty pages of the range are overwritten as a whole: they need not travel, and their room is this write's now.
         let (first, behind) = (offset / PAGE64, end.div_ceil(PAGE64));
         inode.pages.drop_pages(first, behind, &self.memory);

@@ -8,18 +8,18 @@
 //!
 //! `Inode::lock` is held by the VFS around driver calls: *shared* for `lookup`, `readdir`, `readlink`, `read`, `map`;
 //! *exclusive* for everything that changes names or the map (`create`, `link`, `unlink`, `rename`: the directories
-//! and the victim; `truncate`, `fallocate`, `write_direct`: the file). `write_back`, `reserve` and `log_inode` come under the
+//! and the victim; `truncate`, `fallocate`, `call`, `write_direct`: the file). `write_back`, `reserve` and `log_inode` come under the
 //! file's write-back lock or its exclusive lock: a driver guards its map with a lock of its own, below these.
 //! Attributes lie under a short leaf lock (`Inode::attr`): never call out while you hold it.
 //!
 //! # Changes
 //!
-//! Every call that changes an inode (`create`, `link`, `unlink`, `rename`, `truncate`, `fallocate`, `set_xattr`) makes the change visible first and then calls [`Inode::changed`] with
+//! Every call that changes an inode (`create`, `link`, `unlink`, `rename`, `truncate`, `fallocate`, `set_xattr`, `call`) makes the change visible first and then calls [`Inode::changed`] with
 //! [`Logged::Anyway`](crate::Logged::Anyway) if it logs the inode in the same transaction whatever happens, or with [`Logged::IfNeeded`](crate::Logged::IfNeeded), and
 //! logs it only if that returns true. A call that returns an error has either changed nothing visible or called
 //! `changed`. Background work (allocation at write-back, orphan clean-up) never calls it.
 
-use crate::error::Result;
+use crate::error::{NameError, Result};
 use crate::inode::Inode;
 use crate::types::*;
 use std::any::Any;
@@ -56,6 +56,26 @@ pub struct FsInfo {
     pub xattr_value_max: u32,
     /// Project ids are kept.
     pub projects: bool,
+    /// Who may use the blocks that are kept from everybody else; `None`: none are.
+    pub reserve: Option<Reserve>,
+}
+
+/// Whose the blocks are that a filesystem keeps for times of need, beside the superuser.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reserve {
+    /// This user.
+    pub uid: u32,
+    /// The members of this group.
+    pub gid: Option<u32>,
+}
+
+/// Which free blocks a change may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// Those that are for everybody.
+    Open,
+    /// The reserve too.
+    Reserve,
 }
 
 /// An inode as a driver decodes it.
@@ -182,8 +202,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// size is zero.
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()>;
     /// Promise room for dirtying these bytes later (delayed allocation), or `NoSpace` now. Called before pages become
-    /// dirty; repeated calls for one range promise once.
-    fn reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()>;
+    /// dirty; repeated calls for one range promise once, from the room of the first.
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, room: Room) -> Result<()>;
     /// Write a run of page data: allocate what is missing, put the data on the device, then map it and carry the disk
     /// size up to `min(offset + data.len(), Attr::size)`, in that order, so that a crash never shows another file's bytes. `offset` is
     /// page-aligned; `data` ends at a page or at the end of the file.
@@ -195,7 +215,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()>;
     /// Allocate, punch, zero, collapse or insert (and call [`Inode::changed`] with `Touch::Data`). The VFS has written back and dropped the pages concerned, and sets the size afterwards from
     /// `Attr::size` as the driver left it.
-    fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()>;
+    fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64, room: Room) -> Result<()>;
     /// The piece of the map that holds `offset` (delayed data is the VFS's to know). Behind the last block: a hole to
     /// `u64::MAX`.
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange>;
@@ -213,6 +233,16 @@ pub trait FileSystem: Send + Sync + 'static {
     fn sync(&self) -> Result<()>;
     /// Everything is written back: make it durable and mark the filesystem closed.
     fn unmount(&self) -> Result<()>;
+
+    /// Whether the format has a call of its own by this number, that of a Linux ioctl without an argument.
+    fn has_call(&self, _number: u32) -> bool {
+        false
+    }
+    /// Do such a call, which changes a file's data (and call [`Inode::changed`] with `Touch::Data`). The VFS has written back and
+    /// dropped the file's pages and holds it exclusively; `Attr::size` is as the driver leaves it.
+    fn call(&self, _inode: &Inode, _number: u32) -> Result<()> {
+        Err(NameError::NotSupported.into())
+    }
 
     /// What is added to every counter before it is handed out: `epoch * 2^40`. Formats that store nothing answer 0.
     fn version_base(&self) -> u64 {

@@ -12,6 +12,7 @@ mod dcache;
 pub mod driver;
 pub mod epoch;
 pub mod error;
+mod format_call;
 mod icache;
 pub mod inode;
 pub mod names;
@@ -26,7 +27,9 @@ pub mod writeback;
 mod xattr;
 
 pub use api::*;
-pub use driver::{FileSystem, FsInfo, InitialVersion, LoadedInode, NewInode, Rename, XattrMode};
+pub use driver::{
+    FileSystem, FsInfo, InitialVersion, LoadedInode, NewInode, Rename, Reserve, Room, XattrMode,
+};
 pub use error::{Error, NameError, Result};
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, ManualClock, Policy};

@@ -6,7 +6,7 @@
 
 use crate::ctx::{Ext4, Ext4Inode, Handle};
 use crate::groups::{Groups, fill, next_clear, next_set};
-use ivers_vfs::{FileType, Inode, NameError, Result};
+use ivers_vfs::{FileType, Inode, NameError, Result, Room};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -244,23 +244,25 @@ impl Ext4 {
     }
 
     /// Promise blocks to delayed writes.
-    pub fn claim_delayed(&self, blocks: u64) -> Result<()> {
-        if self.try_claim(blocks) {
+    pub fn claim_delayed(&self, blocks: u64, room: Room) -> Result<()> {
+        if self.try_claim(blocks, room) {
             return Ok(());
         }
         // What was freed may only need a commit.
         if self.groups.pending.load(Ordering::Relaxed) > 0 {
             self.journal.commit()?;
-            if self.try_claim(blocks) {
+            if self.try_claim(blocks, room) {
                 return Ok(());
             }
         }
         Err(NameError::NoSpace.into())
     }
 
-    fn try_claim(&self, blocks: u64) -> bool {
+    fn try_claim(&self, blocks: u64, room: Room) -> bool {
         let groups = &self.groups;
-        let margin = METADATA_MARGIN.min(self.sb.blocks_count / 64) as i64;
+        let margin = METADATA_MARGIN.min(self.sb.blocks_count / 64);
+        // The reserve has room for the metadata too.
+        let margin = if room == Room::Open { margin.max(self.sb.reserved_blocks) } else { margin } as i64;
         let claim = blocks as i64;
         let before = groups.delayed.fetch_add(claim, Ordering::AcqRel);
         if before + claim + margin > groups.free_blocks.load(Ordering::Relaxed) + self.windows.blocks() {

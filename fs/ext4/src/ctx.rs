@@ -45,6 +45,8 @@ pub struct Ext4 {
     pub(crate) root_core: Mutex<Weak<RwLock<InodeCore>>>,
     /// High halves of counters that ran over their 32 stored bits in this mount.
     pub(crate) wrapped: Mutex<HashMap<u32, u64>>,
+    /// One swap with the boot loader at a time. Rank: above handles.
+    pub(crate) boot: Mutex<()>,
     pub(crate) closed: AtomicBool,
     /// Tells lives of one inode number apart.
     pub(crate) next_generation: AtomicU32,

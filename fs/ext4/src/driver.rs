@@ -1,5 +1,6 @@
 //! The calls of the VFS.
 
+use crate::bootloader::SWAP_BOOT;
 use crate::ctx::{Ext4, Ext4Inode, Handle, ROOT_INO, core_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
@@ -95,7 +96,12 @@ impl FileSystem for Ext4 {
             block_size: self.sb.block_size,
             root: Ino(u64::from(ROOT_INO)),
             name_max: 255,
-            max_file_size: blocks << bits,
+            // The upper half of a size has another meaning in old images until this feature says otherwise.
+            max_file_size: if self.sb.ro_compat.contains(RoCompat::LARGE_FILE) {
+                blocks << bits
+            } else {
+                (1 << 31) - 1
+            },
             max_links: 65000,
             time_granularity_ns: if self.sb.want_extra_isize >= 16 { 1 } else { 1_000_000_000 },
             semantics: self.semantics(),
@@ -103,6 +109,7 @@ impl FileSystem for Ext4 {
             read_only: self.read_only.clone().or_else(|| self.journal.aborted()),
             xattr_value_max: 65536,
             projects: self.sb.ro_compat.contains(RoCompat::PROJECT),
+            reserve: (self.sb.reserved_blocks > 0).then_some(self.sb.reserve),
         }
     }
 
@@ -187,8 +194,8 @@ impl FileSystem for Ext4 {
         self.fs_read(inode, offset, buf)
     }
 
-    fn reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
-        self.fs_reserve(inode, offset, len)
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, room: Room) -> Result<()> {
+        self.fs_reserve(inode, offset, len, room)
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
@@ -204,8 +211,19 @@ impl FileSystem for Ext4 {
         self.guard(self.fs_truncate(inode, size))
     }
 
-    fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.guard(self.fs_fallocate(inode, mode, offset, len))
+    fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64, room: Room) -> Result<()> {
+        self.guard(self.fs_fallocate(inode, mode, offset, len, room))
+    }
+
+    fn has_call(&self, number: u32) -> bool {
+        number == SWAP_BOOT
+    }
+
+    fn call(&self, inode: &Inode, number: u32) -> Result<()> {
+        match number {
+            SWAP_BOOT => self.guard(self.fs_swap_boot(inode)),
+            _ => Err(NameError::NotSupported.into()),
+        }
     }
 
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {

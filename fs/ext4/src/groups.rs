@@ -400,6 +400,14 @@ impl Groups {
         Ok(Some(buffer))
     }
 
+    /// What the inode bitmap says of an inode.
+    pub(crate) fn is_inode_used(&self, ino: u32) -> Result<bool> {
+        let (number, bit) = self.sb.group_of_inode(ino);
+        let group = self.get(number)?;
+        let bitmap = self.inode_bitmap(&group.lock())?;
+        Ok(bitmap.is_some_and(|bitmap| is_set(&bitmap.read(), bit)))
+    }
+
     /// The inode bitmap for a change: written out first if it never was, with the block bitmap.
     pub(crate) fn init_inode_bitmap(&self, h: &mut Handle, group: &mut Group) -> Result<Arc<Buffer>> {
         if let Some(buffer) = self.inode_bitmap(group)? {

@@ -96,7 +96,8 @@ impl Ext4 {
         if ever_used && generation == crate::layout::inode::slot_state(&old).generation {
             generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         }
-        let image = self.new_image(dir, new, generation, version);
+        let inherited = (core_of(dir).read().flags | dir.attr().flags.bits()) & FL_INHERITED;
+        let image = self.new_image(inherited, new, generation, version);
         h.modify(&buffer, |bytes| {
             let slot = &mut bytes[byte..byte + size];
             slot.fill(0);
@@ -109,9 +110,15 @@ impl Ext4 {
         Ok(Some(loaded))
     }
 
-    fn new_image(&self, dir: &Inode, new: &NewInode, generation: u32, version: u64) -> InodeImage {
-        let parent = core_of(dir).read().flags | dir.attr().flags.bits();
-        let mut flags = parent & FL_INHERITED;
+    /// What the slot of a new inode holds.
+    pub(crate) fn new_image(
+        &self,
+        inherited: u32,
+        new: &NewInode,
+        generation: u32,
+        version: u64,
+    ) -> InodeImage {
+        let mut flags = inherited;
         match new.kind {
             FileType::Directory => {}
             FileType::Regular => flags &= !0x1_0000,

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod balloc;
+mod bootloader;
 pub mod ctx;
 mod dir;
 mod driver;

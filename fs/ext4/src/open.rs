@@ -220,6 +220,7 @@ impl Ext4 {
             zones: Default::default(),
             root_core: parking_lot::Mutex::new(Weak::new()),
             wrapped: Default::default(),
+            boot: Default::default(),
             closed: AtomicBool::new(false),
             own_policy: own_policy(),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),

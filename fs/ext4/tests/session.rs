@@ -433,3 +433,59 @@ fn an_fsync_of_what_is_durable_touches_nothing() {
         vfs.unmount().unwrap();
     }
 }
+
+/// Blocks reserved for the superuser (`mkfs -m`) are not for everybody: neither for data nor for fallocate.
+#[test]
+fn the_reserve_is_kept_from_ordinary_users() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &["-t", "ext4", "-m", "25", "-b", "4096"], 64 << 20);
+    let out =
+        std::process::Command::new("tune2fs").args(["-u", "7", "-g", "70"]).arg(&image).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let vfs = mount(&image);
+    let file = make(&vfs, &vfs.root().unwrap(), "f", b"");
+    let user = Cred::user(1000, 1000);
+    let open_room = WriteFlags::empty();
+    let is_full = |result: Result<usize>| matches!(result, Err(Error::Name(NameError::NoSpace)));
+    let piece = [5; 65536];
+    let mut end = 0;
+    while !is_full(vfs.write(&user, &file, end, &piece, open_room)) {
+        end += piece.len() as u64;
+        assert!(end < 64 << 20);
+    }
+    let left = vfs.stat_fs().unwrap();
+    assert!(left.blocks_free >= 4096 && left.blocks_available < 64, "{left:?}");
+    // Whoever the caller is: the file was opened by somebody else.
+    assert!(is_full(vfs.write(&Cred::root(), &file, end, &piece, WriteFlags::OPEN_ROOM)));
+    let refused = vfs.fallocate(&user, &file, FallocateMode::KEEP_SIZE, end, 1 << 20);
+    assert!(matches!(refused, Err(Error::Name(NameError::NoSpace))), "{refused:?}");
+    // What is there already needs no room.
+    assert_eq!(vfs.write(&user, &file, 0, &piece, open_room).unwrap(), piece.len());
+    for other in [Cred::root(), Cred::user(7, 1), Cred { groups: vec![70], ..Cred::user(8, 8) }] {
+        assert_eq!(vfs.write(&other, &file, end, &piece, open_room).unwrap(), piece.len(), "{other:?}");
+        end += piece.len() as u64;
+    }
+    vfs.fallocate(&Cred::root(), &file, FallocateMode::KEEP_SIZE, end, 1 << 20).unwrap();
+    drop(file);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&image, "the reserve in use");
+}
+
+#[test]
+fn without_the_feature_no_file_grows_large() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext2", "-O", "^large_file"], 16 << 20);
+    let vfs = mount(&path);
+    let cred = Cred::root();
+    let (file, _) = vfs.create(&cred, &vfs.root().unwrap(), b"f", &CreateSpec::file(0o600), false).unwrap();
+    let largest = (1 << 31) - 1;
+    vfs.set_attr(&cred, &file, &SetAttr { size: Some(largest), ..SetAttr::default() }).unwrap();
+    let beyond = SetAttr { size: Some(largest + 1), ..SetAttr::default() };
+    assert!(matches!(vfs.set_attr(&cred, &file, &beyond), Err(Error::Name(NameError::TooLarge))));
+    drop(file);
+    vfs.unmount().unwrap();
+    fsck(&path, "a file of 2 GiB less one byte");
+}

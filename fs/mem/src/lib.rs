@@ -257,6 +257,7 @@ impl FileSystem for Mem {
             read_only: None,
             xattr_value_max: 64 << 10,
             projects: true,
+            reserve: None,
         }
     }
 
@@ -410,7 +411,7 @@ impl FileSystem for Mem {
         Ok(())
     }
 
-    fn reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
         let mut state = node(inode).state.lock();
         let end = offset.saturating_add(len).div_ceil(BLOCK64);
         let missing: Vec<u64> = (offset / BLOCK64..end)
@@ -464,7 +465,14 @@ impl FileSystem for Mem {
         self.changed(inode, Touch::Data, Logged::Anyway)
     }
 
-    fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
+    fn fallocate(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        _room: Room,
+    ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         let (first, behind) = (offset / BLOCK64, end.div_ceil(BLOCK64));
         let mut size = inode.size();

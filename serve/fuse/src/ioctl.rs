@@ -1,4 +1,4 @@
-//! The ioctls: inode flags, project ids, and the change attribute.
+//! The ioctls: inode flags, project ids, the change attribute, and calls of the format's own.
 
 use crate::cookie::{self, IVERS_IOC_CHANGE};
 use crate::errno::errno;
@@ -48,6 +48,12 @@ pub(crate) fn serve(
         return serving.query(node.clone(), move |change| {
             reply.ioctl(0, &cookie::ioctl_reply(&vfs, &node.inode, change));
         });
+    }
+    if serving.vfs.has_format_call(command) {
+        return match serving.node(ino) {
+            Ok(node) => serving.format_call(serving.cred(request), node, command, reply),
+            Err(error) => reply.error(error),
+        };
     }
     match answer(serving, request, ino, command, input) {
         Ok(mut output) => {

@@ -7,10 +7,10 @@ use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::outside::Flush;
 use crate::session::Server;
-use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Request};
+use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_vfs::*;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Nobody but this mount changes the filesystem, so what the kernel knows stays true.
@@ -26,22 +26,25 @@ pub(crate) const O_ACCMODE: i32 = 3;
 pub(crate) const O_RDONLY: i32 = 0;
 const O_WRONLY: i32 = 1;
 
-/// An open file is known by two facts, which its handle carries: no table to look up.
+/// An open file is known by three facts, which its handle carries: no table to look up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle {
     /// Counted as one through which the kernel may hold back.
     pub(crate) holds_back: bool,
     /// Opened by a thread of ours to flush the file: its FSYNC commits nothing.
     pub(crate) ours: bool,
+    /// Opened by somebody who may not use the reserve: who a write comes from cannot be told later.
+    pub(crate) open_room: bool,
 }
 
 impl Handle {
     pub(crate) fn pack(self) -> FileHandle {
-        FileHandle(u64::from(self.holds_back) | u64::from(self.ours) << 1)
+        FileHandle(u64::from(self.holds_back) | u64::from(self.ours) << 1 | u64::from(self.open_room) << 2)
     }
 
     pub(crate) fn unpack(handle: FileHandle) -> Self {
-        Self { holds_back: handle.0 & 1 != 0, ours: handle.0 & 2 != 0 }
+        let is = |bit: u64| handle.0 & bit != 0;
+        Self { holds_back: is(1), ours: is(2), open_room: is(4) }
     }
 }
 
@@ -59,6 +62,8 @@ pub(crate) struct Serving {
     mounter: u32,
     block_size: u32,
     pub(crate) ttl: Duration,
+    /// To tell the kernel what changed behind its back.
+    pub(crate) kernel: OnceLock<Notifier>,
 }
 
 impl Serving {
@@ -84,6 +89,7 @@ impl Serving {
             ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
             options,
             server,
+            kernel: OnceLock::new(),
         }
     }
 
@@ -141,7 +147,23 @@ impl Serving {
             O_WRONLY => self.options.writeback_cache,
             _ => true,
         };
-        Handle { holds_back, ours: self.flusher.outside().is_ours(request.pid()) }
+        Handle {
+            holds_back,
+            ours: self.flusher.outside().is_ours(request.pid()),
+            open_room: flags & O_ACCMODE != O_RDONLY
+                && self.vfs.room(&self.cred_for_room(request)) == Room::Open,
+        }
+    }
+
+    /// As [`Serving::cred`], with the groups also where the kernel checks permissions, if a group may use the reserve.
+    pub(crate) fn cred_for_room(&self, request: &Request) -> Cred {
+        let cred = self.cred(request);
+        match self.vfs.info().reserve {
+            Some(Reserve { gid: Some(_), .. }) if cred.checked => {
+                Cred { groups: self.groups_of(request), ..cred }
+            }
+            _ => cred,
+        }
     }
 
     /// The permissions an OPEN asks for, as [`Vfs::access`] counts them.
@@ -170,6 +192,33 @@ impl Serving {
             } else {
                 serving.vfs.force_change(&node.inode)
             })
+        });
+    }
+
+    /// A call of the format's own that changes a file's data behind the kernel's back: it hands over what mappings hold back before,
+    /// and drops its pages afterwards. On the flushers' thread: a serving thread must not wait for either.
+    pub(crate) fn format_call(self: &Arc<Self>, cred: Cred, node: Arc<Node>, number: u32, reply: ReplyIoctl) {
+        if self.options.writeback_cache {
+            // Such a kernel takes no size of a file from us, ever.
+            log::warn!("ioctl {number:#x} changes sizes: mount with no_writeback_cache for it");
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let serving = self.clone();
+        self.flusher.flush(node.clone(), Flush::File, move |flushed| {
+            if !flushed {
+                // Without a name, or not ours to open: what the kernel holds back would come after the call.
+                return reply.error(Errno::EBUSY);
+            }
+            let done = serving.vfs.format_call(&cred, &node.inode, number);
+            if let Some(kernel) = serving.kernel.get()
+                && let Err(error) = kernel.inval_inode(INodeNo(node.id), 0, 0)
+            {
+                log::warn!("the kernel keeps old pages of inode {}: {error}", node.inode.ino);
+            }
+            match done {
+                Ok(()) => reply.ioctl(0, &[]),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 

@@ -115,8 +115,9 @@ pub fn serve(
     let serving = Arc::new(Serving::new(vfs, nodes, flusher, options, server));
     // The kernel has decided already who may use the mount. fuser's own filter would also refuse what the kernel does on
     // its own behalf, as handing over the times it keeps.
-    let session = fuser::Session::from_fd(Ops(serving), connection.device, SessionACL::All, config)
+    let session = fuser::Session::from_fd(Ops(serving.clone()), connection.device, SessionACL::All, config)
         .map_err(MountError::Session)?;
+    let _ = serving.kernel.set(session.notifier());
     let state = Arc::new(State::default());
     let thread_state = state.clone();
     std::thread::Builder::new()

@@ -3,7 +3,7 @@
 use super::csum::crc32c;
 use super::features::{Compat, Incompat, RoCompat};
 use super::raw::RawSuperblock;
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{Error, Reserve, Result};
 use zerocopy::FromBytes;
 
 /// Where the superblock lies on the device, in bytes.
@@ -31,6 +31,8 @@ pub struct Superblock {
     pub blocks_count: u64,
     /// Blocks kept for the privileged.
     pub reserved_blocks: u64,
+    /// Who may use them beside the superuser: `s_def_resuid` and `s_def_resgid`, where 0 means no group.
+    pub reserve: Reserve,
     /// First block of group 0: 1 with 1 KiB blocks, else 0.
     pub first_data_block: u64,
     /// Blocks a group; at most 8 * block_size.
@@ -229,6 +231,10 @@ impl Superblock {
             block_bits,
             blocks_count,
             reserved_blocks,
+            reserve: Reserve {
+                uid: raw.s_def_resuid.get().into(),
+                gid: Some(raw.s_def_resgid.get().into()).filter(|&gid| gid != 0),
+            },
             first_data_block,
             blocks_per_group,
             inodes_count,

@@ -6,7 +6,7 @@ use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::map::node::Extent;
 use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
-use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result};
+use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result, Room};
 
 /// Bytes of the pages that the VFS writes back.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -29,7 +29,7 @@ impl Ext4 {
     }
 
     /// Data that is about to change moves out of the slot, into a block.
-    pub(super) fn inline_to_blocks(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn inline_to_blocks(&self, inode: &Inode) -> Result<()> {
         let data = {
             let core = core_of(inode).read();
             if core.flags & FL_INLINE_DATA == 0 {
@@ -127,7 +127,7 @@ impl Ext4 {
     }
 
     /// Set a block of free space aside for each block of the range that has none yet.
-    pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
+    pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64, room: Room) -> Result<()> {
         if len == 0 {
             return Ok(());
         }
@@ -150,7 +150,7 @@ impl Ext4 {
                 return Ok(());
             }
             // Without the lock: this may wait for a commit, and that for a handle that wants the lock.
-            self.claim_delayed(wanted)?;
+            self.claim_delayed(wanted, room)?;
             let mut core = core_of(inode).write();
             let missing = match self.without_promise(inode, &core, first, last) {
                 Ok(missing) if self.promise_for(&core, &missing) <= wanted => missing,
@@ -190,7 +190,7 @@ impl Ext4 {
     }
 
     /// The blocks of the range are allocated now, or never will be: their promises end.
-    pub(super) fn settle_delayed(&self, core: &mut InodeCore, from: u64, to: u64) {
+    pub(crate) fn settle_delayed(&self, core: &mut InodeCore, from: u64, to: u64) {
         if from >= to || core.delayed.blocks.is_empty() {
             return;
         }

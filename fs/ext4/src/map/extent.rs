@@ -124,6 +124,36 @@ impl Ext4 {
         }
     }
 
+    /// The nodes below the root, at most `most`; `None` if there are more.
+    pub(crate) fn extent_nodes(
+        &self,
+        inode: &Inode,
+        core: &InodeCore,
+        most: usize,
+    ) -> Result<Option<Vec<Arc<Buffer>>>> {
+        self.check_node(inode, &core.i_block, None)?;
+        let mut nodes: Vec<Arc<Buffer>> = Vec::new();
+        let children = |node: &[u8]| -> Vec<(u64, u16)> {
+            let deep = depth(node);
+            (0..if deep > 0 { entries(node) } else { 0 }).map(|nth| (child(node, nth), deep - 1)).collect()
+        };
+        let mut next = children(&core.i_block);
+        while let Some((block, deep)) = next.pop() {
+            let buffer = self.extent_node(inode, block, deep)?;
+            next.extend(children(&buffer.read()));
+            nodes.push(buffer);
+            if nodes.len() + next.len() > most {
+                return Ok(None);
+            }
+        }
+        Ok(Some(nodes))
+    }
+
+    /// These nodes are this inode's from now on: their checksums say so.
+    pub(crate) fn adopt_nodes(&self, h: &mut Handle, inode: &Inode, nodes: &[Arc<Buffer>]) -> Result<()> {
+        nodes.iter().try_for_each(|buffer| h.modify(buffer, |node| self.seal_node(inode, node)))
+    }
+
     /// The way from the root to the leaf that holds `block` or would.
     pub(super) fn extent_path(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Path> {
         self.check_node(inode, &core.i_block, None)?;

@@ -4,7 +4,7 @@ use crate::ctx::{Ext4, core_of};
 use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
 use crate::map::node::{Extent, MAX_UNWRITTEN};
-use ivers_vfs::{Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch};
+use ivers_vfs::{Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Room, Touch};
 
 impl Ext4 {
     /// See [`ivers_vfs::FileSystem::truncate`]. A shrink logs the new size first, with the inode on the orphan list: a crash in
@@ -54,6 +54,7 @@ impl Ext4 {
         mode: FallocateMode,
         offset: u64,
         len: u64,
+        room: Room,
     ) -> Result<()> {
         let bits = self.sb.block_bits;
         let block_size = 1_u64 << bits;
@@ -80,7 +81,7 @@ impl Ext4 {
         if mode.contains(FallocateMode::ZERO_RANGE) {
             self.punch(inode, offset, end)?;
         }
-        self.allocate_unwritten(inode, offset >> bits, end.div_ceil(block_size))?;
+        self.allocate_unwritten(inode, offset >> bits, end.div_ceil(block_size), room)?;
         let mut disk_size = core_of(inode).read().disk_size;
         if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
             self.zero_stale_tail(inode, end.next_multiple_of(block_size).saturating_add(1))?;
@@ -153,7 +154,7 @@ impl Ext4 {
     }
 
     /// Give every hole of the range blocks that read as zeros.
-    fn allocate_unwritten(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+    fn allocate_unwritten(&self, inode: &Inode, from: u64, to: u64, room: Room) -> Result<()> {
         let mut at = from;
         while at < to {
             let mapping = self.map_block(inode, at)?;
@@ -164,7 +165,7 @@ impl Ext4 {
             }
             let most = (stop - at).min(u64::from(MAX_UNWRITTEN)) as u32;
             // What delayed writes were promised is not to be had.
-            self.claim_delayed(u64::from(most))?;
+            self.claim_delayed(u64::from(most), room)?;
             let reserved = self.reserve_blocks(inode, self.goal_for(inode), most);
             self.release_delayed(u64::from(most));
             let reserved = reserved?;

@@ -60,28 +60,35 @@ impl Ops {
         });
     }
 
-    pub(super) fn write_file(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        offset: u64,
-        data: &[u8],
-        write_flags: WriteFlags,
-        flags: i32,
-    ) -> Reply<u32> {
-        let s = &*self.0;
+    /// How a WRITE with these flags is to be done.
+    pub(super) fn write_how(&self, handle: Handle, write_flags: WriteFlags, flags: i32) -> VfsWrite {
         let mut how = VfsWrite::empty();
         how.set(VfsWrite::KILL_PRIV, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
+        how.set(VfsWrite::OPEN_ROOM, handle.open_room);
         // Its times come by SETATTR, before or after the data: they must not be moved past those.
-        how.set(VfsWrite::KEEP_TIMES, s.kernel_keeps_times.load(Ordering::Relaxed));
-        // From the page cache: whose flags and identity these are is a guess. O_APPEND moves nothing: only the kernel
-        // knows the end of the file, and it has placed the write.
+        how.set(VfsWrite::KEEP_TIMES, self.0.kernel_keeps_times.load(Ordering::Relaxed));
+        // From the page cache: whose flags these are is a guess. O_APPEND moves nothing: only the kernel knows the end of the
+        // file, and it has placed the write.
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         how.set(VfsWrite::ACCEPTED, from_cache || flags & O_APPEND != 0);
         if !from_cache {
             how.set(VfsWrite::SYNC, flags & O_DSYNC != 0);
             how.set(VfsWrite::DIRECT, flags & O_DIRECT != 0);
         }
+        how
+    }
+
+    pub(super) fn write_file(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: u64,
+        data: &[u8],
+        how: VfsWrite,
+        from_cache: bool,
+    ) -> Reply<u32> {
+        let s = &*self.0;
+        // From the page cache: whose identity this is is a guess too.
         let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;
         let written = s.vfs.write(&cred, &node.inode, offset, data, how).or_errno()?;
@@ -113,7 +120,7 @@ impl Ops {
         let s = &*self.0;
         let node = s.node(ino)?;
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
-        s.vfs.fallocate(&s.cred(request), &node.inode, mode, offset, length).or_errno()?;
+        s.vfs.fallocate(&s.cred_for_room(request), &node.inode, mode, offset, length).or_errno()?;
         s.drop_capabilities(&node).or_errno()
     }
 

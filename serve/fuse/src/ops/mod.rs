@@ -178,7 +178,7 @@ impl Filesystem for Ops {
         &self,
         request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -186,7 +186,9 @@ impl Filesystem for Ops {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let written = self.write_file(request, ino, offset, data, write_flags, flags.0);
+        let how = self.write_how(Handle::unpack(fh), write_flags, flags.0);
+        let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let written = self.write_file(request, ino, offset, data, how, from_cache);
         answer(reply, written, |reply, written| reply.written(written));
     }
 

@@ -1,0 +1,83 @@
+//! What ext4 alone can do, asked through a mount.
+
+mod common;
+
+use common::*;
+use ivers_oracle::Image;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+const SWAP_BOOT: &str = "import fcntl,sys; fcntl.ioctl(open(sys.argv[1],'r+'), 0x6611)";
+
+/// Who writes is known when the file is opened: what reaches us from the kernel's page cache comes from nobody in particular.
+#[test]
+fn the_reserve_is_for_root() {
+    if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv"]) {
+        eprintln!("left out: needs root, FUSE and setpriv");
+        return;
+    }
+    let place = Place::of(Image::new("ext4", 64 << 20, &["-m", "25"]).unwrap());
+    for options in ["allow_other", "allow_other,no_writeback_cache"] {
+        place.mount(options);
+        fs::set_permissions(&place.dir, fs::Permissions::from_mode(0o777)).unwrap();
+        let fill = |as_whom: &[&str], name: &str, mib: u32| {
+            let (of, count) = (format!("of={}", place.path(name).display()), format!("count={mib}"));
+            let dd = ["dd", "if=/dev/zero", &of, "bs=1M", &count, "conv=fsync"];
+            let mut words = as_whom.iter().copied().chain(dd);
+            said(&Command::new(words.next().unwrap()).args(words).output().unwrap())
+        };
+        let theirs = fill(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"], "theirs", 60);
+        assert!(theirs.contains("No space left on device"), "{options}: {theirs}");
+        let left = rustix::fs::statvfs(&place.dir).unwrap();
+        let (free, open) = (left.f_bfree * left.f_frsize, left.f_bavail * left.f_frsize);
+        assert!(free >= 15 << 20 && open <= 2 << 20, "{options}: {free} bytes free, {open} for everybody");
+        let ours = fill(&["env"], "ours", 12);
+        assert!(ours.starts_with("exit status: 0"), "{options}: {ours}");
+        fs::remove_file(place.path("theirs")).unwrap();
+        fs::remove_file(place.path("ours")).unwrap();
+        place.unmount();
+        place.image.check().unwrap();
+    }
+}
+
+/// The kernel's pages of the file are handed over before the swap and not shown after it. With the write-back cache the kernel
+/// would keep the old size.
+#[test]
+fn the_boot_loader_is_swapped_in() {
+    if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
+        eprintln!("left out: needs FUSE and python3");
+        return;
+    }
+    let place = Place::new();
+    for options in ["no_writeback_cache", "no_writeback_cache,threads=1", "no_writeback_cache,nosandbox"] {
+        place.mount(options);
+        let path = place.path("f");
+        let swap = || Command::new("python3").args(["-c", SWAP_BOOT]).arg(&path).output().unwrap();
+        let held = fs::File::create(&path).unwrap();
+        fs::write(&path, b"one").unwrap();
+        let done = swap();
+        assert!(done.status.success(), "{options}: {}", said(&done));
+        assert_eq!(fs::read(&path).unwrap(), b"", "{options}");
+        fs::write(&path, b"the second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"the second");
+        let done = swap();
+        assert!(done.status.success(), "{options}: {}", said(&done));
+        assert_eq!(fs::read(&path).unwrap(), b"one", "{options}: not what the kernel remembers");
+        drop(held);
+        fs::remove_file(&path).unwrap();
+        // Back to no boot loader, for the next round.
+        fs::write(&path, b"").unwrap();
+        assert!(swap().status.success());
+        fs::remove_file(&path).unwrap();
+        place.unmount();
+        place.image.check().unwrap();
+    }
+    place.mount("rw");
+    fs::write(place.path("f"), b"stays").unwrap();
+    let done = Command::new("python3").args(["-c", SWAP_BOOT]).arg(place.path("f")).output().unwrap();
+    assert!(said(&done).contains("Operation not supported"), "{}", said(&done));
+    assert_eq!(fs::read(place.path("f")).unwrap(), b"stays");
+    assert!(place.log().contains("no_writeback_cache"), "{}", place.log());
+    place.unmount();
+}

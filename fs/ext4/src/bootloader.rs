@@ -1,0 +1,119 @@
+//! The boot-loader inode: reserved inode 5, a file without a name where users cannot get at it.
+//!
+//! Its data is put there by a swap with that of an ordinary file (kernel documentation, `EXT4_IOC_SWAP_BOOT`): the maps, the
+//! sizes and the blocks change owners in one transaction; names, owners, modes and attributes stay.
+
+use crate::ctx::{Ext4, Ext4Inode, core_of};
+use crate::layout::inode::{FL_EXTENTS, slot_state};
+use ivers_block::Buffer;
+use ivers_vfs::{Error, FileType, InitialVersion, Inode, Logged, NameError, NewInode, Result, Touch};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// `_IO('f', 17)`.
+pub(crate) const SWAP_BOOT: u32 = 0x6611;
+const BOOT_INO: u32 = 5;
+/// Nodes of the two extent trees together: they change owners, and so checksums, within one transaction.
+const MOST_NODES: usize = 64;
+
+impl Ext4 {
+    /// Swap a file's data with the boot loader's. The first one ever gets an empty file back.
+    pub(crate) fn fs_swap_boot(&self, inode: &Inode) -> Result<()> {
+        if inode.kind != FileType::Regular || inode.attr().nlink != 1 {
+            return Err(NameError::Invalid.into());
+        }
+        // Inline data lies in the slot, which stays where it is.
+        self.inline_to_blocks(inode)?;
+        let _one_at_a_time = self.boot.lock();
+        let boot = self.boot_loader()?;
+        self.inline_to_blocks(&boot)?;
+        self.windows.forget(inode.ino.0 as u32);
+        let (mine, its) = (self.nodes_of(inode)?, self.nodes_of(&boot)?);
+        let mut h = self.begin((mine.len() + its.len()) as u32 + 8)?;
+        {
+            let (mut a, mut b) = (core_of(inode).write(), core_of(&boot).write());
+            let (a, b) = (&mut *a, &mut *b);
+            // No data is on its way: what is promised still are the ends of pages.
+            self.settle_delayed(a, 0, u64::MAX);
+            std::mem::swap(&mut a.i_block, &mut b.i_block);
+            std::mem::swap(&mut a.disk_size, &mut b.disk_size);
+            let differ = (a.flags ^ b.flags) & FL_EXTENTS;
+            a.flags ^= differ;
+            b.flags ^= differ;
+            // The block of attributes counts too, and stays.
+            let of_attributes = |file_acl: u64| if file_acl == 0 { 0 } else { 1 << (self.sb.block_bits - 9) };
+            let (attributes_a, attributes_b) = (of_attributes(a.file_acl), of_attributes(b.file_acl));
+            let (data_a, data_b) =
+                (a.blocks_512.saturating_sub(attributes_a), b.blocks_512.saturating_sub(attributes_b));
+            a.blocks_512 = data_b + attributes_a;
+            b.blocks_512 = data_a + attributes_b;
+            for (inode, core) in [(inode, &*a), (&boot, &*b)] {
+                inode.with_attr(|attr| (attr.size, attr.blocks_512) = (core.disk_size, core.blocks_512));
+                inode.private::<Ext4Inode>().alloc.lock().next = 0;
+            }
+        }
+        self.adopt_nodes(&mut h, inode, &its)?;
+        self.adopt_nodes(&mut h, &boot, &mine)?;
+        for inode in [inode, &boot] {
+            inode.changed(Touch::Data, Logged::Anyway);
+            self.log(&mut h, inode)?;
+        }
+        Ok(())
+    }
+
+    fn nodes_of(&self, inode: &Inode) -> Result<Vec<Arc<Buffer>>> {
+        let core = core_of(inode).read();
+        // Block maps carry no checksums.
+        if core.flags & FL_EXTENTS == 0 {
+            return Ok(Vec::new());
+        }
+        self.extent_nodes(inode, &core, MOST_NODES)?.ok_or_else(|| {
+            Error::Incompatible(format!(
+                "{}, inode {}: a boot loader in so many pieces (its extent tree has more than {MOST_NODES} blocks)",
+                self.place, inode.ino
+            ))
+        })
+    }
+
+    /// The boot loader, made anew where the slot holds none. The VFS does not know it: nobody else has it in memory.
+    fn boot_loader(&self) -> Result<Inode> {
+        let old = match self.raw_inode(BOOT_INO) {
+            Ok(slot) => slot,
+            // Zeros without a checksum: what mke2fs leaves.
+            Err(Error::Name(NameError::Stale)) => vec![0; self.sb.inode_size as usize],
+            Err(error) => return Err(error),
+        };
+        let state = slot_state(&old);
+        if state.mode != 0 && state.links != 0 {
+            let boot = self.detached(self.load(BOOT_INO, true)?);
+            if boot.kind != FileType::Regular {
+                return Err(self.corrupt_inode("the boot loader is no file", &boot));
+            }
+            return Ok(boot);
+        }
+        let new = NewInode {
+            kind: FileType::Regular,
+            perm: 0,
+            uid: 0,
+            gid: 0,
+            project: 0,
+            rdev: 0,
+            target: Vec::new(),
+            now: self.own_policy.now(),
+            xattrs: Vec::new(),
+        };
+        let version = self.fresh_version(BOOT_INO, &old);
+        let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        let image = self.new_image(0, &new, generation, version);
+        let mut h = self.begin(2)?;
+        let (Some(buffer), byte) = self.slot_place(BOOT_INO)? else { return Err(NameError::Stale.into()) };
+        h.modify(&buffer, |bytes| {
+            let slot = &mut bytes[byte..byte + self.sb.inode_size as usize];
+            slot.fill(0);
+            image.encode(&self.sb, BOOT_INO, slot);
+        })?;
+        let mut loaded = self.loaded(BOOT_INO, image);
+        loaded.version = InitialVersion::Fresh(version);
+        Ok(self.detached(loaded))
+    }
+}
