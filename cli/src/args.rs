@@ -73,15 +73,15 @@ pub enum Task {
     /// Make an ext4 filesystem in a file or on a device
     Mkfs(Mkfs),
     /// Write a shell's completions to standard output
-    #[command(hide = true)]
+    #[command(after_long_help = help::COMPLETIONS)]
     Completions {
-        /// The shell.
+        /// The shell
         shell: clap_complete::Shell,
     },
     /// Write the manual pages into a directory
-    #[command(hide = true)]
+    #[command(after_long_help = help::MAN)]
     Man {
-        /// The directory.
+        /// The directory; it is made if it is not there
         dir: PathBuf,
     },
     /// The process that parses an image for another one

@@ -1,8 +1,8 @@
 //! `changed`: compare change attributes with saved ones.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::dirs::Dirs;
 use crate::facts::{self, Identity};
-use crate::failure::{FAILED, failure};
+use crate::failure::{FAILED, Tally, failure};
 use crate::image::{self, How, Place};
 use crate::keeper::{Keeper, Order};
 use crate::progress::Progress;
@@ -42,42 +42,75 @@ impl Status {
     }
 }
 
-fn walk_mount(root: &Path) -> Result<State> {
+/// A tree as it was found.
+struct Walked {
+    state: State,
+    /// What this user may not look at, and why.
+    unseen: Vec<(PathBuf, anyhow::Error)>,
+}
+
+fn walk_mount(root: &Path) -> Result<Walked> {
     let mount = facts::served_json(root, MOUNT)?;
     let instance = mount["instance"].as_str().unwrap_or_default().to_owned();
     let mut state = State { instance, ..State::default() };
+    let mut unseen = Vec::new();
     let device = std::fs::metadata(root)?.dev();
     let progress = Progress::unbounded();
     let mut dirs = vec![PathBuf::new()];
+    // What is removed while we walk is no longer there, and that is all.
+    let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
     while let Some(dir) = dirs.pop() {
         let full = root.join(&dir);
         // The directory's own number comes before its names: a name that comes in between shows in the next run.
-        for entry in std::fs::read_dir(&full).with_context(|| full.display().to_string())? {
-            let entry = entry.with_context(|| full.display().to_string())?;
+        let names = std::fs::read_dir(&full).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+        let names = match names {
+            Ok(names) => names,
+            Err(error) if dir.as_os_str().is_empty() => {
+                return Err(error).with_context(|| full.display().to_string());
+            }
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => {
+                unseen.push((dir, error.into()));
+                continue;
+            }
+        };
+        for entry in names {
             let path = dir.join(entry.file_name());
             let full = root.join(&path);
             let look = || -> Result<Option<Record>> {
-                let meta = std::fs::symlink_metadata(&full)?;
-                if meta.dev() != device {
-                    return Ok(None);
-                }
+                let meta = match std::fs::symlink_metadata(&full) {
+                    Ok(meta) if meta.dev() == device => meta,
+                    Ok(_) => return Ok(None),
+                    Err(error) if is_gone(&error) => return Ok(None),
+                    Err(error) => return Err(error.into()),
+                };
                 Ok(Some(Record { identity: facts::identity(&full, meta.ino())?, is_dir: meta.is_dir() }))
             };
-            let record = match look() {
-                Ok(Some(record)) => record,
-                Ok(None) => continue,
-                // Removed while we walked.
-                Err(_) if std::fs::symlink_metadata(&full).is_err() => continue,
-                Err(error) => return Err(error),
-            };
-            if record.is_dir {
-                dirs.push(path.clone());
+            match look() {
+                Ok(Some(record)) => {
+                    if record.is_dir {
+                        dirs.push(path.clone());
+                    }
+                    state.files.insert(path.into_os_string().into_vec(), record);
+                    progress.step(1, |files| format!("{files} files"));
+                }
+                Ok(None) => {}
+                Err(_) if std::fs::symlink_metadata(&full).is_err_and(|error| is_gone(&error)) => {}
+                Err(error) => unseen.push((path, error)),
             }
-            state.files.insert(path.as_os_str().as_bytes().to_vec(), record);
-            progress.step(1, |files| format!("{files} files"));
         }
     }
-    Ok(state)
+    Ok(Walked { state, unseen })
+}
+
+/// What cannot be seen counts as it was: it is neither new nor removed.
+fn carry_over(path: &[u8], old: &State, new: &mut State) {
+    let below =
+        |other: &[u8]| other.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
+    let from = old.files.range(path.to_vec()..).take_while(|(other, _)| other.starts_with(path));
+    for (other, record) in from.filter(|(other, _)| below(other)) {
+        new.files.entry(other.clone()).or_insert(*record);
+    }
 }
 
 /// In the keeper of an image.
@@ -160,10 +193,20 @@ pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
     let how = args.image.how()?;
     // Before the walk: a state that cannot be used must not cost one.
     let old = args.since.as_deref().map(state::load).transpose()?;
-    let new = match Place::parse_image(&args.tree) {
+    let Walked { state: mut new, unseen } = match Place::parse_image(&args.tree) {
         Place::Host(dir) => walk_mount(&dir)?,
-        Place::Image { image, path } => ask_image(&image, path, &how)?,
+        Place::Image { image, path } => Walked { state: ask_image(&image, path, &how)?, unseen: Vec::new() },
     };
+    let mut tally = Tally::default();
+    for (path, error) in unseen {
+        // Nearly every ext4 filesystem has one that only root may look into.
+        if path != Path::new("lost+found") {
+            tally.take(Err(error.context(args.tree.join(&path).display().to_string())))?;
+        }
+        if let Some(old) = &old {
+            carry_over(path.as_os_str().as_bytes(), old, &mut new);
+        }
+    }
     if let Some(old) = old {
         if old.instance != new.instance {
             let place = args.tree.display();
@@ -204,10 +247,10 @@ pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
         }
         out.flush()?;
     }
-    match &args.save {
-        Some(path) => state::save(&new, path),
-        None => Ok(()),
+    if let Some(path) = &args.save {
+        state::save(&new, path)?;
     }
+    tally.end()
 }
 
 #[cfg(test)]

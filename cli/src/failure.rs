@@ -148,7 +148,8 @@ pub fn line(error: &anyhow::Error) -> String {
             line += &text;
         }
     }
-    line.replace('\n', " ")
+    // Names come from images too, and this goes to a terminal.
+    line.replace(char::is_control, " ")
 }
 
 /// Characters of a line that another process is told: even if each takes six bytes in JSON, they fit into a message.

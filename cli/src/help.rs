@@ -98,7 +98,8 @@ Examples:
 pub const CHANGED: &str = "\
 Each line is a letter and a path relative to TREE: N new, C changed, R removed. With -0 there are paths alone, each ended by a NUL, and \
 removed ones only if --only asks for them. A path is unchanged if filesystem, inode number, generation and change attribute are all as \
-saved. Where there is no change attribute every file counts as changed.
+saved. Where there is no change attribute every file counts as changed. What this user may not look at is named on standard error (but for \
+lost+found), counts as it was, and makes the exit code 1.
 
 JSON, one object a line: path, status (new, changed, removed), ino, generation, change (decimal strings).
 
@@ -196,6 +197,18 @@ named fuse_*; new is the default mount, and seconds has the medians of each.
 Examples:
   ivers bench --fs mem --ops 100000
   ivers bench --fuse --json";
+
+/// Of `completions`.
+pub const COMPLETIONS: &str = "\
+Examples:
+  ivers completions bash > ~/.local/share/bash-completion/completions/ivers
+  ivers completions fish > ~/.config/fish/completions/ivers.fish
+  ivers completions zsh > ~/.zfunc/_ivers";
+
+/// Of `man`.
+pub const MAN: &str = "\
+Examples:
+  ivers man ~/.local/share/man/man1";
 
 #[cfg(test)]
 mod tests {

@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         Task::Completions { shell } => {
             // The generator panics where it cannot write: a closed pipe is met here.
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "ivers", &mut text);
+            clap_complete::generate(shell, &mut public(), "ivers", &mut text);
             std::io::stdout().write_all(&text).map_err(Into::into)
         }
         Task::Man { dir } => man(&dir),
@@ -95,8 +95,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// The command line without what only the program itself calls, which completions would offer.
+fn public() -> clap::Command {
+    let whole = Cli::command();
+    let shown = whole.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned();
+    let bare =
+        clap::Command::new("ivers").version(env!("CARGO_PKG_VERSION")).args(whole.get_arguments().cloned());
+    let about = whole.get_long_about().cloned().unwrap_or_default();
+    bare.subcommands(shown)
+        .about(whole.get_about().cloned().unwrap_or_default())
+        .long_about(about)
+        .after_long_help(help::IVERS)
+        .subcommand_required(true)
+}
+
 fn man(dir: &std::path::Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(Cli::command(), dir)?;
+    clap_mangen::generate_to(public(), dir)?;
     Ok(())
 }

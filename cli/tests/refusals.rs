@@ -222,3 +222,53 @@ fn bigalloc_is_read_only_and_says_so() {
     refused(&["cp", FILE, &format!("{}:/x", image.path().display())], 1, "read-only");
     assert!(fs::read(image.path()).unwrap() == before, "written to");
 }
+
+/// One image has several names: those of the loop devices that lie on it. Whoever has it under one keeps the others out, the kernel too.
+#[test]
+fn an_image_is_in_use_under_all_its_names() {
+    if !can_mount() || !ivers_oracle::have_programs(&["losetup", "mount", "umount"]) {
+        return;
+    }
+    if !is_root() {
+        eprintln!("not root: no loop devices here");
+        return;
+    }
+    struct Loop(String);
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount").args(["-q", &self.0]).status();
+            let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
+        }
+    }
+    let run = |program: &str, args: &[&str]| std::process::Command::new(program).args(args).output().unwrap();
+    let place = Place::new();
+    let other = place.image.dir().join("other");
+    fs::create_dir(&other).unwrap();
+    let [image, dir, other] = [place.image.path(), &place.dir, &other].map(|path| path.to_str().unwrap());
+    let attached = run("losetup", &["-f", "--show", image]);
+    assert!(attached.status.success(), "{}", said(&attached));
+    let device = Loop(String::from_utf8(attached.stdout).unwrap().trim().to_owned());
+
+    let mounted = run("mount", &["-t", "ext4", &device.0, other]);
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    for name in [&device.0, image] {
+        refused(&["mount", name, dir], 6, "in use");
+        refused(&["mkfs", name, "--force"], 6, "in use");
+    }
+    assert!(run("umount", &[other]).status.success());
+
+    for (name, also) in [(&*device.0, image), (image, &*device.0)] {
+        let mounted = ivers(["mount", name, dir]);
+        assert!(mounted.status.success(), "{name}: {}", said(&mounted));
+        refused(&["mount", also, other], 6, "in use");
+        refused(&["mkfs", also, "--force"], 6, "in use");
+        if name == device.0 {
+            assert!(
+                !run("mount", &["-t", "ext4", name, other]).status.success(),
+                "the kernel mounted it as well"
+            );
+        }
+        fs::write(place.path("f"), name).unwrap();
+        place.unmount();
+    }
+}

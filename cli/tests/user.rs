@@ -254,3 +254,40 @@ fn a_user_copies_all_but_what_only_root_may_make() {
     assert!(!out.join("device").exists());
     home.place.image.check().unwrap();
 }
+
+#[test]
+fn what_a_user_may_not_see_is_neither_new_nor_removed() {
+    let Some(home) = Home::new() else { return };
+    home.mount("fakeroot");
+    home.does("mkdir -p own/sub && echo 1 > own/sub/f && echo 1 > own-not && chmod 777 . own own/sub");
+    home.unmount();
+    home.mount("rw");
+    let state = home.place.image.dir().join("state");
+    let changed = |word: &str| {
+        let [tree, state] = [home.place.dir.as_os_str(), state.as_os_str()];
+        let output = home.run(home.program.as_ref(), &["changed".as_ref(), tree, word.as_ref(), state]);
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+    };
+    let quiet = |text: &str| (0, text.to_owned(), String::new());
+    // lost+found belongs to root and is closed to others.
+    assert_eq!(changed("--save"), quiet(""));
+    assert_eq!(changed("--since"), quiet(""));
+    home.unmount();
+    home.mount("fakeroot");
+    home.does("echo 2 > own/sub/f && chmod 700 own/sub");
+    home.unmount();
+    home.mount("rw");
+    if home.user == USER {
+        let (code, found, told) = changed("--since");
+        assert_eq!((code, found.as_str()), (1, "C own/sub\n"), "{told}");
+        assert!(told.lines().count() == 1 && told.contains("own/sub: Permission denied"), "{told}");
+    }
+    home.unmount();
+    home.mount("fakeroot");
+    home.does("chmod 777 own/sub");
+    home.unmount();
+    home.mount("rw");
+    assert_eq!(changed("--since"), quiet("C own/sub\nC own/sub/f\n"));
+    home.unmount();
+}

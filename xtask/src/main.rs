@@ -4,6 +4,7 @@
 mod demo;
 mod fuzz;
 mod mutants;
+mod soak;
 mod suites;
 #[cfg(test)]
 mod tidy;
@@ -59,6 +60,7 @@ fn test() -> bool {
         ("restic", "restic"),
         ("tar", "tar"),
         ("gcc", "gcc"),
+        ("python3", "python3"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
     ];
@@ -80,9 +82,6 @@ fn test() -> bool {
         )
 }
 
-/// How long each fuzz target runs in the long proof.
-const SOAK_FUZZ_MINUTES: u64 = 30;
-
 /// `fuzz [TARGET] [--minutes N]`, or `fuzz --seed-corpus DIR`.
 fn fuzz(words: &[String]) -> Option<bool> {
     let mut target = None;
@@ -99,65 +98,20 @@ fn fuzz(words: &[String]) -> Option<bool> {
     Some(fuzz::fuzz(target, minutes))
 }
 
-/// The long proofs. A failure prints the seed that replays it.
-fn soak() -> bool {
-    let long_days = |seed: &str| {
-        let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "5000")];
-        run("long days", "cargo", &["test", "--release", "-p", "ivers-ext4", "--test", "workday"], &env)
-    };
-    let contract = |seed: &str| {
-        let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "20000")];
-        let args = ["test", "--release", "-p", "ivers-contract", "--", "--nocapture"];
-        run("the contract, in-process, through FUSE and the kernel's", "cargo", &args, &env)
-    };
-    let kill9 = ["test", "--release", "-p", "ivers", "--test", "kill9", "--", "--nocapture"];
-    let programs = [
-        ("mkfs.ext4", "e2fsprogs"),
-        ("fusermount3", "fuse3"),
-        ("mkfs.xfs", "xfsprogs"),
-        ("mkfs.btrfs", "btrfs-progs"),
-    ];
-    ensure(&programs)
-        && ["1", "2", "3", "4", "5"].into_iter().all(long_days)
-        && ["11", "12", "13"].into_iter().all(contract)
-        && run(
-            "100,000 crash states",
-            "cargo",
-            &["test", "--release", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture"],
-            &[("IVERS_CRASH_STATES", "20000")],
-        )
-        && run(
-            "round trip of 20,000 files and 100,000 names",
-            "cargo",
-            &[
-                "test",
-                "--release",
-                "-p",
-                "ivers",
-                "--test",
-                "roundtrip",
-                "--",
-                "--test-threads=2",
-                "--nocapture",
-            ],
-            &[("IVERS_ROUND_FILES", "20000")],
-        )
-        && suites::suites()
-        && run("200 kills", "cargo", &kill9, &[("IVERS_KILLS", "200")])
-        && fuzz::fuzz(None, SOAK_FUZZ_MINUTES)
-}
-
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = || {
         eprintln!(
-            "usage: cargo xtask demo | test | soak | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+            "usage: cargo xtask demo | test | soak [STEP] | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
         );
         ExitCode::from(2)
     };
     let ok = match words.first().map_or("", String::as_str) {
         "test" => test(),
-        "soak" => soak(),
+        "soak" => match soak::soak(words.get(1).map(String::as_str)) {
+            Some(ok) => ok,
+            None => return usage(),
+        },
         "mutants" => mutants::mutants(std::env::args().nth(2).as_deref()),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "fuzz" => match fuzz(&words[1..]) {

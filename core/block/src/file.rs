@@ -3,17 +3,17 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::device::check_range;
-use crate::{BlockError, Device, Result};
+use crate::{BlockError, Device, Result, loops};
 
 /// How a [`FileDevice`] is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +26,8 @@ pub enum OpenMode {
 
 /// An image file, or a block device, accessed with positional I/O and locked with `flock(2)` while it is open.
 ///
-/// The lock is what keeps two mounts of one image apart; it is the same that `udev` and `mkfs` honour on block devices.
+/// The lock is what keeps two mounts of one image apart; it is the same that `udev` and `mkfs` honour on block devices. A block device
+/// that is opened for writing is also claimed, so that the kernel does not mount it meanwhile, nor we what the kernel has mounted.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
@@ -51,21 +52,30 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(open_error(io::Error::other("neither a regular file nor a block device")));
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(mode == OpenMode::ReadWrite)
-            .open(&path)
-            .map_err(open_error)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(mode == OpenMode::ReadWrite);
+        if kind.is_block_device() && mode == OpenMode::ReadWrite {
+            // The kernel's own mounts, its swap and its RAIDs claim a device this way, and honour no other lock.
+            options.custom_flags(OFlags::EXCL.bits().cast_signed());
+        }
+        let busy = || BlockError::Busy { device: device() };
+        let file = options.open(&path).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => busy(),
+            _ => open_error(error),
+        })?;
         let lock = match mode {
             OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
             OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         };
         match rustix::fs::flock(&file, lock) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(BlockError::Busy { device: device() }),
+            Err(Errno::WOULDBLOCK) => return Err(busy()),
             // Some network filesystems know no locks: reading is still safe.
             Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
             Err(e) => return Err(open_error(e.into())),
+        }
+        if mode == OpenMode::ReadWrite && loops::in_use(&file.metadata().map_err(open_error)?) {
+            return Err(busy());
         }
         Self::adopt(file, path, mode)
     }

@@ -25,6 +25,7 @@ mod device;
 mod error;
 mod fault;
 mod file;
+mod loops;
 mod memory;
 mod offset;
 

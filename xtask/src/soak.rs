@@ -1,0 +1,91 @@
+//! The long proofs, step by step. A failure prints the seed that replays it, and the other steps run all the same.
+
+use crate::{ensure, fuzz, run, suites};
+use std::time::{Duration, Instant};
+
+/// How long each fuzz target runs.
+const FUZZ_MINUTES: u64 = 30;
+
+/// Says whether it passed.
+type Step = fn() -> bool;
+
+/// The name by which a step can be run alone, and what it does.
+const STEPS: [(&str, Step); 7] = [
+    ("days", days),
+    ("contract", contract),
+    ("crash", crash),
+    ("roundtrip", roundtrip),
+    ("suites", suites::suites),
+    ("kill9", kill9),
+    ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
+];
+
+/// `cargo test --release ARGS -- --nocapture EXTRA`.
+fn test(what: &str, args: &[&str], extra: &[&str], env: &[(&str, &str)]) -> bool {
+    let args = [&["test", "--release"], args, &["--", "--nocapture"], extra].concat();
+    run(what, "cargo", &args, env)
+}
+
+/// Every seed, whatever came of the one before.
+fn all(seeds: &[&str], one: impl Fn(&str) -> bool) -> bool {
+    seeds.iter().filter(|seed| !one(seed)).count() == 0
+}
+
+fn days() -> bool {
+    let args = ["-p", "ivers-ext4", "--test", "workday"];
+    all(&["1", "2", "3", "4", "5"], |seed| {
+        test("long days", &args, &[], &[("IVERS_SEED", seed), ("IVERS_STEPS", "5000")])
+    })
+}
+
+fn contract() -> bool {
+    all(&["11", "12", "13"], |seed| {
+        let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "20000")];
+        test("the contract, in-process, through FUSE and the kernel's", &["-p", "ivers-contract"], &[], &env)
+    })
+}
+
+fn crash() -> bool {
+    let args = ["-p", "ivers-ext4", "--test", "explore"];
+    test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+}
+
+fn roundtrip() -> bool {
+    let args = ["-p", "ivers", "--test", "roundtrip"];
+    let env = [("IVERS_ROUND_FILES", "20000")];
+    test("round trip of 20,000 files and 100,000 names", &args, &["--test-threads=2"], &env)
+}
+
+fn kill9() -> bool {
+    test("200 kills", &["-p", "ivers", "--test", "kill9"], &[], &[("IVERS_KILLS", "200")])
+}
+
+/// All steps, or the one with this name. `None`: there is no such step.
+pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
+    let steps: Vec<_> = STEPS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)).collect();
+    if steps.is_empty() {
+        eprintln!("xtask: the steps of soak are {}", STEPS.map(|(name, _)| name).join(", "));
+        return None;
+    }
+    let programs = [
+        ("mkfs.ext4", "e2fsprogs"),
+        ("fusermount3", "fuse3"),
+        ("fuse2fs", "fuse2fs"),
+        ("mkfs.xfs", "xfsprogs"),
+        ("mkfs.btrfs", "btrfs-progs"),
+    ];
+    if !ensure(&programs) {
+        return Some(false);
+    }
+    let mut results: Vec<(&str, bool, Duration)> = Vec::new();
+    for (name, step) in steps {
+        let begin = Instant::now();
+        let ok = step();
+        results.push((name, ok, begin.elapsed()));
+    }
+    println!("== soak");
+    for (name, ok, took) in &results {
+        println!("{name:10} {} in {} s", if *ok { "passed" } else { "FAILED" }, took.as_secs());
+    }
+    Some(results.iter().all(|(_, ok, _)| *ok))
+}
