@@ -148,7 +148,8 @@ pub fn line(error: &anyhow::Error) -> String {
             line += &text;
         }
     }
-    line.replace('\n', " ")
+    // Names come from images too, and this goes to a terminal.
+    line.replace(char::is_control, " ")
 }
 
 /// The command line was wrong, or asked for help.

@@ -99,7 +99,11 @@ pub fn stat(args: &args::Stat, json: bool) -> Result<()> {
                     (facts::of_inode(&vfs, &inode), image::name(image, path))
                 }
             };
-            if json { show::json_line(&facts.json(&name)) } else { show::line(facts.text(&name)) }
+            if json {
+                show::json_line(&facts.json(&name))
+            } else {
+                show::line(facts.text(&show::name(name.as_bytes())))
+            }
         };
         tally.take(look())?;
     }
@@ -170,7 +174,7 @@ fn ls_one(
         return ls_line(vfs, name, &inode, args.long, json);
     }
     if args.paths.len() > 1 && !json {
-        show::line(format_args!("{}:", image::name(image, path)))?;
+        show::line(format_args!("{}:", image::shown(image, path)))?;
     }
     for (name, inode) in entries(vfs, &inode)? {
         if args.all || !name.starts_with(b".") {
@@ -292,7 +296,7 @@ pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
     let vfs = Images::open([image.as_path()], &args.image.how()?)?.get(&image)?;
     let root = resolve(&vfs, &image, &path, true)?;
     if !json {
-        show::line(image::name(&image, &path))?;
+        show::line(image::shown(&image, &path))?;
     }
     let mut tree = Tree {
         vfs: &vfs,

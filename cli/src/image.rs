@@ -14,7 +14,7 @@ use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{REFUSED, failure};
-use crate::{confine, formats};
+use crate::{confine, formats, show};
 
 /// What a word on the command line stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -221,6 +221,11 @@ impl Images {
 /// `IMAGE:/path` again.
 pub fn name(image: &Path, path: &[u8]) -> String {
     format!("{}:{}", image.display(), OsStr::from_bytes(path).display())
+}
+
+/// `IMAGE:/path` for a terminal.
+pub fn shown(image: &Path, path: &[u8]) -> String {
+    show::name(name(image, path).as_bytes())
 }
 
 /// `dir/name`.

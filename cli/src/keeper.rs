@@ -4,9 +4,11 @@
 //! writes to a pipe, and what it shall write to the image comes through one: it opens no file. Whoever takes it over through
 //! a damaged image holds that image and the pipe, and what comes out of the pipe is checked as the image itself would be.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -32,8 +34,8 @@ use crate::{changed, confine, daemon, mount, progress};
 pub enum Order {
     /// Open the image, whose descriptor comes along.
     Open {
-        /// What errors call it.
-        image: PathBuf,
+        /// What errors call it: a path, which need not be text.
+        image: Vec<u8>,
         /// How.
         how: How,
         /// No bars.
@@ -111,7 +113,11 @@ impl Keeper {
             .spawn()
             .context("cannot start the process that parses")?;
         let mut keeper = Self { child, channel };
-        let order = Order::Open { image: image.to_owned(), how: how.clone(), silent: progress::is_silent() };
+        let order = Order::Open {
+            image: image.as_os_str().as_bytes().to_vec(),
+            how: how.clone(),
+            silent: progress::is_silent(),
+        };
         keeper.order(&order, &[device.as_fd()])?;
         Ok(keeper)
     }
@@ -179,6 +185,7 @@ fn serve(channel: &Channel) -> Result<Option<Outcome>> {
     let Some((Order::Open { image, how, silent }, fds)) = channel.receive()? else {
         bail!("a keeper is started by other commands only");
     };
+    let image = PathBuf::from(OsString::from_vec(image));
     if silent {
         progress::silence();
     }

@@ -178,7 +178,7 @@ pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
     let uuid = Uuid::from_bytes(options.uuid);
     if json {
         let report = json!({
-            "path": args.image, "fs": "ext4", "uuid": uuid.to_string(), "block_size": made.block_size,
+            "path": args.image.to_string_lossy(), "fs": "ext4", "uuid": uuid.to_string(), "block_size": made.block_size,
             "blocks": made.blocks, "inodes": made.inodes, "groups": made.groups, "journal_blocks": made.journal_blocks,
         });
         show::json_line(&report)

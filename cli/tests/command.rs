@@ -216,3 +216,55 @@ fn what_cannot_be_shown_is_named_and_the_rest_goes_on() {
     goes_on(&["changed", name, "--save", state.to_str().unwrap()], 5, 1, "");
     assert!(!state.exists());
 }
+
+#[test]
+fn names_need_not_be_text() {
+    use std::ffi::{OsStr, OsString};
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    if !ivers_oracle::have_programs(&["e2fsck"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let odd = OsStr::from_bytes(b"odd \xff\n\x1b[31m name");
+    let (image, file) = (dir.path().join("image").join(odd), dir.path().join(odd));
+    std::fs::create_dir(dir.path().join("image")).unwrap();
+    std::fs::write(&file, "text").unwrap();
+    let inside = |path: &OsStr| {
+        let mut word = image.clone().into_os_string().into_vec();
+        word.extend_from_slice(b":/");
+        word.extend_from_slice(path.as_bytes());
+        OsString::from_vec(word)
+    };
+    let (state, back) = (dir.path().join("state"), dir.path().join("back"));
+    let image = image.as_os_str();
+    let [mkfs, size, cp, ls, tree, cat, stat, info, changed, save] =
+        ["mkfs", "-s16M", "cp", "ls", "tree", "cat", "stat", "info", "changed", "--save"].map(OsStr::new);
+    let commands: [&[&OsStr]; 10] = [
+        &[mkfs, image, size],
+        &[cp, file.as_os_str(), &inside(OsStr::new(""))],
+        &[cp, &inside(odd), back.as_os_str()],
+        &[ls, image],
+        &[tree, image],
+        &[cat, &inside(odd)],
+        &[stat, &inside(odd)],
+        &[info, image],
+        &[changed, image, save, state.as_os_str()],
+        &[changed, image, OsStr::new("--since"), state.as_os_str()],
+    ];
+    for words in commands {
+        let run = |json: Option<&str>| {
+            let output = Command::new(env!("CARGO_BIN_EXE_ivers")).args(words).args(json).output().unwrap();
+            assert!(output.status.success(), "{words:?}: {}", ivers_oracle::said(&output));
+            assert!(!output.stdout.contains(&0x1b) || words[0] == cat || words[0] == mkfs, "{words:?}");
+            output.stdout
+        };
+        let told = run(Some("--json"));
+        for line in told.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            serde_json::from_slice::<serde_json::Value>(line).unwrap();
+        }
+        if words[0] != mkfs {
+            run(None);
+        }
+    }
+    assert_eq!(std::fs::read(back).unwrap(), b"text");
+}
