@@ -162,7 +162,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Free space and such.
     fn stat_fs(&self) -> Result<StatFs>;
 
-    /// Decode an inode. Free or reserved slots are [`NameError::Stale`](crate::error::NameError::Stale).
+    /// Decode an inode. Free or reserved slots are [`NameError::Stale`].
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode>;
     /// Put the inode's attributes and `peek` of its counter into the log (or mark them for writing). The disk size
     /// never runs ahead of written data.
