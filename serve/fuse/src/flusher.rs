@@ -59,7 +59,14 @@ impl Flusher {
 
     /// Do something on one of these threads, for which a serving thread must not wait. Not done when the session ends before.
     pub(crate) fn later(&self, work: impl FnOnce() + Send + 'static) {
-        self.push(Job { flush: None, then: Box::new(move |go_on| if go_on { work() }) });
+        self.push(Job {
+            flush: None,
+            then: Box::new(move |go_on| {
+                if go_on {
+                    work()
+                }
+            }),
+        });
     }
 
     fn push(&self, job: Job) {
