@@ -350,6 +350,7 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
             match value {
                 Value::Null => {}
                 Value::String(text) if text.is_empty() => {}
+                Value::Object(parts) if parts.is_empty() => {}
                 Value::Object(_) => {
                     show::line(format_args!("{pad}{key}:"))?;
                     print(value, indent + 2)?;

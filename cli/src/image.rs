@@ -155,7 +155,7 @@ pub fn open(fs_type: &str, image: &Path, how: &How, options: MountOptions) -> Re
 /// The same error; if the device holds something else, with its name.
 fn with_hint(error: Error, device: &dyn Device) -> Error {
     match error {
-        Error::Incompatible(text) if text.contains("bad magic") => match formats::recognise(device) {
+        Error::Incompatible(text) if text.contains("holds no") => match formats::recognise(device) {
             Some(what) => Error::Incompatible(format!("{text}, but {what}")),
             None => Error::Incompatible(text),
         },

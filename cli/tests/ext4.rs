@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use ivers_oracle::Image;
 use std::fs;
+use std::io::{Seek, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -80,4 +81,41 @@ fn the_boot_loader_is_swapped_in() {
     assert_eq!(fs::read(place.path("f")).unwrap(), b"stays");
     assert!(place.log().contains("no_writeback_cache"), "{}", place.log());
     place.unmount();
+}
+
+/// A program that writes until the disk is full stops there, although the kernel takes its writes on trust; and goes on once
+/// there is room.
+#[test]
+fn a_full_disk_ends_those_who_only_write() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::of(Image::new("ext4", 32 << 20, &["-m", "0"]).unwrap());
+    for options in ["rw", "threads=1", "no_writeback_cache"] {
+        place.mount(options);
+        let path = place.path("ballast");
+        fs::write(&path, vec![1; 8 << 20]).unwrap();
+        let mut file = fs::File::create(place.path("endless")).unwrap();
+        let mut megabytes = 0;
+        let full = loop {
+            match file.write_all(&[7; 1 << 20]) {
+                Ok(()) => megabytes += 1,
+                Err(error) => break error,
+            }
+            assert!(megabytes < 4096, "{options}: a disk of 32 MiB took 4 GiB");
+        };
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull, "{options}: {full}");
+        fs::remove_file(&path).unwrap();
+        // What had no room is lost, and this tells so.
+        let _ = file.sync_all();
+        file.set_len(0).unwrap();
+        file.rewind().unwrap();
+        file.write_all(&[8; 2 << 20]).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        assert!(fs::read(place.path("endless")).unwrap() == [8; 2 << 20], "{options}");
+        fs::remove_file(place.path("endless")).unwrap();
+        place.unmount();
+        place.image.check().unwrap();
+    }
 }

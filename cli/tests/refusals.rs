@@ -141,6 +141,7 @@ fn bad_places_and_options_are_refused() {
         refused(&["mount", "-o", option, image, dir], 2, option);
     }
     refused(&["ls", &format!("{image}:/missing")], 3, "missing");
+    refused(&["cp", "-o", "norecovery", FILE, &format!("{image}:/x")], 2, "norecovery");
     refused(&["cat", &format!("{image}:/lost+found")], 1, "lost+found");
     refused(&["stat", &format!("{image}:/missing")], 3, "missing");
     refused(&["cp", &format!("{image}:/missing"), full], 3, "missing");

@@ -61,7 +61,9 @@ fn nosandbox_turns_it_off() {
     }
     let place = Place::new();
     let supervisor = place.mount("nosandbox");
-    assert_eq!(status(worker(supervisor), "Seccomp"), "0");
+    // As the test itself, which a container may have put under a filter.
+    let own = i32::try_from(std::process::id()).unwrap();
+    assert_eq!(status(worker(supervisor), "Seccomp_filters"), status(own, "Seccomp_filters"));
     assert!(about(&place.dir)["sandbox"].is_null());
     place.unmount();
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::failure::told;
+use crate::failure::{told, usage};
 use crate::image::{self, How, Place};
 use crate::keeper::{Absorb, Emit, Keeper, Order};
 use crate::{args, show};
@@ -88,6 +88,9 @@ pub fn cp(args: &args::Cp, json: bool) -> Result<()> {
 }
 
 fn into_image(args: &args::Cp, to: &Place, image: &Path, path: &[u8], how: &How) -> Result<Outcome> {
+    if how.no_replay {
+        return Err(usage("-o norecovery: only where nothing is written, or the journal would be lost"));
+    }
     let mut keepers = Keepers::start(args, to, how)?;
     let (from, into) = pipe()?;
     let (origin, keeper) = keepers.find(image)?;

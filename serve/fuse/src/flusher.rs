@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 type Then = Box<dyn FnOnce(bool) + Send>;
 
 struct Job {
-    node: Arc<Node>,
-    how: Flush,
+    /// The file to flush first, if any.
+    flush: Option<(Arc<Node>, Flush)>,
     then: Then,
 }
 
@@ -50,17 +50,32 @@ impl Flusher {
 
     /// Flush a file, then go on. Never blocks.
     pub(crate) fn flush(&self, node: Arc<Node>, how: Flush, then: impl FnOnce(bool) + Send + 'static) {
-        let then: Then = Box::new(then);
         // Without a name there is nothing to open; that needs no thread.
         if node.inode.attr().nlink == 0 {
             return then(false);
         }
+        self.push(Job { flush: Some((node, how)), then: Box::new(then) });
+    }
+
+    /// Do something on one of these threads, for which a serving thread must not wait. Not done when the session ends before.
+    pub(crate) fn later(&self, work: impl FnOnce() + Send + 'static) {
+        self.push(Job {
+            flush: None,
+            then: Box::new(move |go_on| {
+                if go_on {
+                    work()
+                }
+            }),
+        });
+    }
+
+    fn push(&self, job: Job) {
         let mut queue = self.0.queue.lock();
         if queue.closed {
             drop(queue);
-            return then(false);
+            return (job.then)(false);
         }
-        queue.jobs.push_back(Job { node, how, then });
+        queue.jobs.push_back(job);
         let slot = queue.threads.len();
         if queue.idle < queue.jobs.len() && slot < self.0.outside.flush_count() {
             let inner = self.0.clone();
@@ -119,9 +134,11 @@ impl Inner {
     }
 
     fn flush(&self, slot: usize, job: &Job) -> bool {
-        job.node.places().into_iter().rev().any(|place| {
-            self.path(place).is_some_and(|path| self.outside.flush(slot, &path, job.node.id, job.how))
-        })
+        let Some((node, how)) = &job.flush else { return true };
+        node.places()
+            .into_iter()
+            .rev()
+            .any(|place| self.path(place).is_some_and(|path| self.outside.flush(slot, &path, node.id, *how)))
     }
 
     fn path(&self, mut place: Place) -> Option<Vec<u8>> {

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 
 /// The kernel's number of the root, whatever the format calls it.
 pub(crate) const ROOT: u64 = 1;
@@ -20,6 +20,8 @@ pub(crate) struct Node {
     writers: AtomicU32,
     /// Whether file capabilities may have to go at the next write.
     capabilities: AtomicU8,
+    /// The errno of the last write from the kernel's cache that failed, until the next write(2) has returned it; 0: none.
+    failed_write: AtomicI32,
     /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
     /// verified at use.
     places: Mutex<Vec<Place>>,
@@ -40,6 +42,7 @@ impl Node {
             inode,
             writers: AtomicU32::new(0),
             capabilities: AtomicU8::new(0),
+            failed_write: AtomicI32::new(0),
             places: Mutex::default(),
         }
     }
@@ -49,7 +52,10 @@ impl Node {
     }
 
     pub(crate) fn writer_closes(&self) {
-        self.writers.fetch_sub(1, Ordering::SeqCst);
+        if self.writers.fetch_sub(1, Ordering::SeqCst) == 1 {
+            // The kernel has told it at close(2); whoever opens the file next starts anew.
+            self.failed_write.store(0, Ordering::Release);
+        }
     }
 
     /// Whether the kernel may know more about this file than we do.
@@ -63,6 +69,20 @@ impl Node {
 
     pub(crate) fn set_no_capabilities(&self, none: bool) {
         self.capabilities.store(if none { CAPABILITIES_NONE } else { 0 }, Ordering::Release);
+    }
+
+    /// Remember that data which a program believes written was not.
+    pub(crate) fn note_failed_write(&self, errno: i32) {
+        self.failed_write.store(errno, Ordering::Release);
+    }
+
+    pub(crate) fn has_failed_write(&self) -> bool {
+        self.failed_write.load(Ordering::Acquire) != 0
+    }
+
+    /// The error to report, once.
+    pub(crate) fn take_failed_write(&self) -> Option<i32> {
+        Some(self.failed_write.swap(0, Ordering::AcqRel)).filter(|&errno| errno != 0)
     }
 
     /// Where to look for it, the likeliest last.

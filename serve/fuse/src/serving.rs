@@ -16,6 +16,9 @@ use std::time::Duration;
 /// Nobody but this mount changes the filesystem, so what the kernel knows stays true.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// So many free bytes are no full filesystem any more: the largest request takes one MiB.
+const ROOM_AGAIN: u64 = 2 << 20;
+
 const ESTALE: i32 = 116;
 pub(crate) const ENODATA: i32 = 61;
 pub(crate) const O_TRUNC: i32 = 0o1000;
@@ -220,6 +223,40 @@ impl Serving {
                 Err(error) => reply.error(errno(error)),
             }
         });
+    }
+
+    /// A program wrote this long ago, as it believes. Its kernel tells it at fsync or close, and a program that only ever writes
+    /// would fill its cache for ever. But before each write(2) it asks for attributes that it no longer trusts, and an error there is that
+    /// write's: see [`Serving::failed_write`].
+    pub(crate) fn report_at_next_write(&self, node: &Arc<Node>, errno: i32) {
+        if !node.is_held_back() {
+            return;
+        }
+        node.note_failed_write(errno);
+        let Some(kernel) = self.kernel.get().cloned() else { return };
+        let id = node.id;
+        // Attributes alone: no page is touched. The kernel may wait for the inode, and that for us.
+        self.flusher.later(move || {
+            let _ = kernel.inval_inode(INodeNo(id), -1, 0);
+        });
+    }
+
+    /// The error that a GETATTR has to return because it comes with a handle to write through.
+    pub(crate) fn failed_write(&self, node: &Node, handle: Option<FileHandle>) -> Option<Errno> {
+        let handle = handle.map(Handle::unpack).filter(|handle| handle.holds_back)?;
+        let error = Errno::from_i32(node.take_failed_write()?);
+        // An fsync may have told it before, and somebody may have made room since.
+        let has_room = || {
+            let free = self.vfs.stat_fs().ok()?;
+            let blocks = if handle.open_room { free.blocks_available } else { free.blocks_free };
+            Some(blocks.saturating_mul(u64::from(free.block_size)) >= ROOM_AGAIN)
+        };
+        (error.code() != Errno::ENOSPC.code() || !has_room().unwrap_or(false)).then_some(error)
+    }
+
+    /// How long the kernel may trust the attributes of a node.
+    pub(crate) fn attr_ttl(&self, node: &Node) -> Duration {
+        if node.has_failed_write() { Duration::ZERO } else { self.ttl }
     }
 
     /// A write by whomever takes file capabilities away (FUSE_HANDLE_KILLPRIV_V2); set-id bits only if the kernel says so.

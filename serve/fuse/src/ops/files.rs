@@ -91,7 +91,11 @@ impl Ops {
         // From the page cache: whose identity this is is a guess too.
         let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;
-        let written = s.vfs.write(&cred, &node.inode, offset, data, how).or_errno()?;
+        let written = s.vfs.write(&cred, &node.inode, offset, data, how).or_errno();
+        if let (true, Err(error)) = (from_cache, &written) {
+            s.report_at_next_write(&node, error.code());
+        }
+        let written = written?;
         s.drop_capabilities(&node).or_errno()?;
         Ok(written as u32)
     }

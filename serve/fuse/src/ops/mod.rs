@@ -48,8 +48,12 @@ impl Filesystem for Ops {
         self.0.nodes.forget(ino.0, nlookup);
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        answer(reply, self.0.node(ino), |reply, node| reply.attr(&self.0.ttl, &self.0.shown_attr(&node)));
+    fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        let node = self.0.node(ino).and_then(|node| match self.0.failed_write(&node, fh) {
+            Some(error) => Err(error),
+            None => Ok(node),
+        });
+        answer(reply, node, |reply, node| reply.attr(&self.0.attr_ttl(&node), &self.0.shown_attr(&node)));
     }
 
     fn setattr(
