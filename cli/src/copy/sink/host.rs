@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::super::stream::Item;
-use super::{Target, Xattrs};
+use super::{Target, Xattrs, acls_missing_in};
 use crate::failure::usage;
 use crate::show;
 
@@ -93,6 +93,10 @@ impl Host {
             }
         }
         if !is_link {
+            for acl in acls_missing_in(xattrs) {
+                // Where there is none, or no such thing, it is missing already.
+                let _ = xattr::remove(path, acl);
+            }
             // Set-id bits of another owner must not become this user's.
             let perm = if owned { item.perm() } else { item.perm() & !SET_ID_BITS };
             fs::set_permissions(path, Permissions::from_mode(perm))?;

@@ -8,7 +8,7 @@ use ivers_vfs::{
 };
 
 use super::super::stream::{Item, unpacked};
-use super::{Target, Xattrs};
+use super::{Target, Xattrs, acls_missing_in};
 use crate::failure::usage;
 use crate::show;
 
@@ -98,6 +98,12 @@ impl Image {
                 // Another filesystem's own namespaces mean nothing here.
                 Ok(()) | Err(Error::Name(NameError::NotSupported | NameError::NotPermitted)) => {}
                 Err(error) => failed = failed.or(Some(anyhow!("attribute {}: {error}", show::name(name)))),
+            }
+        }
+        for acl in acls_missing_in(xattrs) {
+            match self.vfs.remove_xattr(&cred, inode, acl) {
+                Ok(()) | Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => {}
+                Err(error) => failed = failed.or(Some(anyhow!("attribute {acl}: {error}"))),
             }
         }
         // Behind the owner, who takes set-id bits away, and behind the ACL, whose mask is in the mode.
