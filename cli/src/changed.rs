@@ -11,15 +11,15 @@ use ivers_fuse::MOUNT;
 use ivers_vfs::{Cred, FileType, Vfs};
 use serde_json::json;
 
+use crate::dirs::Dirs;
 use crate::facts::{self, Identity};
 use crate::failure::{FAILED, Tally, failure};
-use crate::files::Walk;
 use crate::image::{self, How, Place};
 use crate::keeper::{Keeper, Order};
 use crate::progress::Progress;
 use crate::state;
 use crate::{args, files, show};
-use ivers::state_format::{Record, State};
+use ivers::state_format::{Record, Room, State};
 
 /// What happened to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -124,19 +124,24 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
     let mut state = State { instance, ..State::default() };
     let root = vfs.resolve(&Cred::root(), path, true).with_context(|| image::name(image, path))?;
     let progress = Progress::unbounded();
-    let mut dirs = vec![(Vec::new(), root)];
-    let mut walk = Walk::default();
-    while let Some((dir, inode)) = dirs.pop() {
-        walk.enter(&inode, &dir)?;
+    let mut been = Dirs::default();
+    let mut room = Room::default();
+    let mut dirs = vec![(Vec::new(), root, 0)];
+    while let Some((dir, inode, depth)) = dirs.pop() {
+        let place = || format!("{}, inode {}", image::name(image, &dir), inode.ino.0);
+        been.enter(inode.ino.0, depth, dir.len(), place)?;
         for (name, inode) in files::entries(vfs, &inode)? {
             let inode = inode?;
             let path = image::join(&dir, &name);
+            if !room.take(&path, &name) {
+                return Err(state::too_long());
+            }
             let identity =
                 Identity { ino: inode.ino.0, generation: inode.generation, change: vfs.change(&inode) };
             let is_dir = inode.kind == FileType::Directory;
             state.files.insert(path.clone(), Record { identity, is_dir });
             if is_dir {
-                dirs.push((path, inode));
+                dirs.push((path, inode, depth + 1));
             }
             progress.step(1, |files| format!("{files} files"));
         }

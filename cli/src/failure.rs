@@ -152,6 +152,21 @@ pub fn line(error: &anyhow::Error) -> String {
     line.replace(char::is_control, " ")
 }
 
+/// Characters of a line that another process is told: even if each takes six bytes in JSON, they fit into a message.
+const TOLD_MAX: usize = 2000;
+
+/// The same line, without its middle if paths of an image made it too long for a message: what it is about stands at the beginning, why
+/// at the end.
+pub fn short_line(error: &anyhow::Error) -> String {
+    let line = line(error);
+    let count = line.chars().count();
+    if count <= TOLD_MAX {
+        return line;
+    }
+    let head = line.chars().take(TOLD_MAX / 2);
+    head.chain(" ... ".chars()).chain(line.chars().skip(count - TOLD_MAX / 2)).collect()
+}
+
 /// The command line was wrong, or asked for help.
 pub fn explain(error: &clap::Error) -> ExitCode {
     let code = if error.use_stderr() { USAGE } else { 0 };
@@ -184,5 +199,15 @@ mod tests {
         assert_eq!(line(&error), "disk.img: corrupt: bad magic (image, block 7)");
         assert_eq!(code(&usage("no")), USAGE);
         assert_eq!(code(&anyhow::anyhow!("plain")), FAILED);
+    }
+
+    #[test]
+    fn a_line_that_another_process_is_told_has_room_in_a_message() {
+        let error =
+            Err::<(), _>(Error::corrupt("bad", "block 7")).context("\u{1}".repeat(64 << 10)).unwrap_err();
+        let text = serde_json::to_vec(&short_line(&error)).unwrap();
+        assert!(text.len() < 14 << 10, "{} bytes", text.len());
+        assert!(short_line(&error).ends_with("corrupt: bad (block 7)"));
+        assert_eq!(short_line(&anyhow::anyhow!("plain")), "plain");
     }
 }

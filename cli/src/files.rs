@@ -1,6 +1,5 @@
 //! `stat`, `ls`, `cat`, `tree`, `info`, `stats`.
 
-use std::collections::HashSet;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
@@ -10,6 +9,7 @@ use anyhow::{Context, Result};
 use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
+use crate::dirs::Dirs;
 use crate::failure::{Tally, usage};
 use crate::image::{self, Images, Place};
 use crate::{args, facts, show};
@@ -30,21 +30,6 @@ pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, Result<InodeRe
         (name, inode)
     };
     Ok(names.into_iter().map(look).collect())
-}
-
-/// Sees to it that a walk of a damaged image has an end: it can hold loops of directories, and directories with many names.
-#[derive(Default)]
-pub struct Walk(HashSet<u64>);
-
-impl Walk {
-    /// Before the names in a directory are looked at.
-    pub fn enter(&mut self, dir: &InodeRef, path: &[u8]) -> Result<()> {
-        if path.len() > 1 << 16 || !self.0.insert(dir.ino.0) {
-            let what = "directories without end, or with several names";
-            return Err(ivers_vfs::Error::corrupt(what, show::name(path)).into());
-        }
-        Ok(())
-    }
 }
 
 fn resolve(vfs: &Vfs, image: &Path, path: &[u8], follow: bool) -> Result<InodeRef> {
@@ -238,7 +223,8 @@ struct Tree<'a> {
     vfs: &'a Vfs,
     image: &'a Path,
     json: bool,
-    walk: Walk,
+    levels: u32,
+    been: Dirs<u64>,
     tally: Tally,
     directories: u64,
     files: u64,
@@ -247,7 +233,9 @@ struct Tree<'a> {
 impl Tree<'_> {
     fn grow(&mut self, dir: &InodeRef, path: &[u8], prefix: &str, depth: u32) -> Result<()> {
         let place = || image::name(self.image, path);
-        self.walk.enter(dir, path).with_context(place)?;
+        let level = (self.levels - depth) as usize;
+        let numbered = || format!("{}, inode {}", place(), dir.ino.0);
+        self.been.enter(dir.ino.0, level, path.len(), numbered)?;
         let entries = entries(self.vfs, dir).with_context(place)?;
         let last = entries.len().saturating_sub(1);
         for (at, (name, inode)) in entries.into_iter().enumerate() {
@@ -302,12 +290,13 @@ pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
         vfs: &vfs,
         image: &image,
         json,
-        walk: Walk::default(),
+        levels: args.depth.max(1),
+        been: Dirs::default(),
         tally: Tally::default(),
         directories: 0,
         files: 0,
     };
-    tree.grow(&root, &path, "", args.depth.max(1))?;
+    tree.grow(&root, &path, "", tree.levels)?;
     if !json {
         show::line(format_args!("\n{} directories, {} files", tree.directories, tree.files))?;
     }

@@ -27,7 +27,7 @@ use crate::copy::source::{self, Emitter, Wish};
 use crate::copy::stream::{BrokeOff, Number, Sender};
 use crate::failure::{FAILED, failure};
 use crate::image::{self, How};
-use crate::{changed, confine, daemon, mount, progress};
+use crate::{changed, confine, daemon, mount, progress, state};
 
 /// What a command asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -174,7 +174,7 @@ pub fn keep() -> Result<()> {
 }
 
 fn failed(error: &anyhow::Error) -> Answer {
-    Answer::Failed { code: crate::failure::code(error), line: crate::failure::line(error) }
+    Answer::Failed { code: crate::failure::code(error), line: crate::failure::short_line(error) }
 }
 
 fn only(fds: Vec<OwnedFd>) -> Result<File> {
@@ -234,7 +234,7 @@ impl Work {
             Order::Open { .. } => bail!("an image is open already"),
             Order::Walk { path } => {
                 let state = changed::walk_image(&self.vfs, &self.image, &path)?;
-                Ok(pipe.write_all(&state.encode())?)
+                Ok(pipe.write_all(&state::encode(&state)?)?)
             }
             Order::Absorb(Absorb { path, many, preserve, origin }) => {
                 let shown = image::name(&self.image, &path);

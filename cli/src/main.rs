@@ -9,6 +9,7 @@ mod channel;
 mod confine;
 mod copy;
 mod daemon;
+mod dirs;
 mod facts;
 mod failure;
 mod files;

@@ -78,10 +78,32 @@ fn check(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// Bytes of a record besides the path: the flags, and the numbers at their longest.
+const RECORD_MAX: usize = 2 + 5 * 10;
+
 /// Bytes that the paths of a state of `len` bytes may take in memory. Honest trees stay far below: each record has some twenty
 /// bytes of its own.
 fn paths_max(len: usize) -> usize {
     len.saturating_mul(64).saturating_add(64 << 20)
+}
+
+/// How much more a tree may hold of which a state is made, so that the walk over a damaged image ends before its paths fill the
+/// memory.
+#[derive(Debug, Default)]
+pub struct Room {
+    paths: usize,
+    encoded: usize,
+}
+
+impl Room {
+    /// Make room for one file; false if no state of all that came may be loaded.
+    pub fn take(&mut self, path: &[u8], name: &[u8]) -> bool {
+        // In the order of a state only paths below the parent can come between it and the file: the bytes that are not shared with
+        // the one before are the name and a slash at most.
+        self.paths = self.paths.saturating_add(path.len());
+        self.encoded = self.encoded.saturating_add(name.len() + 1 + RECORD_MAX);
+        self.paths <= paths_max(self.encoded)
+    }
 }
 
 impl State {

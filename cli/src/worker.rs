@@ -27,7 +27,7 @@ pub fn work(args: &args::Mount, options: Options) -> Result<()> {
     }
     let report = match run(args, options, &channel) {
         Ok(()) => Report::Closed,
-        Err(error) => Report::Failed { code: failure::code(&error), line: failure::line(&error) },
+        Err(error) => Report::Failed { code: failure::code(&error), line: failure::short_line(&error) },
     };
     channel.send(&report, &[])
 }

@@ -81,6 +81,46 @@ fn bad_images_are_refused() {
     assert!(mount_line(&place.dir).is_none());
 }
 
+/// A walk over them ends, in little memory and little time.
+#[test]
+fn directories_without_end_are_refused() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
+        return;
+    }
+    // The first two lie in themselves; the third has an honest tree's shape, but 2^40 paths.
+    let doubles: Vec<String> = (0..40)
+        .flat_map(|n| {
+            let (upper, lower) = (format!("/d{n}"), format!("/d{}", n + 1));
+            [format!("mkdir {lower}"), format!("ln {lower} {upper}/x"), format!("ln {lower} {upper}/y")]
+        })
+        .collect();
+    let doubles: Vec<&str> = std::iter::once("mkdir /d0").chain(doubles.iter().map(String::as_str)).collect();
+    for requests in [&["mkdir /a", "ln /a /a/b"][..], &["mkdir /a", "ln / /a/b"], &doubles] {
+        let image = Image::new("ext4", 8 << 20, &["-O", "^metadata_csum"]).unwrap();
+        let script = image.dir().join("requests");
+        fs::write(&script, requests.join("\n")).unwrap();
+        let made = ["-w".as_ref(), "-f".as_ref(), script.as_os_str(), image.path().as_os_str()];
+        ivers_oracle::output("debugfs", made).unwrap();
+        let image_word = image.path().to_str().unwrap();
+        let saved = image.dir().join("state");
+        let saved = saved.to_str().unwrap();
+        let copy = image.dir().join("copy");
+        let all = format!("{image_word}:/");
+        for words in [
+            &["tree", image_word][..],
+            &["tree", "--json", image_word],
+            &["changed", image_word, "--save", saved],
+            &["cp", "-r", &all, copy.to_str().unwrap()],
+        ] {
+            let output = ivers(words);
+            assert_eq!(output.status.code(), Some(5), "{words:?}: {}", said(&output));
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(text.contains("in two places"), "{words:?}: {text}");
+            assert!(output.stdout.len() < 1 << 20, "{words:?}: {} bytes", output.stdout.len());
+        }
+    }
+}
+
 #[test]
 fn bad_places_and_options_are_refused() {
     if !can_mount() {

@@ -7,12 +7,13 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use anyhow::Result;
-use ivers_vfs::{Error, FileType};
+use ivers_vfs::FileType;
 
 pub use host::Host;
 pub use image::Image;
 
 use super::stream::{Item, Message, Number, Sender};
+use crate::dirs::Dirs;
 use crate::failure::{code, line, usage};
 use crate::show;
 
@@ -50,19 +51,14 @@ pub struct Emitter {
     wish: Wish,
     /// Files with several names that have been there.
     twins: HashSet<Number>,
-    /// Directories that have been there: one with two names is damage, and many of them would have no end.
-    dirs: HashSet<Number>,
+    /// Directories of this word that have been there.
+    dirs: Dirs<Number>,
 }
-
-/// No honest tree is deeper.
-const DEPTH_MAX: usize = 4096;
-/// Nor are its paths longer.
-const PATH_MAX: usize = 64 << 10;
 
 impl Emitter {
     /// For an origin of this number.
     pub fn new(origin: u32, wish: Wish) -> Self {
-        Self { origin, wish, twins: HashSet::new(), dirs: HashSet::new() }
+        Self { origin, wish, twins: HashSet::new(), dirs: Dirs::default() }
     }
 
     /// Read one word of the command line, whatever becomes of its parts. An error means that nobody listens.
@@ -145,10 +141,8 @@ impl Emitter {
         if self.wish.avoid == Some(item.number) {
             return Err(usage("a directory is not copied into itself"));
         }
-        let too_deep = path.len() > DEPTH_MAX || path.iter().map(Vec::len).sum::<usize>() > PATH_MAX;
-        if too_deep || !self.dirs.insert(item.number) {
-            return Err(Error::corrupt("directories without end", "the source").into());
-        }
+        let path_len = path.iter().map(Vec::len).sum();
+        self.dirs.enter(item.number, path.len(), path_len, || "the source".into())?;
         Ok(item)
     }
 
