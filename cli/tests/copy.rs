@@ -148,6 +148,19 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
         std::io::ErrorKind::IsADirectory
     );
 
+    // It is the target that is missing, and the line says so.
+    let nowhere = cp(&[&inside("/a/f"), text(&image.dir().join("nowhere/f"))]);
+    assert_eq!(nowhere.status.code(), Some(3));
+    assert!(said(&nowhere).contains("nowhere/f: No such file"), "{}", said(&nowhere));
+    for place in [inside("/new/"), format!("{}/", image.dir().join("new").display())] {
+        assert_eq!(
+            cp(&[text(&source.join("a/f")), &place]).status.code(),
+            Some(1),
+            "{place} is no directory"
+        );
+        copies(&["-r", text(&source.join("a")), &place]);
+    }
+
     // All of one kind keep their own code.
     assert_eq!(cp(&[&inside("/missing"), &inside("/nor"), text(&out)]).status.code(), Some(3));
     assert_eq!(cp(&[&inside("/a"), text(&out)]).status.code(), Some(2), "without --recursive");

@@ -79,6 +79,60 @@ impl Host {
         }
     }
 
+    fn make_at(&self, path: PathBuf, item: &Item, origin: u32) -> Result<Made> {
+        let kind = item.kind()?;
+        let found = match fs::symlink_metadata(&path) {
+            Ok(meta) => Some(meta),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(meta) = &found
+            && origin == HOST_ORIGIN
+            && !meta.is_dir()
+            && (meta.dev(), meta.ino()) == item.number
+        {
+            return Err(anyhow!("is the file to copy to"));
+        }
+        // Nobody else may look before the owner is the right one.
+        let perm = if self.preserve { 0o600 } else { item.perm() & 0o777 };
+        let mut file = None;
+        match (kind, &found) {
+            (FileType::Directory, Some(meta)) if meta.is_dir() => {}
+            (FileType::Directory, Some(meta)) => return Err(anyhow!("exists and is a {}", kind_of(meta))),
+            (FileType::Directory, None) => DirBuilder::new().mode(perm | 0o700).create(&path)?,
+            (_, Some(meta)) if meta.is_dir() => return Err(anyhow!("exists and is a directory")),
+            (FileType::Regular, Some(meta)) if meta.is_file() => {
+                let mut options = OpenOptions::new();
+                options.write(true).truncate(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+                file = Some(options.open(&path)?);
+            }
+            (FileType::Regular, Some(meta)) if is_special(meta) => {
+                return Err(anyhow!("exists and is a {}: cat writes to it", kind_of(meta)));
+            }
+            (FileType::Regular, _) => {
+                clear(&path)?;
+                file = Some(OpenOptions::new().write(true).create_new(true).mode(perm).open(&path)?);
+            }
+            (FileType::Symlink, _) => {
+                clear(&path)?;
+                std::os::unix::fs::symlink(OsStr::from_bytes(&item.target), &path)?;
+            }
+            (special, _) => {
+                clear(&path)?;
+                let mode = Mode::from_raw_mode(perm);
+                let kind = rustix::fs::FileType::from_raw_mode(special.mode_bits());
+                rustix::fs::mknodat(CWD, &path, kind, mode, item.rdev.into()).map_err(|error| {
+                    let device = matches!(special, FileType::CharDevice | FileType::BlockDevice);
+                    match error {
+                        Errno::PERM if device => anyhow!("not copied: only root makes device nodes here"),
+                        error => anyhow::Error::from(error).context(show::kind(special)),
+                    }
+                })?;
+            }
+        }
+        Ok(Made { path, file, is_new: found.is_none() })
+    }
+
     fn keep(&self, path: &Path, item: &Item, xattrs: &Xattrs) -> Result<()> {
         let is_link = item.kind()? == FileType::Symlink;
         // The owner first: giving a file away takes capabilities and set-id bits from it.
@@ -145,57 +199,9 @@ impl Target for Host {
     }
 
     fn make(&self, path: PathBuf, item: &Item, origin: u32) -> Result<Made> {
-        let kind = item.kind()?;
-        let found = match fs::symlink_metadata(&path) {
-            Ok(meta) => Some(meta),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(error.into()),
-        };
-        if let Some(meta) = &found
-            && origin == HOST_ORIGIN
-            && !meta.is_dir()
-            && (meta.dev(), meta.ino()) == item.number
-        {
-            return Err(anyhow!("is the file to copy to"));
-        }
-        // Nobody else may look before the owner is the right one.
-        let perm = if self.preserve { 0o600 } else { item.perm() & 0o777 };
-        let mut file = None;
-        match (kind, &found) {
-            (FileType::Directory, Some(meta)) if meta.is_dir() => {}
-            (FileType::Directory, Some(meta)) => return Err(anyhow!("exists and is a {}", kind_of(meta))),
-            (FileType::Directory, None) => DirBuilder::new().mode(perm | 0o700).create(&path)?,
-            (_, Some(meta)) if meta.is_dir() => return Err(anyhow!("exists and is a directory")),
-            (FileType::Regular, Some(meta)) if meta.is_file() => {
-                let mut options = OpenOptions::new();
-                options.write(true).truncate(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-                file = Some(options.open(&path)?);
-            }
-            (FileType::Regular, Some(meta)) if is_special(meta) => {
-                return Err(anyhow!("exists and is a {}: cat writes to it", kind_of(meta)));
-            }
-            (FileType::Regular, _) => {
-                clear(&path)?;
-                file = Some(OpenOptions::new().write(true).create_new(true).mode(perm).open(&path)?);
-            }
-            (FileType::Symlink, _) => {
-                clear(&path)?;
-                std::os::unix::fs::symlink(OsStr::from_bytes(&item.target), &path)?;
-            }
-            (special, _) => {
-                clear(&path)?;
-                let mode = Mode::from_raw_mode(perm);
-                let kind = rustix::fs::FileType::from_raw_mode(special.mode_bits());
-                rustix::fs::mknodat(CWD, &path, kind, mode, item.rdev.into()).map_err(|error| {
-                    let device = matches!(special, FileType::CharDevice | FileType::BlockDevice);
-                    match error {
-                        Errno::PERM if device => anyhow!("not copied: only root makes device nodes here"),
-                        error => anyhow::Error::from(error).context(show::kind(special)),
-                    }
-                })?;
-            }
-        }
-        Ok(Made { path, file, is_new: found.is_none() })
+        // The word of the command line says what was copied, not what is missing or in the way.
+        let shown = show::name(path.as_os_str().as_bytes());
+        self.make_at(path, item, origin).context(shown)
     }
 
     fn write(&self, made: &Made, offset: u64, bytes: &[u8]) -> Result<()> {
