@@ -58,6 +58,22 @@ pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Failure { code: USAGE, message: message.into() }.into()
 }
 
+/// Standard output takes no more: there is nothing to go on with.
+#[derive(Debug)]
+pub struct Output(pub std::io::Error);
+
+impl fmt::Display for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output")
+    }
+}
+
+impl std::error::Error for Output {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
 /// Problems of a command that goes on with the next file: each is said at once.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -74,10 +90,10 @@ impl Tally {
         self.problems += 1;
     }
 
-    /// Say what went wrong, and go on. An error that ends the command comes back: nobody reads what it writes.
+    /// Say what went wrong, and go on. An error that ends the command comes back.
     pub fn take(&mut self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         let Err(error) = result else { return Ok(()) };
-        if error.is::<Told>() || is_broken_pipe(&error) {
+        if error.is::<Told>() || error.is::<Output>() {
             return Err(error);
         }
         eprintln!("ivers: {}", line(&error));

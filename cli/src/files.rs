@@ -10,7 +10,7 @@ use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
 use crate::dirs::Dirs;
-use crate::failure::{Tally, usage};
+use crate::failure::{Output, Tally, usage};
 use crate::image::{self, Images, Place};
 use crate::{args, facts, show};
 
@@ -194,7 +194,7 @@ pub fn cat(args: &args::Cat, json: bool) -> Result<()> {
         let shown = images.get(image).and_then(|vfs| cat_one(&vfs, image, path, json, &mut out));
         tally.take(shown)?;
     }
-    out.flush()?;
+    out.flush().map_err(Output)?;
     tally.end()
 }
 
@@ -206,7 +206,7 @@ fn cat_one(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Writ
         return Err(anyhow::Error::from(ivers_vfs::Error::from(why)).context(name));
     }
     if !json {
-        return pour(vfs, &inode, |bytes| Ok(out.write_all(bytes)?)).context(name);
+        return pour(vfs, &inode, |bytes| Ok(out.write_all(bytes).map_err(Output)?)).context(name);
     }
     let mut contents = Vec::new();
     pour(vfs, &inode, |bytes| {
@@ -215,7 +215,7 @@ fn cat_one(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Writ
     })?;
     let text = String::from_utf8(contents)
         .map_err(|_| usage(format!("{name} is no text: use cat without --json")))?;
-    Ok(writeln!(out, "{}", json!({ "path": name, "contents": text }))?)
+    Ok(writeln!(out, "{}", json!({ "path": name, "contents": text })).map_err(Output)?)
 }
 
 /// What a tree is drawn with.

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Result;
+
+use crate::failure::Output;
 use ivers_vfs::FileType;
 
 /// `2017-12-13 14:19:58` in UTC.
@@ -90,15 +92,12 @@ pub fn parse_size(text: &str) -> Option<u64> {
 
 /// A line of JSON on standard output.
 pub fn json_line(value: &serde_json::Value) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{value}")?;
-    Ok(())
+    line(value)
 }
 
 /// A line on standard output.
 pub fn line(text: impl std::fmt::Display) -> Result<()> {
-    writeln!(std::io::stdout().lock(), "{text}")?;
-    Ok(())
+    writeln!(std::io::stdout().lock(), "{text}").map_err(|error| Output(error).into())
 }
 
 #[cfg(test)]

@@ -268,3 +268,32 @@ fn names_need_not_be_text() {
     }
     assert_eq!(std::fs::read(back).unwrap(), b"text");
 }
+
+#[test]
+fn a_full_standard_output_is_said_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let place = image.to_str().unwrap();
+    assert!(ivers(&["mkfs", place, "-s", "16M"]).status.success());
+    let file = dir.path().join("file");
+    std::fs::write(&file, "text").unwrap();
+    let inside = format!("{place}:/file");
+    assert!(ivers(&["cp", file.to_str().unwrap(), &inside]).status.success());
+    let commands: [&[&str]; 6] = [
+        &["ls", place],
+        &["ls", "--json", place],
+        &["tree", place],
+        &["cat", &inside, &inside],
+        &["stat", &inside, &inside],
+        &["info", place],
+    ];
+    for words in commands {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let child =
+            Command::new(env!("CARGO_BIN_EXE_ivers")).args(words).stdout(full).stderr(Stdio::piped()).spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(said.lines().count() == 1 && said.contains("standard output: No space"), "{words:?}: {said}");
+    }
+}

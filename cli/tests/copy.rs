@@ -148,6 +148,19 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
         std::io::ErrorKind::IsADirectory
     );
 
+    // It is the target that is missing, and the line says so.
+    let nowhere = cp(&[&inside("/a/f"), text(&image.dir().join("nowhere/f"))]);
+    assert_eq!(nowhere.status.code(), Some(3));
+    assert!(said(&nowhere).contains("nowhere/f: No such file"), "{}", said(&nowhere));
+    for place in [inside("/new/"), format!("{}/", image.dir().join("new").display())] {
+        assert_eq!(
+            cp(&[text(&source.join("a/f")), &place]).status.code(),
+            Some(1),
+            "{place} is no directory"
+        );
+        copies(&["-r", text(&source.join("a")), &place]);
+    }
+
     // All of one kind keep their own code.
     assert_eq!(cp(&[&inside("/missing"), &inside("/nor"), text(&out)]).status.code(), Some(3));
     assert_eq!(cp(&[&inside("/a"), text(&out)]).status.code(), Some(2), "without --recursive");
@@ -221,4 +234,53 @@ fn without_preserve_the_umask_counts_and_set_id_bits_go() {
     assert!(output.status.success(), "{}", said(&output));
     let mode = |name: &str| fs::metadata(out.join(name)).unwrap().mode() & 0o7777;
     assert_eq!((mode("f"), mode("d"), mode("d/inner")), (0o750, 0o550, 0o640));
+}
+
+/// ACL entries of type: owner, user 7, group, mask, others.
+fn acl(user: u8) -> Vec<u8> {
+    let entry = |tag: u8, perm: u8, id: u32| [[tag, 0, perm, 0], id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    [
+        vec![2, 0, 0, 0],
+        entry(1, 7, none),
+        entry(2, user, 7),
+        entry(4, 5, none),
+        entry(16, 7, none),
+        entry(32, 0, none),
+    ]
+    .concat()
+}
+
+#[test]
+fn acls_that_a_directory_hands_down_are_not_kept() {
+    let Some(image) = image() else { return };
+    let (source, out) = (image.dir().join("source"), image.dir().join("out"));
+    for dir in [&source, &out] {
+        fs::create_dir(dir).unwrap();
+    }
+    if xattr::set(&out, "system.posix_acl_default", &acl(7)).is_err() {
+        return;
+    }
+    fs::write(source.join("f"), "").unwrap();
+    fs::create_dir(source.join("d")).unwrap();
+    for (name, mode) in [("f", 0o640), ("d", 0o750)] {
+        fs::set_permissions(source.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let inside = format!("{}:/out", image.path().display());
+    copies(&["-a", text(&out), &inside]);
+    copies(&["-a", text(&source), &inside]);
+    copies(&["-a", &format!("{inside}/source"), text(&out)]);
+    for name in ["f", "d"] {
+        let path = out.join("source").join(name);
+        for kind in ["access", "default"] {
+            assert_eq!(xattr::get(&path, format!("system.posix_acl_{kind}")).unwrap(), None, "{name} {kind}");
+        }
+        assert_eq!(fs::metadata(&path).unwrap().mode(), fs::metadata(source.join(name)).unwrap().mode());
+    }
+    // And what the image has is what went in.
+    let again = image.dir().join("again");
+    copies(&["-a", &inside, text(&again)]);
+    assert_eq!(xattr::get(again.join("source/d"), "system.posix_acl_default").unwrap(), None);
+    assert_eq!(xattr::get(again, "system.posix_acl_default").unwrap().unwrap(), acl(7));
+    image.check().unwrap();
 }

@@ -4,8 +4,10 @@ mod common;
 
 use common::*;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 #[test]
 fn busy_is_refused_and_lazy_waits_for_the_last_file() {
@@ -87,20 +89,34 @@ fn who_waits_is_told_so() {
     for (quiet, shown) in [("", true), ("--quiet", false)] {
         let place = Place::new();
         place.mount("rw");
-        let open = std::fs::File::create(place.path("open")).unwrap();
+        let open = File::create(place.path("open")).unwrap();
         let command = format!("{IVERS} unmount {quiet} --lazy {}", place.dir.display());
-        let terminal = std::process::Command::new("script")
+        let mut terminal = Command::new("script")
             .args(["-qec", &command, "/dev/null"])
-            .stdin(std::process::Stdio::null())
-            .stdout(std::process::Stdio::piped())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(1800));
+        let mut screen = terminal.stdout.take().unwrap();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let seen = told.clone();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = screen.read(&mut bytes) {
+                seen.lock().unwrap().extend_from_slice(&bytes[..n]);
+            }
+        });
+        let is_told = || String::from_utf8_lossy(&told.lock().unwrap()).contains("until the image is safe");
+        wait_until("it is out of the tree", || mount_line(&place.dir).is_none());
+        if shown {
+            wait_until("it is told", is_told);
+        } else {
+            std::thread::sleep(Duration::from_millis(1500));
+        }
         drop(open);
-        let output = terminal.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        let told = String::from_utf8_lossy(&output.stdout).contains("until the image is safe");
-        assert_eq!(told, shown, "{}", said(&output));
+        assert!(terminal.wait().unwrap().success());
+        reader.join().unwrap();
+        assert_eq!(is_told(), shown);
         place.image.check().unwrap();
     }
 }

@@ -43,6 +43,12 @@ pub trait Target {
 /// Extended attributes: names and values.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
+/// The ACLs that a copy must not have: those that its directory handed down, and that what is copied has not.
+fn acls_missing_in(xattrs: &Xattrs) -> impl Iterator<Item = &'static str> {
+    let all = ["system.posix_acl_access", "system.posix_acl_default"].into_iter();
+    all.filter(|acl| !xattrs.iter().any(|(name, _)| name == acl.as_bytes()))
+}
+
 /// How a copy went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::super::stream::Item;
-use super::{Target, Xattrs};
+use super::{Target, Xattrs, acls_missing_in};
 use crate::failure::usage;
 use crate::show;
 
@@ -79,68 +79,7 @@ impl Host {
         }
     }
 
-    fn keep(&self, path: &Path, item: &Item, xattrs: &Xattrs) -> Result<()> {
-        let is_link = item.kind()? == FileType::Symlink;
-        // The owner first: giving a file away takes capabilities and set-id bits from it.
-        let owned = self.keep_owner(path, item)?;
-        let mut failed = None;
-        for (name, value) in xattrs {
-            match xattr::set(path, OsStr::from_bytes(name), value) {
-                Ok(()) => {}
-                // Namespaces that this user or the filesystem there does not have are left out, as cp -a does.
-                Err(error) if is_left_out(&error) => {}
-                Err(error) => failed = failed.or(Some(anyhow!("attribute {}: {error}", show::name(name)))),
-            }
-        }
-        if !is_link {
-            // Set-id bits of another owner must not become this user's.
-            let perm = if owned { item.perm() } else { item.perm() & !SET_ID_BITS };
-            fs::set_permissions(path, Permissions::from_mode(perm))?;
-        }
-        let spec = |(sec, nsec): (i64, u32)| Timespec { tv_sec: sec, tv_nsec: nsec.into() };
-        let times = Timestamps { last_access: spec(item.atime), last_modification: spec(item.mtime) };
-        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
-            .context("its times cannot be kept")?;
-        failed.map_or(Ok(()), Err)
-    }
-}
-
-fn is_left_out(error: &io::Error) -> bool {
-    [Errno::PERM, Errno::ACCESS, Errno::OPNOTSUPP]
-        .iter()
-        .any(|errno| Some(errno.raw_os_error()) == error.raw_os_error())
-}
-
-fn kind_of(meta: &fs::Metadata) -> &'static str {
-    FileType::from_mode(meta.mode()).map_or("file", show::kind)
-}
-
-/// Take away what is in the way of a new file, if it is not a directory.
-fn clear(path: &Path) -> Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => Err(anyhow!("exists and is a directory")),
-        Ok(_) => Ok(fs::remove_file(path)?),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-impl Target for Host {
-    type Spot = PathBuf;
-    type Made = Made;
-
-    fn place(&self, name: Option<&[u8]>) -> Result<PathBuf> {
-        match name {
-            Some(name) if self.is_dir => Ok(self.to.join(OsStr::from_bytes(name))),
-            _ => Ok(self.to.clone()),
-        }
-    }
-
-    fn below(&self, dir: &Made, name: &[u8]) -> PathBuf {
-        dir.path.join(OsStr::from_bytes(name))
-    }
-
-    fn make(&self, path: PathBuf, item: &Item, origin: u32) -> Result<Made> {
+    fn make_at(&self, path: PathBuf, item: &Item, origin: u32) -> Result<Made> {
         let kind = item.kind()?;
         let found = match fs::symlink_metadata(&path) {
             Ok(meta) => Some(meta),
@@ -192,6 +131,77 @@ impl Target for Host {
             }
         }
         Ok(Made { path, file, is_new: found.is_none() })
+    }
+
+    fn keep(&self, path: &Path, item: &Item, xattrs: &Xattrs) -> Result<()> {
+        let is_link = item.kind()? == FileType::Symlink;
+        // The owner first: giving a file away takes capabilities and set-id bits from it.
+        let owned = self.keep_owner(path, item)?;
+        let mut failed = None;
+        for (name, value) in xattrs {
+            match xattr::set(path, OsStr::from_bytes(name), value) {
+                Ok(()) => {}
+                // Namespaces that this user or the filesystem there does not have are left out, as cp -a does.
+                Err(error) if is_left_out(&error) => {}
+                Err(error) => failed = failed.or(Some(anyhow!("attribute {}: {error}", show::name(name)))),
+            }
+        }
+        if !is_link {
+            for acl in acls_missing_in(xattrs) {
+                // Where there is none, or no such thing, it is missing already.
+                let _ = xattr::remove(path, acl);
+            }
+            // Set-id bits of another owner must not become this user's.
+            let perm = if owned { item.perm() } else { item.perm() & !SET_ID_BITS };
+            fs::set_permissions(path, Permissions::from_mode(perm))?;
+        }
+        let spec = |(sec, nsec): (i64, u32)| Timespec { tv_sec: sec, tv_nsec: nsec.into() };
+        let times = Timestamps { last_access: spec(item.atime), last_modification: spec(item.mtime) };
+        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
+            .context("its times cannot be kept")?;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+fn is_left_out(error: &io::Error) -> bool {
+    [Errno::PERM, Errno::ACCESS, Errno::OPNOTSUPP]
+        .iter()
+        .any(|errno| Some(errno.raw_os_error()) == error.raw_os_error())
+}
+
+fn kind_of(meta: &fs::Metadata) -> &'static str {
+    FileType::from_mode(meta.mode()).map_or("file", show::kind)
+}
+
+/// Take away what is in the way of a new file, if it is not a directory.
+fn clear(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => Err(anyhow!("exists and is a directory")),
+        Ok(_) => Ok(fs::remove_file(path)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Target for Host {
+    type Spot = PathBuf;
+    type Made = Made;
+
+    fn place(&self, name: Option<&[u8]>) -> Result<PathBuf> {
+        match name {
+            Some(name) if self.is_dir => Ok(self.to.join(OsStr::from_bytes(name))),
+            _ => Ok(self.to.clone()),
+        }
+    }
+
+    fn below(&self, dir: &Made, name: &[u8]) -> PathBuf {
+        dir.path.join(OsStr::from_bytes(name))
+    }
+
+    fn make(&self, path: PathBuf, item: &Item, origin: u32) -> Result<Made> {
+        // The word of the command line says what was copied, not what is missing or in the way.
+        let shown = show::name(path.as_os_str().as_bytes());
+        self.make_at(path, item, origin).context(shown)
     }
 
     fn write(&self, made: &Made, offset: u64, bytes: &[u8]) -> Result<()> {

@@ -8,7 +8,7 @@ use ivers_vfs::{
 };
 
 use super::super::stream::{Item, unpacked};
-use super::{Target, Xattrs};
+use super::{Target, Xattrs, acls_missing_in};
 use crate::failure::usage;
 use crate::show;
 
@@ -28,6 +28,8 @@ pub struct Image {
     dir: InodeRef,
     /// The one name in it that is written. `None`: whatever is copied keeps its name.
     name: Option<Vec<u8>>,
+    /// That name was written as one of a directory, with a slash behind it.
+    only_dir: bool,
     preserve: bool,
 }
 
@@ -53,7 +55,7 @@ impl Image {
             found => Some(found.with_context(|| shown.to_owned())?),
         };
         if let Some(dir) = found.filter(|inode| inode.kind == FileType::Directory) {
-            return Ok(Self { vfs, origin, dir, name: None, preserve });
+            return Ok(Self { vfs, origin, dir, name: None, only_dir: false, preserve });
         }
         if many {
             return Err(usage(format!("{shown}: not a directory")));
@@ -61,7 +63,8 @@ impl Image {
         let name = last_name(path).ok_or_else(|| usage(format!("{shown}: not a name")))?;
         let cut = path.windows(name.len()).rposition(|part| part == name).unwrap_or(0);
         let dir = vfs.resolve(&cred, &path[..cut], true).with_context(|| shown.to_owned())?;
-        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, preserve })
+        let only_dir = path.ends_with(b"/");
+        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, only_dir, preserve })
     }
 
     /// The directory that is written to, by number.
@@ -100,6 +103,12 @@ impl Image {
                 Err(error) => failed = failed.or(Some(anyhow!("attribute {}: {error}", show::name(name)))),
             }
         }
+        for acl in acls_missing_in(xattrs) {
+            match self.vfs.remove_xattr(&cred, inode, acl) {
+                Ok(()) | Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => {}
+                Err(error) => failed = failed.or(Some(anyhow!("attribute {acl}: {error}"))),
+            }
+        }
         // Behind the owner, who takes set-id bits away, and behind the ACL, whose mask is in the mode.
         let rest = SetAttr {
             perm: (inode.kind != FileType::Symlink).then_some(item.perm()),
@@ -134,6 +143,10 @@ impl Target for Image {
             Spot::Itself(_) => return Err(anyhow!("has no name to copy under")),
             Spot::Named(dir, name) => (dir, name),
         };
+        let is_named = dir.ino == self.dir.ino && self.name.as_ref() == Some(&name);
+        if is_named && self.only_dir && kind != FileType::Directory {
+            return Err(Error::from(NameError::NotDirectory)).with_context(|| show::name(&name));
+        }
         let cred = Cred::root();
         let Some(found) = self.find(&dir, &name)? else { return self.create(&dir, &name, item, kind) };
         if origin == self.origin && found.kind != FileType::Directory && (0, found.ino.0) == item.number {
