@@ -22,6 +22,12 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
+    /// Whether it lies behind `other` by so little that two clocks of one machine may differ by it: some ticks.
+    pub(crate) fn is_just_after(self, other: Self) -> bool {
+        let ns = |time: Self| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
+        self > other && ns(self) - ns(other) < 100_000_000
+    }
+
     /// Cut down to a granule, as a format with coarse times stores it. `granularity_ns` divides 10^9 or is a multiple of it.
     pub fn truncate(self, granularity_ns: u32) -> Self {
         match granularity_ns {
