@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ivers_fuse::MOUNT;
+use ivers_fuse::{MOUNT, mounts_of};
 use serde_json::json;
 
 use crate::failure::{BUSY, FAILED, failure, usage};
@@ -29,15 +29,15 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
     let ending = pid.and_then(|pid| crate::outcome::ask(pid.as_raw_nonzero().get()));
     // Root may unmount what another user's mount does not let it look at.
     let number = std::fs::metadata(&dir).ok().map(|found| found.dev());
+    let number = number.map(|dev| (rustix::fs::major(dev), rustix::fs::minor(dev)));
     let before = number.map(mounts_of).unwrap_or_default();
     let waiting = progress::Waiting::to("until the image is safe");
     detach(&dir, args.lazy)?;
     // A new mount may have the number already, but not the whole line.
     let after = number.map(mounts_of).unwrap_or_default();
     if let Some(other) = after.iter().find(|line| before.contains(line)) {
-        let other = other.split(' ').nth(4).unwrap_or_default();
         // The process goes on serving: waiting for it could last for ever.
-        let dir = dir.display();
+        let (dir, other) = (dir.display(), other.dir.display());
         return Err(failure(
             BUSY,
             format!("{dir}: taken away, but {other} shows the same mount: unmount it too"),
@@ -69,15 +69,6 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
         show::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;
     }
     Ok(())
-}
-
-/// The lines of the kernel's table of mounts for the filesystem with this device number.
-fn mounts_of(number: u64) -> Vec<String> {
-    let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let table = String::from_utf8_lossy(&table);
-    let lines = table.lines().filter(|line| line.split(' ').nth(2) == Some(&number));
-    lines.map(str::to_owned).collect()
 }
 
 /// Whether a directory shows a mount whose process is gone. Asked by a call that no cache of the kernel answers.

@@ -120,3 +120,43 @@ fn who_waits_is_told_so() {
         place.image.check().unwrap();
     }
 }
+
+/// Whoever serves finds the mount again: to unmount it, and to have the kernel hand over what it holds back.
+#[test]
+fn a_mount_that_was_moved_is_found_again() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let [old, new] = ["old", "new name"].map(|name| place.image.dir().join(name));
+    fs::create_dir_all(old.join("mnt")).unwrap();
+    let output = ivers(["mount".as_ref(), place.image.path().as_os_str(), old.join("mnt").as_os_str()]);
+    assert!(output.status.success(), "{}", said(&output));
+    fs::rename(&old, &new).unwrap();
+    let dir = new.join("mnt");
+    let mut held = File::create(dir.join("f")).unwrap();
+    held.write_all(b"x").unwrap();
+    let seen = change(&dir.join("f"));
+    assert_eq!(change(&dir.join("f")), seen, "nothing has changed, although the file is open");
+    drop(held);
+    let supervisor = about(&dir)["pid"].as_i64().unwrap() as i32;
+    let pid = rustix::process::Pid::from_raw(supervisor).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    wait_until("it has ended", || !runs(supervisor));
+    assert!(mount_line(&dir).is_none());
+    place.image.check().unwrap();
+}
+
+#[test]
+fn an_image_that_was_cut_under_the_mount_is_no_success() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount("rw");
+    fs::write(place.path("f"), vec![1; 1 << 20]).unwrap();
+    File::options().write(true).open(place.image.path()).unwrap().set_len(1 << 20).unwrap();
+    let output = ivers(["unmount".as_ref(), place.dir.as_os_str()]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains("not closed in good order"), "{}", said(&output));
+}

@@ -158,6 +158,16 @@ impl Device for FileDevice {
         let mut flushed = self.flushed.lock();
         let written = self.written.load(Ordering::Acquire);
         if *flushed < written {
+            // Somebody cut the image under us: what lay there is gone, whatever was written since.
+            let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", 0, 0, e))?;
+            let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();
+            if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < self.size_bytes) {
+                let cut = io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    format!("the image shrank from {} to {} bytes", self.size_bytes, size.st_size),
+                );
+                return Err(self.error("flush", 0, 0, cut));
+            }
             self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))?;
             *flushed = written;
         }

@@ -95,7 +95,7 @@ impl Vfs {
     /// What a name stands for now, with a reference.
     fn find_ref(&self, dir: &Inode, name: &[u8]) -> Result<Option<InodeRef>> {
         let _names = self.shared(dir)?;
-        self.find(dir, name)?.map(|ino| self.get(ino)).transpose()
+        self.find(dir, name)?.map(|ino| self.named(dir, ino)).transpose()
     }
 
     /// What happened to names of directories that are marked for it is durable before the call returns. Under no lock.

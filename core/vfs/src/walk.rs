@@ -2,7 +2,7 @@
 
 use crate::access::EXECUTE;
 use crate::api::Cred;
-use crate::error::{NameError, Result};
+use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
@@ -28,6 +28,18 @@ impl Vfs {
         let found = self.fs.lookup(dir, name)?;
         self.names.put(dir.ino, name, found);
         Ok(found)
+    }
+
+    /// The inode that a name in a directory stands for. Some lock of the directory is held: the name cannot go, and so its inode cannot be
+    /// deleted or its number be used again.
+    pub(crate) fn named(&self, dir: &Inode, ino: Ino) -> Result<InodeRef> {
+        self.get(ino).map_err(|error| match error {
+            Error::Name(NameError::Stale) => Error::corrupt(
+                format!("a name leads to inode {ino}, which is no file in use"),
+                format!("directory inode {}", dir.ino),
+            ),
+            other => other,
+        })
     }
 
     pub(crate) fn check_name(&self, name: &[u8]) -> Result<()> {
@@ -56,11 +68,14 @@ impl Vfs {
         }
         let _names = self.shared(dir)?;
         if name == b".." {
-            return if dir.ino == self.info.root { Ok(dir.clone()) } else { self.get(self.fs.parent(dir)?) };
+            return if dir.ino == self.info.root {
+                Ok(dir.clone())
+            } else {
+                self.named(dir, self.fs.parent(dir)?)
+            };
         }
-        // Under the lock: the name cannot go, and so its inode cannot be deleted or its number be used again.
         match self.find(dir, name)? {
-            Some(ino) => self.get(ino),
+            Some(ino) => self.named(dir, ino),
             None => Err(NameError::NotFound.into()),
         }
     }

@@ -17,7 +17,7 @@ use ivers_vfs::{AtimeMode, ChangeMode, CoarseClock, Error, Inode, LoadedInode, N
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// The inode number of the root directory.
 pub const ROOT_INO: u32 = 2;
@@ -47,6 +47,8 @@ pub struct Ext4 {
     pub(crate) wrapped: Mutex<HashMap<u32, u64>>,
     /// One swap with the boot loader at a time. Rank: above handles.
     pub(crate) boot: Mutex<()>,
+    /// Counted when it is first asked for, where the superblock does not tell.
+    pub(crate) overhead: OnceLock<u64>,
     pub(crate) closed: AtomicBool,
     /// Tells lives of one inode number apart.
     pub(crate) next_generation: AtomicU32,

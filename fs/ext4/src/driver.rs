@@ -49,9 +49,11 @@ impl Ext4 {
         if self.sb.overhead_blocks != 0 {
             return u64::from(self.sb.overhead_blocks);
         }
-        let own = 2 + u64::from(self.sb.inode_table_blocks);
-        (0..self.sb.groups).map(|group| u64::from(self.sb.base_meta_blocks(group)) + own).sum::<u64>()
-            + self.sb.first_data_block
+        *self.overhead.get_or_init(|| {
+            let own = 2 + u64::from(self.sb.inode_table_blocks);
+            let groups = (0..self.sb.groups).map(|group| u64::from(self.sb.base_meta_blocks(group)) + own);
+            groups.sum::<u64>() + self.sb.first_data_block
+        })
     }
 
     /// A change that met damage or a failing device may be half in the transaction: it must not become durable, so the

@@ -121,9 +121,10 @@ impl Ext4 {
         let mut flags = inherited;
         match new.kind {
             FileType::Directory => {}
-            FileType::Regular => flags &= !0x1_0000,
+            // Neither synchronous names nor handing a project id down mean anything in a file.
+            FileType::Regular => flags &= !(0x1_0000 | 0x2000_0000),
             // Only what dump(8) and access times mean applies to the rest.
-            _ => flags &= 0x40 | 0x80 | 0x2000_0000,
+            _ => flags &= 0x40 | 0x80,
         }
         let mut i_block = [0; 60];
         if self.sb.incompat.contains(Incompat::EXTENTS)

@@ -22,7 +22,7 @@ use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
 use ivers_vfs::{Clock, CoarseClock, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -221,6 +221,7 @@ impl Ext4 {
             root_core: parking_lot::Mutex::new(Weak::new()),
             wrapped: Default::default(),
             boot: Default::default(),
+            overhead: OnceLock::new(),
             closed: AtomicBool::new(false),
             own_policy: own_policy(),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),

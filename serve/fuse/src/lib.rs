@@ -44,6 +44,7 @@ mod errno;
 mod flusher;
 mod ioctl;
 mod mounting;
+mod mounts;
 mod nodes;
 mod ops;
 mod options;
@@ -53,6 +54,7 @@ mod session;
 
 pub use cookie::{CHANGE, GENERATION, IVERS_IOC_CHANGE, MOUNT, SEMANTICS, STATS, STORED, semantics};
 pub use mounting::MountError;
+pub use mounts::{MountEntry, mounts_of};
 pub use options::{FuseOptions, OptionError};
 pub use outside::Connection;
 pub use session::{Attached, Served, Server, Session, attach, mount, serve};

@@ -176,7 +176,8 @@ fn answer_flush(dir: &Path, device: Option<(u32, u32)>, question: &[u8]) -> Opti
 /// Open a regular file of the mount, without following anything and without leaving it.
 fn open(dir: &Path, device: (u32, u32), path: &[u8], id: u64) -> Option<OwnedFd> {
     let root_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::openat(CWD, dir, root_flags, Mode::empty()).ok()?;
+    let dir = crate::mounts::find(dir, device)?;
+    let root = rustix::fs::openat(CWD, &dir, root_flags, Mode::empty()).ok()?;
     // Something else may have been mounted over it since.
     let stat = rustix::fs::statx(&root, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)
         .ok()?;

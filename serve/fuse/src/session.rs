@@ -4,6 +4,7 @@
 
 use crate::flusher::Flusher;
 use crate::mounting::{self, MountError, detach, device_of};
+use crate::mounts;
 use crate::nodes::Nodes;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
@@ -67,13 +68,13 @@ impl Attached {
 
     /// Unmount. [`MountError::Busy`] if somebody works in there: nothing has changed then.
     pub fn unmount(&self) -> Result<(), MountError> {
-        if self.is_in_tree() { detach(&self.dir, false) } else { Ok(()) }
+        self.place().map_or(Ok(()), |dir| detach(&dir, false))
     }
 
     /// Take the mount out of the tree now. It serves those who still have files open there, until the last one
     /// has closed them.
     pub fn detach(&self) -> Result<(), MountError> {
-        if self.is_in_tree() { detach(&self.dir, true) } else { Ok(()) }
+        self.place().map_or(Ok(()), |dir| detach(&dir, true))
     }
 
     /// Do nothing about it any more: it is gone, and its number may already be another mount's, or it shall stay.
@@ -81,9 +82,12 @@ impl Attached {
         self.left.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the directory still shows this mount, and not what somebody else put there.
-    fn is_in_tree(&self) -> bool {
-        !self.left.load(Ordering::Relaxed) && (self.device.is_none() || device_of(&self.dir) == self.device)
+    /// The directory that shows this mount, if any does: others may have moved it, or put something else there.
+    fn place(&self) -> Option<PathBuf> {
+        if self.left.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.device.map_or_else(|| Some(self.dir.clone()), |device| mounts::find(&self.dir, device))
     }
 }
 

@@ -196,6 +196,14 @@ impl InodeImage {
         let mode = u32::from(raw.i_mode.get());
         let kind = FileType::from_mode(mode).ok_or_else(|| bad(format!("i_mode is {mode:#o}")))?;
         let flags = raw.i_flags.get();
+        for (flag, feature, name) in [
+            (FL_EXTENTS, Incompat::EXTENTS, "an extent tree"),
+            (FL_INLINE_DATA, Incompat::INLINE_DATA, "inline data"),
+        ] {
+            if flags & flag != 0 && !sb.incompat.contains(feature) {
+                return Err(bad(format!("{name} in a filesystem without that feature")));
+            }
+        }
         let large_size = kind == FileType::Regular
             || (kind == FileType::Directory && sb.incompat.contains(Incompat::LARGEDIR));
         let size = u64::from(raw.i_size_lo.get())
