@@ -37,7 +37,15 @@ impl LoopMount {
 
     fn detach(&mut self) -> Result<()> {
         let Some(dir) = self.dir.take() else { return Ok(()) };
-        let result = crate::run("umount", [dir.path()]);
+        let mut result = crate::run("umount", [dir.path()]);
+        // Others of the machine look at every new mount: what searches or indexes has it open for a moment.
+        for _ in 0..50 {
+            if !matches!(&result, Err(error) if format!("{error:#}").contains("busy")) {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            result = crate::run("umount", [dir.path()]);
+        }
         if result.is_err() {
             // Removing the directory now would remove what is in the image.
             let _kept = dir.keep();
