@@ -190,6 +190,10 @@ fn serve(channel: &Channel) -> Result<Option<Outcome>> {
         progress::silence();
     }
     let device = FileDevice::adopt(only(fds)?, image.clone(), how.open_mode())?;
+    if how.read_only {
+        // Nothing is to be closed in good order, and a long walk would keep the lock of the image for nobody.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    }
     confine::enter(how.sandbox);
     let options = MountOptions { background: !how.read_only, ..MountOptions::default() };
     let vfs = image::open_on(Some(device), &image, &how, options)?;
