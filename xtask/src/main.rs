@@ -3,6 +3,7 @@
 
 mod demo;
 mod fuzz;
+mod kmod;
 mod mutants;
 mod soak;
 mod suites;
@@ -102,7 +103,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = || {
         eprintln!(
-            "usage: cargo xtask demo | test | soak [STEP] | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+            "usage: cargo xtask demo | test | soak [STEP] | kmod | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
         );
         ExitCode::from(2)
     };
@@ -112,6 +113,7 @@ fn main() -> ExitCode {
             Some(ok) => ok,
             None => return usage(),
         },
+        "kmod" => kmod::kmod(),
         "mutants" => mutants::mutants(std::env::args().nth(2).as_deref()),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "fuzz" => match fuzz(&words[1..]) {

@@ -1,0 +1,263 @@
+//! `iversion.h` inside a Linux kernel: a module built against Debian's headers, loaded in an emulated machine.
+//!
+//! Its weakened twins are loaded too, and must be found out: otherwise the hammer proves nothing.
+
+use crate::{ensure, run};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const HEADER: &str = include_str!("../../include/iversion.h");
+const VECTORS: &str = include_str!("../../core/iversion/tests/vectors.txt");
+/// What is compiled or packed as it is.
+const SOURCES: [(&str, &str); 4] = [
+    ("Kbuild", include_str!("../../core/iversion/tests/kmod/Kbuild")),
+    ("iversion_test.c", include_str!("../../core/iversion/tests/kmod/iversion_test.c")),
+    ("init", include_str!("../../core/iversion/tests/kmod/init")),
+    ("vectors.h", include_str!("../../core/iversion/tests/c/vectors.h")),
+];
+
+/// Modules, and what of the header each lacks: a text and what stands in its place.
+const MODULES: [(&str, Option<[&str; 2]>); 3] = [
+    ("right", None),
+    ("unmarked", Some(["&raw, raw | IVERSION_QUERIED)", "&raw, raw)"])),
+    ("unfenced", Some(["iversion_fence_(); /* W */", "barrier();"])),
+];
+
+/// Emulated, and on a machine that does other things beside.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+type Outcome<T> = Result<T, String>;
+
+fn io<T>(what: &Path, result: std::io::Result<T>) -> Outcome<T> {
+    result.map_err(|error| format!("{}: {error}", what.display()))
+}
+
+fn step(what: &str, program: &str, args: &[&str]) -> Outcome<()> {
+    run(what, program, args, &[]).then_some(()).ok_or_else(|| format!("{what} failed"))
+}
+
+fn text(path: &Path) -> Outcome<&str> {
+    path.to_str().ok_or_else(|| format!("{} is no UTF-8", path.display()))
+}
+
+/// How many results the vectors have.
+fn results() -> usize {
+    VECTORS.lines().filter(|line| !line.starts_with('#') && line.contains('=')).count()
+}
+
+/// The header with its weakness. `None`: the header no longer has that place.
+fn weakened(weakness: Option<[&str; 2]>) -> Option<String> {
+    match weakness {
+        None => Some(HEADER.to_owned()),
+        Some([sound, weak]) => (HEADER.matches(sound).count() == 1).then(|| HEADER.replace(sound, weak)),
+    }
+}
+
+/// The newest kernel whose headers are installed.
+fn release() -> Option<String> {
+    let entries = fs::read_dir("/usr/src").ok()?;
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let releases = names.filter_map(|name| {
+        let release = name.strip_prefix("linux-headers-")?.to_owned();
+        let numbers = |text: &str| text.split(['.', '-']).map(|n| n.parse::<u32>().ok()).collect::<Vec<_>>();
+        let order = numbers(release.strip_suffix("-amd64")?);
+        Some((order, release))
+    });
+    releases.max().map(|(_, release)| release)
+}
+
+/// The kernel that goes with the headers: the one in `/boot`, or out of its package, which is unpacked and not installed.
+fn kernel(release: &str, work: &Path) -> Outcome<PathBuf> {
+    let file = format!("boot/vmlinuz-{release}");
+    let installed = Path::new("/").join(&file);
+    if File::open(&installed).is_ok() {
+        return Ok(installed);
+    }
+    let root = work.join(release);
+    if !root.join(&file).is_file() {
+        io(&root, fs::create_dir_all(&root))?;
+        println!("== kernel: apt-get download linux-image-{release}");
+        let mut download = Command::new("apt-get");
+        download.args(["download", "-q", &format!("linux-image-{release}")]).current_dir(&root);
+        if !download.status().is_ok_and(|status| status.success()) {
+            return Err(format!("linux-image-{release} cannot be downloaded"));
+        }
+        let entries = io(&root, fs::read_dir(&root))?;
+        let package = entries
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"));
+        let package = package.ok_or_else(|| format!("{} holds no package", root.display()))?;
+        step("kernel", "dpkg", &["-x", text(&package)?, text(&root)?])?;
+    }
+    Ok(root.join(file))
+}
+
+fn build(name: &str, header: &str, release: &str, work: &Path) -> Outcome<PathBuf> {
+    let dir = work.join(name);
+    io(&dir, fs::create_dir_all(&dir))?;
+    let vectors: String = VECTORS.lines().map(|line| format!("{line:?},\n")).collect();
+    let generated = [("iversion.h", header), ("vectors.inc", vectors.as_str())];
+    for (file, contents) in SOURCES.iter().chain(&generated) {
+        let path = dir.join(file);
+        io(&path, fs::write(&path, contents))?;
+    }
+    let headers = format!("/usr/src/linux-headers-{release}");
+    step(name, "make", &["-s", "-C", &headers, &format!("M={}", text(&dir)?), "modules"])?;
+    Ok(dir.join("iversion_test.ko"))
+}
+
+fn pack(modules: &[(&str, PathBuf)], busybox: &Path, work: &Path) -> Outcome<PathBuf> {
+    let (root, archive) = (work.join("initramfs"), work.join("initramfs.cpio"));
+    let init = root.join("init");
+    io(&root, fs::create_dir_all(root.join("bin")))?;
+    io(busybox, fs::copy(busybox, root.join("bin/busybox")))?;
+    io(&init, fs::copy(work.join("right/init"), &init))?;
+    io(&init, fs::set_permissions(&init, std::os::unix::fs::PermissionsExt::from_mode(0o755)))?;
+    for (name, module) in modules {
+        io(module, fs::copy(module, root.join(name).with_extension("ko")))?;
+    }
+    let line = format!("cd '{}' && find . | cpio --quiet -o -H newc > '{}'", text(&root)?, text(&archive)?);
+    step("initramfs", "sh", &["-c", &line])?;
+    Ok(archive)
+}
+
+/// What the machine said until it was off.
+fn emulate(kernel: &Path, archive: &Path, work: &Path) -> Outcome<String> {
+    let console = work.join("console.log");
+    println!("== emulated kernel: {}", kernel.display());
+    let mut machine = Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg,thread=multi", "-m", "256", "-smp", "2", "-nographic", "-no-reboot"])
+        .args(["-nic", "none", "-append", "console=ttyS0 panic=-1 loglevel=7"])
+        .args([Path::new("-kernel"), kernel, Path::new("-initrd"), archive])
+        .stdin(Stdio::null())
+        .stdout(io(&console, File::create(&console))?)
+        .spawn()
+        .map_err(|error| format!("qemu-system-x86_64: {error}"))?;
+    let begin = Instant::now();
+    let ended = loop {
+        match machine.try_wait() {
+            Ok(Some(status)) => break status.success(),
+            Ok(None) if begin.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(200)),
+            _ => {
+                let _ = machine.kill();
+                let _ = machine.wait();
+                break false;
+            }
+        }
+    };
+    let said = String::from_utf8_lossy(&io(&console, fs::read(&console))?).into_owned();
+    for line in said.lines().filter(|line| line.contains("iversion_test: ") || line.contains("kmod: ")) {
+        println!("{}", line.trim_end());
+    }
+    ended
+        .then_some(said)
+        .ok_or_else(|| format!("the emulated kernel did not end well: {}", console.display()))
+}
+
+/// What is wrong with what the machine said.
+fn judge(said: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut must = |what: String| {
+        if !said.contains(&what) {
+            wrong.push(format!("missing: {what}"));
+        }
+    };
+    must(format!("iversion_test: vectors: {} results compared", results()));
+    must("iversion_test: hammer: 1 observers, ".to_owned());
+    must("iversion_test: hammer: 2 observers, ".to_owned());
+    must("kmod: end".to_owned());
+    let ends: Vec<(&str, &str)> = said
+        .lines()
+        .filter_map(|line| line.split_once("kmod: ")?.1.trim_end().rsplit_once(": "))
+        .map(|(what, code)| (what.split(' ').next().unwrap_or(what), code))
+        .collect();
+    for (name, weakness) in MODULES {
+        let codes: Vec<_> = ends.iter().filter(|(what, _)| *what == name).map(|(_, code)| *code).collect();
+        let as_wanted = |code: &&str| (*code == "0") == weakness.is_none();
+        if codes.is_empty() || !codes.iter().all(as_wanted) {
+            let wanted = if weakness.is_none() { "must be loaded" } else { "must be found out" };
+            wrong.push(format!("the module `{name}` {wanted}, its codes were {codes:?}"));
+        }
+    }
+    wrong
+}
+
+fn prove() -> Outcome<()> {
+    let release = release().ok_or("there are no kernel headers (package linux-headers-amd64)")?;
+    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    let work = io(&target, std::path::absolute(target.join("kmod")))?;
+    let kernel = kernel(&release, &work)?;
+    let mut modules = Vec::new();
+    for (name, weakness) in MODULES {
+        let header =
+            weakened(weakness).ok_or_else(|| format!("iversion.h no longer has what `{name}` takes away"))?;
+        modules.push((name, build(name, &header, &release, &work)?));
+    }
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.is_file());
+    let archive = pack(&modules, busybox.ok_or("there is no busybox")?, &work)?;
+    let wrong = judge(&emulate(&kernel, &archive, &work)?);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+/// Says whether it passed. What cannot be run has not passed.
+pub(crate) fn kmod() -> bool {
+    let programs = [
+        ("qemu-system-x86_64", "qemu-system-x86"),
+        ("busybox", "busybox-static"),
+        ("cpio", "cpio"),
+        ("make", "make"),
+        ("gcc", "gcc"),
+    ];
+    let headers = release().is_some() || ensure(&[("kernel headers", "linux-headers-amd64")]);
+    if !headers || !ensure(&programs) {
+        eprintln!("xtask: kmod was not run");
+        return false;
+    }
+    match prove() {
+        Ok(()) => true,
+        Err(why) => {
+            eprintln!("xtask: kmod: {why}");
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> String {
+        format!(
+            "[ 1.0] iversion_test: vectors: {} results compared\n[ 1.0] iversion_test: hammer: 1 observers, 9 rounds\n\
+             kmod: right vectors=1: 0\r\n[ 2.0] iversion_test: hammer: 2 observers, 9 rounds\nkmod: right vectors=0: 0\r\n\
+             kmod: unmarked vectors=0: 22\r\nkmod: unfenced vectors=0: 22\r\nkmod: end\r\n",
+            results()
+        )
+    }
+
+    #[test]
+    fn every_weakness_is_one_place_of_the_header() {
+        for (name, weakness) in MODULES {
+            let header = weakened(weakness).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(header == HEADER, weakness.is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_says_anything_else_has_not_passed() {
+        assert_eq!(judge(&good()), Vec::<String>::new());
+        for (sound, broken) in [
+            ("results compared", "results"),
+            ("hammer: 2 observers", "hammer"),
+            ("kmod: right vectors=0: 0", "kmod: right vectors=0: 22"),
+            ("kmod: unmarked vectors=0: 22", "kmod: unmarked vectors=0: 0"),
+            ("kmod: unfenced vectors=0: 22\r\n", ""),
+            ("kmod: end", ""),
+        ] {
+            assert_eq!(judge(&good().replace(sound, broken)).len(), 1, "{broken}");
+        }
+    }
+}
