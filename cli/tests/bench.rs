@@ -27,7 +27,19 @@ fn modes_are_measured_and_counted() {
             assert!(names.contains(&(fs, name)), "{fs} {name} is missing from {names:?}");
         }
     }
+    for name in ["query_hammer_1", "query_hammer_2", "query_hammer_8"] {
+        assert!(names.contains(&("ext4", name)), "{name} is missing from {names:?}");
+    }
     for row in &rows {
+        if row["name"].as_str().unwrap().starts_with("query_hammer") {
+            for mode in ["old", "new"] {
+                assert!(row["queries"][mode].as_u64().unwrap() >= row["rounds"].as_u64().unwrap(), "{row}");
+            }
+            assert_eq!(row["inode_updates"]["old"], row["ops"], "eager updates it at every write");
+            assert!(row["inode_updates"]["new"].as_u64() <= row["ops"].as_u64(), "{row}");
+        } else {
+            assert_eq!(row["queries"]["new"], 0, "{row}");
+        }
         assert_eq!(row["unit"], "ops/s");
         let ops = row["ops"].as_u64().unwrap();
         for mode in ["old", "new", "none"] {

@@ -59,7 +59,7 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
         "ns an operation, medians; old = eager, new = lazy, none = off; in brackets the quartiles of the rounds' own ratios"
             .to_owned(),
         format!(
-            "{:<5}{:<22}{:>8}{:>8}{:>8}{:>8}  {:<22}{:<22}{:<25}{}",
+            "{:<5}{:<22}{:>8}{:>8}{:>8}{:>8}  {:<22}{:<22}{:<25}{:<16}{}",
             "fs",
             "workload",
             "old",
@@ -69,7 +69,8 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
             "new/old",
             "new/none",
             "updates old/new/none",
-            "journal blocks"
+            "journal blocks",
+            "queries"
         ),
     ];
     for row in rows {
@@ -84,7 +85,7 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
             None => "-".to_owned(),
         };
         lines.push(format!(
-            "{:<5}{:<22}{:>8.1}{:>8.1}{:>8.1}{kernel:>8}  {:<22}{:<22}{:<25}{}",
+            "{:<5}{:<22}{:>8.1}{:>8.1}{:>8.1}{kernel:>8}  {:<22}{:<22}{:<25}{:<16}{}",
             text(row, "fs"),
             text(row, "name"),
             ns("old"),
@@ -94,6 +95,7 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
             ratio("new_over_none"),
             three("inode_updates"),
             three("journal_blocks"),
+            three("queries"),
         ));
     }
     lines.extend(notes(rows));

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -44,6 +45,8 @@ enum Pattern {
     Append,
     /// Several jobs at once, each from the start to the end of one fresh file with blocks.
     Jobs,
+    /// As `Overwrite`, while so many threads ask for the change attribute as fast as they can.
+    Hammered(usize),
 }
 
 /// A workload.
@@ -58,7 +61,11 @@ struct Workload {
     rounds_divisor: u64,
 }
 
-const WORKLOADS: [Workload; 4] = [
+const fn hammered(name: &'static str, queriers: usize) -> Workload {
+    Workload { name, pattern: Pattern::Hammered(queriers), bytes: 1, ops_divisor: 1, rounds_divisor: 16 }
+}
+
+const WORKLOADS: [Workload; 7] = [
     Workload {
         name: "overwrite_1_byte",
         pattern: Pattern::Overwrite,
@@ -81,7 +88,20 @@ const WORKLOADS: [Workload; 4] = [
         ops_divisor: 1,
         rounds_divisor: 8,
     },
+    hammered("query_hammer_1", 1),
+    hammered("query_hammer_2", 2),
+    hammered("query_hammer_8", 8),
 ];
+
+impl Workload {
+    fn overwrites(&self) -> bool {
+        matches!(self.pattern, Pattern::Overwrite | Pattern::Hammered(_))
+    }
+
+    fn is_hammered(&self) -> bool {
+        matches!(self.pattern, Pattern::Hammered(_))
+    }
+}
 
 /// One filesystem in the course of a workload.
 struct Course<V: Volume> {
@@ -105,7 +125,7 @@ impl<V: Volume> Course<V> {
             counted: Counts::default(),
         };
         let file = course.volume.create("bench")?;
-        if workload.pattern == Pattern::Overwrite {
+        if workload.overwrites() {
             course.volume.write(&file, 0, &vec![b'o'; OVERWRITTEN_BYTES as usize])?;
         }
         course.file = Some(file);
@@ -127,6 +147,7 @@ impl<V: Volume> Course<V> {
     fn round(&mut self, workload: &Workload, ops: u64) -> Result<()> {
         let ns = match workload.pattern {
             Pattern::Jobs => self.jobs_round(ops)?,
+            Pattern::Hammered(queriers) => self.hammered_round(workload, ops, queriers)?,
             Pattern::Overwrite | Pattern::Append => self.plain_round(workload, ops)?,
         };
         self.ns_per_op.push(ns);
@@ -144,7 +165,7 @@ impl<V: Volume> Course<V> {
         let file = self.file.as_ref().context("the workload has begun")?;
         let data = vec![b'x'; workload.bytes];
         let step = workload.bytes as u64;
-        let wraps = workload.pattern == Pattern::Overwrite;
+        let wraps = workload.overwrites();
         // Whoever had the turn before leaves his data in the processor's caches: the first operations are not timed.
         let lead_in = ops / 8;
         let mut begin = Instant::now();
@@ -157,6 +178,35 @@ impl<V: Volume> Course<V> {
             self.at += step;
         }
         Ok(begin.elapsed().as_nanos() as f64 / (ops - lead_in) as f64)
+    }
+
+    /// The writer's time: starting and stopping the others is not in it.
+    fn hammered_round(&mut self, workload: &Workload, ops: u64, queriers: usize) -> Result<f64> {
+        let file = self.file.as_ref().context("the workload has begun")?;
+        let (volume, at) = (&self.volume, self.at);
+        let (start, done) = (Barrier::new(queriers + 1), AtomicBool::new(false));
+        let data = vec![b'x'; workload.bytes];
+        let (outcome, elapsed) = std::thread::scope(|scope| {
+            for _ in 0..queriers {
+                scope.spawn(|| {
+                    start.wait();
+                    volume.query(file);
+                    while !done.load(Ordering::Relaxed) {
+                        volume.query(file);
+                    }
+                });
+            }
+            start.wait();
+            let begin = Instant::now();
+            let outcome =
+                (at..at + ops).try_for_each(|offset| volume.write(file, offset % OVERWRITTEN_BYTES, &data));
+            let elapsed = begin.elapsed();
+            done.store(true, Ordering::Relaxed);
+            (outcome, elapsed)
+        });
+        outcome?;
+        self.at += ops;
+        Ok(elapsed.as_nanos() as f64 / ops as f64)
     }
 
     /// The file is laid out first, as fio does; making, syncing and removing it are not timed.
@@ -198,6 +248,7 @@ impl<V: Volume> Course<V> {
             self.counted = Counts {
                 inode_updates: after.inode_updates - self.before.inode_updates,
                 journal_blocks: after.journal_blocks - self.before.journal_blocks,
+                queries: after.queries - self.before.queries,
             };
         }
         Ok(())
@@ -219,7 +270,12 @@ fn row(fs: &str, workload: &Workload, args: &args::Bench, scratch: &Path, bar: &
     let mut missing = serde_json::Map::new();
     let mut kernel = None;
     if fs == "ext4" {
-        if let Some(why) = Kernel::missing() {
+        if workload.is_hammered() {
+            missing.insert(
+                KERNEL.into(),
+                "programs cannot ask it for the change attribute (query_hammer)".into(),
+            );
+        } else if let Some(why) = Kernel::missing() {
             missing.insert(KERNEL.into(), why.into());
         } else {
             let path = scratch.join(format!("{fs}-{}-kernel", workload.name));
@@ -290,6 +346,7 @@ fn report(
         "ns_per_op": each(&|course| json!(places(median(&course.ns_per_op), 1))),
         "inode_updates": each(&|course| json!(course.counted.inode_updates)),
         "journal_blocks": each(&|course| json!(course.counted.journal_blocks)),
+        "queries": each(&|course| json!(course.counted.queries)),
         "peers": {},
         "new_over_peer": {},
     });
@@ -308,11 +365,16 @@ fn report(
 pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
     let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
     std::fs::create_dir(scratch.path().join("kernel"))?;
-    let rounds: u64 = WORKLOADS.iter().map(|workload| plan(workload, args).0).sum();
-    let bar = Progress::of(args.fs.len() as u64 * rounds);
+    // The log is what the queries may cost, so they hammer what has one.
+    let workloads = |fs: &str| {
+        let logs = fs == "ext4";
+        WORKLOADS.iter().filter(move |workload| logs || !workload.is_hammered())
+    };
+    let rounds = args.fs.iter().flat_map(|fs| workloads(fs)).map(|workload| plan(workload, args).0).sum();
+    let bar = Progress::of(rounds);
     let mut rows = Vec::new();
     for fs in &args.fs {
-        for workload in &WORKLOADS {
+        for workload in workloads(fs) {
             let what = || format!("{fs} {}", workload.name);
             rows.push(row(fs, workload, args, scratch.path(), &bar).with_context(what)?);
         }

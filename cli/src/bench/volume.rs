@@ -25,7 +25,9 @@ pub(super) trait Volume: Sync {
     fn sync(&self, file: &Self::File) -> Result<()>;
     /// Take the file away.
     fn remove(&self, name: &str, file: Self::File) -> Result<()>;
-    /// Inode updates and journal blocks so far.
+    /// Ask for the change attribute, where that can be done.
+    fn query(&self, file: &Self::File);
+    /// What has been counted so far.
     fn counts(&self) -> Counts;
 }
 
@@ -34,6 +36,7 @@ pub(super) trait Volume: Sync {
 pub(super) struct Counts {
     pub(super) inode_updates: u64,
     pub(super) journal_blocks: u64,
+    pub(super) queries: u64,
 }
 
 /// The library, in this process.
@@ -75,10 +78,16 @@ impl Volume for InProcess {
         Ok(())
     }
 
+    fn query(&self, file: &InodeRef) {
+        std::hint::black_box(self.vfs.change(file));
+    }
+
     fn counts(&self) -> Counts {
+        let stats = self.vfs.stats();
         Counts {
-            inode_updates: self.vfs.stats().inode_updates,
+            inode_updates: stats.inode_updates,
             journal_blocks: self.vfs.fs().journal_stats().0,
+            queries: stats.queries,
         }
     }
 }
@@ -138,6 +147,9 @@ impl Volume for Kernel {
         drop(file);
         Ok(std::fs::remove_file(self.dir.join(name))?)
     }
+
+    /// Programs cannot ask the kernel for it.
+    fn query(&self, _file: &File) {}
 
     fn counts(&self) -> Counts {
         Counts::default()
