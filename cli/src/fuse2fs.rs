@@ -72,6 +72,9 @@ pub fn main(words: &[OsString]) -> ExitCode {
     }
 }
 
+/// What fuse2fs or libfuse would do and ivers does not.
+const NOT_DONE: [&str; 7] = ["minixdf", "uid", "gid", "umask", "allow_root", "auto_unmount", "errors"];
+
 /// Hints to libfuse and promises that ivers keeps unasked.
 fn is_no_matter(name: &str, has_value: bool) -> bool {
     let plain = [
@@ -130,6 +133,9 @@ fn translate(words: &Words) -> Result<args::Mount> {
             ("errors", Some("remount-ro")) => {}
             ("cache_size", Some(size)) => said.push(format!("cache={size}")),
             (name, value) if is_no_matter(name, value.is_some()) => {}
+            (name, _) if NOT_DONE.contains(&name) => {
+                return Err(failure::usage(format!("option {option}: not done here; see {NAME} --help")));
+            }
             _ => said.push(option),
         }
     }

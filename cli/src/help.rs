@@ -103,10 +103,10 @@ lost+found), counts as it was, and makes the exit code 1.
 
 JSON, one object a line: path, status (new, changed, removed), ino, generation, change (decimal strings).
 
-Examples, to remember how things are, to see what changed since, and both at once:
+Examples, to remember how things are, to see what changed since, and to copy that (removed files have a recipe in the README):
   ivers changed mnt --save state
   ivers changed mnt --since state
-  ivers changed mnt --since state --save state -0 | rsync -a0 --files-from=- mnt/ copy/";
+  ivers changed mnt --since state --save state.new -0 | rsync -a0 --files-from=- mnt/ copy/ && mv state.new state";
 
 /// Of `ls`.
 pub const LS: &str = "\

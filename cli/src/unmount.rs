@@ -17,6 +17,14 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
     if is_dead(&args.dir) {
         return take_away_dead(&args.dir, json);
     }
+    match unmount_served(args, json) {
+        // Its process died meanwhile.
+        Err(_) if is_dead(&args.dir) => take_away_dead(&args.dir, json),
+        done => done,
+    }
+}
+
+fn unmount_served(args: &args::Unmount, json: bool) -> Result<()> {
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
     let mount = facts::served_json(&dir, MOUNT)?;
     let pid = mount["pid"]
@@ -73,7 +81,8 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
 
 /// Whether a directory shows a mount whose process is gone. Asked by a call that no cache of the kernel answers.
 pub fn is_dead(dir: &Path) -> bool {
-    rustix::fs::statfs(dir).is_err_and(|error| error == rustix::io::Errno::NOTCONN)
+    use rustix::io::Errno;
+    rustix::fs::statfs(dir).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 fn take_away_dead(dir: &Path, json: bool) -> Result<()> {
