@@ -142,8 +142,8 @@ impl Serving {
         Ok((node, attr, generation))
     }
 
-    /// What an OPEN with these flags holds.
-    pub(crate) fn handle(&self, request: &Request, flags: i32) -> Handle {
+    /// What an OPEN with these flags holds, on behalf of `cred`.
+    pub(crate) fn handle(&self, request: &Request, cred: &Cred, flags: i32) -> Handle {
         let holds_back = match flags & O_ACCMODE {
             O_RDONLY => false,
             // Without the write-back cache only mappings hold back, and those need O_RDWR.
@@ -154,13 +154,12 @@ impl Serving {
             holds_back,
             ours: self.flusher.outside().is_ours(request.pid()),
             open_room: flags & O_ACCMODE != O_RDONLY
-                && self.vfs.room(&self.cred_for_room(request)) == Room::Open,
+                && self.vfs.room(&self.cred_for_room(request, cred.clone())) == Room::Open,
         }
     }
 
-    /// As [`Serving::cred`], with the groups also where the kernel checks permissions, if a group may use the reserve.
-    pub(crate) fn cred_for_room(&self, request: &Request) -> Cred {
-        let cred = self.cred(request);
+    /// What [`Serving::cred`] gave, with the groups also where the kernel checks permissions, if a group may use the reserve.
+    pub(crate) fn cred_for_room(&self, request: &Request, cred: Cred) -> Cred {
         match self.vfs.info().reserve {
             Some(Reserve { gid: Some(_), .. }) if cred.checked => {
                 Cred { groups: self.groups_of(request), ..cred }

@@ -32,7 +32,7 @@ impl Ops {
         if overwrites && s.vfs.stat(&node.inode).flags.contains(InodeFlags::APPEND) {
             return Err(Errno::EPERM);
         }
-        let handle = s.handle(request, flags);
+        let handle = s.handle(request, &cred, flags);
         if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
             s.vfs.set_attr(&cred, &node.inode, &set).or_errno()?;
@@ -124,7 +124,8 @@ impl Ops {
         let s = &*self.0;
         let node = s.node(ino)?;
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
-        s.vfs.fallocate(&s.cred_for_room(request), &node.inode, mode, offset, length).or_errno()?;
+        let cred = s.cred_for_room(request, s.cred(request));
+        s.vfs.fallocate(&cred, &node.inode, mode, offset, length).or_errno()?;
         s.drop_capabilities(&node).or_errno()
     }
 
