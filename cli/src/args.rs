@@ -311,6 +311,15 @@ pub struct Bench {
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,
+    /// Only these rows, or those whose names begin so (see below)
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["all", "fuse"])]
+    pub only: Vec<String>,
+    /// Also the rows full_*, which take long
+    #[arg(long, conflicts_with = "fuse")]
+    pub all: bool,
+    /// The process that loads inodes for the row inode_memory
+    #[arg(long, hide = true)]
+    pub load_inodes: bool,
     /// Through FUSE, against fuse2fs
     #[arg(long)]
     pub fuse: bool,

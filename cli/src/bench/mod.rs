@@ -2,17 +2,29 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`modes`] | in-process: eager (old), lazy (new) and off (none), and the kernel's ext4 beside them |
-//! | [`volume`] | the two kinds of filesystem that those workloads write to |
+//! | [`modes`] | in-process: the rows, and which of them are wanted |
+//! | [`field`] | who is compared: eager (old), lazy (new) and off (none), and the kernel's ext4 beside them |
+//! | [`volume`], [`device`] | the two kinds of filesystem that is worked on, and what reaches their images |
+//! | [`workloads`] | what is done to them |
+//! | [`curves`] | rows with several points |
+//! | [`memory`] | what a cached inode costs |
+//! | [`rows`] | what was measured, as JSON |
 //! | [`mounts`] | through FUSE: `ivers mount`, fuse2fs and the kernel's ext4 on copies of one image |
-//! | [`figures`] | medians and spreads, the table |
+//! | [`figures`], [`tables`] | medians and spreads, the tables for people |
 //!
 //! All that is compared is interleaved: a round of each, again and again, so that whatever else the machine does falls on all alike.
 
+mod curves;
+mod device;
+mod field;
 mod figures;
+mod memory;
 mod modes;
 mod mounts;
+mod rows;
+mod tables;
 mod volume;
+mod workloads;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,9 +35,15 @@ use serde_json::json;
 use crate::failure::{FAILED, failure, usage};
 use crate::{args, show};
 
+/// What the library is measured on.
+const FILESYSTEMS: [&str; 2] = ["mem", "ext4"];
+
 /// `ivers bench`.
 pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
-    if let Some(other) = args.fs.iter().find(|fs| !["mem", "ext4"].contains(&fs.as_str())) {
+    if args.load_inodes {
+        return memory::load_inodes();
+    }
+    if let Some(other) = args.fs.iter().find(|fs| !FILESYSTEMS.contains(&fs.as_str())) {
         return Err(usage(format!("--fs {other}: there are mem and ext4")));
     }
     if args.ops == 0 {
@@ -35,7 +53,7 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if json {
         return show::json_line(&json!({ "rows": rows }));
     }
-    let lines = if args.fuse { figures::fuse_table(&rows) } else { figures::mode_table(&rows) };
+    let lines = if args.fuse { figures::fuse_table(&rows) } else { tables::mode_table(&rows) };
     lines.iter().try_for_each(show::line)
 }
 
