@@ -22,7 +22,7 @@ pub struct Cli {
     /// Answer in JSON: one document, or one object a line where there are several answers.
     #[arg(long, global = true)]
     pub json: bool,
-    /// No progress bars (there are none without a terminal either, nor with --json)
+    /// No progress bars (there are none without a terminal either, nor with --json), and no word of mkfs that it succeeded
     #[arg(short, long, global = true)]
     pub quiet: bool,
 }

@@ -47,7 +47,9 @@ Mount options (-o), separated by commas:
   fakeroot         who mounts is root inside the image, as far as the
                    kernel allows
   allow_other      others may look too (see /etc/fuse.conf)
-  default_permissions, no_default_permissions, threads=N, sync,
+  sync, async      whether every change is durable before its call returns
+  dirsync          so are the changes of directories
+  default_permissions, no_default_permissions, threads=N,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
   fsname=, subtype=
                    as FUSE has them
