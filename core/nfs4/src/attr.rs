@@ -4,9 +4,7 @@
 //! its own: whoever meets a bit that he does not know cannot find those behind it.
 
 use crate::status::NfsStat;
-use crate::types::{
-    Ace, Bitmap, FileHandle, Fsid, Ftype, ModeMasked, ModeUmask, NfsTime, SetTime, SpecData, Utf8,
-};
+use crate::types::*;
 use crate::xdr::{Decoder, Encoder, List, Xdr, XdrError};
 use thiserror::Error;
 
@@ -93,7 +91,7 @@ macro_rules! attributes {
     };
 }
 
-// In ascending order: it is the order on the wire. RFC 7531 up to 55, RFC 5662 up to 76, RFC 7863 up to 80, RFC 8275: 81, RFC 8276: 82.
+// In ascending order: it is the order on the wire. RFC 7531 up to 55, RFC 5662 up to 76, RFC 7863 up to 80, RFC 8275: 81, RFC 8276: 82, RFC 9754: 83 to 86.
 attributes! {
     /// What this filesystem answers.
     0 SUPPORTED_ATTRS supported_attrs: Bitmap,
@@ -221,6 +219,41 @@ attributes! {
     81 MODE_UMASK mode_umask: ModeUmask,
     /// Whether there are extended attributes.
     82 XATTR_SUPPORT xattr_support: bool,
+    /// Whether the data is elsewhere, on a tape say.
+    83 OFFLINE offline: bool,
+    /// Set by the holder of a delegation: last read.
+    84 TIME_DELEG_ACCESS time_deleg_access: NfsTime,
+    /// Set by the holder of a delegation: data changed.
+    85 TIME_DELEG_MODIFY time_deleg_modify: NfsTime,
+    /// What OPEN takes.
+    86 OPEN_ARGUMENTS open_arguments: OpenArguments,
+}
+
+/// Can be set and not asked for.
+const WRITE_ONLY: [u32; 6] =
+    [TIME_ACCESS_SET, TIME_MODIFY_SET, MODE_SET_MASKED, MODE_UMASK, TIME_DELEG_ACCESS, TIME_DELEG_MODIFY];
+
+/// Can be set and asked for.
+const SETTABLE: [u32; 11] =
+    [SIZE, ACL, ARCHIVE, HIDDEN, MIMETYPE, MODE, OWNER, OWNER_GROUP, SYSTEM, TIME_BACKUP, TIME_CREATE];
+
+/// Whether an attribute cannot be asked for: GETATTR and READDIR answer NFS4ERR_INVAL.
+pub fn is_write_only(attribute: u32) -> bool {
+    WRITE_ONLY.contains(&attribute)
+}
+
+/// Whether an attribute cannot be set: SETATTR, OPEN and CREATE answer NFS4ERR_INVAL.
+pub fn is_read_only(attribute: u32) -> bool {
+    !WRITE_ONLY.contains(&attribute) && !SETTABLE.contains(&attribute)
+}
+
+/// The minor version that brought an attribute; it is not known to earlier ones.
+pub fn since(attribute: u32) -> u32 {
+    match attribute {
+        ..=55 => 0,
+        56..=76 => 1,
+        _ => 2,
+    }
 }
 
 /// `change_attr_type4` (RFC 7862 section 12.2.3).
@@ -251,7 +284,7 @@ mod tests {
         assert_eq!(fattr.mask, Bitmap::of([CHANGE, SIZE, XATTR_SUPPORT]));
         assert_eq!(Attrs::decode(&fattr), Ok(attrs));
         let numbers: Vec<u32> = Attrs::known().iter().collect();
-        assert_eq!((numbers.len(), numbers.last()), (63, Some(&82)));
+        assert_eq!((numbers.len(), numbers.last()), (67, Some(&86)));
     }
 
     #[test]
@@ -261,5 +294,8 @@ mod tests {
         let fattr = Fattr { mask: Bitmap::of([SIZE]), values: vec![0; 12] };
         assert_eq!(Attrs::decode(&fattr), Err(AttrError::Xdr(XdrError::Leftover)));
         assert_eq!(NfsStat::from(AttrError::Unknown(24)), NfsStat::Attrnotsupp);
+        assert!(is_write_only(MODE_UMASK) && !is_read_only(MODE_UMASK));
+        assert!(is_read_only(CHANGE) && !is_write_only(CHANGE) && !is_read_only(SIZE));
+        assert_eq!([since(FILEID), since(SUPPATTR_EXCLCREAT), since(CHANGE_ATTR_TYPE)], [0, 1, 2]);
     }
 }

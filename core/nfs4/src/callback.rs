@@ -7,8 +7,22 @@ use crate::status::{NfsStat, Res};
 use crate::types::{Bitmap, FileHandle, Owner, SessionId, StateId, Utf8};
 use crate::xdr::{Decoder, Encoder, List, Result, Xdr, XdrError, xdr_struct};
 
-/// Procedure 1 of the client's program.
+/// The program that clients of NFSv4.0 like to be called back as; in truth each says which (RFC 7531).
+pub const CALLBACK_PROGRAM: u32 = 0x4000_0000;
+/// Its version. RFC 8881 section 18.36.3 says 4; the XDR of all minor versions says 1, and so does everybody.
+pub const CALLBACK_VERSION: u32 = 1;
+/// Procedure 0: does nothing.
+pub const PROC_CB_NULL: u32 = 0;
+/// Procedure 1: a list of operations.
 pub const PROC_CB_COMPOUND: u32 = 1;
+
+/// Bits of CB_RECALL_ANY's types.
+pub mod recall_any {
+    /// Delegations for reading.
+    pub const READ_DELEG: u32 = 0;
+    /// Delegations for writing.
+    pub const WRITE_DELEG: u32 = 1;
+}
 
 xdr_struct! {
     /// `CB_GETATTR4args`.

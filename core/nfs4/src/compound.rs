@@ -1,6 +1,6 @@
 //! COMPOUND: a list of operations, done one behind the other until one fails (RFC 7530 section 15.2, RFC 8881 section 16.2).
 
-use crate::ops::{Op, OpResult, number};
+use crate::ops::{Op, OpResult};
 use crate::status::NfsStat;
 use crate::types::Utf8;
 use crate::xdr::{Decoder, Encoder, Result, Xdr, XdrError, xdr_struct};
@@ -21,6 +21,7 @@ xdr_struct! {
 pub struct Operations<'a> {
     bytes: Decoder<'a>,
     left: u32,
+    minor: u32,
 }
 
 /// What comes next in a request.
@@ -35,10 +36,10 @@ pub enum Next {
 }
 
 impl<'a> Operations<'a> {
-    /// Behind the header.
-    pub fn take(mut from: Decoder<'a>) -> Result<Self> {
+    /// Behind the header, whose minor version says which operations there are.
+    pub fn take(mut from: Decoder<'a>, minor: u32) -> Result<Self> {
         let left = from.count(usize::MAX)?;
-        Ok(Self { bytes: from, left: left as u32 })
+        Ok(Self { bytes: from, left: left as u32, minor })
     }
 
     /// How many have not been taken.
@@ -58,8 +59,8 @@ impl<'a> Operations<'a> {
         }
         self.left -= 1;
         // Without even a number it is nobody's operation.
-        let Ok(number) = self.bytes.word() else { return Some(Next::BadXdr(number::ILLEGAL)) };
-        match Op::take_body(number, &mut self.bytes) {
+        let Ok(number) = self.bytes.word() else { return Some(Next::Illegal) };
+        match Op::take_body(self.minor, number, &mut self.bytes) {
             Ok(Some(op)) => Some(Next::Op(op)),
             Ok(None) => Some(Next::Illegal),
             Err(_) => Some(Next::BadXdr(number)),
@@ -89,7 +90,7 @@ impl Xdr for CompoundArgs {
         let mut ops = Vec::new();
         for _ in 0..count {
             let number = from.word()?;
-            ops.push(Op::take_body(number, from)?.ok_or(XdrError::BadValue(number))?);
+            ops.push(Op::take_body(header.minor_version, number, from)?.ok_or(XdrError::BadValue(number))?);
         }
         Ok(Self { header, ops })
     }

@@ -113,11 +113,34 @@ pub enum BadCall {
         /// Whom to answer.
         xid: u32,
     },
-    /// To be denied: a credential that makes no sense.
+    /// To be denied: a credential or verifier that makes no sense.
     Auth {
         /// Whom to answer.
         xid: u32,
+        /// Which of the two.
+        why: AuthStat,
     },
+}
+
+/// What a message is. Both kinds come over one connection where a client is called back over it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Somebody calls.
+    Call,
+    /// Somebody answers this call of ours.
+    Reply(u32),
+}
+
+impl Kind {
+    /// Look at a message without taking anything off it.
+    pub fn of(message: &[u8]) -> Result<Self> {
+        let mut from = Decoder::new(message);
+        match (from.word()?, from.word()?) {
+            (_, CALL) => Ok(Self::Call),
+            (xid, REPLY) => Ok(Self::Reply(xid)),
+            (_, other) => Err(XdrError::BadValue(other)),
+        }
+    }
 }
 
 impl CallHeader {
@@ -141,8 +164,9 @@ impl CallHeader {
             return Err(BadCall::RpcVersion { xid });
         }
         let (program, version, procedure) = (word()?, word()?, word()?);
-        let mut auth = || OpaqueAuth::take(from).map_err(|_| BadCall::Auth { xid });
-        Ok(Self { xid, program, version, procedure, cred: auth()?, verf: auth()? })
+        let mut auth = |why| OpaqueAuth::take(from).map_err(|_| BadCall::Auth { xid, why });
+        let (cred, verf) = (auth(AuthStat::BadCred)?, auth(AuthStat::BadVerf)?);
+        Ok(Self { xid, program, version, procedure, cred, verf })
     }
 }
 
@@ -317,7 +341,15 @@ mod tests {
         let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
         let take = |bytes: &[u8]| CallHeader::take(&mut Decoder::new(bytes)).unwrap_err();
         assert_eq!(take(&words(&[7, CALL, 3])), BadCall::RpcVersion { xid: 7 });
-        assert_eq!(take(&words(&[7, CALL, 2, 100_003, 4, 1, AUTH_SYS, 401])), BadCall::Auth { xid: 7 });
+        assert_eq!(
+            take(&words(&[7, CALL, 2, 100_003, 4, 1, AUTH_SYS, 401])),
+            BadCall::Auth { xid: 7, why: AuthStat::BadCred }
+        );
+        let bad_verifier = [7, CALL, 2, 100_003, 4, 1, AUTH_NONE, 0, AUTH_NONE, 401];
+        assert_eq!(take(&words(&bad_verifier)), BadCall::Auth { xid: 7, why: AuthStat::BadVerf });
+        assert_eq!(Kind::of(&words(&[7, CALL])), Ok(Kind::Call));
+        assert_eq!(Kind::of(&words(&[7, REPLY])), Ok(Kind::Reply(7)));
+        assert!(Kind::of(&words(&[7, 2])).is_err());
         assert!(matches!(take(&words(&[7, REPLY, 2])), BadCall::Unanswerable(_)));
         assert!(matches!(take(&words(&[7])), BadCall::Unanswerable(XdrError::Short)));
         let crowd = AuthSys { stamp: 0, machine: Vec::new(), uid: 0, gid: 0, gids: List(vec![0; 17]) };

@@ -39,8 +39,8 @@ pub type FileHandle = Opaque<FHSIZE>;
 pub struct Bitmap(Vec<u32>);
 
 impl Bitmap {
-    /// More than this many words no RFC has a use for; bits behind them are nobody's.
-    const MOST_WORDS: usize = 8;
+    /// Bits that nobody has a use for may be asked about, and are answered by silence; but not without end.
+    const MOST_WORDS: usize = 64;
 
     /// Of these bits.
     pub fn of(bits: impl IntoIterator<Item = u32>) -> Self {
@@ -54,10 +54,12 @@ impl Bitmap {
         self.0.get(bit as usize / 32).is_some_and(|word| word & 1 << (bit % 32) != 0)
     }
 
-    /// Set a bit.
+    /// Set a bit; one that no message can hold stays clear.
     pub fn insert(&mut self, bit: u32) {
         let word = bit as usize / 32;
-        debug_assert!(word < Self::MOST_WORDS, "bit {bit} of a bitmap4");
+        if word >= Self::MOST_WORDS {
+            return;
+        }
         if self.0.len() <= word {
             self.0.resize(word + 1, 0);
         }
@@ -232,6 +234,20 @@ xdr_struct! {
         value: u32,
         /// Which.
         mask: u32,
+    }
+
+    /// `open_arguments4` (RFC 9754): which bits and choices OPEN takes.
+    struct OpenArguments {
+        /// Of `share_access`.
+        access: Bitmap,
+        /// Of `share_deny`.
+        deny: Bitmap,
+        /// Of what is wanted beside.
+        want: Bitmap,
+        /// Of claims.
+        claim: Bitmap,
+        /// Of ways to make a file.
+        create: Bitmap,
     }
 
     /// `mode_umask4` (RFC 8275): a mode for a new file that may have an inherited ACL.
@@ -444,6 +460,8 @@ mod tests {
         map.remove(33);
         assert_eq!(map.to_bytes(), [0, 0, 0, 1, 0, 0, 0, 2]);
         assert!(!map.is_empty() && !map.contains(300));
+        assert_eq!(Bitmap::from_bytes(&Bitmap::of([1000]).to_bytes()), Ok(Bitmap::of([1000])));
+        assert_eq!(Bitmap::of([u32::MAX]), Bitmap::default());
         assert_eq!(Bitmap::from_bytes(b"\0\0\0\x02\0\0\0\x02\0\0\0\0"), Ok(map));
     }
 

@@ -14,8 +14,8 @@ pub enum XdrError {
     /// No such value of an enumeration, a boolean or a choice.
     #[error("{0} is no value of this type")]
     BadValue(u32),
-    /// Padding that is not zero, or bytes behind the end.
-    #[error("there are bytes where none belong")]
+    /// Bytes behind the end.
+    #[error("there are bytes behind the end")]
     Leftover,
 }
 
@@ -161,14 +161,10 @@ impl<'a> Decoder<'a> {
         Ok(u32::from_be_bytes(*word))
     }
 
-    /// Bytes of a known length; their padding must be zero.
+    /// Bytes of a known length. Their padding should be zero; as everybody does, nobody is turned away for it.
     pub fn fixed(&mut self, len: usize) -> Result<&'a [u8]> {
         let (bytes, rest) = self.bytes.split_at_checked(len).ok_or(XdrError::Short)?;
-        let (padding, rest) = rest.split_at_checked(len.wrapping_neg() % 4).ok_or(XdrError::Short)?;
-        if padding.iter().any(|&byte| byte != 0) {
-            return Err(XdrError::Leftover);
-        }
-        self.bytes = rest;
+        self.bytes = rest.get(len.wrapping_neg() % 4..).ok_or(XdrError::Short)?;
         Ok(bytes)
     }
 
@@ -441,7 +437,8 @@ mod tests {
         assert_eq!(Choice::from_bytes(&[0, 0, 0, 9]), Err(XdrError::BadValue(9)));
         assert_eq!(bool::from_bytes(&[0, 0, 0, 2]), Err(XdrError::BadValue(2)));
         assert_eq!(u32::from_bytes(&[0; 5]), Err(XdrError::Leftover));
-        assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0\x01"), Err(XdrError::Leftover));
+        assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0\x01"), Ok(b"a".to_vec()));
+        assert_eq!(Vec::<u8>::from_bytes(b"\0\0\0\x01a\0\0"), Err(XdrError::Short));
     }
 
     #[test]

@@ -31,14 +31,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn operations(bytes in words(), op in 0u32..80) {
-        if let Ok(Some(found)) = Op::take_body(op, &mut Decoder::new(&bytes)) {
+    fn operations(bytes in words(), minor in 0u32..3, op in 0u32..80) {
+        if let Ok(Some(found)) = Op::take_body(minor, op, &mut Decoder::new(&bytes)) {
             prop_assert_eq!(found.number(), op);
             let mut encoder = Encoder::default();
             found.put(&mut encoder);
             let mut decoder = Decoder::new(encoder.as_bytes());
             prop_assert_eq!(decoder.word(), Ok(op));
-            prop_assert_eq!(Op::take_body(op, &mut decoder), Ok(Some(found)));
+            prop_assert_eq!(Op::take_body(minor, op, &mut decoder), Ok(Some(found)));
             prop_assert!(decoder.finish().is_ok());
         }
         let result = [&op.to_be_bytes()[..], &bytes].concat();
@@ -72,7 +72,7 @@ fn a_request_is_taken_apart_as_far_as_it_makes_sense() {
     let bytes = CompoundArgs { header: header.clone(), ops: ops.clone() }.to_bytes();
     let mut decoder = Decoder::new(&bytes);
     assert_eq!(CompoundHeader::take(&mut decoder), Ok(header));
-    let mut operations = Operations::take(decoder).unwrap();
+    let mut operations = Operations::take(decoder, 2).unwrap();
     assert_eq!((operations.left(), operations.peek()), (3, Some(number::PUTFH)));
     for op in ops {
         assert_eq!(operations.next_op(), Some(Next::Op(op)));
@@ -80,14 +80,19 @@ fn a_request_is_taken_apart_as_far_as_it_makes_sense() {
     assert_eq!(operations.next_op(), None);
 
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
-    let next = |list: &[u32]| {
+    let next = |minor: u32, list: &[u32]| {
         let bytes = words(list);
-        Operations::take(Decoder::new(&bytes)).unwrap().next_op().unwrap()
+        Operations::take(Decoder::new(&bytes), minor).unwrap().next_op().unwrap()
     };
-    assert_eq!(next(&[1, 2]), Next::Illegal);
-    assert_eq!(next(&[1, 99]), Next::Illegal);
-    assert_eq!(next(&[1, number::PUTFH, 200]), Next::BadXdr(number::PUTFH));
-    assert!(Operations::take(Decoder::new(&words(&[2, 10]))).is_err(), "more operations than bytes");
+    assert_eq!(next(2, &[1, 2]), Next::Illegal);
+    assert_eq!(next(2, &[1, 99]), Next::Illegal);
+    assert_eq!(next(2, &[1, number::PUTFH, 200]), Next::BadXdr(number::PUTFH));
+    assert!(Operations::take(Decoder::new(&words(&[2, 10])), 2).is_err(), "more operations than bytes");
+    // Which there are depends on the minor version, whatever stands behind the number.
+    assert_eq!(next(0, &[1, number::SEQUENCE]), Next::Illegal);
+    assert_eq!(next(1, &[1, number::SEEK]), Next::Illegal);
+    assert_eq!(next(0, &[1, number::RENEW, 0, 7]), Next::Op(Op::Renew(7)));
+    assert_eq!(next(1, &[1, number::RENEW, 0, 7]), Next::Op(Op::Unsupported(number::RENEW)));
 }
 
 #[test]

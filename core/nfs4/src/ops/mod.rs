@@ -55,8 +55,14 @@ macro_rules! operations {
                 }
             }
 
-            /// Take the arguments of an operation. `None`: no operation has this number.
-            pub fn take_body(number: u32, from: &mut Decoder<'_>) -> Result<Option<Self>> {
+            /// Take the arguments of an operation. `None`: no operation of this minor version has this number.
+            pub fn take_body(minor: u32, number: u32, from: &mut Decoder<'_>) -> Result<Option<Self>> {
+                if number > last(minor) {
+                    return Ok(None);
+                }
+                if minor > 0 && ONLY_V40.contains(&number) {
+                    return Ok(Some(Self::Unsupported(number)));
+                }
                 Ok(Some(match number {
                     $($number => Self::$name(Xdr::take(from)?),)*
                     $($number_not)|* => Self::Unsupported(number),
@@ -118,6 +124,24 @@ macro_rules! operations {
         }
     };
 }
+
+/// The last operation of a minor version; extended attributes belong to the last one.
+const fn last(minor: u32) -> u32 {
+    match minor {
+        0 => number::RELEASE_LOCKOWNER,
+        1 => number::RECLAIM_COMPLETE,
+        _ => number::REMOVEXATTR,
+    }
+}
+
+/// What sessions replaced: NFS4ERR_NOTSUPP since NFSv4.1 (RFC 8881 section 17).
+const ONLY_V40: [u32; 5] = [
+    number::SETCLIENTID,
+    number::SETCLIENTID_CONFIRM,
+    number::OPEN_CONFIRM,
+    number::RENEW,
+    number::RELEASE_LOCKOWNER,
+];
 
 /// A result of whatever shape: each begins with a status.
 pub trait Outcome {

@@ -38,10 +38,24 @@ pub mod share {
     pub const BOTH: u32 = 3;
     /// Which delegation is wanted.
     pub const WANT_MASK: u32 = 0xff00;
+    /// One for reading.
+    pub const WANT_READ_DELEG: u32 = 0x0100;
+    /// One for writing.
+    pub const WANT_WRITE_DELEG: u32 = 0x0200;
+    /// Any.
+    pub const WANT_ANY_DELEG: u32 = 0x0300;
     /// None at all.
     pub const WANT_NO_DELEG: u32 = 0x0400;
-    /// Tell when a delegation can be had (two bits, RFC 8881 section 18.16.3).
-    pub const WHEN_MASK: u32 = 0x3_0000;
+    /// No longer the one that was wanted.
+    pub const WANT_CANCEL: u32 = 0x0500;
+    /// Tell when there is room for one again.
+    pub const WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL: u32 = 0x1_0000;
+    /// Give it when nobody is in the way any more.
+    pub const WANT_PUSH_DELEG_WHEN_UNCONTENDED: u32 = 0x2_0000;
+    /// With times that the holder keeps (RFC 9754).
+    pub const WANT_DELEG_TIMESTAMPS: u32 = 0x10_0000;
+    /// A delegation may take the place of the open's stateid (RFC 9754).
+    pub const WANT_OPEN_XOR_DELEGATION: u32 = 0x20_0000;
 }
 
 /// Bits of an OPEN's result flags.
@@ -50,8 +64,10 @@ pub mod rflags {
     pub const CONFIRM: u32 = 2;
     /// Locks are POSIX's: ranges are split and merged.
     pub const LOCKTYPE_POSIX: u32 = 4;
-    /// A file that is removed while it is open stays.
+    /// A file that is removed while it is open stays, over restarts of the server, too.
     pub const PRESERVE_UNLINKED: u32 = 8;
+    /// There is a delegation and no open stateid (RFC 9754).
+    pub const NO_OPEN_STATEID: u32 = 0x10;
     /// CB_NOTIFY_LOCK may come.
     pub const MAY_NOTIFY_LOCK: u32 = 0x20;
 }
@@ -421,6 +437,10 @@ xdr_union! {
         2 => Write(WriteDelegation),
         /// None, and why (NFSv4.1).
         3 => NoneExt(WhyNone),
+        /// As `Read`; the holder keeps times, too (RFC 9754).
+        4 => ReadAttrs(ReadDelegation),
+        /// As `Write`; the holder keeps times, too (RFC 9754).
+        5 => WriteAttrs(WriteDelegation),
     }
 }
 

@@ -11,6 +11,8 @@ pub mod exchgid {
     pub const SUPP_MOVED_REFER: u32 = 0x1;
     /// Migration is understood.
     pub const SUPP_MOVED_MIGR: u32 = 0x2;
+    /// The client knows that operations can be fenced off (RFC 7862 section 14).
+    pub const SUPP_FENCE_OPS: u32 = 0x4;
     /// Stateids are bound to principals.
     pub const BIND_PRINC_STATEID: u32 = 0x100;
     /// A server without pNFS.
@@ -39,6 +41,10 @@ pub mod session_flags {
 pub mod seq4_status {
     /// The client cannot be called back.
     pub const CB_PATH_DOWN: u32 = 0x1;
+    /// RPCSEC_GSS contexts of the callbacks are about to expire.
+    pub const CB_GSS_CONTEXTS_EXPIRING: u32 = 0x2;
+    /// They have.
+    pub const CB_GSS_CONTEXTS_EXPIRED: u32 = 0x4;
     /// The lease expired, all state is gone.
     pub const EXPIRED_ALL_STATE_REVOKED: u32 = 0x8;
     /// The lease expired, some state is gone.
@@ -47,6 +53,8 @@ pub mod seq4_status {
     pub const ADMIN_STATE_REVOKED: u32 = 0x20;
     /// A delegation was taken away.
     pub const RECALLABLE_STATE_REVOKED: u32 = 0x40;
+    /// Some lease has moved elsewhere.
+    pub const LEASE_MOVED: u32 = 0x80;
     /// The server restarted: reclaim.
     pub const RESTART_RECLAIM_NEEDED: u32 = 0x100;
     /// This session cannot call back.

@@ -134,8 +134,8 @@ xdr_struct! {
         stateid: StateId,
         /// From here.
         offset: u64,
-        /// What to find.
-        what: DataContent,
+        /// What to find: a [`DataContent`]. Others are the server's to refuse (NFS4ERR_UNION_NOTSUPP).
+        what: u32,
     }
 
     /// `seek_res4`.
