@@ -1,10 +1,11 @@
 //! Every crash point of many workloads (see `ivers_crash`).
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states of each kind of image, `IVERS_CRASH_SEED` decides what is sampled, and
-//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names.
+//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names. `IVERS_CRASH_VIOLATIONS` says after how many violations to stop.
 
 use anyhow::Context;
 use ivers_block::{Device, MemDevice};
+use ivers_crash::ops::MOST_WIDE;
 use ivers_crash::{Explorer, Promises, Target, Workload};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_oracle::kernel::may_loop_mount;
@@ -20,16 +21,21 @@ use std::sync::Arc;
 /// ext4 with some features.
 struct Ext {
     name: &'static str,
+    log_checksums: bool,
     options: &'static [&'static str],
 }
 
 const KINDS: &[Ext] = &[
-    Ext { name: "ext4, 1 KiB blocks", options: &["-b", "1024"] },
-    Ext { name: "ext4, 4 KiB blocks", options: &["-b", "4096"] },
-    Ext { name: "ext4, journal without checksums", options: &["-b", "1024", "-O", "^metadata_csum,^64bit"] },
-    Ext { name: "ext3", options: &["-b", "1024", "-t", "ext3"] },
-    Ext { name: "ext4, orphan file", options: &["-b", "1024", "-O", "orphan_file"] },
-    Ext { name: "ext4, small inodes", options: &["-b", "1024", "-I", "128"] },
+    Ext { name: "ext4, 1 KiB blocks", log_checksums: true, options: &["-b", "1024"] },
+    Ext { name: "ext4, 4 KiB blocks", log_checksums: true, options: &["-b", "4096"] },
+    Ext {
+        name: "ext4, journal without checksums",
+        log_checksums: false,
+        options: &["-b", "1024", "-O", "^metadata_csum,^64bit"],
+    },
+    Ext { name: "ext3", log_checksums: false, options: &["-b", "1024", "-t", "ext3"] },
+    Ext { name: "ext4, orphan file", log_checksums: true, options: &["-b", "1024", "-O", "orphan_file"] },
+    Ext { name: "ext4, small inodes", log_checksums: true, options: &["-b", "1024", "-I", "128"] },
 ];
 
 impl Target for Ext {
@@ -51,12 +57,18 @@ impl Target for Ext {
         Ok(MemDevice::from_bytes(&std::fs::read(&path)?))
     }
 
-    fn open(&self, device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
-        Ok(Ext4::open(device, OpenOptions { place: "test image".into(), ..OpenOptions::default() })?)
+    fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
+        let place = "test image".into();
+        Ok(Ext4::open(device, OpenOptions { place, trust_foreign: trusting, ..OpenOptions::default() })?)
     }
 
     fn promises(&self) -> Promises {
         Promises { ordered_names: true, crash_safe_values: true }
+    }
+
+    /// A commit block of a log with checksums of version 3.
+    fn seals(&self, record: &[u8]) -> bool {
+        self.log_checksums && record.starts_with(&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2])
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
@@ -94,6 +106,7 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
     mixed.shuffle(&mut rng);
     let mut workloads: Vec<Workload> =
         (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)).collect();
+    workloads.push(Workload::wide(MOST_WIDE));
     workloads.append(&mut mixed);
     workloads
 }
@@ -115,6 +128,7 @@ fn no_crash_point_breaks_a_promise() {
             target: Box::new(Ext { ..*kind }),
             workloads,
             most_states: states,
+            most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
             seed,
             fsck_first_every: 8,
             kernel_first_every: 150,

@@ -2,28 +2,30 @@
 
 use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_tree};
 use crate::ops::Op;
+use crate::states::State;
 use crate::target::Promises;
 use ivers_vfs::{Cred, FileType, Vfs, WriteFlags};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Check one worker's tree in a recovered filesystem of which the first `at` operations of the record had happened.
+/// Check one worker's tree in a filesystem that was recovered from a crash state.
 /// `closed`: the session had been closed in good order by then. The error says what is broken.
 pub fn worker(
     vfs: &Arc<Vfs>,
     history: &Worker,
-    at: usize,
+    state: &State,
     closed: bool,
     promises: Promises,
 ) -> Result<(), String> {
+    let (at, kept) = (state.at, state.kept());
     let found = read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
     let steps = &history.steps;
     let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
-    let oldest = durable_step(steps, at);
+    let oldest = durable_step(steps, kept);
     let names = matching_step(steps, oldest, newest, &found, promises)?;
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
-            data(path, node, steps, (oldest, names, newest), at)?;
+            data(path, node, steps, (oldest, names, newest), kept)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
