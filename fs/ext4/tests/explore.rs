@@ -84,11 +84,21 @@ impl Target for Ext {
     }
 }
 
+const WIDE_AT: usize = 20;
+/// Runs of more states of each kind take every workload that there is.
+const MANY_STATES: u64 = 10_000;
+
 fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// All sequences of one operation, then longer ones and long mixes in an order that the seed decides.
+/// A sequence of one operation is in every longer one; here alone they make the shortest reports.
+fn ones() -> Vec<Workload> {
+    (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)).collect()
+}
+
+/// Sequences of one to three operations and long mixes in an order that the seed decides. A run of few states takes few of
+/// them, of all sorts; one of many begins with the shortest.
 fn workloads(seed: u64, all: bool) -> Vec<Workload> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut mixed: Vec<Workload> =
@@ -98,17 +108,19 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
         mixed.extend((0..threes).map(|nth| Workload::sequence(3, nth)));
     } else {
         mixed.extend((0..1000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
+        mixed.extend(ones());
     }
     mixed.extend((0..mixed.len() as u64 / 20).map(|nth| {
         let workers = [1, 1, 3][nth as usize % 3];
         Workload::long(rng.random_range(0..1 << 32), workers, 60)
     }));
     mixed.shuffle(&mut rng);
-    let mut workloads: Vec<Workload> =
-        (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)).collect();
-    workloads.push(Workload::wide(MOST_WIDE));
-    workloads.append(&mut mixed);
-    workloads
+    // Where runs of some thousand states come to it.
+    mixed.insert(WIDE_AT, Workload::wide(MOST_WIDE));
+    if all {
+        mixed.splice(0..0, ones());
+    }
+    mixed
 }
 
 #[test]
@@ -120,13 +132,18 @@ fn no_crash_point_breaks_a_promise() {
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     for kind in KINDS {
-        let workloads = match &only {
-            Some(name) => vec![Workload::by_name(name).expect("a workload's name, as a report gives it")],
-            None => workloads(seed, states > 10_000),
+        let all = states > MANY_STATES;
+        let (workloads, whole) = match &only {
+            Some(name) => {
+                (vec![Workload::by_name(name).expect("a workload's name, as a report gives it")], 1)
+            }
+            None => (workloads(seed, all), if all { Workload::sequences(1) as u64 } else { 0 }),
         };
         let explorer = Explorer {
             target: Box::new(Ext { ..*kind }),
             workloads,
+            whole,
+            unmount_one_in: if all { 4 } else { 8 },
             most_states: states,
             most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
             seed,

@@ -57,6 +57,11 @@ pub struct Explorer {
     pub target: Box<dyn Target>,
     /// What to run, in this order.
     pub workloads: Vec<Workload>,
+    /// Of the first so many workloads, every state is checked. Most states of a short workload are those of its unmount, which
+    /// are much alike: of the others' unmounts one state in `unmount_one_in` is.
+    pub whole: u64,
+    /// See `whole`.
+    pub unmount_one_in: u64,
     /// Stop after so many states.
     pub most_states: u64,
     /// Stop after so many violations: the rest would say the same.
@@ -241,8 +246,12 @@ impl Shared<'_> {
             if state.at < from || self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let recovery = self.choose(state, &mut rng);
             let closed = state.at == record.len() && state.kind == Kind::Prefix;
+            let alike = nth >= self.explorer.whole && state.at > begun && !closed;
+            if alike && rng.random_range(0..self.explorer.unmount_one_in.max(1)) != 0 {
+                return Ok(());
+            }
+            let recovery = self.choose(state, &mut rng);
             let checked = catch_unwind(AssertUnwindSafe(|| {
                 self.check(device, state, recovery, &histories, closed, scratch, &mut rng)
             }))

@@ -22,9 +22,11 @@ const ALL_SUBSETS_UP_TO: usize = 6;
 const SAMPLED_SUBSETS: usize = 24;
 /// A write of more sectors than this is torn at a sample of them.
 const ALL_TEARS_UP_TO: usize = 8;
-/// Of a larger write under a seal, so many single sectors are lost in turn: half of them among its first, since what lies
-/// there says what the others are.
-const SAMPLED_LOSSES: usize = 8;
+/// Of a write under a seal, so many single sectors are lost in turn: half of them among its first, since what lies there says
+/// what the others are.
+const SAMPLED_LOSSES: usize = 4;
+/// These are its first sectors: a block.
+const FIRST_SECTORS: usize = 8;
 
 /// How a state came about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,7 +192,7 @@ impl<'a> States<'a> {
             losses.extend((0..sectors).map(|at| at..at + 1));
         } else {
             for nth in 0..SAMPLED_LOSSES {
-                let among = if nth % 2 == 0 { SAMPLED_LOSSES } else { sectors };
+                let among = if nth % 2 == 0 { sectors.min(FIRST_SECTORS) } else { sectors };
                 let at = self.rng.random_range(0..among);
                 losses.push(at..at + 1);
             }
