@@ -187,7 +187,7 @@ impl<'a> States<'a> {
             return;
         }
         let sectors = data.len().div_ceil(SECTOR);
-        let mut losses = vec![0..sectors];
+        let mut losses: Vec<_> = std::iter::once(0..sectors).collect();
         if sectors <= SAMPLED_LOSSES {
             losses.extend((0..sectors).map(|at| at..at + 1));
         } else {
