@@ -19,7 +19,7 @@
 //! | what was synced is there | contents at least as new as the last acknowledged sync of the file |
 //! | names never mix | the tree equals the tree after some operation between the last sync and the crash |
 //! | a rename over a file shows old or new | contents of the moved file at least as new as the rename, if it shows |
-//! | no garbage | each byte is one that this file held there since its last sync, or a zero of a hole |
+//! | no garbage | each byte is one that this file held there since its last sync, or a zero of a hole; when it grows after recovery, zeros lie between |
 //! | C4 | a value handed out before means the same contents and attributes after; values never go back; the next change moves past all of them |
 //! | C3 | after a clean unmount the value rests |
 //! | C1 | a value handed out in the midst of a call does not outlive the call, if that changes something ([`watched`]) |

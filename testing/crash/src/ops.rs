@@ -159,7 +159,8 @@ impl Workload {
     }
 
     /// One transaction of so many metadata blocks that its descriptors reach over several sectors and blocks, and the same
-    /// taken back: `count` directories with attributes of their own, each in blocks of its own.
+    /// taken back: `count` directories with attributes of their own, each in blocks of its own. Then files grow into what
+    /// became free, while the log still holds what lay there.
     pub fn wide(count: usize) -> Self {
         let names = &MANY[..count.min(MANY.len())];
         let mut ops = vec![Op::Mkdir("e"), Op::Sync];
@@ -167,6 +168,9 @@ impl Workload {
         ops.extend([Op::Query("e"), Op::Sync]);
         ops.extend(names.iter().map(|name| Op::Rmdir(name)));
         ops.push(Op::Sync);
+        for file in FILES {
+            ops.extend([Op::Create(file), Op::Append(file, 500_000), Op::Fsync(file)]);
+        }
         Self { name: format!("wide {count}"), workers: vec![ops], small_cache: false }
     }
 
