@@ -33,16 +33,16 @@ pub(super) fn rate(ns_per_op: f64) -> f64 {
     (1e9 / ns_per_op.max(1e-3)).round()
 }
 
-fn text<'a>(row: &'a Value, key: &str) -> &'a str {
+pub(super) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or("")
 }
 
-fn number(value: &Value) -> f64 {
+pub(super) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
 /// The reasons why peers are missing, each once.
-fn notes(rows: &[Value]) -> Vec<String> {
+pub(super) fn notes(rows: &[Value]) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     for (peer, why) in rows.iter().filter_map(|row| row["peers_missing"].as_object()).flatten() {
         let note = format!("{peer} is missing: {}", why.as_str().unwrap_or(""));
@@ -102,39 +102,6 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
     lines.push(
         "kernel: its ext4 on an equal image, loop-mounted, by system calls; the three modes are calls of the library".to_owned(),
     );
-    lines
-}
-
-/// The table of `ivers bench --fuse`.
-pub(super) fn fuse_table(rows: &[Value]) -> Vec<String> {
-    let mut lines = vec![
-        "seconds, medians of the rounds; faster = fuse2fs over ivers".to_owned(),
-        format!(
-            "{:<18}{:>9}{:>10}{:>10}{:>10}{:>9}  {}",
-            "workload", "ops", "ivers", "fuse2fs", "kernel", "faster", "us an operation, ivers"
-        ),
-    ];
-    for row in rows {
-        let seconds = |who: &str| match row["seconds"][who].as_f64() {
-            Some(seconds) => format!("{seconds:.3}"),
-            None => "-".to_owned(),
-        };
-        let faster = match row["new_over_peer"]["fuse2fs"].as_f64() {
-            Some(ratio) => format!("{ratio:.1}x"),
-            None => "-".to_owned(),
-        };
-        lines.push(format!(
-            "{:<18}{:>9}{:>10}{:>10}{:>10}{:>9}  {:.1}",
-            text(row, "name"),
-            row["ops"],
-            seconds("ivers"),
-            seconds("fuse2fs"),
-            seconds("kernel_ext4"),
-            faster,
-            number(&row["ns_per_op"]["new"]) / 1000.0,
-        ));
-    }
-    lines.extend(notes(rows));
     lines
 }
 

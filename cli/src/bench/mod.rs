@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`modes`] | in-process: eager (old), lazy (new) and off (none), and the kernel's ext4 beside them |
 //! | [`volume`] | the two kinds of filesystem that those workloads write to |
-//! | [`mounts`] | through FUSE: `ivers mount`, fuse2fs and the kernel's ext4 on copies of one image |
+//! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 on equal images |
+//! | [`ask`] | the process that asks about a file while another one writes to it |
 //! | [`figures`] | medians and spreads, the table |
 //!
 //! All that is compared is interleaved: a round of each, again and again, so that whatever else the machine does falls on all alike.
 
+mod ask;
 mod figures;
 mod modes;
 mod mounts;
@@ -28,6 +30,9 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if let Some(other) = args.fs.iter().find(|fs| !["mem", "ext4"].contains(&fs.as_str())) {
         return Err(usage(format!("--fs {other}: there are mem and ext4")));
     }
+    if let Some(file) = &args.ask {
+        return ask::ask(file, args.ask_change);
+    }
     if args.ops == 0 {
         return Err(usage("--ops 0: nothing to measure"));
     }
@@ -35,7 +40,7 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if json {
         return show::json_line(&json!({ "rows": rows }));
     }
-    let lines = if args.fuse { figures::fuse_table(&rows) } else { figures::mode_table(&rows) };
+    let lines = if args.fuse { mounts::table(&rows) } else { figures::mode_table(&rows) };
     lines.iter().try_for_each(show::line)
 }
 
