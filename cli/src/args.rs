@@ -323,6 +323,12 @@ pub struct Bench {
     /// Through FUSE, as root on Debian: install what the peers need
     #[arg(long)]
     pub install_peers: bool,
+    /// Measure both halves, in-process and through FUSE (with --fuse: that alone), and write a page into this directory
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// With --report: measure nothing, take the rows of these files (as --json or a report left them)
+    #[arg(long, value_name = "FILE", requires = "report")]
+    pub from: Vec<PathBuf>,
     /// The process that asks about this file while another one writes to it.
     #[arg(long, value_name = "FILE", hide = true)]
     pub ask: Option<PathBuf>,

@@ -6,6 +6,7 @@
 //! | [`volume`] | the two kinds of filesystem that those workloads write to |
 //! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 on equal images |
 //! | [`ask`] | the process that asks about a file while another one writes to it |
+//! | [`report`] | a page of it all |
 //! | [`figures`] | medians and spreads, the table |
 //!
 //! All that is compared is interleaved: a round of each, again and again, so that whatever else the machine does falls on all alike.
@@ -14,6 +15,7 @@ mod ask;
 mod figures;
 mod modes;
 mod mounts;
+mod report;
 mod volume;
 
 use std::path::{Path, PathBuf};
@@ -36,11 +38,52 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if args.ops == 0 {
         return Err(usage("--ops 0: nothing to measure"));
     }
+    if let Some(dir) = &args.report {
+        return report(args, dir, json);
+    }
     let rows = if args.fuse { mounts::rows(args)? } else { modes::rows(args)? };
     if json {
         return show::json_line(&json!({ "rows": rows }));
     }
     let lines = if args.fuse { mounts::table(&rows) } else { figures::mode_table(&rows) };
+    lines.iter().try_for_each(show::line)
+}
+
+/// `ivers bench --report`: both halves, or what was kept of runs.
+fn report(args: &args::Bench, dir: &Path, json: bool) -> Result<()> {
+    report::make_dir(dir)?;
+    let mut lines = Vec::new();
+    let runs = if args.from.is_empty() {
+        let mut rows = Vec::new();
+        let mut missing = Vec::new();
+        if !args.fuse {
+            rows = modes::rows(args)?;
+            lines.extend(figures::mode_table(&rows));
+        }
+        match mounts::missing() {
+            Some(why) => missing.push(format!("all rows through FUSE: {why}")),
+            None => {
+                let through_fuse = mounts::rows(args)?;
+                lines.extend(mounts::table(&through_fuse));
+                rows.extend(through_fuse);
+            }
+        }
+        lines.extend(missing.iter().cloned());
+        let mut runs = report::Runs::default();
+        runs.add(&json!({
+            "rows": rows, "machine": report::machine(), "commands": [report::command_line()], "missing": missing,
+        }));
+        runs
+    } else {
+        report::Runs::read(&args.from)?
+    };
+    let page = report::write(dir, &runs)?;
+    if json {
+        return show::json_line(
+            &json!({ "report": show::json_name(page.as_os_str().as_encoded_bytes()), "rows": runs.rows }),
+        );
+    }
+    lines.push(page.display().to_string());
     lines.iter().try_for_each(show::line)
 }
 
