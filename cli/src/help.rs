@@ -187,7 +187,13 @@ Examples:
 /// Of `bench`.
 pub const BENCH: &str = "\
 In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved. With --fuse: `ivers \
-mount`, fuse2fs and, as root, the kernel's ext4 on equal images.
+mount`, fuse2fs and, as root, the kernel's ext4 and a null passthrough (libfuse's passthrough_ll over the kernel's ext4: what FUSE itself costs) \
+on equal images, also while another process asks about the file that is written (_stat: for its times; _asked: for the change attribute), and \
+where fio is installed its jobs. What is missing is said. The passthrough is compiled from libfuse3-dev and kept in ivers/peers under \
+$XDG_CACHE_HOME or ~/.cache.
+
+--report measures all that and writes index.html (tables and plots, in one file), main.svg (the main plot) and rows.json, from which --from makes them \
+again, also of several runs.
 
 JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), ops and rounds; old, new and none (medians in that unit), new_over_old and \
 new_over_none (above 1: new is better) and their spread (quartiles of the rounds' own ratios); ns_per_op, inode_updates and journal_blocks, \
@@ -196,7 +202,8 @@ named fuse_*; new is the default mount, and seconds has the medians of each.
 
 Examples:
   ivers bench --fs mem --ops 100000
-  ivers bench --fuse --json";
+  ivers bench --fuse --json
+  ivers bench --report out";
 
 /// Of `completions`.
 pub const COMPLETIONS: &str = "\

@@ -61,6 +61,8 @@ fn test() -> bool {
         ("restic", "restic"),
         ("tar", "tar"),
         ("gcc", "gcc"),
+        ("fio", "fio"),
+        ("fuse2fs", "fuse2fs"),
         ("python3", "python3"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),

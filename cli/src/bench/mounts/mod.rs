@@ -125,22 +125,22 @@ fn row(number: usize, rounds: u32, peers: &[Peer], missing: &Map<String, Value>)
         if measured.asked > 0 {
             row["asked"][name] = measured.asked.into();
         }
-        if !measured.latency_ns[0].is_empty() {
-            let label = match name {
-                IVERS => "new",
-                "ivers_eager" => "old",
-                "ivers_off" => "none",
-                peer => peer,
-            };
-            let [p50, p99, p999, longest] = &measured.latency_ns;
-            let longest = longest.iter().copied().fold(0.0, f64::max);
-            row["latency_ns"][label] =
-                json!({ "p50": median(p50), "p99": median(p99), "p999": median(p999), "max": longest });
-        }
         if name != IVERS && !peer.kind.is_other_mode() {
             row["peers"][name] = json!({ "value": rate(ns(measured)), "ns_per_op": places(ns(measured), 1) });
             row["new_over_peer"][name] = json!(places(ns(measured) / ns(ours).max(1e-3), 3));
             row["spread"]["new_over_peer"][name] = spread(&measured.ns_per_op, &ours.ns_per_op);
+        }
+        if !measured.latency_ns[0].is_empty() {
+            let [p50, p99, p999, longest] = &measured.latency_ns;
+            let longest = longest.iter().copied().fold(0.0, f64::max);
+            let latency =
+                json!({ "p50": median(p50), "p99": median(p99), "p999": median(p999), "max": longest });
+            match name {
+                IVERS => row["latency_ns"]["new"] = latency,
+                "ivers_eager" => row["latency_ns"]["old"] = latency,
+                "ivers_off" => row["latency_ns"]["none"] = latency,
+                peer => row["peers"][peer]["latency_ns"] = latency,
+            }
         }
     }
     if let Some((over_old, over_none, source)) = workload.seeds {

@@ -363,8 +363,8 @@ fn missing(runs: &Runs) -> Markup {
 /// All of it.
 pub(super) fn page(runs: &Runs) -> Result<String> {
     let rows: Vec<&Value> = runs.rows.iter().collect();
-    let (main, seeds, curves, latencies) =
-        (plots::main(&rows)?, seeds(&rows)?, curves(&rows)?, latencies(&rows)?);
+    let (main, seeds, modes) = (plots::main(&rows)?, seeds(&rows)?, modes(&rows)?);
+    let (curves, latencies) = (curves(&rows)?, latencies(&rows)?);
     let page = html! {
         (DOCTYPE)
         html lang="en" {
