@@ -22,7 +22,7 @@ pub struct Cli {
     /// Answer in JSON: one document, or one object a line where there are several answers.
     #[arg(long, global = true)]
     pub json: bool,
-    /// No progress bars (there are none without a terminal either, nor with --json)
+    /// No progress bars (there are none without a terminal either, nor with --json), and no word of mkfs that it succeeded
     #[arg(short, long, global = true)]
     pub quiet: bool,
 }
@@ -314,6 +314,15 @@ pub struct Bench {
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,
+    /// Only these rows, or those whose names begin so (see below)
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["all", "fuse"])]
+    pub only: Vec<String>,
+    /// Also the rows full_*, which take long
+    #[arg(long, conflicts_with = "fuse")]
+    pub all: bool,
+    /// The process that loads inodes for the row inode_memory
+    #[arg(long, hide = true)]
+    pub load_inodes: bool,
     /// Through FUSE, against a null passthrough, fuse2fs and the kernel
     #[arg(long)]
     pub fuse: bool,

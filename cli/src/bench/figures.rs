@@ -1,4 +1,4 @@
-//! Medians and spreads, and the tables for people.
+//! Medians and spreads, what tables have in common, and the one of the mounts.
 
 use serde_json::{Value, json};
 
@@ -7,19 +7,21 @@ pub(super) type Samples = Vec<f64>;
 
 /// The middle figure; 0 of nothing.
 pub(super) fn median(samples: &[f64]) -> f64 {
-    quantile(samples, 1, 2)
+    quantiles(samples, [(1, 2)])[0]
 }
 
-fn quantile(samples: &[f64], nth: usize, of: usize) -> f64 {
+/// So many parts of so many, each; 0 of nothing.
+pub(super) fn quantiles<const N: usize>(samples: &[f64], wanted: [(usize, usize); N]) -> [f64; N] {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get((sorted.len() * nth / of).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    let last = sorted.len().saturating_sub(1);
+    wanted.map(|(nth, of)| sorted.get((sorted.len() * nth / of).min(last)).copied().unwrap_or(0.0))
 }
 
 /// The quartiles of the rounds' own ratios: how far a ratio of medians is to be trusted.
 pub(super) fn spread(slower: &[f64], faster: &[f64]) -> Value {
     let ratios: Samples = slower.iter().zip(faster).map(|(a, b)| a / b.max(1e-3)).collect();
-    json!([places(quantile(&ratios, 1, 4), 3), places(quantile(&ratios, 3, 4), 3)])
+    json!(quantiles(&ratios, [(1, 4), (3, 4)]).map(|ratio| places(ratio, 3)))
 }
 
 /// Cut to so many digits behind the point.
@@ -51,58 +53,6 @@ pub(super) fn notes(rows: &[Value]) -> Vec<String> {
         }
     }
     notes
-}
-
-/// The table of `ivers bench`.
-pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
-    let mut lines = vec![
-        "ns an operation, medians; old = eager, new = lazy, none = off; in brackets the quartiles of the rounds' own ratios"
-            .to_owned(),
-        format!(
-            "{:<5}{:<22}{:>8}{:>8}{:>8}{:>8}  {:<22}{:<22}{:<25}{:<16}{}",
-            "fs",
-            "workload",
-            "old",
-            "new",
-            "none",
-            "kernel",
-            "new/old",
-            "new/none",
-            "updates old/new/none",
-            "journal blocks",
-            "queries"
-        ),
-    ];
-    for row in rows {
-        let three = |key: &str| format!("{} / {} / {}", row[key]["old"], row[key]["new"], row[key]["none"]);
-        let ns = |mode: &str| number(&row["ns_per_op"][mode]);
-        let ratio = |key: &str| {
-            let (low, high) = (number(&row["spread"][key][0]), number(&row["spread"][key][1]));
-            format!("{:>6.2}x [{low:.2}, {high:.2}]", number(&row[key]))
-        };
-        let kernel = match row["peers"]["kernel_ext4"]["ns_per_op"].as_f64() {
-            Some(ns) => format!("{ns:.1}"),
-            None => "-".to_owned(),
-        };
-        lines.push(format!(
-            "{:<5}{:<22}{:>8.1}{:>8.1}{:>8.1}{kernel:>8}  {:<22}{:<22}{:<25}{:<16}{}",
-            text(row, "fs"),
-            text(row, "name"),
-            ns("old"),
-            ns("new"),
-            ns("none"),
-            ratio("new_over_old"),
-            ratio("new_over_none"),
-            three("inode_updates"),
-            three("journal_blocks"),
-            three("queries"),
-        ));
-    }
-    lines.extend(notes(rows));
-    lines.push(
-        "kernel: its ext4 on an equal image, loop-mounted, by system calls; the three modes are calls of the library".to_owned(),
-    );
-    lines
 }
 
 #[cfg(test)]

@@ -288,6 +288,13 @@ impl Vfs {
         self.fs.fsync(inode, data_only)
     }
 
+    /// What just happened to an inode is durable before the call returns, if the inode or the whole mount is marked with one of `by`.
+    /// Under no lock.
+    pub(crate) fn settle(&self, inode: &InodeRef, by: InodeFlags) -> Result<()> {
+        let marks = self.options().at_once | inode.with_attr(|attr| attr.flags);
+        if marks.intersects(by) { self.fsync(inode, false) } else { Ok(()) }
+    }
+
     /// Give memory back while over the budget. Takes no inode lock, so it may be called under one.
     pub(crate) fn balance(&self) {
         if self.memory.budget.over() {
