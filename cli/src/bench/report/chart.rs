@@ -90,6 +90,16 @@ fn width(text: &str) -> i32 {
     text.chars().count() as i32 * 7
 }
 
+/// What a bench can have measured: the plotting crate overflows on the axes of numbers without bounds.
+fn is_drawable(value: f64) -> bool {
+    value == 0.0 || (1e-15..1e15).contains(&value)
+}
+
+/// The end of an axis that begins at zero.
+fn end_of_axis(most: f64, room: f64) -> f64 {
+    if most > 0.0 { most * room } else { 1.0 }
+}
+
 fn draw_error(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("cannot draw: {error}")
 }
@@ -107,7 +117,7 @@ fn head<'a>(area: &Area<'_>, title: &str, series: impl Iterator<Item = &'a Serie
 
 impl Bars {
     fn is_shown(&self, value: f64) -> bool {
-        value.is_finite() && (!self.is_log || value > 0.0)
+        is_drawable(value) && (!self.is_log || value > 0.0)
     }
 
     /// The bars of a group, each with the number of its series: who is missing takes no room.
@@ -139,7 +149,7 @@ impl Bars {
             (_, true) => (0.0, 1.0),
             // The shortest bar can be seen too.
             (true, false) => ((least.log10() - 0.15).floor(), (most.log10() + 0.01).ceil()),
-            (false, false) => (0.0, most.max(f64::MIN_POSITIVE) * 1.02),
+            (false, false) => (0.0, end_of_axis(most, 1.02)),
         };
         let longest = self.groups.iter().map(|group| width(&group.label)).max().unwrap_or(0);
         let inner = area.margin(HEAD, 0, 8, 76);
@@ -209,7 +219,7 @@ pub(super) fn bars(charts: &[Bars]) -> Result<String> {
 /// A chart of lines.
 pub(super) fn lines(chart: &Lines) -> Result<String> {
     const HEIGHT: u32 = 380;
-    let is_shown = |(x, y): &(f64, f64)| x.is_finite() && y.is_finite() && (*x >= 0.0 || !chart.x_is_log);
+    let is_shown = |(x, y): &(f64, f64)| is_drawable(*x) && is_drawable(*y);
     let points: Vec<(f64, f64)> =
         chart.lines.iter().flat_map(|line| &line.points).copied().filter(is_shown).collect();
     let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::INFINITY, f64::min);
@@ -229,7 +239,7 @@ pub(super) fn lines(chart: &Lines) -> Result<String> {
     }
     let never = left - if has_never { 1.0 } else { 0.0 };
     let place = |x: f64| if chart.x_is_log && x == 0.0 { never } else { scaled(x) };
-    let top = most(&mut points.iter().map(|(_, y)| *y)).max(f64::MIN_POSITIVE) * 1.08;
+    let top = end_of_axis(most(&mut points.iter().map(|(_, y)| *y)), 1.08);
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
