@@ -10,12 +10,12 @@ use crate::inode::{Inode, Logged, Touch};
 use crate::pages::Memory;
 use crate::policy::{ChangeMode, CoarseClock, Policy};
 use crate::stats::{Stats, StatsSnapshot};
+use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::types::*;
 use crate::writeback::DirtyList;
 use ivers_block::Budget;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The change counter has 63 bits.
