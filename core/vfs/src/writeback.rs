@@ -243,7 +243,7 @@ impl Vfs {
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
             let clean = !inode.pages.has_pages() && !inode.is_dirty();
-            if !clean
+            if (!clean || inode.writeback_lock.try_lock().is_none())
                 && let Err(error) = self.write_back_inode(&inode)
             {
                 first_error.get_or_insert(error);
