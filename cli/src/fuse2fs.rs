@@ -51,9 +51,13 @@ Mount options (-o):
   no_default_opts    without fsname=DEVICE and subtype=ext4
   cache_size=SIZE    bound of all caches
   debug              as -d
-and all that ivers mount --help names. What libfuse takes to be faster or to cache less (kernel_cache, attr_timeout=, big_writes
-and so on), and what is always so (acl, user_xattr, bsddf, use_ino, errors=remount-ro), is accepted and changes nothing. What would
-change what programs see and is not done here (minixdf, uid=, umask=, allow_root, auto_unmount, errors=panic, ...) is refused.";
+and all that ivers mount --help names.
+
+What libfuse takes to be faster or to cache less (kernel_cache, attr_timeout=,
+big_writes and so on), and what is always so (acl, user_xattr, bsddf, use_ino,
+errors=remount-ro), is accepted and changes nothing. What would change what
+programs see and is not done here (minixdf, uid=, umask=, allow_root,
+auto_unmount, errors=panic, ...) is refused.";
 
 /// Whether the program was called by that name.
 pub fn is_name(program: Option<&OsString>) -> bool {

@@ -47,7 +47,9 @@ Mount options (-o), separated by commas:
   fakeroot         who mounts is root inside the image, as far as the
                    kernel allows
   allow_other      others may look too (see /etc/fuse.conf)
-  default_permissions, no_default_permissions, threads=N, sync,
+  sync, async      whether every change is durable before its call returns
+  dirsync          so are the changes of directories
+  default_permissions, no_default_permissions, threads=N,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
   fsname=, subtype=
                    as FUSE has them
@@ -187,16 +189,38 @@ Examples:
 /// Of `bench`.
 pub const BENCH: &str = "\
 In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved. With --fuse: `ivers \
-mount`, fuse2fs and, as root, the kernel's ext4 on equal images.
+mount`, fuse2fs and, as root, the kernel's ext4 and a null passthrough (libfuse's passthrough_ll over the kernel's ext4: what FUSE itself costs) \
+on equal images, also while another process asks about the file that is written (_stat: for its times; _asked: for the change attribute), and \
+where fio is installed its jobs. What is missing is said. The passthrough is compiled from libfuse3-dev and kept in ivers/peers under \
+$XDG_CACHE_HOME or ~/.cache.
+
+--report measures all that and writes index.html (tables and plots, in one file), main.svg (the main plot) and rows.json, from which --from makes them \
+again, also of several runs.
+
+Rows:
+  overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 alone:
+  sequential_4k_8_jobs_queried, query_hammer_1, _2, _8: while as many threads ask for the change attribute without rest
+  query_curve: by how often somebody asks
+  write_sizes: 1 byte to 1 MiB
+  scaling_own_files, scaling_one_file: one and two threads
+  updates_by_tick: inode updates a million writes, by the clock's tick
+  inode_memory: bytes that an inode takes in the cache (of a tenth as many inodes as --ops)
+  tiobench_write, tiobench_randwrite, tiobench_read, tiobench_randread: fio's example, four jobs past the cache
+  msync_pages: threads touch the pages of a sparse file, then fsync
+  latency_1_byte, latency_4k_8_jobs, latency_4k_fsync: the tails, and what reaches the device
+  full_append_1_byte, full_sequential_4k_8_jobs, full_sequential_4k_8_jobs_queried, full_tiobench_write (_randwrite, _read, _randread): at the size \
+of the originals as far as that is sensible; minutes each, so only by name or with --all, and up to 10 GB of temporary files
 
 JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), ops and rounds; old, new and none (medians in that unit), new_over_old and \
 new_over_none (above 1: new is better) and their spread (quartiles of the rounds' own ratios); ns_per_op, inode_updates and journal_blocks, \
-each {old, new, none}; peers {NAME: {value, ns_per_op}}, new_over_peer {NAME: ratio}, and peers_missing {NAME: why}. With --fuse the rows are \
-named fuse_*; new is the default mount, and seconds has the medians of each.
+each {old, new, none}; peers {NAME: {value, ns_per_op}}, new_over_peer {NAME: ratio}, and peers_missing {NAME: why}; points if it is a curve, seeds \
+if they measured it. docs/json.md has all names. With --fuse the rows are named fuse_*; new is the default mount, and seconds has the medians of each.
 
 Examples:
   ivers bench --fs mem --ops 100000
-  ivers bench --fuse --json";
+  ivers bench --only query_hammer,write_sizes
+  ivers bench --fuse --json
+  ivers bench --report out";
 
 /// Of `completions`.
 pub const COMPLETIONS: &str = "\

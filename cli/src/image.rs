@@ -120,6 +120,21 @@ pub fn open_on(
     device: Option<FileDevice>,
     image: &Path,
     how: &How,
+    options: MountOptions,
+) -> Result<Arc<Vfs>> {
+    let device = match device {
+        None => None,
+        Some(device) if how.offset_bytes == 0 => Some(Arc::new(device) as Arc<dyn Device>),
+        Some(device) => Some(Arc::new(OffsetDevice::new(device, how.offset_bytes)?) as Arc<dyn Device>),
+    };
+    mount_on(device, image, how, options)
+}
+
+/// The same, on a device that begins where the filesystem does.
+pub fn mount_on(
+    device: Option<Arc<dyn Device>>,
+    image: &Path,
+    how: &How,
     mut options: MountOptions,
 ) -> Result<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(how.cache_bytes));
@@ -134,10 +149,6 @@ pub fn open_on(
                 commit_interval: Duration::from_secs(how.commit_s),
                 place: image.display().to_string(),
             };
-            let device: Arc<dyn Device> = match how.offset_bytes {
-                0 => Arc::new(device),
-                start => Arc::new(OffsetDevice::new(device, start)?),
-            };
             Ext4::open(device.clone(), open).map_err(|error| with_hint(error, &*device))?
         }
     };
@@ -145,11 +156,6 @@ pub fn open_on(
     options.cache_bytes = how.cache_bytes;
     options.budget = Some(budget);
     Vfs::mount(fs, options).with_context(|| image.display().to_string())
-}
-
-/// Both.
-pub fn open(fs_type: &str, image: &Path, how: &How, options: MountOptions) -> Result<Arc<Vfs>> {
-    open_on(open_device(fs_type, image, how)?, image, how, options)
 }
 
 /// The same error; if the device holds something else, with its name.

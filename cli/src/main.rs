@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Task::Tree(args) => files::tree(&args, json),
         Task::Info(args) => files::info(&args, json),
         Task::Stats(args) => files::stats(&args, json),
-        Task::Mkfs(args) => mkfs::mkfs(&args, json),
+        Task::Mkfs(args) => mkfs::mkfs(&args, json, cli.quiet),
         Task::Bench(args) => bench::bench(&args, json),
         Task::Completions { shell } => {
             // The generator panics where it cannot write: a closed pipe is met here.

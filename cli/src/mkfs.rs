@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use ivers_block::{Device, FileDevice, OpenMode};
-use ivers_ext4::mkfs::MkfsOptions;
+use ivers_ext4::mkfs::{MkfsOptions, MkfsReport};
 use ivers_vfs::Error;
 use serde_json::json;
 use uuid::Uuid;
@@ -127,8 +127,30 @@ impl Device for Watched {
     }
 }
 
+/// Make the filesystem, in a file that is first made as large as `grows` says.
+fn write(
+    args: &Mkfs,
+    options: &MkfsOptions,
+    grows: Option<u64>,
+    holds_something: bool,
+) -> Result<MkfsReport> {
+    let place = args.image.display();
+    if let Some(bytes) = grows {
+        if holds_something {
+            // Looked at before it grows: what is refused stays as it was.
+            open(args)?;
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&args.image);
+        file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {place}"))?;
+    }
+    let device = open(args)?;
+    plan(device.size_bytes(), options, args)?;
+    let watched: Arc<dyn Device> = Arc::new(Watched { device, progress: Progress::unbounded() });
+    ivers_ext4::mkfs::mkfs(&watched, options).with_context(|| place.to_string())
+}
+
 /// Run `ivers mkfs`.
-pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
+pub fn mkfs(args: &Mkfs, json: bool, quiet: bool) -> Result<()> {
     if args.fs_type != "ext4" {
         return Err(failure(REFUSED, format!("cannot make {:?}; there is ext4", args.fs_type)));
     }
@@ -160,21 +182,18 @@ pub fn mkfs(args: &Mkfs, json: bool) -> Result<()> {
     if !is_device {
         plan(bytes, &options, args)?;
     }
-    if bytes > old_len && !is_device {
-        if old_len > 0 {
-            // Looked at before it grows: what is refused stays as it was.
-            open(args)?;
-        }
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&args.image);
-        file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {place}"))?;
-    }
-    let device = open(args)?;
     // What was never written reads as zeros: neither tables nor journal need zeroing.
     options.zeroed = old_len == 0 && !is_device;
-    plan(device.size_bytes(), &options, args)?;
-    let watched: Arc<dyn Device> = Arc::new(Watched { device, progress: Progress::unbounded() });
-    let made = ivers_ext4::mkfs::mkfs(&watched, &options).with_context(|| place.to_string())?;
-    drop(watched);
+    let grows = (bytes > old_len && !is_device).then_some(bytes);
+    let made = write(args, &options, grows, old_len > 0).inspect_err(|_| {
+        if found.is_none() && !args.image.is_symlink() {
+            // Half a filesystem in a file that nobody else knows yet is of no use.
+            let _ = std::fs::remove_file(&args.image);
+        }
+    })?;
+    if quiet && !json {
+        return Ok(());
+    }
     let uuid = Uuid::from_bytes(options.uuid);
     if json {
         let report = json!({

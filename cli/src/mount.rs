@@ -60,6 +60,12 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
         return serve(&args, options);
     }
     let log = args.log.take().map(std::path::absolute).transpose()?;
+    if let Some(log) = &log {
+        let number = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        if number(log).is_some_and(|log| number(&args.image) == Some(log)) {
+            return Err(usage(format!("--log {}: that is the image", log.display())));
+        }
+    }
     let pid = daemon::start(&words(&args, "--serve"), log.as_deref())?;
     if json {
         show::json_line(

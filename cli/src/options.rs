@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use ivers_fuse::FuseOptions;
-use ivers_vfs::{AtimeMode, ChangeMode, MountOptions};
+use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
 use crate::failure::usage;
 use crate::image::How;
@@ -74,6 +74,15 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("must be a number of bytes: where the filesystem begins in the image")
                 })?;
             }
+            ("sync", None) => {
+                vfs.at_once |= InodeFlags::SYNC;
+                fuse.sync = true;
+            }
+            ("async", None) => {
+                vfs.at_once -= InodeFlags::SYNC;
+                fuse.sync = false;
+            }
+            ("dirsync", None) => vfs.at_once |= InodeFlags::DIRSYNC,
             ("commit", value) => {
                 how.commit_s = value
                     .and_then(|v| v.parse().ok())

@@ -53,7 +53,7 @@ impl Outcome {
         }
         let text = match result {
             Ok(()) => CLOSED.to_owned(),
-            Err(error) => format!("{}\n", failure::line(error)),
+            Err(error) => format!("{} {}\n", failure::code(error), failure::line(error)),
         };
         for mut stream in self.waiting.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // One line fits the socket's buffer; who is gone needs no answer.
@@ -82,14 +82,17 @@ pub fn ask(pid: i32) -> Option<Ending> {
 }
 
 impl Ending {
-    /// Once the process has ended: what went wrong, if anything did.
-    pub fn complaint(mut self) -> Option<String> {
+    /// Once the process has ended: what went wrong, if anything did, and the exit code for it.
+    pub fn complaint(mut self) -> Option<(u8, String)> {
         let mut text = String::new();
         let _ = self.0.read_to_string(&mut text);
-        match text.as_str() {
-            CLOSED => None,
-            "" => Some("the process that served it ended without a word".to_owned()),
-            line => Some(line.trim_end().to_owned()),
+        if text == CLOSED {
+            return None;
         }
+        let said = text.trim_end().split_once(' ');
+        let told = said.and_then(|(code, line)| Some((code.parse().ok()?, line.to_owned())));
+        Some(told.unwrap_or_else(|| {
+            (failure::FAILED, "the process that served it ended without a word".to_owned())
+        }))
     }
 }

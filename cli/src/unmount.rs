@@ -66,10 +66,10 @@ fn unmount_served(args: &args::Unmount, json: bool) -> Result<()> {
         }
     }
     drop(waiting);
-    if let Some(complaint) = ending.and_then(crate::outcome::Ending::complaint) {
+    if let Some((code, complaint)) = ending.and_then(crate::outcome::Ending::complaint) {
         let dir = dir.display();
         return Err(failure(
-            FAILED,
+            code,
             format!("{dir}: taken away, but the image was not closed in good order: {complaint}"),
         ));
     }

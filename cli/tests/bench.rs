@@ -4,7 +4,13 @@ use serde_json::Value;
 use std::process::Command;
 
 fn rows(args: &[&str]) -> Vec<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_ivers")).arg("bench").args(args).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_ivers"))
+        .arg("bench")
+        .args(args)
+        // What is compiled for a peer is kept where the tests keep things.
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     said["rows"].as_array().unwrap().clone()
@@ -14,52 +20,217 @@ fn number(value: &Value, what: &str) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{what} is no number: {value}"))
 }
 
+/// What every row and every point of a curve says. `time`: it is one of time, with a spread; otherwise less is better.
+fn has_all_modes(row: &Value, time: bool) {
+    for mode in ["old", "new", "none"] {
+        assert!(number(&row[mode], mode) > 0.0 || !time, "{row}");
+        assert!(number(&row["ns_per_op"][mode], mode) > 0.0, "{row}");
+        assert!(row["inode_updates"][mode].is_u64() && row["journal_blocks"][mode].is_u64(), "{row}");
+        assert!(row["queries"][mode].is_u64(), "{row}");
+    }
+    let [old, new, none] = ["old", "new", "none"].map(|mode| number(&row[mode], mode));
+    let [over_old, over_none] = if time { [new / old, new / none] } else { [old / new, none / new] };
+    for (name, is) in [("new_over_old", over_old), ("new_over_none", over_none)] {
+        if new == 0.0 {
+            assert!(row[name].is_null(), "{row}");
+            continue;
+        }
+        assert!((number(&row[name], name) - is).abs() < 0.002 + 0.02 * is, "{name} is not {is}: {row}");
+        if time {
+            let [low, high] = [0, 1].map(|nth: usize| number(&row["spread"][name][nth], "a quartile"));
+            assert!(low <= high, "{row}");
+        }
+    }
+}
+
+fn count(row: &Value, what: &str, mode: &str) -> u64 {
+    row[what][mode].as_u64().unwrap_or_else(|| panic!("{what} of {mode} is no count: {row}"))
+}
+
+fn ops(row: &Value) -> u64 {
+    row["ops"].as_u64().unwrap()
+}
+
+fn kernel_is_there_or_missed(row: &Value) {
+    let measured = row["peers"]["kernel_ext4"]["ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0);
+    assert!(measured || row["peers_missing"]["kernel_ext4"].is_string(), "{row}");
+}
+
 #[test]
 fn modes_are_measured_and_counted() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }
-    let rows = rows(&["--json", "--ops", "4000", "--rounds", "4"]);
+    const NAMES: [&str; 4] = ["overwrite_1_byte", "append_1_byte", "append_4k", "sequential_4k_8_jobs"];
+    let rows = rows(&["--json", "--ops", "4000", "--rounds", "4", "--only", &NAMES.join(",")]);
     let names: Vec<_> =
         rows.iter().map(|row| (row["fs"].as_str().unwrap(), row["name"].as_str().unwrap())).collect();
-    for fs in ["mem", "ext4"] {
-        for name in ["overwrite_1_byte", "append_1_byte", "append_4k", "sequential_4k_8_jobs"] {
-            assert!(names.contains(&(fs, name)), "{fs} {name} is missing from {names:?}");
-        }
-    }
-    for name in ["query_hammer_1", "query_hammer_2", "query_hammer_8"] {
-        assert!(names.contains(&("ext4", name)), "{name} is missing from {names:?}");
-    }
+    let expected: Vec<_> = ["mem", "ext4"].into_iter().flat_map(|fs| NAMES.map(|name| (fs, name))).collect();
+    assert_eq!(names, expected);
     for row in &rows {
-        if row["name"].as_str().unwrap().starts_with("query_hammer") {
-            for mode in ["old", "new"] {
-                assert!(row["queries"][mode].as_u64().unwrap() >= row["rounds"].as_u64().unwrap(), "{row}");
-            }
-            assert_eq!(row["inode_updates"]["old"], row["ops"], "eager updates it at every write");
-            assert!(row["inode_updates"]["new"].as_u64() <= row["ops"].as_u64(), "{row}");
-        } else {
-            assert_eq!(row["queries"]["new"], 0, "{row}");
-        }
+        has_all_modes(row, true);
         assert_eq!(row["unit"], "ops/s");
-        let ops = row["ops"].as_u64().unwrap();
-        for mode in ["old", "new", "none"] {
-            assert!(number(&row[mode], mode) > 0.0, "{row}");
-            assert!(number(&row["ns_per_op"][mode], mode) > 0.0, "{row}");
-            assert!(row["inode_updates"][mode].is_u64() && row["journal_blocks"][mode].is_u64(), "{row}");
-        }
-        let [old, new, none] = ["old", "new", "none"].map(|mode| number(&row[mode], mode));
-        assert!((number(&row["new_over_old"], "ratio") - new / old).abs() < 0.02 * new / old, "{row}");
-        assert!((number(&row["new_over_none"], "ratio") - new / none).abs() < 0.02 * new / none, "{row}");
+        assert_eq!(count(row, "queries", "new"), 0, "{row}");
         if row["name"] == "overwrite_1_byte" {
-            assert_eq!(row["inode_updates"]["old"].as_u64(), Some(ops), "eager updates it at every write");
-            assert!(
-                row["inode_updates"]["new"].as_u64().unwrap() < ops / 4,
-                "lazy updates it at ticks: {row}"
-            );
+            assert_eq!(count(row, "inode_updates", "old"), ops(row), "eager updates it at every write");
+            assert!(count(row, "inode_updates", "new") < ops(row) / 4, "lazy updates it at ticks: {row}");
         }
         if row["fs"] == "ext4" {
-            let measured = row["peers"]["kernel_ext4"]["ns_per_op"].as_f64().is_some_and(|ns| ns > 0.0);
-            assert!(measured || row["peers_missing"]["kernel_ext4"].is_string(), "{row}");
+            assert!(row["device_writes"]["new"]["calls"].is_u64(), "{row}");
+            kernel_is_there_or_missed(row);
+        }
+        if row["name"] == "append_1_byte" {
+            let seeds = &row["seeds"];
+            assert!(seeds["new_over_old"] == 2.05 && seeds["new_over_none"].is_null(), "{row}");
+            assert!(seeds["source"].is_string(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn queries_are_made_and_paid_for() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let words = ["--json", "--ops", "4000", "--rounds", "4", "--fs", "ext4", "--only"];
+    let rows = rows(&[&words[..], &["query_hammer,query_curve,sequential_4k_8_jobs_queried"]].concat());
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        ["sequential_4k_8_jobs_queried", "query_hammer_1", "query_hammer_2", "query_hammer_8", "query_curve"]
+    );
+    for row in &rows[..4] {
+        has_all_modes(row, true);
+        for mode in ["old", "new"] {
+            assert!(count(row, "queries", mode) >= row["rounds"].as_u64().unwrap(), "{row}");
+            assert!(number(&row["queries_per_second"][mode], "rate") > 0.0, "{row}");
+            assert!(number(&row["cpu_ns_per_op"][mode], "time") > 0.0, "{row}");
+        }
+        assert_eq!(count(row, "queries", "none"), 0, "{row}");
+        assert!(row["peers_missing"]["kernel_ext4"].is_string(), "{row}");
+    }
+    for row in &rows[1..4] {
+        assert_eq!(count(row, "inode_updates", "old"), ops(row), "eager updates it at every write");
+        assert!(count(row, "inode_updates", "new") <= ops(row), "{row}");
+    }
+    let points = rows[4]["points"].as_array().unwrap();
+    let (last, points) = points.split_last().unwrap();
+    assert!(last["label"].is_string() && count(last, "queries", "new") > 0, "{last}");
+    let xs: Vec<_> = points.iter().map(|point| number(&point["x"], "x")).collect();
+    assert_eq!(xs, [0.0, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6]);
+    for (point, x) in points.iter().zip(xs) {
+        has_all_modes(point, true);
+        let asked = ops(point) as f64 * x / 1e6;
+        for mode in ["old", "new"] {
+            let queries = count(point, "queries", mode);
+            assert!((queries as f64 - asked).abs() <= 1.0, "{queries} are not {asked}: {point}");
+        }
+        // Each is followed by a write that pays, but for the last.
+        let updates = count(point, "inode_updates", "new");
+        assert!(updates + 1 >= count(point, "queries", "new") && updates <= ops(point), "{point}");
+        assert_eq!(count(point, "inode_updates", "old"), ops(point), "{point}");
+    }
+}
+
+#[test]
+fn curves_have_their_points() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let words =
+        ["--json", "--ops", "4000", "--rounds", "10", "--only", "write_sizes,scaling,updates_by_tick"];
+    let rows = rows(&words);
+    let expected: [(&str, &[f64]); 4] = [
+        ("write_sizes", &[1.0, 8.0, 64.0, 512.0, 4096.0, 32768.0, 262144.0, 1048576.0]),
+        ("scaling_own_files", &[1.0, 2.0]),
+        ("scaling_one_file", &[1.0, 2.0]),
+        ("updates_by_tick", &[0.1, 1.0, 4.0, 10.0, 100.0]),
+    ];
+    assert_eq!(rows.len(), expected.len());
+    for (row, (name, xs)) in rows.iter().zip(expected) {
+        assert_eq!(row["name"], name);
+        let points = row["points"].as_array().unwrap();
+        assert_eq!(points.iter().map(|point| number(&point["x"], "x")).collect::<Vec<_>>(), xs);
+        for name in ["x_name", "x_unit", "x_scale"] {
+            assert!(row[name].is_string(), "{name}: {row}");
+        }
+        let at = points.iter().find(|point| point["x"] == row["at"]).unwrap();
+        assert_eq!((&at["old"], &at["new"]), (&row["old"], &row["new"]));
+        let ticks = name == "updates_by_tick";
+        assert_eq!(row["unit"], if ticks { "updates/million writes" } else { "ops/s" });
+        for point in points {
+            has_all_modes(point, !ticks);
+            kernel_is_there_or_missed(point);
+            assert_eq!(count(point, "inode_updates", "old"), ops(point), "{point}");
+            if ticks {
+                assert_eq!(point["old"], 1e6);
+                let a_million = count(point, "inode_updates", "new") as f64 * 1e6 / ops(point) as f64;
+                assert!((number(&point["new"], "updates") - a_million).abs() < 1.0, "{point}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cached_inode_is_weighed() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let rows = rows(&["--json", "--ops", "50000", "--fs", "ext4", "--only", "inode_memory"]);
+    assert_eq!((rows.len(), &rows[0]["unit"], ops(&rows[0])), (1, &"bytes/inode".into(), 5000));
+    has_all_modes(&rows[0], false);
+    for mode in ["old", "new", "none"] {
+        // The structure itself, and what no allocator takes for one.
+        assert!((256.0..16384.0).contains(&number(&rows[0][mode], mode)), "{}", rows[0]);
+        assert!(number(&rows[0]["accounted"][mode], mode) >= 512.0, "{}", rows[0]);
+    }
+}
+
+#[test]
+fn tails_and_device_writes_are_counted() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let words = ["--json", "--ops", "8000", "--rounds", "10", "--only", "tiobench,msync,latency"];
+    let rows = rows(&words);
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        names,
+        [
+            "tiobench_write",
+            "tiobench_randwrite",
+            "tiobench_read",
+            "tiobench_randread",
+            "msync_pages",
+            "latency_1_byte",
+            "latency_4k_8_jobs",
+            "latency_4k_fsync"
+        ]
+    );
+    for row in &rows {
+        has_all_modes(row, true);
+        kernel_is_there_or_missed(row);
+        let name = row["name"].as_str().unwrap();
+        let device = |mode: &str, what: &str| row["device_writes"][mode][what].as_u64().unwrap();
+        for mode in ["old", "new", "none"] {
+            match name {
+                "tiobench_write" | "tiobench_randwrite" | "latency_4k_fsync" => {
+                    assert!(device(mode, "calls") >= ops(row), "each goes to the image: {row}");
+                    assert!(device(mode, "bytes") >= 4096 * ops(row), "{row}");
+                }
+                "tiobench_read" | "tiobench_randread" => {
+                    assert_eq!(count(row, "inode_updates", mode), 0, "{row}");
+                }
+                _ => {}
+            }
+            if name == "latency_4k_fsync" {
+                assert!(device(mode, "flushes") >= ops(row), "{row}");
+            }
+            if name.starts_with("latency") {
+                let tail = ["p50", "p99", "p999", "max"]
+                    .map(|which| row["latency_ns"][mode][which].as_u64().unwrap());
+                assert!(tail.is_sorted() && tail[0] > 0, "{row}");
+            }
         }
     }
 }
@@ -75,28 +246,80 @@ fn mounts_are_measured_beside_their_peers() {
     let tree_word = tree.path().to_str().unwrap();
     let rows = rows(&["--json", "--fuse", "--ops", "2000", "--rounds", "1", "--tree", tree_word]);
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(
-        names,
-        ["fuse_write_1_byte", "fuse_write_4k", "fuse_create", "fuse_unlink", "fuse_untar", "fuse_walk_stat"]
-    );
-    for row in &rows {
+    let wanted = [
+        "fuse_write_1_byte",
+        "fuse_write_1_byte_stat",
+        "fuse_write_1_byte_asked",
+        "fuse_write_4k",
+        "fuse_create",
+        "fuse_unlink",
+        "fuse_untar",
+        "fuse_walk_stat",
+        "fuse_fio_4k_8_jobs",
+        "fuse_msync",
+    ];
+    assert_eq!(names, wanted);
+    let by_fio = &rows[8..];
+    if ivers_oracle::have_programs(&["fio"]) {
+        for row in by_fio {
+            for mode in ["old", "new", "none"] {
+                assert!(number(&row[mode], mode) > 0.0, "{row}");
+                assert!(row["inode_updates"][mode].is_u64() && row["journal_blocks"][mode].is_u64(), "{row}");
+                let latency =
+                    ["p50", "p99", "p999", "max"].map(|name| number(&row["latency_ns"][mode][name], name));
+                assert!(latency.is_sorted() && latency[3] > 0.0, "{row}");
+            }
+            assert!(row["new_over_old"].is_number() && row["seeds"]["new_over_old"].is_number(), "{row}");
+            assert!(row["seeds"]["source"].is_string(), "{row}");
+        }
+        // 125 blocks, in as many threads as there are processors.
+        let blocks = by_fio[1]["ops"].as_u64().unwrap();
+        assert!((1..=125).contains(&blocks), "{}", by_fio[1]);
+    } else {
+        assert!(by_fio.iter().all(|row| row["missing"].is_string()), "{by_fio:?}");
+    }
+    for row in rows.iter().filter(|row| row["missing"].is_null()) {
         assert!(number(&row["new"], "new") > 0.0, "{row}");
-        for peer in ["fuse2fs", "kernel_ext4"] {
+        for peer in ["fuse2fs", "null_passthrough", "null_passthrough_no_xattr", "kernel_ext4"] {
             if row["peers_missing"][peer].is_string() {
+                assert!(row["peers"][peer].is_null(), "{row}");
                 continue;
             }
             assert!(number(&row["peers"][peer]["value"], peer) > 0.0, "{row}");
             assert!(number(&row["new_over_peer"][peer], peer) > 0.0, "{row}");
+            // One round: its own ratio is the median and both quartiles.
+            let spread = &row["spread"]["new_over_peer"][peer];
+            let ratio = number(&row["new_over_peer"][peer], peer);
+            assert_eq!((number(&spread[0], peer), number(&spread[1], peer)), (ratio, ratio), "{row}");
+            assert!(row["options"][peer].is_string(), "{row}");
         }
     }
+    // Whoever asks for the change attribute is counted by the mount that he asks; who asks for times alone is not.
+    let asked = |row: &Value| row["asked"]["ivers"].as_u64().unwrap();
+    assert!(
+        rows[2]["queries"]["new"].as_u64().unwrap() >= asked(&rows[2]) && asked(&rows[2]) >= 1,
+        "{}",
+        rows[2]
+    );
+    assert!(rows[1]["queries"]["new"] == 0 && asked(&rows[1]) >= 1, "{}", rows[1]);
     // Untar and walk have the tree's entries for operations: itself, a directory, a file.
-    assert_eq!(rows[4]["ops"], 3);
+    assert_eq!(rows[6]["ops"], 3);
 }
 
 #[test]
 fn what_cannot_be_measured_is_refused() {
+    let refused = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_ivers")).arg("bench").args(words).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
     for bad in [["--ops", "0"], ["--fs", "xfs"], ["--rounds", "0"]] {
-        let output = Command::new(env!("CARGO_BIN_EXE_ivers")).arg("bench").args(bad).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{bad:?}");
+        refused(&bad);
     }
+    let said = refused(&["--only", "append_1_byte,appending"]);
+    assert!(said.contains("appending") && said.contains("query_hammer_8"), "{said}");
+    let said = refused(&["--fs", "mem", "--only", "tiobench"]);
+    assert!(said.contains("ext4 alone"), "{said}");
+    refused(&["--all", "--only", "tiobench"]);
+    refused(&["--fuse", "--only", "tiobench"]);
 }

@@ -186,6 +186,36 @@ fn mkfs_sees_what_begins_late() {
     }
 }
 
+/// A file that mkfs has made itself does not stay behind when the filesystem does not fit into it.
+#[test]
+fn a_failed_mkfs_leaves_no_file() {
+    let place = tempfile::tempdir().unwrap();
+    let image = place.path().join("image");
+    let mkfs = |prefix: &str| {
+        let script = format!("{prefix} exec \"$0\" mkfs --quiet --size 64M \"$1\"");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, IVERS]).arg(&image).output().unwrap()
+    };
+    // Files of at most 512 KiB, and no signal for it.
+    let output = mkfs("trap '' XFSZ; ulimit -f 1024;");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(!image.exists(), "{}", said(&output));
+    let output = mkfs("");
+    assert!(output.status.success() && output.stdout.is_empty(), "{}", said(&output));
+}
+
+#[test]
+fn a_log_that_is_the_image_is_refused() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let image = place.image.path().to_str().unwrap();
+    let before = fs::read(image).unwrap();
+    refused(&["mount", "--log", image, image, place.dir.to_str().unwrap()], 2, "that is the image");
+    assert!(fs::read(image).unwrap() == before, "written to");
+}
+
 #[test]
 fn completions_into_a_closed_pipe_are_no_panic() {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ivers"))

@@ -1,4 +1,4 @@
-//! Medians and spreads, and the tables for people.
+//! Medians and spreads, what tables have in common, and the one of the mounts.
 
 use serde_json::{Value, json};
 
@@ -7,19 +7,21 @@ pub(super) type Samples = Vec<f64>;
 
 /// The middle figure; 0 of nothing.
 pub(super) fn median(samples: &[f64]) -> f64 {
-    quantile(samples, 1, 2)
+    quantiles(samples, [(1, 2)])[0]
 }
 
-fn quantile(samples: &[f64], nth: usize, of: usize) -> f64 {
+/// So many parts of so many, each; 0 of nothing.
+pub(super) fn quantiles<const N: usize>(samples: &[f64], wanted: [(usize, usize); N]) -> [f64; N] {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
-    sorted.get((sorted.len() * nth / of).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    let last = sorted.len().saturating_sub(1);
+    wanted.map(|(nth, of)| sorted.get((sorted.len() * nth / of).min(last)).copied().unwrap_or(0.0))
 }
 
 /// The quartiles of the rounds' own ratios: how far a ratio of medians is to be trusted.
 pub(super) fn spread(slower: &[f64], faster: &[f64]) -> Value {
     let ratios: Samples = slower.iter().zip(faster).map(|(a, b)| a / b.max(1e-3)).collect();
-    json!([places(quantile(&ratios, 1, 4), 3), places(quantile(&ratios, 3, 4), 3)])
+    json!(quantiles(&ratios, [(1, 4), (3, 4)]).map(|ratio| places(ratio, 3)))
 }
 
 /// Cut to so many digits behind the point.
@@ -33,16 +35,16 @@ pub(super) fn rate(ns_per_op: f64) -> f64 {
     (1e9 / ns_per_op.max(1e-3)).round()
 }
 
-fn text<'a>(row: &'a Value, key: &str) -> &'a str {
+pub(super) fn text<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or("")
 }
 
-fn number(value: &Value) -> f64 {
+pub(super) fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
 /// The reasons why peers are missing, each once.
-fn notes(rows: &[Value]) -> Vec<String> {
+pub(super) fn notes(rows: &[Value]) -> Vec<String> {
     let mut notes: Vec<String> = Vec::new();
     for (peer, why) in rows.iter().filter_map(|row| row["peers_missing"].as_object()).flatten() {
         let note = format!("{peer} is missing: {}", why.as_str().unwrap_or(""));
@@ -51,91 +53,6 @@ fn notes(rows: &[Value]) -> Vec<String> {
         }
     }
     notes
-}
-
-/// The table of `ivers bench`.
-pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
-    let mut lines = vec![
-        "ns an operation, medians; old = eager, new = lazy, none = off; in brackets the quartiles of the rounds' own ratios"
-            .to_owned(),
-        format!(
-            "{:<5}{:<22}{:>8}{:>8}{:>8}{:>8}  {:<22}{:<22}{:<25}{:<16}{}",
-            "fs",
-            "workload",
-            "old",
-            "new",
-            "none",
-            "kernel",
-            "new/old",
-            "new/none",
-            "updates old/new/none",
-            "journal blocks",
-            "queries"
-        ),
-    ];
-    for row in rows {
-        let three = |key: &str| format!("{} / {} / {}", row[key]["old"], row[key]["new"], row[key]["none"]);
-        let ns = |mode: &str| number(&row["ns_per_op"][mode]);
-        let ratio = |key: &str| {
-            let (low, high) = (number(&row["spread"][key][0]), number(&row["spread"][key][1]));
-            format!("{:>6.2}x [{low:.2}, {high:.2}]", number(&row[key]))
-        };
-        let kernel = match row["peers"]["kernel_ext4"]["ns_per_op"].as_f64() {
-            Some(ns) => format!("{ns:.1}"),
-            None => "-".to_owned(),
-        };
-        lines.push(format!(
-            "{:<5}{:<22}{:>8.1}{:>8.1}{:>8.1}{kernel:>8}  {:<22}{:<22}{:<25}{:<16}{}",
-            text(row, "fs"),
-            text(row, "name"),
-            ns("old"),
-            ns("new"),
-            ns("none"),
-            ratio("new_over_old"),
-            ratio("new_over_none"),
-            three("inode_updates"),
-            three("journal_blocks"),
-            three("queries"),
-        ));
-    }
-    lines.extend(notes(rows));
-    lines.push(
-        "kernel: its ext4 on an equal image, loop-mounted, by system calls; the three modes are calls of the library".to_owned(),
-    );
-    lines
-}
-
-/// The table of `ivers bench --fuse`.
-pub(super) fn fuse_table(rows: &[Value]) -> Vec<String> {
-    let mut lines = vec![
-        "seconds, medians of the rounds; faster = fuse2fs over ivers".to_owned(),
-        format!(
-            "{:<18}{:>9}{:>10}{:>10}{:>10}{:>9}  {}",
-            "workload", "ops", "ivers", "fuse2fs", "kernel", "faster", "us an operation, ivers"
-        ),
-    ];
-    for row in rows {
-        let seconds = |who: &str| match row["seconds"][who].as_f64() {
-            Some(seconds) => format!("{seconds:.3}"),
-            None => "-".to_owned(),
-        };
-        let faster = match row["new_over_peer"]["fuse2fs"].as_f64() {
-            Some(ratio) => format!("{ratio:.1}x"),
-            None => "-".to_owned(),
-        };
-        lines.push(format!(
-            "{:<18}{:>9}{:>10}{:>10}{:>10}{:>9}  {:.1}",
-            text(row, "name"),
-            row["ops"],
-            seconds("ivers"),
-            seconds("fuse2fs"),
-            seconds("kernel_ext4"),
-            faster,
-            number(&row["ns_per_op"]["new"]) / 1000.0,
-        ));
-    }
-    lines.extend(notes(rows));
-    lines
 }
 
 #[cfg(test)]

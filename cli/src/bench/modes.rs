@@ -1,383 +1,266 @@
-//! In-process: the library in three modes, and the kernel's ext4 beside it where it can be mounted.
-//!
-//! All four filesystems stay mounted for the whole of a row, on equal images, and take turns of a fraction of a millisecond.
+//! The rows of the library: what is measured, how often, and what the seeds measured of it.
 
-use std::path::Path;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ivers_vfs::{ChangeMode, MountOptions};
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 
-use super::figures::{Samples, median, places, rate, spread};
-use super::make_image;
-use super::volume::{Counts, InProcess, Kernel, Volume};
+use super::curves::Curve;
+use super::field::{Field, Length, MODES};
+use super::rows::{self, Seeds};
+use super::workloads::crowd::Crowd;
+use super::workloads::fio::{SharedFile, Stage, Tiobench};
+use super::workloads::pages::Pages;
+use super::workloads::plain::{Pattern, Plain};
+use super::workloads::{BLOCK, Workload};
+use super::{FILESYSTEMS, memory};
 use crate::args;
-use crate::image::{self, How};
+use crate::failure::usage;
 use crate::progress::Progress;
-
-/// In the order of a round.
-const MODES: [(&str, ChangeMode); 3] =
-    [("old", ChangeMode::Eager), ("new", ChangeMode::Lazy), ("none", ChangeMode::Off)];
 
 /// So many that a round is a fraction of a time slice: whoever else runs disturbs few of them, and not the median.
 const ROUNDS: u32 = 400;
 
-const KERNEL: &str = "kernel_ext4";
-
-const IMAGE_BYTES: u64 = 2 << 30;
-/// One-byte overwrites go round in a file of this size.
-const OVERWRITTEN_BYTES: u64 = 1 << 20;
-/// Jobs on one file, as in the seeds' fio job.
-const JOBS: u64 = 8;
-const BLOCK: u64 = 4096;
-/// Small enough that memory which was used before is used again: its first use is the machine's cost, not ours.
-const GROWN_BYTES: u64 = 8 << 20;
-
-/// How a workload writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pattern {
-    /// Over what is there, byte behind byte.
-    Overwrite,
-    /// At the end of a file that grows from round to round, and is made anew when it has become large.
-    Append,
-    /// Several jobs at once, each from the start to the end of one fresh file with blocks.
-    Jobs,
-    /// As `Overwrite`, while so many threads ask for the change attribute as fast as they can.
-    Hammered(usize),
+/// What is done.
+#[derive(Debug, Clone, Copy)]
+enum Work {
+    Plain(Plain),
+    Crowd(Crowd),
+    SharedFile(SharedFile),
+    Tiobench(Tiobench),
+    Pages(Pages),
+    Curve(Curve),
+    InodeMemory,
 }
 
-/// A workload.
+/// When it is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Always,
+    /// Only on what has a log and a device.
+    OnExt4,
+    /// The same, and only by name or with `--all`.
+    ByName,
+}
+
+/// A row.
 #[derive(Debug, Clone, Copy)]
-struct Workload {
+struct Spec {
     name: &'static str,
-    pattern: Pattern,
-    bytes: usize,
+    asked: Asked,
+    work: Work,
     /// Of `--ops`, this many are made into one: blocks are dearer than bytes.
     ops_divisor: u64,
-    /// Of `--rounds`, this many are made into one: threads take turns that a short round would not see.
+    /// Of `--rounds`, this many are made into one.
     rounds_divisor: u64,
+    /// A round is not shorter.
+    at_least: Duration,
+    /// Rounds, and operations of each, whatever is asked for.
+    fixed: Option<(u64, u64)>,
+    seeds: Option<Seeds>,
 }
 
-const fn hammered(name: &'static str, queriers: usize) -> Workload {
-    Workload { name, pattern: Pattern::Hammered(queriers), bytes: 1, ops_divisor: 1, rounds_divisor: 16 }
+const fn spec(name: &'static str, asked: Asked, work: Work, ops_divisor: u64, rounds_divisor: u64) -> Spec {
+    Spec {
+        name,
+        asked,
+        work,
+        ops_divisor,
+        rounds_divisor,
+        at_least: Duration::ZERO,
+        fixed: None,
+        seeds: None,
+    }
 }
 
-const WORKLOADS: [Workload; 7] = [
-    Workload {
-        name: "overwrite_1_byte",
-        pattern: Pattern::Overwrite,
-        bytes: 1,
-        ops_divisor: 1,
-        rounds_divisor: 1,
-    },
-    Workload { name: "append_1_byte", pattern: Pattern::Append, bytes: 1, ops_divisor: 1, rounds_divisor: 1 },
-    Workload {
-        name: "append_4k",
-        pattern: Pattern::Append,
-        bytes: BLOCK as usize,
-        ops_divisor: 16,
-        rounds_divisor: 2,
-    },
-    Workload {
-        name: "sequential_4k_8_jobs",
-        pattern: Pattern::Jobs,
-        bytes: BLOCK as usize,
-        ops_divisor: 1,
-        rounds_divisor: 8,
-    },
-    hammered("query_hammer_1", 1),
-    hammered("query_hammer_2", 2),
-    hammered("query_hammer_8", 8),
+/// A row of a size of its own, which takes long.
+const fn full(name: &'static str, work: Work, ops: u64, rounds: u64) -> Spec {
+    Spec { fixed: Some((rounds, ops)), ..spec(name, Asked::ByName, work, 1, 1) }
+}
+
+impl Spec {
+    const fn at_least_ms(mut self, milliseconds: u64) -> Self {
+        self.at_least = Duration::from_millis(milliseconds);
+        self
+    }
+
+    const fn seeds(mut self, new_over_old: f64, new_over_none: Option<f64>, source: &'static str) -> Self {
+        self.seeds = Some(Seeds { new_over_old, new_over_none, source });
+        self
+    }
+}
+
+const fn plain(pattern: Pattern, bytes: u64) -> Work {
+    Work::Plain(Plain::new(pattern, bytes))
+}
+
+const fn shared_file(queriers: u64, laps: bool) -> Work {
+    Work::SharedFile(SharedFile { queriers, laps })
+}
+
+const fn overwrites(bytes: u64, synced: bool) -> Work {
+    Work::Plain(Plain { synced, laps: true, ..Plain::new(Pattern::Overwrite, bytes) })
+}
+
+const fn hammer(name: &'static str, queriers: u64) -> Spec {
+    let work = Work::Crowd(Crowd { writers: 1, one_file: true, queriers });
+    spec(name, Asked::OnExt4, work, 1, 20).at_least_ms(40)
+}
+
+const fn tiobench(name: &'static str, stage: Stage) -> Spec {
+    let work = Tiobench { stage, blocks: TIOBENCH_BLOCKS };
+    spec(name, Asked::OnExt4, Work::Tiobench(work), 16, 40).at_least_ms(match stage {
+        Stage::Read | Stage::RandomRead => 20,
+        Stage::Write | Stage::RandomWrite => 0,
+    })
+}
+
+const fn full_tiobench(name: &'static str, stage: Stage) -> Spec {
+    full(name, Work::Tiobench(Tiobench { stage, blocks: FULL_TIOBENCH_BLOCKS }), 1, 3)
+}
+
+/// A file of 1 GiB.
+const FULL_JOBS_BLOCKS: u64 = 8 << 18;
+/// Of a job: 8 MiB, and fio's own 512 MiB.
+const TIOBENCH_BLOCKS: u64 = 1 << 11;
+const FULL_TIOBENCH_BLOCKS: u64 = 1 << 17;
+
+const ROWS: [Spec; 29] = [
+    spec("inode_memory", Asked::OnExt4, Work::InodeMemory, 10, u64::MAX),
+    spec("overwrite_1_byte", Asked::Always, plain(Pattern::Overwrite, 1), 1, 1),
+    spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(
+        2.05,
+        None,
+        "dd bs=1, ten million one-byte writes, xfs",
+    ),
+    spec("append_4k", Asked::Always, plain(Pattern::Append, BLOCK), 16, 2),
+    spec("sequential_4k_8_jobs", Asked::Always, shared_file(0, false), 1, 8).seeds(
+        1.29,
+        Some(0.94),
+        "fio, 8 jobs write 4 KiB blocks of one 10 GiB file for 600 s, ext4",
+    ),
+    spec("sequential_4k_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8).seeds(
+        1.27,
+        None,
+        "the same fio job while a process queries in a loop, xfs",
+    ),
+    hammer("query_hammer_1", 1),
+    hammer("query_hammer_2", 2),
+    hammer("query_hammer_8", 8),
+    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 20).at_least_ms(1),
+    spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 8).at_least_ms(1),
+    spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
+        .at_least_ms(10),
+    spec("scaling_one_file", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: true }), 1, 20)
+        .at_least_ms(10),
+    // In one piece: the turns of others would be ticks too.
+    spec("updates_by_tick", Asked::OnExt4, Work::Curve(Curve::Ticks), 1, u64::MAX),
+    tiobench("tiobench_write", Stage::Write),
+    tiobench("tiobench_randwrite", Stage::RandomWrite),
+    tiobench("tiobench_read", Stage::Read),
+    tiobench("tiobench_randread", Stage::RandomRead),
+    spec("msync_pages", Asked::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 40).seeds(
+        1.435,
+        None,
+        "vm-scalability case-msync-mt: threads write a shared sparse mapping of half the memory, then msync",
+    ),
+    spec("latency_1_byte", Asked::OnExt4, overwrites(1, false), 1, 10),
+    spec("latency_4k_8_jobs", Asked::OnExt4, shared_file(0, true), 1, 8),
+    spec("latency_4k_fsync", Asked::OnExt4, overwrites(BLOCK, true), 500, 40),
+    full("full_append_1_byte", plain(Pattern::Append, 1), 1_000_000, 10),
+    full("full_sequential_4k_8_jobs", shared_file(0, true), FULL_JOBS_BLOCKS, 3),
+    full("full_sequential_4k_8_jobs_queried", shared_file(1, true), FULL_JOBS_BLOCKS, 3),
+    full_tiobench("full_tiobench_write", Stage::Write),
+    full_tiobench("full_tiobench_randwrite", Stage::RandomWrite),
+    full_tiobench("full_tiobench_read", Stage::Read),
+    full_tiobench("full_tiobench_randread", Stage::RandomRead),
 ];
 
-impl Workload {
-    fn overwrites(&self) -> bool {
-        matches!(self.pattern, Pattern::Overwrite | Pattern::Hammered(_))
+impl Spec {
+    /// Rounds, and operations of each: enough of them that a round is worth its start.
+    fn length(&self, args: &args::Bench) -> Length {
+        let rounds = (u64::from(args.rounds.unwrap_or(ROUNDS)) / self.rounds_divisor).max(1);
+        let (rounds, ops) = self.fixed.unwrap_or((rounds, (args.ops / self.ops_divisor / rounds).max(1)));
+        Length { rounds, ops, at_least: self.at_least }
     }
 
-    fn is_hammered(&self) -> bool {
-        matches!(self.pattern, Pattern::Hammered(_))
+    /// Steps of the bar.
+    fn steps(&self, args: &args::Bench) -> u64 {
+        match self.work {
+            Work::Curve(curve) => curve.points() * self.length(args).rounds,
+            Work::InodeMemory => MODES.len() as u64,
+            _ => self.length(args).rounds,
+        }
     }
-}
 
-/// One filesystem in the course of a workload.
-struct Course<V: Volume> {
-    /// Closed before the volume is unmounted.
-    file: Option<V::File>,
-    volume: V,
-    at: u64,
-    ns_per_op: Samples,
-    before: Counts,
-    counted: Counts,
-}
-
-impl<V: Volume> Course<V> {
-    fn begin(volume: V, workload: &Workload) -> Result<Self> {
-        let mut course = Self {
-            volume,
-            file: None,
-            at: 0,
-            ns_per_op: Samples::new(),
-            before: Counts::default(),
-            counted: Counts::default(),
+    fn row(&self, fs: &'static str, args: &args::Bench, bar: &Progress) -> Result<Value> {
+        let length = self.length(args);
+        let (unit, figures) = match self.work {
+            Work::Plain(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
+            Work::Crowd(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
+            Work::SharedFile(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
+            Work::Tiobench(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
+            Work::Pages(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
+            Work::Curve(curve) => (curve.unit(), curve.measure(fs, length, bar, self.name)?),
+            Work::InodeMemory => ("bytes/inode", memory::measure(length.ops, bar, self.name)?),
         };
-        let file = course.volume.create("bench")?;
-        if workload.overwrites() {
-            course.volume.write(&file, 0, &vec![b'o'; OVERWRITTEN_BYTES as usize])?;
-        }
-        course.file = Some(file);
-        Ok(course)
+        Ok(rows::row(self.name, fs, unit, figures, self.seeds))
     }
 
-    /// A round that warms caches up and is neither timed nor counted.
-    fn warm_up(&mut self, workload: &Workload, ops: u64) -> Result<()> {
-        self.round(workload, ops)?;
-        self.ns_per_op.clear();
-        if let Some(file) = &self.file {
-            self.volume.sync(file)?;
-        }
-        self.before = self.volume.counts();
-        Ok(())
+    fn alone<W: Workload>(
+        &self,
+        fs: &'static str,
+        work: &W,
+        length: Length,
+        bar: &Progress,
+    ) -> Result<Map<String, Value>> {
+        let field = Field::open(fs)?;
+        let measured = field.measure(work, length, bar, self.name)?;
+        field.close()?;
+        Ok(rows::figures(&measured))
     }
 
-    /// Measure nanoseconds an operation, as the clock on the wall sees them.
-    fn round(&mut self, workload: &Workload, ops: u64) -> Result<()> {
-        let ns = match workload.pattern {
-            Pattern::Jobs => self.jobs_round(ops)?,
-            Pattern::Hammered(queriers) => self.hammered_round(workload, ops, queriers)?,
-            Pattern::Overwrite | Pattern::Append => self.plain_round(workload, ops)?,
-        };
-        self.ns_per_op.push(ns);
-        Ok(())
-    }
-
-    fn plain_round(&mut self, workload: &Workload, ops: u64) -> Result<f64> {
-        if workload.pattern == Pattern::Append && self.at >= GROWN_BYTES {
-            let file = self.file.take().context("the workload has begun")?;
-            self.volume.sync(&file)?;
-            self.volume.remove("bench", file)?;
-            self.file = Some(self.volume.create("bench")?);
-            self.at = 0;
-        }
-        let file = self.file.as_ref().context("the workload has begun")?;
-        let data = vec![b'x'; workload.bytes];
-        let step = workload.bytes as u64;
-        let wraps = workload.overwrites();
-        // Whoever had the turn before leaves his data in the processor's caches: the first operations are not timed.
-        let lead_in = ops / 8;
-        let mut begin = Instant::now();
-        for op in 0..ops {
-            if op == lead_in {
-                begin = Instant::now();
-            }
-            let offset = if wraps { self.at % OVERWRITTEN_BYTES } else { self.at };
-            self.volume.write(file, offset, &data)?;
-            self.at += step;
-        }
-        Ok(begin.elapsed().as_nanos() as f64 / (ops - lead_in) as f64)
-    }
-
-    /// The writer's time: starting and stopping the others is not in it.
-    fn hammered_round(&mut self, workload: &Workload, ops: u64, queriers: usize) -> Result<f64> {
-        let file = self.file.as_ref().context("the workload has begun")?;
-        let (volume, at) = (&self.volume, self.at);
-        let (start, done) = (Barrier::new(queriers + 1), AtomicBool::new(false));
-        let data = vec![b'x'; workload.bytes];
-        let (outcome, elapsed) = std::thread::scope(|scope| {
-            for _ in 0..queriers {
-                scope.spawn(|| {
-                    start.wait();
-                    volume.query(file);
-                    while !done.load(Ordering::Relaxed) {
-                        volume.query(file);
-                    }
-                });
-            }
-            start.wait();
-            let begin = Instant::now();
-            let outcome =
-                (at..at + ops).try_for_each(|offset| volume.write(file, offset % OVERWRITTEN_BYTES, &data));
-            let elapsed = begin.elapsed();
-            done.store(true, Ordering::Relaxed);
-            (outcome, elapsed)
-        });
-        outcome?;
-        self.at += ops;
-        Ok(elapsed.as_nanos() as f64 / ops as f64)
-    }
-
-    /// The file is laid out first, as fio does; making, syncing and removing it are not timed.
-    fn jobs_round(&mut self, ops: u64) -> Result<f64> {
-        let blocks = ops / JOBS;
-        let volume = &self.volume;
-        let file = volume.create("jobs")?;
-        volume.allocate(&file, blocks * BLOCK)?;
-        let start = Barrier::new(JOBS as usize);
-        let outcome: Result<Vec<_>> = std::thread::scope(|scope| {
-            let (start, file) = (&start, &file);
-            let jobs: Vec<_> = (0..JOBS)
-                .map(|_| {
-                    scope.spawn(move || -> Result<(Instant, Instant)> {
-                        let data = vec![b'x'; BLOCK as usize];
-                        start.wait();
-                        let begin = Instant::now();
-                        for block in 0..blocks {
-                            volume.write(file, block * BLOCK, &data)?;
-                        }
-                        Ok((begin, Instant::now()))
-                    })
-                })
-                .collect();
-            jobs.into_iter().map(|job| job.join().expect("a job does not panic")).collect()
-        });
-        let times = outcome?;
-        let begin = times.iter().map(|(begin, _)| *begin).min().context("there are jobs")?;
-        let end = times.iter().map(|(_, end)| *end).max().unwrap_or(begin);
-        volume.sync(&file)?;
-        volume.remove("jobs", file)?;
-        Ok((end - begin).as_nanos() as f64 / ops as f64)
-    }
-
-    fn end(&mut self) -> Result<()> {
-        if let Some(file) = self.file.take() {
-            self.volume.sync(&file)?;
-            let after = self.volume.counts();
-            self.counted = Counts {
-                inode_updates: after.inode_updates - self.before.inode_updates,
-                journal_blocks: after.journal_blocks - self.before.journal_blocks,
-                queries: after.queries - self.before.queries,
-            };
-        }
-        Ok(())
+    fn on(&self, fs: &str) -> bool {
+        fs == "ext4" || self.asked == Asked::Always
     }
 }
 
-fn row(fs: &str, workload: &Workload, args: &args::Bench, scratch: &Path, bar: &Progress) -> Result<Value> {
-    let (rounds, ops) = plan(workload, args);
-    let mut ours = Vec::new();
-    for (label, mode) in MODES {
-        let path = scratch.join(format!("{fs}-{}-{label}", workload.name));
-        if fs != "mem" {
-            make_image(&path, IMAGE_BYTES)?;
-        }
-        let how = How { read_only: false, cache_bytes: 1 << 30, ..How::default() };
-        let vfs = image::open(fs, &path, &how, MountOptions { mode, ..MountOptions::default() })?;
-        ours.push(Course::begin(InProcess::new(vfs), workload)?);
-    }
-    let mut missing = serde_json::Map::new();
-    let mut kernel = None;
-    if fs == "ext4" {
-        if workload.is_hammered() {
-            missing.insert(
-                KERNEL.into(),
-                "programs cannot ask it for the change attribute (query_hammer)".into(),
-            );
-        } else if let Some(why) = Kernel::missing() {
-            missing.insert(KERNEL.into(), why.into());
-        } else {
-            let path = scratch.join(format!("{fs}-{}-kernel", workload.name));
-            make_image(&path, IMAGE_BYTES)?;
-            match Kernel::mount(&path, &scratch.join("kernel")) {
-                Ok(volume) => kernel = Some(Course::begin(volume, workload)?),
-                Err(why) => _ = missing.insert(KERNEL.into(), format!("{why:#}").into()),
-            }
-        }
-    }
-    ours.iter_mut().try_for_each(|course| course.warm_up(workload, ops))?;
-    kernel.iter_mut().try_for_each(|course| course.warm_up(workload, ops))?;
-    for round in 0..rounds {
-        // There and back: nobody comes behind the same one each time.
-        if round % 2 == 0 {
-            ours.iter_mut().try_for_each(|course| course.round(workload, ops))?;
-        } else {
-            ours.iter_mut().rev().try_for_each(|course| course.round(workload, ops))?;
-        }
-        kernel.iter_mut().try_for_each(|course| course.round(workload, ops))?;
-        bar.step(1, |_| format!("{fs} {}", workload.name));
-    }
-    for course in &mut ours {
-        course.end()?;
-        course.volume.vfs.unmount()?;
-    }
-    let kernel_ns = kernel.as_ref().map(|course| course.ns_per_op.as_slice());
-    let row = report(fs, workload, (rounds, ops), &ours, kernel_ns, missing);
-    drop((ours, kernel));
-    for entry in std::fs::read_dir(scratch)?.flatten().filter(|entry| entry.path().is_file()) {
-        std::fs::remove_file(entry.path())?;
-    }
-    Ok(row)
-}
-
-/// Rounds, and operations of each: enough of them that a round is worth its start.
-fn plan(workload: &Workload, args: &args::Bench) -> (u64, u64) {
-    let rounds = (u64::from(args.rounds.unwrap_or(ROUNDS)) / workload.rounds_divisor).max(1);
-    let ops = (args.ops / workload.ops_divisor / rounds).max(JOBS);
-    (rounds, if workload.pattern == Pattern::Jobs { ops / JOBS * JOBS } else { ops })
-}
-
-fn report(
-    fs: &str,
-    workload: &Workload,
-    (rounds, ops): (u64, u64),
-    ours: &[Course<InProcess>],
-    kernel: Option<&[f64]>,
-    missing: serde_json::Map<String, Value>,
-) -> Value {
-    let each = |of: &dyn Fn(&Course<InProcess>) -> Value| -> Value {
-        let figures = MODES.iter().zip(ours).map(|((label, _), course)| ((*label).to_owned(), of(course)));
-        Value::Object(figures.collect())
+/// The rows that are wanted. A word names a row, or all rows whose names begin with it and an underscore.
+fn chosen(args: &args::Bench) -> Result<Vec<&'static Spec>> {
+    let is_row = |word: &str| ROWS.iter().any(|spec| spec.name == word);
+    let meant = |word: &str, spec: &Spec| {
+        let rest = spec.name.strip_prefix(word);
+        rest.is_some_and(|rest| rest.is_empty() || (!is_row(word) && rest.starts_with('_')))
     };
-    let [old, new, none] = [0, 1, 2].map(|mode| ours[mode].ns_per_op.as_slice());
-    let mut row = json!({
-        "name": workload.name,
-        "fs": fs,
-        "unit": "ops/s",
-        "ops": ops * rounds,
-        "rounds": rounds,
-        "old": rate(median(old)),
-        "new": rate(median(new)),
-        "none": rate(median(none)),
-        "new_over_old": places(median(old) / median(new), 3),
-        "new_over_none": places(median(none) / median(new), 3),
-        "spread": { "new_over_old": spread(old, new), "new_over_none": spread(none, new) },
-        "ns_per_op": each(&|course| json!(places(median(&course.ns_per_op), 1))),
-        "inode_updates": each(&|course| json!(course.counted.inode_updates)),
-        "journal_blocks": each(&|course| json!(course.counted.journal_blocks)),
-        "queries": each(&|course| json!(course.counted.queries)),
-        "peers": {},
-        "new_over_peer": {},
-    });
-    if let Some(kernel) = kernel {
-        let ns = median(kernel);
-        row["peers"][KERNEL] = json!({ "value": rate(ns), "ns_per_op": places(ns, 1) });
-        row["new_over_peer"][KERNEL] = json!(places(ns / median(new), 3));
+    for word in &args.only {
+        let mut named = ROWS.iter().filter(|spec| meant(word, spec)).peekable();
+        if named.peek().is_none() {
+            let names: Vec<_> = ROWS.iter().map(|spec| spec.name).collect();
+            return Err(usage(format!("--only {word}: no such row; there are {}", names.join(", "))));
+        }
+        if !named.any(|spec| args.fs.iter().any(|fs| spec.on(fs))) {
+            return Err(usage(format!("--only {word}: measured on ext4 alone")));
+        }
     }
-    if !missing.is_empty() {
-        row["peers_missing"] = missing.into();
-    }
-    row
+    Ok(ROWS
+        .iter()
+        .filter(|spec| match args.only.as_slice() {
+            [] => args.all || spec.asked != Asked::ByName,
+            words => words.iter().any(|word| meant(word, spec)),
+        })
+        .collect())
 }
 
 /// All rows.
 pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
-    let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
-    std::fs::create_dir(scratch.path().join("kernel"))?;
-    // The log is what the queries may cost, so they hammer what has one.
-    let workloads = |fs: &str| {
-        let logs = fs == "ext4";
-        WORKLOADS.iter().filter(move |workload| logs || !workload.is_hammered())
-    };
-    let rounds = args.fs.iter().flat_map(|fs| workloads(fs)).map(|workload| plan(workload, args).0).sum();
-    let bar = Progress::of(rounds);
-    let mut rows = Vec::new();
-    for fs in &args.fs {
-        for workload in workloads(fs) {
-            let what = || format!("{fs} {}", workload.name);
-            rows.push(row(fs, workload, args, scratch.path(), &bar).with_context(what)?);
-        }
+    let chosen = chosen(args)?;
+    let mut plan = Vec::new();
+    for fs in FILESYSTEMS.into_iter().filter(|fs| args.fs.iter().any(|asked| asked == fs)) {
+        plan.extend(chosen.iter().filter(|spec| spec.on(fs)).map(|spec| (fs, *spec)));
     }
-    Ok(rows)
+    let bar = Progress::of(plan.iter().map(|(_, spec)| spec.steps(args)).sum());
+    let row = |(fs, spec): (&'static str, &Spec)| {
+        spec.row(fs, args, &bar).with_context(|| format!("{fs} {}", spec.name))
+    };
+    plan.into_iter().map(row).collect()
 }

@@ -16,6 +16,8 @@ pub struct MountOptions {
     pub atime: AtimeMode,
     /// Nothing may change.
     pub read_only: bool,
+    /// Every inode counts as marked with these: [`InodeFlags::SYNC`], [`InodeFlags::DIRSYNC`].
+    pub at_once: InodeFlags,
     /// Bound of pages, buffers, inodes and dentries together (unless `budget` is given).
     pub cache_bytes: u64,
     /// Bound of dirty pages; 0: half of the cache. Write-back starts at half of this.
@@ -39,6 +41,7 @@ impl Default for MountOptions {
             lazytime: false,
             atime: AtimeMode::Relative,
             read_only: false,
+            at_once: InodeFlags::empty(),
             cache_bytes: 256 << 20,
             dirty_bytes: 0,
             writeback_interval: Duration::from_secs(5),

@@ -80,6 +80,7 @@ impl Vfs {
             inode.attr()
         };
         self.notify(inode, if set.size.is_some() { ChangeKind::Data } else { ChangeKind::Metadata });
+        self.settle(inode, InodeFlags::SYNC)?;
         Ok(attr)
     }
 

@@ -175,8 +175,10 @@ impl Vfs {
             Some(error) if done == 0 => return Err(error),
             _ => {}
         }
-        if flags.contains(WriteFlags::SYNC) || inode.with_attr(|attr| attr.flags).contains(InodeFlags::SYNC) {
+        if flags.contains(WriteFlags::SYNC) {
             self.fsync(inode, false)?;
+        } else {
+            self.settle(inode, InodeFlags::SYNC)?;
         }
         Ok(done)
     }

@@ -24,9 +24,9 @@ use crate::api::*;
 use crate::driver::{NewInode, Rename};
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
+use crate::sync::RwLockWriteGuard;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
-use parking_lot::RwLockWriteGuard;
 
 /// Depth at which a chain of parents is called a loop: longer than any path of one-byte names can be walked.
 const MAX_DEPTH: usize = 1 << 20;
@@ -99,14 +99,8 @@ impl Vfs {
     }
 
     /// What happened to names of directories that are marked for it is durable before the call returns. Under no lock.
-    fn settle(&self, dirs: &[&InodeRef]) -> Result<()> {
-        let at_once = InodeFlags::SYNC | InodeFlags::DIRSYNC;
-        for dir in dirs {
-            if dir.with_attr(|attr| attr.flags).intersects(at_once) {
-                self.fsync(dir, false)?;
-            }
-        }
-        Ok(())
+    fn settle_names(&self, dirs: &[&InodeRef]) -> Result<()> {
+        dirs.iter().try_for_each(|dir| self.settle(dir, InodeFlags::SYNC | InodeFlags::DIRSYNC))
     }
 
     fn dir_is_alive(&self, dir: &Inode) -> Result<()> {
@@ -203,7 +197,7 @@ impl Vfs {
             (inode, self.info_since(dir, before))
         };
         self.notify(dir, ChangeKind::Names);
-        self.settle(&[dir])?;
+        self.settle_names(&[dir])?;
         Ok(made)
     }
 
@@ -257,7 +251,7 @@ impl Vfs {
         };
         self.notify(dir, ChangeKind::Names);
         self.notify(inode, ChangeKind::Metadata);
-        self.settle(&[dir])?;
+        self.settle_names(&[dir])?;
         Ok(info)
     }
 
@@ -324,7 +318,7 @@ impl Vfs {
             drop(locks);
             self.notify(dir, ChangeKind::Names);
             self.notify(&victim, ChangeKind::Metadata);
-            self.settle(&[dir])?;
+            self.settle_names(&[dir])?;
             return Ok(info);
         }
     }
@@ -444,7 +438,7 @@ impl Vfs {
             if let Some(target) = &target {
                 self.notify(target, ChangeKind::Metadata);
             }
-            self.settle(&[old_dir, new_dir])?;
+            self.settle_names(&[old_dir, new_dir])?;
             return Ok(info);
         }
     }

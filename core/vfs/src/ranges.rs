@@ -87,7 +87,7 @@ impl Vfs {
             }
         }
         self.notify(inode, ChangeKind::Data);
-        Ok(())
+        self.settle(inode, InodeFlags::SYNC)
     }
 
     /// The first byte of data at or behind `offset`.

@@ -146,7 +146,7 @@ impl Vfs {
             }
         }
         self.notify(inode, ChangeKind::Metadata);
-        Ok(())
+        self.settle(inode, InodeFlags::SYNC)
     }
 
     fn set_acl(&self, cred: &Cred, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
@@ -197,6 +197,6 @@ impl Vfs {
             inode.acl.forget();
         }
         self.notify(inode, ChangeKind::Metadata);
-        Ok(())
+        self.settle(inode, InodeFlags::SYNC)
     }
 }

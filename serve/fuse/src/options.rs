@@ -37,7 +37,8 @@ pub struct FuseOptions {
     pub dev: bool,
     /// Programs run.
     pub exec: bool,
-    /// Directory changes and data reach the device before a call returns.
+    /// The kernel hands written data over and has it made durable before write(2) returns. What else shall be durable at once is
+    /// for [`MountOptions::at_once`](ivers_vfs::MountOptions::at_once).
     pub sync: bool,
 }
 
@@ -69,6 +70,16 @@ impl FuseOptions {
             None => (option, None),
         };
         match (name, value) {
+            // The kernel takes a source of less than a page, and says no more than EINVAL.
+            ("fsname", Some(value)) if value.is_empty() || value.len() >= 4096 => {
+                return Err(fail("must have from 1 to 4095 bytes"));
+            }
+            ("subtype", Some(value)) if value.is_empty() || value.len() > 200 => {
+                return Err(fail("must have from 1 to 200 bytes"));
+            }
+            ("fsname" | "subtype", Some(value)) if value.chars().any(char::is_control) => {
+                return Err(fail("must have no control characters"));
+            }
             ("fsname", Some(value)) => self.fsname = value.into(),
             ("subtype", Some(value)) => self.subtype = value.into(),
             ("threads", Some(value)) => {
@@ -93,8 +104,6 @@ impl FuseOptions {
             ("nodev", None) => self.dev = false,
             ("exec", None) => self.exec = true,
             ("noexec", None) => self.exec = false,
-            ("sync", None) => self.sync = true,
-            ("async", None) => self.sync = false,
             _ => return Ok(false),
         }
         Ok(true)
@@ -127,7 +136,15 @@ mod tests {
         for others in ["iversion=lazy", "cache=1G", "lazytime", "ro=1"] {
             assert_eq!(options.set(others), Ok(false), "{others}");
         }
-        for bad in ["threads=0", "threads=many", "fsname"] {
+        for bad in [
+            "threads=0",
+            "threads=many",
+            "fsname",
+            "fsname=",
+            "subtype=",
+            "subtype=a\nb",
+            &format!("fsname={}", "x".repeat(4096)),
+        ] {
             assert!(options.set(bad).is_err(), "{bad}");
         }
     }

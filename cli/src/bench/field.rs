@@ -1,0 +1,238 @@
+//! The contenders of a row, on equal images: the library in three modes, and the kernel's ext4 where it can be mounted.
+//!
+//! All of them stay mounted for the whole of a row and take turns.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use ivers_vfs::{ChangeMode, Clock, MountOptions};
+use serde_json::{Map, Value};
+
+use super::figures::Samples;
+use super::make_image;
+use super::volume::{Counts, InProcess, Kernel, Volume};
+use super::workloads::Workload;
+use crate::image::How;
+use crate::progress::Progress;
+
+/// In the order of a round.
+pub(super) const MODES: [(&str, ChangeMode); 3] =
+    [("old", ChangeMode::Eager), ("new", ChangeMode::Lazy), ("none", ChangeMode::Off)];
+
+pub(super) const KERNEL: &str = "kernel_ext4";
+
+/// Sparse.
+const IMAGE_BYTES: u64 = 4 << 30;
+const CACHE_BYTES: u64 = 1 << 30;
+
+/// The volumes.
+pub(super) struct Field {
+    fs: &'static str,
+    /// In the order of [`MODES`]. Closed before the files in `scratch` go.
+    ours: Vec<InProcess>,
+    kernel: Option<Kernel>,
+    missing: Map<String, Value>,
+    scratch: tempfile::TempDir,
+}
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Length {
+    pub(super) rounds: u64,
+    /// Of one round. More, if that takes less than `at_least` for the fastest of the modes.
+    pub(super) ops: u64,
+    pub(super) at_least: Duration,
+}
+
+/// One contender's figures.
+#[derive(Debug, Default)]
+pub(super) struct Sample {
+    pub(super) ns_per_op: Samples,
+    pub(super) cpu_ns_per_op: Samples,
+    pub(super) queries_per_second: Samples,
+    pub(super) latencies: Vec<u32>,
+    pub(super) counts: Counts,
+}
+
+/// What a row, or a point of one, has shown.
+pub(super) struct Measured {
+    pub(super) rounds: u64,
+    /// Of each mode, all rounds together.
+    pub(super) ops: u64,
+    /// In the order of [`MODES`].
+    pub(super) ours: [Sample; 3],
+    pub(super) kernel: Option<Sample>,
+    pub(super) missing: Map<String, Value>,
+}
+
+/// A contender in the course of a workload.
+struct Course<'a, V: Volume, W: Workload> {
+    volume: &'a V,
+    workload: &'a W,
+    state: Option<W::State<V>>,
+    /// Kept open so that there is something to sync by.
+    anchor: Option<V::File>,
+    sample: Sample,
+    before: Counts,
+}
+
+const ANCHOR: &str = "anchor";
+
+impl<'a, V: Volume, W: Workload> Course<'a, V, W> {
+    fn begin(volume: &'a V, workload: &'a W) -> Result<Self> {
+        let state = Some(workload.begin(volume)?);
+        let anchor = Some(volume.create(ANCHOR, super::volume::Access::Cached)?);
+        Ok(Self { volume, workload, state, anchor, sample: Sample::default(), before: Counts::default() })
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.anchor.iter().try_for_each(|anchor| self.volume.sync(anchor))
+    }
+
+    /// One round; how long what is timed of it took.
+    fn round(&mut self, ops: u64) -> Result<Duration> {
+        let Some(state) = &mut self.state else { return Ok(Duration::ZERO) };
+        let turn = self.workload.round(self.volume, state, ops)?;
+        let each = |time: Duration| time.as_nanos() as f64 / turn.ops as f64;
+        self.sample.ns_per_op.push(each(turn.elapsed));
+        self.sample.cpu_ns_per_op.extend(turn.cpu.map(each));
+        let seconds = turn.elapsed.as_secs_f64().max(1e-9);
+        self.sample.queries_per_second.push(turn.queries as f64 / seconds);
+        self.sample.latencies.extend(turn.latencies);
+        Ok(turn.elapsed)
+    }
+
+    /// What the rounds before this have shown does not count.
+    fn start_counting(&mut self) -> Result<()> {
+        self.sample = Sample::default();
+        self.sync()?;
+        self.before = self.volume.counts();
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<Sample> {
+        self.sync()?;
+        self.sample.counts = self.volume.counts().since(self.before);
+        if let Some(state) = self.state.take() {
+            self.workload.end(self.volume, state)?;
+        }
+        if let Some(anchor) = self.anchor.take() {
+            self.volume.remove(ANCHOR, anchor)?;
+        }
+        Ok(self.sample)
+    }
+}
+
+impl Field {
+    /// Make the images and mount them.
+    pub(super) fn open(fs: &'static str) -> Result<Self> {
+        let mut field = Self::ours(fs, &|| None)?;
+        if fs == "ext4" {
+            match Kernel::missing() {
+                Some(why) => _ = field.missing.insert(KERNEL.into(), why.into()),
+                None => match field.loop_mount() {
+                    Ok(volume) => field.kernel = Some(volume),
+                    Err(why) => _ = field.missing.insert(KERNEL.into(), format!("{why:#}").into()),
+                },
+            }
+        }
+        Ok(field)
+    }
+
+    /// The library alone, by clocks of our own.
+    pub(super) fn with_clock(fs: &'static str, clock: &dyn Fn() -> Box<dyn Clock>) -> Result<Self> {
+        let mut field = Self::ours(fs, &|| Some(clock()))?;
+        field.missing.insert(KERNEL.into(), "its clock is its own (updates_by_tick)".into());
+        Ok(field)
+    }
+
+    fn ours(fs: &'static str, clock: &dyn Fn() -> Option<Box<dyn Clock>>) -> Result<Self> {
+        let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
+        let how = How { read_only: false, cache_bytes: CACHE_BYTES, ..How::default() };
+        let mut ours = Vec::new();
+        for (label, mode) in MODES {
+            let options = MountOptions { mode, clock: clock(), ..MountOptions::default() };
+            let image = scratch.path().join(label);
+            if fs != "mem" {
+                make_image(&image, IMAGE_BYTES)?;
+            }
+            ours.push(InProcess::open(fs, &image, &how, options)?);
+        }
+        Ok(Self { fs, ours, kernel: None, missing: Map::new(), scratch })
+    }
+
+    fn loop_mount(&self) -> Result<Kernel> {
+        let (image, dir) = (self.scratch.path().join("image"), self.scratch.path().join(KERNEL));
+        make_image(&image, IMAGE_BYTES)?;
+        std::fs::create_dir(&dir)?;
+        Kernel::mount(&image, &dir)
+    }
+
+    /// Do the work with each in turn, and once before it counts.
+    pub(super) fn measure<W: Workload>(
+        &self,
+        workload: &W,
+        length: Length,
+        bar: &Progress,
+        what: &str,
+    ) -> Result<Measured> {
+        ensure!(self.ours.len() == MODES.len(), "a field has all modes");
+        let mut missing = self.missing.clone();
+        let mut ours = Vec::new();
+        for volume in &self.ours {
+            ours.push(Course::begin(volume, workload)?);
+        }
+        let mut kernel = None;
+        if let Some(volume) = &self.kernel {
+            match workload.kernel_cannot() {
+                Some(why) => _ = missing.insert(KERNEL.into(), format!("{why} ({what})").into()),
+                None => kernel = Some(Course::begin(volume, workload)?),
+            }
+        }
+        let ops = warm_up(&mut ours, workload, length)?;
+        kernel.iter_mut().try_for_each(|course| course.round(ops).map(drop))?;
+        ours.iter_mut().try_for_each(Course::start_counting)?;
+        kernel.iter_mut().try_for_each(Course::start_counting)?;
+        for round in 0..length.rounds {
+            // There and back: nobody comes behind the same one each time.
+            if round % 2 == 0 {
+                ours.iter_mut().try_for_each(|course| course.round(ops).map(drop))?;
+            } else {
+                ours.iter_mut().rev().try_for_each(|course| course.round(ops).map(drop))?;
+            }
+            kernel.iter_mut().try_for_each(|course| course.round(ops).map(drop))?;
+            bar.step(1, |_| format!("{} {what}", self.fs));
+        }
+        let mut samples = Vec::new();
+        for course in ours {
+            samples.push(course.end()?);
+        }
+        let Ok(ours) = <[Sample; 3]>::try_from(samples) else { unreachable!("as many as there are modes") };
+        let kernel = kernel.map(Course::end).transpose()?;
+        Ok(Measured { rounds: length.rounds, ops: ops * length.rounds, ours, kernel, missing })
+    }
+
+    /// Unmount.
+    pub(super) fn close(self) -> Result<()> {
+        Ok(self.ours.iter().try_for_each(|volume| volume.vfs.unmount())?)
+    }
+}
+
+/// Rounds that warm caches up; how many operations a round is to have.
+fn warm_up<W: Workload>(ours: &mut [Course<'_, InProcess, W>], workload: &W, length: Length) -> Result<u64> {
+    /// Each time it is a guess from what a short round took.
+    const TRIES: u32 = 8;
+    let mut ops = workload.round_up(length.ops);
+    for _ in 0..TRIES {
+        let mut fastest = Duration::MAX;
+        for course in ours.iter_mut() {
+            fastest = fastest.min(course.round(ops)?);
+        }
+        if fastest >= length.at_least {
+            break;
+        }
+        let short = length.at_least.as_secs_f64() / fastest.as_secs_f64().max(1e-6);
+        ops = workload.round_up((ops as f64 * (short * 1.1).clamp(1.2, 16.0)) as u64);
+    }
+    Ok(ops)
+}
