@@ -61,6 +61,8 @@ fn test() -> bool {
         ("restic", "restic"),
         ("tar", "tar"),
         ("gcc", "gcc"),
+        ("fio", "fio"),
+        ("fuse2fs", "fuse2fs"),
         ("python3", "python3"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
@@ -80,6 +82,12 @@ fn test() -> bool {
             "cargo",
             &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
             &[("RUSTFLAGS", "--cfg loom")],
+        )
+        && run(
+            "races",
+            "cargo",
+            &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
+            &[("RUSTFLAGS", "--cfg shuttle -D warnings")],
         )
 }
 
@@ -114,7 +122,7 @@ fn main() -> ExitCode {
             None => return usage(),
         },
         "kmod" => kmod::kmod(),
-        "mutants" => mutants::mutants(std::env::args().nth(2).as_deref()),
+        "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "fuzz" => match fuzz(&words[1..]) {
             Some(ok) => ok,
