@@ -83,6 +83,12 @@ fn test() -> bool {
             &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
             &[("RUSTFLAGS", "--cfg loom")],
         )
+        && run(
+            "races",
+            "cargo",
+            &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
+            &[("RUSTFLAGS", "--cfg shuttle -D warnings")],
+        )
 }
 
 /// `fuzz [TARGET] [--minutes N]`, or `fuzz --seed-corpus DIR`.
