@@ -179,7 +179,8 @@ mod tests {
             let order: Vec<_> = (0..count).map(|nth| shuffled(nth, count)).collect();
             assert_eq!(order.iter().copied().collect::<BTreeSet<_>>(), (0..count).collect());
             let in_turn = order.windows(2).filter(|pair| pair[1] == pair[0] + 1).count() as u64;
-            assert!(in_turn <= 1 + count / 16, "{count}: {in_turn}");
+            // Of four blocks there is not much of an order to spoil.
+            assert!(count < 64 || in_turn <= count / 16, "{count}: {in_turn}");
         }
     }
 }
