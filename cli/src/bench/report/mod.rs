@@ -97,7 +97,11 @@ fn plain(text: &str) -> String {
 
 /// What a row is called, for people.
 fn title(row: &Value) -> String {
-    let of = if is_fuse(row) { Some("FUSE") } else { row["fs"].as_str() };
+    let of = match row["fs"].as_str() {
+        _ if is_fuse(row) => Some("FUSE"),
+        _ if is_peers(row) => Some("libraries"),
+        fs => fs,
+    };
     match of {
         Some(of) => format!("{} {}", plain(of), short_title(row)),
         None => short_title(row),
@@ -107,11 +111,17 @@ fn title(row: &Value) -> String {
 /// The same, where it is clear on what it was measured.
 fn short_title(row: &Value) -> String {
     let name = plain(row["name"].as_str().unwrap_or("(no name)"));
-    name.strip_prefix("fuse_").unwrap_or(&name).replace('_', " ")
+    let name = ["fuse_", "peers_"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(&name);
+    name.replace('_', " ")
 }
 
 fn is_fuse(row: &Value) -> bool {
     row["name"].as_str().is_some_and(|name| name.starts_with("fuse_"))
+}
+
+/// Whether other libraries are beside ours in it.
+fn is_peers(row: &Value) -> bool {
+    row["name"].as_str().is_some_and(|name| name.starts_with("peers_"))
 }
 
 /// Whether more is better of what the row measured.

@@ -4,10 +4,10 @@ use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use super::{Runs, is_fuse, is_timed, mode_rows, plain, plots, short_title, title};
+use super::{Runs, is_fuse, is_peers, is_timed, mode_rows, plain, plots, short_title, title};
 
 const STYLE: &str = "
-body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 88rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .7rem 0; }
@@ -182,16 +182,15 @@ fn modes(rows: &[&Value]) -> Result<Markup> {
     })
 }
 
-fn fuse(rows: &[&Value]) -> Markup {
-    let rows: Vec<_> = rows.iter().filter(|row| is_fuse(row) && row["missing"].is_null()).collect();
+/// Ours beside the peers': those through FUSE, or those of the library.
+fn beside_peers(rows: &[&Value], is_one: fn(&Value) -> bool, heading: &str, text: &str) -> Markup {
+    let rows: Vec<_> = rows.iter().filter(|row| is_one(row) && row["missing"].is_null()).collect();
     let peers = plots::names(rows.iter().map(|row| &row["peers"]), &[]);
     let head = |peer: &String| plots::series(peer).name;
     html! {
         @if !rows.is_empty() {
-            h2 { "Through FUSE" }
-            p { "Nanoseconds an operation, medians, on equal images. The null passthrough is libfuse's passthrough_ll over the kernel's ext4: what FUSE itself \
-                 costs. With attributes answered, as ivers does, the kernel asks it for security.capability before each write; without, it does not. \
-                 The kernel's ext4 is the limit." }
+            h2 { (heading) }
+            p { (text) }
             div.wide { table {
                 tr { th { "row" } th { "operations" } th { "rounds" } th { "ivers" } @for peer in &peers { th { (head(peer)) } } }
                 @for row in &rows { tr {
@@ -219,9 +218,22 @@ fn fuse(rows: &[&Value]) -> Markup {
                     }
                     "." }
             }
+            @if let Some(verdicts) = rows.iter().find_map(|row| row["e2fsck"].as_object()) {
+                p { "What e2fsck says of the images afterwards: "
+                    @for (number, (name, verdict)) in verdicts.iter().enumerate() {
+                        @if number > 0 { "; " } (plots::series(name).name) ": " (cell(verdict))
+                    }
+                    "." }
+            }
         }
     }
 }
+
+const THROUGH_FUSE: &str = "Nanoseconds an operation, medians, on equal images. The null passthrough is libfuse's passthrough_ll over the kernel's \
+    ext4: what FUSE itself costs. With attributes answered, as ivers does, the kernel asks it for security.capability before each write; without, it \
+    does not. The kernel's ext4 is the limit.";
+const OTHER_LIBRARIES: &str = "Rust crates that can write ext4, and ivers by its library, in one process. Nanoseconds an operation, a sync at the end of each \
+    round in it; images lie in memory. ext4plus cannot write to a journal: its image has none.";
 
 fn seeds(rows: &[&Value]) -> Result<Markup> {
     let plot = plots::beside_the_seeds(rows)?;
@@ -329,7 +341,10 @@ fn others(rows: &[&Value]) -> Markup {
     let rows: Vec<_> = rows
         .iter()
         .filter(|row| {
-            !is_fuse(row) && row["points"].is_null() && !known.iter().any(|known| std::ptr::eq(*known, **row))
+            !is_fuse(row)
+                && !is_peers(row)
+                && row["points"].is_null()
+                && !known.iter().any(|known| std::ptr::eq(*known, **row))
         })
         .collect();
     html! {
@@ -402,7 +417,8 @@ pub(super) fn page(runs: &Runs) -> Result<String> {
                 (targets(&rows))
                 (seeds)
                 (modes)
-                (fuse(&rows))
+                (beside_peers(&rows, is_fuse, "Through FUSE", THROUGH_FUSE))
+                (beside_peers(&rows, is_peers, "Beside other libraries", OTHER_LIBRARIES))
                 (others(&rows))
                 (counts(&rows))
                 (latencies)
