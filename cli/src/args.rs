@@ -314,7 +314,7 @@ pub struct Bench {
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,
-    /// Only these rows, or those whose names begin so (see below)
+    /// Only these rows of the library, or those whose names begin so (see below)
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["all", "fuse"])]
     pub only: Vec<String>,
     /// Also the rows full_*, which take long

@@ -84,6 +84,12 @@ fn test() -> bool {
             &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
             &[("RUSTFLAGS", "--cfg loom")],
         )
+        && run(
+            "races",
+            "cargo",
+            &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
+            &[("RUSTFLAGS", "--cfg shuttle -D warnings")],
+        )
 }
 
 /// `fuzz [TARGET] [--minutes N]`, or `fuzz --seed-corpus DIR`.
@@ -117,7 +123,7 @@ fn main() -> ExitCode {
             None => return usage(),
         },
         "kmod" => kmod::kmod(),
-        "mutants" => mutants::mutants(std::env::args().nth(2).as_deref()),
+        "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "bench" => {
             let dir = words.get(1).map_or("target/report", String::as_str);
