@@ -336,6 +336,31 @@ fn a_counter_of_32_bits_that_runs_over_still_grows() {
     vfs.unmount().unwrap();
 }
 
+/// The record that then rises lies on the root itself.
+#[test]
+fn the_roots_own_counter_runs_over_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-I", "128"], 64 << 20);
+    let vfs = mount(&path);
+    let root = vfs.root().unwrap();
+    root.version.set(u64::from(u32::MAX) - 1);
+    let mut last = vfs.change(&root).unwrap();
+    for i in 0..4 {
+        make(&vfs, &root, &format!("f{i}"), b"");
+        let now = vfs.change(&root).unwrap();
+        assert!(now > last, "{i}: {now} after {last}");
+        last = now;
+    }
+    drop(root);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&path, "wrapped");
+    let vfs = mount(&path);
+    assert!(vfs.change(&vfs.root().unwrap()).unwrap() > last);
+    vfs.unmount().unwrap();
+}
+
 #[test]
 fn when_the_journal_stops_no_value_vouches_for_anything() {
     let dir = tempfile::tempdir().unwrap();
