@@ -85,15 +85,23 @@ impl Jbd2Log {
     /// Finds the end of the log, checking every checksum on the way.
     fn scan(&self) -> Result<Scan> {
         let mut damaged = None;
+        // Counts once the commit block shows that the transaction was meant to be whole: without checksums, a crash may have torn a
+        // descriptor, and what follows its first sector is from before.
+        let mut outside = None;
         let end_sequence = self.walk(None, &mut damaged, |sequence, log_block, step| {
-            if let Step::Data(tag, _) = step
-                && (tag.block >= self.options.fs_blocks || self.map.contains(tag.block))
-            {
-                let what = format!(
-                    "transaction {sequence} changes block {}, which is in the journal or outside the filesystem",
-                    tag.block
-                );
-                return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
+            match step {
+                Step::Data(tag, _) if tag.block >= self.options.fs_blocks || self.map.contains(tag.block) => {
+                    outside.get_or_insert((tag.block, log_block));
+                }
+                Step::Commit => {
+                    if let Some((block, log_block)) = outside {
+                        let what = format!(
+                            "transaction {sequence} changes block {block}, which is in the journal or outside the filesystem"
+                        );
+                        return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
+                    }
+                }
+                Step::Data(..) | Step::Revoked(_) => {}
             }
             Ok(())
         })?;

@@ -269,6 +269,28 @@ fn foreign_targets_are_refused_before_anything_is_written() {
     }
 }
 
+/// A crash in the middle of a transaction's first write, in a log without checksums.
+#[test]
+fn a_torn_descriptor_ends_the_log() {
+    let device = device(256, |_| {});
+    let mut log = open(device.clone(), 256).unwrap();
+    put(&mut log, 1000..1004, 1, &[]);
+    let item = |block| LogItem {
+        block,
+        ranges: std::iter::once(0..BLOCK).collect(),
+        data: vec![2; BLOCK as usize].into(),
+    };
+    let transaction = LogTransaction { items: (1000..1100).map(item).collect(), ..Default::default() };
+    log.write_items(&transaction).unwrap();
+    // Behind the superblock: a descriptor, four blocks and the commit record, then the one that tears.
+    let torn = u64::from(BLOCK) * (1 + 1 + 6);
+    device.write_at(torn + 512, &[0xFE; 512]).unwrap();
+    drop(log);
+    let done = open(device.clone(), 256).unwrap().recover().unwrap();
+    assert_eq!((done.transactions, done.blocks), (1, 4));
+    assert_eq!((byte(&*device, 1003), byte(&*device, 1004)), (1, 0));
+}
+
 #[test]
 fn pending_fast_commits_are_refused() {
     // 1100 blocks, of which the last 64 are for fast commits.

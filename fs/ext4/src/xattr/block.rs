@@ -106,7 +106,7 @@ impl Ext4 {
             }
             return Ok(dead);
         }
-        let number = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
+        let number = self.alloc_own_block(h, inode)?;
         let buffer = self.new_block(number)?;
         // The copy names the attribute inodes that it keeps once more.
         for kept in attributes.iter().filter(|new| before.contains(new)) {

@@ -46,8 +46,15 @@ impl Ext4 {
         Ok(value)
     }
 
-    /// Make an inode that holds a value: its number and the value's hash. The handle has credits for its blocks.
-    pub(super) fn make_ea_inode(&self, h: &mut Handle, owner: &Inode, value: &[u8]) -> Result<(u32, u32)> {
+    /// Make an inode that holds a value: its number and the value's hash. The handle has credits for its blocks. Should they not
+    /// be had, the inode is `dead`.
+    pub(super) fn make_ea_inode(
+        &self,
+        h: &mut Handle,
+        owner: &Inode,
+        value: &[u8],
+        dead: &mut Vec<Inode>,
+    ) -> Result<(u32, u32)> {
         let attr = owner.attr();
         let new = NewInode {
             kind: FileType::Regular,
@@ -83,8 +90,8 @@ impl Ext4 {
             put32(slot, I_VERSION, 1);
         })?;
         if let Err(error) = filled {
-            // It waits on the orphan list for the next mount: its blocks are freed in transactions of their own.
-            self.put_ea_inode(h, ino)?;
+            // Its blocks are freed in transactions of their own.
+            dead.extend(self.put_ea_inode(h, ino)?);
             return Err(error);
         }
         Ok((ino, hash))
