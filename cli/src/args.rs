@@ -308,10 +308,13 @@ pub struct Bench {
     /// Rounds that the operations are spread over (default 400); with --fuse: times that everything is done (default 3)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
+    /// Times that everything is done through FUSE
+    #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub fuse_rounds: Option<u32>,
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,
-    /// Only these rows, or those whose names begin so (see below)
+    /// Only these rows of the library, or those whose names begin so (see below)
     #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["all", "fuse"])]
     pub only: Vec<String>,
     /// Also the rows full_*, which take long
@@ -320,10 +323,25 @@ pub struct Bench {
     /// The process that loads inodes for the row inode_memory
     #[arg(long, hide = true)]
     pub load_inodes: bool,
-    /// Through FUSE, against fuse2fs
+    /// Through FUSE, against a null passthrough, fuse2fs and the kernel
     #[arg(long)]
     pub fuse: bool,
-    /// With --fuse: the tree that is packed by tar and unpacked on each mount
+    /// Through FUSE: the tree that is packed by tar and unpacked on each mount
     #[arg(long, value_name = "DIR", default_value = "/usr/include")]
     pub tree: PathBuf,
+    /// Through FUSE, as root on Debian: install what the peers need
+    #[arg(long)]
+    pub install_peers: bool,
+    /// Measure both halves, in-process and through FUSE (with --fuse: that alone), and write a page into this directory
+    #[arg(long, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+    /// With --report: measure nothing, take the rows of these files (as --json or a report left them)
+    #[arg(long, value_name = "FILE", requires = "report")]
+    pub from: Vec<PathBuf>,
+    /// The process that asks about this file while another one writes to it.
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub ask: Option<PathBuf>,
+    /// It asks for the change attribute.
+    #[arg(long, hide = true)]
+    pub ask_change: bool,
 }

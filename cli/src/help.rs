@@ -189,7 +189,13 @@ Examples:
 /// Of `bench`.
 pub const BENCH: &str = "\
 In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved. With --fuse: `ivers \
-mount`, fuse2fs and, as root, the kernel's ext4 on equal images.
+mount`, fuse2fs and, as root, the kernel's ext4 and a null passthrough (libfuse's passthrough_ll over the kernel's ext4: what FUSE itself costs) \
+on equal images, also while another process asks about the file that is written (_stat: for its times; _asked: for the change attribute), and \
+where fio is installed its jobs. What is missing is said. The passthrough is compiled from libfuse3-dev and kept in ivers/peers under \
+$XDG_CACHE_HOME or ~/.cache.
+
+--report measures all that and writes index.html (tables and plots, in one file), main.svg (the main plot) and rows.json, from which --from makes them \
+again, also of several runs.
 
 Rows:
   overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 alone:
@@ -213,7 +219,8 @@ if they measured it. docs/json.md has all names. With --fuse the rows are named 
 Examples:
   ivers bench --fs mem --ops 100000
   ivers bench --only query_hammer,write_sizes
-  ivers bench --fuse --json";
+  ivers bench --fuse --json
+  ivers bench --report out";
 
 /// Of `completions`.
 pub const COMPLETIONS: &str = "\

@@ -4,7 +4,13 @@ use serde_json::Value;
 use std::process::Command;
 
 fn rows(args: &[&str]) -> Vec<Value> {
-    let output = Command::new(env!("CARGO_BIN_EXE_ivers")).arg("bench").args(args).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_ivers"))
+        .arg("bench")
+        .args(args)
+        // What is compiled for a peer is kept where the tests keep things.
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     said["rows"].as_array().unwrap().clone()
@@ -240,22 +246,64 @@ fn mounts_are_measured_beside_their_peers() {
     let tree_word = tree.path().to_str().unwrap();
     let rows = rows(&["--json", "--fuse", "--ops", "2000", "--rounds", "1", "--tree", tree_word]);
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    assert_eq!(
-        names,
-        ["fuse_write_1_byte", "fuse_write_4k", "fuse_create", "fuse_unlink", "fuse_untar", "fuse_walk_stat"]
-    );
-    for row in &rows {
+    let wanted = [
+        "fuse_write_1_byte",
+        "fuse_write_1_byte_stat",
+        "fuse_write_1_byte_asked",
+        "fuse_write_4k",
+        "fuse_create",
+        "fuse_unlink",
+        "fuse_untar",
+        "fuse_walk_stat",
+        "fuse_fio_4k_8_jobs",
+        "fuse_msync",
+    ];
+    assert_eq!(names, wanted);
+    let by_fio = &rows[8..];
+    if ivers_oracle::have_programs(&["fio"]) {
+        for row in by_fio {
+            for mode in ["old", "new", "none"] {
+                assert!(number(&row[mode], mode) > 0.0, "{row}");
+                assert!(row["inode_updates"][mode].is_u64() && row["journal_blocks"][mode].is_u64(), "{row}");
+                let latency =
+                    ["p50", "p99", "p999", "max"].map(|name| number(&row["latency_ns"][mode][name], name));
+                assert!(latency.is_sorted() && latency[3] > 0.0, "{row}");
+            }
+            assert!(row["new_over_old"].is_number() && row["seeds"]["new_over_old"].is_number(), "{row}");
+            assert!(row["seeds"]["source"].is_string(), "{row}");
+        }
+        // 125 blocks, in as many threads as there are processors.
+        let blocks = by_fio[1]["ops"].as_u64().unwrap();
+        assert!((1..=125).contains(&blocks), "{}", by_fio[1]);
+    } else {
+        assert!(by_fio.iter().all(|row| row["missing"].is_string()), "{by_fio:?}");
+    }
+    for row in rows.iter().filter(|row| row["missing"].is_null()) {
         assert!(number(&row["new"], "new") > 0.0, "{row}");
-        for peer in ["fuse2fs", "kernel_ext4"] {
+        for peer in ["fuse2fs", "null_passthrough", "null_passthrough_no_xattr", "kernel_ext4"] {
             if row["peers_missing"][peer].is_string() {
+                assert!(row["peers"][peer].is_null(), "{row}");
                 continue;
             }
             assert!(number(&row["peers"][peer]["value"], peer) > 0.0, "{row}");
             assert!(number(&row["new_over_peer"][peer], peer) > 0.0, "{row}");
+            // One round: its own ratio is the median and both quartiles.
+            let spread = &row["spread"]["new_over_peer"][peer];
+            let ratio = number(&row["new_over_peer"][peer], peer);
+            assert_eq!((number(&spread[0], peer), number(&spread[1], peer)), (ratio, ratio), "{row}");
+            assert!(row["options"][peer].is_string(), "{row}");
         }
     }
+    // Whoever asks for the change attribute is counted by the mount that he asks; who asks for times alone is not.
+    let asked = |row: &Value| row["asked"]["ivers"].as_u64().unwrap();
+    assert!(
+        rows[2]["queries"]["new"].as_u64().unwrap() >= asked(&rows[2]) && asked(&rows[2]) >= 1,
+        "{}",
+        rows[2]
+    );
+    assert!(rows[1]["queries"]["new"] == 0 && asked(&rows[1]) >= 1, "{}", rows[1]);
     // Untar and walk have the tree's entries for operations: itself, a directory, a file.
-    assert_eq!(rows[4]["ops"], 3);
+    assert_eq!(rows[6]["ops"], 3);
 }
 
 #[test]

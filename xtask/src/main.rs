@@ -61,6 +61,8 @@ fn test() -> bool {
         ("restic", "restic"),
         ("tar", "tar"),
         ("gcc", "gcc"),
+        ("fio", "fio"),
+        ("fuse2fs", "fuse2fs"),
         ("python3", "python3"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
@@ -80,6 +82,12 @@ fn test() -> bool {
             "cargo",
             &["test", "-p", "iversion", "--test", "loom", "--release", "--target-dir", "target/loom"],
             &[("RUSTFLAGS", "--cfg loom")],
+        )
+        && run(
+            "races",
+            "cargo",
+            &["test", "-p", "ivers-races", "--target-dir", "target/shuttle"],
+            &[("RUSTFLAGS", "--cfg shuttle -D warnings")],
         )
 }
 

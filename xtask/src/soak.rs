@@ -10,10 +10,11 @@ const FUZZ_MINUTES: u64 = 30;
 type Step = fn() -> bool;
 
 /// The name by which a step can be run alone, and what it does.
-const STEPS: [(&str, Step); 8] = [
+const STEPS: [(&str, Step); 9] = [
     ("days", days),
     ("contract", contract),
     ("crash", crash),
+    ("shuttle", shuttle),
     ("roundtrip", roundtrip),
     ("suites", suites::suites),
     ("kill9", kill9),
@@ -49,6 +50,16 @@ fn contract() -> bool {
 fn crash() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
     test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+}
+
+fn shuttle() -> bool {
+    // With the assertions of a test build: they are part of what a schedule may break.
+    let flags = "--cfg shuttle -C debug-assertions";
+    let args = ["-p", "ivers-races", "--target-dir", "target/shuttle"];
+    all(&["11", "12", "13"], |seed| {
+        let env = [("RUSTFLAGS", flags), ("IVERS_SEED", seed), ("IVERS_SCHEDULES", "100000")];
+        test("100,000 schedules of each scheduler a race", &args, &[], &env)
+    })
 }
 
 fn roundtrip() -> bool {

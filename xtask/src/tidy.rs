@@ -120,3 +120,22 @@ fn nothing_is_left_unfinished() {
         }
     }
 }
+
+#[test]
+fn every_race_has_a_mistake_to_catch() {
+    let races = root().join("testing/races");
+    let mut sources = Vec::new();
+    files(&races.join("tests"), ".rs", &mut sources);
+    let mut tests = 0;
+    for source in sources {
+        let text = fs::read_to_string(&source).unwrap();
+        for after in text.split("#[test]\nfn ").skip(1) {
+            let name = after.split('(').next().unwrap_or_default();
+            let mut patches = Vec::new();
+            files(&races.join("mutants").join(name), ".patch", &mut patches);
+            assert!(!patches.is_empty(), "{name} has never been seen to fail");
+            tests += 1;
+        }
+    }
+    assert!(tests > 0);
+}

@@ -55,39 +55,6 @@ pub(super) fn notes(rows: &[Value]) -> Vec<String> {
     notes
 }
 
-/// The table of `ivers bench --fuse`.
-pub(super) fn fuse_table(rows: &[Value]) -> Vec<String> {
-    let mut lines = vec![
-        "seconds, medians of the rounds; faster = fuse2fs over ivers".to_owned(),
-        format!(
-            "{:<18}{:>9}{:>10}{:>10}{:>10}{:>9}  {}",
-            "workload", "ops", "ivers", "fuse2fs", "kernel", "faster", "us an operation, ivers"
-        ),
-    ];
-    for row in rows {
-        let seconds = |who: &str| match row["seconds"][who].as_f64() {
-            Some(seconds) => format!("{seconds:.3}"),
-            None => "-".to_owned(),
-        };
-        let faster = match row["new_over_peer"]["fuse2fs"].as_f64() {
-            Some(ratio) => format!("{ratio:.1}x"),
-            None => "-".to_owned(),
-        };
-        lines.push(format!(
-            "{:<18}{:>9}{:>10}{:>10}{:>10}{:>9}  {:.1}",
-            text(row, "name"),
-            row["ops"],
-            seconds("ivers"),
-            seconds("fuse2fs"),
-            seconds("kernel_ext4"),
-            faster,
-            number(&row["ns_per_op"]["new"]) / 1000.0,
-        ));
-    }
-    lines.extend(notes(rows));
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,11 +9,14 @@
 //! | [`curves`] | rows with several points |
 //! | [`memory`] | what a cached inode costs |
 //! | [`rows`] | what was measured, as JSON |
-//! | [`mounts`] | through FUSE: `ivers mount`, fuse2fs and the kernel's ext4 on copies of one image |
+//! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 on equal images |
+//! | [`ask`] | the process that asks about a file while another one writes to it |
+//! | [`report`] | a page of it all |
 //! | [`figures`], [`tables`] | medians and spreads, the tables for people |
 //!
 //! All that is compared is interleaved: a round of each, again and again, so that whatever else the machine does falls on all alike.
 
+mod ask;
 mod curves;
 mod device;
 mod field;
@@ -21,6 +24,7 @@ mod figures;
 mod memory;
 mod modes;
 mod mounts;
+mod report;
 mod rows;
 mod tables;
 mod volume;
@@ -46,14 +50,59 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if let Some(other) = args.fs.iter().find(|fs| !FILESYSTEMS.contains(&fs.as_str())) {
         return Err(usage(format!("--fs {other}: there are mem and ext4")));
     }
+    if let Some(file) = &args.ask {
+        return ask::ask(file, args.ask_change);
+    }
     if args.ops == 0 {
         return Err(usage("--ops 0: nothing to measure"));
+    }
+    if let Some(dir) = &args.report {
+        return report(args, dir, json);
     }
     let rows = if args.fuse { mounts::rows(args)? } else { modes::rows(args)? };
     if json {
         return show::json_line(&json!({ "rows": rows }));
     }
-    let lines = if args.fuse { figures::fuse_table(&rows) } else { tables::mode_table(&rows) };
+    let lines = if args.fuse { mounts::table(&rows) } else { tables::mode_table(&rows) };
+    lines.iter().try_for_each(show::line)
+}
+
+/// `ivers bench --report`: both halves, or what was kept of runs.
+fn report(args: &args::Bench, dir: &Path, json: bool) -> Result<()> {
+    report::make_dir(dir)?;
+    let mut lines = Vec::new();
+    let runs = if args.from.is_empty() {
+        let mut rows = Vec::new();
+        let mut missing = Vec::new();
+        if !args.fuse {
+            rows = modes::rows(args)?;
+            lines.extend(tables::mode_table(&rows));
+        }
+        match mounts::missing() {
+            _ if !args.only.is_empty() => {}
+            Some(why) => missing.push(format!("all rows through FUSE: {why}")),
+            None => {
+                let through_fuse = mounts::rows(args)?;
+                lines.extend(mounts::table(&through_fuse));
+                rows.extend(through_fuse);
+            }
+        }
+        lines.extend(missing.iter().cloned());
+        let mut runs = report::Runs::default();
+        runs.add(&json!({
+            "rows": rows, "machine": report::machine(), "commands": [report::command_line()], "missing": missing,
+        }));
+        runs
+    } else {
+        report::Runs::read(&args.from)?
+    };
+    let page = report::write(dir, &runs)?;
+    if json {
+        return show::json_line(
+            &json!({ "report": show::json_name(page.as_os_str().as_encoded_bytes()), "rows": runs.rows }),
+        );
+    }
+    lines.push(page.display().to_string());
     lines.iter().try_for_each(show::line)
 }
 

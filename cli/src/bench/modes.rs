@@ -9,7 +9,7 @@ use super::curves::Curve;
 use super::field::{Field, Length, MODES};
 use super::rows::{self, Seeds};
 use super::workloads::crowd::Crowd;
-use super::workloads::fio::{SharedFile, Tiobench};
+use super::workloads::fio::{SharedFile, Stage, Tiobench};
 use super::workloads::pages::Pages;
 use super::workloads::plain::{Pattern, Plain};
 use super::workloads::{BLOCK, Workload};
@@ -107,14 +107,23 @@ const fn hammer(name: &'static str, queriers: u64) -> Spec {
     spec(name, Asked::OnExt4, work, 1, 20).at_least_ms(40)
 }
 
-const fn tiobench(name: &'static str, stage: Tiobench) -> Spec {
-    spec(name, Asked::OnExt4, Work::Tiobench(stage), 16, 40)
+const fn tiobench(name: &'static str, stage: Stage) -> Spec {
+    let work = Tiobench { stage, blocks: TIOBENCH_BLOCKS };
+    spec(name, Asked::OnExt4, Work::Tiobench(work), 16, 40).at_least_ms(match stage {
+        Stage::Read | Stage::RandomRead => 20,
+        Stage::Write | Stage::RandomWrite => 0,
+    })
+}
+
+const fn full_tiobench(name: &'static str, stage: Stage) -> Spec {
+    full(name, Work::Tiobench(Tiobench { stage, blocks: FULL_TIOBENCH_BLOCKS }), 1, 3)
 }
 
 /// A file of 1 GiB.
 const FULL_JOBS_BLOCKS: u64 = 8 << 18;
-/// fio's own 512 MiB for each of four jobs.
-const FULL_TIOBENCH_BLOCKS: u64 = 4 << 17;
+/// Of a job: 8 MiB, and fio's own 512 MiB.
+const TIOBENCH_BLOCKS: u64 = 1 << 11;
+const FULL_TIOBENCH_BLOCKS: u64 = 1 << 17;
 
 const ROWS: [Spec; 29] = [
     spec("inode_memory", Asked::OnExt4, Work::InodeMemory, 10, u64::MAX),
@@ -138,18 +147,18 @@ const ROWS: [Spec; 29] = [
     hammer("query_hammer_1", 1),
     hammer("query_hammer_2", 2),
     hammer("query_hammer_8", 8),
-    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 10).at_least_ms(1),
+    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 20).at_least_ms(1),
     spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 8).at_least_ms(1),
-    spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 10)
+    spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
         .at_least_ms(10),
-    spec("scaling_one_file", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: true }), 1, 10)
+    spec("scaling_one_file", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: true }), 1, 20)
         .at_least_ms(10),
     // In one piece: the turns of others would be ticks too.
     spec("updates_by_tick", Asked::OnExt4, Work::Curve(Curve::Ticks), 1, u64::MAX),
-    tiobench("tiobench_write", Tiobench::Write),
-    tiobench("tiobench_randwrite", Tiobench::RandomWrite),
-    tiobench("tiobench_read", Tiobench::Read),
-    tiobench("tiobench_randread", Tiobench::RandomRead),
+    tiobench("tiobench_write", Stage::Write),
+    tiobench("tiobench_randwrite", Stage::RandomWrite),
+    tiobench("tiobench_read", Stage::Read),
+    tiobench("tiobench_randread", Stage::RandomRead),
     spec("msync_pages", Asked::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 40).seeds(
         1.435,
         None,
@@ -161,10 +170,10 @@ const ROWS: [Spec; 29] = [
     full("full_append_1_byte", plain(Pattern::Append, 1), 1_000_000, 10),
     full("full_sequential_4k_8_jobs", shared_file(0, true), FULL_JOBS_BLOCKS, 3),
     full("full_sequential_4k_8_jobs_queried", shared_file(1, true), FULL_JOBS_BLOCKS, 3),
-    full("full_tiobench_write", Work::Tiobench(Tiobench::Write), FULL_TIOBENCH_BLOCKS, 3),
-    full("full_tiobench_randwrite", Work::Tiobench(Tiobench::RandomWrite), FULL_TIOBENCH_BLOCKS, 3),
-    full("full_tiobench_read", Work::Tiobench(Tiobench::Read), FULL_TIOBENCH_BLOCKS, 3),
-    full("full_tiobench_randread", Work::Tiobench(Tiobench::RandomRead), FULL_TIOBENCH_BLOCKS, 3),
+    full_tiobench("full_tiobench_write", Stage::Write),
+    full_tiobench("full_tiobench_randwrite", Stage::RandomWrite),
+    full_tiobench("full_tiobench_read", Stage::Read),
+    full_tiobench("full_tiobench_randread", Stage::RandomRead),
 ];
 
 impl Spec {

@@ -5,9 +5,9 @@ use crate::api::Cred;
 use crate::driver::Room;
 use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
+use crate::sync::Mutex;
 use crate::types::*;
 use crate::vfs::Vfs;
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Read permission in an access mask.

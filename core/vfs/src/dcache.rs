@@ -3,13 +3,14 @@
 //! Entries are put in and taken out under the directory's lock (shared is enough to remember what a lookup found, since
 //! names change only under the exclusive lock), so that an entry is right whenever that lock is held.
 
+use crate::sync::Mutex;
 use crate::types::Ino;
 use ivers_block::Budget;
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-const SHARDS: usize = 32;
+/// Few where schedules are explored, as in the inode cache.
+const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
 /// What an entry costs beside its name, roughly.
 const ENTRY_BYTES: u64 = 128;
 

@@ -5,13 +5,14 @@
 //! Only inodes that nobody uses and that have nothing unwritten are evicted; users appear only under the shard's lock.
 
 use crate::inode::Inode;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
 use crate::types::Ino;
-use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-const SHARDS: usize = 32;
+/// Few where schedules are explored, or most steps of a schedule would be looks into empty shards.
+const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
 
 enum Slot {
     Ready(Arc<Inode>),
@@ -177,12 +178,13 @@ impl InodeCache {
         batch
     }
 
-    /// The numbers of all inodes in memory.
+    /// The numbers of all inodes in memory, in ascending order: what is done to all is done in the same order each time.
     pub(crate) fn all(&self) -> Vec<Ino> {
         let mut all = Vec::new();
         for locked in &self.shards {
             all.extend(locked.shard.lock().slots.keys().copied());
         }
+        all.sort_unstable();
         all
     }
 

@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::pages::Pages;
 use crate::policy::{ChangeMode, Policy};
 use crate::stats::Stats;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock};
 use crate::types::*;
 use iversion::Counter;
-use parking_lot::{Mutex, RwLock};
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether the inode goes to the log whatever the counter says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,6 +20,7 @@ mod pages;
 pub mod policy;
 mod ranges;
 pub mod stats;
+pub mod sync;
 pub mod types;
 mod vfs;
 mod walk;

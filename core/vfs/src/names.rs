@@ -24,9 +24,9 @@ use crate::api::*;
 use crate::driver::{NewInode, Rename};
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
+use crate::sync::RwLockWriteGuard;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
-use parking_lot::RwLockWriteGuard;
 
 /// Depth at which a chain of parents is called a loop: longer than any path of one-byte names can be walked.
 const MAX_DEPTH: usize = 1 << 20;

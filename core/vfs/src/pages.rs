@@ -8,11 +8,11 @@
 //! driver while holding it. `Attr::size` grows under it together with the page that carries the bytes: a write-back
 //! that sees the page sees the size.
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use ivers_block::Budget;
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes a page.
 pub(crate) const PAGE: usize = 4096;

@@ -1,9 +1,9 @@
 //! What a mount decides once: the mode of the counter, the clock, how times are kept, and its statistics.
 
 use crate::stats::Stats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::Timestamp;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// When the change counter moves (mount option `iversion=`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -10,12 +10,12 @@ use crate::inode::{Inode, Logged, Touch};
 use crate::pages::Memory;
 use crate::policy::{ChangeMode, CoarseClock, Policy};
 use crate::stats::{Stats, StatsSnapshot};
+use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::types::*;
 use crate::writeback::DirtyList;
 use ivers_block::Budget;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The change counter has 63 bits.
@@ -181,6 +181,10 @@ impl Vfs {
                         format!("inode {ino}"),
                     ));
                 }
+                // Its maker has yet to adopt it (`create_unnamed`): who came by number and let it go again would delete it.
+                if loaded.attr.nlink == 0 {
+                    return Err(NameError::Stale.into());
+                }
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
                 self.memory.budget.charge(INODE_BYTES);
                 Ok(self.counted(claim.fill(inode)))
@@ -228,7 +232,9 @@ impl Vfs {
         if self.policy.read_only || self.state.load(Ordering::Acquire) == UNMOUNTED {
             return;
         }
-        let Some(claim) = self.inodes.claim_unused(inode, |_| true) else { return };
+        // Looked at again where nobody can come in any more: somebody may have come by number, given it a name and gone.
+        let nameless = |inode: &Inode| inode.with_attr(|attr| attr.nlink) == 0;
+        let Some(claim) = self.inodes.claim_unused(inode, nameless) else { return };
         {
             let _writeback = inode.writeback_lock.lock();
             for (offset, len) in inode.pages.drop_pages(0, u64::MAX, &self.memory) {

@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use crate::inode::Inode;
 use crate::pages::Memory;
 use crate::stats::Stats;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
-use parking_lot::{Condvar, Mutex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Times that lazytime holds back are written after this long.
@@ -44,7 +44,7 @@ impl DirtyList {
         let list = vfs.dirty.clone();
         // Weak: the thread must not keep a filesystem alive that everybody else has dropped.
         let weak = vfs.me.clone();
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("ivers-writeback".into())
             .spawn(move || {
                 let mut lazy_flushed = Instant::now();
@@ -79,7 +79,7 @@ impl DirtyList {
         *self.stop.lock() = true;
         self.wake.notify_all();
         if let Some(thread) = self.thread.lock().take()
-            && thread.thread().id() != std::thread::current().id()
+            && thread.thread().id() != thread::current().id()
         {
             let _ = thread.join();
         }
@@ -209,7 +209,7 @@ impl Vfs {
                     return Err(error);
                 }
                 // Another thread has taken the inodes off the list and is writing them.
-                std::thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(1));
             }
         }
         Ok(())
@@ -238,10 +238,12 @@ impl Vfs {
                 first_error.get_or_insert(error);
             }
         }
-        // Inodes that the thread has just taken off the list: wait for them, and try again what failed there.
+        // Inodes that another thread has just taken off the list: wait for them, and try again what failed there. Marks are cleared
+        // before the log and pages dropped before a direct write, so clean is only what is clean and in nobody's hands.
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
-            if (inode.pages.has_pages() || inode.is_dirty())
+            let clean = !inode.pages.has_pages() && !inode.is_dirty();
+            if (!clean || inode.writeback_lock.try_lock().is_none())
                 && let Err(error) = self.write_back_inode(&inode)
             {
                 first_error.get_or_insert(error);

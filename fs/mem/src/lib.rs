@@ -10,13 +10,13 @@
 //! nothing across mounts. A driver does three things for that: it makes each change visible, calls [`Inode::changed`],
 //! and logs the inode if the answer says so.
 
+use ivers_vfs::sync::Mutex;
+use ivers_vfs::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use ivers_vfs::*;
-use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const BLOCK: usize = 4096;
 const BLOCK64: u64 = BLOCK as u64;

@@ -61,9 +61,9 @@ impl Workload for SharedFile {
     }
 }
 
-/// One stage of fio's tiobench example: four jobs with a file each, past the cache, in blocks of 4 KiB.
+/// What one stage of fio's tiobench example does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::bench) enum Tiobench {
+pub(in crate::bench) enum Stage {
     /// From start to end.
     Write,
     /// Each block once, in no order.
@@ -74,6 +74,14 @@ pub(in crate::bench) enum Tiobench {
     RandomRead,
 }
 
+/// fio's tiobench example: four jobs with a file each, past the cache, in blocks of 4 KiB.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::bench) struct Tiobench {
+    pub(in crate::bench) stage: Stage,
+    /// Of a file; a power of two. A round reads a file as often as makes up its operations, and writes it once.
+    pub(in crate::bench) blocks: u64,
+}
+
 impl Tiobench {
     const JOBS: u64 = 4;
 
@@ -82,17 +90,22 @@ impl Tiobench {
     }
 
     fn reads(self) -> bool {
-        matches!(self, Self::Read | Self::RandomRead)
+        matches!(self.stage, Stage::Read | Stage::RandomRead)
     }
 
-    fn lay_out<V: Volume>(self, volume: &V, blocks: u64) -> Result<Vec<V::File>> {
+    fn lay_out<V: Volume>(self, volume: &V) -> Result<Vec<V::File>> {
         let mut files = Vec::new();
         for job in 0..Self::JOBS as usize {
             let file = volume.create(&Self::name(job), Access::Direct)?;
-            volume.allocate(&file, blocks * BLOCK)?;
+            volume.allocate(&file, self.blocks * BLOCK)?;
             files.push(file);
         }
+        volume.sync(files.first().context("there are jobs")?)?;
         Ok(files)
+    }
+
+    fn take_away<V: Volume>(volume: &V, files: Vec<V::File>) -> Result<()> {
+        files.into_iter().enumerate().try_for_each(|(job, file)| volume.remove(&Self::name(job), file))
     }
 }
 
@@ -111,60 +124,55 @@ fn aligned() -> (Vec<u8>, usize) {
     (memory, start)
 }
 
-/// Files that live as long as the rounds read them.
-pub(in crate::bench) struct Laid<F> {
-    files: Vec<F>,
-    blocks: u64,
-}
-
 impl Workload for Tiobench {
-    type State<V: Volume> = Laid<V::File>;
+    /// The files of the last round.
+    type State<V: Volume> = Vec<V::File>;
 
-    fn begin<V: Volume>(&self, _volume: &V) -> Result<Laid<V::File>> {
-        Ok(Laid { files: Vec::new(), blocks: 0 })
+    fn begin<V: Volume>(&self, volume: &V) -> Result<Vec<V::File>> {
+        let files = self.lay_out(volume)?;
+        if self.reads() {
+            let (memory, start) = aligned();
+            let data = &memory[start..start + BLOCK as usize];
+            for file in &files {
+                (0..self.blocks).try_for_each(|block| volume.write(file, block * BLOCK, data))?;
+            }
+        }
+        Ok(files)
     }
 
-    fn round<V: Volume>(&self, volume: &V, state: &mut Laid<V::File>, ops: u64) -> Result<Turn> {
-        let blocks = ops / Self::JOBS;
-        // Reads find what the first round has written; each round of writes begins on fresh files.
-        if !self.reads() || state.blocks != blocks {
-            self.end(volume, Laid { files: std::mem::take(&mut state.files), blocks: 0 })?;
-            state.files = self.lay_out(volume, blocks)?;
-            state.blocks = blocks;
-            if self.reads() {
-                let (memory, start) = aligned();
-                let data = &memory[start..start + BLOCK as usize];
-                for file in &state.files {
-                    (0..blocks).try_for_each(|block| volume.write(file, block * BLOCK, data))?;
-                }
-            }
-            volume.sync(state.files.first().context("there are jobs")?)?;
+    fn round<V: Volume>(&self, volume: &V, files: &mut Vec<V::File>, ops: u64) -> Result<Turn> {
+        // Each round of writes begins on fresh files.
+        if !self.reads() {
+            Self::take_away(volume, std::mem::take(files))?;
+            *files = self.lay_out(volume)?;
         }
-        let files = &state.files;
+        let (files, each, count) = (&*files, ops / Self::JOBS, self.blocks);
         let work = |job: u64| {
             let (mut memory, start) = aligned();
             let data = &mut memory[start..start + BLOCK as usize];
             let file = &files[job as usize];
-            for nth in 0..blocks {
-                match self {
-                    Self::Write => volume.write(file, nth * BLOCK, data)?,
-                    Self::RandomWrite => volume.write(file, shuffled(nth, blocks) * BLOCK, data)?,
-                    Self::Read => volume.read(file, nth * BLOCK, data)?,
-                    Self::RandomRead => volume.read(file, shuffled(nth, blocks) * BLOCK, data)?,
+            for nth in 0..each {
+                let nth = nth % count;
+                match self.stage {
+                    Stage::Write => volume.write(file, nth * BLOCK, data)?,
+                    Stage::RandomWrite => volume.write(file, shuffled(nth, count) * BLOCK, data)?,
+                    Stage::Read => volume.read(file, nth * BLOCK, data)?,
+                    Stage::RandomRead => volume.read(file, shuffled(nth, count) * BLOCK, data)?,
                 }
             }
             Ok(Vec::new())
         };
         let turn = at_once(Self::JOBS, work, 0, || {})?;
-        Ok(Turn { ops: blocks * Self::JOBS, ..turn })
+        Ok(Turn { ops: each * Self::JOBS, ..turn })
     }
 
-    fn end<V: Volume>(&self, volume: &V, state: Laid<V::File>) -> Result<()> {
-        state.files.into_iter().enumerate().try_for_each(|(job, file)| volume.remove(&Self::name(job), file))
+    fn end<V: Volume>(&self, volume: &V, files: Vec<V::File>) -> Result<()> {
+        Self::take_away(volume, files)
     }
 
     fn round_up(&self, ops: u64) -> u64 {
-        Self::JOBS * (ops / Self::JOBS).max(2).next_power_of_two()
+        let file = Self::JOBS * self.blocks;
+        if self.reads() { ops.next_multiple_of(file).max(file) } else { file }
     }
 }
 

@@ -1,0 +1,232 @@
+//! Through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4, side by side on equal images.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`peer`] | who takes part, and how each is mounted |
+//! | [`install`] | the peers' programs |
+//! | [`work`] | what is done on each mount |
+//! | [`fio`] | what fio does on each mount |
+//! | [`table`] | the table for people |
+
+mod fio;
+mod install;
+mod peer;
+mod table;
+mod work;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+
+use self::peer::{CONTENDERS, Measured, Peer};
+use self::work::{Job, Packed};
+use super::figures::{median, places, rate, spread};
+use crate::args;
+use crate::failure::{FAILED, failure};
+use crate::progress::Progress;
+
+pub(super) use self::table::table;
+
+const IVERS: &str = "ivers";
+const ROUNDS: u32 = 3;
+
+/// A workload: its row.
+struct Workload {
+    name: &'static str,
+    job: Job,
+    /// Of `--ops`, this many are made into one; 0: as many as there are in the tree.
+    divisor: u64,
+    /// What the seeds measured for it: new over old, new over none, and where that is from. With it our other modes take part.
+    seeds: Option<(f64, Option<f64>, &'static str)>,
+}
+
+const fn workload(name: &'static str, job: Job, divisor: u64) -> Workload {
+    Workload { name, job, divisor, seeds: None }
+}
+
+/// In the order of a round: what one makes, the next may need.
+const WORKLOADS: [Workload; 10] = [
+    workload("fuse_write_1_byte", Job::Write(1), 10),
+    workload("fuse_write_1_byte_stat", Job::Asked { change: false }, 10),
+    workload("fuse_write_1_byte_asked", Job::Asked { change: true }, 10),
+    workload("fuse_write_4k", Job::Write(4096), 100),
+    workload("fuse_create", Job::Create, 50),
+    workload("fuse_unlink", Job::Unlink, 50),
+    workload("fuse_untar", Job::Untar, 0),
+    workload("fuse_walk_stat", Job::WalkStat, 0),
+    Workload {
+        name: "fuse_fio_4k_8_jobs",
+        job: Job::Fio(fio::Job::EightJobs),
+        divisor: 1,
+        seeds: Some((1.29, Some(0.94), "fio, sequential 4 KiB writes, 8 jobs, on ext4")),
+    },
+    Workload {
+        name: "fuse_msync",
+        job: Job::Fio(fio::Job::Msync),
+        divisor: 1,
+        seeds: Some((1.435, None, "vm-scalability case-msync-mt")),
+    },
+];
+
+impl Workload {
+    fn ops(&self, args: &args::Bench, packed: &Packed) -> u64 {
+        match self.divisor {
+            0 => packed.entries,
+            divisor => (args.ops / divisor).max(1),
+        }
+    }
+
+    /// Whether this contender takes part.
+    fn is_for(&self, peer: &Peer) -> bool {
+        self.seeds.is_some() || !peer.kind.is_other_mode()
+    }
+
+    /// Why it cannot be done here.
+    fn missing(&self) -> Option<String> {
+        if matches!(self.job, Job::Fio(_)) { fio::missing() } else { None }
+    }
+}
+
+fn row(number: usize, rounds: u32, peers: &[Peer], missing: &Map<String, Value>) -> Value {
+    let workload = &WORKLOADS[number];
+    let mut row = json!({ "name": workload.name, "fs": "ext4", "unit": "ops/s", "rounds": rounds });
+    if let Some(why) = workload.missing() {
+        row["missing"] = why.into();
+        return row;
+    }
+    let measured = |name: &str| {
+        let peer = peers.iter().find(|peer| peer.name == name)?;
+        let measured = &peer.measured[number];
+        (!measured.ns_per_op.is_empty() && measured.failed.is_none()).then_some(measured)
+    };
+    let Some(ours) = measured(IVERS) else { return row };
+    let ns = |measured: &Measured| median(&measured.ns_per_op);
+    row["ops"] = ours.ops.into();
+    for (label, name) in [("old", "ivers_eager"), ("new", IVERS), ("none", "ivers_off")] {
+        let Some(measured) = measured(name) else { continue };
+        row[label] = json!(rate(ns(measured)));
+        row["ns_per_op"][label] = json!(places(ns(measured), 1));
+        row["inode_updates"][label] = measured.counts.inode_updates.into();
+        row["journal_blocks"][label] = measured.counts.journal_blocks.into();
+        row["queries"][label] = measured.counts.queries.into();
+        if label != "new" {
+            let key = format!("new_over_{label}");
+            row[&key] = json!(places(ns(measured) / ns(ours).max(1e-3), 3));
+            row["spread"][&key] = spread(&measured.ns_per_op, &ours.ns_per_op);
+        }
+    }
+    for name in ["peers", "new_over_peer"] {
+        row[name] = json!({});
+    }
+    for peer in peers.iter().filter(|peer| workload.is_for(peer)) {
+        let Some(measured) = measured(peer.name) else { continue };
+        let name = peer.name;
+        row["seconds"][name] = json!(places(median(&measured.seconds), 4));
+        row["options"][name] = peer.kind.options().into();
+        if measured.asked > 0 {
+            row["asked"][name] = measured.asked.into();
+        }
+        if name != IVERS && !peer.kind.is_other_mode() {
+            row["peers"][name] = json!({ "value": rate(ns(measured)), "ns_per_op": places(ns(measured), 1) });
+            row["new_over_peer"][name] = json!(places(ns(measured) / ns(ours).max(1e-3), 3));
+            row["spread"]["new_over_peer"][name] = spread(&measured.ns_per_op, &ours.ns_per_op);
+        }
+        if !measured.latency_ns[0].is_empty() {
+            let [p50, p99, p999, longest] = &measured.latency_ns;
+            let longest = longest.iter().copied().fold(0.0, f64::max);
+            let latency =
+                json!({ "p50": median(p50), "p99": median(p99), "p999": median(p999), "max": longest });
+            match name {
+                IVERS => row["latency_ns"]["new"] = latency,
+                "ivers_eager" => row["latency_ns"]["old"] = latency,
+                "ivers_off" => row["latency_ns"]["none"] = latency,
+                peer => row["peers"][peer]["latency_ns"] = latency,
+            }
+        }
+    }
+    if let Some((over_old, over_none, source)) = workload.seeds {
+        row["seeds"] = json!({ "new_over_old": over_old, "new_over_none": over_none, "source": source });
+    }
+    let failed = peers
+        .iter()
+        .filter_map(|peer| Some((peer.name.to_owned(), peer.measured[number].failed.clone()?.into())));
+    let missing: Map<_, Value> = missing.clone().into_iter().chain(failed).collect();
+    if !missing.is_empty() {
+        row["peers_missing"] = missing.into();
+    }
+    row
+}
+
+fn round(peer: &mut Peer, number: usize, round: u32, ops: u64, packed: &Packed) -> Result<()> {
+    let job = WORKLOADS[number].job;
+    let done = work::work(peer, job, ops, round, packed)?;
+    let measured = &mut peer.measured[number];
+    measured.counts.add(done.counts);
+    measured.ops = done.ops;
+    measured.asked += done.asked;
+    measured.seconds.push(done.seconds);
+    measured.ns_per_op.push(done.seconds * 1e9 / done.ops.max(1) as f64);
+    for (samples, ns) in measured.latency_ns.iter_mut().zip(done.latency_ns.into_iter().flatten()) {
+        samples.push(ns);
+    }
+    Ok(())
+}
+
+/// Why there can be no rows.
+pub(super) fn missing() -> Option<&'static str> {
+    let fuse = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    fuse.is_err().then_some("/dev/fuse cannot be used here")
+}
+
+/// All rows.
+pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
+    if let Some(why) = missing() {
+        return Err(failure(FAILED, format!("bench --fuse: {why}")));
+    }
+    install::install(args.install_peers)?;
+    install::raise_descriptor_limit();
+    let rounds = args.fuse_rounds.or(args.rounds.filter(|_| args.fuse)).unwrap_or(ROUNDS);
+    let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
+    let packed = Packed::new(&args.tree, scratch.path())?;
+    let mut missing = Map::new();
+    let mut peers = Vec::new();
+    for (name, kind) in CONTENDERS {
+        let peer = peer::program(kind).and_then(|program| {
+            Peer::new(name, kind, program, scratch.path()).map_err(|why| format!("{why:#}"))
+        });
+        match peer {
+            Ok(peer) => peers.push(peer),
+            Err(why) if matches!(kind, peer::Kind::Ivers(_)) => return Err(failure(FAILED, why)),
+            Err(why) => _ = missing.insert(name.into(), why.into()),
+        }
+    }
+    let can_be_done: Vec<usize> =
+        (0..WORKLOADS.len()).filter(|&number| WORKLOADS[number].missing().is_none()).collect();
+    let bar = Progress::of(u64::from(rounds) * (can_be_done.len() * peers.len()) as u64);
+    for turn in 0..rounds {
+        for &number in &can_be_done {
+            let workload = &WORKLOADS[number];
+            let ops = workload.ops(args, &packed);
+            // There and back: nobody comes behind the same one each time.
+            let order: Vec<usize> =
+                if turn % 2 == 0 { (0..peers.len()).collect() } else { (0..peers.len()).rev().collect() };
+            for at in order {
+                let peer = &mut peers[at];
+                let what = format!("{} {}", workload.name, peer.name);
+                bar.step(1, |_| what.clone());
+                if !workload.is_for(peer) || peer.measured[number].failed.is_some() {
+                    continue;
+                }
+                match round(peer, number, turn, ops, &packed).context(what) {
+                    Err(error) if !matches!(peer.kind, peer::Kind::Ivers(_)) => {
+                        peer.measured[number].failed = Some(format!("{error:#}"));
+                    }
+                    other => other?,
+                }
+            }
+        }
+    }
+    for peer in &mut peers {
+        peer.unmount()?;
+    }
+    Ok((0..WORKLOADS.len()).map(|number| row(number, rounds, &peers, &missing)).collect())
+}

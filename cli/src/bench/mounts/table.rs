@@ -1,0 +1,60 @@
+//! The table of `ivers bench --fuse`.
+
+use serde_json::Value;
+
+use super::super::figures::{notes, number, text};
+
+/// Columns: their heads and the names in a row.
+const PEERS: [(&str, &str); 3] =
+    [("null", "null_passthrough"), ("fuse2fs", "fuse2fs"), ("kernel", "kernel_ext4")];
+
+fn ratio(row: &Value, peer: &str) -> String {
+    let Some(ratio) = row["new_over_peer"][peer].as_f64() else { return "-".to_owned() };
+    let spread = &row["spread"]["new_over_peer"][peer];
+    format!("{ratio:>7.2}x [{:.2}, {:.2}]", number(&spread[0]), number(&spread[1]))
+}
+
+/// For people.
+pub(in super::super) fn table(rows: &[Value]) -> Vec<String> {
+    let mut lines = vec![
+        "us an operation, medians of the rounds; above 1x: ivers is faster; in brackets the quartiles of the rounds' own ratios"
+            .to_owned(),
+        format!("{:<25}{:>9}{:>10}", "workload", "ops", "ivers"),
+    ];
+    for (head, _) in PEERS {
+        lines[1] += &format!("{head:>10}");
+    }
+    lines[1] += "  over null               over fuse2fs            over the kernel";
+    for row in rows.iter().filter(|row| row["missing"].is_null()) {
+        let us = |ns: &Value| match ns.as_f64() {
+            Some(ns) => format!("{:.2}", ns / 1000.0),
+            None => "-".to_owned(),
+        };
+        let mut line =
+            format!("{:<25}{:>9}{:>10}", text(row, "name"), row["ops"], us(&row["ns_per_op"]["new"]));
+        for (_, peer) in PEERS {
+            line += &format!("{:>10}", us(&row["peers"][peer]["ns_per_op"]));
+        }
+        for (_, peer) in PEERS {
+            line += &format!("  {:<22}", ratio(row, peer));
+        }
+        lines.push(line.trim_end().to_owned());
+    }
+    for row in rows.iter().filter(|row| row["new_over_old"].is_number()) {
+        lines.push(format!(
+            "{}: new/old {}x, new/none {}x, inode updates old/new/none {} / {} / {}",
+            text(row, "name"),
+            row["new_over_old"],
+            row["new_over_none"],
+            row["inode_updates"]["old"],
+            row["inode_updates"]["new"],
+            row["inode_updates"]["none"],
+        ));
+    }
+    lines.extend(
+        rows.iter().filter_map(|row| Some(format!("{}: {}", text(row, "name"), row["missing"].as_str()?))),
+    );
+    lines.extend(notes(rows));
+    lines.push("null: libfuse's passthrough_ll over the kernel's ext4, what FUSE itself costs; kernel: its ext4, loop-mounted".to_owned());
+    lines
+}

@@ -1,0 +1,405 @@
+//! The page. It asks for nothing from anywhere: style and plots are in it.
+
+use anyhow::Result;
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+use super::{Runs, is_fuse, mode_rows, plain, plots, title};
+
+const STYLE: &str = "
+body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .7rem 0; }
+th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; }
+th { border-bottom: 2px solid #999; font-weight: 600; } tr:nth-child(even) td { background: #f5f5f5; }
+th:first-child, td:first-child, .text { text-align: left; }
+td.text { white-space: normal; }
+.spread { color: #666; font-size: .87em; } .met { color: #00694b; } .missed { color: #a33b00; font-weight: 600; }
+svg { max-width: 100%; height: auto; display: block; margin: 1rem 0; }
+pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; } summary { cursor: pointer; }
+";
+
+/// The targets of the mount: over fuse2fs, and over the null passthrough.
+const TARGETS: [(&str, f64); 2] = [("fuse2fs", 4.0), ("null_passthrough", 0.8)];
+/// Who keeps the change attribute loses so little to who does not.
+const OVER_NONE: f64 = 0.99;
+
+/// A number as it stands in the JSON, a text, or a dash.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "\u{2013}".to_owned(),
+        Value::String(text) => plain(text),
+        Value::Number(number) => number.to_string(),
+        other => plain(&other.to_string()),
+    }
+}
+
+/// A ratio and the quartiles of the rounds' own.
+fn ratio(value: &Value, spread: &Value) -> Markup {
+    html! {
+        @if value.is_number() { (cell(value)) "\u{00d7}" } @else { "\u{2013}" }
+        @if spread[0].is_number() { " " span.spread { "[" (cell(&spread[0])) ", " (cell(&spread[1])) "]" } }
+    }
+}
+
+fn svg(svg: Option<String>) -> Markup {
+    // Made by the plotting crate, which escapes what it is given.
+    html! { @if let Some(svg) = svg { (PreEscaped(svg)) } }
+}
+
+fn machines(machines: &[Value]) -> Markup {
+    html! {
+        @for machine in machines {
+            div.wide { table {
+                @for (name, value) in machine.as_object().into_iter().flatten() {
+                    @match value {
+                        Value::Object(tools) => {
+                            @for (tool, version) in tools { tr { td { (plain(tool)) } td.text { (cell(version)) } } }
+                        }
+                        Value::Number(bytes) if name == "memory_bytes" => {
+                            tr { td { "memory" } td.text { (format!("{:.1} GiB", bytes.as_f64().unwrap_or(0.0) / f64::from(1 << 30))) } }
+                        }
+                        value => { tr { td { (plain(name)) } td.text { (cell(value)) } } }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+/// A ratio with a target.
+struct Verdict<'a> {
+    row: &'a Value,
+    what: String,
+    target: f64,
+    value: f64,
+    spread: &'a Value,
+}
+
+fn verdicts<'a>(rows: &[&'a Value]) -> Vec<Verdict<'a>> {
+    let mut verdicts = Vec::new();
+    for &row in rows {
+        let mut add = |what: String, target: f64, value: &'a Value, spread: &'a Value| {
+            if let Some(value) = value.as_f64() {
+                verdicts.push(Verdict { row, what, target, value, spread });
+            }
+        };
+        let spread = &row["spread"];
+        let seeds = row["seeds"]["new_over_old"].as_f64().unwrap_or(1.0);
+        add("new over old".to_owned(), seeds.max(1.0), &row["new_over_old"], &spread["new_over_old"]);
+        if is_fuse(row) {
+            for (peer, target) in TARGETS {
+                let spread = &spread["new_over_peer"][peer];
+                add(format!("over {}", peer.replace('_', " ")), target, &row["new_over_peer"][peer], spread);
+            }
+        } else {
+            add("new over none".to_owned(), OVER_NONE, &row["new_over_none"], &spread["new_over_none"]);
+        }
+    }
+    verdicts
+}
+
+fn targets(rows: &[&Value]) -> Markup {
+    let verdicts = verdicts(rows);
+    html! {
+        @if !verdicts.is_empty() {
+            h2 { "Targets" }
+            p { "New over old: at least what the seeds measured, and never a loss. New over none: 0.99. Through FUSE: four times fuse2fs, 0.8 of a \
+                 passthrough that does nothing. Ratios above 1: new is better. In brackets: first and third quartile of the rounds' own ratios." }
+            div.wide { table {
+                tr { th { "row" } th.text { "ratio" } th { "target" } th { "measured" } th.text { "" } }
+                @for verdict in &verdicts {
+                    @let (class, word) = match (verdict.value, verdict.spread[1].as_f64()) {
+                        (value, _) if value >= verdict.target => ("met", "met"),
+                        (_, Some(upper)) if upper >= verdict.target => ("spread", "within the spread"),
+                        _ => ("missed", "missed"),
+                    };
+                    tr {
+                        td { (title(verdict.row)) }
+                        td.text { (verdict.what) }
+                        td { (verdict.target) "\u{00d7}" }
+                        td { (ratio(&verdict.value.into(), verdict.spread)) }
+                        td.text { span class=(class) { (word) } }
+                    }
+                }
+            } }
+        }
+    }
+}
+
+const MODES: [&str; 3] = ["old", "new", "none"];
+
+fn modes(rows: &[&Value]) -> Result<Markup> {
+    let hammered = plots::hammered(rows)?;
+    let rows: Vec<_> = mode_rows(rows).collect();
+    Ok(html! {
+        @if !rows.is_empty() {
+            h2 { "In-process" }
+            p { "Nanoseconds an operation, medians. Old raises the number at every change, new is what ivers does, none keeps no number; the kernel's ext4 is \
+                 reached by system calls." }
+            div.wide { table {
+                tr {
+                    th { "row" } th { "operations" } th { "rounds" } th { "old" } th { "new" } th { "none" } th { "kernel ext4" }
+                    th { "new / old" } th { "new / none" }
+                }
+                @for row in &rows { tr {
+                    td { (title(row)) }
+                    td { (cell(&row["ops"])) }
+                    td { (cell(&row["rounds"])) }
+                    @for mode in MODES { td { (cell(&row["ns_per_op"][mode])) } }
+                    td { (cell(&row["peers"]["kernel_ext4"]["ns_per_op"])) }
+                    td { (ratio(&row["new_over_old"], &row["spread"]["new_over_old"])) }
+                    td { (ratio(&row["new_over_none"], &row["spread"]["new_over_none"])) }
+                } }
+            } }
+            (svg(hammered))
+        }
+    })
+}
+
+fn fuse(rows: &[&Value]) -> Markup {
+    let rows: Vec<_> = rows.iter().filter(|row| is_fuse(row) && row["missing"].is_null()).collect();
+    let mut peers: Vec<&str> = Vec::new();
+    for peer in rows.iter().filter_map(|row| row["peers"].as_object()).flat_map(|peers| peers.keys()) {
+        if !peers.contains(&peer.as_str()) {
+            peers.push(peer);
+        }
+    }
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Through FUSE" }
+            p { "Nanoseconds an operation, medians, on equal images. The null passthrough is libfuse's passthrough_ll over the kernel's ext4: what FUSE itself \
+                 costs. With attributes answered, as ivers does, the kernel asks it for security.capability before each write; without, it does not. \
+                 The kernel's ext4 is the limit." }
+            div.wide { table {
+                tr { th { "row" } th { "operations" } th { "rounds" } th { "ivers" } @for peer in &peers { th { (plain(peer)) } } }
+                @for row in &rows { tr {
+                    td { (title(row)) }
+                    td { (cell(&row["ops"])) }
+                    td { (cell(&row["rounds"])) }
+                    td { (cell(&row["ns_per_op"]["new"])) }
+                    @for peer in &peers { td { (cell(&row["peers"][*peer]["ns_per_op"])) } }
+                } }
+            } }
+            p { "The peer's time over ours (above 1: ivers is faster):" }
+            div.wide { table {
+                tr { th { "row" } @for peer in &peers { th { (plain(peer)) } } }
+                @for row in &rows { tr {
+                    td { (title(row)) }
+                    @for peer in &peers {
+                        td { (ratio(&row["new_over_peer"][*peer], &row["spread"]["new_over_peer"][*peer])) }
+                    }
+                } }
+            } }
+            @if let Some(options) = rows.iter().find_map(|row| row["options"].as_object()) {
+                p { "Mounted with: "
+                    @for (number, (name, words)) in options.iter().enumerate() {
+                        @if number > 0 { "; " } (plain(name)) " " code { (cell(words)) }
+                    }
+                    "." }
+            }
+        }
+    }
+}
+
+fn seeds(rows: &[&Value]) -> Result<Markup> {
+    let plot = plots::beside_the_seeds(rows)?;
+    let rows: Vec<_> = rows.iter().filter(|row| row["seeds"].is_object()).collect();
+    Ok(html! {
+        @if !rows.is_empty() {
+            h2 { "Beside the seeds" }
+            p { "What the kernel series of December 2017 measured, on other hardware, and what the same workload shows here. Sizes and times are scaled \
+                 to this machine." }
+            (svg(plot))
+            div.wide { table {
+                tr { th { "row" } th { "new / old" } th { "seeds" } th { "new / none" } th { "seeds" } th.text { "their workload" } }
+                @for row in &rows { tr {
+                    td { (title(row)) }
+                    td { (ratio(&row["new_over_old"], &row["spread"]["new_over_old"])) }
+                    td { (ratio(&row["seeds"]["new_over_old"], &Value::Null)) }
+                    td { (ratio(&row["new_over_none"], &row["spread"]["new_over_none"])) }
+                    td { (ratio(&row["seeds"]["new_over_none"], &Value::Null)) }
+                    td.text { (cell(&row["seeds"]["source"])) }
+                } }
+            } }
+        }
+    })
+}
+
+/// What was counted, by mode: in an object, or in a figure.
+fn counts(rows: &[&Value]) -> Markup {
+    const COUNTED: [(&str, &str); 4] = [
+        ("inode_updates", "inode updates"),
+        ("journal_blocks", "journal blocks"),
+        ("queries", "queries"),
+        ("queries_per_second", "queries a second"),
+    ];
+    const WRITES: [(&str, &str); 3] =
+        [("calls", "device writes"), ("bytes", "device bytes"), ("flushes", "flushes")];
+    let counted = |row: &&&Value| {
+        COUNTED.iter().any(|(key, _)| row[*key]["new"].is_number()) || row["device_writes"].is_object()
+    };
+    let rows: Vec<_> = rows.iter().filter(counted).collect();
+    let three = |of: &dyn Fn(&str) -> String| MODES.map(of).join(" / ");
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Counts" }
+            p { "Old / new / none, all rounds together." }
+            div.wide { table {
+                tr { th { "row" } @for (_, head) in COUNTED.iter().chain(&WRITES) { th { (head) } } }
+                @for row in &rows { tr {
+                    td { (title(row)) }
+                    @for (key, _) in COUNTED { td { (three(&|mode| cell(&row[key][mode]))) } }
+                    @for (key, _) in WRITES { td { (three(&|mode| cell(&row["device_writes"][mode][key]))) } }
+                } }
+            } }
+        }
+    }
+}
+
+fn latencies(rows: &[&Value]) -> Result<Markup> {
+    const HEADS: [(&str, &str); 4] = [("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"), ("max", "max")];
+    let mut parts = Vec::new();
+    for row in rows.iter().filter(|row| row["latency_ns"].is_object()) {
+        let peers =
+            row["peers"].as_object().into_iter().flatten().map(|(name, peer)| (name, &peer["latency_ns"]));
+        let ours = row["latency_ns"].as_object().into_iter().flatten();
+        let plot = plots::latency(row)?;
+        parts.push(html! {
+            (svg(plot))
+            div.wide { table {
+                tr { th { (title(row)) ", ns" } @for (_, head) in HEADS { th { (head) } } }
+                @for (name, latency) in ours.chain(peers).filter(|(_, latency)| latency.is_object()) {
+                    tr { td { (plain(name)) } @for (key, _) in HEADS { td { (cell(&latency[key])) } } }
+                }
+            } }
+        });
+    }
+    Ok(html! { @if !parts.is_empty() { h2 { "Latency" } @for part in &parts { (part) } } })
+}
+
+fn curves(rows: &[&Value]) -> Result<Markup> {
+    let mut parts = Vec::new();
+    for row in rows {
+        let Some(points) = row["points"].as_array() else { continue };
+        let plot = plots::curve(row)?;
+        parts.push(html! {
+            (svg(plot))
+            details {
+                summary { (title(row)) ": " (points.len()) " points" }
+                div.wide { table {
+                    tr { th { (cell(&row["x_name"])) } @for mode in MODES { th { (mode) } } th { "new / old" } th { "new / none" } }
+                    @for point in points { tr {
+                        td { @if point["label"].is_string() { (cell(&point["label"])) } @else { (cell(&point["x"])) } }
+                        @for mode in MODES { td { (cell(&point[mode])) } }
+                        td { (ratio(&point["new_over_old"], &point["spread"]["new_over_old"])) }
+                        td { (ratio(&point["new_over_none"], &point["spread"]["new_over_none"])) }
+                    } }
+                } }
+            }
+        });
+    }
+    Ok(html! { @if !parts.is_empty() { h2 { "Curves" } @for part in &parts { (part) } } })
+}
+
+/// Rows that no table above has.
+fn others(rows: &[&Value]) -> Markup {
+    let known: Vec<&Value> = mode_rows(rows).collect();
+    let rows: Vec<_> = rows
+        .iter()
+        .filter(|row| {
+            !is_fuse(row) && row["points"].is_null() && !known.iter().any(|known| std::ptr::eq(*known, **row))
+        })
+        .collect();
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Other rows" }
+            div.wide { table {
+                tr { th { "row" } th.text { "unit" } @for mode in MODES { th { (mode) } } th { "new / old" } th { "new / none" } th.text { "peers: ns an operation, and their time over ours" } }
+                @for row in &rows { tr {
+                    td { (title(row)) }
+                    td.text { (cell(&row["unit"])) }
+                    @for mode in MODES { td { (cell(&row[mode])) } }
+                    td { (ratio(&row["new_over_old"], &row["spread"]["new_over_old"])) }
+                    td { (ratio(&row["new_over_none"], &row["spread"]["new_over_none"])) }
+                    td.text {
+                        @for (number, (name, peer)) in row["peers"].as_object().into_iter().flatten().enumerate() {
+                            @if number > 0 { "; " }
+                            (plain(name)) " " (cell(&peer["ns_per_op"])) ", "
+                            (ratio(&row["new_over_peer"][name.as_str()], &row["spread"]["new_over_peer"][name.as_str()]))
+                        }
+                    }
+                } }
+            } }
+        }
+    }
+}
+
+fn missing(runs: &Runs) -> Markup {
+    let mut lines: Vec<String> = runs.missing.iter().map(|line| plain(line)).collect();
+    for row in &runs.rows {
+        if let Some(why) = row["missing"].as_str() {
+            lines.push(format!("{}: {}", title(row), plain(why)));
+        }
+        for (peer, why) in row["peers_missing"].as_object().into_iter().flatten() {
+            lines.push(format!("{}: {}", plain(peer), cell(why)));
+        }
+    }
+    let mut said: Vec<&String> = Vec::new();
+    for line in &lines {
+        if !said.contains(&line) {
+            said.push(line);
+        }
+    }
+    html! {
+        @if !said.is_empty() {
+            h2 { "Missing" }
+            ul { @for line in &said { li { (line) } } }
+        }
+    }
+}
+
+/// All of it.
+pub(super) fn page(runs: &Runs) -> Result<String> {
+    let rows: Vec<&Value> = runs.rows.iter().collect();
+    let (main, seeds, modes) = (plots::main(&rows)?, seeds(&rows)?, modes(&rows)?);
+    let (curves, latencies) = (curves(&rows)?, latencies(&rows)?);
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "ivers bench" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "ivers bench" }
+                (machines(&runs.machines))
+                @if !runs.commands.is_empty() { pre { @for command in &runs.commands { (plain(command)) "\n" } } }
+                (svg(Some(main)))
+                (targets(&rows))
+                (seeds)
+                (modes)
+                (fuse(&rows))
+                (others(&rows))
+                (counts(&rows))
+                (latencies)
+                (curves)
+                (missing(runs))
+                h2 { "Rows" }
+                p { "Everything that was measured, as " code { "ivers bench --json" } " has it." }
+                @for row in &rows {
+                    details { summary { (title(row)) } pre { (plain_lines(&format!("{row:#}"))) } }
+                }
+            }
+        }
+    };
+    Ok(page.into_string())
+}
+
+/// [`plain`], of many lines.
+fn plain_lines(text: &str) -> String {
+    text.lines().map(plain).collect::<Vec<_>>().join("\n")
+}

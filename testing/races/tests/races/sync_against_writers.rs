@@ -1,0 +1,104 @@
+//! `sync` and `fsync` while others write, sync, and the write-back thread takes the same pages away.
+//!
+//! Promised: what had completed when the call began is on the device when it returns, contents, size and times, whoever carried it there; and
+//! none of that is a change.
+
+use ivers_races::*;
+use ivers_vfs::{CreateSpec, Cred, InodeRef, WriteFlags};
+use shuttle::thread::scope;
+use std::time::Duration;
+
+const ROUNDS: u64 = 2;
+const FILES: [&str; 2] = ["a", "b"];
+
+/// The two files' contents, the second when each was changed last, and how many other names there are.
+const NUMBERS: usize = 6;
+
+fn contents(vfs: &ivers_vfs::Vfs) -> [u64; NUMBERS] {
+    let root = vfs.root().unwrap();
+    let mut numbers = [0; NUMBERS];
+    for (nth, name) in FILES.iter().enumerate() {
+        let file = look(vfs, &root, name).unwrap();
+        numbers[nth] = value(vfs, &file, 0);
+        numbers[2 + nth] = vfs.stat(&file).mtime.sec as u64;
+    }
+    numbers[4] = vfs.stat(&root).mtime.sec as u64;
+    numbers[5] = list(vfs, &root).len() as u64;
+    numbers
+}
+
+fn check_device(world: &World, floor: [u64; NUMBERS], of: &[usize]) {
+    let held = contents(&world.device());
+    for &of in of {
+        assert!(held[of] >= floor[of], "number {of}: the device holds {held:?} of {floor:?}");
+    }
+}
+
+fn race() {
+    let (lazytime, background) = (coin(), coin());
+    let world = World::new(1 << 20, |options| {
+        options.lazytime = lazytime;
+        options.background = background;
+        options.dirty_expire = Duration::ZERO;
+    });
+    let root = world.root();
+    let files = FILES.map(|name| world.file(&root, name));
+    let book: Book<NUMBERS> = Book::default();
+    let writer = |nth: usize, file: &InodeRef| {
+        for round in 1..=ROUNDS {
+            // The clock moves on in the meantime, so the time of the change is this one or a later one.
+            let now = world.clock.tick().sec as u64;
+            let flags = match draw(3) {
+                0 => WriteFlags::DIRECT,
+                1 if nth == 1 => WriteFlags::SYNC,
+                _ => WriteFlags::empty(),
+            };
+            put(&world.vfs, file, 0, round, flags);
+            book.completed(nth, round);
+            book.completed(2 + nth, now);
+        }
+    };
+    scope(|scope| {
+        let (world, book, root, writer) = (&world, &book, &root, &writer);
+        for (nth, file) in files.iter().enumerate() {
+            scope.spawn(move || writer(nth, file));
+        }
+        scope.spawn(move || {
+            let now = world.clock.tick().sec as u64;
+            let other = CreateSpec::file(0o644);
+            drop(world.vfs.create(&Cred::root(), root, b"other", &other, false).unwrap());
+            book.completed(4, now);
+            book.completed(5, 3);
+        });
+        for _ in 0..2 {
+            scope.spawn(move || {
+                let floor = book.floor();
+                world.vfs.sync().unwrap();
+                check_device(world, floor, &[0, 1, 2, 3, 4, 5]);
+            });
+        }
+        for (inode, of) in [(&files[0], &[0, 2][..]), (root, &[4, 5][..])] {
+            scope.spawn(move || {
+                let floor = book.floor();
+                world.vfs.fsync(inode, false).unwrap();
+                check_device(world, floor, of);
+            });
+        }
+    });
+    let versions = || files.each_ref().map(|file| world.vfs.change(file));
+    let before = versions();
+    world.vfs.sync().unwrap();
+    check_device(&world, book.floor(), &[0, 1, 2, 3, 4, 5]);
+    let written = world.vfs.stats().written_back_bytes;
+    assert_eq!(world.vfs.dirty_bytes(), 0);
+    world.vfs.sync().unwrap();
+    assert_eq!(world.vfs.stats().written_back_bytes, written, "a sync of nothing wrote something");
+    assert_eq!(before, versions(), "C3: nothing changed but where the data lies");
+    drop((files, root));
+    world.end();
+}
+
+#[test]
+fn sync_against_writers() {
+    explore(race);
+}
