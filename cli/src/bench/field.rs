@@ -123,6 +123,30 @@ impl<'a, V: Volume, W: Workload> Course<'a, V, W> {
     }
 }
 
+/// Whoever takes turns.
+trait Turns {
+    fn turn(&mut self, ops: u64) -> Result<()>;
+}
+
+impl<V: Volume, W: Workload> Turns for Course<'_, V, W> {
+    fn turn(&mut self, ops: u64) -> Result<()> {
+        self.round(ops).map(drop)
+    }
+}
+
+/// Who comes when in a round. In a few rounds everybody comes behind everybody else equally often: one that waits for the disk leaves
+/// the processor rested, and whoever always came next would be the faster for it.
+fn order(round: u64, contenders: usize) -> Vec<usize> {
+    let round = round as usize;
+    // Williams' squares: 0, 1, n-1, 2, n-2 and so on, moved on by one each round, and back to front each second time around.
+    let zigzag = (0..contenders).map(|nth| if nth % 2 == 1 { nth.div_ceil(2) } else { contenders - nth / 2 });
+    let mut order: Vec<_> = zigzag.map(|nth| (nth + round) % contenders).collect();
+    if (round / contenders) % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
 impl Field {
     /// Make the images and mount them.
     pub(super) fn open(fs: &'static str) -> Result<Self> {
@@ -193,14 +217,12 @@ impl Field {
         kernel.iter_mut().try_for_each(|course| course.round(ops).map(drop))?;
         ours.iter_mut().try_for_each(Course::start_counting)?;
         kernel.iter_mut().try_for_each(Course::start_counting)?;
+        let mut all: Vec<&mut dyn Turns> = ours.iter_mut().map(|course| course as &mut dyn Turns).collect();
+        all.extend(kernel.iter_mut().map(|course| course as &mut dyn Turns));
         for round in 0..length.rounds {
-            // There and back: nobody comes behind the same one each time.
-            if round % 2 == 0 {
-                ours.iter_mut().try_for_each(|course| course.round(ops).map(drop))?;
-            } else {
-                ours.iter_mut().rev().try_for_each(|course| course.round(ops).map(drop))?;
+            for nth in order(round, all.len()) {
+                all[nth].turn(ops)?;
             }
-            kernel.iter_mut().try_for_each(|course| course.round(ops).map(drop))?;
             bar.step(1, |_| format!("{} {what}", self.fs));
         }
         let mut samples = Vec::new();
@@ -235,4 +257,28 @@ fn warm_up<W: Workload>(ours: &mut [Course<'_, InProcess, W>], workload: &W, len
         ops = workload.round_up((ops as f64 * (short * 1.1).clamp(1.2, 16.0)) as u64);
     }
     Ok(ops)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::order;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn everybody_comes_behind_everybody_else_equally_often() {
+        for contenders in [3, 4] {
+            let mut behind = BTreeMap::new();
+            for round in 0..2 * contenders as u64 {
+                let order = order(round, contenders);
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert_eq!(sorted, (0..contenders).collect::<Vec<_>>());
+                for pair in order.windows(2) {
+                    *behind.entry((pair[0], pair[1])).or_insert(0) += 1;
+                }
+            }
+            assert_eq!(behind.len(), contenders * (contenders - 1));
+            assert!(behind.values().all(|&times| times == 2), "{behind:?}");
+        }
+    }
 }

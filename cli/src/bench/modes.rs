@@ -104,7 +104,7 @@ const fn overwrites(bytes: u64, synced: bool) -> Work {
 
 const fn hammer(name: &'static str, queriers: u64) -> Spec {
     let work = Work::Crowd(Crowd { writers: 1, one_file: true, queriers });
-    spec(name, Asked::OnExt4, work, 1, 20).at_least_ms(40)
+    spec(name, Asked::OnExt4, work, 1, 32).at_least_ms(40)
 }
 
 const fn tiobench(name: &'static str, stage: Stage) -> Spec {

@@ -187,7 +187,8 @@ mod tests {
             let order: Vec<_> = (0..count).map(|nth| shuffled(nth, count)).collect();
             assert_eq!(order.iter().copied().collect::<BTreeSet<_>>(), (0..count).collect());
             let in_turn = order.windows(2).filter(|pair| pair[1] == pair[0] + 1).count() as u64;
-            assert!(in_turn <= 1 + count / 16, "{count}: {in_turn}");
+            // A handful of blocks leaves no room for disorder.
+            assert!(count < 64 || in_turn <= count / 64, "{count}: {in_turn}");
         }
     }
 }
