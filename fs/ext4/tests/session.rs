@@ -498,6 +498,22 @@ fn the_reserve_is_kept_from_ordinary_users() {
     fsck(&image, "the reserve in use");
 }
 
+/// A kernel that stopped its journal says so there first.
+#[test]
+fn an_error_that_only_the_journal_knows_of_forbids_writing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-b", "4096"], 32 << 20);
+    let mut image = std::fs::read(&path).unwrap();
+    // `h_magic` and `h_blocktype` of the journal's superblock; `s_errno` is -EIO.
+    let header = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 4];
+    let block = image.chunks(4096).position(|block| block.starts_with(&header)).unwrap();
+    image[block * 4096 + 0x20..][..4].copy_from_slice(&(-5_i32).to_be_bytes());
+    std::fs::write(&path, image).unwrap();
+    let fs = open(&path, false);
+    assert!(fs.read_only.as_ref().is_some_and(|why| why.contains("journal")), "{:?}", fs.read_only);
+}
+
 #[test]
 fn without_the_feature_no_file_grows_large() {
     let dir = tempfile::tempdir().unwrap();
