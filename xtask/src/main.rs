@@ -122,7 +122,7 @@ fn main() -> ExitCode {
             None => return usage(),
         },
         "kmod" => kmod::kmod(),
-        "mutants" => mutants::mutants(std::env::args().nth(2).as_deref()),
+        "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "fuzz" => match fuzz(&words[1..]) {
             Some(ok) => ok,

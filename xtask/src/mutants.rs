@@ -3,9 +3,11 @@
 //! A mistake is a patch with a line above it that says what is wrong. The tree itself is never touched. A patch that no longer applies, and
 //! a mistake that nobody notices, are failures.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A test that mistakes are planted for.
 struct Harness {
@@ -22,40 +24,84 @@ struct Harness {
     thorough: &'static str,
     /// What the test prints when it found something.
     caught: &'static str,
+    /// The words behind each count of what it tried, where it counts; the sum is told.
+    counted: Option<&'static str>,
+    /// What is set besides.
+    env: &'static [(&'static str, &'static str)],
 }
 
 const HARNESSES: [Harness; 2] = [
     Harness {
         patches: "testing/crash/mutants",
-        args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore"],
+        args: &["test", "-q", "-p", "ivers-ext4", "--test", "explore", "--", "--nocapture"],
         flags: None,
         target: "target",
         effort: "IVERS_CRASH_STATES",
         brief: "600",
         thorough: "6000",
         caught: "promises were broken",
+        counted: Some(" distinct crash states"),
+        env: &[("IVERS_CRASH_VIOLATIONS", "1")],
     },
     Harness {
         patches: "testing/races/mutants",
-        args: &["test", "-q", "-p", "ivers-races", "--test", "races"],
+        args: &["test", "-q", "-p", "ivers-races", "--test", "races", "--"],
         flags: Some("--cfg shuttle"),
         target: "target/shuttle",
         effort: "IVERS_SCHEDULES",
         brief: "200",
         thorough: "20000",
         caught: "a race was lost",
+        counted: None,
+        env: &[],
     },
 ];
 
-/// Apply a patch in the scratch tree, or take it back.
-fn patched(scratch: &Path, patch: &Path, args: &[&str]) -> bool {
+/// What became of a mistake.
+enum Verdict {
+    /// Noticed, and in how many states if they are counted; what was said of it.
+    Caught(Option<u64>, String),
+    /// Nothing was noticed.
+    Missed(Option<u64>),
+    /// The test did not get as far as looking.
+    Broken,
+    /// The patch does not fit.
+    Stale,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Caught(Some(states), _) => write!(f, "caught after {states} states"),
+            Verdict::Caught(None, _) => write!(f, "caught"),
+            Verdict::Missed(Some(states)) => write!(f, "NOT CAUGHT in {states} states"),
+            Verdict::Missed(None) => write!(f, "NOT CAUGHT"),
+            Verdict::Broken => write!(f, "DOES NOT BUILD OR RUN"),
+            Verdict::Stale => write!(f, "DOES NOT APPLY ANY MORE"),
+        }
+    }
+}
+
+/// A mistake, what became of it, and how long that took with the build.
+struct Planted {
+    name: String,
+    verdict: Verdict,
+    took: Duration,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+/// Apply a patch in a tree, or take it back, or only see whether it applies.
+fn patched(tree: &Path, patch: &Path, args: &[&str]) -> bool {
     Command::new("git")
         .arg("apply")
         .args(args)
         .arg(patch)
-        .current_dir(scratch)
+        .current_dir(tree)
         // Inside another repository git would skip files that are not its own.
-        .env("GIT_CEILING_DIRECTORIES", scratch.parent().unwrap_or(scratch))
+        .env("GIT_CEILING_DIRECTORIES", tree.parent().unwrap_or(tree))
         .status()
         .is_ok_and(|status| status.success())
 }
@@ -79,36 +125,51 @@ fn copy_tree(root: &Path, scratch: &Path) -> Option<()> {
     Some(())
 }
 
+/// The sum of the numbers in front of these words.
+fn sum_before(words: &str, said: &str) -> u64 {
+    let of_line = |line: &str| -> Option<u64> { line.split_once(words)?.0.rsplit(' ').next()?.parse().ok() };
+    said.lines().filter_map(of_line).sum()
+}
+
+/// The first line of a report behind the explorer's summary that counts violations.
+fn first_violation(said: &str) -> String {
+    let behind = said.lines().skip_while(|line| !line.contains(" violations, the first after"));
+    behind.skip(1).find(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
+}
+
 impl Harness {
-    /// Whether something is found in the scratch tree; `None`: the test does not get as far as looking.
-    fn is_caught(&self, scratch: &Path, effort: &str, test: Option<&str>) -> Option<bool> {
+    /// Look in the scratch tree, up to what is found first.
+    fn look(&self, scratch: &Path, effort: &str, test: Option<&str>) -> Verdict {
         let mut command = Command::new("cargo");
         command.args(self.args).current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join(self.target));
-        command.env(self.effort, effort);
+        command.env(self.effort, effort).envs(self.env.iter().copied());
         if let Some(flags) = self.flags {
             command.env("RUSTFLAGS", flags);
         }
         if let Some(test) = test {
-            command.arg("--").arg(format!("::{test}"));
+            command.arg(format!("::{test}"));
         }
-        let run = command.output().ok()?;
-        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
-        match (run.status.success(), said.contains(self.caught)) {
-            (true, _) => Some(false),
-            (false, true) => Some(true),
+        let Ok(run) = command.output() else { return Verdict::Broken };
+        let said = String::from_utf8_lossy(&run.stdout);
+        let complained = String::from_utf8_lossy(&run.stderr);
+        let counted = self.counted.map(|words| sum_before(words, &said));
+        let found = said.contains(self.caught) || complained.contains(self.caught);
+        match (run.status.success(), found) {
+            (true, _) => Verdict::Missed(counted),
+            (false, true) => Verdict::Caught(counted, first_violation(&said)),
             (false, false) => {
-                eprintln!("{said}");
-                None
+                eprintln!("{said}\n{complained}");
+                Verdict::Broken
             }
         }
     }
 
     /// The patches whose names contain `only`, in order.
-    fn patches(&self, root: &Path, only: Option<&str>) -> Vec<PathBuf> {
+    fn patches(&self, only: Option<&str>) -> Vec<PathBuf> {
         let inside = |dir: PathBuf| {
             fs::read_dir(dir).map(|dir| dir.flatten().map(|entry| entry.path()).collect()).unwrap_or_default()
         };
-        let mut all: Vec<PathBuf> = inside(root.join(self.patches));
+        let mut all: Vec<PathBuf> = inside(root().join(self.patches));
         all.extend(all.clone().into_iter().flat_map(inside));
         all.retain(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -118,60 +179,95 @@ impl Harness {
         all
     }
 
-    /// Plant one mistake after another; says how many there were and how many were missed. `None`: it cannot go on.
-    fn plant(&self, root: &Path, scratch: &Path, only: Option<&str>) -> Option<(usize, usize)> {
-        let patches = self.patches(root, only);
+    /// Plant one mistake after another. `None`: it cannot go on.
+    fn plant(&self, scratch: &Path, only: Option<&str>) -> Option<Vec<Planted>> {
+        let patches = self.patches(only);
         if patches.is_empty() {
-            return Some((0, 0));
+            return Some(Vec::new());
         }
-        if self.is_caught(scratch, self.brief, None) != Some(false) {
-            eprintln!("xtask: something is found in the tree as it is");
+        let unchanged = self.look(scratch, self.brief, None);
+        if !matches!(unchanged, Verdict::Missed(_)) {
+            eprintln!("xtask: the tree as it is: {unchanged}");
             return None;
         }
-        let mut missed = 0;
+        let mut planted = Vec::new();
         for patch in &patches {
-            let name = patch.file_stem().unwrap_or_default().to_string_lossy();
-            let folder = patch.parent().filter(|folder| *folder != root.join(self.patches));
+            let begin = Instant::now();
+            let folder = patch.parent().filter(|folder| *folder != root().join(self.patches));
             let test = folder.and_then(Path::file_name).and_then(|test| test.to_str());
-            let verdict = if !patched(scratch, patch, &[]) {
-                "DOES NOT APPLY ANY MORE"
-            } else {
-                let caught = self.is_caught(scratch, self.thorough, test);
+            let stem = patch.file_stem().unwrap_or_default().to_string_lossy();
+            let name = test.map_or(stem.to_string(), |test| format!("{stem} ({test})"));
+            let verdict = if patched(scratch, patch, &[]) {
+                let verdict = self.look(scratch, self.thorough, test);
                 if !patched(scratch, patch, &["--reverse"]) {
                     eprintln!("xtask: {name} cannot be taken back");
                     return None;
                 }
-                match caught {
-                    Some(true) => "caught",
-                    Some(false) => "NOT CAUGHT",
-                    None => "DOES NOT BUILD OR RUN",
-                }
+                verdict
+            } else {
+                Verdict::Stale
             };
-            missed += usize::from(verdict != "caught");
-            println!("{name:40} {verdict}{}", test.map(|test| format!(" ({test})")).unwrap_or_default());
+            println!("{name}: {verdict}");
+            if let Verdict::Caught(_, what) = &verdict
+                && !what.is_empty()
+            {
+                println!("    {what}");
+            }
+            planted.push(Planted { name, verdict, took: begin.elapsed() });
         }
-        Some((patches.len(), missed))
+        Some(planted)
     }
 }
 
 /// All of them, or those whose names contain `only`.
 pub fn mutants(only: Option<&str>) -> bool {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
-    let scratch = root.join("target/mutants");
-    if copy_tree(root, &scratch).is_none() {
+    let scratch = root().join("target/mutants");
+    if copy_tree(root(), &scratch).is_none() {
         eprintln!("xtask: the tree cannot be copied to {}", scratch.display());
         return false;
     }
-    let (mut planted, mut missed) = (0, 0);
+    let mut results = Vec::new();
     for harness in &HARNESSES {
-        let Some((here, missed_here)) = harness.plant(root, &scratch, only) else { return false };
-        planted += here;
-        missed += missed_here;
+        let Some(planted) = harness.plant(&scratch, only) else { return false };
+        results.extend(planted);
     }
-    if planted == 0 {
+    if results.is_empty() {
         eprintln!("xtask: no mistake has such a name");
         return false;
     }
-    println!("{} of {planted} caught", planted - missed);
-    missed == 0
+    println!("\n| mistake | | with the build, s |\n|---|---|---|");
+    for Planted { name, verdict, took } in &results {
+        println!("| {name} | {verdict} | {} |", took.as_secs());
+    }
+    let caught = results.iter().filter(|planted| matches!(planted.verdict, Verdict::Caught(..))).count();
+    println!("{caught} of {} caught", results.len());
+    caught == results.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mistake_still_applies_and_says_what_it_is() {
+        for harness in &HARNESSES {
+            let patches = harness.patches(None);
+            assert!(patches.len() >= 10, "{} patches in {}", patches.len(), harness.patches);
+            for patch in &patches {
+                assert!(patched(root(), patch, &["--check"]), "{} no longer applies", patch.display());
+                let text = fs::read_to_string(patch).unwrap();
+                let (header, _) = text.split_once("\n\ndiff --git ").expect("a header above the patch");
+                assert!(header.ends_with('.'), "{}: {header}", patch.display());
+            }
+        }
+    }
+
+    #[test]
+    fn summaries_are_read() {
+        let said = "ext4: 3 workloads, 600 distinct crash states (1 prefixes) in 2 s\nrecovered by us\n0 violations\n\
+            ext3: 1 workloads, 41 distinct crash states (1 prefixes) in 0 s\nrecovered by us\n1 violations, the first after 40 states\n\n\
+            ext3, workload `x`: it is gone\n  worker 0\n";
+        assert_eq!(sum_before(" distinct crash states", said), 641);
+        assert_eq!(first_violation(said), "ext3, workload `x`: it is gone");
+    }
 }

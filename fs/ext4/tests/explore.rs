@@ -1,10 +1,11 @@
 //! Every crash point of many workloads (see `ivers_crash`).
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states of each kind of image, `IVERS_CRASH_SEED` decides what is sampled, and
-//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names.
+//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names. `IVERS_CRASH_VIOLATIONS` says after how many violations to stop.
 
 use anyhow::Context;
 use ivers_block::{Device, MemDevice};
+use ivers_crash::ops::MOST_WIDE;
 use ivers_crash::{Explorer, Promises, Target, Workload};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_oracle::kernel::may_loop_mount;
@@ -20,16 +21,21 @@ use std::sync::Arc;
 /// ext4 with some features.
 struct Ext {
     name: &'static str,
+    log_checksums: bool,
     options: &'static [&'static str],
 }
 
 const KINDS: &[Ext] = &[
-    Ext { name: "ext4, 1 KiB blocks", options: &["-b", "1024"] },
-    Ext { name: "ext4, 4 KiB blocks", options: &["-b", "4096"] },
-    Ext { name: "ext4, journal without checksums", options: &["-b", "1024", "-O", "^metadata_csum,^64bit"] },
-    Ext { name: "ext3", options: &["-b", "1024", "-t", "ext3"] },
-    Ext { name: "ext4, orphan file", options: &["-b", "1024", "-O", "orphan_file"] },
-    Ext { name: "ext4, small inodes", options: &["-b", "1024", "-I", "128"] },
+    Ext { name: "ext4, 1 KiB blocks", log_checksums: true, options: &["-b", "1024"] },
+    Ext { name: "ext4, 4 KiB blocks", log_checksums: true, options: &["-b", "4096"] },
+    Ext {
+        name: "ext4, journal without checksums",
+        log_checksums: false,
+        options: &["-b", "1024", "-O", "^metadata_csum,^64bit"],
+    },
+    Ext { name: "ext3", log_checksums: false, options: &["-b", "1024", "-t", "ext3"] },
+    Ext { name: "ext4, orphan file", log_checksums: true, options: &["-b", "1024", "-O", "orphan_file"] },
+    Ext { name: "ext4, small inodes", log_checksums: true, options: &["-b", "1024", "-I", "128"] },
 ];
 
 impl Target for Ext {
@@ -51,12 +57,18 @@ impl Target for Ext {
         Ok(MemDevice::from_bytes(&std::fs::read(&path)?))
     }
 
-    fn open(&self, device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
-        Ok(Ext4::open(device, OpenOptions { place: "test image".into(), ..OpenOptions::default() })?)
+    fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
+        let place = "test image".into();
+        Ok(Ext4::open(device, OpenOptions { place, trust_foreign: trusting, ..OpenOptions::default() })?)
     }
 
     fn promises(&self) -> Promises {
         Promises { ordered_names: true, crash_safe_values: true }
+    }
+
+    /// A commit block of a log with checksums of version 3.
+    fn seals(&self, record: &[u8]) -> bool {
+        self.log_checksums && record.starts_with(&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2])
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
@@ -72,11 +84,21 @@ impl Target for Ext {
     }
 }
 
+const WIDE_AT: usize = 20;
+/// Runs of more states of each kind take every workload that there is.
+const MANY_STATES: u64 = 10_000;
+
 fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// All sequences of one operation, then longer ones and long mixes in an order that the seed decides.
+/// A sequence of one operation is in every longer one; here alone they make the shortest reports.
+fn ones() -> Vec<Workload> {
+    (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)).collect()
+}
+
+/// Sequences of one to three operations and long mixes in an order that the seed decides. A run of few states takes few of
+/// them, of all sorts; one of many begins with the shortest.
 fn workloads(seed: u64, all: bool) -> Vec<Workload> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut mixed: Vec<Workload> =
@@ -86,16 +108,19 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
         mixed.extend((0..threes).map(|nth| Workload::sequence(3, nth)));
     } else {
         mixed.extend((0..1000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
+        mixed.extend(ones());
     }
     mixed.extend((0..mixed.len() as u64 / 20).map(|nth| {
         let workers = [1, 1, 3][nth as usize % 3];
         Workload::long(rng.random_range(0..1 << 32), workers, 60)
     }));
     mixed.shuffle(&mut rng);
-    let mut workloads: Vec<Workload> =
-        (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)).collect();
-    workloads.append(&mut mixed);
-    workloads
+    // Where runs of some thousand states come to it.
+    mixed.insert(WIDE_AT, Workload::wide(MOST_WIDE));
+    if all {
+        mixed.splice(0..0, ones());
+    }
+    mixed
 }
 
 #[test]
@@ -107,14 +132,20 @@ fn no_crash_point_breaks_a_promise() {
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     for kind in KINDS {
-        let workloads = match &only {
-            Some(name) => vec![Workload::by_name(name).expect("a workload's name, as a report gives it")],
-            None => workloads(seed, states > 10_000),
+        let all = states > MANY_STATES;
+        let (workloads, whole) = match &only {
+            Some(name) => {
+                (vec![Workload::by_name(name).expect("a workload's name, as a report gives it")], 1)
+            }
+            None => (workloads(seed, all), if all { Workload::sequences(1) as u64 } else { 0 }),
         };
         let explorer = Explorer {
             target: Box::new(Ext { ..*kind }),
             workloads,
+            whole,
+            unmount_one_in: if all { 4 } else { 8 },
             most_states: states,
+            most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
             seed,
             fsck_first_every: 8,
             kernel_first_every: 150,

@@ -5,6 +5,7 @@ use crate::ops::{Op, Workload};
 use crate::states::{Kind, State, States};
 use crate::target::Target;
 use crate::verify;
+use crate::watched::Watched;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use ivers_block::{Device, FaultDevice, MemDevice, OverlayDevice};
@@ -21,9 +22,6 @@ use std::time::{Duration, Instant};
 
 /// Workers that the prepared image has directories for.
 pub const MAX_WORKERS: usize = 4;
-/// After so many violations the rest would say the same.
-const ENOUGH_VIOLATIONS: usize = 5;
-
 /// Who recovers a state before it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Recovery {
@@ -31,10 +29,26 @@ enum Recovery {
     Ours,
     /// The driver, stopped on its way and begun again.
     OursTwice,
-    /// The format's fsck, and then the driver.
-    Fsck,
-    /// The kernel, and then the driver.
-    Kernel,
+    /// The format's fsck, and then the driver; whether that trusts others who wrote.
+    Fsck(bool),
+    /// The kernel, and then the driver; whether that trusts others who wrote.
+    Kernel(bool),
+}
+
+impl Recovery {
+    /// Where it is counted.
+    fn index(self) -> usize {
+        match self {
+            Recovery::Ours => 0,
+            Recovery::OursTwice => 1,
+            Recovery::Fsck(_) => 2,
+            Recovery::Kernel(_) => 3,
+        }
+    }
+
+    fn trusts(self) -> bool {
+        matches!(self, Recovery::Fsck(true) | Recovery::Kernel(true))
+    }
 }
 
 /// Which workloads are explored, and how.
@@ -43,8 +57,15 @@ pub struct Explorer {
     pub target: Box<dyn Target>,
     /// What to run, in this order.
     pub workloads: Vec<Workload>,
+    /// Of the first so many workloads, every state is checked. Most states of a short workload are those of its unmount, which
+    /// are much alike: of the others' unmounts one state in `unmount_one_in` is.
+    pub whole: u64,
+    /// See `whole`.
+    pub unmount_one_in: u64,
     /// Stop after so many states.
     pub most_states: u64,
+    /// Stop after so many violations: the rest would say the same.
+    pub most_violations: usize,
     /// Decides what is sampled: subsets of large windows, who recovers.
     pub seed: u64,
     /// One state in so many is recovered by fsck first; 0: none.
@@ -72,6 +93,8 @@ pub struct Summary {
     pub torn: u64,
     /// Writes of the window lost.
     pub omitted: u64,
+    /// A sealed write incomplete, by a medium that lied.
+    pub unsealed: u64,
     /// Recovered by the driver, again after a stop on its way, by fsck first, by the kernel first.
     pub recoveries: [u64; 4],
     /// Torn states that fsck or the kernel refused, and the driver recovered.
@@ -80,6 +103,15 @@ pub struct Summary {
     pub time: Duration,
     /// What was broken: a report each.
     pub violations: Vec<String>,
+    /// How many states had been checked when the first violation showed.
+    pub first_violation: Option<u64>,
+}
+
+impl Summary {
+    fn broken(&mut self, what: String) {
+        self.first_violation.get_or_insert(self.states);
+        self.violations.push(what);
+    }
 }
 
 impl fmt::Display for Summary {
@@ -87,13 +119,14 @@ impl fmt::Display for Summary {
         let [ours, twice, fsck, kernel] = self.recoveries;
         writeln!(
             f,
-            "{}: {} workloads, {} distinct crash states ({} prefixes, {} torn, {} with writes lost) in {:.0} s",
+            "{}: {} workloads, {} distinct crash states ({} prefixes, {} torn, {} with writes lost, {} on media that lied) in {:.0} s",
             self.target,
             self.workloads,
             self.states,
             self.prefixes,
             self.torn,
             self.omitted,
+            self.unsealed,
             self.time.as_secs_f64()
         )?;
         writeln!(
@@ -102,6 +135,9 @@ impl fmt::Display for Summary {
             self.refused_by_others
         )?;
         write!(f, "{} violations", self.violations.len())?;
+        if let Some(states) = self.first_violation {
+            write!(f, ", the first after {states} states")?;
+        }
         self.violations.iter().try_for_each(|violation| write!(f, "\n\n{violation}"))
     }
 }
@@ -148,7 +184,7 @@ impl Explorer {
 
     fn prepared(&self) -> anyhow::Result<MemDevice> {
         let device = Arc::new(self.target.format()?);
-        let vfs = Vfs::mount(self.target.open(device.clone())?, mount_options(false).0)?;
+        let vfs = Vfs::mount(self.target.open(device.clone(), false)?, mount_options(false).0)?;
         history::prepare(&vfs, MAX_WORKERS)?;
         vfs.unmount()?;
         Ok(MemDevice::from_bytes(&device.to_bytes()))
@@ -174,9 +210,11 @@ impl Shared<'_> {
     fn explore(&self, nth: u64, workload: &Workload, scratch: &Path) -> anyhow::Result<()> {
         let device = Arc::new(FaultDevice::new(self.base.clone()));
         let (options, clock) = mount_options(workload.small_cache);
-        let vfs = Vfs::mount(self.explorer.target.open(device.clone())?, options)?;
+        let watched = Watched::new(self.explorer.target.open(device.clone(), false)?, device.clone());
+        let vfs = Vfs::mount(watched.clone(), options)?;
+        watched.set_vfs(&vfs);
         let mounted = device.len();
-        let mut histories = history::run(workload, &vfs, &device, &clock)
+        let mut histories = history::run(workload, &vfs, &watched, &device, &clock)
             .with_context(|| format!("workload {}\n{}", workload.name, workload.script()))?;
         let begun = device.len();
         vfs.unmount().with_context(|| format!("unmount after workload {}", workload.name))?;
@@ -194,7 +232,7 @@ impl Shared<'_> {
                 workload.name,
                 workload.script()
             );
-            self.count(|summary| summary.violations.push(text));
+            self.count(|summary| summary.broken(text));
         }
         let record = device.record();
         let seed = self.explorer.seed ^ nth;
@@ -203,12 +241,17 @@ impl Shared<'_> {
         // What mounting writes is the same for all: one of them explores it.
         let from = if nth == 0 { 0 } else { mounted };
         let promised = |at| promised(&histories, at);
-        States::new(self.base.clone(), &record, seed).each(promised, |state, device| {
+        let seals = |bytes: &[u8]| self.explorer.target.seals(bytes);
+        States::new(self.base.clone(), &record, seed).sealed_by(&seals).each(promised, |state, device| {
             if state.at < from || self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let recovery = self.choose(&mut rng);
             let closed = state.at == record.len() && state.kind == Kind::Prefix;
+            let alike = nth >= self.explorer.whole && state.at > begun && !closed;
+            if alike && rng.random_range(0..self.explorer.unmount_one_in.max(1)) != 0 {
+                return Ok(());
+            }
+            let recovery = self.choose(state, &mut rng);
             let checked = catch_unwind(AssertUnwindSafe(|| {
                 self.check(device, state, recovery, &histories, closed, scratch, &mut rng)
             }))
@@ -222,12 +265,14 @@ impl Shared<'_> {
         })
     }
 
-    fn choose(&self, rng: &mut StdRng) -> Recovery {
+    fn choose(&self, state: &State, rng: &mut StdRng) -> Recovery {
         let mut one_in = |every: u64| every > 0 && rng.random_range(0..every) == 0;
-        if one_in(self.explorer.kernel_first_every) {
-            Recovery::Kernel
-        } else if one_in(self.explorer.fsck_first_every) {
-            Recovery::Fsck
+        // What others make of media that lie is theirs to promise.
+        let honest = !matches!(state.kind, Kind::Unsealed(..));
+        if honest && one_in(self.explorer.kernel_first_every) {
+            Recovery::Kernel(one_in(2))
+        } else if honest && one_in(self.explorer.fsck_first_every) {
+            Recovery::Fsck(one_in(2))
         } else if one_in(16) {
             Recovery::OursTwice
         } else {
@@ -254,10 +299,10 @@ impl Shared<'_> {
                 Ok(device) => device,
                 Err(what) => return Ok(Err(what)),
             },
-            Recovery::Fsck | Recovery::Kernel => {
+            Recovery::Fsck(_) | Recovery::Kernel(_) => {
                 fs::write(scratch, bytes_of(&image)?)?;
                 let recovered = match recovery {
-                    Recovery::Fsck => Some(target.repair(scratch)),
+                    Recovery::Fsck(_) => Some(target.repair(scratch)),
                     _ => target.kernel_recovers(scratch),
                 };
                 match recovered {
@@ -275,11 +320,13 @@ impl Shared<'_> {
         };
         let promises = target.promises();
         let checked = (|| -> Result<(), String> {
-            let fs = target.open(device.clone()).map_err(|error| format!("cannot be opened: {error}"))?;
+            let fs = target
+                .open(device.clone(), recovery.trusts())
+                .map_err(|error| format!("cannot be opened: {error}"))?;
             let vfs = Vfs::mount(fs, mount_options(false).0)
                 .map_err(|error| format!("cannot be mounted: {error}"))?;
             for history in histories {
-                verify::worker(&vfs, history, state.at, closed && recovery == Recovery::Ours, promises)
+                verify::worker(&vfs, history, state, closed && recovery == Recovery::Ours, promises)
                     .map_err(|what| format!("worker {}: {what}", history.index))?;
             }
             verify::moves_on(&vfs, histories, state.at)?;
@@ -299,7 +346,7 @@ impl Shared<'_> {
         rng: &mut StdRng,
     ) -> anyhow::Result<Result<Arc<dyn Device>, String>> {
         let device = Arc::new(FaultDevice::new(Arc::new(image)));
-        match self.explorer.target.open(device.clone()) {
+        match self.explorer.target.open(device.clone(), false) {
             Ok(fs) => drop(fs),
             Err(error) => return Ok(Err(format!("cannot be opened: {error}"))),
         }
@@ -324,10 +371,13 @@ impl Shared<'_> {
                 Kind::Prefix => summary.prefixes += 1,
                 Kind::Torn(_) => summary.torn += 1,
                 Kind::Omitted(_) => summary.omitted += 1,
+                Kind::Unsealed(..) => summary.unsealed += 1,
             }
-            summary.recoveries[recovery as usize] += 1;
-            summary.violations.extend(violation);
-            if summary.violations.len() >= ENOUGH_VIOLATIONS {
+            summary.recoveries[recovery.index()] += 1;
+            if let Some(what) = violation {
+                summary.broken(what);
+            }
+            if summary.violations.len() >= self.explorer.most_violations {
                 self.stop.store(true, Ordering::Relaxed);
             }
         });

@@ -1,14 +1,18 @@
 //! What a workload did, and what the filesystem showed after each of its steps.
 
 use crate::ops::{Op, Workload};
+use crate::watched::Watched;
 use ivers_block::{Device, FaultDevice};
 use ivers_vfs::{
-    ChangeMode, CreateSpec, Cred, DirEntry, Error, FallocateMode, FileType, InodeRef, ManualClock,
+    ChangeMode, CreateSpec, Cred, DirEntry, Error, FallocateMode, FileType, Ino, InodeRef, ManualClock,
     MountOptions, NameError, RenameFlags, SetAttr, Timestamp, Vfs, WriteFlags, XattrMode,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+
+/// Directories that were there once, with a block of attributes each.
+const WORN_DIRECTORIES: usize = 60;
 
 /// Which inode, and which life of it.
 pub type Identity = (u64, u32);
@@ -115,10 +119,30 @@ fn at_step(nth: usize) -> Timestamp {
     Timestamp { sec: 1_600_000_000 + nth as i64 / 3, nsec: 4_000_000 }
 }
 
+/// Leave remains in the log, in free blocks and in free inodes, as on a filesystem that has been in use: what is torn shows
+/// them instead of zeros. Nothing that stays has these bytes.
+fn wear(vfs: &Arc<Vfs>, root: &InodeRef) -> ivers_vfs::Result<()> {
+    let cred = Cred::root();
+    let names: Vec<String> = (0..WORN_DIRECTORIES).map(|nth| format!("worn{nth}")).collect();
+    for _ in 0..2 {
+        for name in &names {
+            let (dir, _) = vfs.create(&cred, root, name.as_bytes(), &CreateSpec::directory(0o700), false)?;
+            vfs.set_xattr(&cred, &dir, b"user.worn", &[0xA6; 900], XattrMode::Any)?;
+        }
+        vfs.sync()?;
+        for name in &names {
+            vfs.rmdir(&cred, root, name.as_bytes(), false)?;
+        }
+        vfs.sync()?;
+    }
+    Ok(())
+}
+
 /// Make the directories and files that every workload starts with.
 pub fn prepare(vfs: &Arc<Vfs>, workers: usize) -> ivers_vfs::Result<()> {
     let cred = Cred::root();
     let root = vfs.root()?;
+    wear(vfs, &root)?;
     for worker in 0..workers {
         let name = directory(worker);
         let (dir, _) = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::directory(0o755), false)?;
@@ -131,19 +155,25 @@ pub fn prepare(vfs: &Arc<Vfs>, workers: usize) -> ivers_vfs::Result<()> {
     vfs.sync()
 }
 
-/// Run a workload; returns each worker's history. `vfs` lies over `device`.
+/// Run a workload; returns each worker's history. `vfs` lies over `watched`, and that over `device`.
 pub fn run(
     workload: &Workload,
     vfs: &Arc<Vfs>,
+    watched: &Arc<Watched>,
     device: &Arc<FaultDevice>,
     clock: &ManualClock,
 ) -> anyhow::Result<Vec<Worker>> {
+    // The counters are the whole mount's, and an inode that was evicted counts as looked at when it comes back.
+    let counts_updates = workload.workers.len() == 1 && !workload.small_cache;
     std::thread::scope(|scope| {
         let threads: Vec<_> = workload
             .workers
             .iter()
             .enumerate()
-            .map(|(worker, ops)| scope.spawn(move || work(worker, ops, vfs, device, clock)))
+            .map(|(worker, ops)| {
+                let scene = Scene { vfs, watched, device, clock, counts_updates };
+                scope.spawn(move || work(worker, ops, &scene))
+            })
             .collect();
         threads
             .into_iter()
@@ -152,21 +182,28 @@ pub fn run(
     })
 }
 
-fn work(
-    worker: usize,
-    ops: &[Op],
-    vfs: &Arc<Vfs>,
-    device: &Arc<FaultDevice>,
-    clock: &ManualClock,
-) -> anyhow::Result<Worker> {
+/// What a worker works on.
+struct Scene<'a> {
+    vfs: &'a Arc<Vfs>,
+    watched: &'a Arc<Watched>,
+    device: &'a Arc<FaultDevice>,
+    clock: &'a ManualClock,
+    counts_updates: bool,
+}
+
+fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> {
+    let Scene { vfs, watched, device, .. } = *scene;
     let mut history = Worker { index: worker, ..Worker::default() };
     let tree = Arc::new(read_tree(vfs, worker)?);
     history.steps.push(Step { op: None, begun: 0, done: 0, ok: true, about: None, replaced: false, tree });
     let mut held = Vec::new();
+    // Files that were written since somebody looked at them.
+    let mut unseen: HashSet<Identity> = HashSet::new();
     for (nth, op) in ops.iter().enumerate() {
-        clock.set(at_step(nth));
-        let caller = Caller { worker, vfs, held: &mut held };
+        scene.clock.set(at_step(nth));
+        let caller = Caller { worker, vfs, watched, held: &mut held };
         let before = history.steps.last().map(|step| step.tree.clone()).unwrap_or_default();
+        let updates = vfs.stats().inode_updates_version;
         let begun = device.len();
         let result = caller.perform(op, nth);
         let done = device.len();
@@ -175,10 +212,28 @@ fn work(
             Err(Error::Name(_)) => (false, None, None),
             Err(error) => anyhow::bail!("{op}: {error}"),
         };
+        if let Some(id) = about {
+            if value.is_some() || watched.watches(id) {
+                unseen.remove(&id);
+            } else if matches!(op, Op::Write(..) | Op::Append(..))
+                && !unseen.insert(id)
+                && scene.counts_updates
+                && vfs.stats().inode_updates_version > updates
+            {
+                let text = format!(
+                    "{op} (step {}) logged inode {} for its counter, which nobody had looked at",
+                    nth + 1,
+                    id.0
+                );
+                history.broken.get_or_insert(text);
+            }
+        }
         let tree = Arc::new(read_tree(vfs, worker)?);
-        if let (Some(id), Some(value)) = (about, value)
-            && let Some(node) = tree.values().find(|node| node.id == id)
-        {
+        let (was, is) = (about.and_then(|id| node_of(&before, id)), about.and_then(|id| node_of(&tree, id)));
+        if let (Some(id), Some(was)) = (about, was) {
+            looked_within(&mut history, scene, id, was, is, op)?;
+        }
+        if let (Some(id), Some(value), Some(node)) = (about, value, is) {
             let step = history.steps.len();
             // A number that is used again names a new file, which starts above all that the old one showed.
             if let Some(old) =
@@ -198,9 +253,43 @@ fn work(
     Ok(history)
 }
 
+fn node_of(tree: &Tree, id: Identity) -> Option<&Node> {
+    tree.values().find(|node| node.id == id)
+}
+
+/// C1 for those who looked while the call was under way: what they were told vouches for what showed before it.
+fn looked_within(
+    history: &mut Worker,
+    scene: &Scene<'_>,
+    id: Identity,
+    was: &Node,
+    is: Option<&Node>,
+    op: &Op,
+) -> anyhow::Result<()> {
+    let looks = scene.watched.take_looks(id);
+    let step = history.steps.len();
+    for look in &looks {
+        history.handed.push(Handed { at: look.at, step, id, value: look.value, node: was.clone() });
+    }
+    if let (Some(look), Some(is)) = (looks.last(), is)
+        && is != was
+    {
+        let inode = scene.vfs.get_generation(Ino(id.0), id.1)?;
+        if scene.vfs.change(&inode) == Some(look.value) {
+            let text = format!(
+                "{op} (step {step}): a look at inode {} in the midst of it was told {}, and so is one afterwards, though it changed",
+                id.0, look.value
+            );
+            history.broken.get_or_insert(text);
+        }
+    }
+    Ok(())
+}
+
 struct Caller<'a> {
     worker: usize,
     vfs: &'a Arc<Vfs>,
+    watched: &'a Watched,
     held: &'a mut Vec<InodeRef>,
 }
 
@@ -304,6 +393,11 @@ impl Caller<'_> {
             Op::Open(name) => {
                 let file = self.find(name)?;
                 self.held.push(file.clone());
+                file
+            }
+            Op::Watch(name) => {
+                let file = self.find(name)?;
+                self.watched.watch(&file);
                 file
             }
             Op::Query(name) => {

@@ -19,12 +19,15 @@
 //! | what was synced is there | contents at least as new as the last acknowledged sync of the file |
 //! | names never mix | the tree equals the tree after some operation between the last sync and the crash |
 //! | a rename over a file shows old or new | contents of the moved file at least as new as the rename, if it shows |
-//! | no garbage | each byte is one that this file held there since its last sync, or a zero of a hole |
+//! | no garbage | each byte is one that this file held there since its last sync, or a zero of a hole; when it grows after recovery, zeros lie between |
 //! | C4 | a value handed out before means the same contents and attributes after; values never go back; the next change moves past all of them |
 //! | C3 | after a clean unmount the value rests |
+//! | C1 | a value handed out in the midst of a call does not outlive the call, if that changes something ([`watched`]) |
+//! | C5 | a write costs no inode update for the counter's sake unless somebody has looked since the one before |
 //!
-//! Each of them also after somebody else has recovered the image first (the format's fsck, the kernel), since that clears
-//! the flags by which a crash is told.
+//! C4 and what stands above it also after somebody else has recovered the image first (the format's fsck, the kernel), since that
+//! clears the flags by which a crash is told; in half of these the driver is told to trust others, so that the epoch record
+//! stands alone.
 //!
 //! # Invariants of the explorer itself
 //!
@@ -34,6 +37,7 @@
 //!    scheduler does.
 //! 3. An operation counts as begun from the length of the record before its call, and as acknowledged from the length after
 //!    it: a state in between may show it or not.
+//!    A value asked for in the midst of a call vouches for what showed before it.
 //! 4. Equal crash states with equal acknowledgements are checked once.
 //!
 //! A driver joins with an implementation of [`Target`]: how to make an image, open it, and ask its fsck.
@@ -46,6 +50,7 @@ pub mod ops;
 pub mod states;
 pub mod target;
 pub mod verify;
+pub mod watched;
 
 pub use explore::{Explorer, Summary};
 pub use ops::{Op, Workload};

@@ -3,6 +3,7 @@
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fmt;
+use std::sync::LazyLock;
 
 /// A name below the worker's directory: one of few, so that operations meet.
 pub type Name = &'static str;
@@ -11,6 +12,12 @@ pub type Name = &'static str;
 pub const FILES: &[Name] = &["a", "b", "d/a"];
 /// The directories. `d` is there from the start.
 pub const DIRS: &[Name] = &["d", "e"];
+
+/// Names below `e`, for transactions of many blocks.
+static MANY: LazyLock<Vec<Name>> =
+    LazyLock::new(|| (0..MOST_WIDE).map(|nth| &*format!("e/{nth:02}").leak()).collect());
+/// The prepared images have inodes for so many.
+pub const MOST_WIDE: usize = 60;
 
 /// One call. What fails (a name that is not there) changes nothing and is part of the workload too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +60,8 @@ pub enum Op {
     Query(Name),
     /// Hold a file open to the end: unlinked, it becomes an orphan.
     Open(Name),
+    /// From now on somebody asks for the change attribute in the midst of every change of it.
+    Watch(Name),
 }
 
 impl fmt::Display for Op {
@@ -77,6 +86,7 @@ impl fmt::Display for Op {
             Op::Sync => write!(f, "sync"),
             Op::Query(name) => write!(f, "query {name}"),
             Op::Open(name) => write!(f, "open {name}"),
+            Op::Watch(name) => write!(f, "watch {name}"),
         }
     }
 }
@@ -109,6 +119,7 @@ pub const ALPHABET: &[Op] = &[
     Op::Query("a"),
     Op::Query("d"),
     Op::Open("a"),
+    Op::Watch("a"),
 ];
 
 /// What is run between a mount and an unmount, by one or more workers at once.
@@ -147,12 +158,29 @@ impl Workload {
         Self { name, workers, small_cache: true }
     }
 
+    /// One transaction of so many metadata blocks that its descriptors reach over several sectors and blocks, and the same
+    /// taken back: `count` directories with attributes of their own, each in blocks of its own. Then files grow into what
+    /// became free, while the log still holds what lay there.
+    pub fn wide(count: usize) -> Self {
+        let names = &MANY[..count.min(MANY.len())];
+        let mut ops = vec![Op::Mkdir("e"), Op::Sync];
+        ops.extend(names.iter().flat_map(|name| [Op::Mkdir(name), Op::SetXattr(name, 800)]));
+        ops.extend([Op::Query("e"), Op::Sync]);
+        ops.extend(names.iter().map(|name| Op::Rmdir(name)));
+        ops.push(Op::Sync);
+        for file in FILES {
+            ops.extend([Op::Create(file), Op::Append(file, 500_000), Op::Fsync(file)]);
+        }
+        Self { name: format!("wide {count}"), workers: vec![ops], small_cache: false }
+    }
+
     /// The workload of a name that a report gave.
     pub fn by_name(name: &str) -> Option<Self> {
         let (kind, rest) = name.split_once(' ')?;
         let numbers: Vec<u64> = rest.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
         match (kind, &numbers[..]) {
             ("sequence", &[len, index]) => Some(Self::sequence(len.try_into().ok()?, index.try_into().ok()?)),
+            ("wide", &[count]) => Some(Self::wide(count.try_into().ok()?)),
             ("long", &[seed, workers, steps]) => {
                 Some(Self::long(seed, workers.try_into().ok()?, steps.try_into().ok()?))
             }
@@ -194,6 +222,7 @@ fn random_op(rng: &mut StdRng) -> Op {
         84..86 => Op::Fdatasync(file),
         86..88 => Op::Sync,
         88..91 => Op::Open(file),
+        91..92 => Op::Watch(file),
         _ => Op::Query(file),
     }
 }

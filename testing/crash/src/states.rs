@@ -3,12 +3,16 @@
 //! A **window** is what lies between two flushes. Before its first write everything earlier is durable. Of its own writes
 //! any subset may have happened, whatever their order, since nothing but a flush orders them; a write that was on its way
 //! may have reached some of its sectors. A forced write (FUA) that returned is durable, but says nothing of the others.
+//!
+//! A log whose records carry checksums promises more than an honest medium asks for: a record of a commit that is there
+//! without all that it seals is told. So for those, media are tried too that lied at the flush between the two.
 
 use ivers_block::{Device, MemDevice, OverlayDevice, Recorded};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 
 const SECTOR: usize = 512;
@@ -18,6 +22,11 @@ const ALL_SUBSETS_UP_TO: usize = 6;
 const SAMPLED_SUBSETS: usize = 24;
 /// A write of more sectors than this is torn at a sample of them.
 const ALL_TEARS_UP_TO: usize = 8;
+/// Of a write under a seal, so many single sectors are lost in turn: half of them among its first, since what lies there says
+/// what the others are.
+const SAMPLED_LOSSES: usize = 4;
+/// These are its first sectors: a block.
+const FIRST_SECTORS: usize = 8;
 
 /// How a state came about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +37,9 @@ pub enum Kind {
     Torn(usize),
     /// Some of the window's writes did not happen: these, by their index in the record.
     Omitted(Vec<usize>),
+    /// Everything, but of the write with this index in the record these sectors are missing, though the medium had
+    /// flushed and then taken the record that seals them.
+    Unsealed(usize, Range<usize>),
 }
 
 /// One crash state.
@@ -37,6 +49,16 @@ pub struct State {
     pub at: usize,
     /// How it came about.
     pub kind: Kind,
+}
+
+impl State {
+    /// How much of the record counts for what had been made durable: what a medium lied about had not.
+    pub fn kept(&self) -> usize {
+        match self.kind {
+            Kind::Unsealed(write, _) => write,
+            _ => self.at,
+        }
+    }
 }
 
 /// Walks the states of one record, in order.
@@ -49,6 +71,7 @@ pub struct States<'a> {
     sectors: HashMap<u64, u64>,
     seen: HashSet<(u64, u64)>,
     rng: StdRng,
+    seals: &'a dyn Fn(&[u8]) -> bool,
 }
 
 fn sector_hash(sector: u64, bytes: &[u8]) -> u64 {
@@ -67,7 +90,13 @@ impl<'a> States<'a> {
             sectors: HashMap::new(),
             seen: HashSet::new(),
             rng: StdRng::seed_from_u64(seed),
+            seals: &|_| false,
         }
+    }
+
+    /// With those in which what is sealed is incomplete; `seals` tells records that seal.
+    pub fn sealed_by(self, seals: &'a dyn Fn(&[u8]) -> bool) -> Self {
+        Self { seals, ..self }
     }
 
     /// Visit every state that was not visited before. `acknowledged` tells states with equal bytes apart: it says for a length of the
@@ -136,7 +165,42 @@ impl<'a> States<'a> {
                 states.push(State { at, kind: Kind::Omitted(lost) });
             }
         }
+        self.add_unsealed(from, to, &mut states);
         states
+    }
+
+    /// A seal is a forced write directly behind a flush, which lies on the medium directly behind the window's last write:
+    /// that one is what it seals.
+    fn add_unsealed(&mut self, from: usize, flush: usize, states: &mut Vec<State>) {
+        let last = flush.checked_sub(1).filter(|&last| last >= from);
+        let Some(
+            [
+                Recorded::Write { offset, data, .. },
+                Recorded::Flush,
+                Recorded::Write { offset: at, data: seal, fua: true },
+            ],
+        ) = last.and_then(|last| self.record.get(last..flush + 2))
+        else {
+            return;
+        };
+        if *at != offset + data.len() as u64 || !(self.seals)(seal) {
+            return;
+        }
+        let sectors = data.len().div_ceil(SECTOR);
+        let mut losses: Vec<_> = std::iter::once(0..sectors).collect();
+        if sectors <= SAMPLED_LOSSES {
+            losses.extend((0..sectors).map(|at| at..at + 1));
+        } else {
+            for nth in 0..SAMPLED_LOSSES {
+                let among = if nth % 2 == 0 { sectors.min(FIRST_SECTORS) } else { sectors };
+                let at = self.rng.random_range(0..among);
+                losses.push(at..at + 1);
+            }
+            losses.push(self.rng.random_range(1..sectors)..sectors);
+        }
+        states.extend(
+            losses.into_iter().map(|lost| State { at: flush + 2, kind: Kind::Unsealed(flush - 1, lost) }),
+        );
     }
 
     /// The writes of a state that are not durable yet.
@@ -148,6 +212,11 @@ impl<'a> States<'a> {
             let bytes = match &state.kind {
                 Kind::Torn(sectors) if at == state.at => &data[..sectors * SECTOR],
                 Kind::Omitted(lost) if lost.contains(&at) => continue,
+                Kind::Unsealed(write, lost) if *write == at => {
+                    let behind = (lost.end * SECTOR).min(data.len());
+                    writes.push((offset + behind as u64, &data[behind..]));
+                    &data[..lost.start * SECTOR]
+                }
                 _ => data,
             };
             writes.push((*offset, bytes));
@@ -209,6 +278,7 @@ mod tests {
         let base = Arc::new(MemDevice::new(8 * SECTOR as u64));
         let mut all = Vec::new();
         States::new(base, record, 1)
+            .sealed_by(&|record| record[0] == 3)
             .each(
                 |_| 0,
                 |state, device| {
@@ -248,6 +318,36 @@ mod tests {
         }
         let all: Vec<_> = shown(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
         assert!(all.contains(&vec![1, 0, 3, 4]) && all.contains(&vec![1, 0, 3, 0]));
+    }
+
+    #[test]
+    fn a_seal_is_shown_without_each_part_of_what_it_seals() {
+        let sealed = [
+            write(0, 1, 1, false),
+            write(1024, 2, 2, false),
+            Recorded::Flush,
+            write(2048, 3, 1, true),
+            write(512, 4, 1, false),
+        ];
+        let unsealed = |record: &[Recorded]| -> Vec<Vec<u8>> {
+            let states = shown(record).into_iter();
+            let lied = states.filter(|(state, _)| matches!(state.kind, Kind::Unsealed(..)));
+            lied.map(|(state, bytes)| {
+                assert_eq!((state.at, state.kept()), (4, 1));
+                bytes[..5].to_vec()
+            })
+            .collect()
+        };
+        let expected = [[1, 0, 0, 0, 3], [1, 0, 0, 2, 3], [1, 0, 2, 0, 3]].map(|bytes| bytes.to_vec());
+        assert_eq!(unsealed(&sealed), expected);
+        // Not forced, not directly behind, no record that seals, nothing.
+        for other in
+            [write(2048, 3, 1, false), write(2560, 3, 1, true), write(2048, 4, 1, true), Recorded::Flush]
+        {
+            let mut record = sealed.to_vec();
+            record[3] = other;
+            assert!(unsealed(&record).is_empty());
+        }
     }
 
     #[test]

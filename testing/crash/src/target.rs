@@ -21,10 +21,16 @@ pub trait Target: Send + Sync {
     fn name(&self) -> &str;
     /// An empty filesystem. Its free space should hold bytes that no workload writes, so that exposing them shows.
     fn format(&self) -> anyhow::Result<MemDevice>;
-    /// Open, recovering if need be.
-    fn open(&self, device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<dyn FileSystem>>;
+    /// Open, recovering if need be. `trusting`: though somebody else wrote to it, who is believed to keep the change
+    /// attribute (a format without such an option opens as ever).
+    fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>>;
     /// What it promises.
     fn promises(&self) -> Promises;
+    /// Whether this is a record of a commit that tells by checksums, in itself and in what it is written behind, whether all
+    /// of that arrived. Then recovery must do without a transaction that a medium lied about.
+    fn seals(&self, _record: &[u8]) -> bool {
+        false
+    }
     /// The format's own fsck finds nothing to say about an image that was closed in good order.
     fn check(&self, image: &Path) -> anyhow::Result<()>;
     /// Recover by the format's own fsck, as at boot.

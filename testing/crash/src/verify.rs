@@ -2,28 +2,30 @@
 
 use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_tree};
 use crate::ops::Op;
+use crate::states::State;
 use crate::target::Promises;
-use ivers_vfs::{Cred, FileType, Vfs, WriteFlags};
-use std::collections::HashMap;
+use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, Vfs, WriteFlags};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Check one worker's tree in a recovered filesystem of which the first `at` operations of the record had happened.
+/// Check one worker's tree in a filesystem that was recovered from a crash state.
 /// `closed`: the session had been closed in good order by then. The error says what is broken.
 pub fn worker(
     vfs: &Arc<Vfs>,
     history: &Worker,
-    at: usize,
+    state: &State,
     closed: bool,
     promises: Promises,
 ) -> Result<(), String> {
+    let (at, kept) = (state.at, state.kept());
     let found = read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
     let steps = &history.steps;
     let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
-    let oldest = durable_step(steps, at);
+    let oldest = durable_step(steps, kept);
     let names = matching_step(steps, oldest, newest, &found, promises)?;
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
-            data(path, node, steps, (oldest, names, newest), at)?;
+            data(path, node, steps, (oldest, names, newest), kept)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
@@ -183,17 +185,48 @@ fn values(
     Ok(())
 }
 
-/// After the checks: change every file that was asked about, and see its value move past all that were handed out.
+/// A file grows from beyond its end: what lies between reads as zeros, whatever a lost append left behind the end.
+fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String> {
+    const PAGE: usize = 4096;
+    let size = node.data.len();
+    let at = size.next_multiple_of(PAGE) + PAGE;
+    match vfs.write(&Cred::root(), inode, at as u64, b"far", WriteFlags::empty()) {
+        Err(Error::Name(NameError::NoSpace)) => return Ok(()),
+        written => written.map_err(|error| format!("cannot grow after recovery: {error}"))?,
+    };
+    // Past the cache, in which the tail is zeros anyway. What is new is written back for that; the page that the file ended in is
+    // not dirty, since nobody has touched it yet.
+    let from = size / PAGE * PAGE;
+    let mut found = vec![0xEE; at + 3 - from];
+    let got = vfs
+        .read_direct(inode, from as u64, &mut found)
+        .map_err(|error| format!("cannot be read after it grew: {error}"))?;
+    let held = node.data[from..].iter().copied().chain(std::iter::repeat_n(0, at - size)).chain(*b"far");
+    match found.iter().zip(held).position(|(byte, held)| *byte != held) {
+        Some(byte) => Err(format!(
+            "grew after recovery, and byte {} is {:#x} (size was {size})",
+            from + byte,
+            found[byte]
+        )),
+        None if got < found.len() => Err(format!("grew after recovery, and reads only up to {}", from + got)),
+        None => Ok(()),
+    }
+}
+
+/// After the checks: let every file grow, change it, and see its value move past all that were handed out.
 pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize) -> Result<(), String> {
     for history in histories {
         let found =
             read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
-        for (path, node) in &found {
+        // One name of each is enough, and another would show what was done by the first.
+        let mut seen = HashSet::new();
+        for (path, node) in found.iter().filter(|(_, node)| seen.insert(node.id)) {
             let place = format!("/{}/{path}", directory(history.index));
             let inode = vfs.resolve(&Cred::root(), &place, false).map_err(|e| format!("{place}: {e}"))?;
             if inode.kind != FileType::Regular {
                 continue;
             }
+            grows_by_zeros(vfs, &inode, node).map_err(|what| format!("{place}: {what}"))?;
             vfs.write(&Cred::root(), &inode, 0, b"after", WriteFlags::empty())
                 .map_err(|error| format!("{place}: cannot be written after recovery: {error}"))?;
             let Some(now) = vfs.change(&inode) else { continue };

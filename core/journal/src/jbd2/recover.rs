@@ -85,23 +85,25 @@ impl Jbd2Log {
     /// Finds the end of the log, checking every checksum on the way.
     fn scan(&self) -> Result<Scan> {
         let mut damaged = None;
-        // Counts once the commit block shows that the transaction was meant to be whole: without checksums, a crash may have torn a
-        // descriptor, and what follows its first sector is from before.
-        let mut outside = None;
+        // Counts once the commit block shows that the transaction is whole: a torn descriptor of a log without checksums
+        // ends in remains of what lay there before.
+        let mut foreign = None;
         let end_sequence = self.walk(None, &mut damaged, |sequence, log_block, step| {
             match step {
-                Step::Data(tag, _) if tag.block >= self.options.fs_blocks || self.map.contains(tag.block) => {
-                    outside.get_or_insert((tag.block, log_block));
+                Step::Data(tag, _)
+                    if tag.block >= self.options.fs_blocks || self.map.contains(tag.block) =>
+                {
+                    foreign.get_or_insert((tag.block, log_block));
                 }
                 Step::Commit => {
-                    if let Some((block, log_block)) = outside {
+                    if let Some((block, log_block)) = foreign {
                         let what = format!(
                             "transaction {sequence} changes block {block}, which is in the journal or outside the filesystem"
                         );
                         return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
                     }
                 }
-                Step::Data(..) | Step::Revoked(_) => {}
+                _ => {}
             }
             Ok(())
         })?;
