@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -87,8 +87,36 @@ pub fn tell_parent(result: &Result<()>) {
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
 }
 
+/// Lines within one [`Pace`] window; whoever may read a damaged file can cause a line each time, and must not fill the disk.
+const LINES_A_WINDOW: u32 = 200;
+const WINDOW_SECONDS: u64 = 10;
+
+/// How many lines may still go out.
+#[derive(Debug, Default)]
+struct Pace {
+    window: u64,
+    lines: u32,
+    left_out: u64,
+}
+
+impl Pace {
+    /// Whether a line may go out at this second; and how many were left out before it, to be said first.
+    fn admit(&mut self, second: u64) -> Option<u64> {
+        let window = second / WINDOW_SECONDS;
+        if window != self.window {
+            (self.window, self.lines) = (window, 0);
+        }
+        if self.lines == LINES_A_WINDOW {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
 /// Messages of the crates below, on standard error, with the time.
-pub struct Log(Mutex<()>);
+pub struct Log(Mutex<Pace>);
 
 impl log::Log for Log {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
@@ -102,16 +130,18 @@ impl log::Log for Log {
         {
             return;
         }
-        let _one_at_a_time = self.0.lock();
+        // Held to the end: one line at a time.
+        let mut pace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let Some(left_out) = pace.admit(now.as_secs()) else { return };
         let time = crate::show::time(now.as_secs() as i64);
-        let _ = writeln!(
-            std::io::stderr(),
-            "{time} ivers[{}] {}: {}",
-            std::process::id(),
-            record.level(),
-            record.args()
-        );
+        let head = format!("{time} ivers[{}]", std::process::id());
+        if left_out > 0 {
+            let _ = writeln!(std::io::stderr(), "{head} WARN: {left_out} messages were left out here");
+        }
+        // Names come from images too, and somebody will read this on a terminal.
+        let text = record.args().to_string().replace(char::is_control, " ");
+        let _ = writeln!(std::io::stderr(), "{head} {}: {text}", record.level());
     }
 
     fn flush(&self) {}
@@ -119,8 +149,22 @@ impl log::Log for Log {
 
 /// Show messages from here on.
 pub fn start_log() {
-    static LOG: Log = Log(Mutex::new(()));
+    static LOG: Log = Log(Mutex::new(Pace { window: 0, lines: 0, left_out: 0 }));
     if log::set_logger(&LOG).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_messages_is_cut_and_told() {
+        let mut pace = Pace::default();
+        let admitted = (0..1000).filter(|_| pace.admit(1_000_000).is_some()).count();
+        assert_eq!(admitted as u32, LINES_A_WINDOW);
+        assert_eq!(pace.admit(1_000_000 + WINDOW_SECONDS), Some(1000 - u64::from(LINES_A_WINDOW)));
+        assert_eq!(pace.admit(1_000_000 + WINDOW_SECONDS), Some(0));
     }
 }

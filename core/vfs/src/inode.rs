@@ -86,6 +86,8 @@ pub struct Inode {
     pub(crate) acl: AclCache,
     /// Known to have no `security.capability` that a write would have to remove.
     pub(crate) no_capability: AtomicBool,
+    /// Made without a name, and may get one. What has lost its last name may not.
+    pub(crate) awaits_name: AtomicBool,
     private: Box<dyn Any + Send + Sync>,
 }
 
@@ -116,6 +118,7 @@ impl Inode {
             cache_id: AtomicU64::new(0),
             acl: AclCache::default(),
             no_capability: AtomicBool::new(false),
+            awaits_name: AtomicBool::new(false),
             private: loaded.private,
         }
     }

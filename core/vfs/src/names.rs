@@ -25,6 +25,7 @@ use crate::driver::{NewInode, Rename};
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
 use crate::sync::RwLockWriteGuard;
+use crate::sync::atomic::Ordering;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 
@@ -217,7 +218,9 @@ impl Vfs {
         self.dir_is_alive(dir)?;
         let new = self.new_inode(cred, dir, spec)?;
         let loaded = self.fs.create_unnamed(dir, &new)?;
-        self.adopt(loaded)
+        let inode = self.adopt(loaded)?;
+        inode.awaits_name.store(true, Ordering::Relaxed);
+        Ok(inode)
     }
 
     /// Give an inode another name.
@@ -241,11 +244,15 @@ impl Vfs {
             if flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND) {
                 return Err(NameError::NotPermitted.into());
             }
+            if nlink == 0 && !inode.awaits_name.load(Ordering::Relaxed) {
+                return Err(NameError::NotFound.into());
+            }
             if nlink >= self.info.max_links {
                 return Err(NameError::TooManyLinks.into());
             }
             let before = self.before(dir, want_info);
             self.trusting(&[(dir, name)], self.fs.link(dir, name, inode))?;
+            inode.awaits_name.store(false, Ordering::Relaxed);
             self.names.put(dir.ino, name, Some(inode.ino));
             self.info_since(dir, before)
         };

@@ -120,6 +120,7 @@ fn names_come_and_go() {
     vfs.unlink(&cred, &root, b"f", false).unwrap();
     write(&vfs, &f, 0, b"open and unlinked");
     assert_eq!(read_all(&vfs, &f), b"open and unlinked");
+    refused(vfs.link(&cred, &f, &root, b"back", false), NameError::NotFound);
     drop(f);
     refused(vfs.get(ino), NameError::Stale);
     let unnamed = vfs.create_unnamed(&cred, &root, &CreateSpec::file(0o600)).unwrap();
