@@ -164,7 +164,7 @@ impl Harness {
         }
     }
 
-    /// The patches whose names contain `only`, in order.
+    /// The patches whose paths contain `only`, in order.
     fn patches(&self, only: Option<&str>) -> Vec<PathBuf> {
         let inside = |dir: PathBuf| {
             fs::read_dir(dir).map(|dir| dir.flatten().map(|entry| entry.path()).collect()).unwrap_or_default()
@@ -172,7 +172,7 @@ impl Harness {
         let mut all: Vec<PathBuf> = inside(root().join(self.patches));
         all.extend(all.clone().into_iter().flat_map(inside));
         all.retain(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let name = path.strip_prefix(root()).unwrap_or(path).to_string_lossy();
             name.ends_with(".patch") && only.is_none_or(|only| name.contains(only))
         });
         all.sort();
@@ -223,7 +223,7 @@ impl Harness {
     }
 }
 
-/// All of them, or those whose names contain `only`.
+/// All of them, or those whose paths contain `only`: a mistake, a test, or `races`.
 pub fn mutants(only: Option<&str>) -> bool {
     let scratch = root().join("target/mutants");
     if copy_tree(root(), &scratch).is_none() {

@@ -239,7 +239,7 @@ impl Vfs {
             }
         }
         // Inodes that another thread has just taken off the list: wait for them, and try again what failed there. Marks are cleared
-        // before the log and pages dropped before a direct write, so clean is only what is clean and in nobody's hands.
+        // before the log, so clean is only what is clean and in nobody's hands.
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
             let clean = !inode.pages.has_pages() && !inode.is_dirty();

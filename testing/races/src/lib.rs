@@ -20,12 +20,16 @@ mod world;
 
 pub use world::*;
 
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::scheduler::{
+    PctScheduler, RandomScheduler, ReplayScheduler, Scheduler, UncontrolledNondeterminismCheckScheduler,
+};
 use shuttle::{Config, MaxSteps, Runner};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Ranks change at so many points of a schedule: enough for an order of four events.
 const PCT_DEPTH: usize = 4;
+/// So many schedules are run a second time.
+const REPLAYS: usize = 20;
 /// No honest schedule of these races is nearly as long: a longer one goes round in circles.
 const STEPS_MAX: usize = 200_000;
 /// The VFS has pages on the stack.
@@ -46,14 +50,18 @@ fn config() -> Config {
     config
 }
 
-/// Run one race under many schedules.
+/// Run one race under many schedules, the first of them twice: nothing but the seed may decide what happens.
 pub fn explore(race: fn()) {
     if let Ok(schedule) = std::env::var("IVERS_SCHEDULE") {
-        shuttle::replay(race, schedule.trim());
+        let schedule: String = schedule.split_whitespace().collect();
+        Runner::new(ReplayScheduler::new_from_encoded(&schedule), config()).run(race);
         return;
     }
     let seed = number("IVERS_SEED", 1);
     let schedules = usize::try_from(number("IVERS_SCHEDULES", 1000)).expect("as many as fit into memory");
+    let replays =
+        UncontrolledNondeterminismCheckScheduler::new(RandomScheduler::new_from_seed(seed, REPLAYS));
+    run("replaying", replays, race, seed, schedules);
     run("random", RandomScheduler::new_from_seed(seed, schedules), race, seed, schedules);
     run("PCT", PctScheduler::new_from_seed(seed, PCT_DEPTH, schedules), race, seed, schedules);
     println!("{schedules} schedules of each scheduler, seed {seed}");
