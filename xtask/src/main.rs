@@ -1,6 +1,7 @@
 //! Project chores: `cargo xtask test` is what CI runs, `cargo xtask demo` shows the point,
-//! `cargo xtask soak` is the long proof.
+//! `cargo xtask soak` is the long proof, `cargo xtask bench` measures everything.
 
+mod bench;
 mod demo;
 mod fuzz;
 mod kmod;
@@ -111,7 +112,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = || {
         eprintln!(
-            "usage: cargo xtask demo | test | soak [STEP] | kmod | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+            "usage: cargo xtask demo | test | soak [STEP] | bench [DIR [OPTION-OF-IVERS-BENCH...]] | kmod | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
         );
         ExitCode::from(2)
     };
@@ -124,6 +125,11 @@ fn main() -> ExitCode {
         "kmod" => kmod::kmod(),
         "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
+        "bench" => {
+            let dir = words.get(1).map_or("target/report", String::as_str);
+            ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
+                && bench::bench(Path::new(dir), words.get(2..).unwrap_or_default())
+        }
         "fuzz" => match fuzz(&words[1..]) {
             Some(ok) => ok,
             None => return usage(),

@@ -139,7 +139,10 @@ impl Bars {
     }
 
     fn draw(&self, area: &Area<'_>) -> Result<()> {
-        head(area, &self.title, self.series.iter())?;
+        let has_bar =
+            |at: usize| self.groups.iter().any(|group| self.shown(group).iter().any(|bar| bar.0 == at));
+        let series = self.series.iter().enumerate().filter(|(at, _)| has_bar(*at)).map(|(_, series)| series);
+        head(area, &self.title, series)?;
         let place = |value: f64| if self.is_log { value.log10() } else { value };
         let values: Vec<f64> =
             self.groups.iter().flat_map(|group| self.shown(group)).map(|(_, value)| value).collect();

@@ -97,21 +97,42 @@ fn plain(text: &str) -> String {
 
 /// What a row is called, for people.
 fn title(row: &Value) -> String {
-    let name = plain(row["name"].as_str().unwrap_or("(no name)"));
-    let name = name.strip_prefix("fuse_").unwrap_or(&name).replace('_', " ");
-    match row["fs"].as_str() {
-        Some(fs) if !is_fuse(row) => format!("{} {name}", plain(fs)),
-        _ => name,
+    let of = match row["fs"].as_str() {
+        _ if is_fuse(row) => Some("FUSE"),
+        _ if is_peers(row) => Some("libraries"),
+        fs => fs,
+    };
+    match of {
+        Some(of) => format!("{} {}", plain(of), short_title(row)),
+        None => short_title(row),
     }
+}
+
+/// The same, where it is clear on what it was measured.
+fn short_title(row: &Value) -> String {
+    let name = plain(row["name"].as_str().unwrap_or("(no name)"));
+    let name = ["fuse_", "peers_"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(&name);
+    name.replace('_', " ")
 }
 
 fn is_fuse(row: &Value) -> bool {
     row["name"].as_str().is_some_and(|name| name.starts_with("fuse_"))
 }
 
+/// Whether other libraries are beside ours in it.
+fn is_peers(row: &Value) -> bool {
+    row["name"].as_str().is_some_and(|name| name.starts_with("peers_"))
+}
+
+/// Whether more is better of what the row measured.
+fn is_timed(row: &Value) -> bool {
+    row["unit"].as_str().is_none_or(|unit| unit == "ops/s")
+}
+
 /// Rows of the library that time old, new and none, and are no curves.
 fn mode_rows<'a>(rows: &[&'a Value]) -> impl Iterator<Item = &'a Value> {
-    let is_one =
-        |row: &&Value| !is_fuse(row) && row["ns_per_op"]["old"].is_number() && row["points"].is_null();
+    let is_one = |row: &&Value| {
+        !is_fuse(row) && is_timed(row) && row["ns_per_op"]["old"].is_number() && row["points"].is_null()
+    };
     rows.iter().copied().filter(is_one)
 }

@@ -4,10 +4,10 @@ use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use super::{Runs, is_fuse, mode_rows, plain, plots, title};
+use super::{Runs, is_fuse, is_peers, is_timed, mode_rows, plain, plots, short_title, title};
 
 const STYLE: &str = "
-body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 88rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .7rem 0; }
@@ -30,7 +30,10 @@ fn cell(value: &Value) -> String {
     match value {
         Value::Null => "\u{2013}".to_owned(),
         Value::String(text) => plain(text),
-        Value::Number(number) => number.to_string(),
+        Value::Number(number) => match number.as_f64() {
+            Some(whole) if number.is_f64() && whole.fract() == 0.0 => format!("{whole:.0}"),
+            _ => number.to_string(),
+        },
         other => plain(&other.to_string()),
     }
 }
@@ -79,19 +82,40 @@ struct Verdict<'a> {
 
 fn verdicts<'a>(rows: &[&'a Value]) -> Vec<Verdict<'a>> {
     let mut verdicts = Vec::new();
-    for &row in rows {
+    for &row in rows.iter().filter(|row| is_timed(row)) {
         let mut add = |what: String, target: f64, value: &'a Value, spread: &'a Value| {
             if let Some(value) = value.as_f64() {
                 verdicts.push(Verdict { row, what, target, value, spread });
             }
         };
+        // A curve is as good as its worst point.
+        if let Some(points) = row["points"].as_array() {
+            let ratios =
+                [("new_over_old", "new over old", 1.0), ("new_over_none", "new over none", OVER_NONE)];
+            for (key, name, target) in ratios {
+                let worst = points
+                    .iter()
+                    .filter(|point| point[key].is_number())
+                    .min_by(|a, b| a[key].as_f64().unwrap_or(0.0).total_cmp(&b[key].as_f64().unwrap_or(0.0)));
+                let Some(worst) = worst else { continue };
+                let at = if worst["label"].is_string() { &worst["label"] } else { &worst["x"] };
+                let what = format!("{name}, worst of {} points: at {}", points.len(), cell(at));
+                add(what, target, &worst[key], &worst["spread"][key]);
+            }
+            continue;
+        }
         let spread = &row["spread"];
         let seeds = row["seeds"]["new_over_old"].as_f64().unwrap_or(1.0);
         add("new over old".to_owned(), seeds.max(1.0), &row["new_over_old"], &spread["new_over_old"]);
         if is_fuse(row) {
             for (peer, target) in TARGETS {
                 let spread = &spread["new_over_peer"][peer];
-                add(format!("over {}", peer.replace('_', " ")), target, &row["new_over_peer"][peer], spread);
+                add(
+                    format!("over {}", plots::series(peer).name),
+                    target,
+                    &row["new_over_peer"][peer],
+                    spread,
+                );
             }
         } else {
             add("new over none".to_owned(), OVER_NONE, &row["new_over_none"], &spread["new_over_none"]);
@@ -158,50 +182,58 @@ fn modes(rows: &[&Value]) -> Result<Markup> {
     })
 }
 
-fn fuse(rows: &[&Value]) -> Markup {
-    let rows: Vec<_> = rows.iter().filter(|row| is_fuse(row) && row["missing"].is_null()).collect();
-    let mut peers: Vec<&str> = Vec::new();
-    for peer in rows.iter().filter_map(|row| row["peers"].as_object()).flat_map(|peers| peers.keys()) {
-        if !peers.contains(&peer.as_str()) {
-            peers.push(peer);
-        }
-    }
+/// Ours beside the peers': those through FUSE, or those of the library.
+fn beside_peers(rows: &[&Value], is_one: fn(&Value) -> bool, heading: &str, text: &str) -> Markup {
+    let rows: Vec<_> = rows.iter().filter(|row| is_one(row) && row["missing"].is_null()).collect();
+    let peers = plots::names(rows.iter().map(|row| &row["peers"]), &[]);
+    let head = |peer: &String| plots::series(peer).name;
     html! {
         @if !rows.is_empty() {
-            h2 { "Through FUSE" }
-            p { "Nanoseconds an operation, medians, on equal images. The null passthrough is libfuse's passthrough_ll over the kernel's ext4: what FUSE itself \
-                 costs. With attributes answered, as ivers does, the kernel asks it for security.capability before each write; without, it does not. \
-                 The kernel's ext4 is the limit." }
+            h2 { (heading) }
+            p { (text) }
             div.wide { table {
-                tr { th { "row" } th { "operations" } th { "rounds" } th { "ivers" } @for peer in &peers { th { (plain(peer)) } } }
+                tr { th { "row" } th { "operations" } th { "rounds" } th { "ivers" } @for peer in &peers { th { (head(peer)) } } }
                 @for row in &rows { tr {
-                    td { (title(row)) }
+                    td { (short_title(row)) }
                     td { (cell(&row["ops"])) }
                     td { (cell(&row["rounds"])) }
                     td { (cell(&row["ns_per_op"]["new"])) }
-                    @for peer in &peers { td { (cell(&row["peers"][*peer]["ns_per_op"])) } }
+                    @for peer in &peers { td { (cell(&row["peers"][peer.as_str()]["ns_per_op"])) } }
                 } }
             } }
             p { "The peer's time over ours (above 1: ivers is faster):" }
             div.wide { table {
-                tr { th { "row" } @for peer in &peers { th { (plain(peer)) } } }
+                tr { th { "row" } @for peer in &peers { th { (head(peer)) } } }
                 @for row in &rows { tr {
-                    td { (title(row)) }
+                    td { (short_title(row)) }
                     @for peer in &peers {
-                        td { (ratio(&row["new_over_peer"][*peer], &row["spread"]["new_over_peer"][*peer])) }
+                        td { (ratio(&row["new_over_peer"][peer.as_str()], &row["spread"]["new_over_peer"][peer.as_str()])) }
                     }
                 } }
             } }
             @if let Some(options) = rows.iter().find_map(|row| row["options"].as_object()) {
                 p { "Mounted with: "
                     @for (number, (name, words)) in options.iter().enumerate() {
-                        @if number > 0 { "; " } (plain(name)) " " code { (cell(words)) }
+                        @if number > 0 { "; " } (plots::series(name).name) " " code { (cell(words)) }
+                    }
+                    "." }
+            }
+            @if let Some(verdicts) = rows.iter().find_map(|row| row["e2fsck"].as_object()) {
+                p { "What e2fsck says of the images afterwards: "
+                    @for (number, (name, verdict)) in verdicts.iter().enumerate() {
+                        @if number > 0 { "; " } (plots::series(name).name) ": " (cell(verdict))
                     }
                     "." }
             }
         }
     }
 }
+
+const THROUGH_FUSE: &str = "Nanoseconds an operation, medians, on equal images. The null passthrough is libfuse's passthrough_ll over the kernel's \
+    ext4: what FUSE itself costs. With attributes answered, as ivers does, the kernel asks it for security.capability before each write; without, it \
+    does not. The kernel's ext4 is the limit.";
+const OTHER_LIBRARIES: &str = "Rust crates that can write ext4, and ivers by its library, in one process. Nanoseconds an operation, a sync at the end of each \
+    round in it; images lie in memory. ext4plus cannot write to a journal: its image has none.";
 
 fn seeds(rows: &[&Value]) -> Result<Markup> {
     let plot = plots::beside_the_seeds(rows)?;
@@ -228,7 +260,7 @@ fn seeds(rows: &[&Value]) -> Result<Markup> {
 }
 
 /// What was counted, by mode: in an object, or in a figure.
-fn counts(rows: &[&Value]) -> Markup {
+fn counts<'a>(rows: &[&'a Value]) -> Markup {
     const COUNTED: [(&str, &str); 4] = [
         ("inode_updates", "inode updates"),
         ("journal_blocks", "journal blocks"),
@@ -241,7 +273,10 @@ fn counts(rows: &[&Value]) -> Markup {
         COUNTED.iter().any(|(key, _)| row[*key]["new"].is_number()) || row["device_writes"].is_object()
     };
     let rows: Vec<_> = rows.iter().filter(counted).collect();
-    let three = |of: &dyn Fn(&str) -> String| MODES.map(of).join(" / ");
+    let three = |of: &dyn Fn(&'static str) -> &'a Value| match MODES.map(of) {
+        figures if figures.iter().all(|figure| figure.is_null()) => cell(&Value::Null),
+        figures => figures.map(cell).join(" / "),
+    };
     html! {
         @if !rows.is_empty() {
             h2 { "Counts" }
@@ -250,8 +285,8 @@ fn counts(rows: &[&Value]) -> Markup {
                 tr { th { "row" } @for (_, head) in COUNTED.iter().chain(&WRITES) { th { (head) } } }
                 @for row in &rows { tr {
                     td { (title(row)) }
-                    @for (key, _) in COUNTED { td { (three(&|mode| cell(&row[key][mode]))) } }
-                    @for (key, _) in WRITES { td { (three(&|mode| cell(&row["device_writes"][mode][key]))) } }
+                    @for (key, _) in COUNTED { td { (three(&|mode| &row[key][mode])) } }
+                    @for (key, _) in WRITES { td { (three(&|mode| &row["device_writes"][mode][key])) } }
                 } }
             } }
         }
@@ -259,19 +294,16 @@ fn counts(rows: &[&Value]) -> Markup {
 }
 
 fn latencies(rows: &[&Value]) -> Result<Markup> {
-    const HEADS: [(&str, &str); 4] = [("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"), ("max", "max")];
     let mut parts = Vec::new();
-    for row in rows.iter().filter(|row| row["latency_ns"].is_object()) {
-        let peers =
-            row["peers"].as_object().into_iter().flatten().map(|(name, peer)| (name, &peer["latency_ns"]));
-        let ours = row["latency_ns"].as_object().into_iter().flatten();
-        let plot = plots::latency(row)?;
+    for row in rows {
+        let whose = plots::latencies(row);
+        let Some(plot) = plots::latency(row)? else { continue };
         parts.push(html! {
-            (svg(plot))
+            (svg(Some(plot)))
             div.wide { table {
-                tr { th { (title(row)) ", ns" } @for (_, head) in HEADS { th { (head) } } }
-                @for (name, latency) in ours.chain(peers).filter(|(_, latency)| latency.is_object()) {
-                    tr { td { (plain(name)) } @for (key, _) in HEADS { td { (cell(&latency[key])) } } }
+                tr { th { (title(row)) ", ns" } @for (_, head) in plots::QUANTILES { th { (head) } } }
+                @for (name, latency) in &whose {
+                    tr { td { (plots::series(name).name) } @for (key, _) in plots::QUANTILES { td { (cell(&latency[key])) } } }
                 }
             } }
         });
@@ -309,7 +341,10 @@ fn others(rows: &[&Value]) -> Markup {
     let rows: Vec<_> = rows
         .iter()
         .filter(|row| {
-            !is_fuse(row) && row["points"].is_null() && !known.iter().any(|known| std::ptr::eq(*known, **row))
+            !is_fuse(row)
+                && !is_peers(row)
+                && row["points"].is_null()
+                && !known.iter().any(|known| std::ptr::eq(*known, **row))
         })
         .collect();
     html! {
@@ -382,7 +417,8 @@ pub(super) fn page(runs: &Runs) -> Result<String> {
                 (targets(&rows))
                 (seeds)
                 (modes)
-                (fuse(&rows))
+                (beside_peers(&rows, is_fuse, "Through FUSE", THROUGH_FUSE))
+                (beside_peers(&rows, is_peers, "Beside other libraries", OTHER_LIBRARIES))
                 (others(&rows))
                 (counts(&rows))
                 (latencies)

@@ -5,7 +5,7 @@ use plotters::style::RGBColor;
 use serde_json::Value;
 
 use super::chart::{self, Bars, Group, Line, Lines, Series};
-use super::{is_fuse, mode_rows, title};
+use super::{is_fuse, mode_rows, short_title, title};
 
 /// How a contender is called and painted. Colours that those who confuse red and green can tell apart.
 const CONTENDERS: [(&str, &str, RGBColor); 8] = [
@@ -33,7 +33,7 @@ pub(super) fn series(name: &str) -> Series {
 }
 
 /// Names that stand in any of these objects: those that are known first, in their order.
-fn names<'a>(objects: impl Iterator<Item = &'a Value>, but: &[&str]) -> Vec<String> {
+pub(super) fn names<'a>(objects: impl Iterator<Item = &'a Value>, but: &[&str]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for name in objects.filter_map(Value::as_object).flat_map(|object| object.keys()) {
         if !names.contains(name) && !but.contains(&name.as_str()) {
@@ -78,7 +78,7 @@ fn through_fuse(rows: &[&Value]) -> Option<Bars> {
             let us = |value: &Value| value.as_f64().map(|ns| ns / 1000.0);
             let ours = us(&row["ns_per_op"]["new"]);
             let theirs = peers.iter().map(|peer| us(&row["peers"][peer.as_str()]["ns_per_op"]));
-            Group { label: title(row), values: std::iter::once(ours).chain(theirs).collect() }
+            Group { label: short_title(row), values: std::iter::once(ours).chain(theirs).collect() }
         })
         .collect();
     let names = std::iter::once("ivers").chain(peers.iter().map(String::as_str));
@@ -133,20 +133,27 @@ pub(super) fn beside_the_seeds(rows: &[&Value]) -> Result<Option<String>> {
     .map(Some)
 }
 
+/// What of latencies is told: the name in a row, and for people.
+pub(super) const QUANTILES: [(&str, &str); 4] =
+    [("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"), ("max", "max")];
+
+/// Whose latencies a row has: ours by mode, then the peers'.
+pub(super) fn latencies(row: &Value) -> Vec<(String, &Value)> {
+    let of = |objects: &Value| names(std::iter::once(objects), &[]);
+    let ours = of(&row["latency_ns"]).into_iter().map(|name| {
+        let latency = &row["latency_ns"][name.as_str()];
+        (name, latency)
+    });
+    let peers = of(&row["peers"]).into_iter().map(|name| {
+        let latency = &row["peers"][name.as_str()]["latency_ns"];
+        (name, latency)
+    });
+    ours.chain(peers).filter(|(_, latency)| latency.is_object()).collect()
+}
+
 /// p50 to max of a row that timed single operations.
 pub(super) fn latency(row: &Value) -> Result<Option<String>> {
-    const QUANTILES: [(&str, &str); 4] = [("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"), ("max", "max")];
-    let mut whose: Vec<(String, &Value)> = Vec::new();
-    for name in names(std::iter::once(&row["latency_ns"]), &[]) {
-        let latency = &row["latency_ns"][name.as_str()];
-        whose.push((name, latency));
-    }
-    for name in names(std::iter::once(&row["peers"]), &[]) {
-        let latency = &row["peers"][name.as_str()]["latency_ns"];
-        if latency.is_object() {
-            whose.push((name, latency));
-        }
-    }
+    let whose = latencies(row);
     if whose.is_empty() {
         return Ok(None);
     }
