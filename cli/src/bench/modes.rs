@@ -150,8 +150,8 @@ const ROWS: [Spec; 29] = [
     hammer("query_hammer_1", 1),
     hammer("query_hammer_2", 2),
     hammer("query_hammer_8", 8),
-    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 20).at_least_ms(1),
-    spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 8).at_least_ms(1),
+    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1),
+    spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 4).at_least_ms(1),
     spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
         .at_least_ms(10),
     spec("scaling_one_file", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: true }), 1, 20)
