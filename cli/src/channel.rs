@@ -46,8 +46,8 @@ pub enum Report {
     },
 }
 
-/// No honest message is longer.
-const MESSAGE_MAX: usize = 16 << 10;
+/// No honest message is longer: two paths of PATH_MAX, of which JSON makes up to six times as much.
+const MESSAGE_MAX: usize = 64 << 10;
 /// Nor does one bring more descriptors.
 const DESCRIPTORS_MAX: usize = 16;
 
@@ -71,6 +71,7 @@ impl Channel {
     /// Send a message and descriptors.
     pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let text = serde_json::to_vec(message)?;
+        anyhow::ensure!(text.len() <= MESSAGE_MAX, "a path is too long to be told another process");
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -131,6 +132,12 @@ mod tests {
         assert!(matches!(first, Order::Open) && fds.len() == 1, "{first:?}");
         let (second, fds) = theirs.receive::<Order>().unwrap().unwrap();
         assert!(matches!(second, Order::Serve { pid: 1, .. }) && fds.is_empty(), "{second:?}");
+        let long = |len| Report::Failed { code: 1, line: "x".repeat(len) };
+        ours.send(&long(48 << 10), &[]).unwrap();
+        assert!(
+            matches!(theirs.receive().unwrap(), Some((Report::Failed { line, .. }, _)) if line.len() == 48 << 10)
+        );
+        assert!(ours.send(&long(MESSAGE_MAX), &[]).unwrap_err().to_string().contains("too long"));
         rustix::net::send(&theirs.0, b"no JSON", SendFlags::empty()).unwrap();
         assert!(ours.receive::<Report>().is_err());
         drop(theirs);

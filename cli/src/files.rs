@@ -355,7 +355,9 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
                     show::line(format_args!("{pad}{key}:"))?;
                     print(value, indent + 2)?;
                 }
-                Value::String(text) => show::line(format_args!("{pad}{key}: {text}"))?,
+                Value::String(text) => {
+                    show::line(format_args!("{pad}{key}: {}", show::name(text.as_bytes())))?;
+                }
                 other => show::line(format_args!("{pad}{key}: {other}"))?,
             }
         }

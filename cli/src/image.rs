@@ -45,6 +45,15 @@ impl Place {
         Place::Host(word.to_owned())
     }
 
+    /// The name that a copy of it gets, if it has one.
+    pub fn name(&self) -> Option<Vec<u8>> {
+        let path = match self {
+            Place::Host(path) => path.as_os_str().as_bytes(),
+            Place::Image { path, .. } => path,
+        };
+        last_name(path).map(<[u8]>::to_vec)
+    }
+
     /// The image that it is in.
     pub fn image(&self) -> Option<&Path> {
         match self {
@@ -232,6 +241,12 @@ pub fn name(image: &Path, path: &[u8]) -> String {
 /// `IMAGE:/path` for a terminal.
 pub fn shown(image: &Path, path: &[u8]) -> String {
     show::name(name(image, path).as_bytes())
+}
+
+/// The last part of a path, if it is a name.
+pub fn last_name(path: &[u8]) -> Option<&[u8]> {
+    let name = path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty())?;
+    (name != b"." && name != b"..").then_some(name)
 }
 
 /// `dir/name`.

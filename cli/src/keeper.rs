@@ -253,7 +253,7 @@ impl Work {
                 let emitter = self.emitter.get_or_insert_with(|| Emitter::new(origin, wish));
                 let source = source::Image(self.vfs.clone());
                 let node = self.vfs.resolve(&Cred::root(), &path, !recursive).map_err(Into::into);
-                let name = sink::last_name(&path);
+                let name = image::last_name(&path);
                 emitter.emit(&source, node, &shown, name, &mut Sender::new(pipe))
             }
         }

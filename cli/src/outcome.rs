@@ -11,16 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure;
 
 /// What is said if all went well.
 const CLOSED: &str = "closed\n";
-/// More than this many do not wait for one mount.
+/// More strangers than this do not wait for one mount.
 const MOST_WAITING: usize = 64;
 
-fn address(pid: u32) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("ivers-mount-{pid}"))
+fn name(pid: u32) -> String {
+    format!("ivers-mount-{pid}")
 }
 
 /// The supervisor's end.
@@ -32,7 +33,7 @@ pub struct Outcome {
 impl Outcome {
     /// Listen from now on.
     pub fn listen() -> std::io::Result<Self> {
-        let listener = UnixListener::bind_addr(&address(std::process::id())?)?;
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name(std::process::id()))?)?;
         let waiting = Arc::new(Mutex::new(Vec::new()));
         let (theirs, accepting) = (waiting.clone(), listener.try_clone()?);
         std::thread::Builder::new().name("ivers-outcome".into()).spawn(move || {
@@ -64,8 +65,11 @@ impl Outcome {
 }
 
 fn keep(waiting: &Mutex<Vec<UnixStream>>, stream: UnixStream) {
+    // A name in the abstract namespace is everybody's: others must not crowd out those who may unmount.
+    let is_mine = rustix::net::sockopt::socket_peercred(&stream)
+        .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-    if waiting.len() < MOST_WAITING {
+    if is_mine || waiting.len() < MOST_WAITING {
         waiting.push(stream);
     }
 }
@@ -75,10 +79,21 @@ pub struct Ending(UnixStream);
 
 /// Wait for the outcome of the mount that process `pid` supervises. `None`: it cannot be asked (another network namespace).
 pub fn ask(pid: i32) -> Option<Ending> {
-    let stream = UnixStream::connect_addr(&address(u32::try_from(pid).ok()?).ok()?).ok()?;
+    let stream = connect(u32::try_from(pid).ok()?)?;
     // Anybody may take a name; only that process may answer.
     let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
     (peer.pid.as_raw_nonzero().get() == pid).then_some(Ending(stream))
+}
+
+/// Never waits: whoever took the name may accept nobody.
+fn connect(pid: u32) -> Option<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let name = SocketAddrUnix::new_abstract_name(name(pid).as_bytes()).ok()?;
+    rustix::net::connect(&socket, &name).ok()?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false).ok()?;
+    Some(stream)
 }
 
 impl Ending {
@@ -94,5 +109,27 @@ impl Ending {
         Some(told.unwrap_or_else(|| {
             (failure::FAILED, "the process that served it ended without a word".to_owned())
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_keep_nobody_from_the_outcome() {
+        let (me, squatted) = (std::process::id(), u32::MAX >> 1);
+        let outcome = Outcome::listen().unwrap();
+        let asking: Vec<_> = (0..=MOST_WAITING).map(|_| ask(me as i32).unwrap()).collect();
+        outcome.tell(&Ok(()));
+        assert!(asking.into_iter().all(|ending| ending.complaint().is_none()));
+
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(name(squatted).as_bytes()).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        assert!(ask(squatted as i32).is_none(), "another process answers");
+        let waiting: Vec<_> = (0..16).map_while(|_| connect(squatted)).collect();
+        assert!(waiting.len() < 16 && ask(squatted as i32).is_none(), "it does not accept");
     }
 }

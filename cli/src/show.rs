@@ -95,8 +95,10 @@ pub fn json_line(value: &serde_json::Value) -> Result<()> {
     line(value)
 }
 
-/// A line on standard output.
+/// A line, or some, on standard output.
 pub fn line(text: impl std::fmt::Display) -> Result<()> {
+    // What comes from an image is escaped where it is put in; what was forgotten there must not reach a terminal either.
+    let text = text.to_string().replace(|c: char| c.is_control() && c != '\n', " ");
     writeln!(std::io::stdout().lock(), "{text}").map_err(|error| Output(error).into())
 }
 

@@ -297,3 +297,15 @@ fn a_full_standard_output_is_said_once() {
         assert!(said.lines().count() == 1 && said.contains("standard output: No space"), "{words:?}: {said}");
     }
 }
+
+/// A label is as long as a colour.
+#[test]
+fn what_an_image_says_of_itself_is_escaped() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let image = image.to_str().unwrap();
+    assert!(ivers(&["mkfs", image, "--size", "16M", "--label", "a\x1b[31m"]).status.success());
+    let output = ivers(&["info", image]);
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains("label: a\\x1b[31m"), "{shown:?}");
+}

@@ -78,7 +78,7 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
             .to_owned(),
         );
     }
-    lines.extend(hammer_table(rows));
+    lines.extend(crowd_table(rows));
     lines.extend(latency_table(rows));
     for row in rows.iter().filter(|row| row["points"].is_array()) {
         lines.extend(curve_table(row));
@@ -94,20 +94,25 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
     lines
 }
 
-/// How often those who ask get an answer, beside what a write costs the processor.
-fn hammer_table(rows: &[Value]) -> Vec<String> {
-    let asked: Vec<_> = rows.iter().filter(|row| row["queries_per_second"].is_object()).collect();
+/// What the processor had to do where several threads share it, and how often those who ask get an answer.
+fn crowd_table(rows: &[Value]) -> Vec<String> {
+    let crowds: Vec<_> = rows.iter().filter(|row| row["cpu_ns_per_op"].is_object()).collect();
     let mut lines = Vec::new();
-    if !asked.is_empty() {
+    if !crowds.is_empty() {
         lines.push(String::new());
-        lines.push(
-            "queries a second, and the writers' processor time in ns an operation: old / new".to_owned(),
-        );
+        lines.push(format!(
+            "{:<5}{:<29}{:>10}{:>10}{:>10}{:>16}{:>16}",
+            "fs", "writers' processor time, ns", "old", "new", "none", "queries/s old", "new"
+        ));
     }
-    for row in asked {
-        let two = |key: &str| format!("{:>14} / {:<14}", number(&row[key]["old"]), number(&row[key]["new"]));
-        let (rate, cpu) = (two("queries_per_second"), two("cpu_ns_per_op"));
-        lines.push(format!("{:<5}{:<29}{rate}{cpu}", text(row, "fs"), text(row, "name")));
+    for row in crowds {
+        let cpu = ["old", "new", "none"].map(|mode| format!("{:>10}", number(&row["cpu_ns_per_op"][mode])));
+        let asked = ["old", "new"].map(|mode| match row["queries_per_second"][mode].as_f64() {
+            Some(rate) => format!("{rate:>16}"),
+            None => String::new(),
+        });
+        let (fs, name) = (text(row, "fs"), text(row, "name"));
+        lines.push(format!("{fs:<5}{name:<29}{}{}", cpu.concat(), asked.concat()));
     }
     lines
 }

@@ -107,7 +107,8 @@ fn into_image(args: &args::Cp, to: &Place, image: &Path, path: &[u8], how: &How)
 }
 
 fn onto_host(args: &args::Cp, to: &Place, path: &Path, how: &How) -> Result<Outcome> {
-    let target = sink::Host::new(path, args.from.len() > 1, args.preserve)?;
+    let words: Vec<_> = args.from.iter().map(|word| Place::parse(word).name()).collect();
+    let target = sink::Host::new(path, &words, args.preserve)?;
     let mut keepers = Keepers::start(args, to, how)?;
     let (from, into) = pipe()?;
     let (fed, absorbed) = std::thread::scope(|scope| {
@@ -133,7 +134,7 @@ fn feed(args: &args::Cp, keepers: &mut Keepers, avoid: Option<Number>, into: Pip
         let shown = word.display().to_string();
         match Place::parse(word) {
             Place::Host(path) => {
-                let name = sink::last_name(path.as_os_str().as_bytes());
+                let name = image::last_name(path.as_os_str().as_bytes());
                 let node = if recursive { Ok(path.clone()) } else { path.canonicalize().map_err(Into::into) };
                 host.emit(&source::Host, node, &shown, name, &mut out)?;
             }

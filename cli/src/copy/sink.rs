@@ -7,15 +7,26 @@ use std::collections::HashMap;
 use std::io::Read;
 
 use anyhow::{Result, anyhow, bail};
+use ivers_vfs::FileType;
 use serde::{Deserialize, Serialize};
 
 pub use host::{HOST_ORIGIN, Host};
-pub use image::{Image, last_name};
+pub use image::Image;
 
 use super::source::shown_path;
 use super::stream::{Item, Message, Number, Receiver};
 use crate::failure::{Tally, code, line};
 use crate::progress::{self, Progress};
+
+/// What a directory holds is a name, and nothing that leads elsewhere.
+fn check_name(name: &[u8]) -> Result<()> {
+    let is_name =
+        !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0);
+    if !is_name {
+        bail!("the process that reads talks nonsense: {:?} is no name", String::from_utf8_lossy(name));
+    }
+    Ok(())
+}
 
 /// What can be written to.
 pub trait Target {
@@ -142,11 +153,11 @@ impl<T: Target> Absorber<'_, T> {
     /// Where the next thing goes. `None`: nowhere, and that was said already.
     fn next_spot(&mut self, name: &[u8]) -> Result<Option<T::Spot>> {
         let Some(open) = self.open.last() else { return Ok(self.spot.take()) };
-        let is_name =
-            !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0);
-        if !is_name {
-            bail!("the process that reads talks nonsense: {:?} is no name", String::from_utf8_lossy(name));
+        // What is below a symbolic link would be where that leads.
+        if open.item.kind()? != FileType::Directory {
+            bail!("the process that reads talks nonsense: something in what is no directory");
         }
+        check_name(name)?;
         Ok(open.made.as_ref().map(|dir| self.target.below(dir, name)))
     }
 
@@ -156,6 +167,7 @@ impl<T: Target> Absorber<'_, T> {
                 if !self.open.is_empty() {
                     bail!("the process that reads talks nonsense: two things at once");
                 }
+                name.as_deref().map_or(Ok(()), check_name)?;
                 self.origin = origin;
                 self.shown = shown;
                 self.spot = match self.target.place(name.as_deref()) {
@@ -270,12 +282,18 @@ mod tests {
     }
 
     fn absorbed(out: &Path, messages: &[Message]) -> Result<Outcome> {
+        absorbed_as(None, out, messages)
+    }
+
+    /// The word of the command line has no name, and the reader says that it has this one.
+    fn absorbed_as(name: Option<&[u8]>, out: &Path, messages: &[Message]) -> Result<Outcome> {
         let mut wire = Vec::new();
         let mut sender = Sender::new(&mut wire);
-        sender.send(&Message::Source { origin: 1, shown: "image".into(), name: None }).unwrap();
+        let name = name.map(<[u8]>::to_vec);
+        sender.send(&Message::Source { origin: 1, shown: "image".into(), name }).unwrap();
         messages.iter().for_each(|message| sender.send(message).unwrap());
         drop(sender);
-        absorb(&Host::new(out, false, false).unwrap(), &wire[..])
+        absorb(&Host::new(out, &[None], false).unwrap(), &wire[..])
     }
 
     /// A reader that somebody has taken over sends what no directory holds.
@@ -310,6 +328,17 @@ mod tests {
             let messages = [item("", dir, nothing), item(name, file, nothing)];
             assert!(absorbed(&out, &messages).unwrap_err().to_string().contains("is no name"), "{name:?}");
         }
+        let names = ["..", "../outside/x", "/x", "x/y"].map(str::as_bytes);
+        for name in names.into_iter().chain([outside.join("x").as_os_str().as_encoded_bytes()]) {
+            let error = absorbed_as(Some(name), &out, &[item("", file, nothing)]).unwrap_err();
+            assert!(error.to_string().contains("is no name"), "{error}");
+        }
+        // One name, but not that of the word: it could be any of a home directory.
+        let messages = [item("", file, nothing), end.clone(), Message::Finish];
+        assert_eq!(absorbed_as(Some(b".profile"), &out, &messages).unwrap().problems, 1);
+        assert!(!out.join(".profile").exists());
+        let below_a_link = [item("", dir, nothing), item("c", link, &outside), item("inner", file, nothing)];
+        assert!(absorbed(&out, &below_a_link).unwrap_err().to_string().contains("no directory"));
         for astray in [end, Message::Xattr(vec![], vec![]), Message::Data { offset: 0, len: 0 }] {
             assert!(absorbed(&out, &[astray]).unwrap_err().to_string().contains("nonsense"));
         }

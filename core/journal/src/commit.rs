@@ -130,6 +130,8 @@ impl Inner {
         let body = log.write_items(&closed.log)?;
         // Makes the log blocks durable before their commit record, and with them all file data written before the handles ended.
         self.cache.device().flush()?;
+        // Whoever ended a handle and then found that it had left its change half done has stopped the journal by now.
+        self.state.lock().check()?;
         let record = log.write_commit()?;
         let c = &self.counters;
         count(&c.commits, 1);

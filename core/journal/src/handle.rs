@@ -168,6 +168,10 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // What it changed may be half of what it was to change, and must not become durable.
+            self.journal.abort("a panic in the middle of a change");
+        }
         self.end();
     }
 }

@@ -268,3 +268,32 @@ fn a_dropped_journal_ends_its_thread() {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
+
+/// Whoever finds that a change is half done finds it when its handle has ended, and a commit may have begun by then.
+#[test]
+fn what_stopped_before_the_commit_record_does_not_commit() {
+    let r = rig();
+    let tid = r.set(1000, 5);
+    // The log's superblock, then the blocks.
+    r.device.inject(r.device.writes() + 1, Fault::Stall(Duration::from_millis(300)));
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| r.journal.commit(tid));
+        std::thread::sleep(Duration::from_millis(100));
+        r.journal.abort("half done");
+        assert!(commit.join().unwrap().is_err());
+    });
+    assert_eq!(log(r.device.clone()).recover().unwrap().transactions, 0);
+}
+
+#[test]
+fn a_panic_in_the_middle_of_a_change_stops_the_journal() {
+    let r = rig();
+    let tid = r.set(1000, 5);
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let handle = r.journal.begin(2).unwrap();
+        handle.modify(&r.cache.get(1001).unwrap(), |bytes| bytes.fill(1));
+        panic!("half done");
+    }));
+    assert!(unwound.is_err());
+    assert!(matches!(r.journal.commit(tid), Err(JournalError::Aborted { .. })));
+}

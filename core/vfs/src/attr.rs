@@ -139,8 +139,10 @@ impl Vfs {
         let touch = if set.ctime.is_some() { Touch::Nothing } else { Touch::Metadata };
         let changed = self.changed(inode, touch, Logged::Anyway);
         if let Some(acl) = acl {
+            let stored = self.fs.set_xattr(inode, acl::ACCESS, Some(&acl.encode()), XattrMode::Any);
+            // Behind it: whoever checks permissions holds no lock, and would remember the old one.
             inode.acl.forget();
-            self.fs.set_xattr(inode, acl::ACCESS, Some(&acl.encode()), XattrMode::Any)?;
+            stored?;
         }
         changed
     }
@@ -189,6 +191,21 @@ impl Vfs {
             self.changed(inode, Touch::Metadata, Logged::Anyway)?;
         }
         self.remove_capability(inode)
+    }
+
+    /// Take file capabilities away, after a change of data by whomever.
+    pub fn drop_capability(&self, inode: &InodeRef) -> Result<()> {
+        // Looked at under no lock: one that comes at this moment comes behind the change.
+        let none = self.info.xattr_value_max == 0 || inode.no_capability.load(Ordering::Acquire);
+        if inode.kind != FileType::Regular || none {
+            return Ok(());
+        }
+        {
+            let _lock = self.exclusive(inode)?;
+            self.begin_change()?;
+            self.remove_capability(inode)?;
+        }
+        self.settle(inode, InodeFlags::SYNC)
     }
 
     fn remove_capability(&self, inode: &Inode) -> Result<()> {

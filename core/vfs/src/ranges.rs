@@ -2,13 +2,18 @@
 
 use crate::api::*;
 use crate::error::{Error, NameError, Result};
-use crate::inode::{Logged, Touch};
+use crate::inode::{Inode, Logged, Touch};
 use crate::pages::PAGE;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 
 const PAGE64: u64 = PAGE as u64;
 const COPY_BYTES: usize = 1 << 20;
+
+/// Where the walk over a file goes on behind a range that holds `at`.
+fn end_of(range: &MappedRange, at: u64, size: u64) -> u64 {
+    range.start.saturating_add(range.len).min(size).max(at + 1)
+}
 
 impl Vfs {
     /// Allocate, punch, zero, collapse or insert.
@@ -96,17 +101,14 @@ impl Vfs {
         let size = self.seekable(inode, offset)?;
         let mut at = offset;
         while at < size {
-            let range = self.fs.map(inode, at)?;
+            let (range, dirty) = self.look_at(inode, at, size)?;
             if range.kind == RangeKind::Data {
                 return Ok(at);
             }
-            let end = range.start.saturating_add(range.len).min(size).max(at + 1);
-            if let Some(dirty) = inode.pages.next_dirty(at, end)
-                && dirty < size
-            {
+            if let Some(dirty) = dirty.filter(|&dirty| dirty < size) {
                 return Ok(dirty);
             }
-            at = end;
+            at = end_of(&range, at, size);
         }
         Err(NameError::NoSuchOffset.into())
     }
@@ -117,17 +119,32 @@ impl Vfs {
         let size = self.seekable(inode, offset)?;
         let mut at = offset;
         while at < size {
-            let range = self.fs.map(inode, at)?;
-            let end = range.start.saturating_add(range.len).min(size).max(at + 1);
+            let (range, dirty) = self.look_at(inode, at, size)?;
             if range.kind == RangeKind::Data {
-                at = end;
-            } else if inode.pages.next_dirty(at, at + 1).is_some() {
+                at = end_of(&range, at, size);
+            } else if dirty.is_some_and(|dirty| dirty <= at) {
                 at = ((at / PAGE64 + 1) * PAGE64).min(size);
             } else {
                 return Ok(at);
             }
         }
         Ok(size)
+    }
+
+    /// What lies at `at`, and the first byte behind it in that range that is still on its way to the device.
+    fn look_at(&self, inode: &Inode, at: u64, size: u64) -> Result<(MappedRange, Option<u64>)> {
+        loop {
+            let range = self.fs.map(inode, at)?;
+            if range.kind == RangeKind::Data {
+                return Ok((range, None));
+            }
+            let dirty = inode.pages.next_dirty(at, end_of(&range, at, size));
+            // Nothing is dirtied under the inode's lock, but write-back goes on: what it has brought home between the two looks was
+            // in neither, and is in the map now.
+            if dirty.is_some() || self.fs.map(inode, at)? == range {
+                return Ok((range, dirty));
+            }
+        }
     }
 
     fn seekable(&self, inode: &InodeRef, offset: u64) -> Result<u64> {

@@ -213,6 +213,8 @@ impl Vfs {
             }
             Found::Vacant(claim) => {
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
+                // Nothing that is inherited is one.
+                inode.no_capability.store(true, Ordering::Release);
                 self.memory.budget.charge(INODE_BYTES);
                 Ok(self.counted(claim.fill(inode)))
             }

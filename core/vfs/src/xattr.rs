@@ -160,8 +160,11 @@ impl Vfs {
                 None => self.remove_stored(inode, name),
             };
         }
-        inode.acl.forget();
-        let Some(acl) = acl else { return self.remove_stored(inode, name) };
+        let Some(acl) = acl else {
+            let removed = self.remove_stored(inode, name);
+            inode.acl.forget();
+            return removed;
+        };
         // What cannot be stored must not have moved the mode: store first.
         if acl.is_minimal() {
             self.remove_stored(inode, name)?;

@@ -6,7 +6,7 @@
 
 use crate::ctx::{Ext4, Ext4Inode, Handle};
 use crate::groups::{Groups, fill, next_clear, next_set};
-use ivers_vfs::{FileType, Inode, NameError, Result, Room};
+use ivers_vfs::{Error, FileType, Inode, NameError, Result, Room};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -202,6 +202,28 @@ impl Ext4 {
         let block = reserved.start;
         self.commit_reserved(h, reserved)?;
         Ok(block)
+    }
+
+    /// The same for a block that nobody was promised: names, attributes, links. What delayed writes were promised is not to be had.
+    pub(crate) fn alloc_own_block(&self, h: &mut Handle, inode: &Inode) -> Result<u64> {
+        let groups = &self.groups;
+        let free = groups.free_blocks.load(Ordering::Relaxed) + self.windows.blocks();
+        if free <= groups.delayed.load(Ordering::Relaxed) {
+            return Err(NameError::NoSpace.into());
+        }
+        self.alloc_meta_block(h, inode, self.goal_for(inode))
+    }
+
+    /// Do something for which room may be lacking that a commit will give: what the running transaction freed. `f` leaves
+    /// nothing half done when there is no room, and has no handle open when it returns.
+    pub(crate) fn with_room<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+        match f() {
+            Err(Error::Name(NameError::NoSpace)) if self.groups.pending.load(Ordering::Relaxed) > 0 => {
+                self.journal.commit()?;
+                f()
+            }
+            other => other,
+        }
     }
 
     /// Free a run of blocks; `metadata` if they were written through the journal.

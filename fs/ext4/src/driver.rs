@@ -169,15 +169,15 @@ impl FileSystem for Ext4 {
     }
 
     fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.guard(self.fs_create(dir, name, new))
+        self.guard(self.with_room(|| self.fs_create(dir, name, new)))
     }
 
     fn create_unnamed(&self, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        self.guard(self.fs_create_unnamed(dir, new))
+        self.guard(self.with_room(|| self.fs_create_unnamed(dir, new)))
     }
 
     fn link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.guard(self.fs_link(dir, name, inode))
+        self.guard(self.with_room(|| self.fs_link(dir, name, inode)))
     }
 
     fn unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
@@ -185,7 +185,7 @@ impl FileSystem for Ext4 {
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
-        self.guard(self.fs_rename(rename))
+        self.guard(self.with_room(|| self.fs_rename(rename)))
     }
 
     fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
@@ -197,11 +197,11 @@ impl FileSystem for Ext4 {
     }
 
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, room: Room) -> Result<()> {
-        self.fs_reserve(inode, offset, len, room)
+        self.with_room(|| self.fs_reserve(inode, offset, len, room))
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.guard(self.fs_write_back(inode, offset, data))
+        self.guard(self.with_room(|| self.fs_write_back(inode, offset, data)))
     }
 
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
@@ -210,11 +210,11 @@ impl FileSystem for Ext4 {
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
         self.windows.forget(inode.ino.0 as u32);
-        self.guard(self.fs_truncate(inode, size))
+        self.guard(self.with_room(|| self.fs_truncate(inode, size)))
     }
 
     fn fallocate(&self, inode: &Inode, mode: FallocateMode, offset: u64, len: u64, room: Room) -> Result<()> {
-        self.guard(self.fs_fallocate(inode, mode, offset, len, room))
+        self.guard(self.with_room(|| self.fs_fallocate(inode, mode, offset, len, room)))
     }
 
     fn has_call(&self, number: u32) -> bool {
@@ -241,7 +241,7 @@ impl FileSystem for Ext4 {
     }
 
     fn set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
-        self.guard(self.fs_set_xattr(inode, name, value, mode))
+        self.guard(self.with_room(|| self.fs_set_xattr(inode, name, value, mode)))
     }
 
     fn fsync(&self, inode: &Inode, _data_only: bool) -> Result<()> {

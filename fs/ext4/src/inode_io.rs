@@ -130,26 +130,26 @@ impl Ext4 {
         let ino = inode.ino.0 as u32;
         let private = inode.private::<Ext4Inode>();
         h.belongs_to(&private.last_change);
+        let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
         let core = private.core.read();
         let extra = core.extra_isize;
-        let version = if self.sb.hurd || core.flags & FL_EA_INODE != 0 {
-            StoredVersion::None
-        } else if extra >= 28 {
-            StoredVersion::Wide(inode.version.peek())
-        } else {
-            let version = inode.version.peek();
-            self.note_wrap(h, ino, version >> 32)?;
-            StoredVersion::Narrow(version as u32)
-        };
-        let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
-        h.modify(&buffer, |bytes| {
+        let counted = h.modify(&buffer, |bytes| {
             let slot = &mut bytes[byte..byte + self.sb.inode_size as usize];
-            // The attributes are taken here, under the buffer's lock: of two that log at once, the later one takes the newer.
+            // Attributes and counter are taken here, under the buffer's lock: write-back and a call may log at once, and what
+            // the later one stores must not be what it saw before the earlier one.
             let mut attr = inode.attr();
             if attr.kind == FileType::Regular {
                 attr.size = core.disk_size;
             }
             attr.blocks_512 = core.blocks_512;
+            let counted = inode.version.peek();
+            let version = if self.sb.hurd || core.flags & FL_EA_INODE != 0 {
+                StoredVersion::None
+            } else if extra >= 28 {
+                StoredVersion::Wide(counted)
+            } else {
+                StoredVersion::Narrow(counted as u32)
+            };
             let image = InodeImage {
                 generation: inode.generation,
                 attr,
@@ -163,7 +163,11 @@ impl Ext4 {
                 dtime: slot_state(slot).dtime,
             };
             image.encode(&self.sb, ino, slot);
-        })
+            matches!(version, StoredVersion::Narrow(_)).then_some(counted)
+        })?;
+        // The record that this may change lies on the root, whose private part this inode's may be.
+        drop(core);
+        self.note_wrap(h, ino, counted.unwrap_or(0) >> 32)
     }
 
     /// A counter of 32 stored bits ran over: the next mount must start above everything that this one shows.

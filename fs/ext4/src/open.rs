@@ -125,6 +125,10 @@ impl Ext4 {
             let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
             let mut found =
                 Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
+            // Whoever stopped this log may not have got as far as the superblock, and replay may take the flag there back.
+            if found.recorded_error() != 0 && read_only.is_none() {
+                read_only = Some("its journal recorded an error: run e2fsck".to_owned());
+            }
             // A log without the flag was emptied by somebody who trusts the flag.
             if sb.incompat.contains(Incompat::RECOVER) && found.needs_recovery() && !options.no_replay {
                 if read_only.is_some() {

@@ -113,8 +113,9 @@ impl Tx {
 
     /// Stop: nothing more becomes durable.
     pub(crate) fn abort(&self, cause: &Error) {
-        log::error!("the filesystem stops: {cause}");
+        // At once: a commit may be waiting for nothing but the handle that has just ended.
         self.journal.abort(cause);
+        log::error!("the filesystem stops: {cause}");
     }
 
     /// Whether the journal stopped.

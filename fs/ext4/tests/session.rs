@@ -336,6 +336,31 @@ fn a_counter_of_32_bits_that_runs_over_still_grows() {
     vfs.unmount().unwrap();
 }
 
+/// The record that then rises lies on the root itself.
+#[test]
+fn the_roots_own_counter_runs_over_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-I", "128"], 64 << 20);
+    let vfs = mount(&path);
+    let root = vfs.root().unwrap();
+    root.version.set(u64::from(u32::MAX) - 1);
+    let mut last = vfs.change(&root).unwrap();
+    for i in 0..4 {
+        make(&vfs, &root, &format!("f{i}"), b"");
+        let now = vfs.change(&root).unwrap();
+        assert!(now > last, "{i}: {now} after {last}");
+        last = now;
+    }
+    drop(root);
+    vfs.unmount().unwrap();
+    drop(vfs);
+    fsck(&path, "wrapped");
+    let vfs = mount(&path);
+    assert!(vfs.change(&vfs.root().unwrap()).unwrap() > last);
+    vfs.unmount().unwrap();
+}
+
 #[test]
 fn when_the_journal_stops_no_value_vouches_for_anything() {
     let dir = tempfile::tempdir().unwrap();
@@ -471,6 +496,22 @@ fn the_reserve_is_kept_from_ordinary_users() {
     vfs.unmount().unwrap();
     drop(vfs);
     fsck(&image, "the reserve in use");
+}
+
+/// A kernel that stopped its journal says so there first.
+#[test]
+fn an_error_that_only_the_journal_knows_of_forbids_writing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    mkfs(&path, &["-t", "ext4", "-b", "4096"], 32 << 20);
+    let mut image = std::fs::read(&path).unwrap();
+    // `h_magic` and `h_blocktype` of the journal's superblock; `s_errno` is -EIO.
+    let header = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 4];
+    let block = image.chunks(4096).position(|block| block.starts_with(&header)).unwrap();
+    image[block * 4096 + 0x20..][..4].copy_from_slice(&(-5_i32).to_be_bytes());
+    std::fs::write(&path, image).unwrap();
+    let fs = open(&path, false);
+    assert!(fs.read_only.as_ref().is_some_and(|why| why.contains("journal")), "{:?}", fs.read_only);
 }
 
 #[test]

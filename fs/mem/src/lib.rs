@@ -492,6 +492,10 @@ impl FileSystem for Mem {
                 self.free(&mut state, offset.div_ceil(BLOCK64), end / BLOCK64);
                 state.zero(offset, end);
             } else {
+                // Before they are counted one by one.
+                if behind - first > self.capacity_blocks {
+                    return Err(NameError::NoSpace.into());
+                }
                 let missing: Vec<u64> = (first..behind)
                     .filter(|at| !state.blocks.contains_key(at) && !state.promised.contains(at))
                     .collect();

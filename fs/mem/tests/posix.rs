@@ -400,3 +400,12 @@ fn readdir_goes_on_while_names_change() {
     .unwrap();
     assert!((0..2000).all(|nth| seen.get(format!("stay{nth}").as_bytes()) == Some(&1)));
 }
+
+#[test]
+fn more_than_there_is_room_for_is_refused_at_once() {
+    let vfs = Vfs::mount(Arc::new(Mem::new(1 << 20)), MountOptions::default()).unwrap();
+    let f = file(&vfs, "f");
+    let huge = vfs.fallocate(&Cred::root(), &f, FallocateMode::empty(), 0, 1 << 62);
+    refused(huge, NameError::NoSpace);
+    vfs.fallocate(&Cred::root(), &f, FallocateMode::empty(), 0, 1 << 20).unwrap();
+}

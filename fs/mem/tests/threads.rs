@@ -246,3 +246,31 @@ fn unlink_open_and_lookup_race() {
     }
     vfs.unmount().unwrap();
 }
+
+/// What write-back brings home while somebody looks for data is neither dirty any more nor was it in the map before.
+#[test]
+fn data_on_its_way_home_is_no_hole() {
+    let options = MountOptions { background: false, ..Default::default() };
+    let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();
+    let (root, cred) = (vfs.root().unwrap(), Cred::root());
+    let file = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o644), false).unwrap().0;
+    let stop = AtomicBool::new(false);
+    let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                vfs.fsync(&file, false).unwrap();
+            }
+        });
+        let end = Instant::now() + Duration::from_millis(700);
+        let mut found = Vec::new();
+        while Instant::now() < end {
+            vfs.write(&cred, &file, 0, &[7; 8192], WriteFlags::empty()).unwrap();
+            found.push((vfs.seek_data(&file, 0).ok(), vfs.seek_hole(&file, 4096).ok()));
+            vfs.fallocate(&cred, &file, punch, 0, 8192).unwrap();
+        }
+        stop.store(true, SeqCst);
+        let wrong = found.iter().filter(|&&seen| seen != (Some(0), Some(8192))).count();
+        assert_eq!(wrong, 0, "of {} looks", found.len());
+    });
+}

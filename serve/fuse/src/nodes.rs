@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// The kernel's number of the root, whatever the format calls it.
 pub(crate) const ROOT: u64 = 1;
@@ -18,8 +18,6 @@ pub(crate) struct Node {
     pub(crate) inode: InodeRef,
     /// Handles through which the kernel may hold dirty data: OPEN or CREATE to RELEASE.
     writers: AtomicU32,
-    /// Whether file capabilities may have to go at the next write.
-    capabilities: AtomicU8,
     /// The errno of the last write from the kernel's cache that failed, until the next write(2) has returned it; 0: none.
     failed_write: AtomicI32,
     /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
@@ -33,15 +31,12 @@ pub(crate) type Place = (u64, Box<[u8]>);
 /// Names remembered of one file: enough for one that is being renamed and linked about.
 const PLACES_MAX: usize = 3;
 
-const CAPABILITIES_NONE: u8 = 1;
-
 impl Node {
     fn new(id: u64, inode: InodeRef) -> Self {
         Self {
             id,
             inode,
             writers: AtomicU32::new(0),
-            capabilities: AtomicU8::new(0),
             failed_write: AtomicI32::new(0),
             places: Mutex::default(),
         }
@@ -61,14 +56,6 @@ impl Node {
     /// Whether the kernel may know more about this file than we do.
     pub(crate) fn is_held_back(&self) -> bool {
         self.writers.load(Ordering::SeqCst) > 0
-    }
-
-    pub(crate) fn has_no_capabilities(&self) -> bool {
-        self.capabilities.load(Ordering::Acquire) == CAPABILITIES_NONE
-    }
-
-    pub(crate) fn set_no_capabilities(&self, none: bool) {
-        self.capabilities.store(if none { CAPABILITIES_NONE } else { 0 }, Ordering::Release);
     }
 
     /// Remember that data which a program believes written was not.

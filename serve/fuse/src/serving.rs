@@ -258,20 +258,6 @@ impl Serving {
         if node.has_failed_write() { Duration::ZERO } else { self.ttl }
     }
 
-    /// A write by whomever takes file capabilities away (FUSE_HANDLE_KILLPRIV_V2); set-id bits only if the kernel says so.
-    pub(crate) fn drop_capabilities(&self, node: &Node) -> Result<()> {
-        if node.has_no_capabilities() || node.inode.kind != FileType::Regular {
-            return Ok(());
-        }
-        match self.vfs.remove_xattr(&Cred::trusted(), &node.inode, b"security.capability") {
-            Ok(()) | Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => {
-                node.set_no_capabilities(true);
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     /// After a rename, find the node by its new name.
     pub(crate) fn moved(&self, dir: &Node, name: &[u8]) {
         if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name)

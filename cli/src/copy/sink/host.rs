@@ -31,6 +31,9 @@ const SET_ID_BITS: u32 = 0o6000;
 pub struct Host {
     to: PathBuf,
     is_dir: bool,
+    /// The names of what the command line names. A reader that somebody has taken over would find others: those of files that a
+    /// shell reads, say.
+    words: Vec<Option<Vec<u8>>>,
     preserve: bool,
     is_root: bool,
 }
@@ -43,15 +46,21 @@ pub struct Made {
 }
 
 impl Host {
-    /// Copy to this place; `many` things need a directory.
-    pub fn new(to: &Path, many: bool, preserve: bool) -> Result<Self> {
+    /// Copy what has these names, or none, to this place; many things need a directory.
+    pub fn new(to: &Path, words: &[Option<Vec<u8>>], preserve: bool) -> Result<Self> {
         // What the user names may be a link; from there on nothing may.
         let to = to.canonicalize().unwrap_or_else(|_| to.to_owned());
         let is_dir = to.is_dir();
-        if many && !is_dir {
+        if words.len() > 1 && !is_dir {
             return Err(usage(format!("{}: not a directory", to.display())));
         }
-        Ok(Self { to, is_dir, preserve, is_root: rustix::process::geteuid().is_root() })
+        Ok(Self {
+            to,
+            is_dir,
+            words: words.to_vec(),
+            preserve,
+            is_root: rustix::process::geteuid().is_root(),
+        })
     }
 
     /// The directory that is written to, by number.
@@ -188,6 +197,10 @@ impl Target for Host {
     type Made = Made;
 
     fn place(&self, name: Option<&[u8]>) -> Result<PathBuf> {
+        if !self.words.iter().any(|word| word.as_deref() == name) {
+            let name = show::name(name.unwrap_or_default());
+            return Err(anyhow!("the process that reads talks nonsense: nobody asked for {name:?}"));
+        }
         match name {
             Some(name) if self.is_dir => Ok(self.to.join(OsStr::from_bytes(name))),
             _ => Ok(self.to.clone()),

@@ -10,6 +10,7 @@ use ivers_vfs::{
 use super::super::stream::{Item, unpacked};
 use super::{Target, Xattrs, acls_missing_in};
 use crate::failure::usage;
+use crate::image::last_name;
 use crate::show;
 
 /// Where something is to be in an image.
@@ -31,12 +32,6 @@ pub struct Image {
     /// That name was written as one of a directory, with a slash behind it.
     only_dir: bool,
     preserve: bool,
-}
-
-/// The last part of a path, if it is a name.
-pub fn last_name(path: &[u8]) -> Option<&[u8]> {
-    let name = path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty())?;
-    (name != b"." && name != b"..").then_some(name)
 }
 
 impl Image {

@@ -1,13 +1,13 @@
 //! Reading the system's own files.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -66,7 +66,12 @@ impl Source for Host {
     }
 
     fn pour(&self, path: &PathBuf, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
-        let file = File::open(path)?;
+        // What was a file when it was looked at may be something else by now: a link to what its owner may not read, say.
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
+        if !file.metadata()?.is_file() {
+            bail!("is no longer a file");
+        }
         let mut buffer = vec![0; super::super::stream::PIECE_MAX];
         let mut at = 0;
         loop {
@@ -88,5 +93,23 @@ impl Source for Host {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_any_more_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let [secret, link, fifo] = ["secret", "link", "fifo"].map(|name| dir.path().join(name));
+        fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let pour = |path| Host.pour(path, &mut |_, _| Ok(()));
+        assert_eq!(pour(&secret).unwrap(), 6);
+        assert!(pour(&link).is_err() && pour(&fifo).is_err());
     }
 }

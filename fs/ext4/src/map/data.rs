@@ -257,7 +257,7 @@ impl Ext4 {
             core.i_block[..target.len()].copy_from_slice(target);
             core.disk_size = size;
         } else {
-            let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
+            let block = self.alloc_own_block(h, inode)?;
             let buffer = self.new_block(block)?;
             h.modify(&buffer, |bytes| bytes[..target.len()].copy_from_slice(target))?;
             let mut core = core_of(inode).write();

@@ -257,7 +257,7 @@ impl Ext4 {
     }
 
     /// Count blocks that the file gained or lost.
-    pub(super) fn charge_blocks(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
+    pub(crate) fn charge_blocks(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
         let units = blocks << (self.sb.block_bits - 9);
         core.blocks_512 = core.blocks_512.saturating_add_signed(units);
         let total = core.blocks_512;

@@ -102,8 +102,9 @@ impl Ext4 {
             self.remove_blocks(inode, u64::from(from), end)?;
         } else {
             let mut h = self.begin(MAP_CREDITS + 16)?;
-            self.extent_cut(&mut h, inode, &mut core_of(inode).write(), from)?;
+            let cut = self.extent_cut(&mut h, inode, &mut core_of(inode).write(), from);
             self.log(&mut h, inode)?;
+            cut?;
         }
         let mut next = if insert { 1 << 32 } else { end };
         loop {
@@ -177,6 +178,8 @@ impl Ext4 {
             if let Err(error) = self.map_run(&mut h, inode, &mut core, run) {
                 drop(core);
                 self.free_blocks(&mut h, run.start, run.len, false)?;
+                // Nodes may have changed before the room ended, and their root is in the inode.
+                self.log(&mut h, inode)?;
                 return Err(error);
             }
             self.charge_blocks(inode, &mut core, i64::from(run.len));

@@ -153,7 +153,16 @@ impl Ext4 {
         loop {
             let mut h = self.begin(MAP_CREDITS + 16)?;
             let mut core = core_of(inode).write();
-            let Some(taken) = self.unmap_first(&mut h, inode, &mut core, from, to)? else { return Ok(()) };
+            let taken = match self.unmap_first(&mut h, inode, &mut core, from, to) {
+                Ok(Some(taken)) => taken,
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    // A hole in the middle of a run takes room: nodes may have changed before that ended.
+                    drop(core);
+                    self.log(&mut h, inode)?;
+                    return Err(error);
+                }
+            };
             from = taken.end();
             self.charge_blocks(inode, &mut core, -i64::from(taken.len));
             drop(core);
@@ -177,7 +186,7 @@ impl Ext4 {
         let size = dir.size().next_multiple_of(u64::from(self.sb.block_size));
         let file_block = size >> self.sb.block_bits;
         let number = u32::try_from(file_block).map_err(|_| NameError::NoSpace)?;
-        let block = self.alloc_meta_block(h, dir, self.goal_for(dir))?;
+        let block = self.alloc_own_block(h, dir)?;
         let buffer = self.new_block(block)?;
         let mut core = core_of(dir).write();
         let run = Extent { file_block: number, len: 1, start: block, unwritten: false };

@@ -1,7 +1,7 @@
 //! Write-back: data to the device first, then the transaction that maps it.
 
 use crate::balloc::Reserved;
-use crate::ctx::{Ext4, core_of};
+use crate::ctx::{Ext4, Handle, core_of};
 use crate::map::data::PAGE_BYTES;
 use crate::map::node::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
@@ -111,38 +111,54 @@ impl Ext4 {
             return Ok(());
         }
         let mut h = self.begin(MAP_CREDITS * (pending.len() as u32 + 1) + 16)?;
+        let (mut size, mut result) = (size, Ok(()));
         for run in pending {
-            match run {
-                Pending::New(file_block, reserved) => {
-                    let extent = Extent {
-                        file_block: file_block as u32,
-                        len: reserved.len,
-                        start: reserved.start,
-                        unwritten: false,
-                    };
-                    self.commit_reserved(&mut h, reserved)?;
-                    let mut core = core_of(inode).write();
-                    if let Err(error) = self.map_run(&mut h, inode, &mut core, extent) {
-                        drop(core);
-                        self.free_blocks(&mut h, extent.start, extent.len, false)?;
-                        return Err(error);
-                    }
-                    self.charge_blocks(inode, &mut core, i64::from(extent.len));
-                    self.settle_delayed(&mut core, file_block, file_block + u64::from(extent.len));
-                }
-                Pending::Written(mapping) => {
-                    let mut core = core_of(inode).write();
-                    let end = mapping.start + mapping.len;
-                    self.extent_mark(&mut h, inode, &mut core, mapping.start, end, false)?;
-                }
+            let start = match &run {
+                Pending::New(file_block, _) => *file_block,
+                Pending::Written(mapping) => mapping.start,
+            };
+            result = self.map_pending(&mut h, inode, run);
+            if result.is_err() {
+                size = size.min(start << self.sb.block_bits);
+                break;
             }
         }
         {
             let mut core = core_of(inode).write();
             core.disk_size = core.disk_size.max(size);
         }
+        // Also when there was no room for all: the nodes that changed are in this transaction, and their root is in the inode.
         inode.logged_in_background();
-        self.log(&mut h, inode)
+        self.log(&mut h, inode)?;
+        result
+    }
+
+    /// Put one run into the map. An error leaves it out.
+    fn map_pending(&self, h: &mut Handle, inode: &Inode, run: Pending) -> Result<()> {
+        match run {
+            Pending::New(file_block, reserved) => {
+                let extent = Extent {
+                    file_block: file_block as u32,
+                    len: reserved.len,
+                    start: reserved.start,
+                    unwritten: false,
+                };
+                self.commit_reserved(h, reserved)?;
+                let mut core = core_of(inode).write();
+                if let Err(error) = self.map_run(h, inode, &mut core, extent) {
+                    drop(core);
+                    self.free_blocks(h, extent.start, extent.len, false)?;
+                    return Err(error);
+                }
+                self.charge_blocks(inode, &mut core, i64::from(extent.len));
+                self.settle_delayed(&mut core, file_block, file_block + u64::from(extent.len));
+                Ok(())
+            }
+            Pending::Written(mapping) => {
+                let mut core = core_of(inode).write();
+                self.extent_mark(h, inode, &mut core, mapping.start, mapping.start + mapping.len, false)
+            }
+        }
     }
 
     /// The disk size is about to move past a block that it ends in: what lies in that block behind it is from before a

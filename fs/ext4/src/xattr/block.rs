@@ -56,32 +56,28 @@ impl Ext4 {
         }
     }
 
-    fn change_attribute_block(
+    fn change_attribute_block<R>(
         &self,
         h: &mut Handle,
         buffer: &Arc<Buffer>,
-        change: impl FnOnce(&mut [u8]),
-    ) -> Result<()> {
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
         let number = buffer.block();
-        h.modify(buffer, |block| {
-            change(block);
+        let result = h.modify(buffer, |block| {
+            let result = change(block);
             if self.has_csum() {
                 let sum = self.attribute_block_checksum(number, block);
                 put32(block, CHECKSUM, sum);
             }
+            result
         })?;
         buffer.set_verified();
-        Ok(())
+        Ok(result)
     }
 
-    /// Count the blocks of an inode up or down.
+    /// Count the blocks of an inode up or down. Write-back counts blocks of data in the same field at the same time.
     pub(super) fn add_blocks_512(&self, inode: &Inode, blocks: i64) {
-        let change = blocks * i64::from(self.sb.block_size / 512);
-        let counted = inode.with_attr(|attr| {
-            attr.blocks_512 = attr.blocks_512.saturating_add_signed(change);
-            attr.blocks_512
-        });
-        core_of(inode).write().blocks_512 = counted;
+        self.charge_blocks(inode, &mut core_of(inode).write(), blocks);
     }
 
     /// Let the inode's block hold these attributes instead of `before`; shared blocks are left to the others. Gives the attribute
@@ -110,7 +106,7 @@ impl Ext4 {
             }
             return Ok(dead);
         }
-        let number = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
+        let number = self.alloc_own_block(h, inode)?;
         let buffer = self.new_block(number)?;
         // The copy names the attribute inodes that it keeps once more.
         for kept in attributes.iter().filter(|new| before.contains(new)) {
@@ -130,10 +126,14 @@ impl Ext4 {
     pub(super) fn release_attribute_block(&self, h: &mut Handle, inode: &Inode) -> Result<Vec<Inode>> {
         let Some(buffer) = self.attribute_block(inode)? else { return Ok(Vec::new()) };
         let mut dead = Vec::new();
-        let refcount = le32(&buffer.read(), REFCOUNT);
-        if refcount > 1 {
-            self.change_attribute_block(h, &buffer, |block| put32(block, REFCOUNT, refcount - 1))?;
-        } else {
+        // Counted and looked at under the buffer's lock: others that share the block give it up at the same time, and one of
+        // them must find itself the last. A block that has one user keeps its one.
+        let is_shared = self.change_attribute_block(h, &buffer, |block| {
+            let refcount = le32(block, REFCOUNT);
+            put32(block, REFCOUNT, refcount.saturating_sub(1).max(1));
+            refcount > 1
+        })?;
+        if !is_shared {
             for gone in self.block_attributes(inode)? {
                 dead.extend(self.put_value(h, &gone.value)?);
             }

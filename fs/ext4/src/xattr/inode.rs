@@ -46,8 +46,15 @@ impl Ext4 {
         Ok(value)
     }
 
-    /// Make an inode that holds a value: its number and the value's hash. The handle has credits for its blocks.
-    pub(super) fn make_ea_inode(&self, h: &mut Handle, owner: &Inode, value: &[u8]) -> Result<(u32, u32)> {
+    /// Make an inode that holds a value: its number and the value's hash. The handle has credits for its blocks. Should they not
+    /// be had, the inode is `dead`.
+    pub(super) fn make_ea_inode(
+        &self,
+        h: &mut Handle,
+        owner: &Inode,
+        value: &[u8],
+        dead: &mut Vec<Inode>,
+    ) -> Result<(u32, u32)> {
         let attr = owner.attr();
         let new = NewInode {
             kind: FileType::Regular,
@@ -83,47 +90,43 @@ impl Ext4 {
             put32(slot, I_VERSION, 1);
         })?;
         if let Err(error) = filled {
-            // It waits on the orphan list for the next mount: its blocks are freed in transactions of their own.
-            self.put_ea_inode(h, ino)?;
+            // Its blocks are freed in transactions of their own.
+            dead.extend(self.put_ea_inode(h, ino)?);
             return Err(error);
         }
         Ok((ino, hash))
     }
 
-    /// The reference count of an attribute inode.
-    fn ea_references(&self, ino: u32) -> Result<u64> {
-        let slot = self.raw_inode(ino)?;
-        let count = u64::from(le32(&slot, I_CTIME)) << 32 | u64::from(le32(&slot, I_VERSION));
-        if le32(&slot, I_FLAGS) & FL_EA_INODE == 0 || count == 0 || le16(&slot, I_LINKS) == 0 {
-            return Err(Error::corrupt(
-                "an attribute names an inode that holds no value",
-                self.ea_place(ino),
-            ));
-        }
-        Ok(count)
-    }
-
-    fn set_ea_references(&self, h: &mut Handle, ino: u32, count: u64) -> Result<()> {
-        self.modify_slot(h, ino, |slot| {
+    /// Count the attributes that name an attribute inode up or down; gives the new count. Under the buffer's lock, for inodes that
+    /// share a value may give it up at the same time.
+    fn count_ea_references(&self, h: &mut Handle, ino: u32, change: i64) -> Result<u64> {
+        self.raw_inode(ino)?;
+        let counted = self.modify_slot(h, ino, |slot| {
+            let count = u64::from(le32(slot, I_CTIME)) << 32 | u64::from(le32(slot, I_VERSION));
+            if le32(slot, I_FLAGS) & FL_EA_INODE == 0 || count == 0 || le16(slot, I_LINKS) == 0 {
+                return None;
+            }
+            let count = count.saturating_add_signed(change);
             put32(slot, I_CTIME, (count >> 32) as u32);
             put32(slot, I_VERSION, count as u32);
             if count == 0 {
                 put16(slot, I_LINKS, 0);
             }
+            Some(count)
+        })?;
+        counted.ok_or_else(|| {
+            Error::corrupt("an attribute names an inode that holds no value", self.ea_place(ino))
         })
     }
 
     /// One more attribute names it.
     pub(super) fn get_ea_inode(&self, h: &mut Handle, ino: u32) -> Result<()> {
-        let count = self.ea_references(ino)?;
-        self.set_ea_references(h, ino, count.saturating_add(1))
+        self.count_ea_references(h, ino, 1).map(drop)
     }
 
     /// One attribute less names it: after the last one it is an orphan, for the caller to delete once the handle is gone.
     pub(super) fn put_ea_inode(&self, h: &mut Handle, ino: u32) -> Result<Option<Inode>> {
-        let count = self.ea_references(ino)? - 1;
-        self.set_ea_references(h, ino, count)?;
-        if count > 0 {
+        if self.count_ea_references(h, ino, -1)? > 0 {
             return Ok(None);
         }
         let inode = self.detached(self.load(ino, true)?);

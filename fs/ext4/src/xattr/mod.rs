@@ -8,7 +8,7 @@ mod inode;
 use crate::ctx::{Ext4, Handle, core_of};
 use crate::layout::{Compat, Incompat};
 use body::{Attribute, INDEX_SYSTEM, INLINE_DATA, Table, Value};
-use ivers_vfs::{Inode, Logged, NameError, Result, Touch, XattrMode};
+use ivers_vfs::{Error, Inode, Logged, NameError, Result, Touch, XattrMode};
 
 /// Name index of `trusted.*`.
 pub(crate) const INDEX_TRUSTED: u8 = 4;
@@ -124,11 +124,19 @@ impl Ext4 {
         let stored = self.stored_value(index, value)?;
         let blocks = value.map_or(0, <[u8]>::len).div_ceil(self.sb.block_size as usize) as u32;
         let mut h = self.begin(CREDITS + blocks)?;
-        let dead = self.xattr_set(&mut h, inode, index, short, stored.as_deref())?;
-        inode.changed(Touch::Metadata, Logged::Anyway);
-        self.log(&mut h, inode)?;
+        let mut dead = Vec::new();
+        let set = self.xattr_set(&mut h, inode, index, short, stored.as_deref(), &mut dead);
+        if set.is_ok() {
+            inode.changed(Touch::Metadata, Logged::Anyway);
+            self.log(&mut h, inode)?;
+        }
         drop(h);
-        self.delete_ea_inodes(dead)
+        match set {
+            Ok(()) => self.delete_ea_inodes(dead),
+            // What was made before the room ended.
+            Err(Error::Name(_)) => self.delete_ea_inodes(dead).and(set),
+            Err(_) => set,
+        }
     }
 
     /// Delete attribute inodes that nobody names any more. No handle may be open.
@@ -170,13 +178,12 @@ impl Ext4 {
         name: &[u8],
         value: Option<&[u8]>,
     ) -> Result<()> {
-        let dead = self.xattr_set(h, inode, index, name, value)?;
         // No transaction may start here: what is dead stays on the orphan list until the next mount.
-        drop(dead);
-        Ok(())
+        self.xattr_set(h, inode, index, name, value, &mut Vec::new())
     }
 
-    /// As `xattr_set_raw`; gives the attribute inodes that are to be deleted once the handle is gone.
+    /// As `xattr_set_raw`; puts the attribute inodes that are to be deleted once the handle is gone into `dead`, also when there
+    /// is no room.
     fn xattr_set(
         &self,
         h: &mut Handle,
@@ -184,7 +191,8 @@ impl Ext4 {
         index: u8,
         name: &[u8],
         value: Option<&[u8]>,
-    ) -> Result<Vec<Inode>> {
+        dead: &mut Vec<Inode>,
+    ) -> Result<()> {
         let body_before = self.body_attributes(inode)?;
         let block_before = self.block_attributes(inode)?;
         let mut in_body = body_before.clone();
@@ -192,6 +200,7 @@ impl Ext4 {
         in_body.retain(|a| !a.is(index, name));
         in_block.retain(|a| !a.is(index, name));
         let room = core_of(inode).read().body_xattrs.len();
+        let mut made_inode = None;
         if let Some(value) = value {
             let here = Attribute { index, name: name.to_vec(), value: Value::Here(value.to_vec()), hash: 0 };
             if !self.place_attribute(room, &mut in_body, &mut in_block, here.clone()) {
@@ -204,19 +213,28 @@ impl Ext4 {
                 if !self.place_attribute(room, &mut in_body, &mut in_block, named) {
                     return Err(NameError::NoSpace.into());
                 }
-                let (ino, value_hash) = self.make_ea_inode(h, inode, value)?;
+                let (ino, value_hash) = self.make_ea_inode(h, inode, value, dead)?;
+                made_inode = Some(ino);
                 for made in in_body.iter_mut().chain(&mut in_block).filter(|a| a.is(index, name)) {
                     made.hash = body::name_hash(name).rotate_left(16) ^ value_hash;
                     made.value = Value::Inode { ino, size };
                 }
             }
         }
-        let mut dead = Vec::new();
         if in_block != block_before {
             if !self.sb.compat.contains(Compat::EXT_ATTR) && !in_block.is_empty() {
                 return Err(NameError::NotSupported.into());
             }
-            dead = self.store_block_attributes(h, inode, &block_before, &in_block)?;
+            match self.store_block_attributes(h, inode, &block_before, &in_block) {
+                Ok(gone) => dead.extend(gone),
+                Err(error) => {
+                    // Nobody names it after all.
+                    if let Some(ino) = made_inode {
+                        dead.extend(self.put_ea_inode(h, ino)?);
+                    }
+                    return Err(error);
+                }
+            }
         }
         if room > 0 {
             core_of(inode).write().body_xattrs = Table::Body.encode(room, &in_body);
@@ -227,7 +245,7 @@ impl Ext4 {
         let charged =
             |body: &[Attribute], block: &[Attribute]| self.value_blocks(body) + self.value_blocks(block);
         self.add_blocks_512(inode, charged(&in_body, &in_block) - charged(&body_before, &block_before));
-        Ok(dead)
+        Ok(())
     }
 
     /// Blocks of attribute inodes, which count as blocks of every inode that names them.

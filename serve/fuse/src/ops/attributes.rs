@@ -26,7 +26,7 @@ impl Ops {
             Err(error) => return Err(errno(error)),
         }
         if kills_capabilities {
-            s.drop_capabilities(&node).or_errno()?;
+            s.vfs.drop_capability(&node.inode).or_errno()?;
         }
         Ok(s.shown_attr(&node))
     }
@@ -50,9 +50,6 @@ impl Ops {
             return Err(Errno::EPERM);
         }
         let node = s.node(ino)?;
-        if name == b"security.capability" {
-            node.set_no_capabilities(false);
-        }
         s.vfs.set_xattr(&s.cred(request), &node.inode, name, value, mode).or_errno()?;
         if name == b"system.posix_acl_access" {
             s.acl_kills_set_gid(request, &node).or_errno()?;

@@ -36,7 +36,7 @@ impl Ops {
         if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
             s.vfs.set_attr(&cred, &node.inode, &set).or_errno()?;
-            s.drop_capabilities(&node).or_errno()?;
+            s.vfs.drop_capability(&node.inode).or_errno()?;
         }
         // Before the reply: from then on the kernel may hold back.
         if handle.holds_back {
@@ -96,7 +96,8 @@ impl Ops {
             s.report_at_next_write(&node, error.code());
         }
         let written = written?;
-        s.drop_capabilities(&node).or_errno()?;
+        // By whomever (FUSE_HANDLE_KILLPRIV_V2); set-id bits go only if the kernel says so.
+        s.vfs.drop_capability(&node.inode).or_errno()?;
         Ok(written as u32)
     }
 
@@ -126,7 +127,7 @@ impl Ops {
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
         let cred = s.cred_for_room(request, s.cred(request));
         s.vfs.fallocate(&cred, &node.inode, mode, offset, length).or_errno()?;
-        s.drop_capabilities(&node).or_errno()
+        s.vfs.drop_capability(&node.inode).or_errno()
     }
 
     pub(super) fn seek(&self, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -169,7 +170,7 @@ impl Ops {
         let cred = s.cred(request);
         let copied =
             s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len).or_errno()?;
-        s.drop_capabilities(&to).or_errno()?;
+        s.vfs.drop_capability(&to.inode).or_errno()?;
         Ok(copied as u32)
     }
 }

@@ -78,7 +78,6 @@ impl Ops {
         let cred = s.cred(request);
         let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (node, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
-        node.set_no_capabilities(true);
         let handle = s.handle(request, &cred, flags);
         if handle.holds_back {
             node.writer_opens();

@@ -1,0 +1,248 @@
+//! A filesystem without room: what was promised is kept, what was freed can be had, and nothing stays half done.
+
+mod common;
+
+use common::{fsck, mkfs};
+use ivers_block::MemDevice;
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::*;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+struct Full {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    device: Arc<MemDevice>,
+    vfs: Arc<Vfs>,
+    cred: Cred,
+    dirs: u32,
+}
+
+fn vfs_on(device: Arc<MemDevice>) -> Arc<Vfs> {
+    let ext4 = Ext4::open(device, OpenOptions::default()).unwrap();
+    Vfs::mount(ext4, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+impl Full {
+    fn new(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        mkfs(&path, args, 18 << 20);
+        let device = Arc::new(MemDevice::from_bytes(&std::fs::read(&path).unwrap()));
+        Self { _dir: dir, path, vfs: vfs_on(device.clone()), device, cred: Cred::root(), dirs: 0 }
+    }
+
+    fn root(&self) -> InodeRef {
+        self.vfs.root().unwrap()
+    }
+
+    fn file(&self, name: &str) -> InodeRef {
+        let spec = CreateSpec::file(0o600);
+        self.vfs.create(&self.cred, &self.root(), name.as_bytes(), &spec, false).unwrap().0
+    }
+
+    /// Until nothing more goes: large things first.
+    fn fill(&mut self) {
+        let found = self.vfs.lookup(&self.cred, &self.root(), b"ballast");
+        let ballast = found.unwrap_or_else(|_| self.file("ballast"));
+        let mut at = 0;
+        for len in [1 << 20, 64 << 10, 1024] {
+            while self.vfs.fallocate(&self.cred, &ballast, FallocateMode::empty(), at, len).is_ok() {
+                at += len;
+            }
+        }
+        self.fill_with_directories();
+    }
+
+    fn fill_with_directories(&mut self) {
+        while self.mkdir(self.dirs).is_ok() {
+            self.dirs += 1;
+        }
+    }
+
+    fn mkdir(&self, number: u32) -> Result<()> {
+        let name = format!("d{number}");
+        self.vfs
+            .create(&self.cred, &self.root(), name.as_bytes(), &CreateSpec::directory(0o700), false)
+            .map(drop)
+    }
+
+    /// Give this many single blocks back.
+    fn drop_directories(&mut self, count: u32) {
+        for _ in 0..count {
+            self.dirs -= 1;
+            let name = format!("d{}", self.dirs);
+            self.vfs.rmdir(&self.cred, &self.root(), name.as_bytes(), false).unwrap();
+        }
+        let _ = self.vfs.sync();
+    }
+
+    /// What a crash leaves now is recovered and whole.
+    fn crash(&self, what: &str) -> Arc<Vfs> {
+        // The journal may be writing home at this moment, and a copy made meanwhile is none that a crash could leave.
+        let bytes = loop {
+            let bytes = self.device.to_bytes();
+            if bytes == self.device.to_bytes() {
+                break bytes;
+            }
+        };
+        let copy = Arc::new(MemDevice::from_bytes(&bytes));
+        let vfs = vfs_on(copy.clone());
+        vfs.unmount().unwrap();
+        drop(vfs);
+        self.check(&copy, what);
+        vfs_on(copy)
+    }
+
+    fn check(&self, device: &MemDevice, what: &str) {
+        std::fs::write(&self.path, device.to_bytes()).unwrap();
+        fsck(&self.path, what);
+    }
+
+    fn finish(self, what: &str) {
+        let _ = self.vfs.unmount();
+        self.check(&self.device, what);
+    }
+}
+
+fn is_full<T>(result: Result<T>) -> bool {
+    matches!(result, Err(Error::Name(NameError::NoSpace)))
+}
+
+/// What a call before this one freed needs no wait for the commit timer.
+#[test]
+fn what_was_freed_can_be_had_at_once() {
+    let mut it = Full::new(&["-t", "ext4", "-b", "1024", "-O", "ea_inode", "-I", "128"]);
+    let file = it.file("f");
+    it.fill();
+    let root = it.root();
+    let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+    let ballast = it.vfs.lookup(&it.cred, &root, b"ballast").unwrap();
+    for round in 0..4 {
+        assert!(is_full(it.mkdir(it.dirs)), "{round}: not full");
+        it.vfs.set_attr(&it.cred, &ballast, &cut).unwrap();
+        let done = match round {
+            0 => it.mkdir(1 << 20),
+            1 => it
+                .vfs
+                .create(&it.cred, &root, b"link", &CreateSpec::symlink("x".repeat(100)), false)
+                .map(drop),
+            2 => it.vfs.set_xattr(&it.cred, &file, b"user.large", &[1; 3000], XattrMode::Any),
+            _ => it
+                .vfs
+                .write(&it.cred, &file, 0, &[1; 5000], WriteFlags::empty())
+                .and_then(|_| it.vfs.fsync(&file, false)),
+        };
+        done.unwrap_or_else(|error| panic!("{round}: {error}"));
+        it.fill();
+    }
+    drop((root, file, ballast));
+    it.finish("freed");
+}
+
+/// Directories take no room that delayed writes were promised.
+#[test]
+fn names_do_not_take_what_data_was_promised() {
+    for args in [&["-t", "ext4", "-b", "1024"][..], &["-t", "ext3", "-b", "1024"]] {
+        let mut it = Full::new(args);
+        let file = it.file("f");
+        it.fill();
+        it.drop_directories(60);
+        let ballast = it.vfs.lookup(&it.cred, &it.root(), b"ballast").unwrap();
+        let cut = SetAttr { size: Some(1 << 20), ..SetAttr::default() };
+        it.vfs.set_attr(&it.cred, &ballast, &cut).unwrap();
+        let mut written = 0_u64;
+        while it.vfs.write(&it.cred, &file, written * 8192, &[7], WriteFlags::empty()).is_ok() {
+            written += 1;
+        }
+        assert!(written > 20, "{args:?}: {written}");
+        it.fill_with_directories();
+        it.vfs.fsync(&file, false).unwrap_or_else(|error| panic!("{args:?}: {error}"));
+        drop(ballast);
+        let after = it.crash(&format!("{args:?}"));
+        let file = after.resolve(&it.cred, b"/f", true).unwrap();
+        for page in 0..written {
+            let mut byte = [0];
+            after.read(&file, page * 8192, &mut byte).unwrap();
+            assert_eq!(byte, [7], "{args:?}: page {page} of {written}");
+        }
+        drop(file);
+        after.unmount().unwrap();
+    }
+}
+
+/// Writing into a file that was allocated before needs nodes of its tree: when there are none, what is in the tree already
+/// and what comes into it are told of by the inode that is logged.
+#[test]
+fn a_tree_that_cannot_grow_stays_whole() {
+    let mut it = Full::new(&["-t", "ext4", "-b", "1024"]);
+    let file = it.file("f");
+    it.vfs.fallocate(&it.cred, &file, FallocateMode::KEEP_SIZE, 0, 8 << 20).unwrap();
+    let pages = (8 << 20) / 4096_u64;
+    let put = |it: &Full, page: u64| {
+        it.vfs.write(&it.cred, &file, page * 4096, &[page as u8 | 1], WriteFlags::empty()).unwrap();
+    };
+    let mut durable = Vec::new();
+    for page in (0..pages).step_by(16) {
+        put(&it, page);
+        durable.push(page);
+    }
+    it.vfs.fsync(&file, false).unwrap();
+    for _ in 0..300 {
+        it.mkdir(it.dirs).unwrap();
+        it.dirs += 1;
+    }
+    it.fill();
+    let (mut state, mut failures) = (5_u64, 0);
+    for round in 0..60 {
+        it.drop_directories(u32::from(round % 12 == 11));
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        };
+        let start = random(pages - 200);
+        let now: Vec<u64> = (0..14).map(|_| start + random(200)).collect();
+        now.iter().for_each(|&page| put(&it, page));
+        if it.vfs.fsync(&file, false).is_ok() {
+            durable.extend(now);
+            continue;
+        }
+        failures += 1;
+        let _ = it.vfs.sync();
+        let after = it.crash(&format!("round {round}"));
+        let copy = after.resolve(&it.cred, b"/f", true).unwrap();
+        for &page in &durable {
+            let mut byte = [0];
+            after.read(&copy, page * 4096, &mut byte).unwrap();
+            assert_eq!(byte, [page as u8 | 1], "round {round}: page {page}");
+        }
+        drop(copy);
+        after.unmount().unwrap();
+    }
+    assert!(failures > 10, "{failures}");
+    it.vfs.unlink(&it.cred, &it.root(), b"ballast", false).unwrap();
+    // What the last round was refused has not been told of yet.
+    let _ = it.vfs.fsync(&file, false);
+    it.vfs.fsync(&file, false).unwrap();
+    drop(file);
+    it.finish("grown");
+}
+
+/// An attribute whose value has an inode of its own, and nothing to name it with.
+#[test]
+fn attributes_without_room_leave_nothing_behind() {
+    let mut it = Full::new(&["-t", "ext4", "-b", "1024", "-O", "ea_inode", "-I", "128"]);
+    let files: Vec<InodeRef> = (0..12).map(|i| it.file(&format!("f{i}"))).collect();
+    it.fill();
+    let mut failures = 0;
+    for (count, file) in files.iter().enumerate() {
+        it.drop_directories(count as u32 / 2);
+        let set = it.vfs.set_xattr(&it.cred, file, b"user.large", &[1; 3000], XattrMode::Any);
+        failures += u32::from(is_full(set));
+        it.vfs.sync().unwrap();
+        it.crash(&format!("{count} blocks")).unmount().unwrap();
+    }
+    assert!(failures > 3, "{failures}");
+    drop(files);
+    it.finish("attributes");
+}
