@@ -12,7 +12,7 @@ fn others(target: &Path, file: &Path) -> bool {
     let built = run(
         "other crates",
         "cargo",
-        &["build", "--release", "--locked", "--manifest-path", manifest],
+        &["build", "--release", "--manifest-path", manifest],
         &[("CARGO_TARGET_DIR", &target.to_string_lossy())],
     );
     let missing = if built {

@@ -59,7 +59,7 @@ const HARNESSES: [Harness; 2] = [
 
 /// What became of a mistake.
 enum Verdict {
-    /// Noticed, and in how many states if they are counted; what was said of it.
+    /// Noticed, and in how many states if they are counted; all that was said.
     Caught(Option<u64>, String),
     /// Nothing was noticed.
     Missed(Option<u64>),
@@ -132,9 +132,9 @@ fn sum_before(words: &str, said: &str) -> u64 {
 }
 
 /// The first line of a report behind the explorer's summary that counts violations.
-fn first_violation(said: &str) -> String {
+fn first_violation(said: &str) -> Option<&str> {
     let behind = said.lines().skip_while(|line| !line.contains(" violations, the first after"));
-    behind.skip(1).find(|line| !line.trim().is_empty()).unwrap_or_default().to_owned()
+    behind.skip(1).find(|line| !line.trim().is_empty())
 }
 
 impl Harness {
@@ -156,7 +156,7 @@ impl Harness {
         let found = said.contains(self.caught) || complained.contains(self.caught);
         match (run.status.success(), found) {
             (true, _) => Verdict::Missed(counted),
-            (false, true) => Verdict::Caught(counted, first_violation(&said)),
+            (false, true) => Verdict::Caught(counted, format!("{said}\n{complained}")),
             (false, false) => {
                 eprintln!("{said}\n{complained}");
                 Verdict::Broken
@@ -199,6 +199,10 @@ impl Harness {
             let name = test.map_or(stem.to_string(), |test| format!("{stem} ({test})"));
             let verdict = if patched(scratch, patch, &[]) {
                 let verdict = self.look(scratch, self.thorough, test);
+                if let Verdict::Caught(_, what) = &verdict {
+                    // For whoever doubts that it was this mistake.
+                    let _ = fs::write(scratch.join(&*stem).with_extension("said"), what);
+                }
                 if !patched(scratch, patch, &["--reverse"]) {
                     eprintln!("xtask: {name} cannot be taken back");
                     return None;
@@ -209,9 +213,9 @@ impl Harness {
             };
             println!("{name}: {verdict}");
             if let Verdict::Caught(_, what) = &verdict
-                && !what.is_empty()
+                && let Some(first) = first_violation(what)
             {
-                println!("    {what}");
+                println!("    {first}");
             }
             planted.push(Planted { name, verdict, took: begin.elapsed() });
         }
@@ -268,6 +272,6 @@ mod tests {
             ext3: 1 workloads, 41 distinct crash states (1 prefixes) in 0 s\nrecovered by us\n1 violations, the first after 40 states\n\n\
             ext3, workload `x`: it is gone\n  worker 0\n";
         assert_eq!(sum_before(" distinct crash states", said), 641);
-        assert_eq!(first_violation(said), "ext3, workload `x`: it is gone");
+        assert_eq!(first_violation(said), Some("ext3, workload `x`: it is gone"));
     }
 }

@@ -69,9 +69,11 @@ impl Curve {
                     points.push(point(rate as f64, &field.measure(&work, length, bar, name)?));
                 }
                 let hammer = Crowd { writers: 1, one_file: true, queriers: 1 };
-                // Threads take turns that a short round would not see.
-                let length = Length { at_least: Duration::from_millis(20), ..length };
-                let measured = field.measure(&hammer, length, bar, name)?;
+                // Threads take turns that a short round would not see: fewer and longer ones.
+                let rounds = (length.rounds / 8).max(1);
+                let long = Length { rounds, at_least: Duration::from_millis(20), ..length };
+                let measured = field.measure(&hammer, long, bar, name)?;
+                bar.step(length.rounds - rounds, |_| format!("{fs} {name}"));
                 let rate = measured.ours[1].counts.queries as f64 * 1e6 / measured.ops as f64;
                 let mut last = point(rate.round(), &measured);
                 last.insert("label".into(), "another thread without rest".into());

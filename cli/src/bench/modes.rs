@@ -122,6 +122,10 @@ const fn full_tiobench(name: &'static str, stage: Stage) -> Spec {
     full(name, Work::Tiobench(Tiobench { stage, blocks: FULL_TIOBENCH_BLOCKS }), 1, 3)
 }
 
+const DD: &str = "dd bs=1, ten million one-byte writes, xfs";
+const FIO: &str = "fio, 8 jobs write 4 KiB blocks of one 10 GiB file for 600 s, ext4";
+const FIO_QUERIED: &str = "the same fio job while a process queries in a loop, xfs";
+
 /// A file of 1 GiB.
 const FULL_JOBS_BLOCKS: u64 = 8 << 18;
 /// Of a job: 8 MiB, and fio's own 512 MiB.
@@ -131,11 +135,7 @@ const FULL_TIOBENCH_BLOCKS: u64 = 1 << 17;
 const ROWS: [Spec; 29] = [
     spec("inode_memory", Asked::OnExt4, Work::InodeMemory, 10, u64::MAX),
     spec("overwrite_1_byte", Asked::Always, plain(Pattern::Overwrite, 1), 1, 1),
-    spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(
-        2.05,
-        None,
-        "dd bs=1, ten million one-byte writes, xfs",
-    ),
+    spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(2.05, None, DD),
     spec("append_4k", Asked::Always, plain(Pattern::Append, BLOCK), 16, 2),
     spec("sequential_4k_8_jobs", Asked::Always, shared_file(0, false), 1, 8).seeds(
         1.29,
@@ -150,8 +150,8 @@ const ROWS: [Spec; 29] = [
     hammer("query_hammer_1", 1),
     hammer("query_hammer_2", 2),
     hammer("query_hammer_8", 8),
-    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 20).at_least_ms(1),
-    spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 8).at_least_ms(1),
+    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1),
+    spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 4).at_least_ms(1),
     spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
         .at_least_ms(10),
     spec("scaling_one_file", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: true }), 1, 20)
@@ -170,9 +170,13 @@ const ROWS: [Spec; 29] = [
     spec("latency_1_byte", Asked::OnExt4, overwrites(1, false), 1, 10),
     spec("latency_4k_8_jobs", Asked::OnExt4, shared_file(0, true), 1, 8),
     spec("latency_4k_fsync", Asked::OnExt4, overwrites(BLOCK, true), 500, 40),
-    full("full_append_1_byte", plain(Pattern::Append, 1), 1_000_000, 10),
-    full("full_sequential_4k_8_jobs", shared_file(0, true), FULL_JOBS_BLOCKS, 3),
-    full("full_sequential_4k_8_jobs_queried", shared_file(1, true), FULL_JOBS_BLOCKS, 3),
+    full("full_append_1_byte", plain(Pattern::Append, 1), 1_000_000, 10).seeds(2.05, None, DD),
+    full("full_sequential_4k_8_jobs", shared_file(0, true), FULL_JOBS_BLOCKS, 3).seeds(1.29, Some(0.94), FIO),
+    full("full_sequential_4k_8_jobs_queried", shared_file(1, true), FULL_JOBS_BLOCKS, 3).seeds(
+        1.27,
+        None,
+        FIO_QUERIED,
+    ),
     full_tiobench("full_tiobench_write", Stage::Write),
     full_tiobench("full_tiobench_randwrite", Stage::RandomWrite),
     full_tiobench("full_tiobench_read", Stage::Read),

@@ -114,7 +114,8 @@ impl<'a> States<'a> {
                 .map_or(self.record.len(), |at| from + at);
             for state in self.of_window(from, to) {
                 let sum = self.sum_of(from, &state);
-                if self.seen.insert((sum, acknowledged(state.at))) {
+                // A medium that lied about bytes that were there already shows an honest state, of which less is owed.
+                if self.seen.insert((sum, acknowledged(state.kept()))) {
                     let device = self.build(from, &state)?;
                     visit(&state, device)?;
                 }
@@ -348,6 +349,26 @@ mod tests {
             record[3] = other;
             assert!(unsealed(&record).is_empty());
         }
+    }
+
+    #[test]
+    fn a_lie_about_what_was_there_already_hides_no_honest_state() {
+        let base = Arc::new(MemDevice::new(8 * SECTOR as u64));
+        let record = [write(0, 0, 1, false), Recorded::Flush, write(512, 3, 1, true)];
+        let mut kinds = Vec::new();
+        let all = States::new(base, &record, 1).sealed_by(&|record| record[0] == 3);
+        all.each(
+            |at| at as u64,
+            |state, _| {
+                kinds.push((state.at, state.kind.clone()));
+                Ok(())
+            },
+        )
+        .unwrap();
+        assert!(
+            kinds.contains(&(3, Kind::Unsealed(0, 0..1))) && kinds.contains(&(3, Kind::Prefix)),
+            "{kinds:?}"
+        );
     }
 
     #[test]
