@@ -139,8 +139,7 @@ impl log::Log for Log {
         if left_out > 0 {
             let _ = writeln!(std::io::stderr(), "{head} WARN: {left_out} messages were left out here");
         }
-        // Names come from images too, and somebody will read this on a terminal.
-        let text = record.args().to_string().replace(char::is_control, " ");
+        let text = crate::show::one_line(&record.args().to_string());
         let _ = writeln!(std::io::stderr(), "{head} {}: {text}", record.level());
     }
 

@@ -164,8 +164,7 @@ pub fn line(error: &anyhow::Error) -> String {
             line += &text;
         }
     }
-    // Names come from images too, and this goes to a terminal.
-    line.replace(char::is_control, " ")
+    crate::show::one_line(&line)
 }
 
 /// Characters of a line that another process is told: even if each takes six bytes in JSON, they fit into a message.

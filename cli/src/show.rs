@@ -72,6 +72,11 @@ pub fn name(bytes: &[u8]) -> String {
     }
 }
 
+/// A text on one line, with spaces for what a terminal must not see: names come from images too.
+pub fn one_line(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
 /// A name in JSON: text, with bytes that are none as U+FFFD.
 pub fn json_name(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()

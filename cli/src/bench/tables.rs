@@ -97,14 +97,14 @@ pub(super) fn mode_table(rows: &[Value]) -> Vec<String> {
 /// What the processor had to do where several threads share it, and how often those who ask get an answer.
 fn crowd_table(rows: &[Value]) -> Vec<String> {
     let crowds: Vec<_> = rows.iter().filter(|row| row["cpu_ns_per_op"].is_object()).collect();
-    let mut lines = Vec::new();
-    if !crowds.is_empty() {
-        lines.push(String::new());
-        lines.push(format!(
-            "{:<5}{:<29}{:>10}{:>10}{:>10}{:>16}{:>16}",
-            "fs", "writers' processor time, ns", "old", "new", "none", "queries/s old", "new"
-        ));
+    if crowds.is_empty() {
+        return Vec::new();
     }
+    let head = format!(
+        "{:<5}{:<29}{:>10}{:>10}{:>10}{:>16}{:>16}",
+        "fs", "writers' processor time, ns", "old", "new", "none", "queries/s old", "new"
+    );
+    let mut lines = vec![String::new(), head];
     for row in crowds {
         let cpu = ["old", "new", "none"].map(|mode| format!("{:>10}", number(&row["cpu_ns_per_op"][mode])));
         let asked = ["old", "new"].map(|mode| match row["queries_per_second"][mode].as_f64() {
@@ -120,14 +120,14 @@ fn crowd_table(rows: &[Value]) -> Vec<String> {
 /// Tails, and what reached the device, of the rows that time each operation.
 fn latency_table(rows: &[Value]) -> Vec<String> {
     let timed: Vec<_> = rows.iter().filter(|row| row["latency_ns"].is_object()).collect();
-    let mut lines = Vec::new();
-    if !timed.is_empty() {
-        lines.push(String::new());
-        lines.push(format!(
-            "{:<5}{:<29}{:<12}{:>12}{:>12}{:>12}{:>12}{:>14}{:>16}{:>9}",
-            "fs", "workload", "", "p50 ns", "p99", "p99.9", "max", "device writes", "bytes", "flushes"
-        ));
+    if timed.is_empty() {
+        return Vec::new();
     }
+    let head = format!(
+        "{:<5}{:<29}{:<12}{:>12}{:>12}{:>12}{:>12}{:>14}{:>16}{:>9}",
+        "fs", "workload", "", "p50 ns", "p99", "p99.9", "max", "device writes", "bytes", "flushes"
+    );
+    let mut lines = vec![String::new(), head];
     for row in timed {
         let kernel = &row["peers"]["kernel_ext4"];
         let mut contenders: Vec<_> = ["old", "new", "none"]

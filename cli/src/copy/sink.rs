@@ -134,8 +134,8 @@ impl<T: Target> Absorber<'_, T> {
 
     fn say(&mut self, code: u8, line: &str) {
         self.tally.count(code);
-        // It may come from a process that a hostile image has taken over, and goes to a terminal.
-        let line = line.replace(char::is_control, " ");
+        // It may come from a process that a hostile image has taken over.
+        let line = crate::show::one_line(line);
         self.progress.suspend(|| eprintln!("ivers: {line}"));
     }
 

@@ -1,7 +1,9 @@
 //! Bars and lines as SVG. Nothing here knows what a bench is.
 
 use anyhow::{Result, anyhow};
+use plotters::chart::MeshStyle;
 use plotters::coord::Shift;
+use plotters::coord::ranged1d::ValueFormatter;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -164,20 +166,15 @@ impl Bars {
             .map_err(draw_error)?;
         let decades = (high - low).round() as usize + 1;
         let label = |at: &f64| short(if self.is_log { 10f64.powf(*at) } else { *at });
-        chart
-            .configure_mesh()
-            .disable_y_mesh()
-            .y_labels(0)
-            .x_labels(if self.is_log { decades } else { 8 })
-            .x_label_formatter(&label)
-            .x_desc(&self.axis)
-            .label_style(style(14, HPos::Center))
-            .axis_desc_style(style(15, HPos::Center))
-            .axis_style(GRID)
-            .bold_line_style(GRID)
-            .light_line_style(TRANSPARENT)
-            .draw()
-            .map_err(draw_error)?;
+        draw_quietly(
+            chart
+                .configure_mesh()
+                .disable_y_mesh()
+                .y_labels(0)
+                .x_labels(if self.is_log { decades } else { 8 })
+                .x_label_formatter(&label)
+                .x_desc(&self.axis),
+        )?;
         let (left, above) = area.get_base_pixel();
         let mut below = f64::from(height);
         for group in &self.groups {
@@ -200,6 +197,21 @@ impl Bars {
         }
         Ok(())
     }
+}
+
+/// Axes and grid in the background: what counts is what is drawn over them.
+fn draw_quietly<X, Y, XValue, YValue>(mesh: &mut MeshStyle<'_, '_, X, Y, SVGBackend<'_>>) -> Result<()>
+where
+    X: Ranged<ValueType = XValue> + ValueFormatter<XValue>,
+    Y: Ranged<ValueType = YValue> + ValueFormatter<YValue>,
+{
+    mesh.label_style(style(14, HPos::Center))
+        .axis_desc_style(style(15, HPos::Center))
+        .axis_style(GRID)
+        .bold_line_style(GRID)
+        .light_line_style(TRANSPARENT)
+        .draw()
+        .map_err(draw_error)
 }
 
 /// Charts of bars, one below the other.
@@ -260,20 +272,15 @@ pub(super) fn lines(chart: &Lines) -> Result<String> {
             false => short(*at),
         };
         let decades = (right - never).round() as usize + 1;
-        plot.configure_mesh()
-            .x_labels(if chart.x_is_log { decades } else { 10 })
-            .y_labels(8)
-            .x_label_formatter(&label)
-            .y_label_formatter(&|y: &f64| short(*y))
-            .x_desc(&chart.x_axis)
-            .y_desc(&chart.y_axis)
-            .label_style(style(14, HPos::Center))
-            .axis_desc_style(style(15, HPos::Center))
-            .axis_style(GRID)
-            .bold_line_style(GRID)
-            .light_line_style(TRANSPARENT)
-            .draw()
-            .map_err(draw_error)?;
+        draw_quietly(
+            plot.configure_mesh()
+                .x_labels(if chart.x_is_log { decades } else { 10 })
+                .y_labels(8)
+                .x_label_formatter(&label)
+                .y_label_formatter(&|y: &f64| short(*y))
+                .x_desc(&chart.x_axis)
+                .y_desc(&chart.y_axis),
+        )?;
         for line in &chart.lines {
             let points: Vec<_> =
                 line.points.iter().filter(|point| is_shown(point)).map(|(x, y)| (place(*x), *y)).collect();
