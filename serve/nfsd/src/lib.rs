@@ -1,0 +1,9 @@
+//! The NFSv4 server: what it keeps to is in `docs/nfsd.md`.
+//!
+//! | module | what lives there | what it does not know |
+//! |---|---|---|
+//! | [`state`] | clients, sessions, opens, locks, delegations, grace | sockets, files, clocks, dice |
+
+#![forbid(unsafe_code)]
+
+pub mod state;
