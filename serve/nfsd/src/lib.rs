@@ -6,4 +6,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod net;
+pub mod rpc;
 pub mod state;
