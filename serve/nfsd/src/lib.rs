@@ -2,12 +2,14 @@
 //!
 //! | module | what lives there | what it does not know |
 //! |---|---|---|
+//! | [`exports`] | which filesystems, for whom, under which names; filehandles | operations |
 //! | [`net`] | connections, records, TLS, threads, bounds on bytes | RPC |
 //! | [`rpc`] | who calls, which program; calls to clients | files |
 //! | [`state`] | clients, sessions, opens, locks, delegations, grace | sockets, files, clocks, dice |
 
 #![forbid(unsafe_code)]
 
+pub mod exports;
 pub mod net;
 pub mod rpc;
 pub mod state;
