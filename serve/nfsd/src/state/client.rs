@@ -1,14 +1,16 @@
 //! Clients: who they say they are (RFC 8881 sections 2.4, 18.35, 18.50, 18.51).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ivers_nfs4::ops::v41::{ExchangeIdArgs, ExchangeIdOk, ProtectNone, ServerOwner, StateProtect, exchgid};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, Opaque, SessionId, Verifier};
 use ivers_nfs4::xdr::List;
 
+use super::held::{Kind, OwnerKind};
 use super::session::CreateSlot;
-use super::{ClientRecord, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail};
+use super::v40::V40;
+use super::{ClientRecord, File, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail};
 
 /// The flags that a client may set.
 const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
@@ -19,6 +21,9 @@ const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
     | exchgid::USE_PNFS_MDS
     | exchgid::USE_PNFS_DS
     | exchgid::UPD_CONFIRMED_REC_A;
+
+/// So many stateids of expired clients are remembered: NFSv4.0 has an error of its own for them.
+const EXPIRED: usize = 4096;
 
 /// Those who call themselves by one name: at most one is confirmed, and one wants to take his place.
 #[derive(Debug, Default)]
@@ -55,6 +60,18 @@ pub(super) struct Client {
     pub create: CreateSlot,
     pub sessions: BTreeSet<SessionId>,
     pub kept_bytes: u64,
+    /// What NFSv4.0 has instead of sessions.
+    pub v40: Option<V40>,
+    /// He held something before the restart.
+    pub may_reclaim: bool,
+    pub held: BTreeSet<u32>,
+    pub owners: BTreeMap<(OwnerKind, Vec<u8>), u64>,
+    pub delegations: usize,
+    /// Delegations that were taken away, and he has not said that he knows.
+    pub revoked: usize,
+    pub ranges: usize,
+    pub waiters: usize,
+    pub waits_at: BTreeSet<File>,
 }
 
 impl Client {
@@ -69,7 +86,7 @@ impl Client {
 
     /// Whether he holds something that others may be in want of.
     pub fn holds(&self) -> bool {
-        false
+        !self.held.is_empty()
     }
 }
 
@@ -172,6 +189,15 @@ impl State {
             create: CreateSlot::default(),
             sessions: BTreeSet::new(),
             kept_bytes: 0,
+            v40: None,
+            may_reclaim: false,
+            held: BTreeSet::new(),
+            owners: BTreeMap::new(),
+            delegations: 0,
+            revoked: 0,
+            ranges: 0,
+            waiters: 0,
+            waits_at: BTreeSet::new(),
         };
         self.clients.insert(id, client);
         id
@@ -195,6 +221,7 @@ impl State {
         if let Some(client) = self.clients.get_mut(&id) {
             client.confirmed = true;
         }
+        self.recognize(id);
         Ok(())
     }
 
@@ -216,7 +243,7 @@ impl State {
     }
 
     /// RECLAIM_COMPLETE (RFC 8881 section 18.51). Of one filesystem (`one_fs`): none of ours ever moves, so there is nothing to it.
-    pub fn reclaim_complete(&mut self, id: ClientId, one_fs: bool) -> Step<()> {
+    pub fn reclaim_complete(&mut self, now: Time, id: ClientId, one_fs: bool) -> Step<()> {
         let Some(client) = self.clients.get(&id) else { return fail(NfsStat::StaleClientid) };
         if one_fs {
             return Ok(());
@@ -229,6 +256,8 @@ impl State {
         if let Some(client) = self.clients.get_mut(&id) {
             client.complete = true;
         }
+        self.reclaimed_all(id);
+        self.end_grace_if_due(now);
         Ok(())
     }
 
@@ -254,6 +283,35 @@ impl State {
         }
     }
 
+    /// What a client holds goes.
+    fn drop_all(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let (held, files) = (client.held.clone(), client.waits_at.clone());
+        for file in files {
+            self.drop_waiters(file, |waiter| waiter.client == id);
+            self.tidy(file);
+        }
+        let v40 = self.clients[&id].v40.is_some();
+        for index in held {
+            // Locks go with their opens.
+            match self.held.get(&index).map(|held| &held.kind) {
+                Some(Kind::Open(_)) => self.drop_open(index),
+                Some(Kind::Delegation(_)) => self.end_delegation(index),
+                Some(Kind::Lock(_)) | None => {}
+            }
+            if v40 {
+                self.expired.insert(index);
+            }
+        }
+        while self.expired.len() > EXPIRED {
+            self.expired.pop_first();
+        }
+        let owners: Vec<u64> = self.clients[&id].owners.values().copied().collect();
+        for owner in owners {
+            self.forget_owner(owner);
+        }
+    }
+
     /// Forget a client and all that he has.
     pub(super) fn remove_client(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
@@ -261,6 +319,7 @@ impl State {
         for session in sessions {
             self.remove_session(session);
         }
+        self.drop_all(id);
         let Some(client) = self.clients.remove(&id) else { return };
         let key = (client.with_sessions, client.owner);
         if let Some(name) = self.names.get_mut(&key) {

@@ -4,6 +4,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
 use super::client::Record;
+use super::mistake::{self, Mistake};
 use super::{Pending, RecordChange, Span, State, Step, Stop, Time, fail};
 
 /// Clients that one [`State::tick`] looks at.
@@ -39,6 +40,10 @@ impl State {
                 Ok(())
             }
             Record::Writing(ticket) => Err(Stop::Gate(ticket)),
+            Record::Kept if mistake::is(Mistake::ForgetRecords) => {
+                self.remove_client(id);
+                Ok(())
+            }
             Record::Kept => {
                 let record = client.as_record();
                 let ticket = self.persist(Pending::Condemned(id), RecordChange::Strike(vec![record]));
@@ -101,8 +106,13 @@ impl State {
                 let _ = self.evict(*id);
             }
         }
-        let more = slice.len() == SLICE;
+        let mut more = slice.len() == SLICE;
         self.sweep_at = if more { slice[SLICE - 1] + 1 } else { 0 };
-        if more { now } else { now + Span(self.config.lease.0 / 4) }
+        more |= self.forget_conflicts(now, SLICE);
+        more |= self.forget_owners(now, SLICE);
+        let recalls = self.sweep_recalls(now, SLICE);
+        self.end_grace_if_due(now);
+        let next = if more { now } else { now + Span(self.config.lease.0 / 4) };
+        [recalls, self.grace.next()].into_iter().flatten().fold(next, Time::min)
     }
 }

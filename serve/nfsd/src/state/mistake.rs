@@ -7,6 +7,20 @@ pub(super) enum Mistake {
     None,
     /// A repeated request looks new.
     ForgetSlots,
+    /// Share modes stop nobody.
+    ForgetDenials,
+    /// Locks stop nobody.
+    ForgetLocks,
+    /// Delegations stop nobody.
+    ForgetDelegations,
+    /// A delegation is given while somebody is about to change the file.
+    ForgetPermits,
+    /// A delegation that was shown as written ends without a bump.
+    ForgetLastBump,
+    /// Everything is given out in grace.
+    ForgetGrace,
+    /// A client goes before he is struck out.
+    ForgetRecords,
 }
 
 #[cfg(test)]

@@ -41,27 +41,49 @@
 //! | S9 | counts are what is counted, and within the limits | everywhere | `audit` |
 
 mod base;
+mod callback;
 mod client;
+mod delegation;
+mod file;
+mod grace;
+mod held;
 mod lease;
 mod limits;
+mod lock;
 mod mistake;
+mod open;
+mod owner;
+mod permit;
+mod range;
 mod session;
 mod slot;
+mod v40;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ivers_nfs4::types::{ClientId, SessionId};
+use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
 pub use base::{Caller, Conn, Dice, Digest, File, Principal, Reply, Span, Step, Stop, Ticket, Time};
+pub use callback::{Channel, NoChannel};
+pub use delegation::{Answer, Granted, Told, Why};
+pub use grace::Past;
 pub use limits::{Config, Limits};
+pub use lock::{LockRequest, Locker};
+pub use open::{Claim, OpenRequest, Opened, Plan};
+pub use owner::{Turn, TurnOf};
+pub use permit::{Does, Permit};
 pub use session::Identity;
 pub use slot::{Request, Running, Sequenced};
 
 use base::fail;
 use client::{Client, Name};
+use file::FileState;
+use grace::Grace;
+use held::{Held, Owner};
+use permit::UnderWay;
 use session::Session;
 
 /// What has to be done outside, in this order. What a request has caused is carried out before it is answered.
@@ -73,6 +95,51 @@ pub enum Effect {
         ticket: Ticket,
         /// What.
         change: RecordChange,
+    },
+    /// Raise the change attribute of a file, whether somebody has looked or not, then say [`done`](State::done). If the file is gone
+    /// there is nothing to raise.
+    Bump {
+        /// Which.
+        ticket: Ticket,
+        /// The file.
+        file: File,
+    },
+    /// Ask something of a client.
+    Call {
+        /// Whom.
+        client: ClientId,
+        /// What.
+        call: Call,
+    },
+}
+
+/// A callback.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// CB_RECALL.
+    Recall {
+        /// The delegation.
+        stateid: StateId,
+        /// Its file.
+        file: File,
+        /// The file is going to be truncated.
+        truncate: bool,
+    },
+    /// CB_GETATTR of change attribute and size: the answer is for [`State::told`].
+    GetAttr {
+        /// Whose answer it is.
+        ticket: Ticket,
+        /// The file.
+        file: File,
+        /// The delegation.
+        stateid: StateId,
+    },
+    /// CB_NOTIFY_LOCK: a lock may be free.
+    NotifyLock {
+        /// The file.
+        file: File,
+        /// The lock-owner who wanted it.
+        owner: Vec<u8>,
     },
 }
 
@@ -105,6 +172,12 @@ enum Pending {
     Recorded(ClientId),
     /// A client is struck out, then he goes.
     Condemned(ClientId),
+    /// Who did not reclaim is struck out, then grace is over.
+    GraceEnds,
+    /// A file's change attribute is raised.
+    Bumped(File),
+    /// The holder of this write delegation is asked.
+    Asked(u32),
     /// Nothing waits for it.
     Forgotten,
 }
@@ -122,12 +195,32 @@ pub struct State {
     last_ticket: u64,
     last_client: u32,
     kept_bytes: u64,
+    held: BTreeMap<u32, Held>,
+    last_index: u32,
+    /// Stateids of NFSv4.0 whose clients have expired: the newest ones.
+    expired: BTreeSet<u32>,
+    owners: BTreeMap<u64, Owner>,
+    last_owner: u64,
+    /// Stateids of NFSv4.0 that an owner's last CLOSE took away, and in which turn.
+    closed: BTreeMap<[u8; 12], (u64, u32)>,
+    files: BTreeMap<File, FileState>,
+    under_way: BTreeMap<u64, UnderWay>,
+    last_under_way: u64,
+    delegations: usize,
+    /// Delegations that are recalled, by when they are looked at again.
+    recalls: BTreeSet<(Time, u32)>,
+    ranges: usize,
+    waiters: usize,
+    grace: Grace,
+    // Where the sweeps of `tick` go on.
     sweep_at: ClientId,
+    owners_at: u64,
+    files_at: Option<File>,
 }
 
 impl State {
-    /// The state of a server that starts, for the `boot`th time.
-    pub fn new(config: Config, boot: u32, dice: Box<dyn Dice>) -> Self {
+    /// The state of a server that starts, for the `boot`th time, after a past.
+    pub fn new(now: Time, config: Config, boot: u32, past: Past, dice: Box<dyn Dice>) -> Self {
         Self {
             config,
             boot,
@@ -140,7 +233,23 @@ impl State {
             last_ticket: 0,
             last_client: 0,
             kept_bytes: 0,
+            held: BTreeMap::new(),
+            last_index: 0,
+            expired: BTreeSet::new(),
+            owners: BTreeMap::new(),
+            last_owner: 0,
+            closed: BTreeMap::new(),
+            files: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            last_under_way: 0,
+            delegations: 0,
+            recalls: BTreeSet::new(),
+            ranges: 0,
+            waiters: 0,
+            grace: Grace::new(now, past),
             sweep_at: 0,
+            owners_at: 0,
+            files_at: None,
         }
     }
 
@@ -154,7 +263,14 @@ impl State {
         match self.pending.remove(&ticket) {
             Some(Pending::Recorded(client)) => self.recorded(client, true),
             Some(Pending::Condemned(client)) => self.remove_client(client),
-            Some(Pending::Forgotten) => {}
+            Some(Pending::GraceEnds) => self.grace_is_over(),
+            Some(Pending::Bumped(file)) => {
+                if let Some(state) = self.files.get_mut(&file) {
+                    state.bumps.remove(&ticket);
+                }
+                self.tidy(file);
+            }
+            Some(Pending::Asked(_) | Pending::Forgotten) => {}
             None => return false,
         }
         true
@@ -169,7 +285,14 @@ impl State {
                     client.condemned = None;
                 }
             }
-            Some(Pending::Forgotten) => {}
+            Some(Pending::GraceEnds) => self.grace_goes_on(ticket),
+            Some(Pending::Bumped(file)) => {
+                if let Some(state) = self.files.get_mut(&file) {
+                    state.bumps.remove(&ticket);
+                }
+                self.bump(file);
+            }
+            Some(Pending::Asked(_) | Pending::Forgotten) => {}
             None => return false,
         }
         true

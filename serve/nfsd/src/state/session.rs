@@ -10,7 +10,8 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{ClientId, SessionId};
 use ivers_nfs4::xdr::List;
 
-use super::slot::{BackSlot, Slot};
+use super::callback::BackSlot;
+use super::slot::Slot;
 use super::{Conn, Limits, Principal, Running, State, Step, Stop, Time, fail};
 
 /// Less does not hold a SEQUENCE and its RPC header.
@@ -68,7 +69,6 @@ pub(super) struct Session {
     pub slots: Vec<Slot>,
     /// Slots from here on are to be given up.
     pub target: u32,
-    pub back: ChannelAttrs,
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
     pub program: u32,
@@ -78,6 +78,11 @@ pub(super) struct Session {
 }
 
 impl Session {
+    /// Every slot waits for a client who never answered: he has to make a new session.
+    pub fn back_is_stuck(&self) -> bool {
+        self.back_slots.iter().all(BackSlot::is_stuck)
+    }
+
     /// A connection that carries callbacks.
     pub fn back_connection(&self) -> Option<Conn> {
         self.identity.as_ref()?;
@@ -217,7 +222,6 @@ impl State {
             target: fore.max_requests,
             fore: fore.clone(),
             back_slots: vec![BackSlot::default(); back.max_requests as usize],
-            back: back.clone(),
             back_wanted,
             program: args.callback_program,
             identity,
@@ -323,7 +327,4 @@ impl State {
             client.busy -= session.slots.iter().filter(|slot| slot.is_busy()).count() as u32;
         }
     }
-
-    /// Callbacks may get through again.
-    fn path_is_up(&mut self, _client: ClientId) {}
 }

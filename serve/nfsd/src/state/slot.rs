@@ -163,7 +163,7 @@ impl State {
                 }
                 Content::Done(Done { reply: Some(reply), .. }) => Ok(Sequenced::Replay(reply.clone())),
                 Content::Done(_) => {
-                    Ok(Sequenced::Uncached(session.reply(args, self.status_flags(now, id, session))))
+                    Ok(Sequenced::Uncached(session.reply(args, self.status_flags(id, session))))
                 }
             };
         }
@@ -175,7 +175,7 @@ impl State {
         self.shrink(args);
         self.renew(now, id);
         let session = &self.sessions[&args.sessionid];
-        let ok = session.reply(args, self.status_flags(now, id, session));
+        let ok = session.reply(args, self.status_flags(id, session));
         let keep = args.cache_this || request.operations <= 1;
         let reply_bytes = if keep && request.operations > 1 {
             session.fore.max_response_cached
@@ -249,11 +249,14 @@ impl State {
         }
     }
 
-    fn status_flags(&self, _now: Time, id: ClientId, session: &Session) -> u32 {
+    fn status_flags(&self, id: ClientId, session: &Session) -> u32 {
         let Some(client) = self.clients.get(&id) else { return 0 };
         let mut flags = self.state_flags(client);
         if session.back_wanted && session.back_connection().is_none() {
             flags |= seq4_status::CB_PATH_DOWN_SESSION;
+        }
+        if session.back_wanted && session.back_is_stuck() {
+            flags |= seq4_status::BACKCHANNEL_FAULT;
         }
         let wanted = client.sessions.iter().any(|at| self.sessions[at].back_wanted);
         let path = client.sessions.iter().any(|at| self.sessions[at].back_connection().is_some());
@@ -264,20 +267,14 @@ impl State {
         flags
     }
 
-    fn state_flags(&self, _client: &Client) -> u32 {
-        0
-    }
-}
-
-/// A slot of a backchannel: here the server is the one who asks.
-#[derive(Debug, Clone, Default)]
-pub(super) struct BackSlot {
-    sequence: u32,
-    busy: bool,
-}
-
-impl BackSlot {
-    pub fn is_busy(&self) -> bool {
-        self.busy
+    fn state_flags(&self, client: &Client) -> u32 {
+        let mut flags = 0;
+        if client.revoked > 0 {
+            flags |= seq4_status::RECALLABLE_STATE_REVOKED;
+        }
+        if self.may_reclaim(client.id).is_ok() {
+            flags |= seq4_status::RESTART_RECLAIM_NEEDED;
+        }
+        flags
     }
 }

@@ -24,7 +24,7 @@ impl Dice for Seeded {
 }
 
 pub(super) fn state() -> State {
-    State::new(Config::default(), 1, Box::new(Seeded(7)))
+    State::new(Time(0), Config::default(), 1, Past::default(), Box::new(Seeded(7)))
 }
 
 pub(super) fn who(user: u8) -> Principal {
@@ -77,7 +77,8 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
     let effects = state.effects();
     for effect in &effects {
         match effect {
-            Effect::Persist { ticket, .. } => assert!(state.done(*ticket)),
+            Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => assert!(state.done(*ticket)),
+            Effect::Call { .. } => {}
         }
     }
     effects
@@ -88,8 +89,8 @@ pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (Cl
     let id = state.exchange_id(now, &who(1), &exchange(name, 1, 0)).unwrap();
     let session =
         state.create_session(now, Conn(conn), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
-    assert!(matches!(state.reclaim_complete(id.clientid, false), Err(Stop::Gate(_))));
+    assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));
     settle(state);
-    state.reclaim_complete(id.clientid, false).unwrap();
+    state.reclaim_complete(now, id.clientid, false).unwrap();
     (id.clientid, session.sessionid)
 }

@@ -223,17 +223,17 @@ fn a_client_is_durable_before_he_is_told_so() {
     let mut state = state();
     let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
     state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
-    let Err(Stop::Gate(ticket)) = state.reclaim_complete(id.clientid, false) else { panic!() };
-    assert_eq!(state.reclaim_complete(id.clientid, false), Err(Stop::Gate(ticket)));
+    let Err(Stop::Gate(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
+    assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Gate(ticket)));
     assert_eq!(state.effects().len(), 1);
     // A failed write is tried again.
     assert!(state.failed(ticket));
-    let Err(Stop::Gate(again)) = state.reclaim_complete(id.clientid, false) else { panic!() };
+    let Err(Stop::Gate(again)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
     assert_ne!(ticket, again);
     assert!(state.done(again) && !state.done(again));
-    assert_eq!(state.reclaim_complete(id.clientid, true), Ok(()));
-    assert_eq!(state.reclaim_complete(id.clientid, false), Ok(()));
-    assert_eq!(failed(state.reclaim_complete(id.clientid, false)), NfsStat::CompleteAlready);
+    assert_eq!(state.reclaim_complete(T, id.clientid, true), Ok(()));
+    assert_eq!(state.reclaim_complete(T, id.clientid, false), Ok(()));
+    assert_eq!(failed(state.reclaim_complete(T, id.clientid, false)), NfsStat::CompleteAlready);
 }
 
 #[test]
