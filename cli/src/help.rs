@@ -49,6 +49,9 @@ Mount options (-o), separated by commas:
   allow_other      others may look too (see /etc/fuse.conf)
   sync, async      whether every change is durable before its call returns
   dirsync          so are the changes of directories
+  linger=N         microseconds that a serving thread looks out for the next
+                   request before it sleeps: 0 to 1000 (default 100; on a
+                   single processor 0)
   default_permissions, no_default_permissions, threads=N,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
   fsname=, subtype=

@@ -43,6 +43,7 @@ mod cookie;
 mod errno;
 mod flusher;
 mod ioctl;
+mod linger;
 mod mounting;
 mod mounts;
 mod nodes;

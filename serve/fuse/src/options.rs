@@ -1,5 +1,6 @@
 //! What a mount can be told.
 
+use std::time::Duration;
 use thiserror::Error;
 
 /// An option that is ours and has a value that is not.
@@ -23,6 +24,9 @@ pub struct FuseOptions {
     pub writeback_cache: bool,
     /// Threads that serve requests; 0: as many as there are processors, at least 2 and at most 8.
     pub threads: usize,
+    /// For how long a thread looks out for the next request before it sleeps, in microseconds, at most 1000; 0: it does not. `None`: 100, where there
+    /// is more than one processor.
+    pub linger: Option<u16>,
     /// The user who mounts acts as root inside the image. Turns `default_permissions` off.
     pub fakeroot: bool,
     /// What `mount` shows as the source.
@@ -49,6 +53,7 @@ impl Default for FuseOptions {
             default_permissions: true,
             writeback_cache: true,
             threads: 0,
+            linger: None,
             fakeroot: false,
             fsname: "ivers".into(),
             subtype: "ivers".into(),
@@ -88,7 +93,13 @@ impl FuseOptions {
                     _ => return Err(fail("must be a number from 1 to 64")),
                 }
             }
-            ("fsname" | "subtype" | "threads", None) => return Err(fail("needs a value")),
+            ("linger", Some(value)) => {
+                self.linger = match value.parse() {
+                    Ok(micros @ 0..=1000) => Some(micros),
+                    _ => return Err(fail("must be a number of microseconds from 0 to 1000")),
+                }
+            }
+            ("fsname" | "subtype" | "threads" | "linger", None) => return Err(fail("needs a value")),
             (_, Some(_)) => return Ok(false),
             ("allow_other", None) => self.allow_other = true,
             ("default_permissions", None) => self.default_permissions = true,
@@ -115,10 +126,20 @@ impl FuseOptions {
 
     pub(crate) fn thread_count(&self) -> usize {
         match self.threads {
-            0 => std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 8),
+            0 => processors().clamp(2, 8),
             n => n,
         }
     }
+
+    pub(crate) fn longest_linger(&self) -> Duration {
+        // On a single processor who looks out keeps the program from running that would send the request.
+        let usual = if processors() > 1 { 100 } else { 0 };
+        Duration::from_micros(self.linger.unwrap_or(usual).into())
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[cfg(test)]
@@ -128,17 +149,22 @@ mod tests {
     #[test]
     fn options_parse_or_are_left_to_others() {
         let mut options = FuseOptions::default();
-        for ours in ["allow_other", "ro", "fsname=a,b", "threads=3", "no_writeback_cache", "noexec"] {
+        for ours in
+            ["allow_other", "ro", "fsname=a,b", "threads=3", "linger=0", "no_writeback_cache", "noexec"]
+        {
             assert_eq!(options.set(ours), Ok(true), "{ours}");
         }
         assert!(options.allow_other && options.read_only && !options.writeback_cache && !options.exec);
-        assert_eq!((options.fsname.as_str(), options.threads), ("a,b", 3));
+        assert_eq!((options.fsname.as_str(), options.threads, options.linger), ("a,b", 3, Some(0)));
         for others in ["iversion=lazy", "cache=1G", "lazytime", "ro=1"] {
             assert_eq!(options.set(others), Ok(false), "{others}");
         }
         for bad in [
             "threads=0",
             "threads=many",
+            "linger=-1",
+            "linger=1001",
+            "linger",
             "fsname",
             "fsname=",
             "subtype=",

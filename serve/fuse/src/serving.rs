@@ -3,6 +3,7 @@
 use crate::convert::file_attr;
 use crate::errno::errno;
 use crate::flusher::Flusher;
+use crate::linger::Linger;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::outside::Flush;
@@ -58,6 +59,7 @@ pub(crate) struct Serving {
     pub(crate) flusher: Flusher,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
+    pub(crate) linger: Linger,
     /// The kernel takes ENOSYS at OPENDIR for "no need to ask".
     pub(crate) no_opendir: AtomicBool,
     /// The kernel keeps the times of regular files and hands them over by SETATTR.
@@ -90,6 +92,7 @@ impl Serving {
             mounter: rustix::process::geteuid().as_raw(),
             block_size,
             ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
+            linger: Linger::new(options.longest_linger()),
             options,
             server,
             kernel: OnceLock::new(),

@@ -13,6 +13,7 @@ use crate::serving::Serving;
 use fuser::SessionACL;
 use ivers_vfs::Vfs;
 use parking_lot::{Condvar, Mutex};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,6 +123,7 @@ pub fn serve(
     let session = fuser::Session::from_fd(Ops(serving.clone()), connection.device, SessionACL::All, config)
         .map_err(MountError::Session)?;
     let _ = serving.kernel.set(session.notifier());
+    serving.linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
     let state = Arc::new(State::default());
     let thread_state = state.clone();
     std::thread::Builder::new()

@@ -120,14 +120,16 @@ pub(super) fn passthrough() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The passthrough holds a descriptor for each file that the kernel knows: as many as may be, for whoever this process starts.
-pub(super) fn raise_descriptor_limit() {
+/// The passthrough holds a descriptor for each file that the kernel knows: as many as may be, for whoever this process starts. How
+/// many that are.
+pub(super) fn raise_descriptor_limit() -> u64 {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const WANTED: u64 = 1 << 20;
     let now = getrlimit(Resource::Nofile);
     let all = Rlimit { current: Some(WANTED), maximum: Some(WANTED) };
     if setrlimit(Resource::Nofile, all).is_err() {
-        // Who may not raise the bound goes up to it; without that a row says which peer ran out.
+        // Who may not raise the bound goes up to it.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
     }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

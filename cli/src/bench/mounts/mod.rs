@@ -75,6 +75,15 @@ impl Workload {
         }
     }
 
+    /// What this contender does of that, where it may open so many files.
+    fn ops_of(&self, peer: &Peer, ops: u64, descriptors: u64) -> u64 {
+        match (self.job, peer.kind) {
+            // A file it knows is a descriptor; some are for itself.
+            (Job::Create | Job::Unlink, peer::Kind::Null(_)) => ops.min(descriptors - descriptors / 10),
+            _ => ops,
+        }
+    }
+
     /// Whether this contender takes part.
     fn is_for(&self, peer: &Peer) -> bool {
         self.seeds.is_some() || !peer.kind.is_other_mode()
@@ -122,6 +131,9 @@ fn row(number: usize, rounds: u32, peers: &[Peer], missing: &Map<String, Value>)
         let name = peer.name;
         row["seconds"][name] = json!(places(median(&measured.seconds), 4));
         row["options"][name] = peer.kind.options().into();
+        if measured.ops != ours.ops && !matches!(workload.job, Job::Fio(_)) {
+            row["peer_ops"][name] = measured.ops.into();
+        }
         if measured.asked > 0 {
             row["asked"][name] = measured.asked.into();
         }
@@ -183,7 +195,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
         return Err(failure(FAILED, format!("bench --fuse: {why}")));
     }
     install::install(args.install_peers)?;
-    install::raise_descriptor_limit();
+    let descriptors = install::raise_descriptor_limit();
     let rounds = args.fuse_rounds.or(args.rounds.filter(|_| args.fuse)).unwrap_or(ROUNDS);
     let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
     let packed = Packed::new(&args.tree, scratch.path())?;
@@ -216,6 +228,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
                 if !workload.is_for(peer) || peer.measured[number].failed.is_some() {
                     continue;
                 }
+                let ops = workload.ops_of(peer, ops, descriptors);
                 match round(peer, number, turn, ops, &packed).context(what) {
                     Err(error) if !matches!(peer.kind, peer::Kind::Ivers(_)) => {
                         peer.measured[number].failed = Some(format!("{error:#}"));

@@ -1,7 +1,7 @@
 //! What happens to the contents of a file, and to its descriptors.
 
 use super::Ops;
-use super::reply::{Reply, answer};
+use super::reply::Reply;
 use crate::errno::errno;
 use crate::outside::Flush;
 use crate::serving::{Handle, O_ACCMODE, O_APPEND, O_DIRECT, O_DSYNC, O_RDONLY, O_TRUNC, OrErrno, Serving};
@@ -56,7 +56,7 @@ impl Ops {
                 buffer.resize(size, 0);
             }
             let read = self.0.vfs.read(&node.inode, offset, &mut buffer[..size]).or_errno();
-            answer(reply, read, |reply, read| reply.data(&buffer[..read]));
+            self.answer(reply, read, |reply, read| reply.data(&buffer[..read]));
         });
     }
 

@@ -13,7 +13,7 @@ use crate::serving::{Handle, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{CreateSpec, SetAttr};
 use names::{Found, spec};
-use reply::{Reply, answer};
+use reply::Reply;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(crate) struct Ops(pub(crate) Arc<Serving>);
 
 impl Ops {
     fn entry(&self, reply: ReplyEntry, found: Reply<Found>) {
-        answer(reply, found, |reply, (attr, generation)| reply.entry(&self.0.ttl, &attr, generation));
+        self.answer(reply, found, |reply, (attr, generation)| reply.entry(&self.0.ttl, &attr, generation));
     }
 }
 
@@ -53,7 +53,9 @@ impl Filesystem for Ops {
             Some(error) => Err(error),
             None => Ok(node),
         });
-        answer(reply, node, |reply, node| reply.attr(&self.0.attr_ttl(&node), &self.0.shown_attr(&node)));
+        self.answer(reply, node, |reply, node| {
+            reply.attr(&self.0.attr_ttl(&node), &self.0.shown_attr(&node))
+        });
     }
 
     fn setattr(
@@ -84,12 +86,12 @@ impl Filesystem for Ops {
             ctime: ctime.map(timestamp),
             ..SetAttr::default()
         };
-        answer(reply, self.set(request, ino, set), |reply, attr| reply.attr(&self.0.ttl, &attr));
+        self.answer(reply, self.set(request, ino, set), |reply, attr| reply.attr(&self.0.ttl, &attr));
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
         let target = self.0.node(ino).and_then(|node| self.0.vfs.read_link(&node.inode).or_errno());
-        answer(reply, target, |reply, target| reply.data(&target));
+        self.answer(reply, target, |reply, target| reply.data(&target));
     }
 
     fn mknod(
@@ -119,11 +121,11 @@ impl Filesystem for Ops {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply::empty(reply, self.remove(request, parent, name));
+        self.empty(reply, self.remove(request, parent, name));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply::empty(reply, self.remove_dir(request, parent, name));
+        self.empty(reply, self.remove_dir(request, parent, name));
     }
 
     fn symlink(
@@ -151,7 +153,7 @@ impl Filesystem for Ops {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        reply::empty(reply, self.move_name(request, (parent, name), (newparent, newname), flags));
+        self.empty(reply, self.move_name(request, (parent, name), (newparent, newname), flags));
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
@@ -159,7 +161,7 @@ impl Filesystem for Ops {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        answer(reply, self.open_file(request, ino, flags.0), |reply, handle| {
+        self.answer(reply, self.open_file(request, ino, flags.0), |reply, handle| {
             reply.opened(handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
@@ -193,7 +195,7 @@ impl Filesystem for Ops {
         let how = self.write_how(Handle::unpack(fh), write_flags, flags.0);
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let written = self.write_file(request, ino, offset, data, how, from_cache);
-        answer(reply, written, |reply, written| reply.written(written));
+        self.answer(reply, written, |reply, written| reply.written(written));
     }
 
     /// Nothing is ours to do when a descriptor closes: the kernel has written its pages back before it asks, and keeps
@@ -206,7 +208,7 @@ impl Filesystem for Ops {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        reply.error(Errno::ENOSYS);
+        self.empty(reply, Err(Errno::ENOSYS));
     }
 
     fn release(
@@ -220,16 +222,16 @@ impl Filesystem for Ops {
         reply: ReplyEmpty,
     ) {
         self.release_file(ino, Handle::unpack(fh));
-        reply.ok();
+        self.empty(reply, Ok(()));
     }
 
     fn fsync(&self, _request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let done = if Handle::unpack(fh).ours { Ok(()) } else { self.sync(ino, datasync) };
-        reply::empty(reply, done);
+        self.empty(reply, done);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        answer(reply, self.open_dir(request, ino), |reply, ()| {
+        self.answer(reply, self.open_dir(request, ino), |reply, ()| {
             reply.opened(FileHandle(0), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
@@ -243,7 +245,7 @@ impl Filesystem for Ops {
         mut reply: ReplyDirectory,
     ) {
         let listed = self.list(ino, offset, &mut reply);
-        answer(reply, listed, |reply, ()| reply.ok());
+        self.answer(reply, listed, |reply, ()| reply.ok());
     }
 
     fn readdirplus(
@@ -255,15 +257,15 @@ impl Filesystem for Ops {
         mut reply: ReplyDirectoryPlus,
     ) {
         let listed = self.list_with_attributes(ino, offset, &mut reply);
-        answer(reply, listed, |reply, ()| reply.ok());
+        self.answer(reply, listed, |reply, ()| reply.ok());
     }
 
     fn fsyncdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        reply::empty(reply, self.sync(ino, datasync));
+        self.empty(reply, self.sync(ino, datasync));
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        answer(reply, self.0.vfs.stat_fs().or_errno(), |reply, f| {
+        self.answer(reply, self.0.vfs.stat_fs().or_errno(), |reply, f| {
             reply.statfs(
                 f.blocks,
                 f.blocks_free,
@@ -287,7 +289,7 @@ impl Filesystem for Ops {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        reply::empty(reply, self.set_named(request, ino, name.as_bytes(), value, flags));
+        self.empty(reply, self.set_named(request, ino, name.as_bytes(), value, flags));
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -295,22 +297,24 @@ impl Filesystem for Ops {
         if let Some(asked) = cookie::asked(name) {
             return self.cookie_attribute(ino, asked, size, reply);
         }
-        answer(reply, self.get_named(request, ino, name), |reply, value| reply::value(&value, size, reply));
+        self.answer(reply, self.get_named(request, ino, name), |reply, value| {
+            reply::value(&value, size, reply)
+        });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        answer(reply, self.list_named(request, ino), |reply, list| reply::value(&list, size, reply));
+        self.answer(reply, self.list_named(request, ino), |reply, list| reply::value(&list, size, reply));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        reply::empty(reply, self.remove_named(request, ino, name.as_bytes()));
+        self.empty(reply, self.remove_named(request, ino, name.as_bytes()));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         let s = &*self.0;
         let mask = mask.bits() as u32 & 7;
         let done = s.node(ino).and_then(|node| s.vfs.access(&s.cred(request), &node.inode, mask).or_errno());
-        reply::empty(reply, done);
+        self.empty(reply, done);
     }
 
     fn create(
@@ -325,7 +329,7 @@ impl Filesystem for Ops {
     ) {
         let spec = spec(ivers_vfs::FileType::Regular, mode, umask);
         let created = self.create_file(request, parent, name, &spec, flags);
-        answer(reply, created, |reply, ((attr, generation), handle)| {
+        self.answer(reply, created, |reply, ((attr, generation), handle)| {
             reply.created(&self.0.ttl, &attr, generation, handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
@@ -387,7 +391,7 @@ impl Filesystem for Ops {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        reply::empty(reply, self.allocate(request, ino, offset, length, mode));
+        self.empty(reply, self.allocate(request, ino, offset, length, mode));
     }
 
     fn lseek(
@@ -416,6 +420,6 @@ impl Filesystem for Ops {
         reply: ReplyWrite,
     ) {
         let copied = self.copy(request, (ino_in, offset_in), (ino_out, offset_out), len);
-        answer(reply, copied, |reply, copied| reply.written(copied));
+        self.answer(reply, copied, |reply, copied| reply.written(copied));
     }
 }

@@ -1,5 +1,6 @@
 //! One way to answer: the result of a request, and what to do with the reply if it went well.
 
+use super::Ops;
 use fuser::*;
 
 pub(super) type Reply<T> = std::result::Result<T, Errno>;
@@ -34,16 +35,19 @@ refuse!(
     ReplyXattr
 );
 
-/// Send the result of a request.
-pub(super) fn answer<T, R: Refuse>(reply: R, result: Reply<T>, send: impl FnOnce(R, T)) {
-    match result {
-        Ok(value) => send(reply, value),
-        Err(error) => reply.refuse(error),
+impl Ops {
+    /// Send the result of a request, as the last thing that is done about it.
+    pub(super) fn answer<T, R: Refuse>(&self, reply: R, result: Reply<T>, send: impl FnOnce(R, T)) {
+        match result {
+            Ok(value) => send(reply, value),
+            Err(error) => reply.refuse(error),
+        }
+        self.0.linger.for_next_request();
     }
-}
 
-pub(super) fn empty(reply: ReplyEmpty, result: Reply<()>) {
-    answer(reply, result, |reply, ()| reply.ok());
+    pub(super) fn empty(&self, reply: ReplyEmpty, result: Reply<()>) {
+        self.answer(reply, result, |reply, ()| reply.ok());
+    }
 }
 
 /// An attribute's value, or its size if that is all the caller wants.
