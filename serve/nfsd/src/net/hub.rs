@@ -1,0 +1,414 @@
+//! The threads, what they wait for, and everything that connections share.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+
+use super::budget::{Budget, TooMany};
+use super::connection::Connection;
+use super::pool::{Job, Next, Pool};
+use super::tls::Tls;
+use super::{Counters, Handler, Limits};
+
+/// What the poller calls the eventfd that wakes a thread.
+const WAKE: u64 = 0;
+/// Listeners have the numbers below.
+const FIRST_CONNECTION: u64 = 1 << 16;
+const SCRATCH_BYTES: usize = 64 << 10;
+/// At most so many connections are accepted before the others get their turn.
+const ACCEPT_ROUND: usize = 64;
+/// How often deadlines are looked at.
+pub(crate) const TICK: Duration = Duration::from_millis(250);
+
+#[derive(Default)]
+struct Timers {
+    due: BTreeMap<(Instant, u64), Job>,
+    count: u64,
+    stopping: bool,
+}
+
+/// What connections, threads and listeners share.
+pub(crate) struct Hub {
+    pub(super) epoll: OwnedFd,
+    wake: OwnedFd,
+    pub(super) limits: Limits,
+    pub(super) handler: Arc<dyn Handler>,
+    pub(super) tls: Option<Tls>,
+    pub(crate) counters: Counters,
+    pool: Pool,
+    budget: Arc<Budget>,
+    connections: Mutex<HashMap<u64, Arc<Connection>>>,
+    listeners: Mutex<HashMap<u64, Arc<TcpListener>>>,
+    next: AtomicU64,
+    started: Instant,
+    timers: Mutex<Timers>,
+    timers_changed: Condvar,
+    draining: AtomicBool,
+    /// Calls that were taken and not answered.
+    pub(super) under_way: AtomicUsize,
+}
+
+impl Hub {
+    pub(super) fn new(
+        limits: Limits,
+        handler: Arc<dyn Handler>,
+        tls: Option<Tls>,
+    ) -> std::io::Result<Arc<Self>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        // Edge-triggered, and never read: each write wakes one thread.
+        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN | EventFlags::ET)?;
+        Ok(Arc::new(Self {
+            epoll,
+            wake,
+            handler,
+            tls,
+            counters: Counters::default(),
+            pool: Pool::new(limits.threads),
+            budget: Budget::new(limits.bounds),
+            connections: Mutex::default(),
+            listeners: Mutex::default(),
+            next: AtomicU64::new(FIRST_CONNECTION),
+            started: Instant::now(),
+            timers: Mutex::default(),
+            timers_changed: Condvar::new(),
+            draining: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
+            limits,
+        }))
+    }
+
+    /// Milliseconds since the start, never 0.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.ms(Instant::now())
+    }
+
+    pub(super) fn ms(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.started).as_millis() as u64 + 1
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Whether TLS can be offered.
+    pub(crate) fn offers_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether no new calls are taken.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn wake(&self) {
+        // It fails only when the count is full, and then a thread has been woken.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn push(&self, connection: &Connection, job: Job) {
+        if self.pool.push(connection.client(), connection.id(), job) {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn push_urgent(&self, job: Job) {
+        if self.pool.push_urgent(job) {
+            self.wake();
+        }
+    }
+
+    pub(super) fn choke(&self, connection: &Connection, choked: bool) {
+        if self.pool.choke(connection.client(), connection.id(), choked) {
+            self.wake();
+        }
+        if connection.is_closed() {
+            drop(self.pool.remove(connection.client(), connection.id()));
+        }
+    }
+
+    pub(super) fn forget(&self, connection: &Connection) {
+        self.connections.lock().remove(&connection.id());
+        drop(self.pool.remove(connection.client(), connection.id()));
+    }
+
+    /// Do something later.
+    pub(crate) fn after(&self, time: Duration, job: Job) {
+        let mut timers = self.timers.lock();
+        if timers.stopping {
+            return;
+        }
+        timers.count += 1;
+        let key = (Instant::now() + time, timers.count);
+        timers.due.insert(key, job);
+        self.timers_changed.notify_one();
+    }
+
+    // Listening and connecting.
+
+    pub(super) fn listen(&self, number: u64, listener: TcpListener) -> std::io::Result<()> {
+        listener.set_nonblocking(true)?;
+        let listener = Arc::new(listener);
+        self.listeners.lock().insert(number, listener.clone());
+        let flags = EventFlags::IN | EventFlags::ONESHOT;
+        Ok(epoll::add(&self.epoll, &*listener, EventData::new_u64(number), flags)?)
+    }
+
+    pub(super) fn listening_on(&self) -> Vec<SocketAddr> {
+        self.listeners.lock().values().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
+    fn listen_again(&self, number: u64) {
+        if let Some(listener) = self.listeners.lock().get(&number) {
+            let flags = EventFlags::IN | EventFlags::ONESHOT;
+            let _ = epoll::modify(&self.epoll, &**listener, EventData::new_u64(number), flags);
+        }
+    }
+
+    fn accept(self: &Arc<Self>, number: u64) {
+        let Some(listener) = self.listeners.lock().get(&number).cloned() else { return };
+        for _ in 0..ACCEPT_ROUND {
+            match listener.accept() {
+                Ok((stream, peer)) => self.accepted(stream, peer),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // No descriptors or no memory: asked again at once, it would say the same.
+                    log::warn!("cannot accept connections for a moment: {error}");
+                    let hub = self.clone();
+                    self.after(Duration::from_secs(1), Box::new(move || hub.listen_again(number)));
+                    return;
+                }
+            }
+        }
+        self.listen_again(number);
+    }
+
+    fn accepted(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
+        let client = peer.ip().into();
+        let account = self.budget.open(client).or_else(|why| {
+            // Whoever made a session stays; of the others, who was silent longest makes room.
+            if why == TooMany::InAll
+                && let Some(spare) = self.most_spare()
+            {
+                spare.close("others need the room");
+                drop(spare);
+            }
+            self.budget.open(client)
+        });
+        self.counters.connections.fetch_add(1, Ordering::Relaxed);
+        match account {
+            Ok(account) => {
+                if let Err(error) = self.adopt(stream, peer, account, false) {
+                    log::debug!("lost a connection of {peer} at once: {error}");
+                }
+            }
+            Err(why) => {
+                self.counters.connections_refused.fetch_add(1, Ordering::Relaxed);
+                log::debug!("turned away {peer}: too many connections ({why:?})");
+            }
+        }
+    }
+
+    fn most_spare(&self) -> Option<Arc<Connection>> {
+        let connections = self.connections.lock();
+        connections
+            .values()
+            .filter(|connection| connection.is_spare())
+            .min_by_key(|connection| connection.heard_ms())
+            .cloned()
+    }
+
+    fn adopt(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        account: Arc<super::budget::Account>,
+        dialled: bool,
+    ) -> std::io::Result<Arc<Connection>> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let connection = Connection::new(id, self, stream, peer, account, dialled)?;
+        self.connections.lock().insert(id, connection.clone());
+        if let Err(error) = connection.register() {
+            connection.close("cannot be polled");
+            return Err(error);
+        }
+        Ok(connection)
+    }
+
+    /// Connect to somebody. What is sent before he answers waits.
+    pub(crate) fn dial(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        time: Duration,
+    ) -> std::io::Result<Arc<Connection>> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+        let account = self
+            .budget
+            .open(peer.ip().into())
+            .map_err(|why| std::io::Error::other(format!("too many connections ({why:?})")))?;
+        let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket =
+            socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+        match connect(&socket, &peer) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let connection = self.adopt(TcpStream::from(socket), peer, account, true)?;
+        let waiting = Arc::downgrade(&connection);
+        let job = move || {
+            if let Some(connection) = waiting.upgrade()
+                && connection.is_connecting()
+            {
+                connection.close("nobody answers");
+            }
+        };
+        self.after(time, Box::new(job));
+        Ok(connection)
+    }
+
+    // The threads.
+
+    /// What each thread does until the end: read what came, and work on what is next.
+    pub(super) fn run(self: &Arc<Self>) {
+        let mut scratch = vec![0; SCRATCH_BYTES];
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(1);
+        let mut finished = None;
+        loop {
+            match self.pool.next(finished.take()) {
+                Next::Run { job, whose, wake } => {
+                    if wake {
+                        self.wake();
+                    }
+                    // What it held ends by its handles' being dropped; the thread is of further use.
+                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                        self.counters.panics.fetch_add(1, Ordering::Relaxed);
+                    }
+                    finished = Some(whose);
+                    continue;
+                }
+                Next::Wait => {}
+                Next::Stop => return self.wake(),
+            }
+            events.clear();
+            let waited = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
+            self.pool.awake();
+            if waited.is_err() {
+                continue;
+            }
+            for event in &events {
+                let (number, flags) = (event.data.u64(), event.flags);
+                self.told(number, flags, &mut scratch);
+            }
+        }
+    }
+
+    fn told(self: &Arc<Self>, number: u64, flags: EventFlags, scratch: &mut [u8]) {
+        if number == WAKE {
+            return;
+        }
+        if number < FIRST_CONNECTION {
+            return self.accept(number);
+        }
+        let Some(connection) = self.connections.lock().get(&number).cloned() else { return };
+        if catch_unwind(AssertUnwindSafe(|| connection.ready(flags, scratch))).is_err() {
+            self.counters.panics.fetch_add(1, Ordering::Relaxed);
+            connection.close("a mistake of the server");
+        }
+    }
+
+    /// What the timekeeper does until the end.
+    pub(super) fn keep_time(self: &Arc<Self>) {
+        let mut next_tick = Instant::now() + TICK;
+        let mut timers = self.timers.lock();
+        while !timers.stopping {
+            let now = Instant::now();
+            let mut due = Vec::new();
+            while let Some(entry) = timers.due.first_entry().filter(|entry| entry.key().0 <= now) {
+                due.push(entry.remove());
+            }
+            if !due.is_empty() || next_tick <= now {
+                drop(timers);
+                due.into_iter().for_each(|job| self.push_urgent(job));
+                if next_tick <= now {
+                    self.sweep();
+                    next_tick = now + TICK;
+                }
+                timers = self.timers.lock();
+                continue;
+            }
+            let first = timers.due.keys().next().map_or(next_tick, |(at, _)| (*at).min(next_tick));
+            self.timers_changed.wait_until(&mut timers, first);
+        }
+    }
+
+    fn everybody(&self) -> Vec<Arc<Connection>> {
+        self.connections.lock().values().cloned().collect()
+    }
+
+    fn sweep(&self) {
+        let now_ms = self.now_ms();
+        for connection in self.everybody() {
+            if let Some(why) = connection.overdue(now_ms) {
+                connection.close(why);
+            }
+        }
+        self.handler.tick();
+    }
+
+    // The end.
+
+    pub(super) fn drain(&self, time: Duration, linger: Duration) -> bool {
+        self.draining.store(true, Ordering::Release);
+        let listeners = std::mem::take(&mut *self.listeners.lock());
+        for listener in listeners.values() {
+            let _ = epoll::delete(&self.epoll, &**listener);
+        }
+        drop(listeners);
+        let answered = wait_for(time, || {
+            self.under_way.load(Ordering::Acquire) == 0
+                && self.everybody().iter().all(|connection| connection.unsent() == 0)
+        });
+        // Closed at once, with bytes unread, a socket takes the replies back that its peer has not read.
+        self.everybody().iter().for_each(|connection| connection.finish());
+        wait_for(linger, || self.connections.lock().is_empty());
+        answered
+    }
+
+    pub(super) fn stop(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.listeners.lock().clear();
+        for connection in self.everybody() {
+            connection.close("the server ends");
+        }
+        drop(self.pool.stop());
+        self.wake();
+        let due = {
+            let mut timers = self.timers.lock();
+            timers.stopping = true;
+            std::mem::take(&mut timers.due)
+        };
+        drop(due);
+        self.timers_changed.notify_all();
+    }
+}
+
+fn wait_for(time: Duration, done: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + time;
+    while !done() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}

@@ -1,0 +1,329 @@
+//! Which job is next. Plain data behind one mutex; the threads are the poller's.
+//!
+//! - Jobs wait a connection, connections a client, clients in one ring: who floods waits behind himself.
+//! - One thread always stays free to read (answers to callbacks come over the connections that requests come over), and at most half of the others serve one
+//!   client, if there are two at least.
+//! - A connection that does not read its replies is *choked*: its jobs wait, so that unread replies stay few.
+//! - Urgent jobs are the continuations of what is under way: they go first, whoever they belong to, since they free what others wait for.
+
+use std::collections::{HashMap, VecDeque};
+
+use parking_lot::Mutex;
+
+use super::budget::ClientKey;
+
+/// Something to do.
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// What a thread does next.
+pub enum Next {
+    /// This; then tell whose it was, by the next [`Pool::next`].
+    Run {
+        /// What.
+        job: Job,
+        /// For whom, and on which connection; nobody if it was urgent.
+        whose: Option<ClientKey>,
+        /// Another thread should be woken: there is more to do.
+        wake: bool,
+    },
+    /// Nothing: wait, and say [`Pool::awake`] afterwards.
+    Wait,
+    /// No more.
+    Stop,
+}
+
+#[derive(Default)]
+struct Line {
+    connection: u64,
+    jobs: VecDeque<Job>,
+    choked: bool,
+}
+
+#[derive(Default)]
+struct Client {
+    running: usize,
+    /// Those that have jobs, or are choked; whoever is served goes to the back.
+    lines: VecDeque<Line>,
+    in_ring: bool,
+}
+
+impl Client {
+    fn line(&mut self, connection: u64) -> &mut Line {
+        let at = self.lines.iter().position(|line| line.connection == connection).unwrap_or_else(|| {
+            self.lines.push_back(Line { connection, ..Line::default() });
+            self.lines.len() - 1
+        });
+        &mut self.lines[at]
+    }
+
+    fn ready(&self) -> bool {
+        self.lines.iter().any(|line| !line.choked && !line.jobs.is_empty())
+    }
+
+    fn pop(&mut self) -> Option<Job> {
+        let at = self.lines.iter().position(|line| !line.choked && !line.jobs.is_empty())?;
+        let mut line = self.lines.remove(at)?;
+        let job = line.jobs.pop_front();
+        if !line.jobs.is_empty() {
+            self.lines.push_back(line);
+        }
+        job
+    }
+}
+
+#[derive(Default)]
+struct Queues {
+    running: usize,
+    idle: usize,
+    urgent: VecDeque<Job>,
+    clients: HashMap<ClientKey, Client>,
+    /// Clients that have a job that may run now.
+    ring: VecDeque<ClientKey>,
+    stopping: bool,
+}
+
+/// The jobs.
+pub struct Pool {
+    running_max: usize,
+    client_running_max: usize,
+    queues: Mutex<Queues>,
+}
+
+impl Pool {
+    /// For so many threads: three at least, or there is nobody to read.
+    pub fn new(threads: usize) -> Self {
+        let running_max = threads.max(3) - 1;
+        Self { running_max, client_running_max: running_max / 2, queues: Mutex::default() }
+    }
+
+    /// Add a job. Says whether a thread should be woken.
+    #[must_use]
+    pub fn push(&self, client: ClientKey, connection: u64, job: Job) -> bool {
+        let mut queues = self.queues.lock();
+        if queues.stopping {
+            return false;
+        }
+        queues.clients.entry(client).or_default().line(connection).jobs.push_back(job);
+        self.enter(&mut queues, client);
+        self.wanted(&queues)
+    }
+
+    /// Add a job that goes before all others. Says whether a thread should be woken.
+    #[must_use]
+    pub fn push_urgent(&self, job: Job) -> bool {
+        let mut queues = self.queues.lock();
+        if queues.stopping {
+            return false;
+        }
+        queues.urgent.push_back(job);
+        self.wanted(&queues)
+    }
+
+    /// A connection does not read, or reads again. Says whether a thread should be woken.
+    #[must_use]
+    pub fn choke(&self, client: ClientKey, connection: u64, choked: bool) -> bool {
+        let mut queues = self.queues.lock();
+        let entry = queues.clients.entry(client).or_default();
+        entry.line(connection).choked = choked;
+        entry.lines.retain(|line| line.choked || !line.jobs.is_empty());
+        self.enter(&mut queues, client);
+        self.forget(&mut queues, client);
+        self.wanted(&queues)
+    }
+
+    /// A connection has ended: its jobs, which the caller drops while holding no lock.
+    #[must_use]
+    pub fn remove(&self, client: ClientKey, connection: u64) -> Vec<Job> {
+        let mut queues = self.queues.lock();
+        let Some(entry) = queues.clients.get_mut(&client) else { return Vec::new() };
+        let at = entry.lines.iter().position(|line| line.connection == connection);
+        let jobs = at.and_then(|at| entry.lines.remove(at)).map(|line| line.jobs.into());
+        self.forget(&mut queues, client);
+        jobs.unwrap_or_default()
+    }
+
+    /// What this thread does next, having finished a job of `finished`, or of nobody, or none at all.
+    pub fn next(&self, finished: Option<Option<ClientKey>>) -> Next {
+        let mut queues = self.queues.lock();
+        if let Some(whose) = finished {
+            queues.running -= 1;
+            if let Some(client) = whose {
+                if let Some(entry) = queues.clients.get_mut(&client) {
+                    entry.running -= 1;
+                }
+                self.enter(&mut queues, client);
+                self.forget(&mut queues, client);
+            }
+        }
+        if queues.stopping {
+            return Next::Stop;
+        }
+        match self.take(&mut queues) {
+            Some((job, whose)) => Next::Run { job, whose, wake: self.wanted(&queues) },
+            None => {
+                queues.idle += 1;
+                Next::Wait
+            }
+        }
+    }
+
+    /// This thread waits no longer.
+    pub fn awake(&self) {
+        self.queues.lock().idle -= 1;
+    }
+
+    /// No more jobs are given out, or taken. Those that are left are for the caller to drop, while holding no lock.
+    #[must_use]
+    pub fn stop(&self) -> Vec<Job> {
+        let mut queues = self.queues.lock();
+        queues.stopping = true;
+        let mut left: Vec<Job> = queues.urgent.drain(..).collect();
+        for client in queues.clients.values_mut() {
+            left.extend(client.lines.drain(..).flat_map(|line| line.jobs));
+        }
+        left
+    }
+
+    fn take(&self, queues: &mut Queues) -> Option<(Job, Option<ClientKey>)> {
+        if queues.running == self.running_max {
+            return None;
+        }
+        if let Some(job) = queues.urgent.pop_front() {
+            queues.running += 1;
+            return Some((job, None));
+        }
+        // Whoever left the ring's conditions while he was in it (choked, gone) is passed over once and is out.
+        while let Some(client) = queues.ring.pop_front() {
+            let Some(entry) = queues.clients.get_mut(&client) else { continue };
+            entry.in_ring = false;
+            let Some(job) = entry.pop() else { continue };
+            entry.running += 1;
+            queues.running += 1;
+            self.enter(queues, client);
+            return Some((job, Some(client)));
+        }
+        None
+    }
+
+    /// Into the ring, if a job of his may run.
+    fn enter(&self, queues: &mut Queues, client: ClientKey) {
+        let Some(entry) = queues.clients.get_mut(&client) else { return };
+        if !entry.in_ring && entry.running < self.client_running_max && entry.ready() {
+            entry.in_ring = true;
+            queues.ring.push_back(client);
+        }
+    }
+
+    fn forget(&self, queues: &mut Queues, client: ClientKey) {
+        let unused = |entry: &Client| entry.running == 0 && entry.lines.is_empty() && !entry.in_ring;
+        if queues.clients.get(&client).is_some_and(unused) {
+            queues.clients.remove(&client);
+        }
+    }
+
+    fn wanted(&self, queues: &Queues) -> bool {
+        let work = !queues.urgent.is_empty() || !queues.ring.is_empty();
+        work && queues.idle > 0 && queues.running < self.running_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn client(last: u8) -> ClientKey {
+        IpAddr::from([192, 0, 2, last]).into()
+    }
+
+    type Log = Arc<Mutex<Vec<&'static str>>>;
+
+    fn note(log: &Log, what: &'static str) -> Job {
+        let log = log.clone();
+        Box::new(move || log.lock().push(what))
+    }
+
+    /// Run what is next, and leave it running as far as the pool knows.
+    fn run(pool: &Pool) -> Option<Option<ClientKey>> {
+        match pool.next(None) {
+            Next::Run { job, whose, .. } => {
+                job();
+                Some(whose)
+            }
+            Next::Wait => {
+                pool.awake();
+                None
+            }
+            Next::Stop => panic!("nobody stopped it"),
+        }
+    }
+
+    #[test]
+    fn clients_take_turns_and_so_do_their_connections() {
+        let (pool, log) = (Pool::new(100), Log::default());
+        for (who, connection, what) in
+            [(1, 1, "a1"), (1, 1, "a1"), (1, 1, "a1"), (1, 2, "a2"), (2, 3, "b"), (2, 3, "b")]
+        {
+            assert!(!pool.push(client(who), connection, note(&log, what)));
+        }
+        assert!(!pool.push_urgent(note(&log, "urgent")));
+        while run(&pool).is_some() {}
+        assert_eq!(*log.lock(), ["urgent", "a1", "b", "a2", "b", "a1", "a1"]);
+    }
+
+    #[test]
+    fn nobody_has_all_threads_and_one_reads() {
+        let (pool, log) = (Pool::new(5), Log::default());
+        for who in [1, 2, 3] {
+            for _ in 0..4 {
+                let _ = pool.push(client(who), who.into(), note(&log, "x"));
+            }
+        }
+        let running: Vec<_> = std::iter::from_fn(|| run(&pool)).flatten().collect();
+        assert_eq!(running, [client(1), client(2), client(3), client(1)], "four of five");
+        // The first has two of four, and may have no more; who has less comes first.
+        let Next::Run { whose, .. } = pool.next(Some(Some(client(2)))) else { panic!("there is room") };
+        assert_eq!(whose, Some(client(2)));
+        let (pool, log) = (Pool::new(5), Log::default());
+        for _ in 0..4 {
+            let _ = pool.push(client(1), 1, note(&log, "x"));
+        }
+        assert_eq!(std::iter::from_fn(|| run(&pool)).count(), 2, "half of four");
+        assert!(matches!(pool.next(Some(Some(client(1)))), Next::Run { .. }));
+    }
+
+    #[test]
+    fn who_does_not_read_waits() {
+        let (pool, log) = (Pool::new(10), Log::default());
+        assert!(!pool.choke(client(1), 1, true));
+        let _ = pool.push(client(1), 1, note(&log, "choked"));
+        let _ = pool.push(client(1), 2, note(&log, "free"));
+        while let Some(whose) = run(&pool) {
+            let Next::Wait = pool.next(Some(whose)) else { panic!("only one may run") };
+            // Still idle: so the thread is to be woken when there is something.
+        }
+        assert_eq!(*log.lock(), ["free"]);
+        assert!(pool.choke(client(1), 1, false));
+        pool.awake();
+        let whose = run(&pool).unwrap();
+        assert_eq!(*log.lock(), ["free", "choked"]);
+        let Next::Wait = pool.next(Some(whose)) else { panic!("nothing is left") };
+        assert!(pool.queues.lock().clients.is_empty());
+    }
+
+    #[test]
+    fn what_a_connection_leaves_behind_is_dropped() {
+        let (pool, log) = (Pool::new(10), Log::default());
+        let _ = pool.push(client(1), 1, note(&log, "gone"));
+        let _ = pool.push(client(1), 2, note(&log, "stays"));
+        assert_eq!(pool.remove(client(1), 1).len(), 1);
+        assert_eq!(pool.remove(client(1), 1).len(), 0);
+        let whose = run(&pool).unwrap();
+        assert!(run(&pool).is_none());
+        assert_eq!(*log.lock(), ["stays"]);
+        assert!(pool.stop().is_empty());
+        assert!(matches!(pool.next(Some(whose)), Next::Stop));
+    }
+}

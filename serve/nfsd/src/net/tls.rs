@@ -1,0 +1,179 @@
+//! RPC with TLS (RFC 9289): what a server needs to be configured with, and who a peer turned out to be.
+//!
+//! TLS 1.3 and nothing older (section 5, MUST); no early data (section 5, MUST NOT), and no resumption: connections last long, and a peer is judged
+//! by the certificate that he shows now. Who offers protocols by ALPN must offer `sunrpc`; who offers none is served, since the Linux client's
+//! handshake daemon offers none.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use thiserror::Error;
+
+/// The protocol's name (RFC 9289 section 8.2).
+const ALPN: &[u8] = b"sunrpc";
+
+/// Why TLS cannot be offered.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// A file that cannot be read, or holds no PEM of the kind that is wanted.
+    #[error("{}: {why}; expected PEM with {what}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What it should hold.
+        what: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// Certificate and key do not fit, or the authorities are of no use.
+    #[error("certificate, key or client authorities: {0}")]
+    Config(String),
+}
+
+/// Whether clients show certificates.
+#[derive(Debug, Clone)]
+pub enum ClientCertificates {
+    /// They are not asked.
+    Unasked,
+    /// They may; what they show must be signed by one of these.
+    Optional(Vec<CertificateDer<'static>>),
+    /// They must.
+    Required(Vec<CertificateDer<'static>>),
+}
+
+/// Files.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    /// The server's certificate, and those between it and its authority.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authorities of clients, if clients are asked.
+    pub client_authorities: Option<PathBuf>,
+    /// Whether clients must show a certificate.
+    pub client_required: bool,
+}
+
+/// What connections are secured with.
+#[derive(Clone)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let wrong = |why: String| TlsError::File { path: path.to_owned(), what: "one or more certificates", why };
+    let found: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| wrong(error.to_string()))?;
+    if found.is_empty() { Err(wrong("nothing found".into())) } else { Ok(found) }
+}
+
+impl Tls {
+    /// From files.
+    pub fn from_files(files: &TlsFiles) -> Result<Self, TlsError> {
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::File {
+            path: files.key.clone(),
+            what: "a private key",
+            why: error.to_string(),
+        })?;
+        let clients = match (&files.client_authorities, files.client_required) {
+            (None, true) => {
+                let why = "client certificates are required, but no authorities are given to check them with";
+                return Err(TlsError::Config(why.into()));
+            }
+            (None, false) => ClientCertificates::Unasked,
+            (Some(path), false) => ClientCertificates::Optional(certificates(path)?),
+            (Some(path), true) => ClientCertificates::Required(certificates(path)?),
+        };
+        Self::new(certificates(&files.certificate)?, key, clients)
+    }
+
+    /// From what files hold.
+    pub fn new(
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        clients: ClientCertificates,
+    ) -> Result<Self, TlsError> {
+        let wrong = |error: &dyn std::fmt::Display| TlsError::Config(error.to_string());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|error| wrong(&error))?;
+        let verifier = |authorities: Vec<CertificateDer<'static>>| {
+            let mut roots = RootCertStore::empty();
+            for authority in authorities {
+                roots.add(authority).map_err(|error| wrong(&error))?;
+            }
+            Ok::<_, TlsError>(WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()))
+        };
+        let verifier = match clients {
+            ClientCertificates::Unasked => None,
+            ClientCertificates::Optional(authorities) => {
+                Some(verifier(authorities)?.allow_unauthenticated().build())
+            }
+            ClientCertificates::Required(authorities) => Some(verifier(authorities)?.build()),
+        };
+        let builder = match verifier {
+            None => builder.with_no_client_auth(),
+            Some(verifier) => builder.with_client_cert_verifier(verifier.map_err(|error| wrong(&error))?),
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| wrong(&error))?;
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.send_tls13_tickets = 0;
+        Ok(Self { config: Arc::new(config) })
+    }
+
+    /// Another connection.
+    pub(super) fn connection(&self) -> Result<Box<ServerConnection>, rustls::Error> {
+        let mut connection = ServerConnection::new(self.config.clone())?;
+        // What is encrypted is taken out at once: the queue's bounds are the ones that count.
+        connection.set_buffer_limit(None);
+        Ok(Box::new(connection))
+    }
+}
+
+/// Who is at the other end, as far as TLS says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TlsPeer {
+    /// The DNS names of the certificate, as they stand there; empty if none was shown.
+    pub names: Vec<String>,
+    /// The certificate (DER).
+    pub certificate: Option<Vec<u8>>,
+}
+
+impl TlsPeer {
+    /// Whether a certificate was shown; it has been verified then.
+    pub fn authenticated(&self) -> bool {
+        self.certificate.is_some()
+    }
+
+    pub(super) fn of(connection: &ServerConnection) -> Self {
+        let Some(certificate) = connection.peer_certificates().and_then(|chain| chain.first()) else {
+            return Self::default();
+        };
+        let names = webpki::EndEntityCert::try_from(certificate)
+            .map(|parsed| parsed.valid_dns_names().map(str::to_owned).collect())
+            .unwrap_or_default();
+        Self { names, certificate: Some(certificate.to_vec()) }
+    }
+}
+
+/// Encrypt what may have been put in, and whatever TLS has to say by itself.
+pub(super) fn sealed(connection: &mut ServerConnection) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    while connection.wants_write() {
+        connection.write_tls(&mut out)?;
+    }
+    Ok(out)
+}

@@ -1,0 +1,277 @@
+//! Clients that want the server to fall, to hang, or to serve nobody else.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ivers_nfs4::rpc::{OpaqueAuth, Reply};
+use ivers_nfsd::net::Limits;
+use ivers_nfsd::net::budget::Bounds;
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+
+use crate::common::*;
+
+fn seed() -> u64 {
+    let seed =
+        std::env::var("IVERS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or_else(rand::random);
+    println!("IVERS_SEED={seed}");
+    seed
+}
+
+fn served_still(served: &Served) {
+    assert_eq!(connect(served.address).call(ECHO, b"well"), b"well");
+    assert_eq!(served.server.counters().panics.load(Ordering::Relaxed), 0);
+}
+
+/// Whether the other side has closed it, within what the test allows.
+fn ended(mut stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+#[test]
+fn any_bytes_do_no_harm() {
+    let served = serve(Limits { record_bytes: 1 << 16, ..Limits::default() }, None);
+    let mut random = StdRng::seed_from_u64(seed());
+    let valid = call_to(1, ECHO, sys(1000), b"some arguments...");
+    for round in 0..600 {
+        let mut stream = TcpStream::connect(served.address).unwrap();
+        let mut bytes = match round % 3 {
+            // Anything at all; anything in a record; a call with some bytes changed, cut or repeated.
+            0 => (0..random.random_range(1..300)).map(|_| random.random()).collect(),
+            1 => framed(&(0..random.random_range(0..300)).map(|_| random.random()).collect::<Vec<u8>>()),
+            _ => valid.repeat(random.random_range(1..4)),
+        };
+        if round % 3 == 2 {
+            for _ in 0..random.random_range(1..6) {
+                let at = random.random_range(0..bytes.len());
+                bytes[at] = random.random();
+            }
+            bytes.truncate(random.random_range(1..=bytes.len()));
+        }
+        let _ = stream.write_all(&bytes);
+        if round % 2 == 0 {
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            assert!(ended(&stream), "round {round}");
+        }
+    }
+    served_still(&served);
+    until("all is forgotten", || served.server.held() == (0, 0));
+}
+
+#[test]
+fn a_record_that_says_it_is_huge_ends_the_connection() {
+    let served = serve(Limits::default(), None);
+    for word in [u32::MAX, i32::MAX as u32, (2 << 20) + 1, 0] {
+        let mut stream = TcpStream::connect(served.address).unwrap();
+        stream.write_all(&word.to_be_bytes()).unwrap();
+        assert!(ended(&stream), "{word}");
+    }
+    served_still(&served);
+}
+
+#[test]
+fn who_does_not_end_or_does_not_speak_is_closed() {
+    let limits = Limits {
+        record_time: Duration::from_millis(300),
+        idle_time: Duration::from_millis(600),
+        ..Limits::default()
+    };
+    let served = serve(limits, None);
+    let mut kept = connect(served.address);
+    kept.call(KEEP, b"");
+    let silent = TcpStream::connect(served.address).unwrap();
+    let mut halves: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(served.address).unwrap()).collect();
+    for (number, half) in halves.iter_mut().enumerate() {
+        half.write_all(&call_to(1, ECHO, sys(0), b"done")[..number + 1]).unwrap();
+    }
+    // A byte now and then is no record either.
+    let mut slow = TcpStream::connect(served.address).unwrap();
+    let begun = Instant::now();
+    let bytes = call_to(1, ECHO, sys(0), &[0; 1000]);
+    let took = bytes.iter().take_while(|byte| {
+        std::thread::sleep(Duration::from_millis(20));
+        slow.write_all(&[**byte]).is_ok()
+    });
+    assert!(took.count() < 500);
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(halves.iter().all(ended) && ended(&silent));
+    assert_eq!(kept.call(ECHO, b"here"), b"here");
+    until("only one is left", || served.server.held().0 == 1);
+}
+
+#[test]
+fn who_does_not_read_costs_little_and_is_closed() {
+    let limits = Limits { unread_time: Duration::from_millis(700), ..Limits::default() };
+    let served = serve(limits, None);
+    let mut deaf = connect(served.address);
+    for xid in 0..200 {
+        deaf.send(&call_to(xid, LARGE, sys(0), &(1u32 << 20).to_be_bytes()));
+    }
+    let mut most = 0;
+    let mut other = connect(served.address);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(400) {
+        most = most.max(served.server.held().1);
+        assert_eq!(other.call(ECHO, b"here"), b"here");
+    }
+    // What makes it choke, and what was being worked on then: not 200 MiB.
+    assert!(most > 1 << 20, "{most}");
+    assert!(most < 16 << 20, "{most}");
+    until("it is closed", || served.server.held() == (1, 0));
+    // Who reads slowly, but does, gets everything.
+    let mut slow = connect(served.address);
+    for xid in 0..30 {
+        slow.send(&call_to(xid, LARGE, sys(0), &(1u32 << 20).to_be_bytes()));
+    }
+    for _ in 0..30 {
+        std::thread::sleep(Duration::from_millis(40));
+        assert_eq!(slow.reply().2.len(), 1 << 20);
+    }
+}
+
+#[test]
+fn who_floods_without_listening_is_closed() {
+    let bounds = Bounds { connection_bytes: 100_000, ..Limits::default().bounds };
+    let served = serve(Limits { bounds, choke_bytes: 1 << 16, ..Limits::default() }, None);
+    let flood = TcpStream::connect(served.address).unwrap();
+    let call = call_to(1, LARGE, sys(0), &(1u32 << 20).to_be_bytes());
+    let mut sent = 0usize;
+    while (&flood).write_all(&call).is_ok() {
+        sent += 1;
+        assert!(sent < 10_000_000);
+    }
+    served_still(&served);
+    until("it is forgotten", || served.server.held().1 == 0);
+}
+
+#[test]
+fn a_flood_of_requests_leaves_the_others_served() {
+    let served = serve(Limits { threads: 9, ..Limits::default() }, None);
+    let mut floods: Vec<_> = (0..4).map(|_| connect(served.address)).collect();
+    for xid in 0..2000 {
+        for flood in &mut floods {
+            flood.send(&call_to(xid, SLEEP, sys(0), &20u32.to_be_bytes()));
+        }
+    }
+    // From another address of this machine: for the server somebody else.
+    let other =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&other, &std::net::SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+    rustix::net::connect(&other, &served.address).unwrap();
+    let mut other = Peer::new(TcpStream::from(other));
+    let mut neighbour = connect(served.address);
+    for _ in 0..20 {
+        let begun = Instant::now();
+        assert_eq!(other.call(ECHO, b"here"), b"here");
+        assert!(begun.elapsed() < Duration::from_millis(500), "somebody else");
+        // Behind one of each flood at most, and those that are under way.
+        let begun = Instant::now();
+        assert_eq!(neighbour.call(ECHO, b"here"), b"here");
+        assert!(begun.elapsed() < Duration::from_secs(2), "somebody else on the same address");
+    }
+    assert!(served.echo.most_running.load(Ordering::SeqCst) <= 5, "half of the threads, and the other's");
+    drop(floods);
+    until("the flood is forgotten", || served.server.held() == (2, 0));
+}
+
+#[test]
+fn bytes_without_room_are_refused_politely_and_the_others_find_room() {
+    let bounds = Bounds { connection_bytes: 1 << 20, client_bytes: 3 << 19, ..Limits::default().bounds };
+    let served = serve(Limits { bounds, ..Limits::default() }, None);
+    let mut greedy: Vec<_> = (0..2).map(|_| connect(served.address)).collect();
+    let mut arguments = 200u32.to_be_bytes().to_vec();
+    arguments.resize(300_000, 1);
+    for peer in &mut greedy {
+        for xid in 0..10 {
+            peer.send(&call_to(xid, SLEEP, sys(0), &arguments));
+        }
+    }
+    assert_eq!(connect(served.address).call(ECHO, &[5; 40_000]).len(), 40_000);
+    let mut counts = [0, 0];
+    for peer in &mut greedy {
+        for _ in 0..10 {
+            let (_, reply, results) = peer.reply();
+            assert_eq!(reply, Reply::SUCCESS);
+            counts[usize::from(results == BUSY)] += 1;
+            assert!(results == BUSY || results == arguments);
+        }
+    }
+    assert!(counts[0] >= 4 && counts[1] >= 4, "{counts:?}");
+    assert_eq!(served.server.counters().calls_refused.load(Ordering::Relaxed), counts[1] as u64);
+}
+
+#[test]
+fn connections_without_use_make_room_for_others() {
+    let bounds = Bounds { total_connections: 20, client_connections: 20, ..Limits::default().bounds };
+    let served = serve(Limits { bounds, ..Limits::default() }, None);
+    let mut kept = connect(served.address);
+    kept.call(KEEP, b"");
+    let mut busy = connect(served.address);
+    busy.send(&call_to(1, SLEEP, sys(0), &1000u32.to_be_bytes()));
+    until("it is under way", || served.echo.running.load(Ordering::SeqCst) == 1);
+    // As many as an address may have are turned away; the address is the same for all here.
+    let idle: Vec<_> = (0..18).map(|_| TcpStream::connect(served.address).unwrap()).collect();
+    until("all were accepted", || served.server.held().0 == 20);
+    assert!(ended(&TcpStream::connect(served.address).unwrap()));
+    drop(idle);
+    let bounds = Bounds { total_connections: 5, ..bounds };
+    let other = serve(Limits { bounds, ..Limits::default() }, None);
+    let mut keeper = connect(other.address);
+    keeper.call(KEEP, b"");
+    for _ in 0..50 {
+        let mut peer = connect(other.address);
+        assert_eq!(peer.call(ECHO, b"here"), b"here");
+        std::mem::forget(peer);
+    }
+    assert_eq!(keeper.call(ECHO, b"here"), b"here");
+    assert_eq!(other.server.held().0, 5);
+    assert_eq!(kept.call(ECHO, b"here"), b"here");
+    assert_eq!(busy.reply().2, 1000u32.to_be_bytes());
+}
+
+#[test]
+fn many_clients_at_once_lose_nothing() {
+    let served = serve(Limits { threads: 6, choke_bytes: 1 << 17, ..Limits::default() }, None);
+    let seed = seed();
+    std::thread::scope(|scope| {
+        for number in 0..12u64 {
+            let address = served.address;
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(seed + number);
+                let mut peer = connect(address);
+                for _ in 0..20 {
+                    // Several under way at once, answered in any order.
+                    let mut expected = std::collections::HashMap::new();
+                    let mut bytes = Vec::new();
+                    for xid in 0..random.random_range(1..12u32) {
+                        let mut arguments = vec![0; random.random_range(0..20_000) * 4];
+                        random.fill_bytes(&mut arguments);
+                        let procedure = [ECHO, LATER][random.random_range(0..2)];
+                        bytes.extend(call_to(xid, procedure, OpaqueAuth::NONE, &arguments));
+                        expected.insert(xid, arguments);
+                    }
+                    let mut writer = peer.stream.try_clone().unwrap();
+                    std::thread::scope(|scope| {
+                        scope.spawn(move || writer.write_all(&bytes).unwrap());
+                        while !expected.is_empty() {
+                            let (xid, _, results) = peer.reply();
+                            assert!(expected.remove(&xid).unwrap() == results);
+                        }
+                    });
+                }
+            });
+        }
+    });
+    until("all is forgotten", || served.server.held() == (0, 0));
+    assert_eq!(served.server.counters().panics.load(Ordering::Relaxed), 0);
+}

@@ -1,0 +1,6 @@
+//! The lower floors over real sockets.
+
+mod common;
+mod hostile;
+mod rpc;
+mod tls;
