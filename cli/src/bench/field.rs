@@ -9,6 +9,7 @@ use ivers_vfs::{ChangeMode, Clock, MountOptions};
 use serde_json::{Map, Value};
 
 use super::figures::Samples;
+use super::interrupt;
 use super::make_image;
 use super::volume::{Counts, InProcess, Kernel, Volume};
 use super::workloads::Workload;
@@ -224,6 +225,7 @@ impl Field {
                 all[nth].turn(ops)?;
             }
             bar.step(1, |_| format!("{} {what}", self.fs));
+            interrupt::check()?;
         }
         let mut samples = Vec::new();
         for course in ours {

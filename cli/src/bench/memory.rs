@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::field::{MODES, Measured, Sample};
 use super::volume::InProcess;
-use super::{make_image, rows};
+use super::{interrupt, make_image, rows};
 use crate::failure::{FAILED, failure};
 use crate::image::How;
 use crate::progress::Progress;
@@ -55,6 +55,7 @@ pub(super) fn measure(inodes: u64, bar: &Progress, name: &str) -> Result<Map<Str
         resident[mode] = load.resident_bytes;
         accounted[label] = json!(load.accounted_bytes);
         bar.step(1, |_| format!("ext4 {name}"));
+        interrupt::check()?;
     }
     let measured = Measured { rounds: 1, ops: inodes, ours, kernel: None, missing: Map::new() };
     let mut figures = rows::figures(&measured);

@@ -12,6 +12,7 @@
 //! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 on equal images |
 //! | [`ask`] | the process that asks about a file while another one writes to it |
 //! | [`report`] | a page of it all |
+//! | [`interrupt`] | an end before the end |
 //! | [`figures`], [`tables`] | medians and spreads, the tables for people |
 //!
 //! All that is compared is interleaved: a round of each, again and again, so that whatever else the machine does falls on all alike.
@@ -21,6 +22,7 @@ mod curves;
 mod device;
 mod field;
 mod figures;
+mod interrupt;
 mod memory;
 mod modes;
 mod mounts;
@@ -56,6 +58,7 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if args.ops == 0 {
         return Err(usage("--ops 0: nothing to measure"));
     }
+    interrupt::watch()?;
     if let Some(dir) = &args.report {
         return report(args, dir, json);
     }

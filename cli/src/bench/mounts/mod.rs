@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use self::peer::{CONTENDERS, Measured, Peer};
 use self::work::{Job, Packed};
 use super::figures::{median, places, rate, spread};
+use super::interrupt;
 use crate::args;
 use crate::failure::{FAILED, failure};
 use crate::progress::Progress;
@@ -225,6 +226,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
                 let peer = &mut peers[at];
                 let what = format!("{} {}", workload.name, peer.name);
                 bar.step(1, |_| what.clone());
+                interrupt::check()?;
                 if !workload.is_for(peer) || peer.measured[number].failed.is_some() {
                     continue;
                 }

@@ -1,6 +1,11 @@
-//! What everything here is made of: times, random numbers, numbers of things.
+//! What everything here is made of: times, random numbers, who asks, which file.
 
 use std::ops::Add;
+use std::sync::Arc;
+
+use ivers_nfs4::ops::v40::LockDenied;
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::ClientId;
 
 /// A moment: milliseconds since the server started, by a clock that never goes back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +19,11 @@ impl Span {
     /// So many seconds.
     pub const fn seconds(seconds: u64) -> Self {
         Self(seconds.saturating_mul(1000))
+    }
+
+    /// So many times as long.
+    pub const fn times(self, factor: u64) -> Self {
+        Self(self.0.saturating_mul(factor))
     }
 }
 
@@ -36,6 +46,102 @@ impl Time {
 pub trait Dice: Send {
     /// The next one.
     fn roll(&mut self) -> u64;
+}
+
+/// A connection, by a number that no other one ever has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Conn(pub u64);
+
+/// A file, as its filehandle names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct File {
+    /// Which export.
+    pub export: u32,
+    /// Which inode.
+    pub inode: u64,
+    /// Which file in that inode.
+    pub generation: u32,
+}
+
+/// Who a request is from, as RPC says it: compared, never looked into.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Principal(Arc<[u8]>);
+
+impl Principal {
+    /// Flavour, user and whatever else tells one from another.
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// What it was made of.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What tells a request from another one under the same sequence number: a keyed hash of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub u64);
+
+/// Something that has been asked for outside and is not done yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Who asks for an operation on a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// NFSv4.0: whoever the stateid belongs to; nobody if there is none.
+    V40,
+    /// NFSv4.1 and later: the client of the session.
+    Client(ClientId),
+}
+
+impl Caller {
+    pub(super) fn client(self) -> Option<ClientId> {
+        match self {
+            Self::V40 => None,
+            Self::Client(client) => Some(client),
+        }
+    }
+}
+
+/// Why an operation does not go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// It ends like this.
+    Fail(NfsStat),
+    /// Nothing has happened yet. When the ticket is [`done`](super::State::done), the same call is made again; if that takes too long,
+    /// the client is told NFS4ERR_DELAY.
+    Gate(Ticket),
+    /// The holder of a write delegation is being asked. The request waits for [`told`](super::State::told), whose answer is its own.
+    Ask(Ticket),
+    /// A lock of somebody else is in the way.
+    Denied(Box<LockDenied>),
+    /// NFSv4.0: it was done already, and this was the reply.
+    Replay(Arc<Reply>),
+}
+
+/// The reply to an operation of NFSv4.0 that is kept for repetitions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// The encoded result.
+    pub bytes: Vec<u8>,
+    /// The current filehandle that it left behind.
+    pub file: Option<File>,
+}
+
+impl From<NfsStat> for Stop {
+    fn from(status: NfsStat) -> Self {
+        Self::Fail(status)
+    }
+}
+
+/// The outcome of a step, or why there is none.
+pub type Step<T> = Result<T, Stop>;
+
+/// Stop with a status.
+pub(super) fn fail<T>(status: NfsStat) -> Step<T> {
+    Err(Stop::Fail(status))
 }
 
 #[cfg(test)]

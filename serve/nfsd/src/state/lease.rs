@@ -1,0 +1,118 @@
+//! Leases: how long a client is waited for, and how one goes (RFC 8881 sections 8.3, 8.4; RFC 7530 section 9.5).
+
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::ClientId;
+
+use super::client::Record;
+use super::mistake::{self, Mistake};
+use super::{Pending, RecordChange, Span, State, Step, Stop, Time, fail};
+
+/// Clients that one [`State::tick`] looks at.
+const SLICE: usize = 64;
+
+impl State {
+    pub(super) fn renew(&mut self, now: Time, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.renewed = client.renewed.max(now);
+        }
+    }
+
+    /// Whether a client has been silent for longer than a lease, and nothing of his is under way.
+    pub(super) fn lease_is_over(&self, now: Time, id: ClientId) -> bool {
+        self.clients
+            .get(&id)
+            .is_none_or(|client| client.busy == 0 && now.since(client.renewed) > self.config.lease)
+    }
+
+    /// Make a client go, for good. If stable storage knows him he is struck out there first: otherwise he could come back after a
+    /// restart and claim what somebody else has got.
+    pub(super) fn evict(&mut self, id: ClientId) -> Step<()> {
+        let Some(client) = self.clients.get(&id) else { return Ok(()) };
+        if let Some(ticket) = client.condemned {
+            return Err(Stop::Gate(ticket));
+        }
+        if client.busy > 0 {
+            return fail(NfsStat::Delay);
+        }
+        match client.record {
+            Record::None => {
+                self.remove_client(id);
+                Ok(())
+            }
+            Record::Writing(ticket) => Err(Stop::Gate(ticket)),
+            Record::Kept if mistake::is(Mistake::ForgetRecords) => {
+                self.remove_client(id);
+                Ok(())
+            }
+            Record::Kept => {
+                let record = client.as_record();
+                let ticket = self.persist(Pending::Condemned(id), RecordChange::Strike(vec![record]));
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.condemned = Some(ticket);
+                }
+                Err(Stop::Gate(ticket))
+            }
+        }
+    }
+
+    /// Room for one more client: those who never confirmed go first, then the expired ones, each time the one silent for longest.
+    pub(super) fn make_room(&mut self, now: Time) -> Step<()> {
+        if self.clients.len() < self.config.limits.clients {
+            return Ok(());
+        }
+        let longest = |state: &Self, confirmed: bool| {
+            let clients = state.clients.values().filter(|client| client.confirmed == confirmed);
+            clients.min_by_key(|client| (client.renewed, client.id)).map(|client| client.id)
+        };
+        if let Some(id) = longest(self, false) {
+            self.remove_client(id);
+            return Ok(());
+        }
+        match longest(self, true).filter(|&id| self.lease_is_over(now, id)) {
+            Some(id) => self.evict(id),
+            None => fail(NfsStat::Delay),
+        }
+    }
+
+    /// Memory is short: the expired client who is silent for longest goes.
+    pub(super) fn make_memory(&mut self, now: Time) -> Step<()> {
+        let oldest = self
+            .clients
+            .values()
+            .filter(|client| client.confirmed)
+            .min_by_key(|client| (client.renewed, client.id))
+            .map(|client| client.id);
+        match oldest.filter(|&id| self.lease_is_over(now, id)) {
+            Some(id) => self.evict(id),
+            None => Ok(()),
+        }
+    }
+
+    /// Do what is due, a slice of it. Says when to come again at the latest.
+    pub fn tick(&mut self, now: Time) -> Time {
+        let slice: Vec<ClientId> =
+            self.clients.range(self.sweep_at..).map(|(id, _)| *id).take(SLICE).collect();
+        for id in &slice {
+            let client = &self.clients[id];
+            let patience = if client.confirmed { self.config.courtesy } else { self.config.lease };
+            // An expired client who holds nothing is of no use to anybody.
+            let patience = if client.confirmed && client.sessions.is_empty() && !client.holds() {
+                self.config.lease
+            } else {
+                patience
+            };
+            if client.busy == 0 && now.since(client.renewed) > patience {
+                // If it takes a while, a later sweep or a later conflict finds him gone.
+                let _ = self.evict(*id);
+            }
+        }
+        let mut more = slice.len() == SLICE;
+        self.sweep_at = if more { slice[SLICE - 1] + 1 } else { 0 };
+        more |= self.forget_conflicts(now, SLICE);
+        more |= self.forget_owners(now, SLICE);
+        let recalls = self.sweep_recalls(now, SLICE);
+        self.end_grace_if_due(now);
+        let next = if more { now } else { now + Span(self.config.lease.0 / 4) };
+        [recalls, self.grace.next()].into_iter().flatten().fold(next, Time::min)
+    }
+}

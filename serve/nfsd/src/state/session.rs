@@ -1,0 +1,330 @@
+//! Sessions and their connections (RFC 8881 sections 2.10, 18.34, 18.36, 18.37).
+
+use std::collections::BTreeMap;
+
+use ivers_nfs4::ops::v41::{
+    BackchannelCtlArgs, BindConn, CallbackSecurity, ChannelAttrs, CreateSessionArgs, CreateSessionOk,
+    session_flags,
+};
+use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::types::{ClientId, SessionId};
+use ivers_nfs4::xdr::List;
+
+use super::callback::BackSlot;
+use super::slot::Slot;
+use super::{Conn, Limits, Principal, Running, State, Step, Stop, Time, fail};
+
+/// Less does not hold a SEQUENCE and its RPC header.
+const SMALLEST_MESSAGE: u32 = 512;
+/// `CDFC4_*` and `CDFS4_*`: which way a connection is used.
+const FORE: u32 = 1;
+const BACK: u32 = 2;
+const BOTH: u32 = 3;
+const BACK_OR_BOTH: u32 = 7;
+
+/// What the server says in callbacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Identity {
+    /// AUTH_NONE.
+    None,
+    /// AUTH_SYS, as the client asked for.
+    Sys(ivers_nfs4::rpc::AuthSys),
+}
+
+impl Identity {
+    /// The first that is possible. Without any, nobody can be called.
+    fn choose(offered: &List<CallbackSecurity>) -> Option<Self> {
+        offered.0.iter().find_map(|security| match security {
+            CallbackSecurity::None => Some(Self::None),
+            CallbackSecurity::Sys(sys) => Some(Self::Sys(sys.clone())),
+            CallbackSecurity::Gss(_) => None,
+        })
+    }
+}
+
+/// CREATE_SESSION's own slot: the last number, and what was answered.
+#[derive(Debug)]
+pub(super) struct CreateSlot {
+    sequence: u32,
+    reply: Res<CreateSessionOk>,
+}
+
+impl Default for CreateSlot {
+    fn default() -> Self {
+        Self { sequence: 0, reply: Err(NfsStat::SeqMisordered) }
+    }
+}
+
+impl CreateSlot {
+    /// The number that the client has to use.
+    pub fn next(&self) -> u32 {
+        self.sequence.wrapping_add(1)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub client: ClientId,
+    pub fore: ChannelAttrs,
+    pub slots: Vec<Slot>,
+    /// Slots from here on are to be given up.
+    pub target: u32,
+    pub back_slots: Vec<BackSlot>,
+    pub back_wanted: bool,
+    pub program: u32,
+    pub identity: Option<Identity>,
+    /// Which way each connection is used.
+    pub connections: BTreeMap<Conn, u32>,
+}
+
+impl Session {
+    /// Every slot waits for a client who never answered: he has to make a new session.
+    pub fn back_is_stuck(&self) -> bool {
+        self.back_slots.iter().all(BackSlot::is_stuck)
+    }
+
+    /// A connection that carries callbacks.
+    pub fn back_connection(&self) -> Option<Conn> {
+        self.identity.as_ref()?;
+        self.connections.iter().find(|(_, way)| **way & BACK != 0).map(|(conn, _)| *conn)
+    }
+
+    fn bind(&mut self, conn: Conn, way: u32, limit: usize) -> Step<u32> {
+        if !self.connections.contains_key(&conn) && self.connections.len() >= limit {
+            return fail(NfsStat::Delay);
+        }
+        let ways = self.connections.entry(conn).or_default();
+        *ways |= way;
+        Ok(*ways)
+    }
+}
+
+/// The fore channel that the server agrees to.
+fn fore_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
+    if asked.max_requests == 0 || asked.max_operations == 0 {
+        return Err(NfsStat::Inval);
+    }
+    if asked.max_request < SMALLEST_MESSAGE || asked.max_response < SMALLEST_MESSAGE {
+        return Err(NfsStat::Toosmall);
+    }
+    let max_response = asked.max_response.min(limits.reply_bytes);
+    Ok(ChannelAttrs {
+        header_pad_size: 0,
+        max_request: asked.max_request.min(limits.request_bytes),
+        max_response,
+        max_response_cached: asked.max_response_cached.min(limits.kept_reply_bytes).min(max_response),
+        max_operations: asked.max_operations.min(limits.operations),
+        max_requests: asked.max_requests.min(limits.slots),
+        rdma_ird: List(Vec::new()),
+    })
+}
+
+fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> ChannelAttrs {
+    ChannelAttrs {
+        header_pad_size: 0,
+        max_request: asked.max_request.min(limits.request_bytes),
+        max_response: asked.max_response.min(limits.reply_bytes),
+        max_response_cached: asked.max_response_cached.min(limits.kept_reply_bytes),
+        max_operations: asked.max_operations.min(limits.operations),
+        max_requests: asked.max_requests.min(limits.back_slots),
+        rdma_ird: List(Vec::new()),
+    }
+}
+
+impl State {
+    /// CREATE_SESSION (RFC 8881 section 18.36.4), with exactly-once semantics of its own.
+    pub fn create_session(
+        &mut self,
+        now: Time,
+        conn: Conn,
+        principal: &Principal,
+        args: &CreateSessionArgs,
+    ) -> Step<CreateSessionOk> {
+        let Some(client) = self.clients.get(&args.clientid).filter(|client| client.with_sessions) else {
+            return fail(NfsStat::StaleClientid);
+        };
+        if client.condemned.is_some() {
+            return fail(NfsStat::Delay);
+        }
+        // [RFC8881 18.36.4]
+        if args.sequence == client.create.sequence {
+            return client.create.reply.clone().map_err(Stop::Fail);
+        }
+        if args.sequence != client.create.next() {
+            return fail(NfsStat::SeqMisordered);
+        }
+        let reply = match self.create_new(now, conn, principal, args) {
+            // What may go better the next time is not remembered: the client would be told so for ever.
+            Err(Stop::Fail(NfsStat::Delay)) => return fail(NfsStat::Delay),
+            Err(Stop::Fail(status)) => Err(status),
+            Err(stop) => return Err(stop),
+            Ok(created) => Ok(created),
+        };
+        if let Some(client) = self.clients.get_mut(&args.clientid) {
+            client.create = CreateSlot { sequence: args.sequence, reply: reply.clone() };
+        }
+        reply.map_err(Stop::Fail)
+    }
+
+    fn create_new(
+        &mut self,
+        now: Time,
+        conn: Conn,
+        principal: &Principal,
+        args: &CreateSessionArgs,
+    ) -> Step<CreateSessionOk> {
+        let limits = self.config.limits.clone();
+        let client = &self.clients[&args.clientid];
+        if !client.confirmed && client.principal != *principal {
+            return fail(NfsStat::ClidInuse);
+        }
+        if args.flags & !(session_flags::PERSIST | session_flags::CONN_BACK_CHAN | session_flags::CONN_RDMA)
+            != 0
+        {
+            return fail(NfsStat::Inval);
+        }
+        let mut fore = fore_channel(&args.fore, &limits)?;
+        let mut back = back_channel(&args.back, &limits);
+        let back_wanted = args.flags & session_flags::CONN_BACK_CHAN != 0;
+        if back_wanted && (back.max_request < SMALLEST_MESSAGE || back.max_response < SMALLEST_MESSAGE) {
+            return fail(NfsStat::Toosmall);
+        }
+        if client.sessions.len() >= limits.sessions {
+            return fail(NfsStat::Delay);
+        }
+        // The memory for kept replies is set aside now: when an operation is done it is too late to say no.
+        let each = u64::from(fore.max_response_cached.max(SMALLEST_MESSAGE));
+        let free = (limits.kept_bytes.0.saturating_sub(client.kept_bytes))
+            .min(limits.kept_bytes.1.saturating_sub(self.kept_bytes));
+        fore.max_requests = fore.max_requests.min(u32::try_from(free / each).unwrap_or(u32::MAX));
+        if fore.max_requests == 0 {
+            self.make_memory(now)?;
+            return fail(NfsStat::Delay);
+        }
+        if back.max_requests == 0 {
+            back.max_requests = 1;
+        }
+        if !client.confirmed {
+            self.confirm(now, args.clientid)?;
+        }
+
+        let mut sessionid = [0; 16];
+        sessionid[..8].copy_from_slice(&args.clientid.to_be_bytes());
+        sessionid[8..].copy_from_slice(&self.dice.roll().to_be_bytes());
+        while self.sessions.contains_key(&sessionid) {
+            sessionid[8..].copy_from_slice(&self.dice.roll().to_be_bytes());
+        }
+        let identity = Identity::choose(&args.security);
+        let back_granted = back_wanted && identity.is_some();
+        let session = Session {
+            client: args.clientid,
+            slots: vec![Slot::default(); fore.max_requests as usize],
+            target: fore.max_requests,
+            fore: fore.clone(),
+            back_slots: vec![BackSlot::default(); back.max_requests as usize],
+            back_wanted,
+            program: args.callback_program,
+            identity,
+            connections: BTreeMap::from([(conn, if back_granted { BOTH } else { FORE })]),
+        };
+        let bytes = session.reserved();
+        self.sessions.insert(sessionid, session);
+        self.kept_bytes += bytes;
+        if let Some(client) = self.clients.get_mut(&args.clientid) {
+            client.sessions.insert(sessionid);
+            client.kept_bytes += bytes;
+        }
+        self.renew(now, args.clientid);
+        let flags = if back_granted { session_flags::CONN_BACK_CHAN } else { 0 };
+        Ok(CreateSessionOk { sessionid, sequence: args.sequence, flags, fore, back })
+    }
+
+    /// DESTROY_SESSION (RFC 8881 section 18.37), over this connection, inside this request if it is one of a session.
+    pub fn destroy_session(
+        &mut self,
+        conn: Conn,
+        inside: Option<&Running>,
+        sessionid: &SessionId,
+    ) -> Step<()> {
+        let Some(session) = self.sessions.get(sessionid) else { return fail(NfsStat::Badsession) };
+        // [RFC8881 18.37.3]
+        if !session.connections.contains_key(&conn) {
+            return fail(NfsStat::ConnNotBoundToSession);
+        }
+        let own = inside.filter(|running| running.session == *sessionid).map(|running| running.slot);
+        let others =
+            session.slots.iter().enumerate().any(|(at, slot)| slot.is_busy() && Some(at as u32) != own);
+        if others {
+            return fail(NfsStat::Delay);
+        }
+        if session.back_slots.iter().any(|slot| slot.is_busy()) {
+            return fail(NfsStat::BackChanBusy);
+        }
+        self.remove_session(*sessionid);
+        Ok(())
+    }
+
+    /// BIND_CONN_TO_SESSION (RFC 8881 section 18.34).
+    pub fn bind_conn_to_session(&mut self, now: Time, conn: Conn, args: &BindConn) -> Step<BindConn> {
+        let limit = self.config.limits.connections;
+        let Some(session) = self.sessions.get_mut(&args.sessionid) else { return fail(NfsStat::Badsession) };
+        let can_back = session.identity.is_some();
+        let way = match args.direction {
+            FORE => FORE,
+            BACK if can_back => BACK,
+            BOTH | BACK_OR_BOTH => {
+                if can_back {
+                    BOTH
+                } else {
+                    FORE
+                }
+            }
+            _ => return fail(NfsStat::Inval),
+        };
+        let direction = session.bind(conn, way, limit)?;
+        let client = session.client;
+        if direction & BACK != 0 {
+            session.back_wanted = true;
+        }
+        self.renew(now, client);
+        self.path_is_up(client);
+        Ok(BindConn { sessionid: args.sessionid, direction, rdma: false })
+    }
+
+    /// BACKCHANNEL_CTL (RFC 8881 section 18.33), of the session of this request.
+    pub fn backchannel_ctl(&mut self, inside: &Running, args: &BackchannelCtlArgs) -> Step<()> {
+        let Some(session) = self.sessions.get_mut(&inside.session) else { return fail(NfsStat::Badsession) };
+        // [RFC8881 18.33.3]
+        let Some(identity) = Identity::choose(&args.security) else { return fail(NfsStat::Noent) };
+        session.program = args.program;
+        session.identity = Some(identity);
+        let client = session.client;
+        self.path_is_up(client);
+        Ok(())
+    }
+
+    /// A connection carries requests of a session from now on: without state protection a SEQUENCE over it is enough (section 2.10.3.1).
+    pub(super) fn carry(&mut self, conn: Conn, sessionid: &SessionId) -> Step<()> {
+        let limit = self.config.limits.connections;
+        let Some(session) = self.sessions.get_mut(sessionid) else { return fail(NfsStat::Badsession) };
+        session.bind(conn, FORE, limit).map(|_| ())
+    }
+
+    /// A connection is gone.
+    pub fn disconnected(&mut self, conn: Conn) {
+        for session in self.sessions.values_mut() {
+            session.connections.remove(&conn);
+        }
+    }
+
+    pub(super) fn remove_session(&mut self, sessionid: SessionId) {
+        let Some(session) = self.sessions.remove(&sessionid) else { return };
+        let bytes = session.reserved();
+        self.kept_bytes -= bytes;
+        if let Some(client) = self.clients.get_mut(&session.client) {
+            client.sessions.remove(&sessionid);
+            client.kept_bytes -= bytes;
+            client.busy -= session.slots.iter().filter(|slot| slot.is_busy()).count() as u32;
+        }
+    }
+}

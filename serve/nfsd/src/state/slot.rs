@@ -1,0 +1,280 @@
+//! Slots: each request of a session is executed once (RFC 8881 sections 2.10.6, 18.46).
+
+use std::sync::Arc;
+
+use ivers_nfs4::ops::v41::{SequenceArgs, SequenceOk, seq4_status};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{ClientId, SessionId};
+
+use super::client::Client;
+use super::session::Session;
+use super::{Conn, Digest, Principal, State, Step, Time, fail};
+
+/// What a request looks like before its operations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Who sent it.
+    pub principal: Principal,
+    /// Tells it from another one.
+    pub digest: Digest,
+    /// Its size.
+    pub bytes: u32,
+    /// How many operations it has, SEQUENCE too.
+    pub operations: u32,
+}
+
+/// Where a request of a session stands.
+#[derive(Debug)]
+pub enum Sequenced {
+    /// It is new: do the rest, then [`State::finish`].
+    New(Running, SequenceOk),
+    /// It was done already: this COMPOUND was the reply.
+    Replay(Arc<[u8]>),
+    /// It was done already, and its reply was not kept: the second operation says NFS4ERR_RETRY_UNCACHED_REP.
+    Uncached(SequenceOk),
+}
+
+/// A request of a session that is under way. It has to be [finished](State::finish), also if whoever works on it fails.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the slot stays busy until it is finished"]
+pub struct Running {
+    pub(super) client: ClientId,
+    pub(super) session: SessionId,
+    pub(super) slot: u32,
+    pub(super) sequence: u32,
+    /// Whether its reply is to be kept.
+    pub keep: bool,
+    /// How large its reply may be.
+    pub reply_bytes: u32,
+}
+
+impl Running {
+    /// Whose it is.
+    pub fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// Of which session.
+    pub fn session(&self) -> SessionId {
+        self.session
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Done {
+    principal: Principal,
+    digest: Digest,
+    reply: Option<Arc<[u8]>>,
+}
+
+#[derive(Debug, Clone, Default)]
+enum Content {
+    #[default]
+    Unused,
+    Busy {
+        principal: Principal,
+        digest: Digest,
+    },
+    Done(Done),
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slot {
+    sequence: u32,
+    content: Content,
+    /// The target that the last reply of this slot told.
+    told: u32,
+}
+
+impl Slot {
+    #[cfg(test)]
+    pub fn at(sequence: u32) -> Self {
+        Self { sequence, ..Self::default() }
+    }
+
+    pub fn is_busy(&self) -> bool {
+        matches!(self.content, Content::Busy { .. })
+    }
+
+    /// Whether the client is known to have seen the reply to this request: he has sent another one since.
+    pub fn is_past(&self, sequence: u32) -> bool {
+        self.sequence != sequence
+    }
+}
+
+impl Session {
+    /// Bytes set aside for kept replies.
+    pub fn reserved(&self) -> u64 {
+        u64::from(self.fore.max_response_cached.max(512)) * self.slots.len() as u64
+    }
+
+    fn highest(&self) -> u32 {
+        self.slots.len() as u32 - 1
+    }
+
+    fn reply(&self, args: &SequenceArgs, status_flags: u32) -> SequenceOk {
+        SequenceOk {
+            sessionid: args.sessionid,
+            sequenceid: args.sequenceid,
+            slotid: args.slotid,
+            highest_slotid: self.highest(),
+            target_highest_slotid: self.target - 1,
+            status_flags,
+        }
+    }
+}
+
+impl State {
+    /// SEQUENCE (RFC 8881 section 18.46). After any error the slot is as it was.
+    pub fn sequence(
+        &mut self,
+        now: Time,
+        conn: Conn,
+        request: &Request,
+        args: &SequenceArgs,
+    ) -> Step<Sequenced> {
+        let Some(session) = self.sessions.get(&args.sessionid) else { return fail(NfsStat::Badsession) };
+        let id = session.client;
+        if self.clients.get(&id).is_none_or(|client| client.condemned.is_some()) {
+            return fail(NfsStat::Delay);
+        }
+        // [RFC8881 18.46.3]
+        if request.bytes > session.fore.max_request {
+            return fail(NfsStat::ReqTooBig);
+        }
+        if request.operations > session.fore.max_operations {
+            return fail(NfsStat::TooManyOps);
+        }
+        let Some(slot) = session.slots.get(args.slotid as usize) else { return fail(NfsStat::Badslot) };
+        if args.highest_slotid > session.highest() {
+            return fail(NfsStat::BadHighSlot);
+        }
+        // [RFC8881 2.10.6.1]
+        if args.sequenceid == slot.sequence && !super::mistake::is(super::mistake::Mistake::ForgetSlots) {
+            return match &slot.content {
+                Content::Unused => fail(NfsStat::SeqMisordered),
+                // [RFC8881 2.10.6.2]
+                Content::Busy { .. } => fail(NfsStat::Delay),
+                // [RFC8881 2.10.6.1.3.1]
+                Content::Done(done)
+                    if done.principal != request.principal || done.digest != request.digest =>
+                {
+                    fail(NfsStat::SeqFalseRetry)
+                }
+                Content::Done(Done { reply: Some(reply), .. }) => Ok(Sequenced::Replay(reply.clone())),
+                Content::Done(_) => {
+                    Ok(Sequenced::Uncached(session.reply(args, self.status_flags(id, session))))
+                }
+            };
+        }
+        if slot.is_busy() || args.sequenceid != slot.sequence.wrapping_add(1) {
+            return fail(NfsStat::SeqMisordered);
+        }
+        self.carry(conn, &args.sessionid)?;
+
+        self.shrink(args);
+        self.renew(now, id);
+        let session = &self.sessions[&args.sessionid];
+        let ok = session.reply(args, self.status_flags(id, session));
+        let keep = args.cache_this || request.operations <= 1;
+        let reply_bytes = if keep && request.operations > 1 {
+            session.fore.max_response_cached
+        } else {
+            session.fore.max_response
+        };
+        let target = session.target;
+        if let Some(slot) = self
+            .sessions
+            .get_mut(&args.sessionid)
+            .and_then(|session| session.slots.get_mut(args.slotid as usize))
+        {
+            slot.sequence = args.sequenceid;
+            slot.content = Content::Busy { principal: request.principal.clone(), digest: request.digest };
+            slot.told = target;
+        }
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.busy += 1;
+        }
+        let running = Running {
+            client: id,
+            session: args.sessionid,
+            slot: args.slotid,
+            sequence: args.sequenceid,
+            keep,
+            reply_bytes,
+        };
+        Ok(Sequenced::New(running, ok))
+    }
+
+    /// A request is over. `reply` is the encoded COMPOUND; it is kept if the client asked for that.
+    pub fn finish(&mut self, now: Time, running: Running, reply: &[u8]) {
+        // Its session may have been destroyed by the request itself.
+        let Some(session) = self.sessions.get_mut(&running.session) else { return };
+        let fits = reply.len() as u64 <= u64::from(session.fore.max_response_cached.max(512));
+        let Some(slot) = session.slots.get_mut(running.slot as usize) else { return };
+        if slot.sequence != running.sequence || !slot.is_busy() {
+            return;
+        }
+        let Content::Busy { principal, digest } = std::mem::take(&mut slot.content) else { return };
+        let reply = (running.keep && fits).then(|| reply.into());
+        slot.content = Content::Done(Done { principal, digest, reply });
+        if let Some(client) = self.clients.get_mut(&running.client) {
+            client.busy -= 1;
+        }
+        // The lease runs from the end: a request may have taken longer than that.
+        self.renew(now, running.client);
+    }
+
+    /// When memory for replies gets short, sessions are asked for half of their slots, and those go when the client has shown that he
+    /// knows (section 2.10.6.1).
+    fn shrink(&mut self, args: &SequenceArgs) {
+        let short = self.kept_bytes > self.config.limits.kept_bytes.1 / 4 * 3;
+        let Some(session) = self.sessions.get_mut(&args.sessionid) else { return };
+        let slots = session.slots.len() as u32;
+        if short && session.target == slots {
+            session.target = (slots / 2).max(1);
+        }
+        let knows = session.slots[args.slotid as usize].told == session.target;
+        if session.target == slots || !knows || args.highest_slotid >= session.target {
+            return;
+        }
+        let busy = session.slots.iter().rposition(Slot::is_busy).map_or(0, |at| at + 1);
+        let keep = busy.max(session.target as usize).max(args.slotid as usize + 1);
+        let before = session.reserved();
+        session.slots.truncate(keep);
+        let freed = before - session.reserved();
+        self.kept_bytes -= freed;
+        if let Some(client) = self.clients.get_mut(&session.client) {
+            client.kept_bytes -= freed;
+        }
+    }
+
+    fn status_flags(&self, id: ClientId, session: &Session) -> u32 {
+        let Some(client) = self.clients.get(&id) else { return 0 };
+        let mut flags = self.state_flags(client);
+        if session.back_wanted && session.back_connection().is_none() {
+            flags |= seq4_status::CB_PATH_DOWN_SESSION;
+        }
+        if session.back_wanted && session.back_is_stuck() {
+            flags |= seq4_status::BACKCHANNEL_FAULT;
+        }
+        let wanted = client.sessions.iter().any(|at| self.sessions[at].back_wanted);
+        let path = client.sessions.iter().any(|at| self.sessions[at].back_connection().is_some());
+        // [RFC8881 18.46.3]
+        if wanted && !path {
+            flags |= seq4_status::CB_PATH_DOWN;
+        }
+        flags
+    }
+
+    fn state_flags(&self, client: &Client) -> u32 {
+        let mut flags = 0;
+        if client.revoked > 0 {
+            flags |= seq4_status::RECALLABLE_STATE_REVOKED;
+        }
+        if self.may_reclaim(client.id).is_ok() {
+            flags |= seq4_status::RESTART_RECLAIM_NEEDED;
+        }
+        flags
+    }
+}

@@ -1,0 +1,96 @@
+//! The state machine with a clock, dice and clients of the test's own.
+
+mod sessions;
+
+use ivers_nfs4::ops::v40::ClientOwner;
+use ivers_nfs4::ops::v41::*;
+use ivers_nfs4::types::{ClientId, Opaque, SessionId};
+use ivers_nfs4::xdr::List;
+
+use super::*;
+
+/// A generator of the test's own: the same seed, the same numbers (splitmix64).
+#[derive(Debug, Clone)]
+pub(super) struct Seeded(pub u64);
+
+impl Dice for Seeded {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+pub(super) fn state() -> State {
+    State::new(Time(0), Config::default(), 1, Past::default(), Box::new(Seeded(7)))
+}
+
+pub(super) fn who(user: u8) -> Principal {
+    Principal::new(&[user])
+}
+
+pub(super) fn exchange(name: &str, verifier: u8, flags: u32) -> ExchangeIdArgs {
+    ExchangeIdArgs {
+        owner: ClientOwner { verifier: [verifier; 8], id: Opaque(name.as_bytes().to_vec()) },
+        flags,
+        protect: StateProtect::None,
+        implementation: List(Vec::new()),
+    }
+}
+
+pub(super) fn channel(slots: u32) -> ChannelAttrs {
+    ChannelAttrs {
+        header_pad_size: 0,
+        max_request: 1 << 20,
+        max_response: 1 << 20,
+        max_response_cached: 4096,
+        max_operations: 16,
+        max_requests: slots,
+        rdma_ird: List(Vec::new()),
+    }
+}
+
+pub(super) fn create(clientid: ClientId, sequence: u32) -> CreateSessionArgs {
+    CreateSessionArgs {
+        clientid,
+        sequence,
+        flags: session_flags::CONN_BACK_CHAN,
+        fore: channel(4),
+        back: channel(2),
+        callback_program: 0x4000_0000,
+        security: List(vec![CallbackSecurity::None]),
+    }
+}
+
+pub(super) fn sequence_args(sessionid: SessionId, slotid: u32, sequenceid: u32) -> SequenceArgs {
+    SequenceArgs { sessionid, sequenceid, slotid, highest_slotid: slotid, cache_this: true }
+}
+
+pub(super) fn request(digest: u64) -> Request {
+    Request { principal: who(1), digest: Digest(digest), bytes: 200, operations: 3 }
+}
+
+/// Carry the effects out; whatever they were for is done.
+pub(super) fn settle(state: &mut State) -> Vec<Effect> {
+    let effects = state.effects();
+    for effect in &effects {
+        match effect {
+            Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => assert!(state.done(*ticket)),
+            Effect::Call { .. } => {}
+        }
+    }
+    effects
+}
+
+/// A client with a session, who has nothing to reclaim.
+pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
+    let id = state.exchange_id(now, &who(1), &exchange(name, 1, 0)).unwrap();
+    let session =
+        state.create_session(now, Conn(conn), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));
+    settle(state);
+    state.reclaim_complete(now, id.clientid, false).unwrap();
+    (id.clientid, session.sessionid)
+}

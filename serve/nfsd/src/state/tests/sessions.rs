@@ -1,0 +1,307 @@
+use ivers_nfs4::status::NfsStat;
+
+use super::super::slot::Slot;
+use super::*;
+
+const T: Time = Time(1000);
+
+fn failed<T: std::fmt::Debug>(step: Step<T>) -> NfsStat {
+    match step {
+        Err(Stop::Fail(status)) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// [RFC8881 18.35.3] [RFC8881 18.35.4]
+#[test]
+fn exchange_id_knows_all_cases() {
+    let mut state = state();
+    // 7: an update of nobody.
+    assert_eq!(
+        failed(state.exchange_id(T, &who(1), &exchange("a", 1, exchgid::UPD_CONFIRMED_REC_A))),
+        NfsStat::Noent
+    );
+    // 1: a new name.
+    let first = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
+    assert_eq!(first.flags & exchgid::CONFIRMED_R, 0);
+    // 4: in the place of an unconfirmed one, whoever that was.
+    let second = state.exchange_id(T, &who(2), &exchange("a", 1, 0)).unwrap();
+    assert_ne!(first.clientid, second.clientid);
+    assert_eq!(
+        failed(state.create_session(T, Conn(1), &who(1), &create(first.clientid, first.sequenceid))),
+        NfsStat::StaleClientid
+    );
+    // Confirmed only by whom it was made by; the number is used up by the failure, which is remembered.
+    assert_eq!(
+        failed(state.create_session(T, Conn(1), &who(3), &create(second.clientid, second.sequenceid))),
+        NfsStat::ClidInuse
+    );
+    assert_eq!(
+        failed(state.create_session(T, Conn(1), &who(2), &create(second.clientid, second.sequenceid))),
+        NfsStat::ClidInuse
+    );
+    let session =
+        state.create_session(T, Conn(1), &who(2), &create(second.clientid, second.sequenceid + 1)).unwrap();
+    // 2: the same again.
+    let again = state.exchange_id(T, &who(2), &exchange("a", 1, 0)).unwrap();
+    assert_eq!((again.clientid, again.flags & exchgid::CONFIRMED_R), (second.clientid, exchgid::CONFIRMED_R));
+    // 6, 8, 9: updates.
+    let update = |state: &mut State, user, verifier| {
+        state.exchange_id(T, &who(user), &exchange("a", verifier, exchgid::UPD_CONFIRMED_REC_A))
+    };
+    assert_eq!(update(&mut state, 2, 1).unwrap().clientid, second.clientid);
+    assert_eq!(failed(update(&mut state, 2, 9)), NfsStat::NotSame);
+    assert_eq!(failed(update(&mut state, 3, 1)), NfsStat::Perm);
+    // 5: a restart; the old one lives until the new one is confirmed.
+    let restarted = state.exchange_id(T, &who(2), &exchange("a", 2, 0)).unwrap();
+    assert!(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 1)).is_ok());
+    // He works on a request: he cannot go, and that answer is not remembered.
+    let args = create(restarted.clientid, restarted.sequenceid);
+    assert_eq!(failed(state.create_session(T, Conn(1), &who(2), &args)), NfsStat::Delay);
+    let running = Running {
+        client: second.clientid,
+        session: session.sessionid,
+        slot: 0,
+        sequence: 1,
+        keep: true,
+        reply_bytes: 1,
+    };
+    state.finish(T, running, b"x");
+    assert!(state.create_session(T, Conn(1), &who(2), &args).is_ok());
+    assert_eq!(
+        failed(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 2))),
+        NfsStat::Badsession
+    );
+    // 3: a stranger of that name; nothing is held, so it is his.
+    let stranger = state.exchange_id(T, &who(7), &exchange("a", 2, 0)).unwrap();
+    assert_eq!(stranger.flags & exchgid::CONFIRMED_R, 0);
+    assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("b", 1, 0x10))), NfsStat::Inval);
+}
+
+/// [RFC8881 18.36.4]
+#[test]
+fn create_session_is_done_once() {
+    let mut state = state();
+    let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
+    let args = create(id.clientid, id.sequenceid);
+    assert_eq!(
+        failed(state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid + 1))),
+        NfsStat::SeqMisordered
+    );
+    assert_eq!(
+        failed(state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid - 1))),
+        NfsStat::SeqMisordered
+    );
+    let one = state.create_session(T, Conn(1), &who(1), &args).unwrap();
+    assert_eq!(state.create_session(T, Conn(1), &who(1), &args).unwrap(), one);
+    assert_eq!(state.sessions.len(), 1);
+    let two = state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
+    assert_ne!(one.sessionid, two.sessionid);
+    let mut small = create(id.clientid, id.sequenceid + 2);
+    small.fore.max_request = 10;
+    assert_eq!(failed(state.create_session(T, Conn(1), &who(1), &small)), NfsStat::Toosmall);
+}
+
+/// [RFC8881 2.10.6.1] [RFC8881 2.10.6.2] [RFC8881 2.10.6.1.3.1] [RFC8881 18.46.3]
+#[test]
+fn a_slot_executes_once() {
+    let mut state = state();
+    let (_, session) = client(&mut state, T, "a", 1);
+    let mut go = |slot, sequence, digest| {
+        let args = sequence_args(session, slot, sequence);
+        (state.sequence(T, Conn(1), &request(digest), &args), args)
+    };
+    assert_eq!(failed(go(0, 0, 1).0), NfsStat::SeqMisordered);
+    assert_eq!(failed(go(0, 2, 1).0), NfsStat::SeqMisordered);
+    assert_eq!(failed(go(9, 1, 1).0), NfsStat::Badslot);
+    let Ok(Sequenced::New(running, ok)) = go(0, 1, 1).0 else { panic!() };
+    assert_eq!((ok.highest_slotid, ok.target_highest_slotid), (3, 3));
+    assert_eq!(failed(go(0, 1, 1).0), NfsStat::Delay);
+    assert_eq!(failed(go(0, 2, 1).0), NfsStat::SeqMisordered);
+    state.finish(T, running, b"reply");
+    let mut go = |slot, sequence, digest, user| {
+        let mut request = request(digest);
+        request.principal = who(user);
+        state.sequence(T, Conn(1), &request, &sequence_args(session, slot, sequence))
+    };
+    assert!(matches!(go(0, 1, 1, 1), Ok(Sequenced::Replay(reply)) if *reply == *b"reply"));
+    assert_eq!(failed(go(0, 1, 2, 1)), NfsStat::SeqFalseRetry);
+    assert_eq!(failed(go(0, 1, 1, 2)), NfsStat::SeqFalseRetry);
+    assert_eq!(failed(go(0, 0, 1, 1)), NfsStat::SeqMisordered);
+
+    let mut args = sequence_args(session, 1, 1);
+    args.cache_this = false;
+    let Ok(Sequenced::New(running, _)) = state.sequence(T, Conn(1), &request(1), &args) else { panic!() };
+    state.finish(T, running, b"reply");
+    assert!(matches!(state.sequence(T, Conn(1), &request(1), &args), Ok(Sequenced::Uncached(_))));
+    let mut alone = request(4);
+    alone.operations = 1;
+    args.sequenceid = 2;
+    let Ok(Sequenced::New(running, _)) = state.sequence(T, Conn(1), &alone, &args) else { panic!() };
+    state.finish(T, running, b"alone");
+    assert!(matches!(state.sequence(T, Conn(1), &alone, &args), Ok(Sequenced::Replay(_))));
+
+    args.sequenceid = 3;
+    args.highest_slotid = 4;
+    assert_eq!(failed(state.sequence(T, Conn(1), &request(1), &args)), NfsStat::BadHighSlot);
+    args.highest_slotid = 1;
+    let large = Request { bytes: 2 << 20, ..request(1) };
+    assert_eq!(failed(state.sequence(T, Conn(1), &large, &args)), NfsStat::ReqTooBig);
+    let many = Request { operations: 17, ..request(1) };
+    assert_eq!(failed(state.sequence(T, Conn(1), &many, &args)), NfsStat::TooManyOps);
+    assert!(state.sequence(T, Conn(1), &request(1), &args).is_ok());
+}
+
+#[test]
+fn numbers_of_slots_run_over() {
+    let mut state = state();
+    let (_, session) = client(&mut state, T, "a", 1);
+    let slot = &mut state.sessions.get_mut(&session).unwrap().slots[0];
+    *slot = Slot::at(u32::MAX);
+    assert!(matches!(
+        state.sequence(T, Conn(1), &request(1), &sequence_args(session, 0, 0)),
+        Ok(Sequenced::New(..))
+    ));
+}
+
+/// [RFC8881 18.37.3] [RFC8881 18.50.3] [RFC8881 18.33.3]
+#[test]
+fn sessions_and_clients_end() {
+    let mut state = state();
+    let (id, session) = client(&mut state, T, "a", 1);
+    let Ok(Sequenced::New(running, _)) =
+        state.sequence(T, Conn(1), &request(1), &sequence_args(session, 0, 1))
+    else {
+        panic!()
+    };
+    let none = BackchannelCtlArgs { program: 1, security: List(Vec::new()) };
+    assert_eq!(failed(state.backchannel_ctl(&running, &none)), NfsStat::Noent);
+    assert_eq!(failed(state.destroy_session(Conn(9), None, &session)), NfsStat::ConnNotBoundToSession);
+    assert_eq!(failed(state.destroy_session(Conn(1), None, &session)), NfsStat::Delay);
+    assert_eq!(failed(state.destroy_clientid(id)), NfsStat::ClientidBusy);
+    state.destroy_session(Conn(1), Some(&running), &session).unwrap();
+    state.finish(T, running, b"x");
+    assert_eq!(failed(state.destroy_session(Conn(1), None, &session)), NfsStat::Badsession);
+    assert_eq!(state.kept_bytes, 0);
+    state.destroy_clientid(id).unwrap();
+    assert!(matches!(&state.effects()[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
+    assert_eq!(failed(state.destroy_clientid(id)), NfsStat::StaleClientid);
+    assert!(state.clients.is_empty() && state.names.is_empty());
+}
+
+#[test]
+fn connections_are_bound() {
+    let mut state = state();
+    let (_, session) = client(&mut state, T, "a", 1);
+    let bind = |direction| BindConn { sessionid: session, direction, rdma: false };
+    let flags = |state: &mut State, sequence| {
+        let Ok(Sequenced::New(running, ok)) =
+            state.sequence(T, Conn(5), &request(1), &sequence_args(session, 0, sequence))
+        else {
+            panic!()
+        };
+        state.finish(T, running, b"");
+        ok.status_flags
+    };
+    assert_eq!(flags(&mut state, 1), 0);
+    state.disconnected(Conn(1));
+    // [RFC8881 18.46.3]
+    assert_eq!(flags(&mut state, 2), seq4_status::CB_PATH_DOWN | seq4_status::CB_PATH_DOWN_SESSION);
+    assert_eq!(state.bind_conn_to_session(T, Conn(2), &bind(7)).unwrap().direction, 3);
+    assert_eq!(state.bind_conn_to_session(T, Conn(3), &bind(1)).unwrap().direction, 1);
+    assert_eq!(failed(state.bind_conn_to_session(T, Conn(3), &bind(4))), NfsStat::Inval);
+    assert_eq!(flags(&mut state, 3), 0);
+    for conn in 10..100 {
+        let _ = state.bind_conn_to_session(T, Conn(conn), &bind(3));
+    }
+    assert_eq!(state.sessions[&session].connections.len(), state.config.limits.connections);
+}
+
+/// [RFC8881 18.51.3]
+#[test]
+fn a_client_is_durable_before_he_is_told_so() {
+    let mut state = state();
+    let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
+    state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    let Err(Stop::Gate(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
+    assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Gate(ticket)));
+    assert_eq!(state.effects().len(), 1);
+    // A failed write is tried again.
+    assert!(state.failed(ticket));
+    let Err(Stop::Gate(again)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
+    assert_ne!(ticket, again);
+    assert!(state.done(again) && !state.done(again));
+    assert_eq!(state.reclaim_complete(T, id.clientid, true), Ok(()));
+    assert_eq!(state.reclaim_complete(T, id.clientid, false), Ok(()));
+    assert_eq!(failed(state.reclaim_complete(T, id.clientid, false)), NfsStat::CompleteAlready);
+}
+
+#[test]
+fn the_silent_go_in_slices() {
+    let mut state = state();
+    state.config.limits.clients = 300;
+    for number in 0..200 {
+        state.exchange_id(T, &who(1), &exchange(&format!("{number}"), 1, 0)).unwrap();
+    }
+    let (kept, session) = client(&mut state, T, "kept", 1);
+    let late = T + state.config.lease + Span(1);
+    let mut rounds = 1;
+    while state.tick(late) == late {
+        rounds += 1;
+    }
+    assert_eq!(rounds, 4);
+    // A confirmed one is tolerated, and is back by his next request.
+    assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [kept]);
+    assert!(state.lease_is_over(late, kept));
+    let very_late = T + state.config.courtesy + Span(1);
+    state.tick(very_late);
+    let [Effect::Persist { ticket, change: RecordChange::Strike(_) }] = state.effects()[..] else { panic!() };
+    assert_eq!(
+        failed(state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1))),
+        NfsStat::Delay
+    );
+    state.done(ticket);
+    assert_eq!(
+        failed(state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1))),
+        NfsStat::Badsession
+    );
+}
+
+#[test]
+fn room_is_made_by_those_who_need_it_least() {
+    let mut state = state();
+    state.config.limits.clients = 2;
+    let (old, _) = client(&mut state, T, "old", 1);
+    state.exchange_id(T, &who(1), &exchange("b", 1, 0)).unwrap();
+    let third = state.exchange_id(T, &who(1), &exchange("c", 1, 0)).unwrap();
+    assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [old, third.clientid]);
+    state.create_session(T, Conn(1), &who(1), &create(third.clientid, third.sequenceid)).unwrap();
+    assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("d", 1, 0))), NfsStat::Delay);
+    let late = T + state.config.lease + Span(1);
+    assert!(matches!(state.exchange_id(late, &who(1), &exchange("d", 1, 0)), Err(Stop::Gate(_))));
+    settle(&mut state);
+    state.exchange_id(late, &who(1), &exchange("d", 1, 0)).unwrap();
+}
+
+#[test]
+fn slots_are_given_up_when_memory_is_short() {
+    let mut state = state();
+    state.config.limits.kept_bytes = (1 << 20, 5 * 4096);
+    let (_, session) = client(&mut state, T, "a", 1);
+    let go = |state: &mut State, sequence, highest| {
+        let args = SequenceArgs { highest_slotid: highest, ..sequence_args(session, 0, sequence) };
+        let Ok(Sequenced::New(running, ok)) = state.sequence(T, Conn(1), &request(1), &args) else {
+            panic!()
+        };
+        state.finish(T, running, b"");
+        (ok.highest_slotid, ok.target_highest_slotid)
+    };
+    assert_eq!(go(&mut state, 1, 3), (3, 1));
+    assert_eq!(go(&mut state, 2, 3), (3, 1));
+    assert_eq!(go(&mut state, 3, 1), (1, 1));
+    assert_eq!(state.kept_bytes, 2 * 4096);
+    // What is left is shared out.
+    let id = state.exchange_id(T, &who(1), &exchange("b", 1, 0)).unwrap();
+    let created = state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    assert_eq!(created.fore.max_requests, 3);
+}
