@@ -5,6 +5,7 @@
 //! | [`exports`] | which filesystems, for whom, under which names; filehandles | operations |
 //! | [`net`] | connections, records, TLS, threads, bounds on bytes | RPC |
 //! | [`rpc`] | who calls, which program; calls to clients | files |
+//! | [`stable`] | what survives a restart: secrets, the boot count, clients, write verifiers | sockets |
 //! | [`state`] | clients, sessions, opens, locks, delegations, grace | sockets, files, clocks, dice |
 
 #![forbid(unsafe_code)]
@@ -12,4 +13,5 @@
 pub mod exports;
 pub mod net;
 pub mod rpc;
+pub mod stable;
 pub mod state;
