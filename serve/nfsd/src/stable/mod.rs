@@ -10,7 +10,7 @@
 //! | exports: write verifier, and whether it is served | another verifier after an end that did not flush, the same one after an end that did | [`Stable::attach`], [`Stable::detach`] |
 //! | the pseudo-root: digest, change | `change` grows when the table of exports is another one | [`Stable::pseudo_change`] |
 //!
-//! Each method returns when what it says is durable ([`log`] says how); what fails is as it was. A filesystem whose device is named otherwise than before is another export: its old handles are
+//! Each method returns when what it says is durable (`log` says how); what fails is as it was. A filesystem whose device is named otherwise than before is another export: its old handles are
 //! stale, which is safe, where taking a clone for what it was cloned from would not be.
 
 mod contents;
