@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | [`Effect::Persist`] | make it durable | [`State::done`], or [`State::failed`] |
 //! | [`Effect::Bump`] | raise the file's change attribute, whether somebody looked or not; before the reply goes out | [`State::done`] |
+//! | [`Effect::Open`] | let those go on who wait at this gate | |
 //! | [`Effect::Call`] | [`State::channel`], send, wait | [`State::channel_end`]; for CB_GETATTR [`State::told`], too |
 //!
 //! What does not go on says why: [`Stop`].
@@ -19,7 +20,7 @@
 //! | EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION, DESTROY_*, RECLAIM_COMPLETE, TEST_STATEID, FREE_STATEID | one of that name |
 //! | SEQUENCE | [`State::sequence`] before, [`State::finish`] after all operations of the request |
 //! | READ, WRITE, SETATTR, REMOVE, ... | [`State::permit`], the VFS, [`State::end`]: what was decided holds until then |
-//! | GETATTR, VERIFY, READDIR of what a delegate may have changed | [`State::look`], the VFS, [`State::end`] |
+//! | GETATTR, VERIFY, READDIR of change, size and times | [`State::look`], the VFS, [`State::end`] |
 //! | OPEN | [`State::open_plan`]; [`State::open_claim`] as soon as the file is known, before anybody else can reach it; the VFS; [`State::open_commit`] or [`State::open_abort`] |
 //! | LOCK, LOCKT, LOCKU, CLOSE, OPEN_DOWNGRADE, DELEGRETURN | one of that name |
 //! | operations with a seqid (4.0) | [`State::turn`] before, [`State::turn_end`] after |
@@ -103,6 +104,11 @@ pub enum Effect {
         ticket: Ticket,
         /// The file.
         file: File,
+    },
+    /// A [`Stop::Gate`] that nothing outside stands for has opened: whoever waits there makes his call again.
+    Open {
+        /// Which.
+        ticket: Ticket,
     },
     /// Ask something of a client.
     Call {

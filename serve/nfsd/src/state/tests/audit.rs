@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use super::super::client::Record;
 use super::super::held::Kind;
 use super::super::permit::At;
 use super::super::slot::Slot;
@@ -49,7 +48,7 @@ impl State {
                 }
                 for number in &state.under_way {
                     let it = &self.under_way[number];
-                    let (other, answer) = (it.client != Some(held.client), matches!(it.at, At::Answer(_)));
+                    let (other, answer) = (it.client != Some(held.client), matches!(it.at, At::Answer(..)));
                     assert!(!(other && delegation.write) || answer, "S3: beside somebody else's permit");
                 }
             }
@@ -94,7 +93,7 @@ impl State {
             assert_eq!(client.waiters, waiters);
             assert!(client.held.len() <= limits.stateids.0 && client.ranges <= limits.ranges.0);
             assert!(client.delegations <= limits.delegations.0 && client.waiters <= limits.waiters.0);
-            assert!(client.condemned.is_none() || client.busy == 0 && client.record == Record::Kept, "S8");
+            assert!(client.condemned.is_none() || client.busy == 0, "S8");
         }
         assert_eq!(self.kept_bytes, kept);
         assert!(self.kept_bytes <= limits.kept_bytes.1);

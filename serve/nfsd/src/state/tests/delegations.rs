@@ -20,6 +20,13 @@ fn two() -> (State, ClientId, ClientId) {
     (state, a, b)
 }
 
+/// Look, and be done with it.
+fn look(state: &mut State, now: Time, caller: Caller) -> Step<()> {
+    let permit = state.look(now, caller, F)?;
+    state.end(now, permit);
+    Ok(())
+}
+
 fn asked(state: &mut State) -> Ticket {
     match &state.effects()[..] {
         [Effect::Call { call: Call::GetAttr { ticket, .. }, .. }] => *ticket,
@@ -150,7 +157,7 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
     let (mut state, a, b) = two();
     let Granted::Write(held) = want(&mut state, T, a, share::BOTH, 0) else { panic!() };
     let (me, other) = (Caller::Client(a), Caller::Client(b));
-    assert_eq!(state.look(T, me, F), Ok(()));
+    look(&mut state, T, me).unwrap();
     // Nobody knows yet what he was told.
     assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
     state.delegation_base(&held, BASE);
@@ -158,16 +165,20 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
     assert_eq!(state.look(T, other, F), Err(Stop::Ask(ticket)));
     assert_eq!(state.look(T, Caller::V40, F), Err(Stop::Ask(ticket)));
     assert_eq!(asked(&mut state), ticket);
-    assert_eq!(state.told(T, ticket, Some(BASE)), Ok(Told::Untouched));
+    let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
+    state.end(T, permit);
+    state.effects();
     for answer in [Answer { change: 11, ..BASE }, Answer { size: 5, ..BASE }, Answer { change: 11, ..BASE }] {
         let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
         assert_eq!(asked(&mut state), ticket);
         let Told::Written { size, permit } = state.told(T, ticket, Some(answer)).unwrap() else { panic!() };
         assert_eq!(size, answer.size);
         // What he says stays true until it is out.
-        assert_eq!(failed(state.deleg_return(T, me, F, &held)), NfsStat::Delay);
+        let Err(Stop::Gate(gate)) = state.deleg_return(T, me, F, &held) else { panic!() };
+        assert_eq!(state.look(T, other, F), Err(Stop::Gate(gate)));
         state.audit();
         state.end(T, permit);
+        assert_eq!(state.effects(), [Effect::Open { ticket: gate }]);
     }
     // It was shown: it ends with one more, and nobody gets between.
     state.deleg_return(T, me, F, &held).unwrap();
@@ -176,7 +187,18 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
     assert!(matches!(state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
     state.audit();
     assert_eq!(bumps(&mut state), 1);
-    assert_eq!(state.look(T, other, F), Ok(()));
+    look(&mut state, T, other).unwrap();
+    state.audit();
+}
+
+/// What is being looked at is not given away: the value would be that of an answer, the contents those of before.
+#[test]
+fn nothing_is_delegated_under_a_look() {
+    let (mut state, a, b) = two();
+    let permit = state.look(T, Caller::Client(b), F).unwrap();
+    assert_eq!(want(&mut state, T, a, share::BOTH, 0), Granted::None(Why::Contention));
+    state.end(T, permit);
+    assert!(matches!(want(&mut state, T, a, share::BOTH, 0), Granted::Write(_)));
     state.audit();
 }
 
@@ -186,7 +208,8 @@ fn what_was_not_shown_ends_without_a_bump() {
     let held = writer(&mut state, a);
     let Err(Stop::Ask(ticket)) = state.look(T, Caller::Client(b), F) else { panic!() };
     assert_eq!(asked(&mut state), ticket);
-    state.told(T, ticket, Some(BASE)).unwrap();
+    let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
+    state.end(T, permit);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     assert_eq!(bumps(&mut state), 0);
     assert_eq!(failed(state.told(T, ticket, Some(BASE))), NfsStat::Delay);
@@ -203,7 +226,7 @@ fn who_does_not_answer_is_recalled() {
     assert!(matches!(&state.effects()[..], [Effect::Call { call: Call::Recall { .. }, .. }]));
     assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
-    assert_eq!(state.look(T, other, F), Ok(()));
+    look(&mut state, T, other).unwrap();
     // An answer that comes when the delegation is over is worth nothing.
     let late = T + state.config.lease + Span(1);
     let Granted::Write(held) =

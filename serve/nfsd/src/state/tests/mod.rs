@@ -2,6 +2,7 @@
 
 mod audit;
 mod delegations;
+mod driver;
 mod locks;
 mod opens;
 mod restarts;
@@ -85,7 +86,7 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
     for effect in &effects {
         match effect {
             Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => assert!(state.done(*ticket)),
-            Effect::Call { .. } => {}
+            Effect::Call { .. } | Effect::Open { .. } => {}
         }
     }
     effects

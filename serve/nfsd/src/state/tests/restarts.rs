@@ -142,6 +142,6 @@ fn a_delegation_from_before_counts_as_written() {
     assert_eq!(failed(state.look(T, Caller::Client(b), F)), NfsStat::Delay);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     assert!(matches!(&settle(&mut state)[..], [Effect::Bump { .. }]));
-    assert_eq!(state.look(T, Caller::Client(b), F), Ok(()));
+    assert!(state.look(T, Caller::Client(b), F).is_ok());
     state.audit();
 }
