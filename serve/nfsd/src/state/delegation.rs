@@ -4,6 +4,7 @@ use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
+use super::client::Mark;
 use super::held::Kind;
 use super::mistake::{self, Mistake};
 use super::open::{Claim, Planned};
@@ -127,7 +128,7 @@ impl State {
             let holder = held.client;
             if self.lease_is_over(now, holder) {
                 self.evict(holder)?;
-            } else if !self.revoke_if_overdue(now, index) {
+            } else if !self.revoke_if_overdue(now, index)? {
                 self.recall(now, index, truncate);
                 left = true;
             }
@@ -162,22 +163,24 @@ impl State {
     }
 
     /// Whether a delegation has been waited for long enough; then it is revoked.
-    pub(super) fn revoke_if_overdue(&mut self, now: Time, index: u32) -> bool {
+    pub(super) fn revoke_if_overdue(&mut self, now: Time, index: u32) -> Step<bool> {
         let lease = self.config.lease;
-        let Some(held) = self.held.get(&index) else { return true };
+        let Some(held) = self.held.get(&index) else { return Ok(true) };
         let (holder, file) = (held.client, held.file);
-        let Kind::Delegation(delegation) = &held.kind else { return true };
-        let Some(recall) = &delegation.recall else { return false };
+        let Kind::Delegation(delegation) = &held.kind else { return Ok(true) };
+        let Some(recall) = &delegation.recall else { return Ok(false) };
         let deadline = (recall.since + lease).max(delegation.used + lease);
         let deadline = deadline.min(recall.since + lease.times(RECALL_LEASES));
         let used = self.files.get(&file).is_some_and(|state| {
             state.under_way.iter().any(|number| self.under_way[number].client == Some(holder))
         });
         if now <= deadline || used {
-            return false;
+            return Ok(false);
         }
+        // [RFC8881 8.4.3]
+        self.be_marked(holder)?;
         self.revoke(index);
-        true
+        Ok(true)
     }
 
     /// What was not returned is taken away. The stateid stays, as a revoked one, until the client says that he knows.
@@ -267,7 +270,7 @@ impl State {
             if check > now {
                 return Some(check);
             }
-            if !self.revoke_if_overdue(now, index) {
+            if self.revoke_if_overdue(now, index) != Ok(true) {
                 let again = now + super::Span::seconds(1);
                 self.recalls.remove(&(check, index));
                 self.recalls.insert((again, index));
@@ -306,6 +309,9 @@ impl State {
             || self.held.len() >= self.config.limits.stateids.1
         {
             return Granted::None(Why::Resource);
+        }
+        if reclaimed && client.mark != Mark::None {
+            return Granted::None(Why::Contention);
         }
         let recent = |at: Time| now.since(at) <= self.config.lease;
         let contended = self.files.get(&file).is_none_or(|state| {

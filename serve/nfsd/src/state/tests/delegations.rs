@@ -131,6 +131,15 @@ fn what_is_not_returned_is_revoked() {
         state.tick(now);
         state.audit();
     }
+    // First it is written that he has lost it: he could claim it after a restart.
+    let effects = state.effects();
+    let Some(Effect::Persist { ticket, change: RecordChange::Put(record) }) = effects.last() else {
+        panic!()
+    };
+    assert!(record.revoked);
+    assert_eq!(state.permit(now, other, F, &StateId::ANONYMOUS, Does::Change), Err(Stop::Gate(*ticket)));
+    state.done(*ticket);
+    state.tick(now + Span::seconds(2));
     assert_eq!(failed(state.permit(now, me, F, &held, Does::Write)), NfsStat::DelegRevoked);
     let permit = state.permit(now, other, F, &StateId::ANONYMOUS, Does::Change).unwrap();
     state.end(now, permit);
@@ -146,6 +155,9 @@ fn what_is_not_returned_is_revoked() {
     };
     assert_ne!(flags(&mut state, 1), 0);
     state.free_stateid(a, &held).unwrap();
+    let effects = state.effects();
+    let Some(Effect::Persist { change: RecordChange::Put(record), .. }) = effects.last() else { panic!() };
+    assert!(!record.revoked);
     assert_eq!(flags(&mut state, 2), 0);
     assert_eq!(state.test_stateid(a, &[held]), [NfsStat::BadStateid]);
     state.audit();

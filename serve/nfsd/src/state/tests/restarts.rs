@@ -3,7 +3,13 @@ use super::*;
 const F: File = File { export: 1, inode: 2, generation: 3 };
 
 fn record(name: &str, verifier: u8) -> ClientRecord {
-    ClientRecord { sessions: true, owner: name.into(), verifier: [verifier; 8], principal: who(1) }
+    ClientRecord {
+        sessions: true,
+        owner: name.into(),
+        verifier: [verifier; 8],
+        principal: who(1),
+        revoked: false,
+    }
 }
 
 fn restarted(records: &[ClientRecord]) -> State {
@@ -143,5 +149,19 @@ fn a_delegation_from_before_counts_as_written() {
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     assert!(matches!(&settle(&mut state)[..], [Effect::Bump { .. }]));
     assert!(state.look(T, Caller::Client(b), F).is_ok());
+    state.audit();
+}
+
+/// [RFC8881 8.4.3]
+#[test]
+fn what_was_revoked_is_not_claimed_again() {
+    let mut state = restarted(&[ClientRecord { revoked: true, ..record("a", 1) }, record("b", 1)]);
+    let a = back(&mut state, "a", 1);
+    let opened = reclaim(&mut state, a, share::BOTH, 0, 2).unwrap();
+    assert_eq!(opened.delegation, Granted::None(Why::Contention));
+    // Now he knows.
+    state.reclaim_complete(T, a, false).unwrap();
+    let put = RecordChange::Put(record("a", 1));
+    assert!(matches!(&state.effects()[..], [Effect::Persist { change, .. }] if *change == put));
     state.audit();
 }

@@ -101,6 +101,8 @@ pub struct Believed {
     pub recalled: bool,
 }
 
+pub type Locked = (StateId, bool, (u64, u64));
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     Lost,
@@ -120,7 +122,8 @@ pub struct Peer {
     pub phase: Phase,
     pub silent_until: Time,
     pub opens: BTreeMap<(usize, u8), (StateId, u32, u32)>,
-    pub locks: BTreeMap<(usize, u8), (StateId, bool, (u64, u64))>,
+    /// By file and owner: the stateid, for writing or not, and which bytes.
+    pub locks: BTreeMap<(usize, u8), Locked>,
     pub delegations: BTreeMap<usize, Believed>,
     pub to_reclaim: Vec<Op>,
 }
@@ -155,6 +158,27 @@ impl Peer {
     pub fn lose(&mut self) {
         self.session = None;
         self.phase = Phase::Lost;
+        // What he was giving up he may not claim: it may have been given up.
+        for sent in self.sent.iter().flatten() {
+            match &sent.op {
+                Op::Close { file, owner, .. } => {
+                    self.opens.remove(&(*file, *owner));
+                    self.locks.remove(&(*file, *owner));
+                }
+                Op::Downgrade { file, owner, access, deny, .. } => {
+                    if let Some(open) = self.opens.get_mut(&(*file, *owner)) {
+                        (open.1, open.2) = (*access, *deny);
+                    }
+                }
+                Op::Unlock { file, owner, .. } => {
+                    self.locks.remove(&(*file, *owner));
+                }
+                Op::Return { file, .. } => {
+                    self.delegations.remove(file);
+                }
+                _ => {}
+            }
+        }
         self.sent = [const { None }; SLOTS];
         self.to_reclaim.clear();
     }
@@ -247,7 +271,7 @@ impl Peer {
             }
             8 => {
                 let (stateid, access, deny) = open?;
-                let (access, deny) = (access & (1 + dice.roll() as u32 % 3), deny & dice.roll() as u32 % 4);
+                let (access, deny) = (access & (1 + dice.roll() as u32 % 3), deny & (dice.roll() as u32 % 4));
                 Op::Downgrade { file, owner, stateid, access, deny }
             }
             9 | 10 => Op::Write { file, stateid, content: None },
@@ -304,10 +328,10 @@ impl Peer {
             (Op::Lock { file, owner, write, range, .. }, Reply::Stateid(stateid)) => {
                 self.locks.insert((*file, *owner), (*stateid, *write, *range));
             }
-            (Op::Lock { file, owner, reclaim: true, .. }, Reply::Status(status)) => {
-                if *status != NfsStat::Delay {
-                    self.locks.remove(&(*file, *owner));
-                }
+            (Op::Lock { file, owner, reclaim: true, .. }, Reply::Status(status))
+                if *status != NfsStat::Delay =>
+            {
+                self.locks.remove(&(*file, *owner));
             }
             (Op::Unlock { file, owner, .. }, Reply::Stateid(_)) => {
                 self.locks.remove(&(*file, *owner));

@@ -49,6 +49,8 @@ struct Job {
     op: Op,
     at: Stage,
     wait: Option<Ticket>,
+    /// He holds the delegation himself: what he sees is his own affair.
+    own: bool,
 }
 
 #[derive(Debug)]
@@ -276,7 +278,7 @@ impl World {
             let key = (record.sessions, record.owner.clone());
             let superseded = self.state.names.get(&key).is_some_and(|name| name.confirmed.is_some());
             assert!(
-                superseded || self.stable.get(&key) != Some(&record),
+                superseded || self.stable.get(&key).is_none_or(|it| !it.is_of(&record)),
                 "S7: {record:?} is still on record"
             );
             self.done.note("evicted");
@@ -295,7 +297,8 @@ impl World {
             let key = (record.sessions, record.owner.clone());
             let now = state.names.get(&key).and_then(|name| name.confirmed);
             let other = now.is_some_and(|id| state.clients[&id].verifier != record.verifier);
-            stable.get(&key) == Some(record) && !other && !now.is_some_and(|id| complete.contains(&id))
+            let on_record = stable.get(&key).is_some_and(|it| it.is_of(record));
+            on_record && !other && !now.is_some_and(|id| complete.contains(&id))
         };
         self.old.retain(|id| records.get(&id).is_some_and(may));
     }
@@ -317,7 +320,8 @@ impl World {
         old.records.extend(before.records);
         let (stable, records) = (&self.stable, old.records.clone());
         old.retain(|id| {
-            records.get(&id).is_some_and(|it| stable.get(&(it.sessions, it.owner.clone())) == Some(it))
+            let stored = |it: &ClientRecord| stable.get(&(it.sessions, it.owner.clone())).cloned();
+            records.get(&id).is_some_and(|it| stored(it).is_some_and(|stored| stored.is_of(it)))
         });
         self.old = old;
         self.boot += 1;
@@ -427,6 +431,7 @@ impl World {
                     op: sent.op,
                     at: Stage::Begin,
                     wait: None,
+                    own: false,
                 });
             }
             Ok(Sequenced::Replay(bytes)) => {
@@ -589,6 +594,8 @@ impl World {
             (Op::GetAttr { file: at }, Stage::Begin) => match self.state.look(now, caller, file(*at)) {
                 Ok(permit) => {
                     self.observe();
+                    let mine = |it: &Delegated| it.file == *at && it.client == job.client;
+                    job.own = self.shadow.delegations.iter().any(mine);
                     for it in self.shadow.delegations.iter().filter(|it| it.file == *at && it.write) {
                         assert_eq!(it.client, job.client, "somebody else may have written");
                     }
@@ -598,8 +605,7 @@ impl World {
             },
             (Op::GetAttr { file: at }, Stage::Looked(permit)) => {
                 let change = self.disks[*at].query();
-                let own = self.shadow.delegations.iter().any(|it| it.file == *at && it.client == job.client);
-                if !own {
+                if !job.own {
                     self.vouch(*at, change, self.disks[*at].content);
                 }
                 if let Some(permit) = permit {
@@ -646,9 +652,9 @@ impl World {
                 self.observe();
                 let bytes = bytes(*range);
                 let record = self.shadow.records[&client].clone();
-                self.shadow.check_lock(*at, client, &record, *owner, &bytes, *write, "S2");
+                self.shadow.check_lock((*at, client, *owner), &record, &bytes, *write, "S2");
                 if !reclaim {
-                    self.old.check_lock(*at, client, &record, *owner, &bytes, *write, "S6");
+                    self.old.check_lock((*at, client, *owner), &record, &bytes, *write, "S6");
                 }
                 self.set_bytes((*at, client, *owner), &bytes, Some(*write));
                 self.done.note("lock");
@@ -774,7 +780,7 @@ impl World {
                 self.stable.insert((record.sessions, record.owner.clone()), record);
             }
             RecordChange::Strike(records) => {
-                self.stable.retain(|_, record| !records.contains(record));
+                self.stable.retain(|_, record| !records.iter().any(|it| it.is_of(record)));
             }
         }
     }
