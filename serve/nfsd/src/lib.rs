@@ -2,12 +2,16 @@
 //!
 //! | module | what lives there | what it does not know |
 //! |---|---|---|
+//! | [`exports`] | which filesystems, for whom, under which names; filehandles | operations |
 //! | [`net`] | connections, records, TLS, threads, bounds on bytes | RPC |
 //! | [`rpc`] | who calls, which program; calls to clients | files |
+//! | [`stable`] | what survives a restart: secrets, the boot count, clients, write verifiers | sockets |
 //! | [`state`] | clients, sessions, opens, locks, delegations, grace | sockets, files, clocks, dice |
 
 #![forbid(unsafe_code)]
 
+pub mod exports;
 pub mod net;
 pub mod rpc;
+pub mod stable;
 pub mod state;
