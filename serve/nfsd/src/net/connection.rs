@@ -447,7 +447,7 @@ impl Connection {
         match self.hub.handler.message(self, message) {
             Action::Nothing => {}
             Action::Work(job) => self.hub.push(self, job),
-            Action::Urgent(job) => self.hub.push_urgent(job),
+            Action::Urgent(job) => self.hub.push_urgent_read(job),
             Action::Close(why) => return Err(why.into()),
             Action::StartTls(reply) => {
                 // What came behind the question was not protected, and would be taken for what is: somebody may have put it there.
