@@ -18,6 +18,7 @@ fn flavor(flavor: u32, body: &[u8]) -> OpaqueAuth {
     OpaqueAuth { flavor, body: body.to_vec() }
 }
 
+/// [RFC5531 9]
 #[test]
 fn a_call_is_answered_as_rfc_5531_says() {
     let served = serve(Limits::default(), None);
@@ -216,6 +217,43 @@ fn the_end_is_in_good_order() {
         served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1
     });
     assert!(!served.server.drain(Duration::from_millis(5), Duration::ZERO));
+}
+
+/// The same program once more: what it finds in its environment is what systemd would put there.
+#[test]
+fn sockets_are_handed_over() {
+    if std::env::var_os("LISTEN_FDS").is_some() {
+        let listeners = listen::handed_over().unwrap();
+        let callbacks = ivers_nfsd::rpc::Callbacks::new();
+        let server =
+            ivers_nfsd::rpc::Server::start(Limits::default(), listeners, None, Vec::new(), callbacks)
+                .unwrap();
+        assert_eq!(server.addresses().len(), 1);
+        until("somebody has called", || {
+            server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1
+        });
+        assert!(server.drain(Duration::from_secs(5), Duration::from_secs(1)));
+        return;
+    }
+    let run = |script: &str, stdin: std::process::Stdio| {
+        let mut command = std::process::Command::new("sh");
+        let program = std::env::current_exe().unwrap();
+        command.args(["-c", script, "sh"]).arg(program).args(["--exact", "rpc::sockets_are_handed_over"]);
+        command.stdin(stdin).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        command.spawn().unwrap()
+    };
+    const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut server = run(HAND_OVER, std::os::fd::OwnedFd::from(listener).into());
+    let mut peer = connect(address);
+    peer.send(&call_of(header(0), b""));
+    assert_eq!(peer.reply().1, Reply::ProgramUnavailable);
+    assert_eq!(peer.receive(), None);
+    assert!(server.wait().unwrap().success());
+    // What is no socket that listens is refused.
+    let mut server = run(HAND_OVER, std::process::Stdio::null());
+    assert!(!server.wait().unwrap().success());
 }
 
 #[test]
