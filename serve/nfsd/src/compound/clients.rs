@@ -1,0 +1,71 @@
+//! What this floor asks about clients. [`State`](crate::state::State) knows the answers; whoever holds its mutex and carries out its effects gives them.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::types::StateId;
+
+use super::context::Context;
+use crate::state::{Caller, Does, File, Step};
+
+/// Leave to do something to a file ([`Permit`](crate::state::Permit)): what was decided holds until this is dropped.
+#[must_use = "what was decided holds only as long as this lives"]
+pub struct Held(Box<dyn Send>);
+
+impl Held {
+    /// Ends when `until` is dropped.
+    pub fn new(until: impl Send + 'static) -> Self {
+        Self(Box::new(until))
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Held({:p})", self.0)
+    }
+}
+
+/// What the holder of a write delegation has made of a file, after the server has bumped its change attribute for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown {
+    /// The change attribute.
+    pub change: u64,
+    /// His size.
+    pub size: u64,
+}
+
+/// Why a request that has waited goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum News {
+    /// What it waited for is done: the operation is tried again.
+    Again,
+    /// The holder of the delegation was asked: he has written, or not.
+    Told(Option<Shown>),
+    /// It took too long, or came to nothing: NFS4ERR_DELAY.
+    Late,
+}
+
+/// How an operation of clients' state was answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answered {
+    /// By this.
+    Result(Box<OpResult>),
+    /// It is a retry of the whole request: this COMPOUND was the reply (RFC 8881 section 2.10.6.1).
+    Replay(Arc<[u8]>),
+}
+
+/// Whose files are whose.
+pub trait Clients: Send + Sync {
+    /// Look at the stateid, the share modes and the delegations ([`State::permit`](crate::state::State::permit)). It is ended by dropping it.
+    fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held>;
+
+    /// Whether the VFS knows change attribute, size and times of a file ([`State::look`](crate::state::State::look)).
+    fn look(&self, caller: Caller, file: File) -> Step<()>;
+
+    /// An operation of clients, sessions, opens, locks or delegations. SEQUENCE fills in [`Context::session`] and what goes with it.
+    fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered>;
+
+    /// A request with a session is over. `reply` is its COMPOUND; none if whoever worked on it has died: then NFS4ERR_SERVERFAULT is its reply for ever.
+    fn finish(&self, session: Box<dyn Any + Send>, reply: Option<&[u8]>);
+}

@@ -1,0 +1,19 @@
+//! One request: the current and the saved filehandle, operation by operation (RFC 7530 section 15.2, RFC 8881 section 16.2).
+//!
+//! [`Compound::begin`] takes the arguments of a call, [`Compound::run`] does its operations. Each is decoded when its turn comes. Where one must wait (for stable storage, or
+//! for what the holder of a delegation says), the request becomes a [`Waiting`] that is data: no thread waits with it. When the news is there,
+//! [`Waiting::go_on`] does the same operation again.
+//!
+//! What an operation does to files is [`ops`](crate::ops)' to know; whose they are, and what he holds, that of [`Clients`].
+
+mod clients;
+mod context;
+mod place;
+mod runner;
+mod service;
+
+pub use clients::{Answered, Clients, Held, News, Shown};
+pub use context::{Context, Origin};
+pub use place::{Object, Place};
+pub use runner::{Compound, Progress, Unanswerable, Waiting};
+pub use service::{Bounds, Exports, Filesystem, Names, Numeric, Service};

@@ -1,0 +1,171 @@
+//! What all requests share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ivers_nfs4::types::{ChangeInfo, Verifier};
+use ivers_vfs::Vfs;
+use parking_lot::RwLock;
+
+use super::clients::Clients;
+use crate::exports::handle::Handles;
+use crate::exports::table::Table;
+
+/// What is exported.
+pub struct Filesystem {
+    /// The filesystem.
+    pub vfs: Arc<Vfs>,
+    /// The write verifier: whoever learns that unstable data may be lost changes it, and nobody else.
+    pub write_verifier: Arc<AtomicU64>,
+}
+
+impl Filesystem {
+    /// The verifier of writes that begin now, or of a flush that is done now.
+    pub fn verifier(&self) -> Verifier {
+        self.write_verifier.load(Ordering::SeqCst).to_be_bytes()
+    }
+}
+
+impl fmt::Debug for Filesystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.vfs.info().fs_type, self.vfs.info().label)
+    }
+}
+
+/// The table of exports.
+pub type Exports = Table<Filesystem>;
+
+/// Owners as strings (RFC 8881 section 5.9).
+pub trait Names: Send + Sync {
+    /// The user of a number.
+    fn user(&self, uid: u32) -> Vec<u8>;
+    /// The group of a number.
+    fn group(&self, gid: u32) -> Vec<u8>;
+    /// The number of a user.
+    fn uid(&self, name: &[u8]) -> Option<u32>;
+    /// The number of a group.
+    fn gid(&self, name: &[u8]) -> Option<u32>;
+}
+
+/// Numbers as decimal strings, and nothing else: right where both sides have the same databases, as AUTH_SYS needs anyway.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Numeric;
+
+impl Numeric {
+    fn number(name: &[u8]) -> Option<u32> {
+        let text = std::str::from_utf8(name).ok()?;
+        // [RFC8881 5.9] Without leading zeros; and -1 means "leave it" to system calls.
+        let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+        text.parse().ok().filter(|&id| plain && id != u32::MAX)
+    }
+}
+
+impl Names for Numeric {
+    fn user(&self, uid: u32) -> Vec<u8> {
+        uid.to_string().into_bytes()
+    }
+
+    fn group(&self, gid: u32) -> Vec<u8> {
+        gid.to_string().into_bytes()
+    }
+
+    fn uid(&self, name: &[u8]) -> Option<u32> {
+        Self::number(name)
+    }
+
+    fn gid(&self, name: &[u8]) -> Option<u32> {
+        Self::number(name)
+    }
+}
+
+/// How much one request may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of a reply, its head included, where no session says otherwise.
+    pub reply_bytes: usize,
+    /// Operations of a request of NFSv4.0; sessions have bounds of their own.
+    pub operations: u32,
+    /// Bytes of a READ or WRITE.
+    pub data_bytes: u32,
+    /// Bytes that one COPY copies: the client goes on from there.
+    pub copy_bytes: u64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { reply_bytes: 1 << 20 | 4096, operations: 64, data_bytes: 1 << 20, copy_bytes: 64 << 20 }
+    }
+}
+
+/// What all requests share.
+pub struct Service {
+    /// Makes filehandles.
+    pub handles: Handles,
+    /// Whose files are whose.
+    pub clients: Arc<dyn Clients>,
+    /// Owners as strings.
+    pub names: Box<dyn Names>,
+    /// The lease time.
+    pub lease_seconds: u32,
+    /// How much one request may be.
+    pub bounds: Bounds,
+    exports: RwLock<Arc<Exports>>,
+    unvouched: AtomicU64,
+}
+
+impl Service {
+    /// With everything as usual. `boot` counts the server's starts.
+    pub fn new(handles: Handles, clients: Arc<dyn Clients>, exports: Exports, boot: u32) -> Self {
+        Self {
+            handles,
+            clients,
+            names: Box::new(Numeric),
+            lease_seconds: 90,
+            bounds: Bounds::default(),
+            exports: RwLock::new(Arc::new(exports)),
+            unvouched: AtomicU64::new(u64::from(boot) << 40),
+        }
+    }
+
+    /// The table of exports, for requests that begin now.
+    pub fn exports(&self) -> Arc<Exports> {
+        self.exports.read().clone()
+    }
+
+    /// Export something else from now on.
+    pub fn set_exports(&self, exports: Exports) {
+        *self.exports.write() = Arc::new(exports);
+    }
+
+    /// A change attribute for what has none: it never comes again.
+    pub fn unvouched(&self) -> u64 {
+        self.unvouched.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The VFS's change info, if it has one. A constant in its place would tell every client that nothing changes.
+    pub fn change_info(&self, info: Option<ivers_vfs::ChangeInfo>) -> ChangeInfo {
+        match info {
+            Some(info) => ChangeInfo { atomic: true, before: info.before, after: info.after },
+            None => ChangeInfo { atomic: false, before: self.unvouched(), after: self.unvouched() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// [RFC8881 5.9]
+    #[test]
+    fn numbers_are_written_in_one_way() {
+        for (name, id) in [("0", Some(0)), ("1000", Some(1000)), ("4294967294", Some(u32::MAX - 1))] {
+            assert_eq!(Numeric.uid(name.as_bytes()), id);
+        }
+        for name in ["", "01", "00", "+1", "-1", " 1", "1 ", "0x1", "4294967295", "4294967296", "root", "1@x"]
+        {
+            assert_eq!(Numeric.gid(name.as_bytes()), None, "{name:?}");
+        }
+        assert_eq!((Numeric.user(7), Numeric.group(0)), (b"7".to_vec(), b"0".to_vec()));
+    }
+}

@@ -1,0 +1,165 @@
+//! POSIX ACLs as NFSv4 ACLs (RFC 7530 section 6; the mapping that is usual between the two).
+//!
+//! NFSv4 reads its entries in order, and the first that speaks of a permission decides. POSIX picks one class of caller and looks no further. So each class
+//! that may be refused something which a later one would allow is followed by an entry that denies it; of the groups a caller may be in several, and any of
+//! them may allow, so that all of their denials come behind all of what they allow.
+
+use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::types::Ace;
+use ivers_nfs4::xdr::List;
+use ivers_vfs::{Attr, Cred, Error, FileType, NameError, acl};
+
+use crate::compound::{Context, Object};
+use crate::ops::status::status;
+
+const ALLOW: u32 = 0;
+const DENY: u32 = 1;
+
+const FILE_INHERIT: u32 = 0x1;
+const DIRECTORY_INHERIT: u32 = 0x2;
+const INHERIT_ONLY: u32 = 0x8;
+const IDENTIFIER_GROUP: u32 = 0x40;
+
+const READ_DATA: u32 = 0x1;
+const WRITE_DATA: u32 = 0x2;
+const APPEND_DATA: u32 = 0x4;
+const READ_NAMED_ATTRS: u32 = 0x8;
+const WRITE_NAMED_ATTRS: u32 = 0x10;
+const EXECUTE: u32 = 0x20;
+const DELETE_CHILD: u32 = 0x40;
+const READ_ATTRIBUTES: u32 = 0x80;
+const WRITE_ATTRIBUTES: u32 = 0x100;
+const READ_ACL: u32 = 0x2_0000;
+const WRITE_ACL: u32 = 0x4_0000;
+const WRITE_OWNER: u32 = 0x8_0000;
+const SYNCHRONIZE: u32 = 0x10_0000;
+
+/// What everybody may, whatever the bits say.
+const ALWAYS: u32 = READ_ATTRIBUTES | READ_ACL | SYNCHRONIZE;
+/// What the owner may beside.
+const OWNERS: u32 = WRITE_ATTRIBUTES | WRITE_ACL | WRITE_OWNER;
+
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    tag: u16,
+    perm: u32,
+    id: u32,
+}
+
+/// The entries of an attribute that the VFS has validated.
+fn entries(value: &[u8]) -> Vec<Entry> {
+    let entry = |raw: &[u8]| Entry {
+        tag: u16::from_le_bytes([raw[0], raw[1]]),
+        perm: u32::from(u16::from_le_bytes([raw[2], raw[3]])),
+        id: u32::from_le_bytes([raw[4], raw[5], raw[6], raw[7]]),
+    };
+    value.get(4..).unwrap_or_default().chunks_exact(8).map(entry).collect()
+}
+
+fn stored(object: &Object, name: &[u8]) -> Res<Option<Vec<Entry>>> {
+    let value = match object.vfs().get_xattr(&Cred::trusted(), &object.inode, name) {
+        Ok(value) => value,
+        Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => return Ok(None),
+        Err(error) => return Err(status(&error)),
+    };
+    let valid = acl::Acl::parse(&value).map_err(|_| NfsStat::Io)?;
+    Ok(valid.map(|acl| entries(&acl.encode())))
+}
+
+/// What permission bits say alone.
+fn of_mode(perm: u32) -> Vec<Entry> {
+    [(USER_OBJ, 6), (GROUP_OBJ, 3), (OTHER, 0)]
+        .into_iter()
+        .map(|(tag, shift)| Entry { tag, perm: perm >> shift & 7, id: u32::MAX })
+        .collect()
+}
+
+/// The ACL of an object: what its own says, or its mode; for a directory, then what its children inherit.
+pub fn of(context: &Context, object: &Object, stat: &Attr) -> Res<List<Ace>> {
+    let directory = stat.kind == FileType::Directory;
+    let own = stored(object, acl::ACCESS)?.unwrap_or_else(|| of_mode(stat.perm));
+    let mut aces = Mapping { context, directory, flags: 0 }.aces(&own);
+    if directory && let Some(default) = stored(object, acl::DEFAULT)? {
+        let flags = FILE_INHERIT | DIRECTORY_INHERIT | INHERIT_ONLY;
+        aces.extend(Mapping { context, directory, flags }.aces(&default));
+    }
+    Ok(List(aces))
+}
+
+struct Mapping<'a> {
+    context: &'a Context,
+    directory: bool,
+    flags: u32,
+}
+
+impl Mapping<'_> {
+    fn bits(&self, perm: u32) -> u32 {
+        let mut mask = 0;
+        if perm & 4 != 0 {
+            mask |= READ_DATA | READ_NAMED_ATTRS;
+        }
+        if perm & 2 != 0 {
+            mask |= WRITE_DATA | APPEND_DATA | WRITE_NAMED_ATTRS;
+            mask |= if self.directory { DELETE_CHILD } else { 0 };
+        }
+        if perm & 1 != 0 {
+            mask |= EXECUTE;
+        }
+        mask
+    }
+
+    fn who(&self, entry: &Entry) -> (Vec<u8>, u32) {
+        let names = &self.context.service.names;
+        match entry.tag {
+            USER_OBJ => (b"OWNER@".to_vec(), 0),
+            USER => (names.user(entry.id), 0),
+            GROUP_OBJ => (b"GROUP@".to_vec(), 0),
+            GROUP => (names.group(entry.id), IDENTIFIER_GROUP),
+            _ => (b"EVERYONE@".to_vec(), 0),
+        }
+    }
+
+    fn allow(&self, entry: &Entry, perm: u32) -> Ace {
+        let (who, flag) = self.who(entry);
+        let more = if entry.tag == USER_OBJ { ALWAYS | OWNERS } else { ALWAYS };
+        Ace { kind: ALLOW, flags: self.flags | flag, mask: self.bits(perm) | more, who }
+    }
+
+    fn deny(&self, entry: &Entry, perm: u32) -> Option<Ace> {
+        let (who, flag) = self.who(entry);
+        (perm != 0).then(|| Ace { kind: DENY, flags: self.flags | flag, mask: self.bits(perm), who })
+    }
+
+    fn aces(&self, entries: &[Entry]) -> Vec<Ace> {
+        let with = |tag: u16| entries.iter().filter(move |entry| entry.tag == tag);
+        let mask = with(MASK).map(|entry| entry.perm).next().unwrap_or(7);
+        // The mask bounds all but the owner and the others.
+        let effective = |entry: &Entry| match entry.tag {
+            USER | GROUP | GROUP_OBJ => entry.perm & mask,
+            _ => entry.perm,
+        };
+        let others = with(OTHER).fold(0, |all, entry| all | entry.perm);
+        let groups = with(GROUP_OBJ).chain(with(GROUP));
+        let behind_users = groups.clone().fold(others, |all, entry| all | effective(entry));
+        let behind_owner = with(USER).fold(behind_users, |all, entry| all | effective(entry));
+        let mut aces = Vec::new();
+        for (class, behind) in [(USER_OBJ, behind_owner), (USER, behind_users)] {
+            for entry in with(class) {
+                let perm = effective(entry);
+                aces.push(self.allow(entry, perm));
+                aces.extend(self.deny(entry, behind & !perm));
+            }
+        }
+        aces.extend(groups.clone().map(|entry| self.allow(entry, effective(entry))));
+        aces.extend(groups.filter_map(|entry| self.deny(entry, others & !effective(entry))));
+        aces.extend(with(OTHER).map(|entry| self.allow(entry, entry.perm)));
+        aces
+    }
+}

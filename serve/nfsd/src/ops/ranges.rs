@@ -1,0 +1,157 @@
+//! SEEK, ALLOCATE, DEALLOCATE, READ_PLUS, COPY, IO_ADVISE (RFC 7862).
+
+use ivers_nfs4::ops::v40::ReadArgs;
+use ivers_nfs4::ops::v42::{
+    Content, CopyArgs, CopyOk, CopyRequirements, CopyRes, Data, DataContent, Hole, IoAdviseArgs, RangeArgs,
+    ReadPlusOk, SeekArgs, SeekOk, WriteResponse,
+};
+use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::types::{Bitmap, StableHow, StateId};
+use ivers_nfs4::xdr::List;
+use ivers_vfs::{Error, FallocateMode, NameError};
+
+use super::data::{end_of, may_read, may_write};
+use super::settle;
+use super::status::{OrStatus, status};
+use crate::compound::{Context, Object};
+use crate::state::Step;
+
+const DATA: u32 = DataContent::Data as u32;
+const HOLE: u32 = DataContent::Hole as u32;
+/// Bytes of a READ_PLUS's result that hold no data, and of each of its pieces.
+const HEAD: usize = 4 + 4 + 4 + 4;
+const PIECE: usize = 4 + 8 + 4 + 3;
+/// Pieces of one READ_PLUS.
+const PIECES: usize = 64;
+
+/// Where data begins, or a hole; none: not before the end.
+fn find(object: &Object, offset: u64, what: u32) -> Res<Option<u64>> {
+    let (vfs, inode) = (object.vfs(), &object.inode);
+    let found = if what == DATA { vfs.seek_data(inode, offset) } else { vfs.seek_hole(inode, offset) };
+    match found {
+        Ok(at) => Ok(Some(at)),
+        Err(Error::Name(NameError::NoSuchOffset)) => Ok(None),
+        Err(error) => Err(status(&error)),
+    }
+}
+
+/// SEEK.
+pub fn seek(context: &Context, args: &SeekArgs) -> Step<SeekOk> {
+    let object = context.object(NfsStat::Isdir)?;
+    let _leave = may_read(context, object, &args.stateid)?;
+    // [RFC7862 15.11.3]
+    if args.what != DATA && args.what != HOLE {
+        return Err(NfsStat::UnionNotsupp.into());
+    }
+    let size = object.inode.size();
+    // [RFC7862 15.11.3]
+    if args.offset >= size {
+        return Err(NfsStat::Nxio.into());
+    }
+    let found = find(object, args.offset, args.what)?.filter(|at| *at < size);
+    Ok(SeekOk { eof: found.is_none(), offset: found.unwrap_or(size) })
+}
+
+fn change_range(context: &Context, args: &RangeArgs, mode: FallocateMode) -> Step<()> {
+    let object = context.object(NfsStat::Isdir)?;
+    let _leave = may_write(context, object, &args.stateid)?;
+    // [RFC7862 15.1.3]
+    end_of(args.offset, args.length)?;
+    let (vfs, inode) = (object.vfs(), &object.inode);
+    vfs.fallocate(object.writer()?, inode, mode, args.offset, args.length).nfs()?;
+    Ok(settle(vfs, &[inode])?)
+}
+
+/// ALLOCATE.
+pub fn allocate(context: &Context, args: &RangeArgs) -> Step<()> {
+    change_range(context, args, FallocateMode::empty())
+}
+
+/// DEALLOCATE: the size stays.
+pub fn deallocate(context: &Context, args: &RangeArgs) -> Step<()> {
+    change_range(context, args, FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE)
+}
+
+/// READ_PLUS. Each piece was true when it was looked at; between two of them somebody may have written, as between two READs.
+pub fn read_plus(context: &Context, args: &ReadArgs) -> Step<ReadPlusOk> {
+    let object = context.object(NfsStat::Isdir)?;
+    let _leave = may_read(context, object, &args.stateid)?;
+    let (vfs, inode) = (object.vfs(), &object.inode);
+    let most = u64::from(args.count.min(context.service.bounds.data_bytes));
+    let end = args.offset.saturating_add(most).min(inode.size());
+    let mut room = context.room.saturating_sub(HEAD);
+    let (mut at, mut contents) = (args.offset, Vec::new());
+    while at < end && contents.len() < PIECES && room > PIECE {
+        let data = find(object, at, DATA)?.unwrap_or(end).min(end);
+        room -= PIECE;
+        if data > at {
+            contents.push(Content::Hole(Hole { offset: at, length: data - at }));
+            at = data;
+            continue;
+        }
+        let until = find(object, at, HOLE)?.unwrap_or(end).min(end).max(at + 1);
+        let mut bytes = vec![0; (until - at).min(room as u64) as usize];
+        let read = vfs.read(inode, at, &mut bytes).nfs()?;
+        if read == 0 {
+            // Cut off meanwhile.
+            break;
+        }
+        bytes.truncate(read);
+        room -= read;
+        contents.push(Content::Data(Data { offset: at, bytes }));
+        at += read as u64;
+    }
+    // [RFC7862 15.10.3]
+    Ok(ReadPlusOk { eof: at >= inode.size(), contents: List(contents) })
+}
+
+/// COPY: at once, and from the first byte to the last. What it does not manage in one go the client asks for again.
+pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
+    // [RFC7862 15.2.3]
+    if !args.source_server.0.is_empty() {
+        return Err(NfsStat::Notsupp.into());
+    }
+    let source = context.saved(NfsStat::Isdir)?;
+    let target = context.object(NfsStat::Isdir)?;
+    source.regular(context.minor)?;
+    target.regular(context.minor)?;
+    if source.export.identity != target.export.identity {
+        return Err(NfsStat::Xdev.into());
+    }
+    let meant = |stateid: &StateId, saved: StateId| match *stateid {
+        // [RFC7862 15.2.3] The source's current stateid is the saved one.
+        StateId::CURRENT if saved != StateId::INVALID => saved,
+        stateid => stateid,
+    };
+    let saved = context.saved.as_ref().map_or(StateId::INVALID, |(_, stateid)| *stateid);
+    let _read = may_read(context, source, &meant(&args.source, saved))?;
+    let _write = may_write(context, target, &args.target)?;
+    let size = source.inode.size();
+    // [RFC7862 15.2.3]
+    let behind = size.checked_sub(args.source_offset).ok_or(NfsStat::Inval)?;
+    let length = if args.count == 0 { behind } else { args.count };
+    if length > behind {
+        return Err(NfsStat::Inval.into());
+    }
+    end_of(args.target_offset, length)?;
+    let length = length.min(context.service.bounds.copy_bytes);
+    let verifier = target.export.filesystem.verifier();
+    let (from, to) = (&source.inode, &target.inode);
+    let cred = target.writer()?;
+    let count = match length {
+        0 => 0,
+        _ => target.vfs().copy_range(cred, from, args.source_offset, to, args.target_offset, length).nfs()?,
+    };
+    let committed = StableHow::Unstable;
+    Ok(CopyRes::Ok(CopyOk {
+        response: WriteResponse { callback: List(Vec::new()), count, committed, verifier },
+        requirements: CopyRequirements { consecutive: true, synchronous: true },
+    }))
+}
+
+/// IO_ADVISE: it is a hint, and none is followed.
+pub fn io_advise(context: &Context, args: &IoAdviseArgs) -> Step<Bitmap> {
+    let object = context.object(NfsStat::Isdir)?;
+    let _leave = may_read(context, object, &args.stateid)?;
+    Ok(Bitmap::default())
+}

@@ -1,0 +1,109 @@
+//! Extended attributes of users (RFC 8276).
+
+use ivers_nfs4::ops::v42::{ListXattrsArgs, ListXattrsOk, SetXattrArgs, SetXattrOption};
+use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::types::ChangeInfo;
+use ivers_nfs4::xdr::List;
+use ivers_vfs::{FileType, XattrMode};
+
+use super::name::text;
+use super::settle;
+use super::status::OrStatus;
+use crate::compound::{Context, Object};
+use crate::state::{Does, Step};
+
+/// What local names have before them and the protocol's have not (RFC 8276 section 5).
+const USER: &[u8] = b"user.";
+/// Bytes of a name, with that.
+const NAME_BYTES: usize = 255;
+/// Bytes of a list of names that are not names: the cookie, their number, and whether these were the last.
+const FRAME: usize = 8 + 4 + 4;
+
+fn local(name: &[u8]) -> Res<Vec<u8>> {
+    if text(name)?.contains('\0') {
+        return Err(NfsStat::Badchar);
+    }
+    let local = [USER, name].concat();
+    if local.len() > NAME_BYTES { Err(NfsStat::Nametoolong) } else { Ok(local) }
+}
+
+/// An object that can have such attributes.
+fn bearer(context: &Context) -> Res<&Object> {
+    let object = context.object(NfsStat::Notsupp)?;
+    let bears = matches!(object.inode.kind, FileType::Regular | FileType::Directory);
+    // [RFC8276 8.4.1.3]
+    if object.vfs().info().xattr_value_max == 0 {
+        return Err(NfsStat::Notsupp);
+    }
+    if bears { Ok(object) } else { Err(NfsStat::WrongType) }
+}
+
+/// GETXATTR.
+pub fn get(context: &Context, name: &[u8]) -> Res<Vec<u8>> {
+    let object = bearer(context)?;
+    object.vfs().get_xattr(object.reader()?, &object.inode, local(name)?).nfs()
+}
+
+/// Do what changes an attribute. The VFS does not tell the values around it, and what is asked before and after is not atomic.
+fn change(context: &Context, name: &[u8], act: impl FnOnce(&Object, Vec<u8>) -> Res<()>) -> Step<ChangeInfo> {
+    let object = bearer(context)?;
+    let name = local(name)?;
+    object.writer()?;
+    let _leave = context.permit_change(object, Does::Change)?;
+    let (vfs, inode) = (object.vfs(), &object.inode);
+    let before = vfs.change(inode);
+    act(object, name)?;
+    settle(vfs, &[inode])?;
+    let after = vfs.change(inode);
+    let info = before.zip(after).map(|(before, after)| ChangeInfo { atomic: false, before, after });
+    Ok(info.unwrap_or_else(|| context.service.change_info(None)))
+}
+
+/// SETXATTR.
+pub fn set(context: &Context, args: &SetXattrArgs) -> Step<ChangeInfo> {
+    // [RFC8276 8.4.2.3]
+    let mode = match args.option {
+        SetXattrOption::Either => XattrMode::Any,
+        SetXattrOption::Create => XattrMode::Create,
+        SetXattrOption::Replace => XattrMode::Replace,
+    };
+    change(context, &args.name, |object, name| {
+        object.vfs().set_xattr(object.writer()?, &object.inode, name, &args.value, mode).nfs()
+    })
+}
+
+/// REMOVEXATTR.
+pub fn remove(context: &Context, name: &[u8]) -> Step<ChangeInfo> {
+    change(context, name, |object, name| {
+        object.vfs().remove_xattr(object.writer()?, &object.inode, name).nfs()
+    })
+}
+
+/// LISTXATTRS. A cookie is a place in the sorted list.
+pub fn list(context: &Context, args: &ListXattrsArgs) -> Res<ListXattrsOk> {
+    let object = bearer(context)?;
+    let all = object.vfs().list_xattr(object.reader()?, &object.inode).nfs()?;
+    let mut names: Vec<Vec<u8>> = all
+        .into_iter()
+        .filter_map(|name| name.strip_prefix(USER).map(<[u8]>::to_vec))
+        // Those that cannot be said.
+        .filter(|name| text(name).is_ok())
+        .collect();
+    names.sort();
+    let from = usize::try_from(args.cookie).unwrap_or(usize::MAX).min(names.len());
+    let most = (args.maxcount as usize).min(context.room.saturating_sub(8));
+    let (mut bytes, mut until) = (FRAME, from);
+    while let Some(name) = names.get(until) {
+        bytes += 4 + name.len().next_multiple_of(4);
+        if bytes > most {
+            break;
+        }
+        until += 1;
+    }
+    // [RFC8276 8.4.3.3]
+    if (until == from && from < names.len()) || most < FRAME {
+        return Err(NfsStat::Toosmall);
+    }
+    let eof = until == names.len();
+    Ok(ListXattrsOk { cookie: until as u64, names: List(names[from..until].to_vec()), eof })
+}

@@ -1,0 +1,345 @@
+//! GETATTR, SETATTR, VERIFY, NVERIFY, ACCESS, and extended attributes.
+
+use ivers_nfs4::attr::{self, Attrs};
+use ivers_nfs4::ops::v40::SetAttrArgs;
+use ivers_nfs4::ops::v42::{ListXattrsArgs, ListXattrsOk, SetXattrArgs, SetXattrOption};
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{Ace, Bitmap, FileHandle, Ftype, NfsTime, SetTime, StateId};
+use ivers_nfsd::state::Does;
+use ivers_vfs::{Cred, XattrMode};
+
+use crate::common::*;
+
+fn set(stateid: StateId, attrs: &Attrs) -> Op {
+    Op::SetAttr(SetAttrArgs { stateid, attrs: attrs.encode() })
+}
+
+fn set_as(server: &Server, uid: u32, handle: &FileHandle, attrs: &Attrs) -> (NfsStat, Bitmap) {
+    let (status, results) = server.call_as(uid, 2, vec![put(handle), set(StateId::ANONYMOUS, attrs)]);
+    let Some(OpResult::SetAttr(res)) = results.last() else { panic!("{results:?}") };
+    assert_eq!(res.status, status);
+    (status, res.attrset.clone())
+}
+
+/// [RFC8881 18.7.3]
+#[test]
+fn what_is_supported_is_answered_and_nothing_else() {
+    everywhere(|server| {
+        let file = server.file("f", b"hello");
+        let root = server.handle(&[]);
+        let (_, results) = server.call(0, vec![Op::PutRootFh(()), Op::GetFh(())]);
+        let OpResult::GetFh(Ok(pseudo)) = &results[1] else { panic!("{results:?}") };
+        for minor in 0..3 {
+            for handle in [&file, &root, pseudo] {
+                let all: Vec<u32> = Attrs::known().iter().filter(|bit| !attr::is_write_only(*bit)).collect();
+                let got = server.attrs(minor, handle, &all);
+                let mut supported = got.supported_attrs.clone().unwrap();
+                assert!(supported.iter().all(|bit| attr::since(bit) <= minor), "{minor} {supported:?}");
+                // [RFC8881 5.6]
+                let required = (0..=11).chain([attr::FILEHANDLE]);
+                assert!(required.into_iter().all(|bit| supported.contains(bit)));
+                assert!(minor == 0 || supported.contains(attr::SUPPATTR_EXCLCREAT));
+                for bit in supported.clone().iter().filter(|bit| attr::is_write_only(*bit)) {
+                    supported.remove(bit);
+                }
+                assert_eq!(got.mask(), supported, "{minor}");
+            }
+            let ops = vec![put(&file), get_attr(&[attr::SIZE, attr::TIME_ACCESS_SET])];
+            assert_eq!(server.call(minor, ops).0, NfsStat::Inval);
+            let unknown = vec![put(&file), get_attr(&[attr::SIZE, 24, 70, 200])];
+            assert_eq!(server.call(minor, unknown).0, NfsStat::Ok, "what is not known is left out");
+        }
+        let got = server.attrs(
+            2,
+            &file,
+            &[
+                attr::TYPE,
+                attr::SIZE,
+                attr::FSID,
+                attr::CHANGE_ATTR_TYPE,
+                attr::MODE,
+                attr::OWNER,
+                attr::XATTR_SUPPORT,
+                attr::MAXREAD,
+                attr::MOUNTED_ON_FILEID,
+                attr::FILEID,
+                attr::SPACE_TOTAL,
+            ],
+        );
+        assert_eq!((got.kind, got.size, got.mode), (Some(Ftype::Reg), Some(5), Some(0o644)));
+        assert_eq!(got.fsid, server.attrs(0, &root, &[attr::FSID]).fsid);
+        assert_ne!(got.fsid, server.attrs(0, pseudo, &[attr::FSID]).fsid);
+        assert_eq!((got.owner.as_deref(), got.xattr_support), (Some(&b"0"[..]), Some(true)));
+        assert_eq!(got.change_attr_type, Some(attr::ChangeAttrType::MonotonicIncr as u32));
+        assert_eq!(got.mounted_on_fileid, got.fileid);
+        assert!(got.space_total.unwrap() > 1 << 20 && got.maxread.unwrap() >= 1 << 16);
+        let mount = server.attrs(0, &root, &[attr::MOUNTED_ON_FILEID, attr::FILEID]);
+        assert_ne!(mount.mounted_on_fileid, mount.fileid, "a client must see that something is mounted");
+    });
+}
+
+#[test]
+fn the_change_attribute_moves_with_every_change_and_rests_otherwise() {
+    everywhere(|server| {
+        let file = server.file("f", b"x");
+        let mut last = server.change(&file);
+        assert_eq!(server.change(&file), last);
+        for at in 0..20 {
+            let attrs = Attrs { mode: Some(0o600 + at % 2), ..Attrs::default() };
+            assert_eq!(set_as(server, 0, &file, &attrs).0, NfsStat::Ok);
+            let now = server.change(&file);
+            assert!(now > last);
+            last = now;
+        }
+    });
+}
+
+/// [RFC8881 18.30.3]
+#[test]
+fn attributes_are_set() {
+    everywhere(|server| {
+        let file = server.file("f", b"hello");
+        let at = NfsTime { seconds: 1_234_567_890, nseconds: 123_456_789 };
+        let attrs = Attrs {
+            size: Some(2),
+            mode: Some(0o4711),
+            owner: Some(b"1000".to_vec()),
+            owner_group: Some(b"100".to_vec()),
+            time_access_set: Some(SetTime::Client(at)),
+            time_modify_set: Some(SetTime::Client(at)),
+            ..Attrs::default()
+        };
+        assert_eq!(set_as(server, 0, &file, &attrs), (NfsStat::Ok, attrs.mask()));
+        let want =
+            [attr::SIZE, attr::MODE, attr::OWNER, attr::OWNER_GROUP, attr::TIME_ACCESS, attr::TIME_MODIFY];
+        let got = server.attrs(0, &file, &want);
+        assert_eq!((got.size, got.mode), (Some(2), Some(0o4711)));
+        assert_eq!(
+            (got.owner.as_deref(), got.owner_group.as_deref()),
+            (Some(&b"1000"[..]), Some(&b"100"[..]))
+        );
+        assert_eq!((got.time_access, got.time_modify), (Some(at), Some(at)));
+        let now = Attrs { time_modify_set: Some(SetTime::Server), ..Attrs::default() };
+        assert_eq!(set_as(server, 1000, &file, &now).0, NfsStat::Ok);
+        assert!(server.attrs(0, &file, &[attr::TIME_MODIFY]).time_modify.unwrap().seconds > at.seconds);
+        let asked = std::mem::take(&mut *server.clients.asked.lock());
+        let does: Vec<Does> = asked.into_iter().map(|(_, does)| does).collect();
+        assert_eq!(does, [Does::Resize, Does::Change]);
+        assert_eq!(set_as(server, 0, &file, &Attrs::default()), (NfsStat::Ok, Bitmap::default()));
+    });
+}
+
+/// [RFC8881 18.30.3] [RFC8881 5.9] [RFC8881 18.30.4]
+#[test]
+fn what_cannot_be_set_is_refused() {
+    everywhere(|server| {
+        let (file, dir) = (server.file("f", b"hello"), server.directory("d"));
+        let plain = Attrs::default;
+        let ends = |handle: &FileHandle, attrs: Attrs| set_as(server, 0, handle, &attrs);
+        let refused = |status| (status, Bitmap::default());
+        assert_eq!(ends(&file, Attrs { change: Some(1), ..plain() }), refused(NfsStat::Inval));
+        assert_eq!(ends(&file, Attrs { archive: Some(true), ..plain() }), refused(NfsStat::Attrnotsupp));
+        let acl = Attrs { acl: Some(ivers_nfs4::xdr::List(vec![])), ..plain() };
+        assert_eq!(ends(&file, acl), refused(NfsStat::Attrnotsupp));
+        assert_eq!(ends(&file, Attrs { mode: Some(0o10000), ..plain() }), refused(NfsStat::Inval));
+        let late = NfsTime { seconds: 0, nseconds: 1_000_000_000 };
+        let time = Attrs { time_access_set: Some(SetTime::Client(late)), ..plain() };
+        assert_eq!(ends(&file, time), refused(NfsStat::Inval));
+        for owner in ["root", "01", "x@y", ""] {
+            let owner = Attrs { owner: Some(owner.as_bytes().to_vec()), ..plain() };
+            assert_eq!(ends(&file, owner), refused(NfsStat::Badowner));
+        }
+        assert_eq!(ends(&dir, Attrs { size: Some(0), ..plain() }), refused(NfsStat::Isdir));
+        assert_eq!(ends(&file, Attrs { size: Some(u64::MAX), ..plain() }), refused(NfsStat::Fbig));
+        let mut broken = Attrs { size: Some(1), ..plain() }.encode();
+        broken.values.push(0);
+        let op = Op::SetAttr(SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: broken });
+        assert_eq!(server.call(0, vec![put(&file), op]).0, NfsStat::Badxdr);
+        let user = |attrs: Attrs| set_as(server, 1000, &file, &attrs);
+        assert_eq!(user(Attrs { mode: Some(0o777), ..plain() }), refused(NfsStat::Perm));
+        assert_eq!(user(Attrs { size: Some(0), ..plain() }), refused(NfsStat::Access));
+        assert_eq!(user(Attrs { owner: Some(b"1000".to_vec()), ..plain() }), refused(NfsStat::Perm));
+        // Who has it open for writing may cut it; what he may not do beside is told apart.
+        let open = StateId { seqid: 1, other: [5; 12] };
+        let both = Attrs { size: Some(1), mode: Some(0o777), ..plain() };
+        let (status, results) = server.call_as(1000, 0, vec![put(&file), set(open, &both)]);
+        let Some(OpResult::SetAttr(res)) = results.last() else { panic!("{results:?}") };
+        assert_eq!((status, res.attrset.clone()), (NfsStat::Perm, Bitmap::of([attr::SIZE])));
+        let got = server.attrs(0, &file, &[attr::SIZE, attr::MODE]);
+        assert_eq!((got.size, got.mode), (Some(1), Some(0o644)));
+        let (status, _) = server
+            .call(0, vec![Op::PutRootFh(()), set(StateId::ANONYMOUS, &Attrs { mode: Some(0), ..plain() })]);
+        assert_eq!(status, NfsStat::Rofs);
+    });
+}
+
+/// [RFC8881 18.31.3] [RFC8881 18.15.3]
+#[test]
+fn attributes_are_compared() {
+    everywhere(|server| {
+        let file = server.file("f", b"hello");
+        let both = |attrs: Attrs| {
+            let fattr = attrs.encode();
+            let verify = server.call(1, vec![put(&file), Op::Verify(fattr.clone())]).0;
+            (verify, server.call(1, vec![put(&file), Op::NVerify(fattr)]).0)
+        };
+        let same = (NfsStat::Ok, NfsStat::Same);
+        let other = (NfsStat::NotSame, NfsStat::Ok);
+        let plain = Attrs::default;
+        let change = server.change(&file);
+        assert_eq!(both(Attrs { size: Some(5), change: Some(change), ..plain() }), same);
+        assert_eq!(both(Attrs { size: Some(5), change: Some(change + 1), ..plain() }), other);
+        assert_eq!(both(Attrs { size: Some(4), ..plain() }), other);
+        assert_eq!(both(plain()), same);
+        let inval = (NfsStat::Inval, NfsStat::Inval);
+        assert_eq!(both(Attrs { rdattr_error: Some(0), ..plain() }), inval);
+        assert_eq!(both(Attrs { time_modify_set: Some(SetTime::Server), ..plain() }), inval);
+        let not = (NfsStat::Attrnotsupp, NfsStat::Attrnotsupp);
+        assert_eq!(both(Attrs { hidden: Some(true), ..plain() }), not);
+        let later = Attrs { xattr_support: Some(true), ..plain() };
+        assert_eq!(both(later), not, "of a later version");
+    });
+}
+
+/// [RFC8881 18.1.3]
+#[test]
+fn access_says_what_the_checks_would() {
+    everywhere(|server| {
+        let (file, dir) = (server.file("f", b""), server.directory("d"));
+        let ask = |uid, minor, handle: &FileHandle, want| {
+            let (status, results) = server.call_as(uid, minor, vec![put(handle), Op::Access(want)]);
+            match results.last() {
+                Some(OpResult::Access(Ok(ok))) => Ok((ok.supported, ok.access)),
+                _ => Err(status),
+            }
+        };
+        assert_eq!(ask(0, 0, &file, 0x3f), Ok((0x2d, 0x0d)), "nobody may run it");
+        assert_eq!(ask(1000, 0, &file, 0x3f), Ok((0x2d, 0x01)));
+        assert_eq!(ask(1000, 0, &file, 0x04), Ok((0x04, 0)));
+        assert_eq!(ask(0, 0, &dir, 0x3f), Ok((0x1f, 0x1f)));
+        assert_eq!(ask(1000, 0, &dir, 0x3f), Ok((0x1f, 0x03)));
+        assert_eq!(ask(1000, 2, &file, 0x1ff), Ok((0x1ed, 0x141)));
+        assert_eq!(ask(1000, 1, &file, 0x40), Err(NfsStat::Inval), "of a later version");
+        assert_eq!(ask(1000, 2, &file, 0x200), Err(NfsStat::Inval));
+    });
+}
+
+fn acl(server: &Server, handle: &FileHandle) -> Vec<(u32, u32, u32, String)> {
+    let aces = server.attrs(0, handle, &[attr::ACL]).acl.unwrap().0;
+    let text = |ace: &Ace| String::from_utf8(ace.who.clone()).unwrap();
+    aces.iter().map(|ace| (ace.kind, ace.flags, ace.mask & 0x27, text(ace))).collect()
+}
+
+#[test]
+fn posix_acls_are_shown_as_nfs_shows_them() {
+    everywhere(|server| {
+        let file = server.file("f", b"");
+        let entry = |kind, flags, mask, who: &str| (kind, flags, mask, who.to_owned());
+        assert_eq!(
+            acl(server, &file),
+            [entry(0, 0, 0x7, "OWNER@"), entry(0, 0, 0x1, "GROUP@"), entry(0, 0, 0x1, "EVERYONE@"),]
+        );
+        // user::r-- user:7:rwx group::--x group:9:rw- mask::rw- other::r-x
+        let value: Vec<u8> = [
+            (1u16, 4u16, u32::MAX),
+            (2, 7, 7),
+            (4, 1, u32::MAX),
+            (8, 6, 9),
+            (16, 6, u32::MAX),
+            (32, 5, u32::MAX),
+        ]
+        .iter()
+        .flat_map(|(tag, perm, id)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat())
+        .collect();
+        let value = [&2u32.to_le_bytes()[..], &value].concat();
+        let inode = server.vfs.resolve(&Cred::root(), "f", true).unwrap();
+        let name = "system.posix_acl_access";
+        server.vfs.set_xattr(&Cred::root(), &inode, name, &value, XattrMode::Any).unwrap();
+        assert_eq!(
+            acl(server, &file),
+            [
+                entry(0, 0, 0x1, "OWNER@"),
+                entry(1, 0, 0x26, "OWNER@"),
+                entry(0, 0, 0x7, "7"),
+                entry(1, 0, 0x20, "7"),
+                entry(0, 0, 0x0, "GROUP@"),
+                entry(0, 0x40, 0x7, "9"),
+                entry(1, 0, 0x21, "GROUP@"),
+                entry(1, 0x40, 0x20, "9"),
+                entry(0, 0, 0x21, "EVERYONE@"),
+            ]
+        );
+        // What the entries say in their order is what the VFS says.
+        for (uid, gid) in [(0, 0), (7, 7), (8, 9), (8, 0), (8, 8)] {
+            let aces = server.attrs(0, &file, &[attr::ACL]).acl.unwrap().0;
+            for (bit, want) in [(0x1, 4), (0x2, 2), (0x20, 1)] {
+                let decided = aces.iter().find(|ace| {
+                    let applies = match (ace.who.as_slice(), ace.flags & 0x40 != 0) {
+                        (b"OWNER@", _) => uid == 0,
+                        (b"GROUP@", _) => gid == 0,
+                        (b"EVERYONE@", _) => true,
+                        (who, true) => who == gid.to_string().as_bytes(),
+                        (who, false) => who == uid.to_string().as_bytes(),
+                    };
+                    applies && ace.mask & bit != 0
+                });
+                let allowed = decided.is_some_and(|ace| ace.kind == 0);
+                let posix = ivers_vfs::acl::Acl::parse(&value).unwrap().unwrap();
+                assert_eq!(allowed, posix.permits(&Cred::user(uid, gid), 0, 0, want), "{uid} {gid} {want}");
+            }
+        }
+    });
+}
+
+/// [RFC8276 8.4.1.3] [RFC8276 8.4.2.3] [RFC8276 8.4.3.3]
+#[test]
+fn extended_attributes() {
+    everywhere(|server| {
+        let file = server.file("f", b"");
+        let call = |op: Op| {
+            let (status, mut results) = server.call(2, vec![put(&file), op]);
+            (status, results.pop().unwrap())
+        };
+        let put_in = |option, name: &str, value: &[u8]| {
+            let args = SetXattrArgs { option, name: name.as_bytes().to_vec(), value: value.to_vec() };
+            call(Op::SetXattr(args))
+        };
+        let list = |cookie, maxcount| match call(Op::ListXattrs(ListXattrsArgs { cookie, maxcount })) {
+            (_, OpResult::ListXattrs(Ok(listed))) => Ok(listed),
+            (status, _) => Err(status),
+        };
+        let nothing = ListXattrsOk { cookie: 0, names: ivers_nfs4::xdr::List(vec![]), eof: true };
+        assert_eq!(list(0, 100), Ok(nothing));
+        let (status, result) = put_in(SetXattrOption::Either, "b", b"two");
+        assert_eq!(status, NfsStat::Ok);
+        let OpResult::SetXattr(Ok(info)) = result else { panic!("{result:?}") };
+        assert!(info.after > info.before && !info.atomic);
+        assert_eq!(put_in(SetXattrOption::Create, "b", b"x").0, NfsStat::Exist);
+        assert_eq!(put_in(SetXattrOption::Replace, "a", b"x").0, NfsStat::Noxattr);
+        assert_eq!(put_in(SetXattrOption::Create, "a", b"one").0, NfsStat::Ok);
+        assert_eq!(call(Op::GetXattr(b"b".to_vec())).1, OpResult::GetXattr(Ok(b"two".to_vec())));
+        assert_eq!(call(Op::GetXattr(b"c".to_vec())).0, NfsStat::Noxattr);
+        assert_eq!(call(Op::GetXattr(vec![])).0, NfsStat::Inval);
+        assert_eq!(call(Op::GetXattr(vec![0xff])).0, NfsStat::Inval);
+        assert_eq!(call(Op::GetXattr(vec![b'n'; 251])).0, NfsStat::Nametoolong);
+        assert_eq!(put_in(SetXattrOption::Either, "big", &[0; 70_000]).0, NfsStat::Xattr2big);
+        let all = list(0, 100).unwrap();
+        assert_eq!((all.names.0, all.eof), (vec![b"a".to_vec(), b"b".to_vec()], true));
+        let first = list(0, 24).unwrap();
+        assert_eq!((first.names.0, first.eof), (vec![b"a".to_vec()], false));
+        assert_eq!(list(first.cookie, 24).unwrap().names.0, [b"b".to_vec()]);
+        assert_eq!(list(0, 20), Err(NfsStat::Toosmall));
+        assert_eq!(call(Op::RemoveXattr(b"a".to_vec())).0, NfsStat::Ok);
+        assert_eq!(call(Op::RemoveXattr(b"a".to_vec())).0, NfsStat::Noxattr);
+        // Those of others are not the users'.
+        let inode = server.vfs.resolve(&Cred::root(), "f", true).unwrap();
+        server.vfs.set_xattr(&Cred::root(), &inode, "trusted.t", b"x", XattrMode::Any).unwrap();
+        assert_eq!(list(0, 100).unwrap().names.0, [b"b".to_vec()]);
+        let (status, _) = server.call_as(1000, 2, vec![put(&file), Op::RemoveXattr(b"b".to_vec())]);
+        assert_eq!(status, NfsStat::Access);
+        let (status, _) = server.call(1, vec![put(&file), Op::GetFh(()), get_attr(&[attr::XATTR_SUPPORT])]);
+        assert_eq!(status, NfsStat::Ok);
+        assert_eq!(server.call(2, vec![Op::PutRootFh(()), Op::GetXattr(b"a".to_vec())]).0, NfsStat::Notsupp);
+    });
+}

@@ -1,0 +1,256 @@
+//! READ, WRITE, COMMIT, and ranges.
+
+use std::sync::atomic::Ordering;
+
+use ivers_nfs4::attr;
+use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, ReadOk, WriteArgs, WriteOk};
+use ivers_nfs4::ops::v42::{
+    Content, CopyArgs, CopyRes, Data, Hole, IoAdviseArgs, NetLoc, RangeArgs, ReadPlusOk, SeekArgs, SeekOk,
+};
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{Bitmap, FileHandle, StableHow, StateId};
+use ivers_nfs4::xdr::List;
+use ivers_nfsd::state::Does;
+
+use crate::common::*;
+
+const ANY: StateId = StateId::ANONYMOUS;
+
+fn read(
+    server: &Server,
+    minor: u32,
+    handle: &FileHandle,
+    offset: u64,
+    count: u32,
+) -> Result<ReadOk, NfsStat> {
+    let args = ReadArgs { stateid: ANY, offset, count };
+    match server.call(minor, vec![put(handle), Op::Read(args)]) {
+        (_, results) if matches!(results.last(), Some(OpResult::Read(Ok(_)))) => {
+            let Some(OpResult::Read(Ok(ok))) = results.into_iter().next_back() else { unreachable!() };
+            Ok(ok)
+        }
+        (status, _) => Err(status),
+    }
+}
+
+fn write(
+    server: &Server,
+    handle: &FileHandle,
+    offset: u64,
+    stable: StableHow,
+    data: &[u8],
+) -> Result<WriteOk, NfsStat> {
+    let args = WriteArgs { stateid: ANY, offset, stable, data: data.to_vec() };
+    match server.call(1, vec![put(handle), Op::Write(args)]) {
+        (_, results) if matches!(results.last(), Some(OpResult::Write(Ok(_)))) => {
+            let Some(OpResult::Write(Ok(ok))) = results.into_iter().next_back() else { unreachable!() };
+            Ok(ok)
+        }
+        (status, _) => Err(status),
+    }
+}
+
+/// [RFC8881 18.22.3]
+#[test]
+fn data_is_read_up_to_the_end() {
+    everywhere(|server| {
+        let file = server.file("f", b"hello world");
+        let ok = |data: &[u8], eof| Ok(ReadOk { eof, data: data.to_vec() });
+        assert_eq!(read(server, 0, &file, 0, 5), ok(b"hello", false));
+        assert_eq!(read(server, 0, &file, 6, 5), ok(b"world", true));
+        assert_eq!(read(server, 0, &file, 6, 500), ok(b"world", true));
+        assert_eq!(read(server, 0, &file, 11, 5), ok(b"", true));
+        assert_eq!(read(server, 0, &file, u64::MAX, u32::MAX), ok(b"", true));
+        assert_eq!(read(server, 0, &file, 3, 0), ok(b"", false));
+        let dir = server.directory("d");
+        assert_eq!(read(server, 0, &dir, 0, 1), Err(NfsStat::Isdir));
+        let make = |kind, name: &str| {
+            let args = ivers_nfs4::ops::v40::CreateArgs { kind, name: name.into(), attrs: nothing() };
+            assert_eq!(server.ends(0, vec![Op::Create(args)]), NfsStat::Ok);
+            server.handle(&[name])
+        };
+        let link = make(ivers_nfs4::types::CreateType::Lnk(b"f".to_vec()), "l");
+        let fifo = make(ivers_nfs4::types::CreateType::Fifo, "p");
+        let ends = |minor, handle| read(server, minor, handle, 0, 1).unwrap_err();
+        assert_eq!([ends(0, &link), ends(0, &fifo)], [NfsStat::Inval; 2]);
+        assert_eq!([ends(1, &link), ends(1, &fifo)], [NfsStat::Symlink, NfsStat::WrongType]);
+        assert_eq!(write(server, &dir, 0, StableHow::Unstable, b"x"), Err(NfsStat::Isdir));
+    });
+}
+
+#[test]
+fn who_has_not_opened_it_must_be_allowed_to() {
+    everywhere(|server| {
+        let file = server.file("f", b"secret");
+        let mode = |mode| {
+            let attrs = attr::Attrs { mode: Some(mode), ..attr::Attrs::default() };
+            let args = ivers_nfs4::ops::v40::SetAttrArgs { stateid: ANY, attrs: attrs.encode() };
+            assert_eq!(server.call(0, vec![put(&file), Op::SetAttr(args)]).0, NfsStat::Ok);
+        };
+        let ends = |stateid, uid| {
+            let read = Op::Read(ReadArgs { stateid, offset: 0, count: 1 });
+            let data = vec![1];
+            let write = Op::Write(WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data });
+            [read, write].map(|op| server.call_as(uid, 0, vec![put(&file), op]).0)
+        };
+        let open = StateId { seqid: 1, other: [1; 12] };
+        mode(0o600);
+        assert_eq!(ends(ANY, 1000), [NfsStat::Access; 2]);
+        assert_eq!(ends(StateId::READ_BYPASS, 1000), [NfsStat::Access; 2]);
+        assert_eq!(ends(open, 1000), [NfsStat::Ok; 2], "his open says that he may");
+        mode(0o601);
+        assert_eq!(ends(ANY, 1000), [NfsStat::Ok, NfsStat::Access], "to run it, it must be read");
+        mode(0o602);
+        assert_eq!(ends(ANY, 1000), [NfsStat::Access, NfsStat::Ok]);
+        let asked = server.clients.asked.lock();
+        assert!(asked.contains(&(open, Does::Read)) && asked.contains(&(open, Does::Write)));
+    });
+}
+
+/// [RFC8881 18.32.3] [RFC8881 18.3.3]
+#[test]
+fn data_is_written_and_committed() {
+    everywhere(|server| {
+        let file = server.file("f", b"");
+        let five = 5u64.to_be_bytes();
+        for (at, stable) in
+            [StableHow::Unstable, StableHow::DataSync, StableHow::FileSync].into_iter().enumerate()
+        {
+            let before = server.change(&file);
+            let ok = WriteOk { count: 3, committed: stable, verifier: five };
+            assert_eq!(write(server, &file, at as u64 * 3, stable, b"abc"), Ok(ok));
+            assert!(server.change(&file) > before);
+        }
+        assert_eq!(read(server, 0, &file, 0, 100).unwrap().data, b"abcabcabc");
+        assert_eq!(write(server, &file, 0, StableHow::Unstable, b"").unwrap().count, 0);
+        assert_eq!(write(server, &file, u64::MAX, StableHow::Unstable, b"ab"), Err(NfsStat::Inval));
+        assert_eq!(write(server, &file, u64::MAX - 9, StableHow::Unstable, b"ab"), Err(NfsStat::Fbig));
+        server.verifier.store(6, Ordering::SeqCst);
+        let commit = |handle: &FileHandle, offset, count| {
+            let (status, results) =
+                server.call(0, vec![put(handle), Op::Commit(CommitArgs { offset, count })]);
+            match results.last() {
+                Some(OpResult::Commit(Ok(verifier))) => Ok(*verifier),
+                _ => Err(status),
+            }
+        };
+        assert_eq!(commit(&file, 0, 0), Ok(6u64.to_be_bytes()), "the client writes again");
+        assert_eq!(commit(&file, u64::MAX, 1), Err(NfsStat::Inval));
+        assert_eq!(commit(&server.handle(&[]), 0, 0), Err(NfsStat::Isdir));
+    });
+}
+
+fn sparse(server: &Server) -> FileHandle {
+    let file = server.file("s", &[1; 4096]);
+    write(server, &file, 5 << 20, StableHow::FileSync, &[2; 4096]).unwrap();
+    file
+}
+
+/// [RFC7862 15.11.3]
+#[test]
+fn data_and_holes_are_found() {
+    everywhere(|server| {
+        let file = sparse(server);
+        let end = (5 << 20) + 4096;
+        let seek = |offset, what| {
+            let args = SeekArgs { stateid: ANY, offset, what };
+            let (status, results) = server.call(2, vec![put(&file), Op::Seek(args)]);
+            match results.last() {
+                Some(OpResult::Seek(Ok(ok))) => Ok(ok.clone()),
+                _ => Err(status),
+            }
+        };
+        let at = |offset| Ok(SeekOk { eof: false, offset });
+        assert_eq!(seek(0, 0), at(0));
+        assert_eq!(seek(0, 1), at(4096));
+        assert_eq!(seek(4096, 0), at(5 << 20));
+        assert_eq!(seek(5 << 20, 1), Ok(SeekOk { eof: true, offset: end }));
+        assert_eq!(seek(end, 0), Err(NfsStat::Nxio));
+        assert_eq!(seek(0, 7), Err(NfsStat::UnionNotsupp));
+    });
+}
+
+/// [RFC7862 15.10.3]
+#[test]
+fn holes_are_not_sent() {
+    everywhere(|server| {
+        let file = sparse(server);
+        server.clients.asked.lock().clear();
+        let args = |offset, count| Op::ReadPlus(ReadArgs { stateid: ANY, offset, count });
+        let (status, results) = server.call(2, vec![put(&file), args(4000, 1 << 20)]);
+        assert_eq!(status, NfsStat::Ok);
+        let data = |offset, bytes: Vec<u8>| Content::Data(Data { offset, bytes });
+        let hole = |offset, length| Content::Hole(Hole { offset, length });
+        let contents = List(vec![data(4000, vec![1; 96]), hole(4096, (1 << 20) + 4000 - 4096)]);
+        assert_eq!(results[1], OpResult::ReadPlus(Ok(ReadPlusOk { eof: false, contents })));
+        let (_, results) = server.call(2, vec![put(&file), args((5 << 20) - 10, 1 << 20)]);
+        let contents = List(vec![hole((5 << 20) - 10, 10), data(5 << 20, vec![2; 4096])]);
+        assert_eq!(results[1], OpResult::ReadPlus(Ok(ReadPlusOk { eof: true, contents })));
+        let (_, results) = server.call(2, vec![put(&file), args(6 << 20, 100)]);
+        assert_eq!(results[1], OpResult::ReadPlus(Ok(ReadPlusOk { eof: true, contents: List(vec![]) })));
+        assert!(server.clients.asked.lock().iter().all(|(_, does)| *does == Does::Read));
+    });
+}
+
+/// [RFC7862 15.1.3]
+#[test]
+fn ranges_are_allocated_and_freed() {
+    everywhere(|server| {
+        let file = server.file("f", &[9; 20_000]);
+        let range = |offset, length| RangeArgs { stateid: ANY, offset, length };
+        let ends = |op: Op| server.call(2, vec![put(&file), op]).0;
+        assert_eq!(ends(Op::Deallocate(range(4096, 8192))), NfsStat::Ok);
+        let data = read(server, 0, &file, 0, 20_000).unwrap().data;
+        assert!(
+            data[4096..12_288].iter().all(|byte| *byte == 0) && data[12_288] == 9 && data.len() == 20_000
+        );
+        assert_eq!(ends(Op::Allocate(range(0, 40_000))), NfsStat::Ok);
+        assert_eq!(server.attrs(0, &file, &[attr::SIZE]).size, Some(40_000));
+        assert_eq!(ends(Op::Allocate(range(0, 0))), NfsStat::Inval);
+        assert_eq!(ends(Op::Allocate(range(u64::MAX, 2))), NfsStat::Inval);
+        let advice = IoAdviseArgs { stateid: ANY, offset: 0, count: 0, hints: Bitmap::of([1, 2]) };
+        let (_, results) = server.call(2, vec![put(&file), Op::IoAdvise(advice)]);
+        assert_eq!(results[1], OpResult::IoAdvise(Ok(Bitmap::default())));
+    });
+}
+
+/// [RFC7862 15.2.3]
+#[test]
+fn ranges_are_copied() {
+    everywhere(|server| {
+        let (from, to) = (server.file("a", b"0123456789"), server.file("b", b"xxxx"));
+        let copy = |source_offset, target_offset, count, elsewhere: bool| {
+            let server_elsewhere = if elsewhere { vec![NetLoc::Name(b"other".to_vec())] } else { vec![] };
+            CopyArgs {
+                source: ANY,
+                target: ANY,
+                source_offset,
+                target_offset,
+                count,
+                consecutive: false,
+                synchronous: false,
+                source_server: List(server_elsewhere),
+            }
+        };
+        let act = |source: &FileHandle, target: &FileHandle, args: CopyArgs| {
+            let ops = vec![put(source), Op::SaveFh(()), put(target), Op::Copy(args)];
+            let (status, results) = server.call(2, ops);
+            match results.last() {
+                Some(OpResult::Copy(CopyRes::Ok(ok))) => Ok(ok.response.count),
+                _ => Err(status),
+            }
+        };
+        assert_eq!(act(&from, &to, copy(2, 1, 3, false)), Ok(3));
+        assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x234");
+        assert_eq!(act(&from, &to, copy(8, 4, 0, false)), Ok(2), "0 is to the end");
+        assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x23489");
+        assert_eq!(act(&from, &to, copy(10, 0, 0, false)), Ok(0));
+        assert_eq!(act(&from, &to, copy(8, 0, 3, false)), Err(NfsStat::Inval));
+        assert_eq!(act(&from, &to, copy(11, 0, 0, false)), Err(NfsStat::Inval));
+        assert_eq!(act(&from, &from, copy(0, 2, 4, false)), Err(NfsStat::Inval), "they overlap");
+        assert_eq!(act(&from, &from, copy(0, 10, 4, false)), Ok(4));
+        assert_eq!(act(&from, &to, copy(0, 0, 1, true)), Err(NfsStat::Notsupp));
+        assert_eq!(act(&server.handle(&[]), &to, copy(0, 0, 1, false)), Err(NfsStat::Isdir));
+    });
+}

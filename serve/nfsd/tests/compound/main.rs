@@ -1,0 +1,9 @@
+//! Requests against filesystems in memory and in an ext4 image, without sockets and without clients.
+
+mod attrs;
+mod common;
+mod data;
+mod handles;
+mod hostile;
+mod names;
+mod runner;

@@ -1,0 +1,261 @@
+//! The loop: versions, places of operations, sizes, waiting.
+
+use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
+use ivers_nfs4::ops::v40::{ReadArgs, SeqState, WriteArgs};
+use ivers_nfs4::ops::v41::BindConn;
+use ivers_nfs4::ops::{Op, OpResult, number};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{StableHow, StateId};
+use ivers_nfs4::xdr::{Encoder, Xdr};
+use ivers_nfs4::{attr, ops};
+use ivers_nfsd::compound::{Compound, News, Progress, Shown};
+use ivers_nfsd::state::{Does, Stop, Ticket};
+
+use crate::common::*;
+
+fn raw(server: &Server, bytes: Vec<u8>) -> Option<CompoundRes> {
+    let begun = Compound::begin(server.service.clone(), Server::origin(0, 0), bytes, Encoder::default());
+    begun.ok().map(|compound| answer(compound.run()))
+}
+
+fn request(minor_version: u32, ops: &[Op]) -> Vec<u8> {
+    let header = CompoundHeader { tag: b"\xff no text".to_vec(), minor_version };
+    CompoundArgs { header, ops: ops.to_vec() }.to_bytes()
+}
+
+/// [RFC8881 16.2.3]
+#[test]
+fn versions_and_numbers_that_there_are_not() {
+    let server = Server::new(mem(), "no_root_squash");
+    let res = raw(&server, request(3, &[])).unwrap();
+    assert_eq!((res.status, res.results.len()), (NfsStat::MinorVersMismatch, 0));
+    assert_eq!(res.tag, b"\xff no text", "the tag comes back as it was");
+    let res = raw(&server, request(3, &[Op::PutRootFh(())])).unwrap();
+    assert_eq!((res.status, res.results.len()), (NfsStat::MinorVersMismatch, 0));
+    for minor in 0..3 {
+        assert_eq!(raw(&server, request(minor, &[])).unwrap().status, NfsStat::Ok);
+    }
+    // A number that nobody has, one that only later versions have, one that only the first has.
+    for (minor, number, status) in [
+        (0, 2, NfsStat::OpIllegal),
+        (0, 4711, NfsStat::OpIllegal),
+        (0, number::SEQUENCE, NfsStat::OpIllegal),
+        (1, number::SEEK, NfsStat::OpIllegal),
+        (2, 76, NfsStat::OpIllegal),
+    ] {
+        let mut bytes = Encoder::default();
+        CompoundHeader { tag: Vec::new(), minor_version: minor }.put(&mut bytes);
+        if minor > 0 {
+            bytes.word(2);
+            sequence().put(&mut bytes);
+        } else {
+            bytes.word(1);
+        }
+        bytes.word(number);
+        let res = raw(&server, bytes.into_bytes()).unwrap();
+        assert_eq!(res.status, status, "{number} of {minor}");
+        assert_eq!(res.results.last().unwrap().number(), number::ILLEGAL);
+    }
+    let renew = Op::Renew(5);
+    let res = raw(&server, request(1, &[sequence(), renew])).unwrap();
+    assert_eq!(res.results[1], OpResult::Renew(Err(NfsStat::Notsupp)));
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_where_it_stands() {
+    let server = Server::new(mem(), "no_root_squash");
+    assert!(raw(&server, vec![0, 0, 0, 9]).is_none(), "no COMPOUND at all");
+    let whole = request(0, &[Op::PutRootFh(()), lookup("deep"), Op::GetFh(())]);
+    let full = raw(&server, whole.clone()).unwrap();
+    assert_eq!((full.status, full.results.len()), (NfsStat::Ok, 3));
+    let mut cut = whole.clone();
+    cut.truncate(whole.len() - 8);
+    let res = raw(&server, cut).unwrap();
+    assert_eq!(res.results.len(), 2);
+    assert_eq!((res.status, res.results[1].number()), (NfsStat::Badxdr, number::LOOKUP));
+    // More operations than there are bytes for.
+    let mut more = whole;
+    let at = 4 + 12 + 4;
+    more[at..at + 4].copy_from_slice(&4u32.to_be_bytes());
+    assert_eq!(raw(&server, more).unwrap().status, NfsStat::OpIllegal);
+}
+
+/// [RFC8881 2.10.2] [RFC8881 18.46.3] [RFC8881 18.34.3] [RFC8881 2.10.6.1.3]
+#[test]
+fn sequence_is_first_and_only_there() {
+    let server = Server::new(mem(), "no_root_squash");
+    let status = |ops: &[Op]| raw(&server, request(1, ops)).unwrap();
+    assert_eq!(status(&[Op::PutRootFh(())]).status, NfsStat::OpNotInSession);
+    let twice = status(&[sequence(), sequence()]);
+    assert_eq!((twice.status, twice.results.len()), (NfsStat::SequencePos, 2));
+    assert_eq!(status(&[Op::DestroyClientId(1), Op::PutRootFh(())]).status, NfsStat::NotOnlyOp);
+    assert_eq!(status(&[Op::DestroyClientId(1)]).status, NfsStat::Notsupp, "as the clients say");
+    let bind = Op::BindConnToSession(BindConn { sessionid: [0; 16], direction: 1, rdma: false });
+    assert_eq!(status(&[sequence(), bind]).status, NfsStat::NotOnlyOp);
+    *server.clients.uncached.lock() = true;
+    let res = status(&[sequence(), Op::PutRootFh(()), Op::GetFh(())]);
+    assert_eq!((res.status, res.results.len()), (NfsStat::RetryUncachedRep, 2));
+    assert_eq!(status(&[sequence()]).status, NfsStat::Ok);
+    *server.clients.uncached.lock() = false;
+    let kept = status(&[sequence(), Op::PutRootFh(())]).to_bytes();
+    *server.clients.replay.lock() = Some(kept.clone().into());
+    let replayed = status(&[sequence(), Op::GetFh(())]);
+    assert_eq!(replayed.to_bytes(), kept);
+    assert!(server.clients.finished.lock().iter().all(Option::is_some));
+}
+
+#[test]
+fn a_request_of_the_first_version_has_its_bound() {
+    let server = Server::new(mem(), "no_root_squash");
+    let most = server.service.bounds.operations as usize;
+    assert_eq!(server.call(0, vec![Op::PutRootFh(()); most]).0, NfsStat::Ok);
+    assert_eq!(server.call(0, vec![Op::PutRootFh(()); most + 1]).0, NfsStat::Resource);
+}
+
+/// [RFC8881 2.10.6.4]
+#[test]
+fn what_does_not_fit_is_not_done() {
+    let server = Server::new(mem(), "no_root_squash");
+    let file = server.file("f", &[7; 4000]);
+    let root = server.handle(&[]);
+    let read = |count| Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count });
+    *server.clients.reply.lock() = Some((600, false));
+    let (status, _) = server.call(1, vec![put(&file), read(400)]);
+    assert_eq!(status, NfsStat::Ok);
+    let (status, results) = server.call(1, vec![put(&file), read(600)]);
+    assert_eq!((status, results.len()), (NfsStat::RepTooBig, 2));
+    // A change is refused before it is made, whenever it might not fit.
+    for room in 130..200 {
+        *server.clients.reply.lock() = Some((room, true));
+        let before = server.vfs.lookup(&ivers_vfs::Cred::root(), &server.vfs.root().unwrap(), b"f").is_ok();
+        assert!(before);
+        let ops = vec![put(&root), Op::Remove(b"f".to_vec())];
+        let res = answer(server.begin(Server::origin(0, 0), 1, ops));
+        assert!(res.to_bytes().len() + 24 <= room, "{room}");
+        let there = server.vfs.lookup(&ivers_vfs::Cred::root(), &server.vfs.root().unwrap(), b"f").is_ok();
+        match res.status {
+            NfsStat::Ok => {
+                assert!(!there);
+                server.file("f", &[]);
+            }
+            status => {
+                assert_eq!((status, there), (NfsStat::RepTooBigToCache, true));
+            }
+        }
+    }
+}
+
+/// [RFC8881 8.2.3] [RFC8881 16.2.3.1.2]
+#[test]
+fn the_current_stateid_is_one_only_if_there_is_one() {
+    let server = Server::new(mem(), "no_root_squash");
+    let file = server.file("f", b"abc");
+    let read = |stateid| Op::Read(ReadArgs { stateid, offset: 0, count: 1 });
+    for minor in [1, 2] {
+        let ends = |stateid| server.call(minor, vec![put(&file), read(stateid)]).0;
+        assert_eq!(ends(StateId::CURRENT), NfsStat::BadStateid);
+        assert_eq!(ends(StateId::INVALID), NfsStat::BadStateid);
+        assert_eq!(ends(StateId::ANONYMOUS), NfsStat::Ok);
+        assert_eq!(ends(StateId::READ_BYPASS), NfsStat::Ok);
+    }
+    // Version 0 knows no such name: it is for the clients' state to judge.
+    server.clients.asked.lock().clear();
+    server.call(0, vec![put(&file), read(StateId::CURRENT)]);
+    assert_eq!(*server.clients.asked.lock(), [(StateId::CURRENT, Does::Read)]);
+}
+
+fn waits(progress: Progress) -> (Ticket, ivers_nfsd::compound::Waiting) {
+    let Progress::Waits(ticket, waiting) = progress else { panic!("it does not wait") };
+    (ticket, waiting)
+}
+
+#[test]
+fn what_has_to_wait_is_done_when_it_may() {
+    let server = Server::new(mem(), "no_root_squash");
+    let file = server.file("f", b"abc");
+    let write = Op::Write(WriteArgs {
+        stateid: StateId::ANONYMOUS,
+        offset: 3,
+        stable: StableHow::FileSync,
+        data: b"def".to_vec(),
+    });
+    let begin = |ops: Vec<Op>| server.begin(Server::origin(0, 0), 1, ops);
+    let ops = vec![put(&file), write.clone(), get_attr(&[attr::SIZE])];
+    let stop = |stop: Stop| server.clients.stops.lock().push_back(stop);
+    stop(Stop::Gate(Ticket(4)));
+    stop(Stop::Gate(Ticket(5)));
+    let (ticket, waiting) = waits(begin(ops.clone()));
+    assert_eq!(ticket, Ticket(4));
+    assert_eq!(server.vfs.stat(&server.vfs.resolve(&ivers_vfs::Cred::root(), "f", true).unwrap()).size, 3);
+    let (ticket, waiting) = waits(waiting.go_on(News::Again));
+    assert_eq!(ticket, Ticket(5));
+    let res = answer(waiting.go_on(News::Again));
+    assert_eq!((res.status, res.results.len()), (NfsStat::Ok, 4));
+    let OpResult::GetAttr(Ok(size)) = &res.results[3] else { panic!("{res:?}") };
+    assert_eq!(size.values, 6u64.to_be_bytes());
+
+    stop(Stop::Gate(Ticket(6)));
+    let res = answer(waits(begin(ops.clone())).1.go_on(News::Late));
+    assert_eq!((res.status, res.results.len()), (NfsStat::Delay, 3));
+    stop(Stop::Fail(NfsStat::Locked));
+    assert_eq!(answer(begin(ops.clone())).status, NfsStat::Locked);
+    // Who goes away while he waits is finished all the same.
+    server.clients.finished.lock().clear();
+    stop(Stop::Gate(Ticket(7)));
+    drop(waits(begin(ops)).1);
+    assert_eq!(*server.clients.finished.lock(), [None]);
+    assert_eq!(server.clients.out.load(std::sync::atomic::Ordering::SeqCst), 0);
+}
+
+#[test]
+fn what_a_delegate_has_written_is_his_to_say() {
+    let server = Server::new(mem(), "no_root_squash");
+    let file = server.file("f", b"abc");
+    let ask = || server.clients.stops.lock().push_back(Stop::Ask(Ticket(1)));
+    let want = [attr::CHANGE, attr::SIZE, attr::MODE];
+    let get = vec![put(&file), get_attr(&want)];
+    let ends = |progress| {
+        let res = answer(progress);
+        let Some(OpResult::GetAttr(Ok(fattr))) = res.results.last() else { panic!("{res:?}") };
+        attr::Attrs::decode(fattr).unwrap()
+    };
+    let begin = |ops: Vec<Op>| server.begin(Server::origin(0, 0), 0, ops);
+    ask();
+    let shown = Shown { change: 1 << 60, size: 99 };
+    let told = ends(waits(begin(get.clone())).1.go_on(News::Told(Some(shown))));
+    assert_eq!((told.change, told.size, told.mode), (Some(1 << 60), Some(99), Some(0o644)));
+    ask();
+    let told = ends(waits(begin(get.clone())).1.go_on(News::Told(None)));
+    assert_eq!(told.size, Some(3));
+    // What was said counts for that operation alone.
+    ask();
+    ask();
+    let twice = vec![put(&file), get_attr(&want), get_attr(&want)];
+    let (_, waiting) = waits(begin(twice));
+    let (_, waiting) = waits(waiting.go_on(News::Told(Some(shown))));
+    assert_eq!(ends(waiting.go_on(News::Told(None))).size, Some(3));
+    ask();
+    assert_eq!(answer(waits(begin(get)).1.go_on(News::Late)).status, NfsStat::Delay);
+    // Who does not ask about what he may have written does not wait.
+    ask();
+    let told = ends(begin(vec![put(&file), get_attr(&[attr::MODE, attr::FILEID])]));
+    assert_eq!(told.mode, Some(0o644));
+    server.clients.stops.lock().clear();
+    // READDIR tells those before at once, and waits for the first.
+    ask();
+    let root = server.handle(&[]);
+    let list = ops::v40::ReadDirArgs {
+        cookie: 0,
+        verifier: [0; 8],
+        dircount: 0,
+        maxcount: 4096,
+        attrs: ivers_nfs4::types::Bitmap::of([attr::SIZE]),
+    };
+    let ops = vec![put(&root), Op::ReadDir(list)];
+    let res = answer(waits(begin(ops)).1.go_on(News::Told(Some(shown))));
+    let Some(OpResult::ReadDir(Ok(listed))) = res.results.last() else { panic!("{res:?}") };
+    assert_eq!(listed.entries[0].attrs.values, 99u64.to_be_bytes());
+    // Nobody has asked for CLOSE here: it is the clients'.
+    let close = Op::Close(SeqState { seqid: 0, stateid: StateId::ANONYMOUS });
+    assert_eq!(server.ends(0, vec![close]), NfsStat::Notsupp);
+}
