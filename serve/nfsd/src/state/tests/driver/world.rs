@@ -277,6 +277,8 @@ impl World {
             self.known.remove(&id);
             let key = (record.sessions, record.owner.clone());
             let superseded = self.state.names.get(&key).is_some_and(|name| name.confirmed.is_some());
+            // Until grace is over he is struck out with all others who did not come, and before that nothing new is given.
+            let superseded = superseded || self.state.in_grace();
             assert!(
                 superseded || self.stable.get(&key).is_none_or(|it| !it.is_of(&record)),
                 "S7: {record:?} is still on record"
