@@ -133,7 +133,8 @@ pub fn everywhere(test: impl Fn(&Server)) {
 
 /// An export named `/deep/data`, and one beside it, of another filesystem, named `/other`, that only TLS may use; and one that is for nobody here.
 pub fn exports(handles: &Handles, vfs: &Arc<Vfs>, flags: &str, verifier: &Arc<AtomicU64>) -> Exports {
-    let filesystem = |vfs: &Arc<Vfs>| Filesystem { vfs: vfs.clone(), write_verifier: verifier.clone() };
+    let filesystem =
+        |vfs: &Arc<Vfs>| Filesystem { vfs: vfs.clone(), write_verifier: verifier.clone(), instance: 0 };
     let config = |flag: String| ExportConfig::from_flag(&flag).unwrap();
     let all = vec![
         (config(format!("i,name=/deep/data,{flags}")), 1, filesystem(vfs)),

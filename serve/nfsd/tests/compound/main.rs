@@ -7,3 +7,4 @@ mod handles;
 mod hostile;
 mod names;
 mod runner;
+mod state;
