@@ -198,7 +198,7 @@ impl Vfs {
             return Ok(());
         }
         if !inode.pages.all_dirty(offset, data.len() as u64) {
-            self.fs.reserve(inode, offset, data.len() as u64, room)?;
+            self.deletions.with_room(|| self.fs.reserve(inode, offset, data.len() as u64, room))?;
         }
         let mut loaded = Vec::new();
         loop {
@@ -242,7 +242,7 @@ impl Vfs {
             return self.write_pages(inode, offset, end);
         }
         let _writeback = inode.writeback_lock.lock();
-        self.fs.reserve(inode, offset, data.len() as u64, room)?;
+        self.deletions.with_room(|| self.fs.reserve(inode, offset, data.len() as u64, room))?;
         // Dirty pages of the range are overwritten as a whole: they need not travel, and their room is this write's now.
         let (first, behind) = (offset / PAGE64, end.div_ceil(PAGE64));
         inode.pages.drop_pages(first, behind, &self.memory);

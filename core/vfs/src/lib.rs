@@ -9,6 +9,7 @@ pub mod api;
 mod attr;
 mod data;
 mod dcache;
+mod deletions;
 pub mod driver;
 pub mod epoch;
 pub mod error;

@@ -191,7 +191,8 @@ impl Vfs {
             self.may_add(cred, dir, name)?;
             let new = self.new_inode(cred, dir, spec)?;
             let before = self.before(dir, want_info);
-            let loaded = self.trusting(&[(dir, name)], self.fs.create(dir, name, &new))?;
+            let created = self.deletions.with_room(|| self.fs.create(dir, name, &new));
+            let loaded = self.trusting(&[(dir, name)], created)?;
             let ino = loaded.ino;
             self.names.put(dir.ino, name, Some(ino));
             let inode = self.adopt(loaded)?;
@@ -217,7 +218,7 @@ impl Vfs {
         let _names = self.exclusive(dir)?;
         self.dir_is_alive(dir)?;
         let new = self.new_inode(cred, dir, spec)?;
-        let loaded = self.fs.create_unnamed(dir, &new)?;
+        let loaded = self.deletions.with_room(|| self.fs.create_unnamed(dir, &new))?;
         let inode = self.adopt(loaded)?;
         inode.awaits_name.store(true, Ordering::Relaxed);
         Ok(inode)
@@ -251,7 +252,8 @@ impl Vfs {
                 return Err(NameError::TooManyLinks.into());
             }
             let before = self.before(dir, want_info);
-            self.trusting(&[(dir, name)], self.fs.link(dir, name, inode))?;
+            let linked = self.deletions.with_room(|| self.fs.link(dir, name, inode));
+            self.trusting(&[(dir, name)], linked)?;
             inode.awaits_name.store(false, Ordering::Relaxed);
             self.names.put(dir.ino, name, Some(inode.ino));
             self.info_since(dir, before)
@@ -422,7 +424,7 @@ impl Vfs {
                 return Ok(self.unchanged_pair(old_dir, new_dir, want_info));
             }
             let before = (self.before(old_dir, want_info), self.before(new_dir, want_info));
-            let result = self.fs.rename(&Rename {
+            let rename = Rename {
                 old_dir,
                 old_name,
                 new_dir,
@@ -430,7 +432,8 @@ impl Vfs {
                 inode: &inode,
                 target: target.as_deref(),
                 exchange,
-            });
+            };
+            let result = self.deletions.with_room(|| self.fs.rename(&rename));
             self.trusting(&[(old_dir, old_name), (new_dir, new_name)], result)?;
             self.names.put(old_dir.ino, old_name, if exchange { target_ino } else { None });
             self.names.put(new_dir.ino, new_name, Some(inode.ino));

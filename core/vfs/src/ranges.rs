@@ -83,7 +83,9 @@ impl Vfs {
                 let last = if shifts { u64::MAX } else { end.div_ceil(PAGE64) };
                 inode.pages.drop_pages(offset / PAGE64, last, &self.memory);
             }
-            if let Err(error) = self.fs.fallocate(inode, mode, offset, len, self.room(cred)) {
+            let room = self.room(cred);
+            let done = self.deletions.with_room(|| self.fs.fallocate(inode, mode, offset, len, room));
+            if let Err(error) = done {
                 // Some of it may have been done, unless the format cannot do this at all.
                 if !matches!(error, Error::Name(NameError::NotSupported)) {
                     let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);

@@ -3,6 +3,7 @@
 use crate::access::AclCache;
 use crate::api::*;
 use crate::dcache::NameCache;
+use crate::deletions::Deletions;
 use crate::driver::{FileSystem, FsInfo, LoadedInode};
 use crate::error::{Error, NameError, Result};
 use crate::icache::{Found, InodeCache};
@@ -36,6 +37,7 @@ pub struct Vfs {
     pub(crate) policy: Arc<Policy>,
     pub(crate) inodes: InodeCache,
     pub(crate) names: NameCache,
+    pub(crate) deletions: Deletions,
     pub(crate) memory: Memory,
     pub(crate) dirty: Arc<DirtyList>,
     /// Held while a directory moves to another parent; see [`crate::names`].
@@ -118,6 +120,7 @@ impl Vfs {
             policy,
             inodes: InodeCache::new(),
             names: NameCache::new(budget),
+            deletions: Deletions::default(),
             memory,
             dirty: dirty.clone(),
             move_lock: Mutex::new(()),
@@ -238,6 +241,7 @@ impl Vfs {
         let nameless = |inode: &Inode| inode.with_attr(|attr| attr.nlink) == 0;
         let Some(claim) = self.inodes.claim_unused(inode, nameless) else { return };
         {
+            let _deletion = self.deletions.begin();
             let _writeback = inode.writeback_lock.lock();
             for (offset, len) in inode.pages.drop_pages(0, u64::MAX, &self.memory) {
                 self.fs.unreserve(inode, offset, len);

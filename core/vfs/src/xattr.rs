@@ -139,7 +139,7 @@ impl Vfs {
             if space == Space::Acl {
                 self.set_acl(cred, inode, name, value, mode)?;
             } else {
-                self.fs.set_xattr(inode, name, Some(value), mode)?;
+                self.store(inode, name, value, mode)?;
                 if space == Space::Security {
                     inode.no_capability.store(false, Ordering::Release);
                 }
@@ -156,7 +156,7 @@ impl Vfs {
                 return if acl.is_none() { Ok(()) } else { Err(NameError::Access.into()) };
             }
             return match acl {
-                Some(acl) => self.fs.set_xattr(inode, name, Some(&acl.encode()), mode),
+                Some(acl) => self.store(inode, name, &acl.encode(), mode),
                 None => self.remove_stored(inode, name),
             };
         }
@@ -169,7 +169,7 @@ impl Vfs {
         if acl.is_minimal() {
             self.remove_stored(inode, name)?;
         } else {
-            self.fs.set_xattr(inode, name, Some(&acl.encode()), mode)?;
+            self.store(inode, name, &acl.encode(), mode)?;
         }
         inode.with_attr(|attr| {
             attr.perm = attr.perm & !0o777 | acl.mode();
@@ -179,6 +179,10 @@ impl Vfs {
         });
         inode.acl.forget();
         self.changed(inode, Touch::Metadata, Logged::Anyway)
+    }
+
+    fn store(&self, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.deletions.with_room(|| self.fs.set_xattr(inode, name, Some(value), mode))
     }
 
     fn remove_stored(&self, inode: &Inode, name: &[u8]) -> Result<()> {

@@ -3,11 +3,13 @@
 mod common;
 
 use common::{fsck, mkfs};
-use ivers_block::MemDevice;
+use ivers_block::{Device, MemDevice};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 struct Full {
     _dir: tempfile::TempDir,
@@ -18,7 +20,7 @@ struct Full {
     dirs: u32,
 }
 
-fn vfs_on(device: Arc<MemDevice>) -> Arc<Vfs> {
+fn vfs_on(device: Arc<dyn Device>) -> Arc<Vfs> {
     let ext4 = Ext4::open(device, OpenOptions::default()).unwrap();
     Vfs::mount(ext4, MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
@@ -245,4 +247,92 @@ fn attributes_without_room_leave_nothing_behind() {
     assert!(failures > 3, "{failures}");
     drop(files);
     it.finish("attributes");
+}
+
+/// A device that says each read, and makes those wait that come while the other end does not take it.
+struct Gated {
+    inner: Arc<MemDevice>,
+    reads: SyncSender<()>,
+}
+
+impl Gated {
+    fn new(inner: Arc<MemDevice>) -> (Arc<Self>, Receiver<()>) {
+        let (reads, seen) = sync_channel(0);
+        (Arc::new(Self { inner, reads }), seen)
+    }
+}
+
+impl Device for Gated {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+        // Nobody at the other end: the gate is open.
+        let _ = self.reads.send(());
+        self.inner.read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+        self.inner.write_at(offset, buf)
+    }
+
+    fn flush(&self) -> ivers_block::Result<()> {
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+        self.inner.discard(offset, len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+/// The room of a file that another thread is just deleting is waited for.
+#[test]
+fn what_is_being_deleted_gives_room() {
+    const LEN: usize = 12 << 20;
+    let data = vec![7; LEN];
+    for kind in ["ext2", "ext3"] {
+        let it = Full::new(&["-t", kind, "-b", "1024"]);
+        let old = it.file("old");
+        it.vfs.write(&it.cred, &old, 0, &data, WriteFlags::empty()).unwrap();
+        drop((old, it.file("new")));
+        it.vfs.unmount().unwrap();
+
+        let (device, reads) = Gated::new(it.device.clone());
+        let opening = std::thread::spawn(move || {
+            let vfs = vfs_on(device);
+            let find = |path: &[u8]| vfs.resolve(&Cred::root(), path, true).unwrap();
+            let (old, new) = (find(b"/old"), find(b"/new"));
+            vfs.unlink(&Cred::root(), &vfs.root().unwrap(), b"old", false).unwrap();
+            (vfs, old, new)
+        });
+        while !opening.is_finished() {
+            let _ = reads.recv_timeout(Duration::from_millis(1));
+        }
+        let (vfs, old, new) = opening.join().unwrap();
+        let deleting = std::thread::spawn(move || drop(old));
+        // The map is not in memory: it stands at the second block that it reads.
+        reads.recv().unwrap();
+        let write = {
+            let (vfs, new, data) = (vfs.clone(), new.clone(), data.clone());
+            std::thread::spawn(move || vfs.write(&Cred::root(), &new, 0, &data, WriteFlags::empty()))
+        };
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!deleting.is_finished() && !write.is_finished(), "{kind}: it waits");
+        drop(reads);
+        deleting.join().unwrap();
+        assert_eq!(write.join().unwrap().unwrap(), LEN, "{kind}");
+        vfs.fsync(&new, false).unwrap();
+        drop(new);
+        vfs.unmount().unwrap();
+        it.check(&it.device, kind);
+    }
 }

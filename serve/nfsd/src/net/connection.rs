@@ -447,10 +447,10 @@ impl Connection {
         match self.hub.handler.message(self, message) {
             Action::Nothing => {}
             Action::Work(job) => self.hub.push(self, job),
-            Action::Urgent(job) => self.hub.push_urgent(job),
+            Action::Urgent(job) => self.hub.push_urgent_read(job),
             Action::Close(why) => return Err(why.into()),
             Action::StartTls(reply) => {
-                // What came behind the question was not protected, and would be taken for what is: somebody may have put it there.
+                // [RFC9289 4.1] What came behind the question was not protected, and would be taken for what is: somebody may have put it there.
                 if !behind.is_empty() {
                     return Err("bytes before the TLS handshake".into());
                 }

@@ -115,10 +115,14 @@ impl Hub {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
+    /// A job out of what was just read: whoever read it takes it, or what comes before it, and wakes others for the rest.
     pub(super) fn push(&self, connection: &Connection, job: Job) {
-        if self.pool.push(connection.client(), connection.id(), job) {
-            self.wake();
-        }
+        self.pool.push(connection.client(), connection.id(), job);
+    }
+
+    /// The same, for one that goes before all others.
+    pub(super) fn push_urgent_read(&self, job: Job) {
+        let _ = self.pool.push_urgent(job);
     }
 
     pub(crate) fn push_urgent(&self, job: Job) {
@@ -224,7 +228,7 @@ impl Hub {
         connections
             .values()
             .filter(|connection| connection.is_spare())
-            .min_by_key(|connection| connection.heard_ms())
+            .min_by_key(|connection| (connection.heard_ms(), connection.id()))
             .cloned()
     }
 

@@ -7,6 +7,7 @@
 //! - Urgent jobs are the continuations of what is under way: they go first, whoever they belong to, since they free what others wait for.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -74,7 +75,6 @@ impl Client {
 #[derive(Default)]
 struct Queues {
     running: usize,
-    idle: usize,
     urgent: VecDeque<Job>,
     clients: HashMap<ClientKey, Client>,
     /// Clients that have a job that may run now.
@@ -87,25 +87,26 @@ pub struct Pool {
     running_max: usize,
     client_running_max: usize,
     queues: Mutex<Queues>,
+    /// Threads that wait. Raised under the lock, so that whoever adds a job sees everybody who has not; lowered outside, so that who was
+    /// woken for something else has nothing to wait for: seen too high, it wakes one thread too many.
+    idle: AtomicUsize,
 }
 
 impl Pool {
     /// For so many threads: three at least, or there is nobody to read.
     pub fn new(threads: usize) -> Self {
         let running_max = threads.max(3) - 1;
-        Self { running_max, client_running_max: running_max / 2, queues: Mutex::default() }
+        let (queues, idle) = (Mutex::default(), AtomicUsize::new(0));
+        Self { running_max, client_running_max: running_max / 2, queues, idle }
     }
 
-    /// Add a job. Says whether a thread should be woken.
-    #[must_use]
-    pub fn push(&self, client: ClientKey, connection: u64, job: Job) -> bool {
+    /// Add a job. Nobody need be woken: it is a thread that reads who says this, and then asks what is next.
+    pub fn push(&self, client: ClientKey, connection: u64, job: Job) {
         let mut queues = self.queues.lock();
-        if queues.stopping {
-            return false;
+        if !queues.stopping {
+            queues.clients.entry(client).or_default().line(connection).jobs.push_back(job);
+            self.enter(&mut queues, client);
         }
-        queues.clients.entry(client).or_default().line(connection).jobs.push_back(job);
-        self.enter(&mut queues, client);
-        self.wanted(&queues)
     }
 
     /// Add a job that goes before all others. Says whether a thread should be woken.
@@ -161,7 +162,7 @@ impl Pool {
         match self.take(&mut queues) {
             Some((job, whose)) => Next::Run { job, whose, wake: self.wanted(&queues) },
             None => {
-                queues.idle += 1;
+                self.idle.fetch_add(1, Ordering::Relaxed);
                 Next::Wait
             }
         }
@@ -169,7 +170,7 @@ impl Pool {
 
     /// This thread waits no longer.
     pub fn awake(&self) {
-        self.queues.lock().idle -= 1;
+        self.idle.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// No more jobs are given out, or taken. Those that are left are for the caller to drop, while holding no lock.
@@ -223,7 +224,7 @@ impl Pool {
 
     fn wanted(&self, queues: &Queues) -> bool {
         let work = !queues.urgent.is_empty() || !queues.ring.is_empty();
-        work && queues.idle > 0 && queues.running < self.running_max
+        work && self.idle.load(Ordering::Relaxed) > 0 && queues.running < self.running_max
     }
 }
 
@@ -266,7 +267,7 @@ mod tests {
         for (who, connection, what) in
             [(1, 1, "a1"), (1, 1, "a1"), (1, 1, "a1"), (1, 2, "a2"), (2, 3, "b"), (2, 3, "b")]
         {
-            assert!(!pool.push(client(who), connection, note(&log, what)));
+            pool.push(client(who), connection, note(&log, what));
         }
         assert!(!pool.push_urgent(note(&log, "urgent")));
         while run(&pool).is_some() {}
@@ -278,7 +279,7 @@ mod tests {
         let (pool, log) = (Pool::new(5), Log::default());
         for who in [1, 2, 3] {
             for _ in 0..4 {
-                let _ = pool.push(client(who), who.into(), note(&log, "x"));
+                pool.push(client(who), who.into(), note(&log, "x"));
             }
         }
         let running: Vec<_> = std::iter::from_fn(|| run(&pool)).flatten().collect();
@@ -288,7 +289,7 @@ mod tests {
         assert_eq!(whose, Some(client(2)));
         let (pool, log) = (Pool::new(5), Log::default());
         for _ in 0..4 {
-            let _ = pool.push(client(1), 1, note(&log, "x"));
+            pool.push(client(1), 1, note(&log, "x"));
         }
         assert_eq!(std::iter::from_fn(|| run(&pool)).count(), 2, "half of four");
         assert!(matches!(pool.next(Some(Some(client(1)))), Next::Run { .. }));
@@ -298,8 +299,8 @@ mod tests {
     fn who_does_not_read_waits() {
         let (pool, log) = (Pool::new(10), Log::default());
         assert!(!pool.choke(client(1), 1, true));
-        let _ = pool.push(client(1), 1, note(&log, "choked"));
-        let _ = pool.push(client(1), 2, note(&log, "free"));
+        pool.push(client(1), 1, note(&log, "choked"));
+        pool.push(client(1), 2, note(&log, "free"));
         while let Some(whose) = run(&pool) {
             let Next::Wait = pool.next(Some(whose)) else { panic!("only one may run") };
             // Still idle: so the thread is to be woken when there is something.
@@ -316,8 +317,8 @@ mod tests {
     #[test]
     fn what_a_connection_leaves_behind_is_dropped() {
         let (pool, log) = (Pool::new(10), Log::default());
-        let _ = pool.push(client(1), 1, note(&log, "gone"));
-        let _ = pool.push(client(1), 2, note(&log, "stays"));
+        pool.push(client(1), 1, note(&log, "gone"));
+        pool.push(client(1), 2, note(&log, "stays"));
         assert_eq!(pool.remove(client(1), 1).len(), 1);
         assert_eq!(pool.remove(client(1), 1).len(), 0);
         let whose = run(&pool).unwrap();

@@ -108,6 +108,7 @@ impl Tls {
         let wrong = |error: &dyn std::fmt::Display| TlsError::Config(error.to_string());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
+            // [RFC9289 5]
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| wrong(&error))?;
         let verifier = |authorities: Vec<CertificateDer<'static>>| {
@@ -129,6 +130,7 @@ impl Tls {
             Some(verifier) => builder.with_client_cert_verifier(verifier.map_err(|error| wrong(&error))?),
         };
         let mut config = builder.with_single_cert(chain, key).map_err(|error| wrong(&error))?;
+        // [RFC9289 8.2]
         config.alpn_protocols = vec![ALPN.to_vec()];
         config.send_tls13_tickets = 0;
         Ok(Self { config: Arc::new(config) })

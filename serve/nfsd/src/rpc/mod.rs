@@ -176,6 +176,7 @@ impl Dispatcher {
         let mut from = Decoder::new(&message.bytes);
         let header = match CallHeader::take(&mut from) {
             Ok(header) => header,
+            // [RFC5531 9]
             Err(BadCall::RpcVersion { xid }) => {
                 let versions = Versions { low: RPC_VERSION, high: RPC_VERSION };
                 return answer(xid, &Reply::RpcMismatch(versions));
@@ -197,6 +198,7 @@ impl Dispatcher {
         let Some(program) = self.programs.iter().find(|program| program.number() == header.program) else {
             return answer(xid, &Reply::ProgramUnavailable);
         };
+        // [RFC5531 9]
         let versions = program.versions();
         if !versions.contains(&version) {
             let versions = Versions { low: *versions.start(), high: *versions.end() };
@@ -223,9 +225,10 @@ impl Dispatcher {
     }
 }
 
-/// RFC 9289 section 4.1: a NULL call, outside of TLS, is answered by a token and the handshake. It must be alone: what is under way would be answered inside of TLS, to
+/// [RFC9289 4.1] A NULL call, outside of TLS, is answered by a token and the handshake. It must be alone: what is under way would be answered inside of TLS, to
 /// somebody who asked outside.
 fn starts_tls(connection: &Arc<Connection>, header: &CallHeader) -> Action {
+    // [RFC9289 4.1]
     if header.procedure != PROC_NULL || connection.tls().is_some() {
         let refused = without_results(header.xid, &Reply::AuthError(AuthStat::BadCred));
         connection.send(refused.into_bytes());

@@ -45,7 +45,7 @@ pub enum Record {
     Export(ExportRecord),
     /// A client, in place of the one of its name.
     Client(ClientRecord),
-    /// Clients that are gone, where they are still exactly so.
+    /// Clients that are gone, where they are still of the same boot.
     Strike(Vec<ClientRecord>),
     /// The pseudo-root: its digest, and its change attribute.
     Pseudo(u64, u64),
@@ -56,6 +56,7 @@ fn put_client(client: &ClientRecord, to: &mut Encoder) {
     client.owner.put(to);
     client.verifier.put(to);
     client.principal.bytes().to_vec().put(to);
+    client.revoked.put(to);
 }
 
 fn take_client(from: &mut Decoder<'_>) -> Result<ClientRecord> {
@@ -64,6 +65,7 @@ fn take_client(from: &mut Decoder<'_>) -> Result<ClientRecord> {
         owner: Xdr::take(from)?,
         verifier: Xdr::take(from)?,
         principal: Principal::new(&Vec::<u8>::take(from)?),
+        revoked: Xdr::take(from)?,
     })
 }
 
@@ -170,7 +172,7 @@ impl Contents {
             Record::Strike(clients) => {
                 for client in clients {
                     let key = (client.sessions, client.owner.clone());
-                    if self.clients.get(&key) == Some(&client) {
+                    if self.clients.get(&key).is_some_and(|known| known.is_of(&client)) {
                         self.clients.remove(&key);
                     }
                 }
@@ -181,16 +183,16 @@ impl Contents {
 
     /// Whether a record says anything new.
     pub fn changed_by(&self, record: &Record) -> bool {
-        let known = |client: &ClientRecord| {
-            self.clients.get(&(client.sessions, client.owner.clone())) == Some(client)
-        };
+        let known = |client: &ClientRecord| self.clients.get(&(client.sessions, client.owner.clone()));
         match record {
             Record::Identity(identity) => self.identity != Some(*identity),
             Record::Boot(boot) => self.boot != *boot,
             Record::Lease(ms) => self.lease_ms != *ms,
             Record::Export(export) => self.exports.get(&export.identity) != Some(export),
-            Record::Client(client) => !known(client),
-            Record::Strike(clients) => clients.iter().any(known),
+            Record::Client(client) => known(client) != Some(client),
+            Record::Strike(clients) => {
+                clients.iter().any(|client| known(client).is_some_and(|known| known.is_of(client)))
+            }
             Record::Pseudo(digest, change) => self.pseudo != (*digest, *change),
         }
     }

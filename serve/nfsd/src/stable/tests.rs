@@ -127,6 +127,7 @@ fn client(name: &str, verifier: u8) -> ClientRecord {
         owner: name.as_bytes().to_vec(),
         verifier: [verifier; 8],
         principal: Principal::new(b"somebody"),
+        revoked: verifier.is_multiple_of(3),
     }
 }
 

@@ -110,8 +110,8 @@ impl Caller {
 pub enum Stop {
     /// It ends like this.
     Fail(NfsStat),
-    /// Nothing has happened yet. When the ticket is [`done`](super::State::done), the same call is made again; if that takes too long,
-    /// the client is told NFS4ERR_DELAY.
+    /// Nothing has happened yet. When the ticket is [`done`](super::State::done), or comes as [`Effect::Open`](super::Effect::Open), the
+    /// same call is made again; if that takes too long, the client is told NFS4ERR_DELAY.
     Gate(Ticket),
     /// The holder of a write delegation is being asked. The request waits for [`told`](super::State::told), whose answer is its own.
     Ask(Ticket),

@@ -40,6 +40,14 @@ pub(super) enum Record {
     Kept,
 }
 
+/// Whether stable storage knows that a delegation was revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mark {
+    None,
+    Writing(Ticket),
+    Kept,
+}
+
 /// One boot of a client.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -53,6 +61,7 @@ pub(super) struct Client {
     /// Requests of his that are under way: permits, plans, slots, turns.
     pub busy: u32,
     pub record: Record,
+    pub mark: Mark,
     /// He is being struck out; until that is durable nothing of his goes to others, and he gets nothing.
     pub condemned: Option<Ticket>,
     /// All that there was to reclaim is.
@@ -81,6 +90,7 @@ impl Client {
             owner: self.owner.clone(),
             verifier: self.verifier,
             principal: self.principal.clone(),
+            revoked: self.mark != Mark::None,
         }
     }
 
@@ -184,6 +194,7 @@ impl State {
             renewed: now,
             busy: 0,
             record: Record::None,
+            mark: Mark::None,
             condemned: None,
             complete: false,
             create: CreateSlot::default(),
@@ -256,6 +267,7 @@ impl State {
         if let Some(client) = self.clients.get_mut(&id) {
             client.complete = true;
         }
+        self.unmark(id);
         self.reclaimed_all(id);
         self.end_grace_if_due(now);
         Ok(())
@@ -274,6 +286,51 @@ impl State {
                 }
                 Err(Stop::Gate(ticket))
             }
+        }
+    }
+
+    /// Go on only when it is durable that this client has lost a delegation: otherwise he could claim it again after a restart, not knowing
+    /// that others had the file since.
+    pub(super) fn be_marked(&mut self, id: ClientId) -> Step<()> {
+        let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        match (client.mark, client.record) {
+            (Mark::Kept, _) => Ok(()),
+            (Mark::Writing(ticket), _) => Err(Stop::Gate(ticket)),
+            (Mark::None, Record::None) => {
+                // Should he ever be on record, then so.
+                client.mark = Mark::Kept;
+                Ok(())
+            }
+            (Mark::None, Record::Writing(ticket)) => Err(Stop::Gate(ticket)),
+            (Mark::None, Record::Kept) => {
+                let record = ClientRecord { revoked: true, ..client.as_record() };
+                let ticket = self.persist(Pending::Marked(id), RecordChange::Put(record));
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.mark = Mark::Writing(ticket);
+                }
+                Err(Stop::Gate(ticket))
+            }
+        }
+    }
+
+    pub(super) fn marked(&mut self, id: ClientId, ticket: Ticket, durable: bool) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.mark == Mark::Writing(ticket)
+        {
+            client.mark = if durable { Mark::Kept } else { Mark::None };
+        }
+    }
+
+    /// He knows what he has lost.
+    pub(super) fn unmark(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if client.revoked > 0 || client.mark == Mark::None {
+            return;
+        }
+        client.mark = Mark::None;
+        if client.record == Record::Kept && client.condemned.is_none() {
+            let record = client.as_record();
+            self.persist(Pending::Forgotten, RecordChange::Put(record));
         }
     }
 

@@ -4,6 +4,7 @@ use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
+use super::client::Mark;
 use super::held::Kind;
 use super::mistake::{self, Mistake};
 use super::open::{Claim, Planned};
@@ -50,6 +51,8 @@ pub(super) struct Delegation {
     /// When the holder last wrote back or opened under it.
     pub used: Time,
     asked: Option<Ticket>,
+    /// What he has said is on its way.
+    answering: Option<Ticket>,
     pub revoked: bool,
 }
 
@@ -87,14 +90,14 @@ pub struct Answer {
 /// What those are told who asked about a file under a write delegation.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Told {
-    /// The holder has written nothing: the VFS's attributes are right.
-    Untouched,
+    /// The holder has written nothing: the VFS's attributes are right. When all who have asked have read them the permit is ended.
+    Untouched(Permit),
     /// He has. In one step of the VFS the change attribute is raised and the times are set; what that gives goes out, with his size. Once
     /// for all who have asked. Then the permit is ended.
     Written {
         /// His size.
         size: u64,
-        /// The delegation stays until then.
+        /// The delegation stays until then, and nobody else looks.
         permit: Permit,
     },
 }
@@ -125,7 +128,7 @@ impl State {
             let holder = held.client;
             if self.lease_is_over(now, holder) {
                 self.evict(holder)?;
-            } else if !self.revoke_if_overdue(now, index) {
+            } else if !self.revoke_if_overdue(now, index)? {
                 self.recall(now, index, truncate);
                 left = true;
             }
@@ -160,22 +163,24 @@ impl State {
     }
 
     /// Whether a delegation has been waited for long enough; then it is revoked.
-    pub(super) fn revoke_if_overdue(&mut self, now: Time, index: u32) -> bool {
+    pub(super) fn revoke_if_overdue(&mut self, now: Time, index: u32) -> Step<bool> {
         let lease = self.config.lease;
-        let Some(held) = self.held.get(&index) else { return true };
+        let Some(held) = self.held.get(&index) else { return Ok(true) };
         let (holder, file) = (held.client, held.file);
-        let Kind::Delegation(delegation) = &held.kind else { return true };
-        let Some(recall) = &delegation.recall else { return false };
+        let Kind::Delegation(delegation) = &held.kind else { return Ok(true) };
+        let Some(recall) = &delegation.recall else { return Ok(false) };
         let deadline = (recall.since + lease).max(delegation.used + lease);
         let deadline = deadline.min(recall.since + lease.times(RECALL_LEASES));
         let used = self.files.get(&file).is_some_and(|state| {
             state.under_way.iter().any(|number| self.under_way[number].client == Some(holder))
         });
         if now <= deadline || used {
-            return false;
+            return Ok(false);
         }
+        // [RFC8881 8.4.3]
+        self.be_marked(holder)?;
         self.revoke(index);
-        true
+        Ok(true)
     }
 
     /// What was not returned is taken away. The stateid stays, as a revoked one, until the client says that he knows.
@@ -249,12 +254,8 @@ impl State {
             return fail(NfsStat::BadStateid);
         }
         // The last bump has to come behind the one for an answer that is on its way, which says his size.
-        let answering = self.files.get(&file).is_some_and(|state| {
-            let mut all = state.under_way.iter().map(|number| &self.under_way[number].at);
-            all.any(|at| matches!(at, At::Answer(of) if *of == index))
-        });
-        if answering {
-            return fail(NfsStat::Delay);
+        if let Some(ticket) = self.delegation(index).and_then(|delegation| delegation.answering) {
+            return Err(Stop::Gate(ticket));
         }
         let client = self.held[&index].client;
         self.end_delegation(index);
@@ -269,7 +270,7 @@ impl State {
             if check > now {
                 return Some(check);
             }
-            if !self.revoke_if_overdue(now, index) {
+            if self.revoke_if_overdue(now, index) != Ok(true) {
                 let again = now + super::Span::seconds(1);
                 self.recalls.remove(&(check, index));
                 self.recalls.insert((again, index));
@@ -309,6 +310,9 @@ impl State {
         {
             return Granted::None(Why::Resource);
         }
+        if reclaimed && client.mark != Mark::None {
+            return Granted::None(Why::Contention);
+        }
         let recent = |at: Time| now.since(at) <= self.config.lease;
         let contended = self.files.get(&file).is_none_or(|state| {
             !state.bumps.is_empty()
@@ -327,6 +331,7 @@ impl State {
             recall: None,
             used: now,
             asked: None,
+            answering: None,
             revoked: false,
         };
         let index = self.hold(planned.client, file, Kind::Delegation(delegation));
@@ -358,7 +363,8 @@ impl State {
                 let harmless = match &it.at {
                     At::Permit { does, .. } => *does == Does::Read,
                     At::Plan(plan) => plan.touches & share::WRITE == 0 && plan.deny & share::READ == 0,
-                    At::Answer(_) => false,
+                    At::Look => true,
+                    At::Answer(..) => false,
                 };
                 if write { it.client != Some(by) } else { !harmless }
             });
@@ -382,8 +388,21 @@ impl State {
         self.held.get(&index).map(|held| held.client)
     }
 
-    /// Whether the VFS knows change attribute, size and times of a file. If somebody else holds a write delegation he is asked.
-    pub fn look(&mut self, now: Time, caller: Caller, file: File) -> Step<()> {
+    /// Look at change attribute, size and times of a file, as the VFS has them. If somebody else holds a write delegation he is asked.
+    ///
+    /// A permit, too: otherwise a delegation could be given, written under and asked about meanwhile, and the old contents be seen under
+    /// the value of that answer.
+    pub fn look(&mut self, now: Time, caller: Caller, file: File) -> Step<Permit> {
+        self.known(now, caller, file)?;
+        self.room_for_permit(caller.client())?;
+        let client = caller.client();
+        if client.is_some_and(|id| self.clients.get(&id).is_none_or(|client| client.condemned.is_some())) {
+            return fail(NfsStat::Delay);
+        }
+        Ok(Permit(self.set_out(UnderWay { client, file: Some(file), at: At::Look })))
+    }
+
+    fn known(&mut self, now: Time, caller: Caller, file: File) -> Step<()> {
         self.bumped(file)?;
         let Some(state) = self.files.get(&file) else { return Ok(()) };
         let of_another = |index: &&u32| {
@@ -399,6 +418,9 @@ impl State {
         }
         let can_call = self.can_call(holder);
         let Some(delegation) = self.delegation(index) else { return Ok(()) };
+        if let Some(ticket) = delegation.answering {
+            return Err(Stop::Gate(ticket));
+        }
         if let Some(ticket) = delegation.asked {
             return Err(Stop::Ask(ticket));
         }
@@ -440,11 +462,20 @@ impl State {
         };
         // [RFC8881 10.4.3]
         let untouched = delegation.base == Some((answer.change, answer.size)) && !delegation.reclaimed;
-        if untouched {
-            return Ok(Told::Untouched);
+        delegation.shown |= !untouched;
+        let out = self.ticket(Pending::Forgotten);
+        if let Some(delegation) = self.delegation(index) {
+            delegation.answering = Some(out);
         }
-        delegation.shown = true;
-        let number = self.set_out(UnderWay { client: Some(holder), file: Some(file), at: At::Answer(index) });
-        Ok(Told::Written { size: answer.size, permit: Permit(number) })
+        let at = At::Answer(index, out);
+        let permit = Permit(self.set_out(UnderWay { client: Some(holder), file: Some(file), at }));
+        Ok(if untouched { Told::Untouched(permit) } else { Told::Written { size: answer.size, permit } })
+    }
+
+    /// What the holder has said is out.
+    pub(super) fn answered(&mut self, index: u32) {
+        if let Some(delegation) = self.delegation(index) {
+            delegation.answering = None;
+        }
     }
 }

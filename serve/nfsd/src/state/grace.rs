@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
-use super::client::Record;
+use super::client::{Mark, Record};
 use super::mistake::{self, Mistake};
 use super::{ClientRecord, Pending, RecordChange, Span, State, Step, Ticket, Time, fail};
 
@@ -102,9 +102,10 @@ impl State {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let key = (client.with_sessions, client.owner.clone());
         let Some((record, progress)) = self.grace.clients.get_mut(&key) else { return };
-        if client.as_record() == *record {
+        if client.as_record().is_of(record) {
             // Stable storage has him until he is struck out.
             client.record = Record::Kept;
+            client.mark = if record.revoked { Mark::Kept } else { Mark::None };
             client.may_reclaim = *progress != Progress::Restarted;
         } else if client.principal == record.principal && *progress != Progress::All {
             *progress = Progress::Restarted;
@@ -123,7 +124,7 @@ impl State {
         let Some(client) = self.clients.get(&id) else { return };
         let key = (client.with_sessions, client.owner.clone());
         if let Some((record, progress)) = self.grace.clients.get_mut(&key)
-            && *record == client.as_record()
+            && record.is_of(&client.as_record())
             && *progress != Progress::Restarted
         {
             *progress = new;
@@ -152,7 +153,8 @@ impl State {
             .collect();
         for client in self.clients.values_mut().filter(|client| client.record == Record::Kept) {
             // He has to be written again before he is on record.
-            if struck.contains(&client.as_record()) {
+            let record = client.as_record();
+            if struck.iter().any(|it| it.is_of(&record)) {
                 client.record = Record::None;
             }
         }

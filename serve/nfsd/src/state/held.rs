@@ -192,17 +192,18 @@ impl State {
     }
 
     /// FREE_STATEID (RFC 8881 section 18.38).
-    pub fn free_stateid(&mut self, client: ClientId, stateid: &StateId) -> Step<()> {
-        let caller = Caller::Client(client);
+    pub fn free_stateid(&mut self, id: ClientId, stateid: &StateId) -> Step<()> {
+        let caller = Caller::Client(id);
         let index = match self.find(caller, stateid) {
             Ok(index) => index,
             Err(super::Stop::Fail(NfsStat::DelegRevoked)) => {
                 let bytes = &stateid.other[4..8];
                 let index = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 self.release(index);
-                if let Some(client) = self.clients.get_mut(&client) {
+                if let Some(client) = self.clients.get_mut(&id) {
                     client.revoked -= 1;
                 }
+                self.unmark(id);
                 return Ok(());
             }
             Err(stop) => return Err(stop),

@@ -8,8 +8,9 @@
 //!
 //! | effect | what to do | then |
 //! |---|---|---|
-//! | [`Effect::Persist`] | make it durable | [`State::done`], or [`State::failed`] |
+//! | [`Effect::Persist`] | make it durable, one behind the other in this order | [`State::done`], or [`State::failed`] |
 //! | [`Effect::Bump`] | raise the file's change attribute, whether somebody looked or not; before the reply goes out | [`State::done`] |
+//! | [`Effect::Open`] | let those go on who wait at this gate | |
 //! | [`Effect::Call`] | [`State::channel`], send, wait | [`State::channel_end`]; for CB_GETATTR [`State::told`], too |
 //!
 //! What does not go on says why: [`Stop`].
@@ -19,7 +20,7 @@
 //! | EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION, DESTROY_*, RECLAIM_COMPLETE, TEST_STATEID, FREE_STATEID | one of that name |
 //! | SEQUENCE | [`State::sequence`] before, [`State::finish`] after all operations of the request |
 //! | READ, WRITE, SETATTR, REMOVE, ... | [`State::permit`], the VFS, [`State::end`]: what was decided holds until then |
-//! | GETATTR, VERIFY, READDIR of what a delegate may have changed | [`State::look`], the VFS, [`State::end`] |
+//! | GETATTR, VERIFY, READDIR of change, size and times | [`State::look`], the VFS, [`State::end`] |
 //! | OPEN | [`State::open_plan`]; [`State::open_claim`] as soon as the file is known, before anybody else can reach it; the VFS; [`State::open_commit`] or [`State::open_abort`] |
 //! | LOCK, LOCKT, LOCKU, CLOSE, OPEN_DOWNGRADE, DELEGRETURN | one of that name |
 //! | operations with a seqid (4.0) | [`State::turn`] before, [`State::turn_end`] after |
@@ -89,7 +90,7 @@ use session::Session;
 /// What has to be done outside, in this order. What a request has caused is carried out before it is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Write to stable storage, then say [`done`](State::done).
+    /// Write to stable storage, behind what was to be written before, then say [`done`](State::done).
     Persist {
         /// Which.
         ticket: Ticket,
@@ -103,6 +104,11 @@ pub enum Effect {
         ticket: Ticket,
         /// The file.
         file: File,
+    },
+    /// A [`Stop::Gate`] that nothing outside stands for has opened: whoever waits there makes his call again.
+    Open {
+        /// Which.
+        ticket: Ticket,
     },
     /// Ask something of a client.
     Call {
@@ -154,6 +160,16 @@ pub struct ClientRecord {
     pub verifier: [u8; 8],
     /// Who he was.
     pub principal: Principal,
+    /// A delegation of his was revoked, and he may not know: he must not claim any again (section 8.4.3).
+    pub revoked: bool,
+}
+
+impl ClientRecord {
+    /// Whether both are of one boot of one client.
+    pub fn is_of(&self, other: &Self) -> bool {
+        let key = |it: &Self| (it.sessions, it.verifier);
+        key(self) == key(other) && self.owner == other.owner && self.principal == other.principal
+    }
 }
 
 /// A change of the list of clients. There is one record for each `sessions` and `owner`.
@@ -161,7 +177,7 @@ pub struct ClientRecord {
 pub enum RecordChange {
     /// Add, or put in the place of the one of the same name.
     Put(ClientRecord),
-    /// Take out those that are still exactly so.
+    /// Take out those that are still [of the same boot](ClientRecord::is_of).
     Strike(Vec<ClientRecord>),
 }
 
@@ -170,6 +186,8 @@ pub enum RecordChange {
 enum Pending {
     /// A client's record is being written.
     Recorded(ClientId),
+    /// It is being written that a client has lost a delegation.
+    Marked(ClientId),
     /// A client is struck out, then he goes.
     Condemned(ClientId),
     /// Who did not reclaim is struck out, then grace is over.
@@ -262,6 +280,7 @@ impl State {
     pub fn done(&mut self, ticket: Ticket) -> bool {
         match self.pending.remove(&ticket) {
             Some(Pending::Recorded(client)) => self.recorded(client, true),
+            Some(Pending::Marked(client)) => self.marked(client, ticket, true),
             Some(Pending::Condemned(client)) => self.remove_client(client),
             Some(Pending::GraceEnds) => self.grace_is_over(),
             Some(Pending::Bumped(file)) => {
@@ -280,6 +299,7 @@ impl State {
     pub fn failed(&mut self, ticket: Ticket) -> bool {
         match self.pending.remove(&ticket) {
             Some(Pending::Recorded(client)) => self.recorded(client, false),
+            Some(Pending::Marked(client)) => self.marked(client, ticket, false),
             Some(Pending::Condemned(client)) => {
                 if let Some(client) = self.clients.get_mut(&client) {
                     client.condemned = None;

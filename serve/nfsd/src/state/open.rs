@@ -240,7 +240,7 @@ impl State {
                 let same = owner.is_some() && owner == own;
                 !same && bits & deny != 0
             }
-            At::Answer(_) => false,
+            At::Look | At::Answer(..) => false,
         }
     }
 

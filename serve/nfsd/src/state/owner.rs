@@ -21,6 +21,13 @@ pub(super) struct Sequence {
     closed: Option<[u8; 12]>,
 }
 
+impl super::held::Owner {
+    #[cfg(test)]
+    pub fn is_busy(&self) -> bool {
+        self.sequence.as_ref().is_some_and(|sequence| sequence.busy)
+    }
+}
+
 /// Whose turn it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TurnOf<'a> {

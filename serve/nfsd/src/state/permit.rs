@@ -7,7 +7,7 @@ use ivers_nfs4::types::{ClientId, StateId};
 use super::held::Kind;
 use super::mistake::{self, Mistake};
 use super::open::Planned;
-use super::{Caller, File, State, Step, Time, fail};
+use super::{Caller, Effect, File, State, Step, Ticket, Time, fail};
 
 /// What an operation is going to do to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +53,10 @@ pub(super) enum At {
     Permit { does: Does, by: Option<u32> },
     /// An OPEN that is not committed.
     Plan(Planned),
-    /// An answer about what the holder of this delegation has written is on its way.
-    Answer(u32),
+    /// Somebody reads change attribute, size and times.
+    Look,
+    /// What the holder of this delegation has said is on its way to those who have asked; others wait here.
+    Answer(u32, Ticket),
 }
 
 impl State {
@@ -83,11 +85,7 @@ impl State {
             self.undenied(now, file, stateid, does)?;
         }
         self.stand_aside(now, file, client, does != Does::Read, does == Does::Resize)?;
-        let limits = self.config.limits.owners;
-        let busy = client.map_or(0, |client| self.clients[&client].busy as usize);
-        if busy >= limits.0 || self.under_way.len() >= limits.1 {
-            return fail(NfsStat::Delay);
-        }
+        self.room_for_permit(client)?;
         if let Some(index) = by
             && let Some(Kind::Delegation(delegation)) = self.held.get_mut(&index).map(|held| &mut held.kind)
         {
@@ -97,9 +95,22 @@ impl State {
         Ok(Permit(number))
     }
 
+    pub(super) fn room_for_permit(&self, client: Option<ClientId>) -> Step<()> {
+        let limits = self.config.limits.owners;
+        let busy = client.and_then(|id| self.clients.get(&id)).map_or(0, |client| client.busy as usize);
+        if busy >= limits.0 || self.under_way.len() >= limits.1 {
+            return fail(NfsStat::Delay);
+        }
+        Ok(())
+    }
+
     /// It is done, or will not be.
     pub fn end(&mut self, now: Time, permit: Permit) {
-        self.come_back(now, permit.0);
+        if let Some(UnderWay { at: At::Answer(index, ticket), .. }) = self.come_back(now, permit.0) {
+            self.answered(index);
+            self.pending.remove(&ticket);
+            self.effects.push(Effect::Open { ticket });
+        }
     }
 
     pub(super) fn set_out(&mut self, under_way: UnderWay) -> u64 {
@@ -122,7 +133,7 @@ impl State {
                 client.busy -= 1;
             }
             // An answer about somebody is no word of his.
-            if !matches!(under_way.at, At::Answer(_)) {
+            if !matches!(under_way.at, At::Answer(..)) {
                 self.renew(now, id);
             }
         }

@@ -7,6 +7,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, SessionId};
 
 use super::client::Client;
+use super::mistake::{self, Mistake};
 use super::session::Session;
 use super::{Conn, Digest, Principal, State, Step, Time, fail};
 
@@ -150,7 +151,8 @@ impl State {
             return fail(NfsStat::BadHighSlot);
         }
         // [RFC8881 2.10.6.1]
-        if args.sequenceid == slot.sequence && !super::mistake::is(super::mistake::Mistake::ForgetSlots) {
+        let forgetful = mistake::is(Mistake::ForgetSlots) && !slot.is_busy();
+        if args.sequenceid == slot.sequence && !forgetful {
             return match &slot.content {
                 Content::Unused => fail(NfsStat::SeqMisordered),
                 // [RFC8881 2.10.6.2]
@@ -167,7 +169,7 @@ impl State {
                 }
             };
         }
-        if slot.is_busy() || args.sequenceid != slot.sequence.wrapping_add(1) {
+        if slot.is_busy() || args.sequenceid != slot.sequence.wrapping_add(1) && !forgetful {
             return fail(NfsStat::SeqMisordered);
         }
         self.carry(conn, &args.sessionid)?;

@@ -89,6 +89,9 @@ fn who_does_not_end_or_does_not_speak_is_closed() {
     let served = serve(limits, None);
     let mut kept = connect(served.address);
     kept.call(KEEP, b"");
+    let mut half_kept = connect(served.address);
+    half_kept.call(KEEP, b"");
+    half_kept.send(&call_to(1, ECHO, sys(0), b"half")[..30]);
     let silent = TcpStream::connect(served.address).unwrap();
     let mut halves: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(served.address).unwrap()).collect();
     for (number, half) in halves.iter_mut().enumerate() {
@@ -104,7 +107,7 @@ fn who_does_not_end_or_does_not_speak_is_closed() {
     });
     assert!(took.count() < 500);
     assert!(begun.elapsed() < Duration::from_secs(10));
-    assert!(halves.iter().all(ended) && ended(&silent));
+    assert!(halves.iter().all(ended) && ended(&silent) && ended(&half_kept.stream));
     assert_eq!(kept.call(ECHO, b"here"), b"here");
     until("only one is left", || served.server.held().0 == 1);
 }
@@ -189,24 +192,25 @@ fn bytes_without_room_are_refused_politely_and_the_others_find_room() {
     let bounds = Bounds { connection_bytes: 1 << 20, client_bytes: 3 << 19, ..Limits::default().bounds };
     let served = serve(Limits { bounds, ..Limits::default() }, None);
     let mut greedy: Vec<_> = (0..2).map(|_| connect(served.address)).collect();
-    let mut arguments = 200u32.to_be_bytes().to_vec();
-    arguments.resize(300_000, 1);
+    let mut arguments = 100u32.to_be_bytes().to_vec();
+    arguments.resize(30_000, 1);
     for peer in &mut greedy {
-        for xid in 0..10 {
+        for xid in 0..60 {
             peer.send(&call_to(xid, SLEEP, sys(0), &arguments));
         }
     }
+    // So much is not left, but the third has none yet.
     assert_eq!(connect(served.address).call(ECHO, &[5; 40_000]).len(), 40_000);
     let mut counts = [0, 0];
     for peer in &mut greedy {
-        for _ in 0..10 {
+        for _ in 0..60 {
             let (_, reply, results) = peer.reply();
             assert_eq!(reply, Reply::SUCCESS);
             counts[usize::from(results == BUSY)] += 1;
             assert!(results == BUSY || results == arguments);
         }
     }
-    assert!(counts[0] >= 4 && counts[1] >= 4, "{counts:?}");
+    assert!(counts[0] >= 40 && counts[1] >= 40, "{counts:?}");
     assert_eq!(served.server.counters().calls_refused.load(Ordering::Relaxed), counts[1] as u64);
 }
 

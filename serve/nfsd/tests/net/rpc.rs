@@ -18,6 +18,7 @@ fn flavor(flavor: u32, body: &[u8]) -> OpaqueAuth {
     OpaqueAuth { flavor, body: body.to_vec() }
 }
 
+/// [RFC5531 9]
 #[test]
 fn a_call_is_answered_as_rfc_5531_says() {
     let served = serve(Limits::default(), None);
@@ -55,7 +56,8 @@ fn a_call_is_answered_as_rfc_5531_says() {
     [5, 0, 2, PROGRAM, VERSION, 0, 1, 401].iter().for_each(|word| encoder.word(*word));
     peer.send(&framed(encoder.as_bytes()));
     assert_eq!(peer.reply().1, auth(AuthStat::BadCred));
-    assert_eq!(served.server.counters().panics.load(std::sync::atomic::Ordering::Relaxed), 1);
+    let panics = || served.server.counters().panics.load(std::sync::atomic::Ordering::Relaxed);
+    until("the mistake is counted", || panics() == 1);
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn replies_come_as_they_are_made_and_large_ones_whole() {
         peer.send(piece);
     }
     assert_eq!(peer.reply().2, b"abcd");
-    assert_eq!(served.server.held().1, 0, "nothing is held any more");
+    until("nothing is held any more", || served.server.held().1 == 0);
 }
 
 fn answer(xid: u32, results: &[u8]) -> Vec<u8> {
@@ -191,7 +193,8 @@ fn the_end_is_in_good_order() {
     assert_eq!(other.call(ECHO, b"here"), b"here");
     peer.send(&call_to(1, SLEEP, sys(0), &300u32.to_be_bytes()));
     peer.send(&call_to(2, LARGE, sys(0), &(8u32 << 20).to_be_bytes()));
-    until("both are under way", || served.echo.running.load(std::sync::atomic::Ordering::SeqCst) >= 1);
+    let calls = || served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed);
+    until("both are under way", || calls() == 3);
     std::thread::scope(|scope| {
         let drain = scope.spawn(|| served.server.drain(Duration::from_secs(10), Duration::from_secs(1)));
         std::thread::sleep(Duration::from_millis(50));
@@ -214,6 +217,43 @@ fn the_end_is_in_good_order() {
         served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1
     });
     assert!(!served.server.drain(Duration::from_millis(5), Duration::ZERO));
+}
+
+/// The same program once more: what it finds in its environment is what systemd would put there.
+#[test]
+fn sockets_are_handed_over() {
+    if std::env::var_os("LISTEN_FDS").is_some() {
+        let listeners = listen::handed_over().unwrap();
+        let callbacks = ivers_nfsd::rpc::Callbacks::new();
+        let server =
+            ivers_nfsd::rpc::Server::start(Limits::default(), listeners, None, Vec::new(), callbacks)
+                .unwrap();
+        assert_eq!(server.addresses().len(), 1);
+        until("somebody has called", || {
+            server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1
+        });
+        assert!(server.drain(Duration::from_secs(5), Duration::from_secs(1)));
+        return;
+    }
+    let run = |script: &str, stdin: std::process::Stdio| {
+        let mut command = std::process::Command::new("sh");
+        let program = std::env::current_exe().unwrap();
+        command.args(["-c", script, "sh"]).arg(program).args(["--exact", "rpc::sockets_are_handed_over"]);
+        command.stdin(stdin).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        command.spawn().unwrap()
+    };
+    const HAND_OVER: &str = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$@\"";
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut server = run(HAND_OVER, std::os::fd::OwnedFd::from(listener).into());
+    let mut peer = connect(address);
+    peer.send(&call_of(header(0), b""));
+    assert_eq!(peer.reply().1, Reply::ProgramUnavailable);
+    assert_eq!(peer.receive(), None);
+    assert!(server.wait().unwrap().success());
+    // What is no socket that listens is refused.
+    let mut server = run(HAND_OVER, std::process::Stdio::null());
+    assert!(!server.wait().unwrap().success());
 }
 
 #[test]

@@ -101,6 +101,7 @@ fn unasked(_: &Authority) -> ClientCertificates {
     ClientCertificates::Unasked
 }
 
+/// [RFC9289 4.1] [RFC9289 5] [RFC9289 8.2]
 #[test]
 fn everything_works_inside_of_tls() {
     let case = case(Limits::default(), unasked);
@@ -158,7 +159,7 @@ fn clients_show_who_they_are() {
     }
 }
 
-/// What is sent in the clear behind the question could be somebody else's, and would be taken for what was secured.
+/// [RFC9289 4.1] What is sent in the clear behind the question could be somebody else's, and would be taken for what was secured.
 #[test]
 fn nothing_goes_before_the_handshake() {
     let case = case(Limits::default(), unasked);

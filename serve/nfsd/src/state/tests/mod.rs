@@ -1,10 +1,18 @@
 //! The state machine with a clock, dice and clients of the test's own.
 
+mod audit;
+mod delegations;
+mod driver;
+mod locks;
+mod opens;
+mod restarts;
 mod sessions;
+mod v40;
 
-use ivers_nfs4::ops::v40::ClientOwner;
+use ivers_nfs4::ops::v40::{ClientOwner, share};
 use ivers_nfs4::ops::v41::*;
-use ivers_nfs4::types::{ClientId, Opaque, SessionId};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{ClientId, LockType, Opaque, SessionId};
 use ivers_nfs4::xdr::List;
 
 use super::*;
@@ -78,7 +86,7 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
     for effect in &effects {
         match effect {
             Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => assert!(state.done(*ticket)),
-            Effect::Call { .. } => {}
+            Effect::Call { .. } | Effect::Open { .. } => {}
         }
     }
     effects
@@ -93,4 +101,62 @@ pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (Cl
     settle(state);
     state.reclaim_complete(now, id.clientid, false).unwrap();
     (id.clientid, session.sessionid)
+}
+
+/// Why it failed.
+pub(super) fn failed<T: std::fmt::Debug>(step: Step<T>) -> NfsStat {
+    match step {
+        Err(Stop::Fail(status)) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// When most tests are.
+pub(super) const T: Time = Time(1000);
+
+/// Open a file, with no delegation.
+pub(super) fn open(
+    state: &mut State,
+    client: ClientId,
+    owner: &str,
+    file: File,
+    access: u32,
+    deny: u32,
+) -> Step<Opened> {
+    open_at(state, T, client, owner, file, access, deny)
+}
+
+pub(super) fn open_at(
+    state: &mut State,
+    now: Time,
+    client: ClientId,
+    owner: &str,
+    file: File,
+    access: u32,
+    deny: u32,
+) -> Step<Opened> {
+    open_as(state, now, client, owner, file, (access, deny), share::WANT_NO_DELEG, Claim::Fresh)
+}
+
+#[expect(clippy::too_many_arguments, reason = "an OPEN has that many")]
+pub(super) fn open_as(
+    state: &mut State,
+    now: Time,
+    client: ClientId,
+    owner: &str,
+    file: File,
+    (access, deny): (u32, u32),
+    wants: u32,
+    claim: Claim,
+) -> Step<Opened> {
+    let owner = owner.as_bytes();
+    let request = OpenRequest { client, owner, access, deny, wants, claim, running: None, turn: None };
+    let plan = state.open_plan(now, &request)?;
+    match state.open_claim(now, &plan, file, false) {
+        Ok(()) => Ok(state.open_commit(now, plan, file, true).unwrap()),
+        Err(stop) => {
+            state.open_abort(now, plan);
+            Err(stop)
+        }
+    }
 }

@@ -1,16 +1,5 @@
-use ivers_nfs4::status::NfsStat;
-
 use super::super::slot::Slot;
 use super::*;
-
-const T: Time = Time(1000);
-
-fn failed<T: std::fmt::Debug>(step: Step<T>) -> NfsStat {
-    match step {
-        Err(Stop::Fail(status)) => status,
-        other => panic!("{other:?}"),
-    }
-}
 
 /// [RFC8881 18.35.3] [RFC8881 18.35.4]
 #[test]

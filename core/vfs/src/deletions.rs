@@ -1,0 +1,129 @@
+//! Deletions under way: whoever lacks room waits for what they are just giving back.
+//!
+//! A program that removes a large file and writes another expects the room of the first one for the second. But deleting takes time, and it
+//! goes on in whatever thread lets the last reference go: behind FUSE not in the one that serves the write.
+//!
+//! A deletion takes no lock of an inode that has a name and waits for nobody who lacks room, so it may be waited for with the locks of
+//! inodes held; not with a handle of a journal open, for whose end it may wait.
+
+use crate::error::{Error, NameError, Result};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
+use std::collections::BTreeSet;
+
+#[derive(Default)]
+pub(crate) struct Deletions {
+    finished: AtomicU64,
+    /// By the numbers that they got when they began.
+    running: Mutex<Running>,
+    one_less: Condvar,
+}
+
+#[derive(Default)]
+struct Running {
+    next: u64,
+    numbers: BTreeSet<u64>,
+}
+
+/// One that is under way, until this is dropped.
+pub(crate) struct Deletion<'a> {
+    all: &'a Deletions,
+    number: u64,
+}
+
+impl Deletions {
+    pub(crate) fn begin(&self) -> Deletion<'_> {
+        let mut running = self.running.lock();
+        let number = running.next;
+        running.next += 1;
+        running.numbers.insert(number);
+        Deletion { all: self, number }
+    }
+
+    /// Do something that may lack room, and if it does, once more when all that was being deleted then is deleted. `f` leaves nothing half done when
+    /// there is no room, and no handle open.
+    pub(crate) fn with_room<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
+        let finished = self.finished.load(Ordering::Acquire);
+        match f() {
+            Err(Error::Name(NameError::NoSpace)) if self.wait(finished) => f(),
+            other => other,
+        }
+    }
+
+    /// Wait for those that are under way. False: there were none since so many had finished.
+    fn wait(&self, finished: u64) -> bool {
+        let mut running = self.running.lock();
+        if running.numbers.is_empty() {
+            return self.finished.load(Ordering::Acquire) != finished;
+        }
+        let behind = running.next;
+        while running.numbers.first().is_some_and(|first| *first < behind) {
+            self.one_less.wait(&mut running);
+        }
+        true
+    }
+}
+
+impl Drop for Deletion<'_> {
+    fn drop(&mut self) {
+        let mut running = self.all.running.lock();
+        running.numbers.remove(&self.number);
+        self.all.finished.fetch_add(1, Ordering::Release);
+        drop(running);
+        self.all.one_less.notify_all();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    const FULL: Error = Error::Name(NameError::NoSpace);
+
+    #[test]
+    fn without_any_there_is_no_second_try() {
+        let deletions = Deletions::default();
+        drop(deletions.begin());
+        let mut tries = 0;
+        let done = deletions.with_room(|| {
+            tries += 1;
+            Err::<(), _>(FULL)
+        });
+        assert!(matches!(done, Err(Error::Name(NameError::NoSpace))));
+        assert_eq!(tries, 1);
+    }
+
+    #[test]
+    fn the_second_try_waits_for_those_that_ran_and_for_no_others() {
+        let deletions = Deletions::default();
+        let (first, second) = (deletions.begin(), deletions.begin());
+        let (tried, was_tried) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut room = false;
+                deletions.with_room(|| {
+                    tried.send(()).unwrap();
+                    if std::mem::replace(&mut room, true) { Ok(()) } else { Err(FULL) }
+                })
+            });
+            was_tried.recv().unwrap();
+            drop(second);
+            assert!(was_tried.recv_timeout(Duration::from_millis(50)).is_err(), "one is still under way");
+            let later = deletions.begin();
+            drop(first);
+            was_tried.recv().unwrap();
+            assert!(waiting.join().unwrap().is_ok());
+            drop(later);
+        });
+    }
+
+    #[test]
+    fn one_that_ends_during_the_first_try_is_reason_for_a_second() {
+        let deletions = Deletions::default();
+        let mut running = Some(deletions.begin());
+        let done = deletions.with_room(|| if running.take().is_some() { Err(FULL) } else { Ok(()) });
+        assert!(done.is_ok());
+    }
+}

@@ -1,0 +1,355 @@
+use super::*;
+
+const F: File = File { export: 1, inode: 2, generation: 3 };
+const BASE: Answer = Answer { change: 10, size: 100 };
+
+fn want(state: &mut State, now: Time, id: ClientId, access: u32, wants: u32) -> Granted {
+    open_as(state, now, id, "o", F, (access, 0), wants, Claim::Fresh).unwrap().delegation
+}
+
+fn writer(state: &mut State, id: ClientId) -> StateId {
+    let Granted::Write(stateid) = want(state, T, id, share::BOTH, 0) else { panic!() };
+    state.delegation_base(&stateid, BASE);
+    stateid
+}
+
+fn two() -> (State, ClientId, ClientId) {
+    let mut state = state();
+    let (a, _) = client(&mut state, T, "a", 1);
+    let (b, _) = client(&mut state, T, "b", 2);
+    (state, a, b)
+}
+
+/// Look, and be done with it.
+fn look(state: &mut State, now: Time, caller: Caller) -> Step<()> {
+    let permit = state.look(now, caller, F)?;
+    state.end(now, permit);
+    Ok(())
+}
+
+fn asked(state: &mut State) -> Ticket {
+    match &state.effects()[..] {
+        [Effect::Call { call: Call::GetAttr { ticket, .. }, .. }] => *ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn bumps(state: &mut State) -> usize {
+    settle(state).iter().filter(|effect| matches!(effect, Effect::Bump { .. })).count()
+}
+
+#[test]
+fn delegations_are_given_when_nobody_minds() {
+    let (mut state, a, b) = two();
+    assert_eq!(want(&mut state, T, a, share::READ, share::WANT_NO_DELEG), Granted::None(Why::NotWanted));
+    assert!(matches!(want(&mut state, T, a, share::READ, 0), Granted::Read(_)));
+    assert_eq!(want(&mut state, T, a, share::READ, 0), Granted::None(Why::Contention));
+    assert!(matches!(want(&mut state, T, b, share::READ, share::WANT_ANY_DELEG), Granted::Read(_)));
+    state.audit();
+    let (mut state, a, b) = two();
+    assert!(matches!(want(&mut state, T, b, share::READ, share::WANT_NO_DELEG), Granted::None(_)));
+    assert_eq!(want(&mut state, T, a, share::WRITE, 0), Granted::None(Why::Contention));
+    assert_eq!(want(&mut state, T, b, share::READ, 0), Granted::None(Why::Contention));
+    let (mut state, a, _) = two();
+    // Without a way to call him there is none.
+    state.disconnected(Conn(1));
+    assert_eq!(want(&mut state, T, a, share::READ, 0), Granted::None(Why::Resource));
+    let (mut state, a, b) = two();
+    let permit = state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Does::Read).unwrap();
+    assert_eq!(want(&mut state, T, a, share::WRITE, 0), Granted::None(Why::Contention));
+    state.end(T, permit);
+    let permit = state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Does::Change).unwrap();
+    open(&mut state, a, "p", F, share::READ, 0).unwrap();
+    assert_eq!(want(&mut state, T, a, share::READ, share::WANT_READ_DELEG), Granted::None(Why::Contention));
+    assert_eq!(want(&mut state, T, a, share::WRITE, share::WANT_READ_DELEG), Granted::None(Why::NotWanted));
+    state.end(T, permit);
+    state.audit();
+}
+
+/// [RFC8881 10.4.5] [RFC8881 10.4.4]
+#[test]
+fn what_conflicts_is_recalled() {
+    let (mut state, a, b) = two();
+    let Granted::Read(held) = want(&mut state, T, a, share::READ, 0) else { panic!() };
+    let me = Caller::Client(a);
+    let other = Caller::Client(b);
+    let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read).unwrap();
+    state.end(T, permit);
+    // The holder himself is not in his own way.
+    for does in [Does::Change, Does::Name, Does::Write] {
+        let permit = state.permit(T, me, F, &StateId::ANONYMOUS, does).unwrap();
+        state.end(T, permit);
+    }
+    assert_eq!(state.effects(), []);
+    let claim = Claim::Delegated(held);
+    assert_eq!(
+        failed(open_as(&mut state, T, a, "x", F, (share::WRITE, 0), 0, claim.clone())),
+        NfsStat::BadStateid
+    );
+    open_as(&mut state, T, a, "x", F, (share::READ, 0), 0, claim).unwrap();
+    for does in [Does::Write, Does::Resize, Does::Change, Does::Name] {
+        assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, does)), NfsStat::Delay);
+    }
+    assert_eq!(failed(open(&mut state, b, "o", F, share::WRITE, 0)), NfsStat::Delay);
+    let recalls = state.effects();
+    let call = Call::Recall { stateid: held, file: F, truncate: false };
+    assert_eq!(recalls, [Effect::Call { client: a, call }]);
+    state.audit();
+    state.deleg_return(T, me, F, &held).unwrap();
+    assert_eq!(failed(state.deleg_return(T, me, F, &held)), NfsStat::BadStateid);
+    let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Does::Name).unwrap();
+    state.end(T, permit);
+    // Not again so soon.
+    assert_eq!(want(&mut state, T, a, share::READ, 0), Granted::None(Why::Contention));
+    let late = T + state.config.lease + Span(1);
+    assert!(matches!(want(&mut state, late, a, share::READ, 0), Granted::Read(_)));
+    state.audit();
+}
+
+/// [RFC8881 10.4.6] [RFC8881 18.46.3]
+#[test]
+fn what_is_not_returned_is_revoked() {
+    let (mut state, a, b) = two();
+    let held = writer(&mut state, a);
+    let (me, other) = (Caller::Client(a), Caller::Client(b));
+    assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Delay);
+    let lease = state.config.lease;
+    // He writes back: there is more time.
+    let middle = T + Span(lease.0 / 2);
+    let permit = state.permit(middle, me, F, &held, Does::Write).unwrap();
+    let late = T + lease + Span(1);
+    state.tick(late);
+    state.end(late, permit);
+    assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Delay);
+    // But not for ever.
+    let mut now = late;
+    while now < T + lease.times(4) {
+        now = now + Span(lease.0 / 2);
+        if let Ok(permit) = state.permit(now, me, F, &held, Does::Write) {
+            state.end(now, permit);
+        }
+        state.tick(now);
+        state.audit();
+    }
+    // First it is written that he has lost it: he could claim it after a restart.
+    let effects = state.effects();
+    let Some(Effect::Persist { ticket, change: RecordChange::Put(record) }) = effects.last() else {
+        panic!()
+    };
+    assert!(record.revoked);
+    assert_eq!(state.permit(now, other, F, &StateId::ANONYMOUS, Does::Change), Err(Stop::Gate(*ticket)));
+    state.done(*ticket);
+    state.tick(now + Span::seconds(2));
+    assert_eq!(failed(state.permit(now, me, F, &held, Does::Write)), NfsStat::DelegRevoked);
+    let permit = state.permit(now, other, F, &StateId::ANONYMOUS, Does::Change).unwrap();
+    state.end(now, permit);
+    assert_eq!(state.test_stateid(a, &[held]), [NfsStat::DelegRevoked]);
+    let session = *state.clients[&a].sessions.first().unwrap();
+    let flags = |state: &mut State, sequence| {
+        let args = sequence_args(session, 0, sequence);
+        let Sequenced::New(running, ok) = state.sequence(now, Conn(1), &request(1), &args).unwrap() else {
+            panic!()
+        };
+        state.finish(now, running, b"");
+        ok.status_flags & seq4_status::RECALLABLE_STATE_REVOKED
+    };
+    assert_ne!(flags(&mut state, 1), 0);
+    state.free_stateid(a, &held).unwrap();
+    let effects = state.effects();
+    let Some(Effect::Persist { change: RecordChange::Put(record), .. }) = effects.last() else { panic!() };
+    assert!(!record.revoked);
+    assert_eq!(flags(&mut state, 2), 0);
+    assert_eq!(state.test_stateid(a, &[held]), [NfsStat::BadStateid]);
+    state.audit();
+}
+
+/// [RFC8881 10.4.3]
+#[test]
+fn the_holder_is_asked_and_each_answer_bumps_once() {
+    let (mut state, a, b) = two();
+    let Granted::Write(held) = want(&mut state, T, a, share::BOTH, 0) else { panic!() };
+    let (me, other) = (Caller::Client(a), Caller::Client(b));
+    look(&mut state, T, me).unwrap();
+    // Nobody knows yet what he was told.
+    assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
+    state.delegation_base(&held, BASE);
+    let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+    assert_eq!(state.look(T, other, F), Err(Stop::Ask(ticket)));
+    assert_eq!(state.look(T, Caller::V40, F), Err(Stop::Ask(ticket)));
+    assert_eq!(asked(&mut state), ticket);
+    let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
+    state.end(T, permit);
+    state.effects();
+    for answer in [Answer { change: 11, ..BASE }, Answer { size: 5, ..BASE }, Answer { change: 11, ..BASE }] {
+        let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+        assert_eq!(asked(&mut state), ticket);
+        let Told::Written { size, permit } = state.told(T, ticket, Some(answer)).unwrap() else { panic!() };
+        assert_eq!(size, answer.size);
+        // What he says stays true until it is out.
+        let Err(Stop::Gate(gate)) = state.deleg_return(T, me, F, &held) else { panic!() };
+        assert_eq!(state.look(T, other, F), Err(Stop::Gate(gate)));
+        state.audit();
+        state.end(T, permit);
+        assert_eq!(state.effects(), [Effect::Open { ticket: gate }]);
+    }
+    // It was shown: it ends with one more, and nobody gets between.
+    state.deleg_return(T, me, F, &held).unwrap();
+    assert!(matches!(state.look(T, other, F), Err(Stop::Gate(_))));
+    assert!(matches!(open(&mut state, b, "o", F, share::READ, 0), Err(Stop::Gate(_))));
+    assert!(matches!(state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
+    state.audit();
+    assert_eq!(bumps(&mut state), 1);
+    look(&mut state, T, other).unwrap();
+    state.audit();
+}
+
+/// What is being looked at is not given away: the value would be that of an answer, the contents those of before.
+#[test]
+fn nothing_is_delegated_under_a_look() {
+    let (mut state, a, b) = two();
+    let permit = state.look(T, Caller::Client(b), F).unwrap();
+    assert_eq!(want(&mut state, T, a, share::BOTH, 0), Granted::None(Why::Contention));
+    state.end(T, permit);
+    assert!(matches!(want(&mut state, T, a, share::BOTH, 0), Granted::Write(_)));
+    state.audit();
+}
+
+#[test]
+fn what_was_not_shown_ends_without_a_bump() {
+    let (mut state, a, b) = two();
+    let held = writer(&mut state, a);
+    let Err(Stop::Ask(ticket)) = state.look(T, Caller::Client(b), F) else { panic!() };
+    assert_eq!(asked(&mut state), ticket);
+    let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
+    state.end(T, permit);
+    state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
+    assert_eq!(bumps(&mut state), 0);
+    assert_eq!(failed(state.told(T, ticket, Some(BASE))), NfsStat::Delay);
+}
+
+#[test]
+fn who_does_not_answer_is_recalled() {
+    let (mut state, a, b) = two();
+    let held = writer(&mut state, a);
+    let other = Caller::Client(b);
+    let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+    asked(&mut state);
+    assert_eq!(failed(state.told(T, ticket, None)), NfsStat::Delay);
+    assert!(matches!(&state.effects()[..], [Effect::Call { call: Call::Recall { .. }, .. }]));
+    assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
+    state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
+    look(&mut state, T, other).unwrap();
+    // An answer that comes when the delegation is over is worth nothing.
+    let late = T + state.config.lease + Span(1);
+    let Granted::Write(held) =
+        open_as(&mut state, late, a, "o", F, (3, 0), 0, Claim::Fresh).unwrap().delegation
+    else {
+        panic!()
+    };
+    state.delegation_base(&held, BASE);
+    let Err(Stop::Ask(ticket)) = state.look(late, other, F) else { panic!() };
+    state.deleg_return(late, Caller::Client(a), F, &held).unwrap();
+    assert_eq!(failed(state.told(late, ticket, Some(BASE))), NfsStat::Delay);
+    state.audit();
+}
+
+#[test]
+fn shown_and_lost_with_the_client() {
+    let (mut state, a, b) = two();
+    writer(&mut state, a);
+    let other = Caller::Client(b);
+    let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+    asked(&mut state);
+    let told = state.told(T, ticket, Some(Answer { change: 11, ..BASE })).unwrap();
+    let Told::Written { permit, .. } = told else { panic!() };
+    let late = T + state.config.lease + Span(1);
+    // The answer is on its way: he cannot go yet.
+    assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Delay);
+    state.end(late, permit);
+    let late = late + state.config.lease.times(4);
+    assert!(matches!(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
+    settle(&mut state);
+    assert!(!state.clients.contains_key(&a));
+    assert!(matches!(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
+    assert_eq!(bumps(&mut state), 1);
+    let permit = state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read).unwrap();
+    state.end(late, permit);
+    state.audit();
+}
+
+#[test]
+fn a_stop_ends_what_was_shown() {
+    let (mut state, a, b) = two();
+    writer(&mut state, a);
+    let Err(Stop::Ask(ticket)) = state.look(T, Caller::Client(b), F) else { panic!() };
+    asked(&mut state);
+    let told = state.told(T, ticket, Some(Answer { change: 11, ..BASE })).unwrap();
+    let Told::Written { permit, .. } = told else { panic!() };
+    state.end(T, permit);
+    state.shut_down();
+    assert_eq!(bumps(&mut state), 1);
+    state.audit();
+}
+
+/// [RFC8881 2.10.6.3]
+#[test]
+fn callbacks_say_what_they_are_about() {
+    let mut state = state();
+    let (a, session) = client(&mut state, T, "a", 1);
+    let (b, _) = client(&mut state, T, "b", 2);
+    let args = sequence_args(session, 2, 1);
+    let Sequenced::New(running, _) = state.sequence(T, Conn(1), &request(1), &args).unwrap() else {
+        panic!()
+    };
+    let asks = OpenRequest {
+        client: a,
+        owner: b"o",
+        access: share::READ,
+        deny: 0,
+        wants: 0,
+        claim: Claim::Fresh,
+        running: Some(&running),
+        turn: None,
+    };
+    let plan = state.open_plan(T, &asks).unwrap();
+    let Granted::Read(held) = state.open_commit(T, plan, F, true).unwrap().delegation else { panic!() };
+    state.finish(T, running, b"");
+    let _ = open(&mut state, b, "o", F, share::WRITE, 0);
+    let [Effect::Call { call, .. }] = &state.effects()[..] else { panic!() };
+    let channel = state.channel(a, call).unwrap();
+    let Channel::Session { conn, sequence, .. } = &channel else { panic!() };
+    assert_eq!((*conn, sequence.sequenceid, sequence.referring.0.len()), (Conn(1), 1, 1));
+    let referring = &sequence.referring.0[0].calls.0[0];
+    assert_eq!((referring.slotid, referring.sequenceid), (2, 1));
+    // It is lost with its connection; the same call comes again, under the same number.
+    state.disconnected(Conn(1));
+    state.channel_end(a, call, &channel, false);
+    assert_eq!(state.channel(a, call), Err(NoChannel::Down));
+    let bind = BindConn { sessionid: session, direction: 3, rdma: false };
+    state.bind_conn_to_session(T, Conn(5), &bind).unwrap();
+    let [Effect::Call { call, .. }] = &state.effects()[..] else { panic!() };
+    let other = Call::NotifyLock { file: F, owner: Vec::new() };
+    let elsewhere = state.channel(a, &other).unwrap();
+    let again = state.channel(a, call).unwrap();
+    let (Channel::Session { sequence: first, .. }, Channel::Session { sequence: second, conn, .. }) =
+        (&channel, &again)
+    else {
+        panic!()
+    };
+    assert_eq!((first.slotid, first.sequenceid, *conn), (second.slotid, second.sequenceid, Conn(5)));
+    assert_eq!(state.channel(a, &other), Err(NoChannel::Busy));
+    state.channel_end(a, call, &again, true);
+    state.channel_end(a, &other, &elsewhere, true);
+    // It was told: it does not come again. And when the client goes on in that slot he has seen the reply.
+    state.bind_conn_to_session(T, Conn(6), &bind).unwrap();
+    assert_eq!(state.effects(), []);
+    let args = sequence_args(session, 2, 2);
+    let Sequenced::New(running, _) = state.sequence(T, Conn(1), &request(2), &args).unwrap() else {
+        panic!()
+    };
+    state.finish(T, running, b"");
+    let call = Call::Recall { stateid: held, file: F, truncate: false };
+    let Ok(Channel::Session { sequence, .. }) = state.channel(a, &call) else { panic!() };
+    assert!(sequence.referring.0.is_empty());
+    state.audit();
+}

@@ -1,0 +1,919 @@
+//! The server with everything around it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use ivers_nfs4::ops::v41::{BindConn, SequenceArgs};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::{ClientId, LockType, StateId};
+
+use super::super::super::held::Kind;
+use super::super::super::*;
+use super::super::{Seeded, create, exchange, who};
+use super::peer::{FILES, Op, Peer, Phase, Reply, SLOTS, Sent};
+use super::shadow::{BYTES, Delegated, OpenGrant, Shadow};
+
+/// A file of the VFS.
+#[derive(Debug, Clone, Default)]
+struct Disk {
+    change: u64,
+    queried: bool,
+    content: u64,
+}
+
+impl Disk {
+    fn query(&mut self) -> u64 {
+        self.queried = true;
+        self.change
+    }
+
+    fn changed(&mut self) {
+        self.change += u64::from(self.queried);
+        self.queried = false;
+    }
+
+    fn bump(&mut self) -> u64 {
+        self.change += 1;
+        self.queried = true;
+        self.change
+    }
+}
+
+/// A request that the server works on.
+#[derive(Debug)]
+struct Job {
+    peer: usize,
+    client: ClientId,
+    running: Option<Running>,
+    digest: u64,
+    op: Op,
+    at: Stage,
+    wait: Option<Ticket>,
+    /// He holds the delegation himself: what he sees is his own affair.
+    own: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Begin,
+    Planned(Plan),
+    Claimed(Plan),
+    Permitted(Permit),
+    Acted(Permit),
+    /// Looked at, and by which permit, if it is not one for all who have asked.
+    Looked(Option<Permit>),
+    Asked(Ticket),
+}
+
+/// What has happened, so that nobody takes silence for success.
+#[derive(Debug, Clone, Default)]
+pub struct Done(BTreeMap<&'static str, u64>);
+
+impl Done {
+    fn note(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        for (what, count) in &other.0 {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+
+    pub fn check(&self) {
+        for what in [
+            "replay",
+            "uncached",
+            "delay",
+            "open",
+            "share denied",
+            "lock",
+            "denied",
+            "read delegation",
+            "write delegation",
+            "recall",
+            "return",
+            "revoke",
+            "written",
+            "untouched",
+            "bump",
+            "gate",
+            "restart",
+            "reclaim",
+            "no grace",
+            "grace",
+            "evicted",
+            "notify",
+            "peer restart",
+            "false retry",
+        ] {
+            let count = self.0.get(what).copied().unwrap_or_default();
+            assert!(count >= 5, "{what} happened {count} times: {self:?}");
+        }
+    }
+}
+
+/// An answer that is on its way: whose question, what he said, what his file held then.
+type AnswerOut = (Ticket, usize, Option<Answer>, u64);
+
+pub struct World {
+    dice: Seeded,
+    now: Time,
+    boot: u32,
+    state: State,
+    stable: BTreeMap<(bool, Vec<u8>), ClientRecord>,
+    disks: Vec<Disk>,
+    /// Which contents a change value has vouched for.
+    vouched: BTreeMap<(usize, u64), u64>,
+    next_content: u64,
+    next_digest: u64,
+    next_conn: u64,
+    peers: Vec<Peer>,
+    jobs: Vec<Job>,
+    todo: VecDeque<Effect>,
+    answers: Vec<AnswerOut>,
+    /// Answers that are known, and not yet out: permit, file, what the holder's file held.
+    written: Vec<(Ticket, Permit, usize, Option<u64>)>,
+    shadow: Shadow,
+    old: Shadow,
+    complete: BTreeSet<ClientId>,
+    executed: BTreeSet<u64>,
+    replies: BTreeMap<u64, Reply>,
+    known: BTreeMap<ClientId, ClientRecord>,
+    hash: DefaultHasher,
+    pub done: Done,
+}
+
+fn config() -> Config {
+    Config { lease: Span(1000), courtesy: Span(20_000), ..Config::default() }
+}
+
+fn file(number: usize) -> File {
+    File { export: 1, inode: number as u64, generation: 1 }
+}
+
+fn number(file: File) -> usize {
+    file.inode as usize
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let mut dice = Seeded(seed);
+        let inner = Seeded(dice.roll());
+        Self {
+            state: State::new(Time(0), config(), 1, Past::default(), Box::new(inner)),
+            dice,
+            now: Time(0),
+            boot: 1,
+            stable: BTreeMap::new(),
+            disks: vec![Disk::default(); FILES],
+            vouched: BTreeMap::new(),
+            next_content: 0,
+            next_digest: 0,
+            next_conn: 1000,
+            peers: (0..4).map(Peer::new).collect(),
+            jobs: Vec::new(),
+            todo: VecDeque::new(),
+            answers: Vec::new(),
+            written: Vec::new(),
+            shadow: Shadow::default(),
+            old: Shadow::default(),
+            complete: BTreeSet::new(),
+            executed: BTreeSet::new(),
+            replies: BTreeMap::new(),
+            known: BTreeMap::new(),
+            hash: DefaultHasher::new(),
+            done: Done::default(),
+        }
+    }
+
+    pub fn digest(&self) -> u64 {
+        self.hash.finish()
+    }
+
+    fn chance(&mut self, of: u64) -> bool {
+        self.dice.roll().is_multiple_of(of)
+    }
+
+    fn pick(&mut self, count: usize) -> usize {
+        (self.dice.roll() % count as u64) as usize
+    }
+
+    pub fn step(&mut self) {
+        let step = self.dice.roll() % 8;
+        self.now = self.now + Span(step);
+        match self.dice.roll() % 400 {
+            0 => self.now = self.now + Span(500 + self.dice.roll() % 2000),
+            1 if self.chance(4) => self.restart(),
+            2 => {
+                let peer = self.pick(self.peers.len());
+                self.peers[peer].silent_until = self.now + Span(self.dice.roll() % 6000);
+            }
+            3 => self.reconnect(),
+            4 if self.chance(3) => {
+                // A peer restarts: what he had written and not sent is lost.
+                let peer = self.pick(self.peers.len());
+                let peer = &mut self.peers[peer];
+                peer.verifier += 1;
+                peer.forget();
+                peer.lose();
+                self.done.note("peer restart");
+            }
+            5..=20 => {
+                self.state.tick(self.now);
+            }
+            21..=140 if !self.jobs.is_empty() => {
+                let job = self.pick(self.jobs.len());
+                self.work(job);
+            }
+            141..=200 if !self.todo.is_empty() => self.carry_out(),
+            201..=220 if !self.answers.is_empty() => self.tell(),
+            221..=235 if !self.written.is_empty() => self.answer_out(),
+            _ => {
+                let peer = self.pick(self.peers.len());
+                self.act(peer);
+            }
+        }
+        self.observe();
+        self.state.audit();
+    }
+
+    /// What the state has done by itself.
+    fn observe(&mut self) {
+        self.todo.extend(self.state.effects());
+        for effect in &self.todo {
+            if let Effect::Call { call: Call::Recall { stateid, .. }, .. } = effect {
+                for it in &mut self.shadow.delegations {
+                    if it.stateid == *stateid && it.recalled.is_none() {
+                        it.recalled = Some(self.now);
+                        self.done.note("recall");
+                    }
+                }
+            }
+        }
+        let (state, now, done) = (&self.state, self.now, &mut self.done);
+        self.shadow.delegations.retain(|it| {
+            let word = &it.stateid.other[4..8];
+            let index = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
+            let revoked = matches!(state.held.get(&index).map(|held| &held.kind),
+                Some(Kind::Delegation(of)) if of.revoked);
+            let live = state.test_stateid(it.client, &[it.stateid]) == [NfsStat::Ok];
+            if revoked && !live && state.clients.contains_key(&it.client) {
+                assert!(
+                    it.recalled.is_some_and(|at| now.since(at) > config().lease),
+                    "revoked too soon: {it:?}"
+                );
+                done.note("revoke");
+            }
+            live
+        });
+        let gone: Vec<_> = self
+            .known
+            .iter()
+            .filter(|(id, _)| !self.state.clients.contains_key(id))
+            .map(|(id, record)| (*id, record.clone()))
+            .collect();
+        for (id, record) in gone {
+            self.known.remove(&id);
+            let key = (record.sessions, record.owner.clone());
+            let superseded = self.state.names.get(&key).is_some_and(|name| name.confirmed.is_some());
+            assert!(
+                superseded || self.stable.get(&key).is_none_or(|it| !it.is_of(&record)),
+                "S7: {record:?} is still on record"
+            );
+            self.done.note("evicted");
+        }
+        for (id, client) in self.state.clients.iter().filter(|(_, client)| client.confirmed) {
+            self.known.entry(*id).or_insert_with(|| client.as_record());
+            self.shadow.records.entry(*id).or_insert_with(|| client.as_record());
+        }
+        let state = &self.state;
+        self.shadow.retain(|id| state.clients.contains_key(&id));
+        // What may still be claimed: of those on record, who have not said that they have it all.
+        let stable = &self.stable;
+        let records = self.old.records.clone();
+        let complete = &self.complete;
+        let may = |record: &ClientRecord| {
+            let key = (record.sessions, record.owner.clone());
+            let now = state.names.get(&key).and_then(|name| name.confirmed);
+            let other = now.is_some_and(|id| state.clients[&id].verifier != record.verifier);
+            let on_record = stable.get(&key).is_some_and(|it| it.is_of(record));
+            on_record && !other && !now.is_some_and(|id| complete.contains(&id))
+        };
+        self.old.retain(|id| records.get(&id).is_some_and(may));
+    }
+
+    fn restart(&mut self) {
+        self.done.note("restart");
+        // What was asked of stable storage may have got there, in this order.
+        while !self.todo.is_empty() && !self.chance(3) {
+            if let Some(Effect::Persist { change, .. }) = self.todo.pop_front() {
+                self.store(change);
+            }
+        }
+        let mut old = std::mem::take(&mut self.shadow);
+        // What could be claimed before and was not yet is not lost by a second crash.
+        let before = std::mem::take(&mut self.old);
+        old.opens.extend(before.opens);
+        old.locks.extend(before.locks);
+        old.delegations.extend(before.delegations);
+        old.records.extend(before.records);
+        let (stable, records) = (&self.stable, old.records.clone());
+        old.retain(|id| {
+            let stored = |it: &ClientRecord| stable.get(&(it.sessions, it.owner.clone())).cloned();
+            records.get(&id).is_some_and(|it| stored(it).is_some_and(|stored| stored.is_of(it)))
+        });
+        self.old = old;
+        self.boot += 1;
+        let past = Past { clients: self.stable.values().cloned().collect(), lease: config().lease };
+        let inner = Seeded(self.dice.roll());
+        self.state = State::new(self.now, config(), self.boot, past, Box::new(inner));
+        for disk in &mut self.disks {
+            disk.change += 1 << 20;
+            disk.queried = true;
+        }
+        self.jobs.clear();
+        self.todo.clear();
+        self.answers.clear();
+        self.written.clear();
+        self.complete.clear();
+        self.known.clear();
+    }
+
+    fn reconnect(&mut self) {
+        let at = self.pick(self.peers.len());
+        self.state.disconnected(self.peers[at].conn);
+        self.next_conn += 1;
+        self.peers[at].conn = Conn(self.next_conn);
+        if let Some(sessionid) = self.peers[at].session {
+            let bind = BindConn { sessionid, direction: 7, rdma: false };
+            let _ = self.state.bind_conn_to_session(self.now, self.peers[at].conn, &bind);
+        }
+    }
+
+    /// A peer does something.
+    fn act(&mut self, at: usize) {
+        if self.peers[at].silent_until > self.now {
+            return;
+        }
+        if self.peers[at].session.is_none() {
+            self.introduce(at);
+            return;
+        }
+        let dirty = self.chance(6);
+        if dirty {
+            // He writes under a delegation, and nobody knows.
+            let content = self.next_content + 1;
+            let peer = &mut self.peers[at];
+            if let Some(it) = peer.delegations.values_mut().find(|it| it.write && !it.recalled) {
+                (it.dirty, it.ever) = (Some(content), true);
+                self.next_content = content;
+            }
+        }
+        let slot = self.pick(SLOTS);
+        if self.peers[at].sent[slot].is_none() {
+            let Some(op) = self.peers[at].choose(&mut self.dice) else { return };
+            self.next_digest += 1;
+            let sent = Sent { sequence: self.peers[at].next[slot], digest: self.next_digest, op };
+            self.peers[at].sent[slot] = Some(sent);
+            if self.chance(10) {
+                // It does not arrive; he sends it again later.
+                return;
+            }
+        }
+        self.send(at, slot);
+    }
+
+    fn introduce(&mut self, at: usize) {
+        let (name, verifier, conn) =
+            (self.peers[at].name.clone(), self.peers[at].verifier, self.peers[at].conn);
+        let Ok(id) = self.state.exchange_id(self.now, &who(1), &exchange(&name, verifier, 0)) else { return };
+        let args = create(id.clientid, id.sequenceid);
+        let Ok(created) = self.state.create_session(self.now, conn, &who(1), &args) else { return };
+        if self.chance(2) {
+            assert_eq!(self.state.create_session(self.now, conn, &who(1), &args), Ok(created.clone()), "S5");
+        }
+        let peer = &mut self.peers[at];
+        peer.session = Some(created.sessionid);
+        peer.next = [1; SLOTS];
+        if peer.id != Some(id.clientid) {
+            peer.id = Some(id.clientid);
+            for lock in peer.locks.values_mut() {
+                lock.0.seqid = 0;
+            }
+            peer.plan_reclaims();
+            peer.phase = Phase::Reclaiming;
+        } else {
+            peer.phase = Phase::Complete;
+        }
+    }
+
+    fn send(&mut self, at: usize, slot: usize) {
+        let peer = &self.peers[at];
+        let (Some(sessionid), Some(sent)) = (peer.session, peer.sent[slot].clone()) else { return };
+        let cache_this = sent.digest % 4 != 0;
+        let args = SequenceArgs {
+            sessionid,
+            sequenceid: sent.sequence,
+            slotid: slot as u32,
+            highest_slotid: SLOTS as u32 - 1,
+            cache_this,
+        };
+        let request = Request { principal: who(1), digest: Digest(sent.digest), bytes: 300, operations: 2 };
+        match self.state.sequence(self.now, peer.conn, &request, &args) {
+            Ok(Sequenced::New(running, _)) => {
+                assert!(self.executed.insert(sent.digest), "S5: {sent:?} is executed twice");
+                self.jobs.push(Job {
+                    peer: at,
+                    client: running.client(),
+                    running: Some(running),
+                    digest: sent.digest,
+                    op: sent.op,
+                    at: Stage::Begin,
+                    wait: None,
+                    own: false,
+                });
+            }
+            Ok(Sequenced::Replay(bytes)) => {
+                let reply = self.replies[&sent.digest].clone();
+                assert_eq!(*bytes, *format!("{reply:?}").as_bytes(), "S5: another reply");
+                self.done.note("replay");
+                if self.chance(4) {
+                    let other = Request { digest: Digest(u64::MAX), ..request };
+                    let conn = self.peers[at].conn;
+                    let retry = self.state.sequence(self.now, conn, &other, &args);
+                    assert!(matches!(retry, Err(Stop::Fail(NfsStat::SeqFalseRetry))), "{retry:?}");
+                    self.done.note("false retry");
+                }
+                self.receive(at, slot, &sent, &reply);
+            }
+            Ok(Sequenced::Uncached(_)) => {
+                assert!(!cache_this);
+                self.done.note("uncached");
+                let reply = self.replies[&sent.digest].clone();
+                // He has to find out by other means; here he is just told.
+                self.receive(at, slot, &sent, &reply);
+            }
+            Err(Stop::Fail(NfsStat::Delay)) => self.done.note("delay"),
+            Err(Stop::Fail(NfsStat::Badsession)) => self.peers[at].lose(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn receive(&mut self, at: usize, slot: usize, sent: &Sent, reply: &Reply) {
+        let peer = &mut self.peers[at];
+        peer.sent[slot] = None;
+        peer.next[slot] = sent.sequence.wrapping_add(1);
+        peer.learn(&sent.op, reply);
+    }
+
+    /// One half of a request.
+    fn work(&mut self, at: usize) {
+        let mut job = self.jobs.swap_remove(at);
+        if let Some(ticket) = job.wait {
+            if !self.state.pending.contains_key(&ticket) {
+                job.wait = None;
+            } else if self.chance(20) && matches!(job.at, Stage::Begin) {
+                self.finish(job, Reply::Status(NfsStat::Delay));
+                return;
+            }
+        }
+        let stage = std::mem::replace(&mut job.at, Stage::Begin);
+        let (stage, outcome) = self.advance(&mut job, stage);
+        job.at = stage;
+        match outcome {
+            Ok(Some(reply)) => self.finish(job, reply),
+            Ok(None) => self.jobs.push(job),
+            Err(Stop::Gate(ticket)) => {
+                self.done.note("gate");
+                job.wait = Some(ticket);
+                self.jobs.push(job);
+            }
+            Err(Stop::Ask(ticket)) => {
+                job.at = Stage::Asked(ticket);
+                self.jobs.push(job);
+            }
+            Err(Stop::Denied(_)) => {
+                self.done.note("denied");
+                self.finish(job, Reply::Denied);
+            }
+            Err(Stop::Fail(status)) => {
+                match status {
+                    NfsStat::ShareDenied => self.done.note("share denied"),
+                    NfsStat::NoGrace => self.done.note("no grace"),
+                    NfsStat::Grace => self.done.note("grace"),
+                    _ => {}
+                }
+                self.finish(job, Reply::Status(status));
+            }
+            Err(Stop::Replay(_)) => unreachable!("4.0"),
+        }
+    }
+
+    /// What a request does next. Of a plan that was refused nothing stays.
+    fn advance(&mut self, job: &mut Job, stage: Stage) -> (Stage, Step<Option<Reply>>) {
+        let (now, caller) = (self.now, Caller::Client(job.client));
+        match (&job.op, stage) {
+            (Op::Open { owner, access, deny, reclaim, .. }, Stage::Begin) => {
+                let request = OpenRequest {
+                    client: job.client,
+                    owner: &[*owner],
+                    access: *access,
+                    deny: *deny,
+                    wants: 0,
+                    claim: reclaim.map_or(Claim::Fresh, Claim::Previous),
+                    running: job.running.as_ref(),
+                    turn: None,
+                };
+                match self.state.open_plan(now, &request) {
+                    Ok(plan) => (Stage::Planned(plan), Ok(None)),
+                    Err(stop) => (Stage::Begin, Err(stop)),
+                }
+            }
+            (Op::Open { file: at, creates, truncates, .. }, Stage::Planned(plan)) => {
+                if *creates && !*truncates {
+                    return (Stage::Claimed(plan), Ok(None));
+                }
+                match self.state.open_claim(now, &plan, file(*at), *truncates) {
+                    Ok(()) => (Stage::Claimed(plan), Ok(None)),
+                    Err(Stop::Gate(ticket)) => (Stage::Planned(plan), Err(Stop::Gate(ticket))),
+                    Err(stop) => {
+                        self.state.open_abort(now, plan);
+                        (Stage::Begin, Err(stop))
+                    }
+                }
+            }
+            (Op::Open { file: at, owner, access, deny, reclaim, truncates, .. }, Stage::Claimed(plan)) => {
+                let (at, owner, access, deny) = (*at, *owner, *access, *deny);
+                if *truncates {
+                    self.vfs(job.client, at, true, None);
+                }
+                match self.state.open_commit(now, plan, file(at), true) {
+                    Ok(opened) => {
+                        let grant = OpenGrant { client: job.client, file: at, owner, access, deny };
+                        (Stage::Begin, Ok(Some(self.opened(grant, reclaim.is_some(), &opened))))
+                    }
+                    Err((plan, Stop::Gate(ticket))) => (Stage::Claimed(plan), Err(Stop::Gate(ticket))),
+                    Err((plan, stop)) => {
+                        self.state.open_abort(now, plan);
+                        (Stage::Begin, Err(stop))
+                    }
+                }
+            }
+            (Op::Write { .. } | Op::Read { .. } | Op::Rename { .. }, Stage::Begin) => {
+                let (at, stateid, does) = match &job.op {
+                    Op::Write { file, stateid, .. } => (*file, *stateid, Does::Write),
+                    Op::Read { file, stateid } => (*file, *stateid, Does::Read),
+                    Op::Rename { file } => (*file, StateId::ANONYMOUS, Does::Name),
+                    _ => unreachable!(),
+                };
+                match self.state.permit(now, caller, file(at), &stateid, does) {
+                    Ok(permit) => (Stage::Permitted(permit), Ok(None)),
+                    Err(stop) => (Stage::Begin, Err(stop)),
+                }
+            }
+            (op, Stage::Permitted(permit)) => {
+                let (at, changes, content, stateid) = match op {
+                    Op::Write { file, content, stateid } => (*file, true, *content, *stateid),
+                    Op::Read { file, stateid } => (*file, false, None, *stateid),
+                    Op::Rename { file } => (*file, true, None, StateId::CURRENT),
+                    _ => unreachable!(),
+                };
+                if stateid == StateId::ANONYMOUS {
+                    let access = if changes { 2 } else { 1 };
+                    self.shadow.check_denied(at, access, "S1");
+                    self.old.check_denied(at, access, "S6");
+                }
+                self.vfs(job.client, at, changes, content);
+                (Stage::Acted(permit), Ok(None))
+            }
+            (_, Stage::Acted(permit)) => {
+                self.state.end(now, permit);
+                (Stage::Begin, Ok(Some(Reply::Status(NfsStat::Ok))))
+            }
+            (Op::GetAttr { file: at }, Stage::Begin) => match self.state.look(now, caller, file(*at)) {
+                Ok(permit) => {
+                    self.observe();
+                    let mine = |it: &Delegated| it.file == *at && it.client == job.client;
+                    job.own = self.shadow.delegations.iter().any(mine);
+                    for it in self.shadow.delegations.iter().filter(|it| it.file == *at && it.write) {
+                        assert_eq!(it.client, job.client, "somebody else may have written");
+                    }
+                    (Stage::Looked(Some(permit)), Ok(None))
+                }
+                Err(stop) => (Stage::Begin, Err(stop)),
+            },
+            (Op::GetAttr { file: at }, Stage::Looked(permit)) => {
+                let change = self.disks[*at].query();
+                if !job.own {
+                    self.vouch(*at, change, self.disks[*at].content);
+                }
+                if let Some(permit) = permit {
+                    self.state.end(now, permit);
+                }
+                (Stage::Begin, Ok(Some(Reply::Attr { change })))
+            }
+            (Op::GetAttr { .. }, stage @ Stage::Asked(_)) => (stage, Ok(None)),
+            (op, Stage::Begin) => (Stage::Begin, self.at_once(&op.clone(), job.client).map(Some)),
+            (op, stage) => unreachable!("{op:?} at {stage:?}"),
+        }
+    }
+
+    /// What has only one half.
+    fn at_once(&mut self, op: &Op, client: ClientId) -> Step<Reply> {
+        let (now, caller) = (self.now, Caller::Client(client));
+        match op {
+            Op::Close { file: at, owner, stateid } => {
+                let closed = self.state.close(now, caller, file(*at), stateid)?;
+                self.shadow.opens.retain(|it| (it.client, it.file, it.owner) != (client, *at, *owner));
+                self.shadow.locks.remove(&(*at, client, *owner));
+                Ok(Reply::Stateid(closed))
+            }
+            Op::Downgrade { file: at, owner, stateid, access, deny } => {
+                let left = self.state.open_downgrade(now, caller, file(*at), stateid, *access, *deny)?;
+                for it in &mut self.shadow.opens {
+                    if (it.client, it.file, it.owner) == (client, *at, *owner) {
+                        (it.access, it.deny) = (*access, *deny);
+                    }
+                }
+                Ok(Reply::Stateid(left))
+            }
+            Op::Lock { file: at, owner, open, write, wait, reclaim, range } => {
+                let kind = match (write, wait) {
+                    (false, false) => LockType::Read,
+                    (true, false) => LockType::Write,
+                    (false, true) => LockType::ReadW,
+                    (true, true) => LockType::WriteW,
+                };
+                let locker = Locker::New { open: *open, owner: &[*owner] };
+                let request =
+                    LockRequest { locker, kind, reclaim: *reclaim, offset: range.0, length: range.1 };
+                let stateid = self.state.lock(now, caller, file(*at), &request)?;
+                self.observe();
+                let bytes = bytes(*range);
+                let record = self.shadow.records[&client].clone();
+                self.shadow.check_lock((*at, client, *owner), &record, &bytes, *write, "S2");
+                if !reclaim {
+                    self.old.check_lock((*at, client, *owner), &record, &bytes, *write, "S6");
+                }
+                self.set_bytes((*at, client, *owner), &bytes, Some(*write));
+                self.done.note("lock");
+                Ok(Reply::Stateid(stateid))
+            }
+            Op::Unlock { file: at, owner, stateid, range } => {
+                let stateid = self.state.locku(now, caller, file(*at), stateid, *range)?;
+                self.set_bytes((*at, client, *owner), &bytes(*range), None);
+                Ok(Reply::Stateid(stateid))
+            }
+            Op::Return { file: at, stateid } => {
+                self.state.deleg_return(now, caller, file(*at), stateid)?;
+                self.done.note("return");
+                Ok(Reply::Status(NfsStat::Ok))
+            }
+            Op::Complete => {
+                self.state.reclaim_complete(now, client, false)?;
+                self.complete.insert(client);
+                Ok(Reply::Status(NfsStat::Ok))
+            }
+            _ => unreachable!("{op:?}"),
+        }
+    }
+
+    fn set_bytes(&mut self, key: (usize, ClientId, u8), bytes: &[bool; BYTES], lock: Option<bool>) {
+        let locked = self.shadow.locks.entry(key).or_default();
+        for (byte, held) in locked.iter_mut().enumerate().filter(|(byte, _)| bytes[*byte]) {
+            let _ = byte;
+            *held = lock;
+        }
+    }
+
+    /// The VFS acts: whatever was decided has to be so still.
+    fn vfs(&mut self, client: ClientId, at: usize, changes: bool, content: Option<u64>) {
+        self.observe();
+        let record = self.shadow.records[&client].clone();
+        self.shadow.check_act(at, &record, changes, "S3, S4");
+        self.old.check_act(at, &record, changes, "S6");
+        if changes {
+            self.next_content += 1;
+            let disk = &mut self.disks[at];
+            disk.content = content.unwrap_or(self.next_content);
+            disk.changed();
+        }
+    }
+
+    fn opened(&mut self, grant: OpenGrant, reclaim: bool, opened: &Opened) -> Reply {
+        self.observe();
+        let record = self.shadow.records[&grant.client].clone();
+        self.shadow.check_open(&grant, &record, "S1, S3, S4");
+        if !reclaim {
+            self.old.check_open(&grant, &record, "S6");
+        }
+        self.done.note(if reclaim { "reclaim" } else { "open" });
+        let at = grant.file;
+        let same = |it: &&mut OpenGrant| (it.client, it.file, it.owner) == (grant.client, at, grant.owner);
+        match self.shadow.opens.iter_mut().find(same) {
+            Some(it) => {
+                it.access |= grant.access;
+                it.deny |= grant.deny;
+            }
+            None => self.shadow.opens.push(grant.clone()),
+        }
+        let mut base = Answer { change: 0, size: 0 };
+        let (stateid, write) = match opened.delegation {
+            Granted::None(_) => {
+                return Reply::Opened { stateid: opened.stateid, delegation: opened.delegation, base };
+            }
+            Granted::Read(stateid) => (stateid, false),
+            Granted::Write(stateid) => (stateid, true),
+        };
+        self.done.note(if write { "write delegation" } else { "read delegation" });
+        let conflicting = |open: &OpenGrant| {
+            open.file == at
+                && if write {
+                    open.client != grant.client
+                } else {
+                    open.access & 2 != 0 && open.client != grant.client
+                }
+        };
+        assert!(!self.shadow.opens.iter().any(conflicting), "S3, S4: a delegation beside an open");
+        if write {
+            base = Answer { change: self.disks[at].query(), size: 0 };
+            self.state.delegation_base(&stateid, base);
+        }
+        self.shadow.delegations.push(Delegated {
+            client: grant.client,
+            file: at,
+            write,
+            stateid,
+            recalled: None,
+        });
+        Reply::Opened { stateid: opened.stateid, delegation: opened.delegation, base }
+    }
+
+    fn vouch(&mut self, at: usize, change: u64, content: u64) {
+        let before = *self.vouched.entry((at, change)).or_insert(content);
+        assert_eq!(before, content, "change {change} of file {at} vouches for two contents");
+    }
+
+    fn finish(&mut self, mut job: Job, reply: Reply) {
+        format!("{reply:?}").hash(&mut self.hash);
+        let bytes = format!("{reply:?}");
+        if let Some(running) = job.running.take() {
+            self.state.finish(self.now, running, bytes.as_bytes());
+        }
+        self.replies.insert(job.digest, reply.clone());
+        // The reply may get lost.
+        let slot = self.peers[job.peer]
+            .sent
+            .iter()
+            .position(|sent| sent.as_ref().is_some_and(|sent| sent.digest == job.digest));
+        if let (Some(slot), false) = (slot, self.chance(4))
+            && let Some(sent) = self.peers[job.peer].sent[slot].clone()
+        {
+            self.receive(job.peer, slot, &sent, &reply);
+        }
+    }
+
+    fn store(&mut self, change: RecordChange) {
+        match change {
+            RecordChange::Put(record) => {
+                self.stable.insert((record.sessions, record.owner.clone()), record);
+            }
+            RecordChange::Strike(records) => {
+                self.stable.retain(|_, record| !records.iter().any(|it| it.is_of(record)));
+            }
+        }
+    }
+
+    /// One of the things that the state wants done. Stable storage works in order, the others as they come.
+    fn carry_out(&mut self) {
+        let at = self.pick(self.todo.len());
+        let first = self.todo.iter().position(|effect| matches!(effect, Effect::Persist { .. }));
+        let at = match self.todo[at] {
+            Effect::Persist { .. } => first.unwrap_or(at),
+            _ => at,
+        };
+        let Some(effect) = self.todo.remove(at) else { return };
+        match effect {
+            Effect::Persist { ticket, change } => {
+                if self.chance(12) {
+                    self.state.failed(ticket);
+                } else {
+                    self.store(change);
+                    self.state.done(ticket);
+                }
+            }
+            Effect::Bump { ticket, file } => {
+                self.done.note("bump");
+                if self.chance(12) {
+                    self.state.failed(ticket);
+                } else {
+                    self.disks[number(file)].bump();
+                    self.state.done(ticket);
+                }
+            }
+            Effect::Open { .. } => {}
+            Effect::Call { client, call } => self.call(client, call),
+        }
+    }
+
+    fn call(&mut self, client: ClientId, call: Call) {
+        let peer =
+            self.peers.iter().position(|peer| peer.id == Some(client) && peer.silent_until <= self.now);
+        let channel = match self.state.channel(client, &call) {
+            Ok(channel) => channel,
+            Err(NoChannel::Busy) => {
+                self.todo.push_back(Effect::Call { client, call });
+                return;
+            }
+            Err(NoChannel::Down) => {
+                if let Call::GetAttr { ticket, file, .. } = call {
+                    self.answers.push((ticket, number(file), None, 0));
+                }
+                return;
+            }
+        };
+        let peer = peer.filter(|_| !self.chance(10));
+        self.state.channel_end(client, &call, &channel, peer.is_some());
+        match call {
+            Call::Recall { stateid, file, .. } => {
+                let it = peer.and_then(|at| self.peers[at].delegations.get_mut(&number(file)));
+                if let Some(it) = it.filter(|it| it.stateid.other == stateid.other) {
+                    it.recalled = true;
+                }
+            }
+            Call::GetAttr { ticket, file, stateid } => {
+                let at = number(file);
+                let server = self.disks[at].content;
+                let it = peer.and_then(|peer| self.peers[peer].delegations.get(&at));
+                let it = it.filter(|it| it.stateid.other == stateid.other);
+                let answer = it.map(|it| {
+                    let more = u64::from(it.ever);
+                    (Answer { change: it.base.change + more, size: it.base.size + more }, it.dirty)
+                });
+                let (answer, dirty) = match answer {
+                    Some((answer, dirty)) => (Some(answer), dirty),
+                    None => (None, None),
+                };
+                self.answers.push((ticket, at, answer, dirty.unwrap_or(server)));
+            }
+            Call::NotifyLock { .. } => self.done.note("notify"),
+        }
+    }
+
+    /// An answer arrives.
+    fn tell(&mut self) {
+        let at = self.pick(self.answers.len());
+        let (ticket, at, answer, content) = self.answers.swap_remove(at);
+        match self.state.told(self.now, ticket, answer) {
+            Ok(Told::Written { permit, .. }) => {
+                self.done.note("written");
+                self.written.push((ticket, permit, at, Some(content)));
+                return;
+            }
+            Ok(Told::Untouched(permit)) => {
+                self.done.note("untouched");
+                self.written.push((ticket, permit, at, None));
+                return;
+            }
+            Err(_) => {}
+        }
+        for job in self.asked(ticket) {
+            self.finish(job, Reply::Status(NfsStat::Delay));
+        }
+    }
+
+    fn asked(&mut self, ticket: Ticket) -> Vec<Job> {
+        let asked = |job: &mut Job| matches!(job.at, Stage::Asked(of) if of == ticket);
+        self.jobs.extract_if(.., asked).collect()
+    }
+
+    /// What the holder has written goes out: one bump for all who have asked.
+    fn answer_out(&mut self) {
+        let at = self.pick(self.written.len());
+        let (ticket, permit, at, content) = self.written.swap_remove(at);
+        let change = match content {
+            Some(content) => {
+                let change = self.disks[at].bump();
+                self.vouch(at, change, content);
+                change
+            }
+            None => {
+                let change = self.disks[at].query();
+                self.vouch(at, change, self.disks[at].content);
+                change
+            }
+        };
+        self.state.end(self.now, permit);
+        for job in self.asked(ticket) {
+            self.finish(job, Reply::Attr { change });
+        }
+    }
+}
+
+fn bytes(range: (u64, u64)) -> [bool; BYTES] {
+    std::array::from_fn(|byte| {
+        let byte = byte as u64;
+        byte >= range.0 && byte - range.0 < range.1
+    })
+}

@@ -1,0 +1,167 @@
+use super::*;
+
+const F: File = File { export: 1, inode: 2, generation: 3 };
+
+fn record(name: &str, verifier: u8) -> ClientRecord {
+    ClientRecord {
+        sessions: true,
+        owner: name.into(),
+        verifier: [verifier; 8],
+        principal: who(1),
+        revoked: false,
+    }
+}
+
+fn restarted(records: &[ClientRecord]) -> State {
+    let past = Past { clients: records.to_vec(), lease: Span::seconds(60) };
+    State::new(T, Config::default(), 2, past, Box::new(Seeded(1)))
+}
+
+fn back(state: &mut State, name: &str, verifier: u8) -> ClientId {
+    let id = state.exchange_id(T, &who(1), &exchange(name, verifier, 0)).unwrap();
+    state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    id.clientid
+}
+
+fn reclaim(state: &mut State, id: ClientId, access: u32, deny: u32, delegation: u32) -> Step<Opened> {
+    open_as(state, T, id, "o", F, (access, deny), 0, Claim::Previous(delegation))
+}
+
+#[test]
+fn without_a_past_there_is_no_grace() {
+    assert!(!restarted(&[]).in_grace());
+}
+
+/// [RFC8881 8.4.2.1] [RFC8881 8.4.3] [RFC8881 18.51.3]
+#[test]
+fn in_grace_only_what_was_held_is_given() {
+    let mut state = restarted(&[record("a", 1), record("b", 1)]);
+    let a = back(&mut state, "a", 1);
+    let stranger = back(&mut state, "c", 1);
+    assert_eq!(failed(open(&mut state, a, "o", F, 1, 0)), NfsStat::Grace);
+    assert_eq!(failed(open(&mut state, stranger, "o", F, 1, 0)), NfsStat::Grace);
+    assert_eq!(failed(reclaim(&mut state, stranger, 1, 0, 0)), NfsStat::NoGrace);
+    for does in [Does::Read, Does::Write, Does::Change, Does::Name] {
+        assert_eq!(failed(state.permit(T, Caller::Client(a), F, &StateId::ANONYMOUS, does)), NfsStat::Grace);
+    }
+    let opened = reclaim(&mut state, a, share::BOTH, share::WRITE, 0).unwrap();
+    let permit = state.permit(T, Caller::Client(a), F, &opened.stateid, Does::Write).unwrap();
+    state.end(T, permit);
+    let lock = |reclaim| LockRequest {
+        locker: Locker::New { open: opened.stateid, owner: b"l" },
+        kind: LockType::Write,
+        reclaim,
+        offset: 0,
+        length: 1,
+    };
+    assert_eq!(failed(state.lock(T, Caller::Client(a), F, &lock(false))), NfsStat::Grace);
+    state.lock(T, Caller::Client(a), F, &lock(true)).unwrap();
+    let b = back(&mut state, "b", 1);
+    assert_eq!(failed(reclaim(&mut state, b, share::WRITE, 0, 0)), NfsStat::ReclaimConflict);
+    reclaim(&mut state, b, share::READ, 0, 0).unwrap();
+    state.audit();
+    // He is on record from before: nothing has to be written.
+    state.reclaim_complete(T, a, false).unwrap();
+    assert_eq!(failed(reclaim(&mut state, a, 1, 0, 0)), NfsStat::NoGrace);
+    assert!(state.in_grace());
+    state.reclaim_complete(T, b, false).unwrap();
+    assert!(!state.in_grace());
+    assert_eq!(state.effects(), []);
+    // The stranger has to say first that there is nothing to reclaim.
+    assert_eq!(failed(open(&mut state, stranger, "o", F, 1, 0)), NfsStat::Grace);
+    assert!(state.reclaim_complete(T, stranger, false).is_err());
+    settle(&mut state);
+    state.reclaim_complete(T, stranger, false).unwrap();
+    open(&mut state, stranger, "o", F, 1, 0).unwrap();
+    assert_eq!(failed(reclaim(&mut state, stranger, 1, 0, 0)), NfsStat::NoGrace);
+    state.audit();
+}
+
+#[test]
+fn who_did_not_come_is_struck_out_first() {
+    let mut state = restarted(&[record("a", 1), record("b", 1), record("d", 1)]);
+    let a = back(&mut state, "a", 1);
+    state.reclaim_complete(T, a, false).unwrap();
+    let d = back(&mut state, "d", 1);
+    reclaim(&mut state, d, share::READ, 0, 0).unwrap();
+    // The old lease counts, and half of it more.
+    let end = T + Span::seconds(90);
+    assert_eq!(state.tick(Time(end.0 - 1)), end);
+    assert!(state.effects().is_empty());
+    state.tick(end);
+    let effects = state.effects();
+    let [Effect::Persist { ticket, change: RecordChange::Strike(struck) }] = &effects[..] else { panic!() };
+    assert_eq!(*struck, [record("b", 1), record("d", 1)]);
+    assert_eq!(failed(open_at(&mut state, end, a, "o", F, 2, 0)), NfsStat::Grace);
+    assert_eq!(failed(reclaim(&mut state, d, share::READ, 0, 0)), NfsStat::NoGrace);
+    state.failed(*ticket);
+    assert_eq!(failed(open_at(&mut state, end, a, "o", F, 2, 0)), NfsStat::Grace);
+    assert_eq!(failed(reclaim(&mut state, d, share::READ, 0, 0)), NfsStat::NoGrace);
+    state.tick(end);
+    settle(&mut state);
+    open_at(&mut state, end, a, "o", F, 2, 0).unwrap();
+    // Who did not finish in time has to be written anew.
+    assert!(matches!(state.reclaim_complete(end, d, false), Err(Stop::Gate(_))));
+    let put = RecordChange::Put(record("d", 1));
+    assert!(matches!(&state.effects()[..], [Effect::Persist { change, .. }] if *change == put));
+    state.audit();
+}
+
+#[test]
+fn who_restarted_too_wants_nothing() {
+    let mut state = restarted(&[record("a", 1)]);
+    let a = back(&mut state, "a", 2);
+    assert_eq!(failed(reclaim(&mut state, a, 1, 0, 0)), NfsStat::NoGrace);
+    state.tick(T);
+    // Nobody else is waited for; but the old one is struck out, and before that the new one is written.
+    assert!(state.in_grace());
+    let effects = settle(&mut state);
+    assert!(matches!(&effects[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
+    assert!(!state.in_grace());
+    state.audit();
+}
+
+#[test]
+fn a_stranger_of_that_name_reclaims_nothing() {
+    let mut state = restarted(&[record("a", 1)]);
+    let id = state.exchange_id(T, &who(9), &exchange("a", 1, 0)).unwrap();
+    state.create_session(T, Conn(1), &who(9), &create(id.clientid, id.sequenceid)).unwrap();
+    assert_eq!(failed(reclaim(&mut state, id.clientid, 1, 0, 0)), NfsStat::NoGrace);
+    state.tick(T);
+    assert!(state.in_grace() && state.effects().is_empty());
+}
+
+#[test]
+fn a_delegation_from_before_counts_as_written() {
+    let mut state = restarted(&[record("a", 1), record("b", 1)]);
+    let a = back(&mut state, "a", 1);
+    let b = back(&mut state, "b", 1);
+    let Granted::Write(held) = reclaim(&mut state, a, share::BOTH, 0, 2).unwrap().delegation else {
+        panic!()
+    };
+    assert_eq!(failed(reclaim(&mut state, b, share::READ, 0, 0)), NfsStat::Delay);
+    state.effects();
+    for id in [a, b] {
+        state.reclaim_complete(T, id, false).unwrap();
+    }
+    // He is being asked for it; it ends with a bump although nobody was shown anything.
+    assert_eq!(failed(state.look(T, Caller::Client(b), F)), NfsStat::Delay);
+    state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
+    assert!(matches!(&settle(&mut state)[..], [Effect::Bump { .. }]));
+    assert!(state.look(T, Caller::Client(b), F).is_ok());
+    state.audit();
+}
+
+/// [RFC8881 8.4.3]
+#[test]
+fn what_was_revoked_is_not_claimed_again() {
+    let mut state = restarted(&[ClientRecord { revoked: true, ..record("a", 1) }, record("b", 1)]);
+    let a = back(&mut state, "a", 1);
+    let opened = reclaim(&mut state, a, share::BOTH, 0, 2).unwrap();
+    assert_eq!(opened.delegation, Granted::None(Why::Contention));
+    // Now he knows.
+    state.reclaim_complete(T, a, false).unwrap();
+    let put = RecordChange::Put(record("a", 1));
+    assert!(matches!(&state.effects()[..], [Effect::Persist { change, .. }] if *change == put));
+    state.audit();
+}

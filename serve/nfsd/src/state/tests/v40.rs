@@ -1,0 +1,223 @@
+use ivers_nfs4::ops::v40::{CallbackClient, ConfirmArgs, SetClientIdArgs};
+use ivers_nfs4::types::NetAddr;
+
+use super::*;
+
+const F: File = File { export: 1, inode: 2, generation: 3 };
+
+fn set(name: &str, verifier: u8, ident: u32) -> SetClientIdArgs {
+    SetClientIdArgs {
+        client: ClientOwner { verifier: [verifier; 8], id: Opaque(name.into()) },
+        callback: CallbackClient {
+            program: ident,
+            location: NetAddr { netid: b"tcp".to_vec(), addr: b"127.0.0.1.8.1".to_vec() },
+        },
+        callback_ident: ident,
+    }
+}
+
+fn old_client(state: &mut State, name: &str) -> ClientId {
+    let confirm = state.set_client_id(T, &who(1), &set(name, 1, 1)).unwrap();
+    state.set_client_id_confirm(T, &who(1), &confirm).unwrap();
+    confirm.clientid
+}
+
+fn reply(text: &str) -> Reply {
+    Reply { bytes: text.into(), file: Some(F) }
+}
+
+/// An OPEN in its owner's turn, and its confirmation if it takes one.
+fn open40(state: &mut State, id: ClientId, owner: &str, seqid: u32, access: u32) -> Step<StateId> {
+    let turn = state.turn(T, &TurnOf::Open(id, owner.as_bytes()), seqid)?;
+    let opened = match open(state, id, owner, F, access, 0) {
+        Err(Stop::Gate(_)) => {
+            settle(state);
+            open(state, id, owner, F, access, 0)
+        }
+        other => other,
+    };
+    let status = opened.as_ref().err().map_or(NfsStat::Ok, |stop| match stop {
+        Stop::Fail(status) => *status,
+        other => panic!("{other:?}"),
+    });
+    state.turn_end(T, turn, status, reply("open"));
+    let opened = opened?;
+    if !opened.confirm {
+        return Ok(opened.stateid);
+    }
+    let turn = state.turn(T, &TurnOf::Of(&opened.stateid), seqid + 1)?;
+    let stateid = state.open_confirm(F, &opened.stateid)?;
+    state.turn_end(T, turn, NfsStat::Ok, reply("confirm"));
+    Ok(stateid)
+}
+
+/// [RFC7530 16.33.5] [RFC7530 16.34.5] [RFC7530 9.1.1]
+#[test]
+fn setclientid_knows_all_cases() {
+    let mut state = state();
+    // 5: nobody of that name; then 4: one who never confirmed.
+    let first = state.set_client_id(T, &who(1), &set("a", 1, 1)).unwrap();
+    let second = state.set_client_id(T, &who(1), &set("a", 1, 1)).unwrap();
+    assert_ne!(first.clientid, second.clientid);
+    assert_eq!(failed(state.set_client_id_confirm(T, &who(1), &first)), NfsStat::StaleClientid);
+    let wrong = ConfirmArgs { confirm: [0; 8], ..second.clone() };
+    assert_eq!(failed(state.set_client_id_confirm(T, &who(1), &wrong)), NfsStat::StaleClientid);
+    assert_eq!(failed(state.set_client_id_confirm(T, &who(2), &second)), NfsStat::ClidInuse);
+    state.set_client_id_confirm(T, &who(1), &second).unwrap();
+    state.set_client_id_confirm(T, &who(1), &second).unwrap();
+    // 1: a new way back.
+    let third = state.set_client_id(T, &who(1), &set("a", 1, 7)).unwrap();
+    assert_eq!(third.clientid, second.clientid);
+    assert_eq!(state.callback_of(third.clientid).unwrap().1, 1);
+    state.set_client_id_confirm(T, &who(1), &third).unwrap();
+    state.set_client_id_confirm(T, &who(1), &third).unwrap();
+    assert_eq!(state.callback_of(third.clientid).unwrap().1, 7);
+    // 2 and 3: a restart, confirmed the second time.
+    let id = third.clientid;
+    open40(&mut state, id, "o", 1, share::READ).unwrap();
+    let lost = state.set_client_id(T, &who(1), &set("a", 2, 1)).unwrap();
+    let fourth = state.set_client_id(T, &who(1), &set("a", 2, 1)).unwrap();
+    assert_eq!(failed(state.set_client_id_confirm(T, &who(1), &lost)), NfsStat::StaleClientid);
+    assert_eq!(state.renew_client(T, id), Ok(()));
+    assert_eq!(failed(state.set_client_id(T, &who(5), &set("a", 2, 1))), NfsStat::ClidInuse);
+    state.set_client_id_confirm(T, &who(1), &fourth).unwrap();
+    assert_eq!(failed(state.renew_client(T, id)), NfsStat::Expired);
+    assert_eq!(failed(state.renew_client(T, 77)), NfsStat::StaleClientid);
+    assert_eq!(state.renew_client(T, fourth.clientid), Ok(()));
+    assert!(state.files.is_empty());
+    state.audit();
+}
+
+/// [RFC7530 9.1.7] [RFC7530 16.18.4] [RFC7530 16.18.5]
+#[test]
+fn an_owners_request_is_executed_once() {
+    let mut state = state();
+    let id = old_client(&mut state, "a");
+    let of = TurnOf::Open(id, b"o");
+    let turn = state.turn(T, &of, 5).unwrap();
+    assert_eq!(failed(state.turn(T, &of, 5)), NfsStat::Delay);
+    let opened = match open(&mut state, id, "o", F, share::READ, 0) {
+        Err(Stop::Gate(_)) => {
+            settle(&mut state);
+            open(&mut state, id, "o", F, share::READ, 0).unwrap()
+        }
+        other => panic!("not durable: {other:?}"),
+    };
+    assert!(opened.confirm);
+    state.turn_end(T, turn, NfsStat::Ok, reply("first"));
+    state.audit();
+    let Err(Stop::Replay(again)) = state.turn(T, &of, 5) else { panic!() };
+    assert_eq!(*again, reply("first"));
+    // Until it is confirmed nothing can be done with it, and another OPEN takes its place.
+    assert_eq!(failed(state.permit(T, Caller::V40, F, &opened.stateid, Does::Read)), NfsStat::BadStateid);
+    assert_eq!(failed(state.turn(T, &TurnOf::Of(&opened.stateid), 9)), NfsStat::BadSeqid);
+    let stateid = open40(&mut state, id, "o", 20, share::READ).unwrap();
+    assert_eq!(failed(state.open_confirm(F, &stateid)), NfsStat::BadStateid);
+    let permit = state.permit(T, Caller::V40, F, &stateid, Does::Read).unwrap();
+    state.end(T, permit);
+    assert_eq!(failed(state.turn(T, &of, 23)), NfsStat::BadSeqid);
+    // An error that does not count, and one that does.
+    let turn = state.turn(T, &of, 22).unwrap();
+    state.turn_end(T, turn, NfsStat::BadStateid, reply("no"));
+    let turn = state.turn(T, &of, 22).unwrap();
+    state.turn_end(T, turn, NfsStat::Inval, reply("inval"));
+    assert!(matches!(state.turn(T, &of, 22), Err(Stop::Replay(_))));
+    // CLOSE can be repeated though its stateid is gone.
+    let turn = state.turn(T, &TurnOf::Of(&stateid), 23).unwrap();
+    state.close_in_turn(T, &turn, F, &stateid).unwrap();
+    state.turn_end(T, turn, NfsStat::Ok, reply("closed"));
+    assert!(matches!(state.turn(T, &TurnOf::Of(&stateid), 23), Err(Stop::Replay(_))));
+    state.audit();
+    open40(&mut state, id, "o", 24, share::READ).unwrap();
+    assert_eq!(failed(state.turn(T, &TurnOf::Of(&stateid), 23)), NfsStat::BadStateid);
+    state.audit();
+}
+
+/// [RFC7530 16.37.4] [RFC7530 9.1.4.2]
+#[test]
+fn lock_owners_of_old() {
+    let mut state = state();
+    let id = old_client(&mut state, "a");
+    let opened = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
+    let open_turn = state.turn(T, &TurnOf::Of(&opened), 3).unwrap();
+    let lock_turn = state.turn(T, &TurnOf::Lock(id, b"l"), 1).unwrap();
+    let request = LockRequest {
+        locker: Locker::New { open: opened, owner: b"l" },
+        kind: LockType::WriteW,
+        reclaim: false,
+        offset: 0,
+        length: 10,
+    };
+    let lock = state.lock(T, Caller::V40, F, &request).unwrap();
+    state.turn_end(T, lock_turn, NfsStat::Ok, reply("lock"));
+    state.turn_end(T, open_turn, NfsStat::Ok, reply("lock"));
+    state.audit();
+    assert_eq!(failed(state.release_lock_owner(T, id, b"l")), NfsStat::LocksHeld);
+    let turn = state.turn(T, &TurnOf::Of(&lock), 2).unwrap();
+    let unlocked = state.locku(T, Caller::V40, F, &lock, (0, 10)).unwrap();
+    state.turn_end(T, turn, NfsStat::Ok, reply("unlocked"));
+    // Repeated: with the old edition of the stateid.
+    assert!(matches!(state.turn(T, &TurnOf::Of(&lock), 2), Err(Stop::Replay(_))));
+    assert_eq!(failed(state.locku(T, Caller::V40, F, &lock, (0, 10))), NfsStat::OldStateid);
+    let stale = StateId { other: [9; 12], ..unlocked };
+    assert_eq!(failed(state.locku(T, Caller::V40, F, &stale, (0, 10))), NfsStat::StaleStateid);
+    state.release_lock_owner(T, id, b"l").unwrap();
+    assert_eq!(failed(state.locku(T, Caller::V40, F, &unlocked, (0, 10))), NfsStat::BadStateid);
+    state.audit();
+}
+
+/// [RFC7530 9.1.4.4] [RFC7530 9.5] [RFC7530 16.28.3]
+#[test]
+fn leases_of_old() {
+    let mut state = state();
+    let id = old_client(&mut state, "a");
+    let stateid = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
+    state.callback_works(id, true);
+    let other = File { inode: 5, ..F };
+    let delegation =
+        open_as(&mut state, T, id, "o", other, (share::READ, 0), 0, Claim::Fresh).unwrap().delegation;
+    assert!(matches!(delegation, Granted::Read(_)));
+    assert_eq!(
+        open_as(&mut state, T, id, "o", File { inode: 6, ..F }, (3, 0), 0, Claim::Fresh).unwrap().delegation,
+        Granted::None(Why::Resource)
+    );
+    state.callback_works(id, false);
+    assert_eq!(failed(state.renew_client(T, id)), NfsStat::CbPathDown);
+    // Any use of a stateid renews.
+    let late = T + Span(state.config.lease.0 * 3 / 4);
+    let permit = state.permit(late, Caller::V40, F, &stateid, Does::Read).unwrap();
+    state.end(late, permit);
+    let later = late + Span(state.config.lease.0 * 3 / 4);
+    assert!(!state.lease_is_over(later, id));
+    // When he is gone, his stateids are not just unknown.
+    let (b, _) = client(&mut state, later, "b", 1);
+    let very_late = later + state.config.lease.times(2);
+    let session = *state.clients[&b].sessions.first().unwrap();
+    let Sequenced::New(running, _) =
+        state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1)).unwrap()
+    else {
+        panic!()
+    };
+    assert!(matches!(open_at(&mut state, very_late, b, "x", F, 1, share::WRITE), Err(Stop::Gate(_))));
+    settle(&mut state);
+    open_at(&mut state, very_late, b, "x", F, 1, share::WRITE).unwrap();
+    state.finish(very_late, running, b"");
+    assert_eq!(failed(state.permit(very_late, Caller::V40, F, &stateid, Does::Read)), NfsStat::Expired);
+    state.audit();
+}
+
+#[test]
+fn owners_are_forgotten_after_a_while() {
+    let mut state = state();
+    let id = old_client(&mut state, "a");
+    let stateid = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
+    let turn = state.turn(T, &TurnOf::Of(&stateid), 3).unwrap();
+    state.close_in_turn(T, &turn, F, &stateid).unwrap();
+    state.turn_end(T, turn, NfsStat::Ok, reply("closed"));
+    state.tick(T);
+    assert_eq!((state.owners.len(), state.closed.len()), (1, 1));
+    let late = T + state.config.lease + Span(1);
+    state.tick(late);
+    assert_eq!((state.owners.len(), state.closed.len()), (0, 0));
+    state.audit();
+}
