@@ -32,6 +32,8 @@ use parking_lot::Mutex;
 pub struct Fake {
     /// What the next questions are answered with; behind them, everything is granted.
     pub stops: Mutex<VecDeque<Stop>>,
+    /// After so many more leaves, one is refused.
+    pub granted: Mutex<Option<usize>>,
     /// What was asked for.
     pub asked: Mutex<Vec<(StateId, Does)>>,
     /// Leaves that are out.
@@ -53,6 +55,16 @@ impl Drop for Leave {
 }
 
 impl Fake {
+    /// Refuse a leave, but not the first `nth`.
+    pub fn refuse_nth(&self, nth: usize) {
+        *self.granted.lock() = Some(nth);
+    }
+
+    pub fn held(&self) -> Held {
+        self.out.fetch_add(1, Ordering::SeqCst);
+        Held::new(Leave(self.out.clone()))
+    }
+
     fn next(&self) -> Step<()> {
         self.stops.lock().pop_front().map_or(Ok(()), Err)
     }
@@ -62,12 +74,21 @@ impl Clients for Fake {
     fn permit(&self, _: Caller, _: File, stateid: &StateId, does: Does) -> Step<Held> {
         self.asked.lock().push((*stateid, does));
         self.next()?;
-        self.out.fetch_add(1, Ordering::SeqCst);
-        Ok(Held::new(Leave(self.out.clone())))
+        let mut granted = self.granted.lock();
+        match *granted {
+            Some(0) => {
+                *granted = None;
+                return Err(Stop::Fail(NfsStat::Delay));
+            }
+            Some(left) => *granted = Some(left - 1),
+            None => {}
+        }
+        Ok(self.held())
     }
 
-    fn look(&self, _: Caller, _: File) -> Step<()> {
-        self.next()
+    fn look(&self, _: Caller, _: File) -> Step<Held> {
+        self.next()?;
+        Ok(self.held())
     }
 
     fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered> {

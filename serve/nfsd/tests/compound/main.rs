@@ -3,6 +3,7 @@
 mod attrs;
 mod common;
 mod data;
+mod durable;
 mod handles;
 mod hostile;
 mod names;

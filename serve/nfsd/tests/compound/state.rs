@@ -39,15 +39,22 @@ impl Drop for Ends {
     }
 }
 
+impl Real {
+    fn held(&self, permit: Permit) -> Held {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        Held::new(Ends(self.0.clone(), self.1.clone(), Some(permit)))
+    }
+}
+
 impl Clients for Real {
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
         let permit = self.0.lock().permit(Time(0), caller, file, stateid, does)?;
-        self.1.fetch_add(1, Ordering::SeqCst);
-        Ok(Held::new(Ends(self.0.clone(), self.1.clone(), Some(permit))))
+        Ok(self.held(permit))
     }
 
-    fn look(&self, caller: Caller, file: File) -> Step<()> {
-        self.0.lock().look(Time(0), caller, file)
+    fn look(&self, caller: Caller, file: File) -> Step<Held> {
+        let permit = self.0.lock().look(Time(0), caller, file)?;
+        Ok(self.held(permit))
     }
 
     fn operate(&self, _: &mut Context, _: &Op) -> Step<Answered> {
@@ -91,7 +98,8 @@ fn stateids_are_looked_at_before_anything_is_done() {
 #[test]
 fn in_grace_nobody_writes_without_having_opened() {
     let principal = Principal::new(b"p");
-    let record = ClientRecord { sessions: true, owner: b"c".to_vec(), verifier: [0; 8], principal };
+    let record =
+        ClientRecord { sessions: true, owner: b"c".to_vec(), verifier: [0; 8], principal, revoked: false };
     let (server, _) = server(Past { clients: vec![record], ..Past::default() });
     let file = server.file("f", b"contents");
     assert_eq!(ends(&server, &file, StateId::ANONYMOUS), [NfsStat::Grace; 2]);

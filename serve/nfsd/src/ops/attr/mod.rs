@@ -117,11 +117,11 @@ pub fn get_attr(context: &mut Context, want: &Bitmap) -> Step<Fattr> {
 
 /// Those of the wanted attributes that there are. Behind a write delegation its holder is asked.
 pub fn of_place(context: &mut Context, place: &Place, want: &Bitmap) -> Step<Attrs> {
-    let mut shown = None;
+    let (mut shown, mut _leave) = (None, None);
     if let Place::Object(object) = place {
         object.reader()?;
         if DELEGATED.iter().any(|&bit| want.contains(bit)) {
-            shown = context.look(object)?;
+            (shown, _leave) = context.look(object)?;
         }
     }
     let want = want.and(supported(context.minor, place));
