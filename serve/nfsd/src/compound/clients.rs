@@ -11,11 +11,11 @@ use crate::state::{Caller, Does, File, Step};
 
 /// Leave to do something to a file ([`Permit`](crate::state::Permit)): what was decided holds until this is dropped.
 #[must_use = "what was decided holds only as long as this lives"]
-pub struct Held(Box<dyn Send>);
+pub struct Held(Box<dyn Send + Sync>);
 
 impl Held {
     /// Ends when `until` is dropped.
-    pub fn new(until: impl Send + 'static) -> Self {
+    pub fn new(until: impl Send + Sync + 'static) -> Self {
         Self(Box::new(until))
     }
 }
@@ -36,12 +36,12 @@ pub struct Shown {
 }
 
 /// Why a request that has waited goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum News {
     /// What it waited for is done: the operation is tried again.
     Again,
-    /// The holder of the delegation was asked: he has written, or not.
-    Told(Option<Shown>),
+    /// The holder of the delegation was asked: he has written, or not. What was decided with that holds until all who were told have read the attributes.
+    Told(Option<Shown>, Arc<Held>),
     /// It took too long, or came to nothing: NFS4ERR_DELAY.
     Late,
 }
@@ -60,8 +60,8 @@ pub trait Clients: Send + Sync {
     /// Look at the stateid, the share modes and the delegations ([`State::permit`](crate::state::State::permit)). It is ended by dropping it.
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held>;
 
-    /// Whether the VFS knows change attribute, size and times of a file ([`State::look`](crate::state::State::look)).
-    fn look(&self, caller: Caller, file: File) -> Step<()>;
+    /// Leave to look at change attribute, size and times of a file as the VFS has them ([`State::look`](crate::state::State::look)).
+    fn look(&self, caller: Caller, file: File) -> Step<Held>;
 
     /// An operation of clients, sessions, opens, locks or delegations. SEQUENCE fills in [`Context::session`] and what goes with it.
     fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered>;

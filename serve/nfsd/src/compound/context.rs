@@ -73,7 +73,7 @@ pub struct Context {
     /// Bytes that are left for the result of this operation.
     pub(crate) room: usize,
     asking: Option<File>,
-    told: Option<(File, Option<Shown>)>,
+    told: Option<(File, Option<Shown>, Arc<Held>)>,
 }
 
 impl Context {
@@ -185,27 +185,28 @@ impl Context {
         self.permit(object, &StateId::ANONYMOUS, does).map(Some)
     }
 
-    /// What the holder of a write delegation has made of a file, if he has written; none: the VFS knows.
-    pub fn look(&mut self, object: &Object) -> Step<Option<Shown>> {
+    /// Look at a file that the holder of a write delegation may have written: what he has made of it, if he was asked and has; otherwise the VFS knows,
+    /// as long as the leave lives.
+    pub fn look(&mut self, object: &Object) -> Step<(Option<Shown>, Option<Held>)> {
         let file = object.file();
         if object.inode.kind != ivers_vfs::FileType::Regular {
-            return Ok(None);
+            return Ok((None, None));
         }
-        if let Some((of, shown)) = self.told
-            && of == file
+        if let Some((of, shown, _)) = &self.told
+            && *of == file
         {
-            return Ok(shown);
+            return Ok((*shown, None));
         }
         self.asking = Some(file);
-        self.service.clients.look(self.caller, file).map(|()| None)
+        self.service.clients.look(self.caller, file).map(|leave| (None, Some(leave)))
     }
 
     /// News have come; an error, if the operation ends by that.
     pub(super) fn hear(&mut self, news: News) -> Step<()> {
         match (news, self.asking.take()) {
             (News::Again, _) => {}
-            (News::Told(shown), Some(file)) => self.told = Some((file, shown)),
-            (News::Told(_), None) | (News::Late, _) => return Err(Stop::Fail(NfsStat::Delay)),
+            (News::Told(shown, until), Some(file)) => self.told = Some((file, shown, until)),
+            (News::Told(..), None) | (News::Late, _) => return Err(Stop::Fail(NfsStat::Delay)),
         }
         Ok(())
     }

@@ -8,12 +8,14 @@
 
 mod clients;
 mod context;
+mod names;
 mod place;
 mod runner;
 mod service;
 
 pub use clients::{Answered, Clients, Held, News, Shown};
 pub use context::{Context, Origin};
+pub use names::{Names, Numeric, Tables};
 pub use place::{Object, Place};
 pub use runner::{Compound, Progress, Unanswerable, Waiting};
-pub use service::{Bounds, Exports, Filesystem, Names, Numeric, Service};
+pub use service::{Bounds, Exports, Filesystem, Service};

@@ -92,6 +92,7 @@ impl Place {
             Self::Pseudo(number) => Target::Pseudo(*number),
             Self::Object(object) => {
                 let File { export, inode, generation } = object.file();
+                let generation = generation ^ object.export.filesystem.instance;
                 Target::Object { export, inode, generation }
             }
         }

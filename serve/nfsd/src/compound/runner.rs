@@ -291,6 +291,10 @@ impl Compound {
                 self.done += 1;
                 self.status = self.status_at(start);
                 self.context.next_operation();
+                // [RFC7530 9.1.7] What comes behind the repetition is about the file that the first one left behind.
+                if let Some(place) = reply.file.and_then(|file| ops::handle::find(&self.context, file).ok()) {
+                    self.context.go(place);
+                }
                 return;
             }
             // Nothing that waits comes here.

@@ -9,6 +9,7 @@ use ivers_vfs::Vfs;
 use parking_lot::RwLock;
 
 use super::clients::Clients;
+use super::names::{Names, Numeric};
 use crate::exports::handle::Handles;
 use crate::exports::table::Table;
 
@@ -18,6 +19,8 @@ pub struct Filesystem {
     pub vfs: Arc<Vfs>,
     /// The write verifier: whoever learns that unstable data may be lost changes it, and nobody else.
     pub write_verifier: Arc<AtomicU64>,
+    /// Which life of it this is, if it stores nothing and begins anew with each mount; otherwise 0. Handles of another life are stale.
+    pub instance: u32,
 }
 
 impl Filesystem {
@@ -35,49 +38,6 @@ impl fmt::Debug for Filesystem {
 
 /// The table of exports.
 pub type Exports = Table<Filesystem>;
-
-/// Owners as strings (RFC 8881 section 5.9).
-pub trait Names: Send + Sync {
-    /// The user of a number.
-    fn user(&self, uid: u32) -> Vec<u8>;
-    /// The group of a number.
-    fn group(&self, gid: u32) -> Vec<u8>;
-    /// The number of a user.
-    fn uid(&self, name: &[u8]) -> Option<u32>;
-    /// The number of a group.
-    fn gid(&self, name: &[u8]) -> Option<u32>;
-}
-
-/// Numbers as decimal strings, and nothing else: right where both sides have the same databases, as AUTH_SYS needs anyway.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Numeric;
-
-impl Numeric {
-    fn number(name: &[u8]) -> Option<u32> {
-        let text = std::str::from_utf8(name).ok()?;
-        // [RFC8881 5.9] Without leading zeros; and -1 means "leave it" to system calls.
-        let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-        text.parse().ok().filter(|&id| plain && id != u32::MAX)
-    }
-}
-
-impl Names for Numeric {
-    fn user(&self, uid: u32) -> Vec<u8> {
-        uid.to_string().into_bytes()
-    }
-
-    fn group(&self, gid: u32) -> Vec<u8> {
-        gid.to_string().into_bytes()
-    }
-
-    fn uid(&self, name: &[u8]) -> Option<u32> {
-        Self::number(name)
-    }
-
-    fn gid(&self, name: &[u8]) -> Option<u32> {
-        Self::number(name)
-    }
-}
 
 /// How much one request may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,23 +109,5 @@ impl Service {
             Some(info) => ChangeInfo { atomic: true, before: info.before, after: info.after },
             None => ChangeInfo { atomic: false, before: self.unvouched(), after: self.unvouched() },
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// [RFC8881 5.9]
-    #[test]
-    fn numbers_are_written_in_one_way() {
-        for (name, id) in [("0", Some(0)), ("1000", Some(1000)), ("4294967294", Some(u32::MAX - 1))] {
-            assert_eq!(Numeric.uid(name.as_bytes()), id);
-        }
-        for name in ["", "01", "00", "+1", "-1", " 1", "1 ", "0x1", "4294967295", "4294967296", "root", "1@x"]
-        {
-            assert_eq!(Numeric.gid(name.as_bytes()), None, "{name:?}");
-        }
-        assert_eq!((Numeric.user(7), Numeric.group(0)), (b"7".to_vec(), b"0".to_vec()));
     }
 }

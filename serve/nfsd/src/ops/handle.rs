@@ -15,6 +15,7 @@ use crate::compound::{Context, Object, Place};
 use crate::exports::handle::Target;
 use crate::exports::policy::Refusal;
 use crate::exports::table::Node;
+use crate::state::File;
 
 /// What may follow an operation that puts a filehandle, without that one saying NFS4ERR_WRONGSEC (RFC 8881 section 2.6.3.1.1): each of these is asked about the
 /// object that it leads to, or about security itself.
@@ -49,12 +50,18 @@ pub fn put_fh(context: &mut Context, handle: &FileHandle) -> Res<()> {
         Target::Pseudo(_) => return Err(NfsStat::Stale),
         Target::Object { export, inode, generation } => {
             // [RFC8881 18.19.3]
-            let export = context.exports.export(export).ok_or(NfsStat::Stale)?;
-            let inode = export.filesystem.vfs.get_generation(Ino(inode), generation).nfs()?;
-            Place::Object(context.enter(export, inode)?)
+            let instance = context.exports.export(export).ok_or(NfsStat::Stale)?.filesystem.instance;
+            find(context, File { export, inode, generation: generation ^ instance })?
         }
     };
     put(context, place)
+}
+
+/// A file by its number.
+pub fn find(context: &Context, file: File) -> Res<Place> {
+    let export = context.exports.export(file.export).ok_or(NfsStat::Stale)?;
+    let inode = export.filesystem.vfs.get_generation(Ino(file.inode), file.generation).nfs()?;
+    context.enter(export, inode).map(Place::Object)
 }
 
 /// PUTROOTFH, and PUTPUBFH: there is no public filehandle but the root.
@@ -116,7 +123,7 @@ pub fn lookup(context: &mut Context, name: &[u8]) -> Res<()> {
         Place::Pseudo(number) => context.node(&pseudo_child(context, *number, name)?)?,
         Place::Object(dir) => Place::Object(child(dir, name)?),
     };
-    // [RFC8881 2.6.3.1.1.4]
+    // [RFC8881 2.6.3.1.1]
     if let Place::Object(object) = &place {
         object.reader()?;
     }

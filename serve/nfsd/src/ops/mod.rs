@@ -14,7 +14,7 @@
 mod access;
 pub mod attr;
 mod data;
-mod handle;
+pub(crate) mod handle;
 mod list;
 mod name;
 mod names;
@@ -41,7 +41,8 @@ pub enum Put {
 }
 
 /// Names and attributes are durable when they are answered: what was logged is committed, without the files' data. The driver is asked for that
-/// since [`Vfs::fsync`] would write the data back as well.
+/// since [`Vfs::fsync`] would write the data back as well. Directories first: with their
+/// names everything is committed that goes with them.
 pub(crate) fn settle(vfs: &Vfs, inodes: &[&InodeRef]) -> Res<()> {
     if vfs.is_read_only() {
         return Ok(());

@@ -81,7 +81,7 @@ fn finish(dir: &Object, cred: &Cred, inode: &InodeRef, set: &SetAttr) -> Res<()>
     if *set != SetAttr::default() {
         dir.vfs().set_attr(cred, inode, set).nfs()?;
     }
-    settle(dir.vfs(), &[inode, &dir.inode])
+    settle(dir.vfs(), &[&dir.inode, inode])
 }
 
 /// Nothing is left of what could not be made as it was asked for, unless somebody has put another thing in its place.
@@ -113,7 +113,7 @@ pub fn link(context: &mut Context, name: &[u8]) -> Step<ChangeInfo> {
     let name = name::component(name)?;
     let _leave = context.permit_change(&source, Does::Name)?;
     let info = dir.vfs().link(dir.writer()?, &source.inode, &dir.inode, name, true).nfs()?;
-    settle(dir.vfs(), &[&source.inode, &dir.inode])?;
+    settle(dir.vfs(), &[&dir.inode, &source.inode])?;
     Ok(context.service.change_info(info))
 }
 
@@ -153,7 +153,7 @@ pub fn remove(context: &mut Context, name: &[u8]) -> Step<ChangeInfo> {
             Err(Error::Name(NameError::NotDirectory | NameError::IsDirectory)) => continue,
             removed => {
                 let info = removed.nfs()?;
-                settle(vfs, &[&object.inode, &dir.inode])?;
+                settle(vfs, &[&dir.inode, &object.inode])?;
                 return Ok(context.service.change_info(info));
             }
         }
@@ -189,7 +189,7 @@ pub fn rename(context: &mut Context, args: &RenameArgs) -> Step<Renamed> {
         Err(Error::Name(NameError::NotEmpty)) => return Err(NfsStat::Exist.into()),
         renamed => renamed.nfs()?,
     };
-    settle(vfs, &[&moved.inode, from, to])?;
+    settle(vfs, &[from, to, &moved.inode])?;
     let (before, after) = infos.map_or((None, None), |(source, target)| (Some(source), Some(target)));
     Ok(Renamed { source: context.service.change_info(before), target: context.service.change_info(after) })
 }

@@ -32,6 +32,8 @@ use parking_lot::Mutex;
 pub struct Fake {
     /// What the next questions are answered with; behind them, everything is granted.
     pub stops: Mutex<VecDeque<Stop>>,
+    /// After so many more leaves, one is refused.
+    pub granted: Mutex<Option<usize>>,
     /// What was asked for.
     pub asked: Mutex<Vec<(StateId, Does)>>,
     /// Leaves that are out.
@@ -53,6 +55,16 @@ impl Drop for Leave {
 }
 
 impl Fake {
+    /// Refuse a leave, but not the first `nth`.
+    pub fn refuse_nth(&self, nth: usize) {
+        *self.granted.lock() = Some(nth);
+    }
+
+    pub fn held(&self) -> Held {
+        self.out.fetch_add(1, Ordering::SeqCst);
+        Held::new(Leave(self.out.clone()))
+    }
+
     fn next(&self) -> Step<()> {
         self.stops.lock().pop_front().map_or(Ok(()), Err)
     }
@@ -62,12 +74,21 @@ impl Clients for Fake {
     fn permit(&self, _: Caller, _: File, stateid: &StateId, does: Does) -> Step<Held> {
         self.asked.lock().push((*stateid, does));
         self.next()?;
-        self.out.fetch_add(1, Ordering::SeqCst);
-        Ok(Held::new(Leave(self.out.clone())))
+        let mut granted = self.granted.lock();
+        match *granted {
+            Some(0) => {
+                *granted = None;
+                return Err(Stop::Fail(NfsStat::Delay));
+            }
+            Some(left) => *granted = Some(left - 1),
+            None => {}
+        }
+        Ok(self.held())
     }
 
-    fn look(&self, _: Caller, _: File) -> Step<()> {
-        self.next()
+    fn look(&self, _: Caller, _: File) -> Step<Held> {
+        self.next()?;
+        Ok(self.held())
     }
 
     fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered> {
@@ -133,7 +154,8 @@ pub fn everywhere(test: impl Fn(&Server)) {
 
 /// An export named `/deep/data`, and one beside it, of another filesystem, named `/other`, that only TLS may use; and one that is for nobody here.
 pub fn exports(handles: &Handles, vfs: &Arc<Vfs>, flags: &str, verifier: &Arc<AtomicU64>) -> Exports {
-    let filesystem = |vfs: &Arc<Vfs>| Filesystem { vfs: vfs.clone(), write_verifier: verifier.clone() };
+    let filesystem =
+        |vfs: &Arc<Vfs>| Filesystem { vfs: vfs.clone(), write_verifier: verifier.clone(), instance: 0 };
     let config = |flag: String| ExportConfig::from_flag(&flag).unwrap();
     let all = vec![
         (config(format!("i,name=/deep/data,{flags}")), 1, filesystem(vfs)),

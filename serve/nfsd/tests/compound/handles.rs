@@ -7,15 +7,18 @@ use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::rpc::{AUTH_NONE, AUTH_SYS};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Bitmap, CreateType, FileHandle, Opaque};
+use ivers_nfsd::compound::{Exports, Filesystem};
+use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::rpc::Credential;
 
 use crate::common::*;
 
-/// [RFC8881 18.27.3]
+/// [RFC8881 18.27.3] [RFC8881 18.17.3]
 #[test]
 fn without_a_filehandle_nothing_goes() {
     let server = Server::new(mem(), "no_root_squash");
     for minor in 0..3 {
+        assert_eq!(server.ends(minor, vec![Op::OpenAttr(true)]), NfsStat::Notsupp);
         let ends = |op: Op| server.call(minor, vec![op]).0;
         let saved = if minor == 0 { NfsStat::Restorefh } else { NfsStat::Nofilehandle };
         assert_eq!(ends(Op::RestoreFh(())), saved);
@@ -53,6 +56,30 @@ fn handles_lead_back_to_their_files_or_nowhere() {
         assert_eq!(server.ends(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Ok);
         assert_eq!(ends(file), NfsStat::Stale);
     });
+}
+
+/// What stores nothing begins anew, and its numbers begin again.
+#[test]
+fn handles_of_another_life_are_stale() {
+    let server = Server::new(mem(), "no_root_squash");
+    let (file, root) = (server.file("f", b"x"), server.handle(&[]));
+    let export = server.service.exports().export(1).unwrap().clone();
+    let policy = "i,name=/deep/data,no_root_squash".to_owned();
+    let restart = |instance| {
+        let (vfs, write_verifier) = (server.vfs.clone(), export.filesystem.write_verifier.clone());
+        let filesystem = Filesystem { vfs, write_verifier, instance };
+        let config = ExportConfig::from_flag(&policy).unwrap();
+        let exports = Exports::new(&server.service.handles, vec![(config, 1, filesystem)], 78).unwrap();
+        server.service.set_exports(exports);
+    };
+    restart(9);
+    for old in [&file, &root] {
+        assert_eq!(server.call(0, vec![put(old)]).0, NfsStat::Stale);
+    }
+    assert_ne!(server.handle(&["f"]), file);
+    assert_eq!(server.call(0, vec![put(&server.handle(&["f"]))]).0, NfsStat::Ok);
+    restart(0);
+    assert_eq!(server.call(0, vec![put(&file)]).0, NfsStat::Ok);
 }
 
 #[test]
@@ -159,7 +186,7 @@ fn entries_above_the_exports_are_those_he_may_see() {
     assert_eq!(list(1, all.verifier, 4096), Err(NfsStat::BadCookie));
 }
 
-/// [RFC8881 2.6.3.1.1] [RFC8881 2.6.3.1.1.4]
+/// [RFC8881 2.6.3.1.1] [RFC8881 18.29.3] [RFC8881 18.45.3]
 #[test]
 fn who_may_come_in_only_otherwise_is_told_how() {
     let server = Server::new(mem(), "no_root_squash");

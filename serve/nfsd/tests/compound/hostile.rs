@@ -148,6 +148,9 @@ fn check(server: &Server, minor: u32, numbers: &[u32], mut state: u64, cut: Opti
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state >> 20
     };
+    // Most operations need a filehandle, and some two.
+    let start = [number::PUTFH, number::SAVEFH, number::PUTFH];
+    let numbers: Vec<u32> = start[..seed() as usize % 4].iter().chain(numbers).copied().collect();
     let mut bytes = Encoder::default();
     bytes.opaque(b"");
     bytes.word(minor);
@@ -155,7 +158,7 @@ fn check(server: &Server, minor: u32, numbers: &[u32], mut state: u64, cut: Opti
     if minor > 0 {
         sequence().put(&mut bytes);
     }
-    for number in numbers {
+    for number in &numbers {
         bytes.word(*number);
         arguments(*number, &handles, &mut seed, &mut bytes);
     }

@@ -3,7 +3,9 @@
 mod attrs;
 mod common;
 mod data;
+mod durable;
 mod handles;
 mod hostile;
 mod names;
 mod runner;
+mod state;

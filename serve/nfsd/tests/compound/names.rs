@@ -23,7 +23,7 @@ fn rename(old: &str, new: &str) -> Op {
     Op::Rename(RenameArgs { old: old.as_bytes().to_vec(), new: new.as_bytes().to_vec() })
 }
 
-/// [RFC8881 18.4.3]
+/// [RFC8881 18.4.3] [RFC8881 18.24.3]
 #[test]
 fn everything_but_files_is_made_by_create() {
     everywhere(|server| {

@@ -1,5 +1,8 @@
 //! The loop: versions, places of operations, sizes, waiting.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
 use ivers_nfs4::ops::v40::{ReadArgs, SeqState, WriteArgs};
 use ivers_nfs4::ops::v41::BindConn;
@@ -125,7 +128,7 @@ fn what_does_not_fit_is_not_done() {
     let (status, results) = server.call(1, vec![put(&file), read(600)]);
     assert_eq!((status, results.len()), (NfsStat::RepTooBig, 2));
     // A change is refused before it is made, whenever it might not fit.
-    for room in 130..200 {
+    for room in 92..140 {
         *server.clients.reply.lock() = Some((room, true));
         let before = server.vfs.lookup(&ivers_vfs::Cred::root(), &server.vfs.root().unwrap(), b"f").is_ok();
         assert!(before);
@@ -204,7 +207,62 @@ fn what_has_to_wait_is_done_when_it_may() {
     stop(Stop::Gate(Ticket(7)));
     drop(waits(begin(ops)).1);
     assert_eq!(*server.clients.finished.lock(), [None]);
-    assert_eq!(server.clients.out.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert_eq!(server.clients.out.load(Ordering::SeqCst), 0);
+}
+
+/// What others hold of a file is asked about before anything is done to it, by whatever operation.
+#[test]
+fn nothing_is_changed_behind_the_backs_of_others() {
+    let server = Server::new(mem(), "no_root_squash");
+    let (root, file, other) = (server.handle(&[]), server.file("f", b"abc"), server.file("g", b"def"));
+    let attrs = attr::Attrs { mode: Some(0), ..attr::Attrs::default() }.encode();
+    let stateid = StateId::ANONYMOUS;
+    let range = ops::v42::RangeArgs { stateid, offset: 0, length: 2 };
+    let write = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: vec![1] };
+    let xattr = ops::v42::SetXattrArgs {
+        option: ops::v42::SetXattrOption::Either,
+        name: b"x".to_vec(),
+        value: Vec::new(),
+    };
+    let copy = Op::Copy(ops::v42::CopyArgs {
+        source: stateid,
+        target: stateid,
+        source_offset: 0,
+        target_offset: 0,
+        count: 0,
+        consecutive: true,
+        synchronous: true,
+        source_server: ivers_nfs4::xdr::List(Vec::new()),
+    });
+    let rename =
+        |old: &[u8], new: &[u8]| Op::Rename(ops::v40::RenameArgs { old: old.to_vec(), new: new.to_vec() });
+    // Where from, where to, what, and how many files are asked about.
+    let all = [
+        (&file, &file, Op::SetAttr(ops::v40::SetAttrArgs { stateid, attrs }), 1),
+        (&file, &file, Op::Write(write), 1),
+        (&file, &file, Op::SetXattr(xattr), 1),
+        (&file, &file, Op::RemoveXattr(b"x".to_vec()), 1),
+        (&file, &file, Op::Allocate(range.clone()), 1),
+        (&file, &file, Op::Deallocate(range), 1),
+        (&other, &file, copy, 2),
+        (&file, &root, Op::Link(b"x".to_vec()), 1),
+        (&root, &root, Op::Remove(b"f".to_vec()), 1),
+        (&root, &root, rename(b"f", b"x"), 1),
+        (&root, &root, rename(b"f", b"g"), 2),
+    ];
+    let change = || [&root, &file, &other].map(|handle| server.change(handle));
+    for (from, to, op, files) in all {
+        for nth in 0..files {
+            let before = change();
+            server.clients.asked.lock().clear();
+            server.clients.refuse_nth(nth);
+            let (status, _) = server.call(2, vec![put(from), Op::SaveFh(()), put(to), op.clone()]);
+            assert_eq!(status, NfsStat::Delay, "{op:?}");
+            assert_eq!(server.clients.asked.lock().len(), nth + 1);
+            assert_eq!(change(), before, "{op:?}");
+            assert_eq!(server.clients.out.load(Ordering::SeqCst), 0);
+        }
+    }
 }
 
 #[test]
@@ -222,18 +280,19 @@ fn what_a_delegate_has_written_is_his_to_say() {
     let begin = |ops: Vec<Op>| server.begin(Server::origin(0, 0), 0, ops);
     ask();
     let shown = Shown { change: 1 << 60, size: 99 };
-    let told = ends(waits(begin(get.clone())).1.go_on(News::Told(Some(shown))));
+    let told_by_him = |shown| News::Told(shown, Arc::new(server.clients.held()));
+    let told = ends(waits(begin(get.clone())).1.go_on(told_by_him(Some(shown))));
     assert_eq!((told.change, told.size, told.mode), (Some(1 << 60), Some(99), Some(0o644)));
     ask();
-    let told = ends(waits(begin(get.clone())).1.go_on(News::Told(None)));
+    let told = ends(waits(begin(get.clone())).1.go_on(told_by_him(None)));
     assert_eq!(told.size, Some(3));
     // What was said counts for that operation alone.
     ask();
     ask();
     let twice = vec![put(&file), get_attr(&want), get_attr(&want)];
     let (_, waiting) = waits(begin(twice));
-    let (_, waiting) = waits(waiting.go_on(News::Told(Some(shown))));
-    assert_eq!(ends(waiting.go_on(News::Told(None))).size, Some(3));
+    let (_, waiting) = waits(waiting.go_on(told_by_him(Some(shown))));
+    assert_eq!(ends(waiting.go_on(told_by_him(None))).size, Some(3));
     ask();
     assert_eq!(answer(waits(begin(get)).1.go_on(News::Late)).status, NfsStat::Delay);
     // Who does not ask about what he may have written does not wait.
@@ -252,10 +311,15 @@ fn what_a_delegate_has_written_is_his_to_say() {
         attrs: ivers_nfs4::types::Bitmap::of([attr::SIZE]),
     };
     let ops = vec![put(&root), Op::ReadDir(list)];
-    let res = answer(waits(begin(ops)).1.go_on(News::Told(Some(shown))));
+    let res = answer(waits(begin(ops)).1.go_on(told_by_him(Some(shown))));
     let Some(OpResult::ReadDir(Ok(listed))) = res.results.last() else { panic!("{res:?}") };
     assert_eq!(listed.entries[0].attrs.values, 99u64.to_be_bytes());
-    // Nobody has asked for CLOSE here: it is the clients'.
+    assert_eq!(
+        server.clients.out.load(Ordering::SeqCst),
+        0,
+        "it holds until the attributes are read, and no longer"
+    );
+    // CLOSE is the clients' to do.
     let close = Op::Close(SeqState { seqid: 0, stateid: StateId::ANONYMOUS });
     assert_eq!(server.ends(0, vec![close]), NfsStat::Notsupp);
 }

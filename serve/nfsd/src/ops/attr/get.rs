@@ -40,7 +40,7 @@ pub fn gather(context: &Context, place: &Place, want: &Bitmap, shown: Option<Sho
     let has = |bit: u32| want.contains(bit);
     let of = |bit: u32, answer: bool| has(bit).then_some(answer);
     let data_bytes = u64::from(context.service.bounds.data_bytes);
-    attrs.supported_attrs = has(attr::SUPPORTED_ATTRS).then(|| supported(context.minor, place));
+    attrs.supported_attrs = has(attr::SUPPORTED_ATTRS).then(|| supported(context.minor, place).clone());
     attrs.fh_expire_type = has(attr::FH_EXPIRE_TYPE).then_some(0);
     attrs.link_support = of(attr::LINK_SUPPORT, true);
     attrs.symlink_support = of(attr::SYMLINK_SUPPORT, true);

@@ -4,6 +4,8 @@ pub mod acl;
 pub mod get;
 pub mod set;
 
+use std::sync::OnceLock;
+
 use ivers_nfs4::attr::{self, Attrs, Fattr, is_write_only};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, NfsTime};
@@ -74,26 +76,29 @@ const EVERYWHERE: [u32; 44] = [
 ];
 
 /// What SUPPORTED_ATTRS says of a place.
-pub fn supported(minor: u32, place: &Place) -> Bitmap {
-    let mut all = Bitmap::of(EVERYWHERE);
-    if minor >= 1 {
-        [attr::SUPPATTR_EXCLCREAT, attr::FS_CHARSET_CAP].into_iter().for_each(|bit| all.insert(bit));
-    }
-    if minor >= 2 {
-        [attr::SPACE_FREED, attr::CHANGE_ATTR_TYPE, attr::MODE_UMASK, attr::XATTR_SUPPORT]
-            .into_iter()
-            .for_each(|bit| all.insert(bit));
-    }
-    if let Place::Object(object) = place {
-        if object.vfs().info().xattr_value_max > 0 && object.inode.kind != FileType::Symlink {
-            all.insert(attr::ACL);
-            all.insert(attr::ACLSUPPORT);
-        }
-        if object.inode.with_attr(|attr| attr.btime.is_some()) {
-            all.insert(attr::TIME_CREATE);
-        }
-    }
-    all
+pub fn supported(minor: u32, place: &Place) -> &'static Bitmap {
+    // Whether there are ACLs and births: all that differs from object to object.
+    static ALL: [[OnceLock<Bitmap>; 4]; 3] = [const { [const { OnceLock::new() }; 4] }; 3];
+    let (acls, birth) = match place {
+        Place::Pseudo(_) => (false, false),
+        Place::Object(object) => (
+            object.vfs().info().xattr_value_max > 0 && object.inode.kind != FileType::Symlink,
+            object.inode.with_attr(|attr| attr.btime.is_some()),
+        ),
+    };
+    let minor = minor.min(2);
+    let kind = usize::from(acls) | usize::from(birth) << 1;
+    ALL[minor as usize][kind].get_or_init(|| {
+        let later = [attr::SPACE_FREED, attr::CHANGE_ATTR_TYPE, attr::MODE_UMASK, attr::XATTR_SUPPORT];
+        let more = [
+            (minor >= 1, &[attr::SUPPATTR_EXCLCREAT, attr::FS_CHARSET_CAP][..]),
+            (minor >= 2, &later),
+            (acls, &[attr::ACL, attr::ACLSUPPORT]),
+            (birth, &[attr::TIME_CREATE]),
+        ];
+        let more = more.into_iter().filter(|(there, _)| *there).flat_map(|(_, bits)| bits);
+        Bitmap::of(EVERYWHERE.iter().chain(more).copied())
+    })
 }
 
 fn time(time: Timestamp) -> NfsTime {
@@ -112,14 +117,14 @@ pub fn get_attr(context: &mut Context, want: &Bitmap) -> Step<Fattr> {
 
 /// Those of the wanted attributes that there are. Behind a write delegation its holder is asked.
 pub fn of_place(context: &mut Context, place: &Place, want: &Bitmap) -> Step<Attrs> {
-    let mut shown = None;
+    let (mut shown, mut _leave) = (None, None);
     if let Place::Object(object) = place {
         object.reader()?;
         if DELEGATED.iter().any(|&bit| want.contains(bit)) {
-            shown = context.look(object)?;
+            (shown, _leave) = context.look(object)?;
         }
     }
-    let want = want.and(&supported(context.minor, place));
+    let want = want.and(supported(context.minor, place));
     Ok(get::gather(context, place, &want, shown)?)
 }
 
@@ -150,5 +155,5 @@ pub fn nverify(context: &mut Context, given: &Fattr) -> Step<()> {
 
 /// The attributes that are given with an object that is to be made, or for one that is there.
 pub fn wanted(context: &Context, place: &Place, given: &Fattr, making: bool) -> Res<Wanted> {
-    Wanted::of(context, &supported(context.minor, place), given, making)
+    Wanted::of(context, supported(context.minor, place), given, making)
 }
