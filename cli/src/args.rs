@@ -213,6 +213,9 @@ pub struct Cp {
     /// Both: --recursive --preserve
     #[arg(short, long)]
     pub archive: bool,
+    /// Overwrite a file of the system though it holds a filesystem itself
+    #[arg(short = 'F', long)]
+    pub force: bool,
     #[command(flatten)]
     pub image: Image,
 }

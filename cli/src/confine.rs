@@ -10,6 +10,6 @@ pub fn enter(wanted: bool) {
     }
     let sandbox = ivers_sandbox::enter();
     if !sandbox.is_whole() {
-        eprintln!("ivers: the sandbox is not whole: {sandbox}");
+        crate::failure::say(format_args!("ivers: the sandbox is not whole: {sandbox}"));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
-use crate::failure::failure;
+use crate::failure::{failure, say};
 
 /// What the child says when it serves; anything else is an exit code and why it does not.
 const READY: &str = "ready";
@@ -137,10 +137,10 @@ impl log::Log for Log {
         let time = crate::show::time(now.as_secs() as i64);
         let head = format!("{time} ivers[{}]", std::process::id());
         if left_out > 0 {
-            let _ = writeln!(std::io::stderr(), "{head} WARN: {left_out} messages were left out here");
+            say(format_args!("{head} WARN: {left_out} messages were left out here"));
         }
         let text = crate::show::one_line(&record.args().to_string());
-        let _ = writeln!(std::io::stderr(), "{head} {}: {text}", record.level());
+        say(format_args!("{head} {}: {text}", record.level()));
     }
 
     fn flush(&self) {}

@@ -1,6 +1,7 @@
 //! Exit codes, and errors on one line: what, where, and the way out.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 use ivers_block::BlockError;
@@ -96,7 +97,7 @@ impl Tally {
         if error.is::<Told>() || error.is::<Output>() {
             return Err(error);
         }
-        eprintln!("ivers: {}", line(&error));
+        say(format_args!("ivers: {}", line(&error)));
         self.count(code(&error));
         Ok(())
     }
@@ -182,6 +183,13 @@ pub fn short_line(error: &anyhow::Error) -> String {
     head.chain(" ... ".chars()).chain(line.chars().skip(count - TOLD_MAX / 2)).collect()
 }
 
+/// A line, or some, on standard error. Where that takes none (a closed pipe, a full disk) there is nobody left to tell, and the work goes on:
+/// `eprintln!` would panic in the middle of it, so that nothing else in this program writes there.
+pub fn say(text: impl fmt::Display) {
+    // One call of the system: lines of several processes do not mix.
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
 /// The command line was wrong, or asked for help.
 pub fn explain(error: &clap::Error) -> ExitCode {
     let code = if error.use_stderr() { USAGE } else { 0 };
@@ -196,7 +204,7 @@ pub fn report(program: &str, error: &anyhow::Error) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if !error.is::<Told>() {
-        eprintln!("{program}: {}", line(error));
+        say(format_args!("{program}: {}", line(error)));
     }
     ExitCode::from(code(error))
 }

@@ -1,5 +1,10 @@
 //! Naming what an image holds that is not ours, so that a refusal says what was found and what to do.
 
+use std::fs::{File, FileType};
+use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
 use ivers_block::Device;
 
 /// Where a format shows, and how.
@@ -19,10 +24,20 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     (4086, b"SWAPSPACE2", "swap space"),
     (0, b"QFI\xfb", "a qcow2 image: convert it first (qemu-img convert -O raw)"),
     (0, b"KDMV", "a VMDK image: convert it first (qemu-img convert -O raw)"),
+];
+
+/// What images are often packed in.
+const PACKED: &[(usize, &[u8], &str)] = &[
     (0, b"\x1f\x8b", "a gzip file: unpack it first"),
     (0, b"\xfd7zXZ\0", "an xz file: unpack it first"),
     (0, b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first"),
 ];
+
+/// A shorter mark may stand anywhere by chance.
+const SURE_BYTES: usize = 4;
+
+/// `s_magic` of ext2, ext3 and ext4.
+const EXT_MAGIC: (usize, &[u8]) = (1024 + 56, &[0x53, 0xEF]);
 
 /// As much of an image as any of them needs.
 const HEAD_BYTES: u64 = 0x1_0048;
@@ -32,7 +47,7 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(0, &mut head).ok()?;
     let shows = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
-    if let Some((_, _, what)) = MAGICS.iter().find(|(at, magic, _)| shows(*at, magic)) {
+    if let Some((_, _, what)) = MAGICS.iter().chain(PACKED).find(|(at, magic, _)| shows(*at, magic)) {
         return Some((*what).to_owned());
     }
     if shows(512, b"EFI PART") {
@@ -45,6 +60,32 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
         return Some("zeros at its beginning: no filesystem was made in it yet".into());
     }
     partitions(&head)
+}
+
+/// Whether a file or a device of the system holds a filesystem, or a disk with some, as far as its first bytes tell. What cannot be read
+/// has nothing to tell.
+pub fn holds_filesystem(path: &Path) -> bool {
+    // Anything else must not even be opened: a FIFO would wait.
+    let is_image = |kind: FileType| kind.is_file() || kind.is_block_device();
+    if !std::fs::metadata(path).is_ok_and(|meta| is_image(meta.file_type())) {
+        return false;
+    }
+    let mut head = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+    read.is_ok() && is_filesystem(&head)
+}
+
+fn is_filesystem(head: &[u8]) -> bool {
+    let shows = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    let number = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
+    // Two bytes are not sure either: s_log_block_size and s_rev_level have few values.
+    let is_ext = shows(EXT_MAGIC.0, EXT_MAGIC.1)
+        && number(1024 + 24).is_some_and(|log| log <= 6)
+        && number(1024 + 76).is_some_and(|revision| revision <= 1);
+    is_ext
+        || MAGICS.iter().any(|(at, magic, _)| magic.len() >= SURE_BYTES && shows(*at, magic))
+        || shows(512, b"EFI PART")
+        || partitions(head).is_some()
 }
 
 /// Says which of the partitions to choose, as far as they are known.
@@ -100,7 +141,7 @@ mod tests {
 
     #[test]
     fn formats_are_named() {
-        for (at, magic, what) in MAGICS {
+        for (at, magic, what) in MAGICS.iter().chain(PACKED) {
             let device = MemDevice::new(1 << 20);
             device.write_at(*at as u64, magic).unwrap();
             assert_eq!(recognise(&device).as_deref(), Some(*what));
@@ -133,5 +174,28 @@ mod tests {
             assert_eq!(recognise(&device), None, "{short} bytes");
         }
         assert!(recognise(&MemDevice::new(0)).unwrap().contains("empty"));
+    }
+
+    #[test]
+    fn a_filesystem_is_known_and_a_text_is_none() {
+        let marked = |at: usize, magic: &[u8]| {
+            let mut head = vec![b'x'; HEAD_BYTES as usize];
+            head[at..at + magic.len()].copy_from_slice(magic);
+            head
+        };
+        for (at, magic, what) in MAGICS {
+            assert_eq!(is_filesystem(&marked(*at, magic)), magic.len() >= SURE_BYTES, "{what}");
+        }
+        for (at, magic, what) in PACKED {
+            assert!(!is_filesystem(&marked(*at, magic)), "{what}");
+        }
+        let mut ext = marked(EXT_MAGIC.0, EXT_MAGIC.1);
+        assert!(!is_filesystem(&ext), "two bytes of a text");
+        ext[1024 + 24..][..4].fill(0);
+        ext[1024 + 76..][..4].copy_from_slice(&1u32.to_le_bytes());
+        assert!(is_filesystem(&ext));
+        assert!(is_filesystem(&marked(510, &[0x55, 0xAA])) && is_filesystem(&marked(512, b"EFI PART")));
+        assert!(!is_filesystem(&ext[..1080]) && !is_filesystem(b""));
+        assert!(!holds_filesystem(Path::new("/dev/zero")));
     }
 }

@@ -142,7 +142,7 @@ With --preserve: owners (as far as this user may give files away: else without s
 extended attributes (those that this user may not set are left out). Without: permissions less the umask; in an image all belongs to root.
 
 What cannot be copied is named on standard error and the rest is copied; the exit code says so. A name in the way is replaced, a symbolic \
-link too, but no directory. -o goes for all images of the command line.
+link too, but no directory, and a file that holds a filesystem only with --force: IMAGE alone is the file, IMAGE:/ what is in it. -o goes for all images of the command line.
 
 JSON: copied (how many words of the command line were looked at), files (files, directories and links that are there now), problems.
 

@@ -13,7 +13,7 @@ use ivers_mem::Mem;
 use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{REFUSED, failure};
+use crate::failure::{NOT_FOUND, REFUSED, failure};
 use crate::{confine, formats, show};
 
 /// What a word on the command line stands for.
@@ -43,6 +43,19 @@ impl Place {
             }
         }
         Place::Host(word.to_owned())
+    }
+
+    /// What a word that is a path of the system was perhaps meant to be: IMAGE:/path without the slash.
+    pub fn without_slash(word: &Path) -> Option<String> {
+        let bytes = word.as_os_str().as_bytes();
+        let Place::Host(path) = Self::parse(word) else { return None };
+        if std::fs::symlink_metadata(path).is_ok() {
+            return None;
+        }
+        let parts = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
+        let mut parts = parts.map(|at| (Path::new(OsStr::from_bytes(&bytes[..at])), &bytes[at + 1..]));
+        let (image, rest) = parts.find(|(image, _)| image.exists() && !image.is_dir())?;
+        Some(shown(image, &join(b"/", rest)))
     }
 
     /// The name that a copy of it gets, if it has one.
@@ -180,7 +193,10 @@ fn with_hint(error: Error, device: &dyn Device) -> Error {
 
 fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {
     match std::fs::metadata(image) {
-        Err(why) => anyhow::Error::from(why).context(format!("cannot open {}", image.display())),
+        Err(why) => match Place::without_slash(image) {
+            Some(meant) => failure(NOT_FOUND, format!("cannot open {}: {why} ({meant}?)", image.display())),
+            None => anyhow::Error::from(why).context(format!("cannot open {}", image.display())),
+        },
         Ok(_) => error,
     }
 }
@@ -271,7 +287,13 @@ mod tests {
         let word = PathBuf::from(format!("{}:/etc/x:/y", image.display()));
         assert_eq!(Place::parse(&word), Place::Image { image: image.clone(), path: b"/etc/x:/y".to_vec() });
         assert_eq!(Place::parse(dir.path()), Place::Host(dir.path().into()));
-        assert_eq!(Place::parse_image(&image), Place::Image { image, path: b"/".to_vec() });
+        let root = Place::Image { image: image.clone(), path: b"/".to_vec() };
+        assert_eq!(Place::parse_image(&image), root);
+        let without = |rest: &str| Place::without_slash(Path::new(&format!("{}{rest}", image.display())));
+        assert_eq!(without(":"), Some(format!("{}:/", image.display())));
+        assert_eq!(without(":etc/x"), Some(format!("{}:/etc/x", image.display())));
+        assert_eq!((without(""), without(":/etc"), without(".other:")), (None, None, None));
+        assert_eq!(Place::without_slash(Path::new("no.img:x")), None);
         let missing = Path::new("no.img:/x");
         assert_eq!(Place::parse(missing), Place::Image { image: "no.img".into(), path: b"/x".to_vec() });
     }

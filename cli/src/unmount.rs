@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use ivers_fuse::{MOUNT, mounts_of};
 use serde_json::json;
 
-use crate::failure::{BUSY, FAILED, failure, usage};
+use crate::failure::{BUSY, FAILED, failure, say, usage};
 use crate::{args, facts, progress, show};
 
 /// `ivers unmount`.
@@ -95,10 +95,10 @@ fn take_away_dead(dir: &Path, json: bool) -> Result<()> {
         _ => dir,
     };
     detach(&dir, true)?;
-    eprintln!(
+    say(format_args!(
         "ivers: {}: the process that served it had died; what was not synced is lost, the next mount replays the journal",
         dir.display()
-    );
+    ));
     if json {
         show::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": null, "uuid": null }))?;
     }

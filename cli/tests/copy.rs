@@ -152,13 +152,11 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
     let nowhere = cp(&[&inside("/a/f"), text(&image.dir().join("nowhere/f"))]);
     assert_eq!(nowhere.status.code(), Some(3));
     assert!(said(&nowhere).contains("nowhere/f: No such file"), "{}", said(&nowhere));
-    for place in [inside("/new/"), format!("{}/", image.dir().join("new").display())] {
-        assert_eq!(
-            cp(&[text(&source.join("a/f")), &place]).status.code(),
-            Some(1),
-            "{place} is no directory"
-        );
-        copies(&["-r", text(&source.join("a")), &place]);
+    let outside = format!("{}/", image.dir().join("new").display());
+    for (from, place) in [(text(&source.join("a")), inside("/new/")), (&inside("/a"), outside)] {
+        let file = cp(&[&format!("{from}/f"), &place]);
+        assert_eq!(file.status.code(), Some(1), "{place} is no directory");
+        copies(&["-r", from, &place]);
     }
 
     // All of one kind keep their own code.
@@ -176,15 +174,18 @@ fn nothing_is_copied_onto_or_into_itself() {
     fs::write(source.join("f"), "whole").unwrap();
     let inside = format!("{}:/source", image.path().display());
     copies(&["-r", text(&source), &inside]);
-    let host = text(&source).to_owned();
-    for place in [&host, &inside] {
-        let file = cp(&[&format!("{place}/f"), &format!("{place}/f")]);
-        assert_eq!(file.status.code(), Some(1), "{}", said(&file));
-        let into = cp(&["-r", place, &format!("{place}/d")]);
-        assert_eq!(into.status.code(), Some(2), "{}", said(&into));
-        let into = cp(&["-r", place, &format!("{place}/new")]);
+    let file = cp(&[&format!("{inside}/f"), &format!("{inside}/f")]);
+    assert_eq!(file.status.code(), Some(1), "{}", said(&file));
+    for into in ["d", "new"] {
+        let into = cp(&["-r", &inside, &format!("{inside}/{into}")]);
         assert_eq!(into.status.code(), Some(2), "{}", said(&into));
     }
+    // Beside something of an image, which is copied.
+    let (host, other) = (text(&source), format!("{inside}/d"));
+    let file = cp(&["-r", &other, text(&source.join("f")), host]);
+    assert_eq!(file.status.code(), Some(1), "{}", said(&file));
+    let into = cp(&["-r", &other, host, text(&source.join("d"))]);
+    assert_eq!(into.status.code(), Some(2), "{}", said(&into));
     assert_eq!(fs::read(source.join("f")).unwrap(), b"whole");
     assert_eq!(ivers(["cat", &format!("{inside}/f")]).stdout, b"whole");
     image.check().unwrap();
@@ -283,4 +284,43 @@ fn acls_that_a_directory_hands_down_are_not_kept() {
     assert_eq!(xattr::get(again.join("source/d"), "system.posix_acl_default").unwrap(), None);
     assert_eq!(xattr::get(again, "system.posix_acl_default").unwrap().unwrap(), acl(7));
     image.check().unwrap();
+}
+
+/// IMAGE without `:/` is a file of the system, and whoever writes that means what is in it.
+#[test]
+fn an_image_is_not_overwritten_by_a_slip() {
+    let Some(image) = image() else { return };
+    let (source, word) = (image.dir().join("source"), text(image.path()).to_owned());
+    let name = image.path().file_name().unwrap().to_str().unwrap().to_owned();
+    fs::write(&source, "contents").unwrap();
+    let (inside, root) = (format!("{word}:/copy"), format!("{word}:/"));
+    copies(&[text(&source), &inside]);
+    let other = Image::new("ext4", 16 << 20, &[]).unwrap();
+    let from_other = format!("{}:/{name}", other.path().display());
+    copies(&[text(&source), &from_other]);
+    let before = fs::read(image.path()).unwrap();
+    let refused = |words: &[&str], hint: &str| {
+        let output = cp(words);
+        let told = String::from_utf8(output.stderr.clone()).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", said(&output));
+        assert!(told.lines().count() == 1 && told.contains(hint), "{words:?}: {told}");
+        assert!(fs::read(image.path()).unwrap() == before, "{words:?} overwrote the image");
+    };
+    refused(&[text(&source), &word], &root);
+    refused(&["-F", text(&source), &word], &root);
+    refused(&[&word, text(&image.dir().join("copy"))], &root);
+    refused(&[text(&source), text(&image.dir().join("copy"))], "IMAGE:/path");
+    refused(&[&from_other, &word], "--force");
+    refused(&[&from_other, text(image.dir())], "--force");
+    for (slip, meant) in [(":", ":/"), (":srv/x", ":/srv/x")] {
+        let slip = format!("{word}{slip}");
+        refused(&[text(&source), &slip], &format!("{word}{meant}"));
+        refused(&[&from_other, &slip], &format!("{word}{meant}"));
+        assert!(!Path::new(&slip).exists(), "{slip}");
+        let listed = ivers(["ls", &slip]);
+        assert_eq!(listed.status.code(), Some(3));
+        assert!(said(&listed).contains(&format!("{word}{meant}")), "{}", said(&listed));
+    }
+    copies(&["--force", &from_other, &word]);
+    assert_eq!(fs::read(image.path()).unwrap(), b"contents");
 }

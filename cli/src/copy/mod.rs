@@ -6,13 +6,14 @@
 //! | [`source`] | reading: the system's files, an image |
 //! | [`sink`] | writing: the system's files, an image |
 //!
-//! This process touches the system's files and no byte of an image: each image has a [keeper](crate::keeper), locked in. They are joined by
+//! This process touches the system's files and no byte of an image but the marks by which one is known: each image has a [keeper](crate::keeper), locked in. They are joined by
 //! one pipe, into which the sources write one after the other.
 
 pub mod sink;
 pub mod source;
 pub mod stream;
 
+use std::ffi::OsStr;
 use std::io::{PipeWriter, pipe};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -23,7 +24,7 @@ use anyhow::{Context, Result};
 use crate::failure::{told, usage};
 use crate::image::{self, How, Place};
 use crate::keeper::{Absorb, Emit, Keeper, Order};
-use crate::{args, show};
+use crate::{args, formats, show};
 use sink::Outcome;
 use source::{Emitter, Wish};
 use stream::{BrokeOff, Message, Number, Sender};
@@ -80,11 +81,45 @@ pub fn cp(args: &args::Cp, json: bool) -> Result<()> {
     };
     let how = args.image.how()?;
     let to = Place::parse(&args.to);
+    check_words(args, &to)?;
     let outcome = match &to {
         Place::Image { image, path } => into_image(args, &to, image, path, &how)?,
         Place::Host(path) => onto_host(args, &to, path, &how)?,
     };
     report(args, outcome, json)
+}
+
+/// A word that was meant to be IMAGE:/path and is none must not become a file of the system, nor overwrite the image.
+fn check_words(args: &args::Cp, to: &Place) -> Result<()> {
+    for word in args.from.iter().chain([&args.to]) {
+        if let Some(meant) = Place::without_slash(word) {
+            return Err(usage(format!(
+                "{}: a path in an image begins with a slash: {meant}",
+                word.display()
+            )));
+        }
+    }
+    if to.image().is_none() && args.from.iter().all(|word| Place::parse(word).image().is_none()) {
+        // The likeliest image, for an example.
+        let images = || std::iter::once(&args.to).chain(&args.from);
+        let image = images().find(|word| formats::holds_filesystem(word));
+        let root = image.map_or("IMAGE:/path".into(), |image| image::shown(image, b"/"));
+        return Err(usage(format!(
+            "no word names something in an image, as {root} does; between files of the system use the system's cp"
+        )));
+    }
+    let Place::Host(path) = to else { return Ok(()) };
+    let named = |word: &PathBuf| {
+        let name = Place::parse(word).name().filter(|_| path.is_dir());
+        name.map_or_else(|| path.clone(), |name| path.join(OsStr::from_bytes(&name)))
+    };
+    match args.from.iter().map(named).find(|target| formats::holds_filesystem(target)) {
+        Some(target) if !args.force => {
+            let (target, root) = (target.display(), image::shown(&target, b"/"));
+            Err(usage(format!("{target}: holds a filesystem: {root} is in it; --force overwrites all of it")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn into_image(args: &args::Cp, to: &Place, image: &Path, path: &[u8], how: &How) -> Result<Outcome> {

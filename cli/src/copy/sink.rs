@@ -15,7 +15,7 @@ pub use image::Image;
 
 use super::source::shown_path;
 use super::stream::{Item, Message, Number, Receiver};
-use crate::failure::{Tally, code, line};
+use crate::failure::{Tally, code, line, say};
 use crate::progress::{self, Progress};
 
 /// What a directory holds is a name, and nothing that leads elsewhere.
@@ -136,7 +136,7 @@ impl<T: Target> Absorber<'_, T> {
         self.tally.count(code);
         // It may come from a process that a hostile image has taken over.
         let line = crate::show::one_line(line);
-        self.progress.suspend(|| eprintln!("ivers: {line}"));
+        self.progress.suspend(|| say(format_args!("ivers: {line}")));
     }
 
     fn complain(&mut self, name: Option<&[u8]>, error: &anyhow::Error) {

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::super::{find_program, run};
-use crate::failure::{FAILED, failure};
+use crate::failure::{FAILED, failure, say};
 
 /// Packages of Debian, and what shows that each is there.
 const PACKAGES: [(&str, &[&str]); 6] = [
@@ -50,10 +50,10 @@ pub(super) fn install(may_install: bool) -> Result<()> {
         apt(&["update", "-q"])?;
         return apt(&[&["install", "-y", "-q", "--no-install-recommends"], missing.as_slice()].concat());
     }
-    eprintln!(
+    say(format_args!(
         "ivers: peers are missing: apt-get install {} (or, as root, --install-peers)",
         missing.join(" ")
-    );
+    ));
     Ok(())
 }
 

@@ -129,6 +129,34 @@ fn everything_works_inside_of_tls() {
 }
 
 #[test]
+fn who_reads_slowly_inside_of_tls_gets_everything_and_costs_little() {
+    let case = case(Limits { choke_bytes: 1 << 20, ..Limits::default() }, unasked);
+    let mut peer = case.secured(&["sunrpc"], None).unwrap();
+    for xid in 0..60 {
+        peer.send(&call_to(xid, LARGE, sys(0), &(1u32 << 20).to_be_bytes()));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..60 {
+        std::thread::sleep(Duration::from_millis(10));
+        let (xid, _, results) = peer.reply();
+        assert_eq!(results.len(), 1 << 20);
+        seen.insert(xid);
+        assert!(case.served.server.held().1 < 12 << 20);
+    }
+    assert_eq!(seen.len(), 60);
+    // Others do not wait meanwhile; and both directions at once do not wait for each other.
+    let mut other = case.secured(&["sunrpc"], None).unwrap();
+    let large = vec![3; 1 << 20];
+    for xid in 0..4 {
+        peer.send(&call_to(xid, LARGE, sys(0), &(1u32 << 19).to_be_bytes()));
+        assert!(other.call(ECHO, &large) == large);
+    }
+    for _ in 0..4 {
+        assert_eq!(peer.reply().2.len(), 1 << 19);
+    }
+}
+
+#[test]
 fn the_linux_client_offers_no_protocol_and_others_offer_the_wrong_one() {
     let case = case(Limits::default(), unasked);
     assert_eq!(case.secured(&[], None).unwrap().call(ECHO, b"here"), b"here");

@@ -1,0 +1,73 @@
+//! Standard error that takes nothing: nobody is told, but what was asked for is done, and the exit code is as ever.
+
+mod common;
+
+use common::*;
+use ivers_oracle::Image;
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output, Stdio};
+
+/// A full device, and a pipe that nobody reads.
+fn deaf() -> Vec<(&'static str, Stdio)> {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (reader, pipe) = std::io::pipe().unwrap();
+    drop(reader);
+    vec![("full", full.into()), ("a closed pipe", pipe.into())]
+}
+
+fn untold(words: &[&str], stderr: Stdio) -> Output {
+    Command::new(IVERS).args(words).stdin(Stdio::null()).stderr(stderr).output().unwrap()
+}
+
+#[test]
+fn errors_that_nobody_hears_keep_their_code() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    let image = Image::new("ext4", 32 << 20, &[]).unwrap();
+    let word = image.path().to_str().unwrap();
+    let missing = format!("{word}:/missing");
+    for (words, code) in [
+        (&["ls", &missing][..], 3),
+        (&["cat", &missing, word], 1),
+        (&["stat", &missing], 3),
+        (&["cp", &missing, image.dir().to_str().unwrap()], 3),
+        (&["nonsense"], 2),
+        (&["mkfs", word], 1),
+    ] {
+        for (what, stderr) in deaf() {
+            let output = untold(words, stderr);
+            assert_eq!(output.status.code(), Some(code), "{words:?}, {what}: {}", output.status);
+        }
+    }
+}
+
+/// One problem in the middle of a copy must cost no more than itself.
+#[test]
+fn a_copy_goes_on_when_nobody_hears_of_its_problems() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    for (what, stderr) in deaf() {
+        let image = Image::new("ext4", 32 << 20, &[]).unwrap();
+        let [source, back] = ["source", "back"].map(|name| image.dir().join(name));
+        for name in ["a", "b", "c"] {
+            fs::create_dir_all(source.join(name)).unwrap();
+            fs::write(source.join(name).join("f"), name).unwrap();
+        }
+        let root = format!("{}:/", image.path().display());
+        // A file is to be where a directory is.
+        let way = image.dir().join("way/b/f/x");
+        fs::create_dir_all(&way).unwrap();
+        let put = ivers(["cp", "-r", &format!("{}/way/.", image.dir().display()), &root]);
+        assert!(put.status.success(), "{}", said(&put));
+        let output = untold(&["cp", "-a", &format!("{}/.", source.display()), &root], stderr);
+        assert_eq!((output.status.code(), output.status.signal()), (Some(1), None), "{what}");
+        image.check().unwrap();
+        let got = ivers(["cp", "-r", &root, back.to_str().unwrap()]);
+        assert!(got.status.success(), "{}", said(&got));
+        assert_eq!(fs::read(back.join("a/f")).unwrap(), b"a", "{what}");
+        assert_eq!(fs::read(back.join("c/f")).unwrap(), b"c", "{what}");
+    }
+}
