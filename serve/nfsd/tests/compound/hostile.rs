@@ -42,7 +42,7 @@ fn arguments(number: u32, handles: &[FileHandle], seed: &mut impl FnMut() -> u64
         number::GETATTR => {
             // All that can be asked for, or whatever there is.
             let write_only = [0, 1 << 16 | 1 << 22, 1 << 10 | 1 << 17 | 3 << 20];
-            let odd = seed() % 4 == 0;
+            let odd = seed().is_multiple_of(4);
             out.word(3);
             write_only.into_iter().for_each(|bits| out.word(seed() as u32 & if odd { !0 } else { !bits }));
         }
