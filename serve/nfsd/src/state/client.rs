@@ -222,7 +222,12 @@ impl State {
             if self.clients[&old].busy > 0 {
                 return fail(NfsStat::Delay);
             }
-            // Not struck out: his record names a boot of his that is over, so nobody can claim anything by it.
+            // Nothing waits for that: his record names a boot of his that is over, so nobody can claim anything by it.
+            let client = &self.clients[&old];
+            if client.record != Record::None {
+                let record = client.as_record();
+                self.persist(Pending::Forgotten, RecordChange::Strike(vec![record]));
+            }
             self.remove_client(old);
         }
         let name = self.names.entry(key).or_default();
