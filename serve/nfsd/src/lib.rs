@@ -8,6 +8,7 @@
 //! | [`compound`] | one request: its filehandles, operation by operation | files' insides |
 //! | [`ops`] | what an operation does to files | tables of clients |
 //! | [`stable`] | what survives a restart: secrets, the boot count, clients, write verifiers | sockets |
+//! | [`server`] | what puts all that together | |
 //! | [`state`] | clients, sessions, opens, locks, delegations, grace | sockets, files, clocks, dice |
 
 #![forbid(unsafe_code)]
@@ -17,5 +18,6 @@ pub mod exports;
 pub mod net;
 pub mod ops;
 pub mod rpc;
+pub mod server;
 pub mod stable;
 pub mod state;

@@ -16,7 +16,7 @@ use crate::exports::table::{Export, Node};
 use crate::net::tls::TlsPeer;
 use crate::ops::status::OrStatus;
 use crate::rpc::Credential;
-use crate::state::{Caller, Conn, Does, File, Step, Stop};
+use crate::state::{Caller, Conn, Digest, Does, File, Step, Stop};
 
 /// Who asks, and over which connection.
 #[derive(Debug, Clone)]
@@ -64,6 +64,8 @@ pub struct Context {
     pub uncached: bool,
     /// Bytes of the reply, its head included.
     pub reply_bytes: usize,
+    /// Tells the request from another one in the same slot.
+    pub digest: Digest,
     /// Size of the request, its head left out.
     pub request_bytes: usize,
     /// How many operations it has.
@@ -91,6 +93,7 @@ impl Context {
             session: None,
             keep: false,
             uncached: false,
+            digest: Digest(0),
             request_bytes: 0,
             operations: 0,
             next: None,

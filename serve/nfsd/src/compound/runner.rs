@@ -115,7 +115,9 @@ impl Compound {
         header.tag.put(&mut reply);
         let count_at = reply.len();
         reply.word(0);
+        let digest = service.digest(bytes);
         let mut context = Context::new(service, origin, header.minor_version);
+        context.digest = digest;
         (context.request_bytes, context.operations) = (bytes.len(), left);
         let mut compound = Box::new(Self {
             context,

@@ -1,17 +1,20 @@
 //! What all requests share.
 
 use std::fmt;
+use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ivers_nfs4::types::{ChangeInfo, Verifier};
 use ivers_vfs::Vfs;
 use parking_lot::RwLock;
+use siphasher::sip::SipHasher24;
 
 use super::clients::Clients;
 use super::names::{Names, Numeric};
 use crate::exports::handle::Handles;
 use crate::exports::table::Table;
+use crate::state::Digest;
 
 /// What is exported.
 pub struct Filesystem {
@@ -71,6 +74,7 @@ pub struct Service {
     /// How much one request may be.
     pub bounds: Bounds,
     exports: RwLock<Arc<Exports>>,
+    digest_key: [u8; 16],
     unvouched: AtomicU64,
 }
 
@@ -84,6 +88,7 @@ impl Service {
             lease_seconds: 90,
             bounds: Bounds::default(),
             exports: RwLock::new(Arc::new(exports)),
+            digest_key: rand::random(),
             unvouched: AtomicU64::new(u64::from(boot) << 40),
         }
     }
@@ -96,6 +101,13 @@ impl Service {
     /// Export something else from now on.
     pub fn set_exports(&self, exports: Exports) {
         *self.exports.write() = Arc::new(exports);
+    }
+
+    /// What tells a request from another one: nobody makes two that are alike.
+    pub fn digest(&self, request: &[u8]) -> Digest {
+        let mut hasher = SipHasher24::new_with_key(&self.digest_key);
+        hasher.write(request);
+        Digest(hasher.finish())
     }
 
     /// A change attribute for what has none: it never comes again.

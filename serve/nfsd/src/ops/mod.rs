@@ -7,6 +7,7 @@
 //! | `access` | ACCESS |
 //! | `list` | READDIR |
 //! | `names` | CREATE, LINK, REMOVE, RENAME |
+//! | `open` | of OPEN, what it does to files |
 //! | `data` | READ, WRITE, COMMIT |
 //! | `ranges` | SEEK, ALLOCATE, DEALLOCATE, READ_PLUS, COPY, IO_ADVISE |
 //! | `xattr` | GETXATTR, SETXATTR, LISTXATTRS, REMOVEXATTR |
@@ -18,6 +19,7 @@ pub(crate) mod handle;
 mod list;
 mod name;
 mod names;
+pub(crate) mod open;
 mod ranges;
 pub mod status;
 mod xattr;

@@ -50,7 +50,6 @@ pub fn create(context: &mut Context, args: &CreateArgs) -> Step<Created> {
     let mut spec = spec(&args.kind)?;
     let dir = context.directory()?.clone();
     let name = name::component(&args.name)?;
-    let cred = dir.writer()?;
     let Wanted { mut set, mask, umask } =
         attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, true)?;
     if set.size.is_some() {
@@ -58,22 +57,34 @@ pub fn create(context: &mut Context, args: &CreateArgs) -> Step<Created> {
     }
     spec.perm = set.perm.take().unwrap_or(spec.perm);
     spec.umask = umask;
-    // What it is anyway need not be set, and must not be refused.
-    set.uid = set.uid.filter(|uid| *uid != cred.uid);
-    if set.uid.is_some() && !cred.privileged() {
-        return Err(NfsStat::Perm.into());
-    }
-    let vfs = dir.vfs();
-    let (inode, info) = vfs.create(cred, &dir.inode, name, &spec, true).nfs()?;
-    let finished = finish(&dir, cred, &inode, &set);
-    if let Err(status) = finished {
-        undo(&dir, name, &inode);
-        return Err(status.into());
-    }
+    let (inode, info) = make(&dir, name, &spec, set)?;
     let cinfo = context.service.change_info(info);
     // [RFC8881 18.4.3]
     context.go(Place::Object(dir.beside(inode)));
     Ok(Created { cinfo, attrset: mask })
+}
+
+/// Make something with its attributes, or nothing.
+pub(super) fn make(
+    dir: &Object,
+    name: &[u8],
+    spec: &CreateSpec,
+    mut set: SetAttr,
+) -> Res<(InodeRef, Option<ivers_vfs::ChangeInfo>)> {
+    let cred = dir.writer()?;
+    // What it is anyway need not be set, and must not be refused.
+    set.uid = set.uid.filter(|uid| *uid != cred.uid);
+    if set.uid.is_some() && !cred.privileged() {
+        return Err(NfsStat::Perm);
+    }
+    let (inode, info) = dir.vfs().create(cred, &dir.inode, name, spec, true).nfs()?;
+    match finish(dir, cred, &inode, &set) {
+        Ok(()) => Ok((inode, info)),
+        Err(status) => {
+            undo(dir, name, &inode);
+            Err(status)
+        }
+    }
 }
 
 /// What the VFS does not take with the creation itself.
@@ -85,7 +96,7 @@ fn finish(dir: &Object, cred: &Cred, inode: &InodeRef, set: &SetAttr) -> Res<()>
 }
 
 /// Nothing is left of what could not be made as it was asked for, unless somebody has put another thing in its place.
-fn undo(dir: &Object, name: &[u8], inode: &InodeRef) {
+pub(super) fn undo(dir: &Object, name: &[u8], inode: &InodeRef) {
     let vfs = dir.vfs();
     let cred = Cred::trusted();
     let still = vfs.lookup(&cred, &dir.inode, name).is_ok_and(|now| now.ino == inode.ino);

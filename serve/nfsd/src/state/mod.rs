@@ -276,6 +276,11 @@ impl State {
         std::mem::take(&mut self.effects)
     }
 
+    /// Whether what a ticket is for is still to come.
+    pub fn is_pending(&self, ticket: Ticket) -> bool {
+        self.pending.contains_key(&ticket)
+    }
+
     /// What a ticket was for is done. False: nothing waits for it any more.
     pub fn done(&mut self, ticket: Ticket) -> bool {
         match self.pending.remove(&ticket) {

@@ -1,0 +1,239 @@
+//! Of OPEN, what it does to files: the one that it means is found, or made. Who may have it open is for [`State`](crate::state::State).
+
+use ivers_nfs4::attr;
+use ivers_nfs4::ops::v40::{OpenArgs, OpenClaim, share};
+use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::types::{Bitmap, ChangeInfo, CreateHow, OpenHow, Verifier};
+use ivers_vfs::access::{EXECUTE, READ, WRITE};
+use ivers_vfs::{CreateSpec, Error, FileType, NameError, SetAttr, TimeSet, Timestamp};
+
+use super::attr::Wanted;
+use super::attr::set::default_mode;
+use super::status::{OrStatus, status};
+use super::{handle, name, names, settle};
+use crate::compound::{Context, Object, Place};
+
+/// A file that is there, or what would have to be made.
+pub(crate) enum Found {
+    /// It is there.
+    There(There),
+    /// It is not, and is to be made like this.
+    Missing(Missing),
+}
+
+/// A file that is there.
+pub(crate) struct There {
+    /// The file.
+    pub file: Object,
+    /// The directory in which it was looked up.
+    dir: Option<Object>,
+    /// It is to be emptied.
+    pub truncates: bool,
+    attrset: Bitmap,
+}
+
+/// A file that is to be made.
+pub(crate) struct Missing {
+    dir: Object,
+    name: Vec<u8>,
+    spec: CreateSpec,
+    set: SetAttr,
+    attrset: Bitmap,
+}
+
+/// What the operation has come to.
+pub(crate) struct Done {
+    /// The file.
+    pub file: Object,
+    /// What it meant for the directory.
+    pub cinfo: ChangeInfo,
+    /// Attributes that were set.
+    pub attrset: Bitmap,
+}
+
+/// Where an exclusive creation keeps its verifier: in the times, which its maker sets afterwards.
+fn kept(verifier: &Verifier) -> (i64, i64) {
+    let half = |at: usize| {
+        let bytes = [verifier[at] & 0x7f, verifier[at + 1], verifier[at + 2], verifier[at + 3]];
+        i64::from(u32::from_be_bytes(bytes))
+    };
+    (half(0), half(4))
+}
+
+fn is_of(file: &Object, verifier: &Verifier) -> bool {
+    file.inode.with_attr(|attr| (attr.atime.sec, attr.mtime.sec)) == kept(verifier) && file.inode.size() == 0
+}
+
+/// Which file is meant.
+pub(crate) fn find(context: &Context, args: &OpenArgs) -> Res<Found> {
+    let (dir, name) = match &args.claim {
+        OpenClaim::Null(name) => (directory(context)?, name),
+        OpenClaim::DelegateCur(claim) => (directory(context)?, &claim.name),
+        OpenClaim::Previous(_) | OpenClaim::Fh | OpenClaim::DelegCurFh(_) => {
+            // [RFC8881 18.16.3]
+            if !matches!(args.how, OpenHow::NoCreate) {
+                return Err(NfsStat::Inval);
+            }
+            let file = context.object(NfsStat::Isdir)?.clone();
+            return there(context, args, file, None);
+        }
+        OpenClaim::DelegatePrev(_) | OpenClaim::DelegPrevFh => return Err(NfsStat::Notsupp),
+    };
+    let name = name::component(name)?;
+    match handle::child(&dir, name) {
+        Ok(file) => there(context, args, file, Some(dir)),
+        Err(NfsStat::Noent) if !matches!(args.how, OpenHow::NoCreate) => missing(context, args, dir, name),
+        Err(status) => Err(status),
+    }
+}
+
+fn directory(context: &Context) -> Res<Object> {
+    // There are no files above the exports.
+    let dir = context.object(NfsStat::Noent)?;
+    match dir.inode.kind {
+        FileType::Directory => Ok(dir.clone()),
+        // [RFC8881 18.16.3]
+        FileType::Symlink => Err(NfsStat::Symlink),
+        _ => Err(NfsStat::Notdir),
+    }
+}
+
+fn there(context: &Context, args: &OpenArgs, file: Object, dir: Option<Object>) -> Res<Found> {
+    let mut found = There { file, dir, truncates: false, attrset: Bitmap::default() };
+    let mut made_by_this = false;
+    match &args.how {
+        OpenHow::NoCreate => {}
+        OpenHow::Create(CreateHow::Guarded(_)) => return Err(NfsStat::Exist),
+        OpenHow::Create(CreateHow::Exclusive(verifier)) => made_by_this = is_of(&found.file, verifier),
+        OpenHow::Create(CreateHow::Exclusive41(how)) => made_by_this = is_of(&found.file, &how.verifier),
+        OpenHow::Create(CreateHow::Unchecked(given)) => {
+            let wanted = super::attr::wanted(context, &Place::Object(found.file.clone()), given, true)?;
+            // [RFC8881 18.16.3] Of what is there only the size can be set, and only to nothing.
+            found.truncates = wanted.set.size == Some(0);
+            if found.truncates {
+                found.attrset.insert(attr::SIZE);
+            }
+        }
+    }
+    let exclusive = matches!(&args.how, OpenHow::Create(CreateHow::Exclusive(_) | CreateHow::Exclusive41(_)));
+    if exclusive && !made_by_this {
+        return Err(NfsStat::Exist);
+    }
+    let file = match found.file.regular(context.minor) {
+        Ok(file) => file,
+        // [RFC7530 16.16.5]
+        Err(_) if found.file.inode.kind == FileType::Symlink => return Err(NfsStat::Symlink),
+        Err(status) => return Err(status),
+    };
+    let cred = file.reader()?;
+    let (vfs, inode) = (file.vfs(), &file.inode);
+    let writes = args.share_access & share::WRITE != 0 || found.truncates;
+    if writes {
+        file.writer()?;
+    }
+    // What was open before a restart was checked then; who has just made a file may have taken away his own rights.
+    let checked = made_by_this || matches!(args.claim, OpenClaim::Previous(_));
+    if !checked || inode.with_attr(|attr| attr.uid) != cred.uid {
+        if writes {
+            vfs.access(cred, inode, WRITE).nfs()?;
+        }
+        if args.share_access & share::READ != 0 {
+            // What may be run must be read by the client that runs it.
+            vfs.access(cred, inode, READ)
+                .or_else(|error| vfs.access(cred, inode, EXECUTE).map_err(|_| error))
+                .nfs()?;
+        }
+    }
+    Ok(Found::There(found))
+}
+
+fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<Found> {
+    dir.writer()?;
+    let mut spec = CreateSpec::file(default_mode(FileType::Regular));
+    let place = Place::Object(dir.clone());
+    let verified = |set: &mut SetAttr, attrset: &mut Bitmap, verifier: &Verifier| {
+        let (atime, mtime) = kept(verifier);
+        set.atime = Some(TimeSet::At(Timestamp { sec: atime, nsec: 0 }));
+        set.mtime = Some(TimeSet::At(Timestamp { sec: mtime, nsec: 0 }));
+        // [RFC8881 18.16.3] So the maker knows that they say nothing.
+        attrset.insert(attr::TIME_ACCESS);
+        attrset.insert(attr::TIME_MODIFY);
+    };
+    let (mut set, mut attrset) = (SetAttr::default(), Bitmap::default());
+    match &args.how {
+        OpenHow::NoCreate => return Err(NfsStat::Noent),
+        OpenHow::Create(CreateHow::Exclusive(verifier)) => {
+            // Nobody else comes in until its maker has said who may.
+            spec.perm = 0;
+            verified(&mut set, &mut attrset, verifier);
+        }
+        OpenHow::Create(CreateHow::Unchecked(given) | CreateHow::Guarded(given)) => {
+            let wanted = super::attr::wanted(context, &place, given, true)?;
+            spec.umask = wanted.umask;
+            (set, attrset) = (wanted.set, wanted.mask);
+        }
+        OpenHow::Create(CreateHow::Exclusive41(how)) => {
+            // [RFC8881 18.16.3]
+            if how.attrs.mask.contains(attr::TIME_ACCESS_SET)
+                || how.attrs.mask.contains(attr::TIME_MODIFY_SET)
+            {
+                return Err(NfsStat::Inval);
+            }
+            let Wanted { set: given, mask, umask } = super::attr::wanted(context, &place, &how.attrs, true)?;
+            spec.umask = umask;
+            (set, attrset) = (given, mask);
+            verified(&mut set, &mut attrset, &how.verifier);
+        }
+    }
+    spec.perm = set.perm.take().unwrap_or(spec.perm);
+    // It is empty anyway.
+    set.size = set.size.filter(|size| *size != 0);
+    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, set, attrset }))
+}
+
+impl There {
+    /// It is claimed: empty it, if that was asked for.
+    pub fn open(self, context: &Context) -> Res<Done> {
+        let (vfs, inode) = (self.file.vfs(), &self.file.inode);
+        if self.truncates {
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            vfs.set_attr(self.file.writer()?, inode, &set).nfs()?;
+            settle(vfs, &[inode])?;
+        }
+        // One question, so nothing is between the two.
+        let change = self.dir.as_ref().unwrap_or(&self.file);
+        let cinfo = match change.vfs().change(&change.inode) {
+            Some(change) => ChangeInfo { atomic: true, before: change, after: change },
+            None => {
+                let change = context.service.unvouched();
+                ChangeInfo { atomic: false, before: change, after: change }
+            }
+        };
+        Ok(Done { file: self.file, cinfo, attrset: self.attrset })
+    }
+}
+
+impl Missing {
+    /// Make it. Nothing, if somebody else was faster.
+    pub fn make(&self, context: &Context) -> Res<Option<Done>> {
+        match names::make(&self.dir, &self.name, &self.spec, self.set.clone()) {
+            Ok((inode, info)) => Ok(Some(Done {
+                file: self.dir.beside(inode),
+                cinfo: context.service.change_info(info),
+                attrset: self.attrset.clone(),
+            })),
+            Err(NfsStat::Exist) => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// It cannot be opened after all.
+    pub fn unmake(&self, made: &Done) {
+        names::undo(&self.dir, &self.name, &made.file.inode);
+    }
+}
+
+/// Whether an error of the VFS says that a file is gone.
+pub(crate) fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::Name(NameError::Stale | NameError::NotFound)) || status(error) == NfsStat::Stale
+}

@@ -1,0 +1,240 @@
+//! The one [`State`] behind its mutex, and what carries out what it asks for.
+//!
+//! Lock order: `carrying`, then `state`, then `queue`; `waiting` and `connections` are taken alone. No call of the VFS is made, and nothing is sent, under
+//! `state`.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use ivers_vfs::{Ino, InodeRef};
+use parking_lot::Mutex;
+
+use super::waiting::Waiters;
+use crate::compound::{Held, News, Service};
+use crate::exports::handle::Target;
+use crate::net::connection::Connection;
+use crate::ops::open::is_gone;
+use crate::rpc::{Callbacks, Workers};
+use crate::stable::Stable;
+use crate::state::{Call, Conn, Effect, File, Permit, Span, State, Ticket, Time};
+
+/// What all that put the server together share.
+pub(super) struct Core {
+    started: Instant,
+    state: Mutex<State>,
+    /// What `state` has asked for, in that order.
+    queue: Mutex<VecDeque<Effect>>,
+    /// Whoever has it carries out what is in the queue.
+    carrying: Mutex<()>,
+    pub stable: Arc<Stable>,
+    pub lease: Span,
+    /// Whether there may be delegations.
+    pub delegations: bool,
+    pub callbacks: Arc<Callbacks>,
+    /// Known once there are threads.
+    pub workers: OnceLock<Workers>,
+    /// Known once there are exports.
+    pub service: OnceLock<Weak<Service>>,
+    pub waiting: Waiters,
+    /// Calls to clients that found no free slot.
+    pub deferred: Mutex<Vec<(u64, Call)>>,
+    connections: Mutex<HashMap<u64, Weak<Connection>>>,
+    /// It is written down that grace is over.
+    settled: AtomicBool,
+}
+
+impl Core {
+    pub fn new(
+        started: Instant,
+        state: State,
+        stable: Arc<Stable>,
+        lease: Span,
+        delegations: bool,
+        callbacks: Arc<Callbacks>,
+    ) -> Self {
+        let settled = AtomicBool::new(!state.in_grace());
+        Self {
+            started,
+            state: Mutex::new(state),
+            queue: Mutex::default(),
+            carrying: Mutex::default(),
+            stable,
+            lease,
+            delegations,
+            callbacks,
+            workers: OnceLock::new(),
+            service: OnceLock::new(),
+            waiting: Waiters::default(),
+            deferred: Mutex::default(),
+            connections: Mutex::default(),
+            settled,
+        }
+    }
+
+    pub fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub fn service(&self) -> Option<Arc<Service>> {
+        self.service.get()?.upgrade()
+    }
+
+    /// One critical section; what it has asked for is carried out when this returns.
+    pub fn with<R>(self: &Arc<Self>, section: impl FnOnce(&mut State, Time) -> R) -> R {
+        let (result, asked) = self.section(section);
+        if asked {
+            self.carry_out();
+        }
+        result
+    }
+
+    pub(super) fn section<R>(&self, section: impl FnOnce(&mut State, Time) -> R) -> (R, bool) {
+        let now = self.now();
+        let mut state = self.state.lock();
+        let result = section(&mut state, now);
+        let effects = state.effects();
+        let asked = !effects.is_empty();
+        // Before the mutex is let go: the order is that of the critical sections.
+        self.queue.lock().extend(effects);
+        (result, asked)
+    }
+
+    /// Carry out what is asked for, until nothing is. What another thread carries out meanwhile is waited for: it may be this one's.
+    fn carry_out(self: &Arc<Self>) {
+        let _one = self.carrying.lock();
+        loop {
+            let Some(effect) = self.queue.lock().pop_front() else { return };
+            match effect {
+                Effect::Persist { ticket, change } => {
+                    let kept = self.stable.change_clients(&change);
+                    if let Err(error) = &kept {
+                        log::error!("{error}");
+                    }
+                    self.ended(ticket, kept.is_ok());
+                }
+                Effect::Bump { ticket, file } => {
+                    self.bump(file);
+                    self.ended(ticket, true);
+                }
+                Effect::Open { ticket } => self.resume(ticket, &News::Again),
+                Effect::Call { client, call } => self.call(client, call),
+            }
+        }
+    }
+
+    fn ended(self: &Arc<Self>, ticket: Ticket, done: bool) {
+        self.section(|state, _| if done { state.done(ticket) } else { state.failed(ticket) });
+        self.resume(ticket, &News::Again);
+    }
+
+    /// A file that somebody holds something of.
+    pub fn file(&self, file: File) -> Option<(Arc<ivers_vfs::Vfs>, InodeRef)> {
+        let export = self.service()?.exports().export(file.export)?.clone();
+        let vfs = export.filesystem.vfs.clone();
+        match vfs.get_generation(Ino(file.inode), file.generation) {
+            Ok(inode) => Some((vfs, inode)),
+            Err(error) => {
+                // What cannot be read shows nobody a change attribute either.
+                if !is_gone(&error) {
+                    log::error!("a delegated file: {error}");
+                }
+                None
+            }
+        }
+    }
+
+    fn bump(&self, file: File) {
+        if let Some((vfs, inode)) = self.file(file) {
+            vfs.force_change(&inode);
+        }
+    }
+
+    /// As clients know it.
+    pub fn handle(&self, file: File) -> Option<ivers_nfs4::types::FileHandle> {
+        let service = self.service()?;
+        let instance = service.exports().export(file.export)?.filesystem.instance;
+        let File { export, inode, generation } = file;
+        Some(service.handles.encode(Target::Object { export, inode, generation: generation ^ instance }))
+    }
+
+    /// Let those go on who wait for a ticket.
+    pub fn resume(self: &Arc<Self>, ticket: Ticket, news: &News) {
+        let Some(workers) = self.workers.get() else { return };
+        for waiter in self.waiting.take(ticket) {
+            let (core, news) = (self.clone(), news.clone());
+            workers.run(move || core.go_on(waiter, news));
+        }
+    }
+
+    /// It is ended when this is dropped.
+    pub fn hold(self: &Arc<Self>, permit: Permit) -> Held {
+        Held::new(Leave { core: self.clone(), permit: Some(permit) })
+    }
+
+    pub fn is_pending(&self, ticket: Ticket) -> bool {
+        self.state.lock().is_pending(ticket)
+    }
+
+    // ---- connections -----------------------------------------------------------------------------------------------
+
+    /// Somebody asks over this connection.
+    pub fn meet(self: &Arc<Self>, connection: &Arc<Connection>) {
+        let id = connection.id();
+        if self.connections.lock().insert(id, Arc::downgrade(connection)).is_none() && connection.is_closed()
+        {
+            self.part(id);
+        }
+    }
+
+    /// It is gone.
+    pub fn part(self: &Arc<Self>, id: u64) {
+        self.connections.lock().remove(&id);
+        self.with(|state, _| state.disconnected(Conn(id)));
+    }
+
+    pub fn connection(&self, conn: Conn) -> Option<Arc<Connection>> {
+        self.connections.lock().get(&conn.0)?.upgrade()
+    }
+
+    // ---- time ------------------------------------------------------------------------------------------------------
+
+    /// Do what is due, and come again.
+    pub fn tick(self: &Arc<Self>) {
+        let next = self.with(|state, now| state.tick(now));
+        let over = !self.settled.load(Ordering::Relaxed) && !self.with(|state, _| state.in_grace());
+        if over {
+            match self.stable.lease(self.lease, true) {
+                Ok(()) => self.settled.store(true, Ordering::Relaxed),
+                Err(error) => log::error!("{error}"),
+            }
+        }
+        for waiter in self.waiting.overdue() {
+            self.go_on(waiter, News::Late);
+        }
+        self.call_deferred();
+        let wait = next.since(self.now()).0.clamp(20, 250);
+        let again = Arc::downgrade(self);
+        if let Some(workers) = self.workers.get() {
+            workers.after(Duration::from_millis(wait), move || {
+                if let Some(core) = again.upgrade() {
+                    core.tick();
+                }
+            });
+        }
+    }
+}
+
+struct Leave {
+    core: Arc<Core>,
+    permit: Option<Permit>,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        if let Some(permit) = self.permit.take() {
+            self.core.with(|state, now| state.end(now, permit));
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The server, put together: [`State`](crate::state::State) behind its mutex, what carries out what it asks for, and NFS as an RPC program.
+//!
+//! | module | what lives there |
+//! |---|---|
+//! | `core` | the mutex, the effects in their order, permits, connections, the clock |
+//! | `clients` | operations of clients, sessions, locks and delegations |
+//! | `open` | OPEN |
+//! | `waiting` | requests that wait for a ticket |
+//! | `callback` | calls to clients |
+//! | `program` | the RPC program |
+
+mod callback;
+mod clients;
+mod core;
+mod open;
+mod program;
+mod waiting;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ivers_vfs::Vfs;
+use thiserror::Error;
+
+use self::core::Core;
+use crate::compound::{Exports, Filesystem, Service};
+use crate::exports::config::ExportConfig;
+use crate::exports::handle::Handles;
+use crate::exports::table::{TableError, digest};
+use crate::net::tls::Tls;
+use crate::net::{Counters, Limits};
+use crate::rpc::{Callbacks, Server};
+use crate::stable::{Stable, StableError};
+use crate::state::{self, Config, Dice, Span, State, Time};
+use clients::Front;
+use program::Nfs;
+
+/// So long a stop waits for requests that are under way, and then for clients to end their connections.
+const DRAIN: Duration = Duration::from_secs(5);
+const LINGER: Duration = Duration::from_millis(200);
+
+/// Why a server does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// Nothing can be kept.
+    #[error(transparent)]
+    Stable(#[from] StableError),
+    /// The exports cannot be side by side.
+    #[error(transparent)]
+    Exports(#[from] TableError),
+    /// No threads, or no sockets.
+    #[error("cannot serve: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A filesystem that is to be exported.
+pub struct Exported {
+    /// For whom, and under which name.
+    pub config: ExportConfig,
+    /// The filesystem.
+    pub vfs: Arc<Vfs>,
+    /// Where it is, by a name that is the same after a restart. Nothing: it stores nothing, and its handles are stale then.
+    pub device: Option<Vec<u8>>,
+}
+
+/// What a server is made of.
+pub struct Setup {
+    /// A directory of its own.
+    pub state: PathBuf,
+    /// The lease time in seconds.
+    pub lease_seconds: u32,
+    /// Whether there are delegations. Not if somebody else changes the filesystems, past this server: he is not asked to wait.
+    pub delegations: bool,
+    /// Bounds of connections.
+    pub limits: Limits,
+    /// Where it listens.
+    pub listeners: Vec<TcpListener>,
+    /// TLS, if it is offered.
+    pub tls: Option<Tls>,
+    /// The exports.
+    pub exports: Vec<Exported>,
+}
+
+struct Thrown;
+
+impl Dice for Thrown {
+    fn roll(&mut self) -> u64 {
+        rand::random()
+    }
+}
+
+/// Serves filesystems until it is stopped. Dropped, it ends as in a crash: clients claim what they held from the next one.
+pub struct NfsServer {
+    server: Server,
+    core: Arc<Core>,
+    service: Arc<Service>,
+    stable: Arc<Stable>,
+}
+
+impl NfsServer {
+    /// Serve.
+    pub fn start(setup: Setup) -> Result<Self, StartError> {
+        let Setup { state, lease_seconds, delegations, limits, listeners, tls, exports } = setup;
+        let stable = Arc::new(Stable::open(&state)?);
+        let lease = Span::seconds(u64::from(lease_seconds));
+        stable.lease(lease, false)?;
+        let identity = stable.identity();
+        let handles = Handles::new(identity.secret);
+        let exports = table(&stable, &handles, exports)?;
+        let config = Config {
+            lease,
+            server_major: identity.owner.to_vec(),
+            scope: identity.scope.to_vec(),
+            limits: state::Limits::default(),
+            ..Config::default()
+        };
+        let callbacks = Callbacks::new();
+        let state = State::new(Time(0), config, stable.boot(), stable.past(), Box::new(Thrown));
+        let core = Core::new(Instant::now(), state, stable.clone(), lease, delegations, callbacks.clone());
+        let core = Arc::new(core);
+        let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, stable.boot());
+        service.lease_seconds = lease_seconds;
+        let service = Arc::new(service);
+        let _ = core.service.set(Arc::downgrade(&service));
+        let program = Arc::new(Nfs { core: core.clone(), service: service.clone() });
+        let server = Server::start(limits, listeners, tls, vec![program], callbacks)?;
+        let _ = core.workers.set(server.workers());
+        core.tick();
+        Ok(Self { server, core, service, stable })
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.server.addresses()
+    }
+
+    /// What has happened.
+    pub fn counters(&self) -> &Counters {
+        self.server.counters()
+    }
+
+    /// End in good order: what is under way is answered, everything is flushed, and what clients hold they may claim from the next server.
+    pub fn stop(self) -> Result<(), StartError> {
+        self.server.drain(DRAIN, LINGER);
+        self.core.waiting.clear();
+        self.core.with(|state, _| state.shut_down());
+        for export in self.service.exports().exports() {
+            let filesystem = &export.filesystem;
+            match filesystem.vfs.sync() {
+                Ok(()) => {
+                    let verifier = filesystem.write_verifier.load(Ordering::SeqCst);
+                    self.stable.detach(export.identity, verifier)?;
+                }
+                // It counts as one that did not flush.
+                Err(error) => log::error!("{}: {error}", export.path),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn table(stable: &Stable, handles: &Handles, exports: Vec<Exported>) -> Result<Exports, StartError> {
+    let mut rows = Vec::new();
+    for Exported { config, vfs, device } in exports {
+        let (identity, instance) = match device {
+            Some(device) => (stable.identify(vfs.info().uuid, &device)?, 0),
+            None => (stable.identify_volatile(), rand::random()),
+        };
+        let write_verifier = Arc::new(AtomicU64::new(stable.attach(identity)?));
+        rows.push((config, identity, Filesystem { vfs, write_verifier, instance }));
+    }
+    let digest = digest(rows.iter().map(|(config, identity, _)| (config, *identity)));
+    Ok(Exports::new(handles, rows, stable.pseudo_change(digest)?)?)
+}

@@ -1,0 +1,80 @@
+//! NFS as an RPC program.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use ivers_nfs4::compound::{CompoundHeader, CompoundRes};
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::rpc::Reply;
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::xdr::{Decoder, Xdr};
+use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
+
+use super::core::Core;
+use crate::compound::{Compound, Origin, Service};
+use crate::net::connection::Connection;
+use crate::rpc::{Call, Program, ReplyHandle};
+use crate::state::Conn;
+
+/// Most replies are smaller than this; a READ's grows once.
+const REPLY_BYTES: usize = 2048;
+
+/// NFS version 4.
+pub(super) struct Nfs {
+    pub core: Arc<Core>,
+    pub service: Arc<Service>,
+}
+
+struct Arguments(Call);
+
+impl AsRef<[u8]> for Arguments {
+    fn as_ref(&self) -> &[u8] {
+        self.0.arguments()
+    }
+}
+
+impl Program for Nfs {
+    fn number(&self) -> u32 {
+        NFS_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        NFS_V4..=NFS_V4
+    }
+
+    fn call(&self, call: Call, reply: ReplyHandle) {
+        if call.procedure != PROC_COMPOUND {
+            return reply.refuse(&Reply::ProcedureUnavailable);
+        }
+        let connection = &call.caller.connection;
+        self.core.meet(connection);
+        let origin = Origin {
+            address: connection.peer().ip().to_canonical(),
+            credential: call.caller.credential.clone(),
+            tls: connection.tls().cloned(),
+            conn: Conn(connection.id()),
+        };
+        let begun = Compound::begin(self.service.clone(), origin, Arguments(call), reply.start(REPLY_BYTES));
+        match begun {
+            Ok(compound) => self.core.proceed(compound.run(), reply),
+            Err(_) => reply.refuse(&Reply::GarbageArgs),
+        }
+    }
+
+    fn busy(&self, call: &Call) -> Option<Vec<u8>> {
+        let mut from = Decoder::new(call.arguments());
+        let header = CompoundHeader::take(&mut from).ok()?;
+        from.count(usize::MAX).ok()?;
+        let number = from.word().ok()?;
+        let known = Op::take_body(header.minor_version, number, &mut from).is_ok_and(|op| op.is_none());
+        let results = if known { Vec::new() } else { vec![OpResult::failure(number, NfsStat::Delay)] };
+        Some(CompoundRes { status: NfsStat::Delay, tag: header.tag, results }.to_bytes())
+    }
+
+    fn closed(&self, connection: &Arc<Connection>) {
+        let (core, id) = (self.core.clone(), connection.id());
+        if let Some(workers) = self.core.workers.get() {
+            workers.run(move || core.part(id));
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The whole server over a socket, with clients that are made of the wire alone.
+
+mod client;
+mod of_old;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ivers_block::{Device, MemDevice};
+use ivers_ext4::mkfs::{MkfsOptions, mkfs};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_nfs4::ops::v40::*;
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::*;
+use ivers_nfsd::exports::config::ExportConfig;
+use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_vfs::{MountOptions, Vfs};
+
+use client::*;
+
+fn ext4() -> Arc<Vfs> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+    mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
+    let fs = Ext4::open(device, OpenOptions { place: "a test".into(), ..OpenOptions::default() }).unwrap();
+    Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+fn serve(state: &Path, vfs: &Arc<Vfs>) -> (NfsServer, SocketAddr) {
+    let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
+    let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
+    let server = NfsServer::start(Setup {
+        state: state.to_owned(),
+        lease_seconds: 2,
+        delegations: true,
+        limits: Limits::default(),
+        listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
+        tls: None,
+        exports,
+    })
+    .unwrap();
+    let address = server.addresses()[0];
+    (server, address)
+}
+
+const NO_DELEGATION: u32 = share::WANT_NO_DELEG;
+
+fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
+    let open = open("o", share::BOTH | NO_DELEGATION, guarded(), named(name));
+    let (opened, handle) = opened(&client.call([data(), vec![open, Op::GetFh(())]].concat()));
+    (opened.stateid, handle)
+}
+
+fn write(handle: &FileHandle, stateid: StateId, text: &[u8]) -> Vec<Op> {
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data: text.to_vec() };
+    vec![Op::PutFh(handle.clone()), Op::Write(args)]
+}
+
+#[test]
+fn a_file_is_made_written_read_and_closed() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut client = Client::new(address, "a");
+    let (status, results) = client.call([data(), vec![change_and_size()]].concat());
+    assert_eq!(status, NfsStat::Ok);
+    let before = decoded(results.last()).change.unwrap();
+
+    let open = open("o", share::BOTH, guarded(), named("f"));
+    let made = client.call([data(), vec![open.clone(), Op::GetFh(())]].concat());
+    let (opened, handle) = opened(&made);
+    assert!(opened.cinfo.atomic && opened.cinfo.before == before && opened.cinfo.after > before);
+    assert_eq!(client.call([data(), vec![open]].concat()).0, NfsStat::Exist);
+
+    let (status, results) = client.call(
+        [
+            write(&handle, opened.stateid, b"hello"),
+            vec![Op::Commit(CommitArgs { offset: 0, count: 0 }), change_and_size()],
+        ]
+        .concat(),
+    );
+    assert_eq!(status, NfsStat::Ok, "{results:?}");
+    let [_, OpResult::Write(Ok(written)), OpResult::Commit(Ok(verifier)), _] = &results[..] else {
+        panic!("{results:?}")
+    };
+    assert_eq!((written.count, written.verifier), (5, *verifier));
+    assert_eq!(decoded(results.last()).size, Some(5));
+
+    let read = Op::Read(ReadArgs { stateid: opened.stateid, offset: 0, count: 100 });
+    let (_, results) = client.call(vec![Op::PutFh(handle.clone()), read]);
+    let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
+    assert_eq!((read.eof, &read.data[..]), (true, &b"hello"[..]));
+
+    // A repetition is answered as the first time, and done once.
+    let close = vec![Op::PutFh(handle.clone()), Op::Close(SeqState { seqid: 0, stateid: opened.stateid })];
+    let first = client.call(close.clone());
+    assert_eq!(first.0, NfsStat::Ok, "{first:?}");
+    client.send_again(close.clone());
+    assert_eq!(client.answered().0, NfsStat::Ok);
+    assert_eq!(client.call(close).0, NfsStat::BadStateid);
+    server.stop().unwrap();
+}
+
+#[test]
+fn sessions_see_each_others_changes() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (_server, address) = serve(dir.path(), &vfs);
+    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    let (stateid, handle) = make(&mut a, "f");
+    let mut last = b.attrs(&handle).change.unwrap();
+    for round in 0..20u8 {
+        assert_eq!(a.call(write(&handle, stateid, &[round; 10])).0, NfsStat::Ok);
+        let now = b.attrs(&handle).change.unwrap();
+        assert!(now > last, "round {round}");
+        assert_eq!(b.attrs(&handle).change, Some(now), "nothing has happened since");
+        last = now;
+    }
+}
+
+#[test]
+fn share_modes_and_locks_are_kept() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (_server, address) = serve(dir.path(), &vfs);
+    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    let (mine, handle) = make(&mut a, "f");
+    let open = open("o", share::BOTH | NO_DELEGATION, OpenHow::NoCreate, named("f"));
+    let (theirs, _) = opened(&b.call([data(), vec![open, Op::GetFh(())]].concat()));
+    let lock = |stateid, kind| {
+        let lock_owner = Owner { clientid: 0, owner: Opaque(b"l".to_vec()) };
+        let new = OpenToLockOwner { open_seqid: 0, open_stateid: stateid, lock_seqid: 0, lock_owner };
+        let args = LockArgs { kind, reclaim: false, offset: 0, length: 10, locker: Locker::New(new) };
+        vec![Op::PutFh(handle.clone()), Op::Lock(args)]
+    };
+    let (_, results) = a.call(lock(mine, LockType::Write));
+    let Some(OpResult::Lock(Locked::Ok(held))) = results.last() else { panic!("{results:?}") };
+    let (status, results) = b.call(lock(theirs.stateid, LockType::WriteW));
+    assert_eq!(status, NfsStat::Denied);
+    let Some(OpResult::Lock(Locked::Denied(denied))) = results.last() else { panic!("{results:?}") };
+    assert_eq!((denied.offset, denied.length, &denied.owner.owner.0[..]), (0, 10, &b"l"[..]));
+    let unlock = UnlockArgs { kind: LockType::Write, seqid: 0, stateid: *held, offset: 0, length: 10 };
+    assert_eq!(a.call(vec![Op::PutFh(handle.clone()), Op::LockU(unlock)]).0, NfsStat::Ok);
+    // He is told that it may be free now.
+    assert!(b.serve(Duration::from_secs(5)));
+    assert_eq!(b.notified, 1);
+    assert_eq!(b.call(lock(theirs.stateid, LockType::WriteW)).0, NfsStat::Ok);
+}
+
+#[test]
+fn a_delegation_is_given_asked_about_and_recalled() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (_server, address) = serve(dir.path(), &vfs);
+    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    let open_a = open("o", share::BOTH, guarded(), named("f"));
+    let made = a.call([data(), vec![open_a, Op::GetFh(()), change_and_size()]].concat());
+    let base = decoded(made.1.last());
+    let (opened_a, handle) = opened(&(made.0, made.1[..made.1.len() - 1].to_vec()));
+    let OpenDelegation::Write(delegation) = opened_a.delegation else { panic!("{opened_a:?}") };
+
+    // Asked about, and he has not written: the value stays.
+    let ask = vec![Op::PutFh(handle.clone()), change_and_size()];
+    a.shows = Some((base.change.unwrap(), 0));
+    b.send(ask.clone());
+    assert!(a.serve(Duration::from_secs(5)), "he is asked");
+    let (status, results) = b.answered();
+    assert_eq!((status, decoded(results.last()).change), (NfsStat::Ok, base.change));
+    // He has: another value each time, with his size.
+    a.shows = Some((base.change.unwrap() + 1, 77));
+    let mut last = base.change.unwrap();
+    for _ in 0..3 {
+        b.send(ask.clone());
+        assert!(a.serve(Duration::from_secs(5)), "he is asked");
+        let (status, results) = b.answered();
+        let shown = decoded(results.last());
+        assert_eq!((status, shown.size), (NfsStat::Ok, Some(77)));
+        assert!(shown.change.unwrap() > last);
+        last = shown.change.unwrap();
+    }
+
+    // Somebody opens the file: recalled, and there when it has come back.
+    let open_b = open("o", share::READ, OpenHow::NoCreate, named("f"));
+    let open_b = [data(), vec![open_b, Op::GetFh(())]].concat();
+    assert_eq!(b.call(open_b.clone()).0, NfsStat::Delay);
+    assert!(a.serve(Duration::from_secs(5)), "it is recalled");
+    assert_eq!((a.recalled[0].stateid, &a.recalled[0].file), (delegation.stateid, &handle));
+    assert_eq!(b.call(open_b.clone()).0, NfsStat::Delay);
+    let back = vec![Op::PutFh(handle.clone()), Op::DelegReturn(delegation.stateid)];
+    assert_eq!(a.call(back).0, NfsStat::Ok);
+    opened(&b.call_patiently(&open_b));
+    assert!(b.attrs(&handle).change.unwrap() > last, "what was shown never came");
+}
+
+#[test]
+fn a_holder_who_says_nothing_loses_his_delegation() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (_server, address) = serve(dir.path(), &vfs);
+    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    let open_a = open("o", share::BOTH, guarded(), named("f"));
+    let made = a.call([data(), vec![open_a, Op::GetFh(())]].concat());
+    assert!(matches!(opened(&made).0.delegation, OpenDelegation::Write(_)));
+    let open_b = open("o", share::READ, OpenHow::NoCreate, named("f"));
+    let open_b = [data(), vec![open_b, Op::GetFh(())]].concat();
+    let mut got = false;
+    for _ in 0..150 {
+        got = b.call(open_b.clone()).0 == NfsStat::Ok;
+        if got {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(got, "for ever in the way");
+}
+
+#[test]
+fn what_was_open_is_claimed_after_a_restart() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut a = Client::new(address, "a");
+    let (stateid, handle) = make(&mut a, "f");
+    let before = a.attrs(&handle).change;
+    let (_, results) = a.call(write(&handle, stateid, b"x"));
+    let Some(OpResult::Write(Ok(first))) = results.last() else { panic!("{results:?}") };
+    assert!(a.attrs(&handle).change > before);
+    // As in a crash.
+    drop(server);
+
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut b = Client::connect(address, "b");
+    b.make_session();
+    assert_eq!(b.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
+    let open_b = open("o", share::READ | NO_DELEGATION, OpenHow::NoCreate, named("f"));
+    let open_b = [data(), vec![open_b, Op::GetFh(())]].concat();
+    assert_eq!(b.call(open_b.clone()).0, NfsStat::Grace, "nobody gets what may be claimed");
+    let mut a = Client::connect(address, "a");
+    a.make_session();
+    let claim = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Previous(0));
+    let claim = vec![Op::PutFh(handle.clone()), claim, Op::GetFh(())];
+    let (claimed, same) = opened(&a.call(claim));
+    assert_eq!(same, handle, "handles outlive the server");
+    assert_eq!(a.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
+    opened(&b.call_patiently(&open_b));
+    assert_eq!(a.call(write(&handle, stateid, b"y")).0, NfsStat::BadStateid);
+    let (_, results) = a.call(write(&handle, claimed.stateid, b"y"));
+    let Some(OpResult::Write(Ok(second))) = results.last() else { panic!("{results:?}") };
+    assert_ne!(first.verifier, second.verifier, "it did not flush");
+    server.stop().unwrap();
+
+    let (_server, address) = serve(dir.path(), &vfs);
+    let mut a = Client::connect(address, "a");
+    a.make_session();
+    let claim = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Previous(0));
+    let (claimed, _) = opened(&a.call(vec![Op::PutFh(handle.clone()), claim, Op::GetFh(())]));
+    let (_, results) = a.call(write(&handle, claimed.stateid, b"z"));
+    let Some(OpResult::Write(Ok(third))) = results.last() else { panic!("{results:?}") };
+    assert_eq!(second.verifier, third.verifier, "it did flush");
+}
