@@ -38,6 +38,8 @@ pub(super) struct Core {
     /// Known once there are exports.
     pub service: OnceLock<Weak<Service>>,
     pub waiting: Waiters,
+    /// Questions to holders of delegations. Asked when whoever wants to know is booked: the answer may be faster than he.
+    pub asks: Mutex<HashMap<Ticket, (u64, Call)>>,
     /// Calls to clients that found no free slot.
     pub deferred: Mutex<Vec<(u64, Call)>>,
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
@@ -67,6 +69,7 @@ impl Core {
             workers: OnceLock::new(),
             service: OnceLock::new(),
             waiting: Waiters::default(),
+            asks: Mutex::default(),
             deferred: Mutex::default(),
             connections: Mutex::default(),
             settled,
@@ -119,6 +122,9 @@ impl Core {
                     self.ended(ticket, true);
                 }
                 Effect::Open { ticket } => self.resume(ticket, &News::Again),
+                Effect::Call { client, call: call @ Call::GetAttr { ticket, .. } } => {
+                    self.asks.lock().insert(ticket, (client, call));
+                }
                 Effect::Call { client, call } => self.call(client, call),
             }
         }

@@ -66,6 +66,10 @@ impl Core {
             Progress::Waits(ticket, request) => (ticket, request),
         };
         self.waiting.0.lock().entry(ticket).or_default().push(Waiter { request, reply, until });
+        let ask = self.asks.lock().remove(&ticket);
+        if let Some((client, call)) = ask {
+            return self.call(client, call);
+        }
         // What came before it was booked told nobody about this one.
         if self.is_pending(ticket) {
             return;

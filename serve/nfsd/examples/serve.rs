@@ -1,0 +1,44 @@
+//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT`. Ends in good order when its standard input does.
+
+use std::error::Error;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use ivers_block::{Device, FileDevice, OpenMode};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_nfsd::exports::config::ExportConfig;
+use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_vfs::{MountOptions, Vfs};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [export, state, address] = &args[..] else {
+        return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT".into());
+    };
+    let config = ExportConfig::from_flag(export)?;
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&config.image, OpenMode::ReadWrite)?);
+    let place = config.image.display().to_string();
+    let vfs = Vfs::mount(
+        Ext4::open(device, OpenOptions { place, ..OpenOptions::default() })?,
+        MountOptions::default(),
+    )?;
+    let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
+    let server = NfsServer::start(Setup {
+        state: Path::new(state).to_owned(),
+        lease_seconds: 90,
+        delegations: true,
+        limits: Limits::default(),
+        listeners: vec![listen::on(address.parse()?)?],
+        tls: None,
+        exports: vec![Exported { config, vfs: vfs.clone(), device: Some(name) }],
+    })?;
+    for address in server.addresses() {
+        println!("serving at {address}");
+    }
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    server.stop()?;
+    vfs.unmount()?;
+    Ok(())
+}
