@@ -306,7 +306,7 @@ fn who_may_only_read_an_image_is_told_how() {
     assert!(told.contains("Permission denied") && told.contains("-o ro"), "{told}");
     home.mount("ro");
     home.unmount();
-    fs::set_permissions(image, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(image, fs::Permissions::from_mode(0o000)).unwrap();
     let output = home.try_mount("rw");
     assert!(!said(&output).contains("-o ro"), "it cannot be read either: {}", said(&output));
 }
