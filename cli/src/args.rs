@@ -148,16 +148,17 @@ pub struct Stat {
 /// Options of `changed`.
 #[derive(Debug, Args)]
 #[command(after_long_help = help::CHANGED)]
+#[command(group(clap::ArgGroup::new("state").args(["since", "save"]).required(true).multiple(true)))]
 pub struct Changed {
     /// A directory on a mount, or IMAGE:/path
     pub tree: PathBuf,
     /// Compare with this saved state
-    #[arg(long, value_name = "STATE", required_unless_present = "save")]
+    #[arg(long, value_name = "STATE")]
     pub since: Option<PathBuf>,
-    /// Save the state as it is now
+    /// Save the state as it is now: a file is replaced as a whole, a device or FIFO written into
     #[arg(long, value_name = "STATE")]
     pub save: Option<PathBuf>,
-    /// Paths alone, each ended by a NUL
+    /// Paths alone, with ./ in front, each ended by a NUL
     #[arg(short = '0', long)]
     pub null: bool,
     /// Leave directories out

@@ -8,18 +8,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use ivers_fuse::MOUNT;
-use ivers_vfs::{Cred, FileType, Vfs};
+use ivers_vfs::{Cred, FileType, InodeRef, Vfs};
 use serde_json::json;
 
 use crate::dirs::Dirs;
 use crate::facts::{self, Identity};
-use crate::failure::{FAILED, Tally, failure};
+use crate::failure::{self, FAILED, REFUSED, Tally, failure, usage};
 use crate::image::{self, How, Place};
 use crate::keeper::{Keeper, Order};
 use crate::progress::Progress;
 use crate::state;
 use crate::{args, files, show};
-use ivers::state_format::{Record, Room, State};
+use ivers::state_format::{LEN_MAX, Record, Room, State};
+
+/// The path of the tree's own directory, which can only change: a state of another one is refused.
+const ROOT: &[u8] = b".";
 
 /// What happened to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -52,9 +55,13 @@ struct Walked {
 fn walk_mount(root: &Path) -> Result<Walked> {
     let mount = facts::served_json(root, MOUNT)?;
     let instance = mount["instance"].as_str().unwrap_or_default().to_owned();
-    let mut state = State { instance, ..State::default() };
     let mut unseen = Vec::new();
-    let device = std::fs::metadata(root)?.dev();
+    // TREE may be a symbolic link to the directory, of which nothing is asked.
+    let resolved = root.canonicalize().with_context(|| root.display().to_string())?;
+    let meta = std::fs::metadata(&resolved).with_context(|| root.display().to_string())?;
+    let device = meta.dev();
+    let root_identity = facts::identity(&resolved, meta.ino())?;
+    let mut state = State { instance, root: root_identity, ..State::default() };
     let progress = Progress::unbounded();
     let mut dirs = vec![PathBuf::new()];
     // What is removed while we walk is no longer there, and that is all.
@@ -121,8 +128,13 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
         // Nothing outlives this opening: no other value may be compared with these.
         instance += &format!("-{}", uuid::Uuid::new_v4().simple());
     }
-    let mut state = State { instance, ..State::default() };
+    let identity = |inode: &InodeRef| Identity {
+        ino: inode.ino.0,
+        generation: inode.generation,
+        change: vfs.change(inode),
+    };
     let root = vfs.resolve(&Cred::root(), path, true).with_context(|| image::name(image, path))?;
+    let mut state = State { instance, root: identity(&root), ..State::default() };
     let progress = Progress::unbounded();
     let mut been = Dirs::default();
     let mut room = Room::default();
@@ -136,10 +148,8 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
             if !room.take(&path, &name) {
                 return Err(state::too_long());
             }
-            let identity =
-                Identity { ino: inode.ino.0, generation: inode.generation, change: vfs.change(&inode) };
             let is_dir = inode.kind == FileType::Directory;
-            state.files.insert(path.clone(), Record { identity, is_dir });
+            state.files.insert(path.clone(), Record { identity: identity(&inode), is_dir });
             if is_dir {
                 dirs.push((path, inode, depth + 1));
             }
@@ -154,7 +164,7 @@ fn ask_image(image: &Path, path: Vec<u8>, how: &How) -> Result<State> {
     let device = image::open_image(image, how)?;
     let mut keeper = Keeper::start(&device, image, how)?;
     drop(device);
-    let (mut from, into) = std::io::pipe()?;
+    let (from, into) = std::io::pipe()?;
     let (walked, bytes) = std::thread::scope(|scope| {
         let walk = scope.spawn(|| {
             // Held until it is answered, and no longer: the reader waits for the end.
@@ -162,7 +172,8 @@ fn ask_image(image: &Path, path: Vec<u8>, how: &How) -> Result<State> {
             keeper.order(&Order::Walk { path }, &[into.as_fd()])
         });
         let mut bytes = Vec::new();
-        let read = from.read_to_end(&mut bytes);
+        // Closed after that: a keeper that was taken over must not go on for ever.
+        let read = from.take(LEN_MAX).read_to_end(&mut bytes);
         (walk.join(), read.map(|_| bytes))
     });
     walked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -170,9 +181,20 @@ fn ask_image(image: &Path, path: Vec<u8>, how: &How) -> Result<State> {
     State::decode(&bytes?).context("the process that parses talks nonsense")
 }
 
-/// What differs, sorted by path.
+/// The same error; if TREE is a file on a mount, with what was probably meant.
+fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
+    if failure::code(&error) == REFUSED && matches!(facts::served(tree, MOUNT, true), Ok(Some(_))) {
+        return failure(REFUSED, format!("{}; of a mount a directory is wanted", failure::line(&error)));
+    }
+    error
+}
+
+/// What differs between two states of one tree, sorted by path.
 fn compare(old: &State, new: &State) -> Vec<(Vec<u8>, Status, Record)> {
     let mut found = Vec::new();
+    if new.root.change.is_none() || old.root != new.root {
+        found.push((ROOT.to_vec(), Status::Changed, Record { identity: new.root, is_dir: true }));
+    }
     for (path, record) in &new.files {
         match old.files.get(path) {
             None => found.push((path.clone(), Status::New, *record)),
@@ -190,12 +212,19 @@ fn compare(old: &State, new: &State) -> Vec<(Vec<u8>, Status, Record)> {
 
 /// `ivers changed`.
 pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
+    if args.null && json {
+        return Err(usage("-0 and --json are two forms of one answer: take one of them"));
+    }
     let how = args.image.how()?;
-    // Before the walk: a state that cannot be used must not cost one.
+    // Before the walk: a state that cannot be used, or saved, must not cost one.
     let old = args.since.as_deref().map(state::load).transpose()?;
+    args.save.as_deref().map(state::target).transpose()?;
     let Walked { state: mut new, unseen } = match Place::parse_image(&args.tree) {
         Place::Host(dir) => walk_mount(&dir)?,
-        Place::Image { image, path } => Walked { state: ask_image(&image, path, &how)?, unseen: Vec::new() },
+        Place::Image { image, path } => {
+            let state = ask_image(&image, path, &how).map_err(|error| with_hint(error, &args.tree))?;
+            Walked { state, unseen: Vec::new() }
+        }
     };
     let mut tally = Tally::default();
     for (path, error) in unseen {
@@ -208,13 +237,18 @@ pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
         }
     }
     if let Some(old) = old {
-        if old.instance != new.instance {
+        let elsewhere = if old.instance != new.instance {
+            Some("on another filesystem, or on a mount that has ended and kept nothing")
+        } else if !old.root.is_same_file(&new.root) {
+            Some("of another directory")
+        } else {
+            None
+        };
+        if let Some(elsewhere) = elsewhere {
             let place = args.tree.display();
             return Err(failure(
                 FAILED,
-                format!(
-                    "{place}: the state was saved on another filesystem, or on a mount that has ended and kept nothing: save a new one with --save"
-                ),
+                format!("{place}: the state was saved {elsewhere}: save a new one with --save"),
             ));
         }
         let wanted: &[Status] = match args.only.as_slice() {
@@ -228,6 +262,10 @@ pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
                 continue;
             }
             if args.null {
+                // As find(1) does it: no name looks like an option, or like a comment (rsync's --files-from knows such).
+                if path != ROOT {
+                    out.write_all(b"./")?;
+                }
                 out.write_all(&path)?;
                 out.write_all(b"\0")?;
             } else if json {
@@ -263,31 +301,38 @@ mod tests {
             identity: Identity { ino, generation, change },
             is_dir: false,
         };
-        let state = |files: &[(&str, Record)]| State {
+        let state = |root: u64, files: &[(&str, Record)]| State {
             instance: String::new(),
+            root: record(2, 0, Some(root)).identity,
             files: files.iter().map(|(path, r)| (path.as_bytes().to_vec(), *r)).collect(),
         };
-        let old = state(&[
-            ("changed", record(1, 0, Some(5))),
-            ("gone", record(2, 0, Some(5))),
-            ("reused", record(3, 0, Some(5))),
-            ("same", record(4, 0, Some(5))),
-            ("unknown", record(5, 0, None)),
-        ]);
-        let new = state(&[
-            ("changed", record(1, 0, Some(6))),
-            ("new", record(6, 0, Some(1))),
-            ("reused", record(3, 1, Some(5))),
-            ("same", record(4, 0, Some(5))),
-            ("unknown", record(5, 0, None)),
-        ]);
+        let old = state(
+            8,
+            &[
+                ("changed", record(1, 0, Some(5))),
+                ("gone", record(2, 0, Some(5))),
+                ("reused", record(3, 0, Some(5))),
+                ("same", record(4, 0, Some(5))),
+                ("unknown", record(5, 0, None)),
+            ],
+        );
+        let new = state(
+            9,
+            &[
+                ("changed", record(1, 0, Some(6))),
+                ("new", record(6, 0, Some(1))),
+                ("reused", record(3, 1, Some(5))),
+                ("same", record(4, 0, Some(5))),
+                ("unknown", record(5, 0, None)),
+            ],
+        );
         let found: Vec<_> = compare(&old, &new)
             .into_iter()
             .map(|(p, s, _)| format!("{} {}", s.word(), show::name(&p)))
             .collect();
         assert_eq!(
             found,
-            ["changed changed", "removed gone", "new new", "changed reused", "changed unknown"]
+            ["changed .", "changed changed", "removed gone", "new new", "changed reused", "changed unknown"]
         );
     }
 }

@@ -143,10 +143,14 @@ pub fn code(error: &anyhow::Error) -> u8 {
         if let Some(ivers_fuse::MountError::Busy(_)) = cause.downcast_ref() {
             return BUSY;
         }
-        if let Some(error) = cause.downcast_ref::<std::io::Error>()
-            && error.kind() == std::io::ErrorKind::NotFound
-        {
-            return NOT_FOUND;
+        if let Some(error) = cause.downcast_ref::<std::io::Error>() {
+            // "Structure needs cleaning": what a mount answers where the image is damaged.
+            if error.raw_os_error() == Some(rustix::io::Errno::UCLEAN.raw_os_error()) {
+                return CORRUPT;
+            }
+            if error.kind() == std::io::ErrorKind::NotFound {
+                return NOT_FOUND;
+            }
         }
     }
     FAILED
@@ -221,6 +225,7 @@ mod tests {
         assert_eq!(code(&error), CORRUPT);
         assert_eq!(line(&error), "disk.img: corrupt: bad magic (image, block 7)");
         assert_eq!(code(&usage("no")), USAGE);
+        assert_eq!(code(&std::io::Error::from_raw_os_error(117).into()), CORRUPT);
         assert_eq!(code(&anyhow::anyhow!("plain")), FAILED);
     }
 

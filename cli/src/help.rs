@@ -106,8 +106,9 @@ Examples:
 
 /// Of `changed`.
 pub const CHANGED: &str = "\
-Each line is a letter and a path relative to TREE: N new, C changed, R removed. With -0 there are paths alone, each ended by a NUL, and \
-removed ones only if --only asks for them. A path is unchanged if filesystem, inode number, generation and change attribute are all as \
+Each line is a letter and a path relative to TREE, whose own directory is `.`: N new, C changed, R removed. With -0 there are paths \
+alone, each with `./` in front (so that no name looks like an option or a comment) and ended by a NUL, and removed ones only if --only asks \
+for them. A path is unchanged if filesystem, inode number, generation and change attribute are all as \
 saved. Where there is no change attribute every file counts as changed. What this user may not look at is named on standard error (but for \
 lost+found), counts as it was, and makes the exit code 1.
 
@@ -116,7 +117,8 @@ JSON, one object a line: path, status (new, changed, removed), ino, generation, 
 Examples, to remember how things are, to see what changed since, and to copy that (removed files have a recipe in the README):
   ivers changed mnt --save state
   ivers changed mnt --since state
-  ivers changed mnt --since state --save state.new -0 | rsync -a0 --files-from=- mnt/ copy/ && mv state.new state";
+  ivers changed mnt --since state --save state.new -0 > list &&
+    rsync -a0 --files-from=list mnt/ copy/ && mv state.new state";
 
 /// Of `ls`.
 pub const LS: &str = "\

@@ -1,22 +1,49 @@
 //! Reading and writing the file that `changed` saves.
 
-use std::io::Write;
-use std::path::Path;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers::state_format::State;
+use ivers::state_format::{LEN_MAX, MAGIC, MAGIC_FAMILY, State};
+use ivers_vfs::FileType;
 
 use crate::failure::{FAILED, failure};
+use crate::show;
 
-/// Read a saved state.
+/// What kind of file it is, in words.
+fn kind(meta: &std::fs::Metadata) -> String {
+    FileType::from_mode(meta.mode()).map_or("strange file", show::kind).replace('_', " ")
+}
+
+/// Read a saved state. What is none is refused before it is read to its end: it may have none.
 pub fn load(path: &Path) -> Result<State> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read the state {}", path.display()))?;
-    State::decode(&bytes).ok_or_else(|| {
-        failure(
-            FAILED,
-            format!("{} is no saved state, or damaged: save a new one with --save", path.display()),
-        )
-    })
+    let place = || format!("cannot read the state {}", path.display());
+    let refuse = |why: &str| failure(FAILED, format!("{} {why}: save a new one with --save", path.display()));
+    // Before it is opened: a FIFO would wait for a writer, and to some devices opening does something.
+    let meta = std::fs::metadata(path).with_context(place)?;
+    if !meta.is_file() {
+        let why = format!("is no saved state but a {}", kind(&meta));
+        return Err(failure(FAILED, format!("{} {why}: a regular file is wanted", path.display())));
+    }
+    let file = File::open(path).with_context(place)?;
+    let mut bytes = Vec::new();
+    (&file).take(MAGIC.len() as u64).read_to_end(&mut bytes).with_context(place)?;
+    if bytes != MAGIC {
+        let is_other_version = bytes.len() == MAGIC.len() && bytes.starts_with(MAGIC_FAMILY);
+        return Err(refuse(if is_other_version {
+            "was saved by another version of ivers and does not say of which directory"
+        } else {
+            "is no saved state"
+        }));
+    }
+    if meta.len() > LEN_MAX {
+        return Err(refuse("is longer than any saved state"));
+    }
+    file.take(LEN_MAX).read_to_end(&mut bytes).with_context(place)?;
+    State::decode(&bytes).ok_or_else(|| refuse("is a damaged state"))
 }
 
 /// The bytes of a state, if they can be read again.
@@ -30,13 +57,64 @@ pub fn too_long() -> anyhow::Error {
     failure(FAILED, "the paths of this tree are too long for a state: take parts of it")
 }
 
-/// Save, whole or not at all.
+/// How a state gets to where it shall be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Target {
+    /// By a rename over this name, which is no symbolic link.
+    Replace(PathBuf),
+    /// Through a device or a FIFO, which stays.
+    Through(PathBuf),
+    /// Through our own standard output, whatever that is: a file under that name must not be replaced below the shell that holds it.
+    Output,
+}
+
+/// Where `path` leads. Opens nothing, so that it can be asked before the walk too.
+pub fn target(path: &Path) -> Result<Target> {
+    let place = || format!("cannot save the state {}", path.display());
+    let refuse = |why: &str| failure(FAILED, format!("{}: {why}", place()));
+    let meta = match std::fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            if path.is_symlink() {
+                return Err(refuse("a symbolic link to nothing"));
+            }
+            std::fs::metadata(dir_of(path)).with_context(place)?;
+            return Ok(Target::Replace(path.to_owned()));
+        }
+        meta => meta.with_context(place)?,
+    };
+    let output = File::from(std::io::stdout().as_fd().try_clone_to_owned()?).metadata()?;
+    if (output.dev(), output.ino()) == (meta.dev(), meta.ino()) {
+        return Ok(Target::Output);
+    }
+    match FileType::from_mode(meta.mode()) {
+        Some(FileType::Regular) => Ok(Target::Replace(path.canonicalize().with_context(place)?)),
+        Some(FileType::CharDevice | FileType::Fifo) => Ok(Target::Through(path.to_owned())),
+        _ => Err(refuse(&format!("a file is wanted, and this is a {}", kind(&meta)))),
+    }
+}
+
+fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Save: a regular file whole or not at all.
 pub fn save(state: &State, path: &Path) -> Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let place = || format!("cannot save the state {}", path.display());
     let bytes = encode(state)?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(place)?;
-    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).with_context(place)?;
-    file.persist(path).with_context(place)?;
+    match target(path)? {
+        Target::Replace(path) => {
+            let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(place)?;
+            file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).with_context(place)?;
+            file.persist(path).with_context(place)?;
+        }
+        Target::Through(path) => {
+            let opened = OpenOptions::new().write(true).open(path);
+            opened.and_then(|mut file| file.write_all(&bytes)).with_context(place)?;
+        }
+        Target::Output => {
+            let mut out = std::io::stdout().lock();
+            out.write_all(&bytes).and_then(|()| out.flush()).with_context(place)?;
+        }
+    }
     Ok(())
 }

@@ -1,23 +1,33 @@
 //! The file that `changed` saves: which files there were, and the change attribute of each.
 //!
 //! ```text
-//! magic     8 bytes  "ivstate1"
+//! magic     8 bytes  "ivstate2"
 //! instance  length and bytes: the filesystem, or the mount where values do not outlive it
+//! root      identity of the directory that the paths are relative to
 //! count     number of records
 //! record    shared (bytes in common with the path before), length and bytes of the rest,
-//!           directory (0 or 1), ino, generation, has-change (0 or 1), change
+//!           directory (0 or 1), identity
 //! check     8 bytes, little-endian: FNV-1a of all before
+//!
+//! identity  ino, generation, has-change (0 or 1), change
 //! ```
 //!
+//! The first version had no root, so that a state of another directory could not be told apart: it is no longer read.
 //! Numbers are LEB128. Records are sorted by path. Paths share their beginnings, so a few bytes can stand for many: what all paths
 //! take together is bounded by the length of the file (see [`State::is_loadable`]).
 
 use std::collections::BTreeMap;
 
-const MAGIC: &[u8; 8] = b"ivstate1";
+/// What a state begins with.
+pub const MAGIC: &[u8; 8] = b"ivstate2";
+/// The part of it that all versions have in common.
+pub const MAGIC_FAMILY: &[u8; 7] = b"ivstate";
+
+/// No state is longer: some 150 million files.
+pub const LEN_MAX: u64 = 4 << 30;
 
 /// What tells lives of a file apart, and whether it changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
     /// The inode number.
     pub ino: u64,
@@ -25,6 +35,28 @@ pub struct Identity {
     pub generation: u32,
     /// The change attribute, if there is one.
     pub change: Option<u64>,
+}
+
+impl Identity {
+    /// The same file in the same life, changed or not.
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        (self.ino, self.generation) == (other.ino, other.generation)
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        put(out, self.ino);
+        put(out, u64::from(self.generation));
+        out.push(u8::from(self.change.is_some()));
+        put(out, self.change.unwrap_or(0));
+    }
+
+    fn take(bytes: &mut &[u8]) -> Option<Self> {
+        let ino = take(bytes)?;
+        let generation = u32::try_from(take(bytes)?).ok()?;
+        let has_change = take(bytes)? != 0;
+        let change = take(bytes)?;
+        Some(Self { ino, generation, change: has_change.then_some(change) })
+    }
 }
 
 /// One file of a state.
@@ -41,6 +73,8 @@ pub struct Record {
 pub struct State {
     /// Values of different instances are never compared.
     pub instance: String,
+    /// The tree's own directory.
+    pub root: Identity,
     /// By path, relative to the tree.
     pub files: BTreeMap<Vec<u8>, Record>,
 }
@@ -109,7 +143,7 @@ impl Room {
 impl State {
     /// Whether a state that was encoded into `len` bytes can be read again.
     pub fn is_loadable(&self, len: usize) -> bool {
-        self.files.keys().map(Vec::len).sum::<usize>() <= paths_max(len)
+        len as u64 <= LEN_MAX && self.files.keys().map(Vec::len).sum::<usize>() <= paths_max(len)
     }
 
     /// The bytes to save.
@@ -117,6 +151,7 @@ impl State {
         let mut out = MAGIC.to_vec();
         put(&mut out, self.instance.len() as u64);
         out.extend_from_slice(self.instance.as_bytes());
+        self.root.put(&mut out);
         put(&mut out, self.files.len() as u64);
         let mut before: &[u8] = b"";
         for (path, record) in &self.files {
@@ -125,10 +160,7 @@ impl State {
             put(&mut out, (path.len() - shared) as u64);
             out.extend_from_slice(&path[shared..]);
             out.push(u8::from(record.is_dir));
-            put(&mut out, record.identity.ino);
-            put(&mut out, u64::from(record.identity.generation));
-            out.push(u8::from(record.identity.change.is_some()));
-            put(&mut out, record.identity.change.unwrap_or(0));
+            record.identity.put(&mut out);
             before = path;
         }
         let sum = check(&out);
@@ -149,6 +181,7 @@ impl State {
     pub fn decode_body(body: &[u8]) -> Option<Self> {
         let mut rest = body.strip_prefix(MAGIC)?;
         let instance = String::from_utf8(take_bytes(&mut rest)?.to_vec()).ok()?;
+        let root = Identity::take(&mut rest)?;
         let count = take(&mut rest)?;
         let mut files = BTreeMap::new();
         let mut path = Vec::new();
@@ -159,14 +192,10 @@ impl State {
             path.extend_from_slice(take_bytes(&mut rest)?);
             room = room.checked_sub(path.len())?;
             let is_dir = take(&mut rest)? != 0;
-            let ino = take(&mut rest)?;
-            let generation = u32::try_from(take(&mut rest)?).ok()?;
-            let has_change = take(&mut rest)? != 0;
-            let change = take(&mut rest)?;
-            let identity = Identity { ino, generation, change: has_change.then_some(change) };
+            let identity = Identity::take(&mut rest)?;
             files.insert(path.clone(), Record { identity, is_dir });
         }
-        rest.is_empty().then_some(State { instance, files })
+        rest.is_empty().then_some(State { instance, root, files })
     }
 }
 
@@ -176,7 +205,8 @@ mod tests {
 
     #[test]
     fn states_survive_the_round_trip_and_damage_is_seen() {
-        let mut state = State { instance: "00ff".into(), ..State::default() };
+        let root = Identity { ino: 2, generation: 7, change: Some(1 << 40) };
+        let mut state = State { instance: "00ff".into(), root, ..State::default() };
         for (path, change) in [("a", Some(1)), ("a/b", Some(u64::MAX >> 1)), ("a/bc", None), ("z", Some(0))] {
             let identity = Identity { ino: 12, generation: u32::MAX, change };
             state.files.insert(path.into(), Record { identity, is_dir: path == "a" });
@@ -195,6 +225,7 @@ mod tests {
     fn few_bytes_do_not_become_many() {
         let mut bytes = MAGIC.to_vec();
         put(&mut bytes, 0);
+        Identity::default().put(&mut bytes);
         put(&mut bytes, 200_001);
         put(&mut bytes, 0);
         put(&mut bytes, 100_000);

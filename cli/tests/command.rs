@@ -30,7 +30,7 @@ fn an_image_is_copied_into_and_asked_what_changed() {
     assert_eq!(ivers(&["changed", image_word, "--since", state]).stdout, b"");
     std::fs::write(source, "two").unwrap();
     assert!(ivers(&["cp", source, &file]).status.success());
-    assert_eq!(ivers(&["changed", image_word, "--since", state, "-0"]).stdout, b"file\0");
+    assert_eq!(ivers(&["changed", image_word, "--since", state, "-0"]).stdout, b"./file\0");
     image.check().unwrap();
     assert_eq!(ivers(&["ls", source]).status.code(), Some(4));
     assert_eq!(ivers(&["stat", "no-such-file"]).status.code(), Some(3));
@@ -112,7 +112,7 @@ fn a_partition_is_looked_into_and_copied_into() {
     works(&["cp", &path("file"), &format!("{disk}:/first")]);
     works(&["changed", disk, "--save", &path("state")]);
     works(&["cp", &path("file"), &file]);
-    assert_eq!(works(&["changed", disk, "--since", &path("state")]), "N file\n");
+    assert_eq!(works(&["changed", disk, "--since", &path("state")]), "C .\nN file\n");
     works(&["cp", &file, &path("back")]);
     assert_eq!(std::fs::read(path("back")).unwrap(), b"in a partition");
     assert_eq!(works(&["cat", &file]), "in a partition");

@@ -7,12 +7,24 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The lines of the section that begin with a prompt.
-fn recipes() -> String {
+/// What the section has one type: from a prompt to the next, with the lines that go on.
+fn recipes() -> Vec<String> {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let text = fs::read_to_string(readme).unwrap();
     let section = text.split("\n## Recipes\n").nth(1).unwrap().split("\n## ").next().unwrap();
-    section.lines().filter_map(|line| line.strip_prefix("    $ ")).map(|line| format!("{line}\n")).collect()
+    let code: String = section
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .fold(String::new(), |code, line| code + line + "\n");
+    code.split("$ ").filter(|recipe| !recipe.is_empty()).map(str::to_owned).collect()
+}
+
+/// The example of `changed --help` that copies.
+fn of_help() -> String {
+    let help = String::from_utf8(ivers(["changed", "--help"]).stdout).unwrap();
+    let lines: Vec<&str> = help.lines().collect();
+    let at = lines.iter().position(|line| line.contains("rsync")).unwrap();
+    lines[at - 1..=at].join("\n")
 }
 
 /// Run in the shell of the README's reader, in `dir`.
@@ -45,25 +57,44 @@ fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
         "rmdir mnt/lost+found
          mkdir mnt/d mnt/was-dir; echo 1 > mnt/same; echo 1 > mnt/d/changed; echo 1 > mnt/d/gone; echo 1 > mnt/was-dir/f
          touch -d 2001-01-01 mnt/same
-         cp -a mnt copy; cp -a mnt restored; restic init -q -r repo
-         ivers changed mnt --save state
+         cp -a mnt copy; cp -a mnt restored; cp -a mnt helped; restic init -q -r repo
+         ivers changed mnt --save state; cp state first
          echo 2 > mnt/d/changed; rm mnt/d/gone; rm -r mnt/was-dir; echo 2 > mnt/was-dir; mkdir mnt/new; ln -s same mnt/new/link
-         echo 2 > $'mnt/new/odd \\n name'",
+         echo 2 > $'mnt/new/odd \\n name'; for odd in '#' ';' -; do echo 2 > \"mnt/$odd\"; mkdir \"mnt/$odd d\"; done
+         chmod 750 mnt",
     );
-    let lines = recipes();
-    for part in ["rsync", "restic", "tar", "--only removed"] {
-        assert!(lines.contains(part), "{part} is missing:\n{lines}");
+    let recipes = recipes();
+    let programs = ["rsync", "restic", "tar"];
+    assert_eq!(recipes.len(), programs.len(), "{recipes:?}");
+    for (recipe, program) in recipes.iter().zip(programs) {
+        assert!(recipe.contains(program), "{program} is not in {recipe}");
+        // Where one step fails the state stays, and all comes again.
+        sh(
+            dir,
+            &format!(
+                "cp first state; {program}() {{ false; }}; if {recipe} then false; fi; cmp first state; unset {program}
+                 {recipe}
+                 test -z \"$(ivers changed mnt --since state)\""
+            ),
+        );
     }
-    sh(dir, &lines);
+    sh(
+        dir,
+        &format!(
+            "cp first state; mkdir all; mv copy all/; cp -a helped copy; {}; mv copy helped.new; mv all/copy copy",
+            of_help()
+        ),
+    );
     sh(
         dir,
         "diff -r --no-dereference mnt copy
-         ! tar -tf changed.tar | grep -x same
+         test \"$(stat -c %a copy)\" = 750
+         for odd in '#' ';' -; do test -f \"helped.new/$odd\"; done
+         if tar -tf changed.tar | grep -x ./same; then false; fi
          (cd restored && xargs -0r rm -rf -- < ../removed && tar -xf ../changed.tar)
-         diff -r --no-dereference mnt restored
+         diff -r --no-dereference mnt restored; test \"$(stat -c %a restored)\" = 750
          restic -q -r repo restore latest --target unpacked
-         test \"$(cat unpacked/d/changed)\" = 2; test -L unpacked/new/link; test ! -e unpacked/same
-         test -z \"$(ivers changed mnt --since state)\"",
+         test \"$(cat unpacked/d/changed)\" = 2; test -L unpacked/new/link; test ! -e unpacked/same; test -f 'unpacked/#'",
     );
     place.unmount();
     place.image.check().unwrap();

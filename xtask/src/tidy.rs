@@ -139,3 +139,39 @@ fn every_race_has_a_mistake_to_catch() {
     }
     assert!(tests > 0);
 }
+
+/// `[RFC8881 18.46.3]` in code says which requirement it answers; a test that names the same says how that was seen.
+#[test]
+fn every_requirement_that_is_answered_has_a_test() {
+    fn tags(text: &str) -> BTreeSet<&str> {
+        let is_tag = |inside: &&str| {
+            inside.strip_prefix("RFC").and_then(|rest| rest.split_once(' ')).is_some_and(
+                |(number, section)| {
+                    let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit() || c == '.');
+                    !number.is_empty() && digits(number) && !section.is_empty() && digits(section)
+                },
+            )
+        };
+        text.split('[').skip(1).filter_map(|rest| Some(rest.split_once(']')?.0)).filter(is_tag).collect()
+    }
+
+    let mut sources = Vec::new();
+    files(&root().join("serve/nfsd/src/state"), ".rs", &mut sources);
+    let (mut answered, mut tested) = (BTreeSet::new(), BTreeSet::new());
+    for source in sources {
+        let text = fs::read_to_string(&source).unwrap();
+        let is_test = source.components().any(|part| part.as_os_str() == "tests");
+        let (code, tests) = if is_test {
+            ("", &*text)
+        } else {
+            text.split_once("#[cfg(test)]\nmod tests {").unwrap_or((&text, ""))
+        };
+        answered.extend(tags(code).into_iter().map(str::to_owned));
+        tested.extend(tags(tests).into_iter().map(str::to_owned));
+    }
+    let missing: Vec<_> = answered.difference(&tested).collect();
+    assert!(missing.is_empty(), "no test names {missing:?}");
+    let stray: Vec<_> = tested.difference(&answered).collect();
+    assert!(stray.is_empty(), "no code answers {stray:?}");
+    assert!(answered.len() > 20);
+}

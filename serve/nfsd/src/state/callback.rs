@@ -67,7 +67,10 @@ impl State {
         let Some(client) = self.clients.get(&id) else { return false };
         match &client.v40 {
             Some(v40) => v40.works,
-            None => client.sessions.iter().any(|at| self.sessions[at].back_connection().is_some()),
+            None => client.sessions.iter().any(|at| {
+                let session = &self.sessions[at];
+                session.back_connection().is_some() && !session.back_is_stuck()
+            }),
         }
     }
 

@@ -222,7 +222,12 @@ impl State {
             if self.clients[&old].busy > 0 {
                 return fail(NfsStat::Delay);
             }
-            // Not struck out: his record names a boot of his that is over, so nobody can claim anything by it.
+            // Nothing waits for that: his record names a boot of his that is over, so nobody can claim anything by it.
+            let client = &self.clients[&old];
+            if client.record != Record::None {
+                let record = client.as_record();
+                self.persist(Pending::Forgotten, RecordChange::Strike(vec![record]));
+            }
             self.remove_client(old);
         }
         let name = self.names.entry(key).or_default();
@@ -275,6 +280,9 @@ impl State {
 
     /// Go on only when stable storage knows the client.
     pub(super) fn be_recorded(&mut self, id: ClientId) -> Step<()> {
+        if let Some(ticket) = self.clients[&id].condemned {
+            return Err(Stop::Gate(ticket));
+        }
         match self.clients[&id].record {
             Record::Kept => Ok(()),
             Record::Writing(ticket) => Err(Stop::Gate(ticket)),
@@ -293,6 +301,10 @@ impl State {
     /// that others had the file since.
     pub(super) fn be_marked(&mut self, id: ClientId) -> Step<()> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
+        if let Some(ticket) = client.condemned {
+            // Written now it would come behind his being struck out, and bring him back.
+            return Err(Stop::Gate(ticket));
+        }
         match (client.mark, client.record) {
             (Mark::Kept, _) => Ok(()),
             (Mark::Writing(ticket), _) => Err(Stop::Gate(ticket)),

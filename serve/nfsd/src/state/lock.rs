@@ -77,7 +77,7 @@ impl State {
         let index = self.find_of(caller, file, stateid)?;
         let client = self.held[&index].client;
         let (open_index, name) = match (&request.locker, &self.held[&index].kind) {
-            (Locker::New { owner, .. }, Kind::Open(_)) => (index, owner.to_vec()),
+            (Locker::New { owner, .. }, Kind::Open(_)) if self.is_confirmed(index) => (index, owner.to_vec()),
             (Locker::Old(_), Kind::Lock(lock)) => (lock.open, self.owners[&lock.owner].name.clone()),
             _ => return fail(NfsStat::BadStateid),
         };
@@ -312,6 +312,7 @@ impl State {
             })
             .collect();
         let mut free = free.into_iter();
+        // [RFC8881 20.11]
         for waiter in self.drop_waiters(file, |_| free.next().unwrap_or(false)) {
             self.effects.push(Effect::Call {
                 client: waiter.client,

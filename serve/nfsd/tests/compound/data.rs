@@ -141,6 +141,56 @@ fn data_is_written_and_committed() {
     });
 }
 
+/// What a client caches by: it must never see one value twice with other contents behind it.
+#[test]
+fn no_change_value_comes_twice() {
+    everywhere(|server| {
+        let (file, root) = (server.file("f", b""), server.handle(&[]));
+        let want = get_attr(&[attr::CHANGE]);
+        let mut last = server.change(&file);
+        for at in 0..1000u64 {
+            let data = vec![at as u8];
+            let args = WriteArgs { stateid: ANY, offset: at % 7, stable: StableHow::Unstable, data };
+            let (status, results) = server.call(0, vec![put(&file), Op::Write(args), want.clone()]);
+            assert_eq!(status, NfsStat::Ok);
+            let OpResult::GetAttr(Ok(fattr)) = &results[2] else { panic!("{results:?}") };
+            let now = attr::Attrs::decode(fattr).unwrap().change.unwrap();
+            assert!(now > last, "write {at}");
+            last = now;
+        }
+        let mut last = server.change(&root);
+        for at in 0..500 {
+            let kind = ivers_nfs4::types::CreateType::Fifo;
+            let args = ivers_nfs4::ops::v40::CreateArgs { kind, name: b"x".to_vec(), attrs: nothing() };
+            let (_, made) = server.call(0, vec![put(&root), Op::Create(args)]);
+            let (_, gone) = server.call(0, vec![put(&root), Op::Remove(b"x".to_vec())]);
+            let OpResult::Create(Ok(made)) = &made[1] else { panic!("{made:?}") };
+            let OpResult::Remove(Ok(gone)) = &gone[1] else { panic!("{gone:?}") };
+            for info in [&made.cinfo, gone] {
+                moved(info);
+                assert_eq!(info.before, last, "change {at}: nobody else was there");
+                last = info.after;
+            }
+        }
+    });
+}
+
+/// Where there is no cookie no value comes twice either, and none is called atomic.
+#[test]
+fn without_a_cookie_everything_may_have_changed() {
+    use ivers_vfs::{ChangeMode, MountOptions, Vfs};
+    let options = MountOptions { mode: ChangeMode::Off, background: false, ..MountOptions::default() };
+    let vfs = Vfs::mount(std::sync::Arc::new(ivers_mem::Mem::new(1 << 20)), options).unwrap();
+    let server = Server::new(vfs, "no_root_squash");
+    let file = server.file("f", b"");
+    let undefined = server.attrs(2, &file, &[attr::CHANGE_ATTR_TYPE]).change_attr_type;
+    assert_eq!(undefined, Some(attr::ChangeAttrType::Undefined as u32));
+    assert!(server.change(&file) < server.change(&file));
+    let (_, results) = server.at_root(0, vec![Op::Remove(b"f".to_vec())]);
+    let OpResult::Remove(Ok(info)) = &results[0] else { panic!("{results:?}") };
+    assert!(!info.atomic && info.before != info.after);
+}
+
 fn sparse(server: &Server) -> FileHandle {
     let file = server.file("s", &[1; 4096]);
     write(server, &file, 5 << 20, StableHow::FileSync, &[2; 4096]).unwrap();

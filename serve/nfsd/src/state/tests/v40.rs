@@ -111,6 +111,14 @@ fn an_owners_request_is_executed_once() {
     // Until it is confirmed nothing can be done with it, and another OPEN takes its place.
     assert_eq!(failed(state.permit(T, Caller::V40, F, &opened.stateid, Does::Read)), NfsStat::BadStateid);
     assert_eq!(failed(state.turn(T, &TurnOf::Of(&opened.stateid), 9)), NfsStat::BadSeqid);
+    let request = LockRequest {
+        locker: Locker::New { open: opened.stateid, owner: b"l" },
+        kind: LockType::Read,
+        reclaim: false,
+        offset: 0,
+        length: 1,
+    };
+    assert_eq!(failed(state.lock(T, Caller::V40, F, &request)), NfsStat::BadStateid);
     let stateid = open40(&mut state, id, "o", 20, share::READ).unwrap();
     assert_eq!(failed(state.open_confirm(F, &stateid)), NfsStat::BadStateid);
     let permit = state.permit(T, Caller::V40, F, &stateid, Does::Read).unwrap();
@@ -220,4 +228,64 @@ fn owners_are_forgotten_after_a_while() {
     state.tick(late);
     assert_eq!((state.owners.len(), state.closed.len()), (0, 0));
     state.audit();
+}
+
+/// What an owner asks for, and what came of it.
+struct Asked {
+    seqid: u32,
+    open: bool,
+    executed: u32,
+    reply: Vec<u8>,
+}
+
+/// Owners who repeat their requests, behind replies that got lost: each is executed once, and is always answered the same. S5
+#[test]
+fn owners_repeat_themselves() {
+    let (mut replays, mut executed) = (0, 0);
+    for seed in 0..200 {
+        let mut dice = Seeded(seed);
+        let mut state = state();
+        let id = old_client(&mut state, "a");
+        let mut next = dice.roll() as u32;
+        let stateid = open40(&mut state, id, "o", next, share::BOTH).unwrap();
+        next = next.wrapping_add(2);
+        let mut held = stateid;
+        let mut last: Option<Asked> = None;
+        for round in 0..100u64 {
+            let repeat = last.is_some() && dice.roll().is_multiple_of(2);
+            if !repeat {
+                let open = dice.roll().is_multiple_of(2);
+                last = Some(Asked { seqid: next, open, executed: 0, reply: round.to_be_bytes().to_vec() });
+                next = next.wrapping_add(1);
+            }
+            let Some(asked) = &mut last else { continue };
+            let of = if asked.open { TurnOf::Open(id, b"o") } else { TurnOf::Of(&stateid) };
+            match state.turn(T, &of, asked.seqid) {
+                Ok(turn) => {
+                    asked.executed += 1;
+                    assert_eq!(asked.executed, 1, "seed {seed}: executed twice");
+                    executed += 1;
+                    if asked.open {
+                        held = open(&mut state, id, "o", F, share::READ, 0).unwrap().stateid;
+                    } else {
+                        held = state.open_downgrade(T, Caller::V40, F, &held, share::BOTH, 0).unwrap();
+                    }
+                    // Whatever else comes while it is under way waits.
+                    assert_eq!(failed(state.turn(T, &of, asked.seqid)), NfsStat::Delay);
+                    let reply = Reply { bytes: asked.reply.clone(), file: Some(F) };
+                    state.turn_end(T, turn, NfsStat::Ok, reply);
+                }
+                Err(Stop::Replay(reply)) => {
+                    assert!(repeat, "seed {seed}");
+                    assert_eq!(reply.bytes, asked.reply);
+                    replays += 1;
+                }
+                other => panic!("seed {seed}: {other:?}"),
+            }
+            let wrong = asked.seqid.wrapping_add(2 + dice.roll() as u32 % 1000);
+            assert_eq!(failed(state.turn(T, &of, wrong)), NfsStat::BadSeqid);
+            state.audit();
+        }
+    }
+    assert!(replays > 1000 && executed > 1000);
 }

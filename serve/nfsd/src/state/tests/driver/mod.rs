@@ -36,6 +36,7 @@ fn many_clients_at_once() {
             for _ in 0..4000 {
                 world.step();
             }
+            world.wind_down();
             world.done
         }));
         match outcome {

@@ -1,17 +1,19 @@
 //! The server with everything around it.
 
+mod serving;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hasher};
 
 use ivers_nfs4::ops::v41::{BindConn, SequenceArgs};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, LockType, StateId};
+use ivers_nfs4::types::ClientId;
 
 use super::super::super::held::Kind;
 use super::super::super::*;
 use super::super::{Seeded, create, exchange, who};
 use super::peer::{FILES, Op, Peer, Phase, Reply, SLOTS, Sent};
-use super::shadow::{BYTES, Delegated, OpenGrant, Shadow};
+use super::shadow::Shadow;
 
 /// A file of the VFS.
 #[derive(Debug, Clone, Default)]
@@ -141,6 +143,8 @@ pub struct World {
     replies: BTreeMap<u64, Reply>,
     known: BTreeMap<ClientId, ClientRecord>,
     hash: DefaultHasher,
+    /// A record that nobody needs could not be struck out: the next grace does it.
+    litter: bool,
     pub done: Done,
 }
 
@@ -183,6 +187,7 @@ impl World {
             replies: BTreeMap::new(),
             known: BTreeMap::new(),
             hash: DefaultHasher::new(),
+            litter: false,
             done: Done::default(),
         }
     }
@@ -238,6 +243,49 @@ impl World {
         self.state.audit();
     }
 
+    /// Nobody asks for anything any more: what is under way comes to an end, and nothing is left behind.
+    pub fn wind_down(&mut self) {
+        for _ in 0..2000 {
+            for _ in 0..self.todo.len() {
+                self.carry_out();
+            }
+            while !self.answers.is_empty() {
+                self.tell();
+            }
+            while !self.written.is_empty() {
+                self.answer_out();
+            }
+            for at in (0..self.jobs.len()).rev() {
+                self.work(at);
+            }
+            self.state.tick(self.now);
+            self.now = self.now + Span(5);
+            self.observe();
+            if self.jobs.is_empty() && self.todo.is_empty() && self.answers.is_empty() {
+                break;
+            }
+        }
+        assert!(self.jobs.is_empty(), "never answered: {:?}", self.jobs);
+        assert!(self.written.is_empty() && self.state.pending.is_empty(), "{:?}", self.state.pending);
+        assert!(self.state.under_way.is_empty());
+        self.state.audit();
+        // And when the last lease is over, so is everything.
+        for _ in 0..20 {
+            self.now = self.now + config().courtesy;
+            self.state.tick(self.now);
+            self.observe();
+            for _ in 0..self.todo.len() {
+                self.carry_out();
+            }
+            self.state.audit();
+        }
+        let state = &self.state;
+        assert!(state.clients.is_empty() && state.held.is_empty() && state.files.is_empty());
+        assert!(
+            state.owners.is_empty() && state.sessions.is_empty() && (self.litter || self.stable.is_empty())
+        );
+    }
+
     /// What the state has done by itself.
     fn observe(&mut self) {
         self.todo.extend(self.state.effects());
@@ -277,6 +325,8 @@ impl World {
             self.known.remove(&id);
             let key = (record.sessions, record.owner.clone());
             let superseded = self.state.names.get(&key).is_some_and(|name| name.confirmed.is_some());
+            // Until grace is over he is struck out with all others who did not come, and before that nothing new is given.
+            let superseded = superseded || self.state.in_grace();
             assert!(
                 superseded || self.stable.get(&key).is_none_or(|it| !it.is_of(&record)),
                 "S7: {record:?} is still on record"
@@ -467,313 +517,6 @@ impl World {
         peer.learn(&sent.op, reply);
     }
 
-    /// One half of a request.
-    fn work(&mut self, at: usize) {
-        let mut job = self.jobs.swap_remove(at);
-        if let Some(ticket) = job.wait {
-            if !self.state.pending.contains_key(&ticket) {
-                job.wait = None;
-            } else if self.chance(20) && matches!(job.at, Stage::Begin) {
-                self.finish(job, Reply::Status(NfsStat::Delay));
-                return;
-            }
-        }
-        let stage = std::mem::replace(&mut job.at, Stage::Begin);
-        let (stage, outcome) = self.advance(&mut job, stage);
-        job.at = stage;
-        match outcome {
-            Ok(Some(reply)) => self.finish(job, reply),
-            Ok(None) => self.jobs.push(job),
-            Err(Stop::Gate(ticket)) => {
-                self.done.note("gate");
-                job.wait = Some(ticket);
-                self.jobs.push(job);
-            }
-            Err(Stop::Ask(ticket)) => {
-                job.at = Stage::Asked(ticket);
-                self.jobs.push(job);
-            }
-            Err(Stop::Denied(_)) => {
-                self.done.note("denied");
-                self.finish(job, Reply::Denied);
-            }
-            Err(Stop::Fail(status)) => {
-                match status {
-                    NfsStat::ShareDenied => self.done.note("share denied"),
-                    NfsStat::NoGrace => self.done.note("no grace"),
-                    NfsStat::Grace => self.done.note("grace"),
-                    _ => {}
-                }
-                self.finish(job, Reply::Status(status));
-            }
-            Err(Stop::Replay(_)) => unreachable!("4.0"),
-        }
-    }
-
-    /// What a request does next. Of a plan that was refused nothing stays.
-    fn advance(&mut self, job: &mut Job, stage: Stage) -> (Stage, Step<Option<Reply>>) {
-        let (now, caller) = (self.now, Caller::Client(job.client));
-        match (&job.op, stage) {
-            (Op::Open { owner, access, deny, reclaim, .. }, Stage::Begin) => {
-                let request = OpenRequest {
-                    client: job.client,
-                    owner: &[*owner],
-                    access: *access,
-                    deny: *deny,
-                    wants: 0,
-                    claim: reclaim.map_or(Claim::Fresh, Claim::Previous),
-                    running: job.running.as_ref(),
-                    turn: None,
-                };
-                match self.state.open_plan(now, &request) {
-                    Ok(plan) => (Stage::Planned(plan), Ok(None)),
-                    Err(stop) => (Stage::Begin, Err(stop)),
-                }
-            }
-            (Op::Open { file: at, creates, truncates, .. }, Stage::Planned(plan)) => {
-                if *creates && !*truncates {
-                    return (Stage::Claimed(plan), Ok(None));
-                }
-                match self.state.open_claim(now, &plan, file(*at), *truncates) {
-                    Ok(()) => (Stage::Claimed(plan), Ok(None)),
-                    Err(Stop::Gate(ticket)) => (Stage::Planned(plan), Err(Stop::Gate(ticket))),
-                    Err(stop) => {
-                        self.state.open_abort(now, plan);
-                        (Stage::Begin, Err(stop))
-                    }
-                }
-            }
-            (Op::Open { file: at, owner, access, deny, reclaim, truncates, .. }, Stage::Claimed(plan)) => {
-                let (at, owner, access, deny) = (*at, *owner, *access, *deny);
-                if *truncates {
-                    self.vfs(job.client, at, true, None);
-                }
-                match self.state.open_commit(now, plan, file(at), true) {
-                    Ok(opened) => {
-                        let grant = OpenGrant { client: job.client, file: at, owner, access, deny };
-                        (Stage::Begin, Ok(Some(self.opened(grant, reclaim.is_some(), &opened))))
-                    }
-                    Err((plan, Stop::Gate(ticket))) => (Stage::Claimed(plan), Err(Stop::Gate(ticket))),
-                    Err((plan, stop)) => {
-                        self.state.open_abort(now, plan);
-                        (Stage::Begin, Err(stop))
-                    }
-                }
-            }
-            (Op::Write { .. } | Op::Read { .. } | Op::Rename { .. }, Stage::Begin) => {
-                let (at, stateid, does) = match &job.op {
-                    Op::Write { file, stateid, .. } => (*file, *stateid, Does::Write),
-                    Op::Read { file, stateid } => (*file, *stateid, Does::Read),
-                    Op::Rename { file } => (*file, StateId::ANONYMOUS, Does::Name),
-                    _ => unreachable!(),
-                };
-                match self.state.permit(now, caller, file(at), &stateid, does) {
-                    Ok(permit) => (Stage::Permitted(permit), Ok(None)),
-                    Err(stop) => (Stage::Begin, Err(stop)),
-                }
-            }
-            (op, Stage::Permitted(permit)) => {
-                let (at, changes, content, stateid) = match op {
-                    Op::Write { file, content, stateid } => (*file, true, *content, *stateid),
-                    Op::Read { file, stateid } => (*file, false, None, *stateid),
-                    Op::Rename { file } => (*file, true, None, StateId::CURRENT),
-                    _ => unreachable!(),
-                };
-                if stateid == StateId::ANONYMOUS {
-                    let access = if changes { 2 } else { 1 };
-                    self.shadow.check_denied(at, access, "S1");
-                    self.old.check_denied(at, access, "S6");
-                }
-                self.vfs(job.client, at, changes, content);
-                (Stage::Acted(permit), Ok(None))
-            }
-            (_, Stage::Acted(permit)) => {
-                self.state.end(now, permit);
-                (Stage::Begin, Ok(Some(Reply::Status(NfsStat::Ok))))
-            }
-            (Op::GetAttr { file: at }, Stage::Begin) => match self.state.look(now, caller, file(*at)) {
-                Ok(permit) => {
-                    self.observe();
-                    let mine = |it: &Delegated| it.file == *at && it.client == job.client;
-                    job.own = self.shadow.delegations.iter().any(mine);
-                    for it in self.shadow.delegations.iter().filter(|it| it.file == *at && it.write) {
-                        assert_eq!(it.client, job.client, "somebody else may have written");
-                    }
-                    (Stage::Looked(Some(permit)), Ok(None))
-                }
-                Err(stop) => (Stage::Begin, Err(stop)),
-            },
-            (Op::GetAttr { file: at }, Stage::Looked(permit)) => {
-                let change = self.disks[*at].query();
-                if !job.own {
-                    self.vouch(*at, change, self.disks[*at].content);
-                }
-                if let Some(permit) = permit {
-                    self.state.end(now, permit);
-                }
-                (Stage::Begin, Ok(Some(Reply::Attr { change })))
-            }
-            (Op::GetAttr { .. }, stage @ Stage::Asked(_)) => (stage, Ok(None)),
-            (op, Stage::Begin) => (Stage::Begin, self.at_once(&op.clone(), job.client).map(Some)),
-            (op, stage) => unreachable!("{op:?} at {stage:?}"),
-        }
-    }
-
-    /// What has only one half.
-    fn at_once(&mut self, op: &Op, client: ClientId) -> Step<Reply> {
-        let (now, caller) = (self.now, Caller::Client(client));
-        match op {
-            Op::Close { file: at, owner, stateid } => {
-                let closed = self.state.close(now, caller, file(*at), stateid)?;
-                self.shadow.opens.retain(|it| (it.client, it.file, it.owner) != (client, *at, *owner));
-                self.shadow.locks.remove(&(*at, client, *owner));
-                Ok(Reply::Stateid(closed))
-            }
-            Op::Downgrade { file: at, owner, stateid, access, deny } => {
-                let left = self.state.open_downgrade(now, caller, file(*at), stateid, *access, *deny)?;
-                for it in &mut self.shadow.opens {
-                    if (it.client, it.file, it.owner) == (client, *at, *owner) {
-                        (it.access, it.deny) = (*access, *deny);
-                    }
-                }
-                Ok(Reply::Stateid(left))
-            }
-            Op::Lock { file: at, owner, open, write, wait, reclaim, range } => {
-                let kind = match (write, wait) {
-                    (false, false) => LockType::Read,
-                    (true, false) => LockType::Write,
-                    (false, true) => LockType::ReadW,
-                    (true, true) => LockType::WriteW,
-                };
-                let locker = Locker::New { open: *open, owner: &[*owner] };
-                let request =
-                    LockRequest { locker, kind, reclaim: *reclaim, offset: range.0, length: range.1 };
-                let stateid = self.state.lock(now, caller, file(*at), &request)?;
-                self.observe();
-                let bytes = bytes(*range);
-                let record = self.shadow.records[&client].clone();
-                self.shadow.check_lock((*at, client, *owner), &record, &bytes, *write, "S2");
-                if !reclaim {
-                    self.old.check_lock((*at, client, *owner), &record, &bytes, *write, "S6");
-                }
-                self.set_bytes((*at, client, *owner), &bytes, Some(*write));
-                self.done.note("lock");
-                Ok(Reply::Stateid(stateid))
-            }
-            Op::Unlock { file: at, owner, stateid, range } => {
-                let stateid = self.state.locku(now, caller, file(*at), stateid, *range)?;
-                self.set_bytes((*at, client, *owner), &bytes(*range), None);
-                Ok(Reply::Stateid(stateid))
-            }
-            Op::Return { file: at, stateid } => {
-                self.state.deleg_return(now, caller, file(*at), stateid)?;
-                self.done.note("return");
-                Ok(Reply::Status(NfsStat::Ok))
-            }
-            Op::Complete => {
-                self.state.reclaim_complete(now, client, false)?;
-                self.complete.insert(client);
-                Ok(Reply::Status(NfsStat::Ok))
-            }
-            _ => unreachable!("{op:?}"),
-        }
-    }
-
-    fn set_bytes(&mut self, key: (usize, ClientId, u8), bytes: &[bool; BYTES], lock: Option<bool>) {
-        let locked = self.shadow.locks.entry(key).or_default();
-        for (byte, held) in locked.iter_mut().enumerate().filter(|(byte, _)| bytes[*byte]) {
-            let _ = byte;
-            *held = lock;
-        }
-    }
-
-    /// The VFS acts: whatever was decided has to be so still.
-    fn vfs(&mut self, client: ClientId, at: usize, changes: bool, content: Option<u64>) {
-        self.observe();
-        let record = self.shadow.records[&client].clone();
-        self.shadow.check_act(at, &record, changes, "S3, S4");
-        self.old.check_act(at, &record, changes, "S6");
-        if changes {
-            self.next_content += 1;
-            let disk = &mut self.disks[at];
-            disk.content = content.unwrap_or(self.next_content);
-            disk.changed();
-        }
-    }
-
-    fn opened(&mut self, grant: OpenGrant, reclaim: bool, opened: &Opened) -> Reply {
-        self.observe();
-        let record = self.shadow.records[&grant.client].clone();
-        self.shadow.check_open(&grant, &record, "S1, S3, S4");
-        if !reclaim {
-            self.old.check_open(&grant, &record, "S6");
-        }
-        self.done.note(if reclaim { "reclaim" } else { "open" });
-        let at = grant.file;
-        let same = |it: &&mut OpenGrant| (it.client, it.file, it.owner) == (grant.client, at, grant.owner);
-        match self.shadow.opens.iter_mut().find(same) {
-            Some(it) => {
-                it.access |= grant.access;
-                it.deny |= grant.deny;
-            }
-            None => self.shadow.opens.push(grant.clone()),
-        }
-        let mut base = Answer { change: 0, size: 0 };
-        let (stateid, write) = match opened.delegation {
-            Granted::None(_) => {
-                return Reply::Opened { stateid: opened.stateid, delegation: opened.delegation, base };
-            }
-            Granted::Read(stateid) => (stateid, false),
-            Granted::Write(stateid) => (stateid, true),
-        };
-        self.done.note(if write { "write delegation" } else { "read delegation" });
-        let conflicting = |open: &OpenGrant| {
-            open.file == at
-                && if write {
-                    open.client != grant.client
-                } else {
-                    open.access & 2 != 0 && open.client != grant.client
-                }
-        };
-        assert!(!self.shadow.opens.iter().any(conflicting), "S3, S4: a delegation beside an open");
-        if write {
-            base = Answer { change: self.disks[at].query(), size: 0 };
-            self.state.delegation_base(&stateid, base);
-        }
-        self.shadow.delegations.push(Delegated {
-            client: grant.client,
-            file: at,
-            write,
-            stateid,
-            recalled: None,
-        });
-        Reply::Opened { stateid: opened.stateid, delegation: opened.delegation, base }
-    }
-
-    fn vouch(&mut self, at: usize, change: u64, content: u64) {
-        let before = *self.vouched.entry((at, change)).or_insert(content);
-        assert_eq!(before, content, "change {change} of file {at} vouches for two contents");
-    }
-
-    fn finish(&mut self, mut job: Job, reply: Reply) {
-        format!("{reply:?}").hash(&mut self.hash);
-        let bytes = format!("{reply:?}");
-        if let Some(running) = job.running.take() {
-            self.state.finish(self.now, running, bytes.as_bytes());
-        }
-        self.replies.insert(job.digest, reply.clone());
-        // The reply may get lost.
-        let slot = self.peers[job.peer]
-            .sent
-            .iter()
-            .position(|sent| sent.as_ref().is_some_and(|sent| sent.digest == job.digest));
-        if let (Some(slot), false) = (slot, self.chance(4))
-            && let Some(sent) = self.peers[job.peer].sent[slot].clone()
-        {
-            self.receive(job.peer, slot, &sent, &reply);
-        }
-    }
-
     fn store(&mut self, change: RecordChange) {
         match change {
             RecordChange::Put(record) => {
@@ -797,6 +540,7 @@ impl World {
         match effect {
             Effect::Persist { ticket, change } => {
                 if self.chance(12) {
+                    self.litter |= self.state.pending.get(&ticket) == Some(&Pending::Forgotten);
                     self.state.failed(ticket);
                 } else {
                     self.store(change);
@@ -823,7 +567,14 @@ impl World {
         let channel = match self.state.channel(client, &call) {
             Ok(channel) => channel,
             Err(NoChannel::Busy) => {
-                self.todo.push_back(Effect::Call { client, call });
+                match call {
+                    // It takes too long.
+                    Call::GetAttr { ticket, file, .. } if self.chance(4) => {
+                        self.answers.push((ticket, number(file), None, 0));
+                    }
+                    Call::Recall { .. } | Call::NotifyLock { .. } if self.chance(4) => {}
+                    call => self.todo.push_back(Effect::Call { client, call }),
+                }
                 return;
             }
             Err(NoChannel::Down) => {
@@ -909,11 +660,4 @@ impl World {
             self.finish(job, Reply::Attr { change });
         }
     }
-}
-
-fn bytes(range: (u64, u64)) -> [bool; BYTES] {
-    std::array::from_fn(|byte| {
-        let byte = byte as u64;
-        byte >= range.0 && byte - range.0 < range.1
-    })
 }
