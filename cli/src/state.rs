@@ -14,8 +14,8 @@ use crate::failure::{FAILED, failure};
 use crate::show;
 
 /// What kind of file it is, in words.
-fn kind(meta: &std::fs::Metadata) -> &'static str {
-    FileType::from_mode(meta.mode()).map_or("unknown", show::kind)
+fn kind(meta: &std::fs::Metadata) -> String {
+    FileType::from_mode(meta.mode()).map_or("strange file", show::kind).replace('_', " ")
 }
 
 /// Read a saved state. What is none is refused before it is read to its end: it may have none.
@@ -25,10 +25,8 @@ pub fn load(path: &Path) -> Result<State> {
     // Before it is opened: a FIFO would wait for a writer, and to some devices opening does something.
     let meta = std::fs::metadata(path).with_context(place)?;
     if !meta.is_file() {
-        return Err(refuse(&format!(
-            "is no saved state: a regular file is wanted, and this is a {}",
-            kind(&meta)
-        )));
+        let why = format!("is no saved state but a {}", kind(&meta));
+        return Err(failure(FAILED, format!("{} {why}: a regular file is wanted", path.display())));
     }
     let file = File::open(path).with_context(place)?;
     let mut bytes = Vec::new();

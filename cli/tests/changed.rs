@@ -104,9 +104,9 @@ fn what_is_no_state_is_refused_before_it_is_read() {
     let state = fs::read(&word).unwrap();
     make("mkfifo", &[&made.word("fifo")]);
     let since = |name: &str, part: &str| refused(&["changed", &made.image, "--since", name], 1, part);
-    since("/dev/zero", "a regular file is wanted");
-    since(&made.word("fifo"), "is a fifo");
-    since(&made.word("d"), "is a directory");
+    since("/dev/zero", "but a char device: a regular file is wanted");
+    since(&made.word("fifo"), "but a fifo");
+    since(&made.word("d"), "but a directory");
     let other = made.word("other");
     fs::write(&other, "").unwrap();
     since(&other, "no saved state");
