@@ -30,9 +30,9 @@ pub struct Cli {
 /// How to open the images of a command that does not mount them.
 #[derive(Debug, Clone, Args)]
 pub struct Image {
-    /// How to open images: offset=BYTES (where a partition begins) and others
+    /// How to open images: offset=SIZE (where a partition begins) and others
     ///
-    /// Separated by commas: offset=BYTES, where in the image the filesystem begins (a partition); nosandbox, do not lock the process in that
+    /// Separated by commas: offset=SIZE, where in the image the filesystem begins (a partition), in bytes or as 1M; nosandbox, do not lock the process in that
     /// parses; cache=SIZE; norecovery; trust-foreign. See `ivers mount --help`.
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
@@ -109,6 +109,9 @@ pub struct Mount {
     /// Append messages to this file (default: ivers/ivers.log under $XDG_STATE_HOME or ~/.local/state)
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
+    /// Whoever calls says `rw` without meaning it: mount(8).
+    #[arg(long, hide = true)]
+    pub rw_unasked: bool,
     /// The child that serves: says on standard output when it does.
     #[arg(long, hide = true)]
     pub serve: bool,
@@ -123,7 +126,7 @@ pub struct Mount {
 pub struct Unmount {
     /// The directory
     pub dir: PathBuf,
-    /// Take it out of the tree now, and end when the last open file is closed
+    /// Take it out of the tree now, though it is in use; this command still waits until the last open file is closed
     #[arg(long)]
     pub lazy: bool,
 }

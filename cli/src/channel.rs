@@ -30,8 +30,8 @@ pub enum Order {
 pub enum Report {
     /// The filesystem is open.
     Opened {
-        /// It cannot be written.
-        read_only: bool,
+        /// Why it cannot be written, if it cannot.
+        read_only: Option<String>,
     },
     /// Requests are being answered.
     Serving,

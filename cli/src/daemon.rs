@@ -8,11 +8,21 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
 use crate::failure::{failure, say};
 
-/// What the child says when it serves; anything else is an exit code and why it does not.
-const READY: &str = "ready";
+/// What the child says when it serves, before [`Served`]; anything else is an exit code and why it does not.
+const READY: &str = "ready ";
+
+/// What is said of a mount that serves.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Served {
+    /// It cannot be written.
+    pub read_only: bool,
+    /// Why, if that was not asked for.
+    pub read_only_because: Option<String>,
+}
 
 /// Where messages go if nobody says.
 pub fn default_log() -> Option<PathBuf> {
@@ -35,8 +45,8 @@ pub fn this_program() -> Result<Command> {
     Ok(command)
 }
 
-/// Start this program again with these arguments; return its process id once it says that it is ready.
-pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<u32> {
+/// Start this program again with these arguments; return its process id and what it says once it is ready.
+pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<(u32, Served)> {
     let log = match log {
         Some(path) => {
             Some(open_log(path).with_context(|| format!("cannot open the log {}", path.display()))?)
@@ -58,8 +68,8 @@ pub fn start(args: &[std::ffi::OsString], log: Option<&Path>) -> Result<u32> {
     }
     drop(waiting);
     let line = line.trim_end();
-    if line == READY {
-        return Ok(child.id());
+    if let Some(served) = line.strip_prefix(READY) {
+        return Ok((child.id(), serde_json::from_str(served)?));
     }
     let status = child.wait()?;
     match line.split_once(' ') {
@@ -77,10 +87,10 @@ pub fn leave_terminal() -> Result<()> {
 }
 
 /// In the child: tell the parent how it went.
-pub fn tell_parent(result: &Result<()>) {
+pub fn tell_parent(result: Result<&Served, &anyhow::Error>) {
     let mut stdout = std::io::stdout();
     let line = match result {
-        Ok(()) => READY.to_owned(),
+        Ok(served) => format!("{READY}{}", serde_json::json!(served)),
         Err(error) => format!("{} {}", crate::failure::code(error), crate::failure::line(error)),
     };
     // The parent may be gone; that is no reason not to serve.

@@ -10,7 +10,7 @@ use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
 use crate::dirs::Dirs;
-use crate::failure::{Output, Tally, usage};
+use crate::failure::{FAILED, Output, Tally, failure, usage};
 use crate::image::{self, Images, Place};
 use crate::{args, facts, show};
 
@@ -202,8 +202,11 @@ fn cat_one(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Writ
     let inode = resolve(vfs, image, path, true)?;
     let name = image::name(image, path);
     if inode.kind != FileType::Regular {
-        let why = if inode.kind == FileType::Directory { NameError::IsDirectory } else { NameError::Invalid };
-        return Err(anyhow::Error::from(ivers_vfs::Error::from(why)).context(name));
+        if inode.kind == FileType::Directory {
+            return Err(anyhow::Error::from(ivers_vfs::Error::from(NameError::IsDirectory)).context(name));
+        }
+        let kind = show::kind(inode.kind).replace('_', " ");
+        return Err(failure(FAILED, format!("{name}: a {kind}: it has no contents in the image")));
     }
     if !json {
         return pour(vfs, &inode, |bytes| Ok(out.write_all(bytes).map_err(Output)?)).context(name);
@@ -369,12 +372,14 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
 /// `ivers stats`.
 pub fn stats(args: &args::Stats, json: bool) -> Result<()> {
     let stats = facts::served_json(&args.dir, ivers_fuse::STATS)?;
+    // The same label wherever it is asked from.
+    let dir = args.dir.canonicalize().unwrap_or_else(|_| args.dir.clone());
+    let dir = dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
     if json {
         return show::json_line(&stats);
     }
     for (name, value) in stats.as_object().into_iter().flatten() {
         if args.prometheus {
-            let dir = args.dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
             show::line(format_args!(
                 "# TYPE ivers_{name}_total counter\nivers_{name}_total{{mount=\"{dir}\"}} {value}"
             ))?;

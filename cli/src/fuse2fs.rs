@@ -162,6 +162,8 @@ fn translate(words: &Words) -> Result<args::Mount> {
         fs_type: "ext4".into(),
         foreground,
         log: None,
+        // That one mounts read-only as well, whatever was said.
+        rw_unasked: true,
         serve: false,
         worker: false,
     })

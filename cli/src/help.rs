@@ -26,17 +26,21 @@ To begin with:
 /// Of `mount`.
 pub const MOUNT: &str = "\
 Mount options (-o), separated by commas:
-  ro, rw           read-only, writable (the default)
+  ro, rw           read-only, writable (the default). An image that can
+                   only be read is mounted read-only and standard error
+                   says why; refused if rw was asked for
   iversion=MODE    when the change attribute moves: lazy (the default; also
                    i_version), eager, or off (also noiversion)
   lazytime         keep pure timestamp changes in memory for up to a day
                    (and nolazytime)
   relatime, noatime, strictatime
                    when the access time moves (relatime is the default)
-  cache=SIZE       bound of all caches together, as 64M or 1G (default 256M)
-  offset=BYTES     where in the image the filesystem begins (a partition)
-  commit=SECONDS   longest time that a change stays out of the journal
-                   (default 5)
+  cache=SIZE       bound of all caches together, as 64M or 1G: at least 4M
+                   (default 256M)
+  offset=SIZE      where in the image the filesystem begins (a partition),
+                   in bytes or as 1M
+  commit=SECONDS   longest time that a change stays out of the journal:
+                   1 to 900 (default 5)
   trust-foreign    believe stored change attributes though another system
                    wrote to the image
   norecovery       with ro: do not replay the journal, not even in memory
@@ -52,7 +56,8 @@ Mount options (-o), separated by commas:
   linger=N         microseconds that a serving thread looks out for the next
                    request before it sleeps: 0 to 1000 (default 100; on a
                    single processor 0)
-  default_permissions, no_default_permissions, threads=N,
+  threads=N        threads that serve: 1 to 64
+  default_permissions, no_default_permissions,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
   fsname=, subtype=
                    as FUSE has them
@@ -67,7 +72,7 @@ In /etc/fstab:
 
 mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.
 
-JSON: dir, image, pid.
+JSON: dir, image, pid, read_only, read_only_because (null if it was asked for). With --foreground: as soon as the mount serves.
 
 Examples:
   ivers mount disk.img mnt

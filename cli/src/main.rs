@@ -24,6 +24,7 @@ mod mkfs;
 mod mount;
 mod options;
 mod outcome;
+mod pages;
 mod progress;
 mod show;
 mod state;
@@ -31,7 +32,6 @@ mod unmount;
 mod worker;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
 use args::{Cli, Task};
@@ -51,7 +51,7 @@ fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
         && words.len() >= 3
         && (first.contains('/') || words.iter().any(|w| w == "-o"))
     {
-        words.insert(1, "mount".into());
+        words.splice(1..1, ["mount".into(), "--rw-unasked".into()]);
     }
     words
 }
@@ -82,37 +82,15 @@ fn main() -> ExitCode {
         Task::Stats(args) => files::stats(&args, json),
         Task::Mkfs(args) => mkfs::mkfs(&args, json, cli.quiet),
         Task::Bench(args) => bench::bench(&args, json),
-        Task::Completions { shell } => {
-            // The generator panics where it cannot write: a closed pipe is met here.
-            let mut text = Vec::new();
-            clap_complete::generate(shell, &mut public(), "ivers", &mut text);
-            std::io::stdout().write_all(&text).map_err(Into::into)
+        Task::Completions { .. } | Task::Man { .. } if json => {
+            Err(failure::usage("--json: completions and manual pages are no answers"))
         }
-        Task::Man { dir } => man(&dir),
+        Task::Completions { shell } => pages::completions(shell),
+        Task::Man { dir } => pages::man(&dir),
         Task::Keeper => keeper::keep(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure::report("ivers", &error),
     }
-}
-
-/// The command line without what only the program itself calls, which completions would offer.
-fn public() -> clap::Command {
-    let whole = Cli::command();
-    let shown = whole.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned();
-    let bare =
-        clap::Command::new("ivers").version(env!("CARGO_PKG_VERSION")).args(whole.get_arguments().cloned());
-    let about = whole.get_long_about().cloned().unwrap_or_default();
-    bare.subcommands(shown)
-        .about(whole.get_about().cloned().unwrap_or_default())
-        .long_about(about)
-        .after_long_help(help::IVERS)
-        .subcommand_required(true)
-}
-
-fn man(dir: &std::path::Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(public(), dir)?;
-    Ok(())
 }

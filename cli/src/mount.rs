@@ -5,6 +5,8 @@
 //! worker has given up, and opening mounted files to flush them needs rights that it has given up too.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
@@ -13,12 +15,15 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use ivers_block::{BlockError, FileDevice};
 use ivers_fuse::{Attached, FuseOptions, MountError};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 
 use crate::channel::{Channel, Order, Report};
-use crate::failure::{BUSY, FAILED, failure, usage};
+use crate::daemon::Served;
+use crate::failure::{BUSY, FAILED, REFUSED, failure, line, say, usage};
+use crate::image::How;
 use crate::options::{Options, parse};
 use crate::outcome::Outcome;
 use crate::{args, daemon, facts, image, show, worker};
@@ -57,7 +62,7 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
         return Err(usage(format!("{dir}: not empty: -o nonempty mounts over what is in it")));
     }
     if args.serve || args.foreground {
-        return serve(&args, options);
+        return serve(&args, options, json);
     }
     let log = args.log.take().map(std::path::absolute).transpose()?;
     if let Some(log) = &log {
@@ -66,13 +71,26 @@ pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
             return Err(usage(format!("--log {}: that is the image", log.display())));
         }
     }
-    let pid = daemon::start(&words(&args, "--serve"), log.as_deref())?;
-    if json {
-        show::json_line(
-            &json!({ "dir": args.dir.to_string_lossy(), "image": args.image.to_string_lossy(), "pid": pid }),
-        )?;
+    let (pid, served) = daemon::start(&words(&args, "--serve"), log.as_deref())?;
+    if let Some(why) = &served.read_only_because {
+        say(format_args!("ivers: {}", show::one_line(&fallen_back(&args, why))));
     }
-    Ok(())
+    if json { tell(&args, pid, &served) } else { Ok(()) }
+}
+
+fn fallen_back(args: &args::Mount, why: &str) -> String {
+    format!("{}: mounted read-only: {why}", args.image.display())
+}
+
+/// The mount, in JSON.
+fn tell(args: &args::Mount, pid: u32, served: &Served) -> Result<()> {
+    show::json_line(&json!({
+        "dir": args.dir.to_string_lossy(),
+        "image": args.image.to_string_lossy(),
+        "pid": pid,
+        "read_only": served.read_only,
+        "read_only_because": served.read_only_because,
+    }))
 }
 
 /// Whether another filesystem begins at a directory.
@@ -88,43 +106,77 @@ fn words(args: &args::Mount, role: &str) -> Vec<OsString> {
     for option in &args.options {
         words.extend(["-o".into(), OsString::from(option)]);
     }
+    if args.rw_unasked {
+        words.push("--rw-unasked".into());
+    }
     words.extend(["--".into(), args.image.clone().into(), args.dir.clone().into()]);
     words
 }
 
-fn serve(args: &args::Mount, options: Options) -> Result<()> {
+fn serve(args: &args::Mount, options: Options, json: bool) -> Result<()> {
     daemon::start_log();
     if !args.serve {
-        return supervise(args, options, |_| {});
+        return supervise(args, options, |served| {
+            // Who does not listen is no reason not to serve.
+            if json && let Err(error) = tell(args, std::process::id(), &served) {
+                log::warn!("{}", line(&error));
+            }
+        });
     }
     daemon::leave_terminal()?;
     let mut told = false;
-    let result = supervise(args, options, |result| {
+    let result = supervise(args, options, |served| {
         told = true;
-        daemon::tell_parent(result);
+        daemon::tell_parent(Ok(&served));
     });
-    if told {
-        if let Err(error) = &result {
-            log::error!("{}", crate::failure::line(error));
-        }
-    } else {
-        daemon::tell_parent(&result);
+    match &result {
+        Err(error) if !told => daemon::tell_parent(Err(error)),
+        Err(error) => log::error!("{}", line(error)),
+        Ok(()) => {}
     }
     result
 }
 
-fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(&Result<()>)) -> Result<()> {
+/// Open the image, with the way out for who may only read it.
+fn open(args: &args::Mount, how: &How) -> Result<Option<FileDevice>> {
+    image::open_device(&args.fs_type, &args.image, how).map_err(|error| {
+        let denied = [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem];
+        let is_denied = matches!(
+            error.downcast_ref(), Some(BlockError::Open { source, .. }) if denied.contains(&source.kind())
+        );
+        if !how.read_only && is_denied && File::open(&args.image).is_ok() {
+            failure(FAILED, format!("{}: it can only be read: -o ro mounts it so", line(&error)))
+        } else {
+            error
+        }
+    })
+}
+
+fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(Served)) -> Result<()> {
     let mut fuse = options.fuse;
     if fuse.fsname == FuseOptions::default().fsname {
         fuse.fsname = args.image.display().to_string();
     }
-    let device = image::open_device(&args.fs_type, &args.image, &options.how)?;
+    let device = open(args, &options.how)?;
     let mut worker = Worker::start(args)?;
     worker.channel.send(&Order::Open, &device.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     // The lock on the image is the worker's now.
     drop(device);
     let Report::Opened { read_only } = worker.report()? else { bail!("the worker talks nonsense") };
-    fuse.read_only |= read_only;
+    let because = read_only.filter(|_| !options.how.read_only);
+    if let Some(why) = &because {
+        if options.writable && !args.rw_unasked {
+            worker.dismiss()?;
+            let image = args.image.display();
+            return Err(failure(
+                REFUSED,
+                format!("{image}: cannot be mounted for writing: {why}; without rw it is mounted read-only"),
+            ));
+        }
+        log::warn!("{}", fallen_back(args, why));
+    }
+    fuse.read_only |= because.is_some();
+    let served = Served { read_only: fuse.read_only, read_only_because: because };
 
     // Before the mount shows: a signal from then on is an unmount.
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
@@ -152,7 +204,7 @@ fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(&Result<()
     })?;
     let outcome =
         Outcome::listen().inspect_err(|error| log::warn!("unmount cannot ask how this mount ends: {error}"));
-    ready(&Ok(()));
+    ready(served);
     let closed = worker.report();
     // A mount whose worker died stays: programs get errors, and nothing of theirs lands in the directory below.
     attached.leave();
@@ -161,9 +213,11 @@ fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(&Result<()
     let result = match closed {
         Ok(Report::Closed) => worker.wait(),
         Ok(_) => Err(anyhow::anyhow!("the worker talks nonsense")),
-        Err(error) => {
+        // Unmounted already if closing the image failed.
+        Err(error) if crate::unmount::is_dead(&args.dir) => {
             Err(error.context(format!("{}: dead until it is unmounted (ivers unmount)", args.dir.display())))
         }
+        Err(error) => Err(error),
     };
     if let Ok(outcome) = outcome {
         outcome.tell(&result);

@@ -18,6 +18,8 @@ pub struct Options {
     pub fuse: FuseOptions,
     /// Mount though the directory is not empty.
     pub nonempty: bool,
+    /// `rw` was said: read-only will not do.
+    pub writable: bool,
 }
 
 /// Split at commas; `\,` is a comma in a value.
@@ -49,10 +51,11 @@ pub fn parse(words: &[String]) -> Result<Options> {
     let mut how = How { read_only: false, ..How::default() };
     let mut vfs = MountOptions::default();
     let mut fuse = FuseOptions::default();
-    let mut nonempty = false;
+    let (mut nonempty, mut writable) = (false, false);
     for option in split(words) {
         let bad = |why: &str| usage(format!("mount option {option}: {why}"));
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(n, v)| (n, Some(v)));
+        writable |= option == "rw";
         match (name, value) {
             ("iversion", Some("lazy")) | ("i_version", None) => vfs.mode = ChangeMode::Lazy,
             ("iversion", Some("eager")) => vfs.mode = ChangeMode::Eager,
@@ -70,8 +73,8 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     .ok_or_else(|| bad("must be a size of at least 4M, as 64M or 1G"))?;
             }
             ("offset", value) => {
-                how.offset_bytes = value.and_then(|v| v.parse().ok()).ok_or_else(|| {
-                    bad("must be a number of bytes: where the filesystem begins in the image")
+                how.offset_bytes = value.and_then(show::parse_size).ok_or_else(|| {
+                    bad("must be where the filesystem begins in the image, in bytes or as 1M")
                 })?;
             }
             ("sync", None) => {
@@ -110,10 +113,11 @@ pub fn parse(words: &[String]) -> Result<Options> {
         }
     }
     how.read_only = fuse.read_only;
+    writable &= !how.read_only;
     if how.no_replay && !how.read_only {
         return Err(usage("mount option norecovery: only with ro, or the journal would be lost"));
     }
-    Ok(Options { how, vfs, fuse, nonempty })
+    Ok(Options { how, vfs, fuse, nonempty, writable })
 }
 
 /// Those that mean something where an image is only looked into.
@@ -150,6 +154,10 @@ mod tests {
         assert_eq!((all.how.cache_bytes, all.how.commit_s), (64 << 20, 9));
         assert_eq!(all.how.offset_bytes, 1 << 20);
         assert_eq!((all.vfs.mode, all.vfs.atime), (ChangeMode::Eager, AtimeMode::Never));
+        assert_eq!(options("offset=1M").unwrap().how.offset_bytes, 1 << 20);
+        for (text, writable) in [("rw", true), ("noatime", false), ("rw,ro", false), ("ro,rw", true)] {
+            assert_eq!(options(text).unwrap().writable, writable, "{text}");
+        }
         assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
         assert_eq!(split(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
         assert_eq!(split(&[escape("fsname=b\\,c")]), ["fsname=b\\,c"]);

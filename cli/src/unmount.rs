@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use ivers_fuse::{MOUNT, mounts_of};
 use serde_json::json;
 
-use crate::failure::{BUSY, FAILED, failure, say, usage};
+use crate::failure::{BUSY, FAILED, REFUSED, failure, say, usage};
 use crate::{args, facts, progress, show};
 
 /// `ivers unmount`.
@@ -26,6 +26,10 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
 
 fn unmount_served(args: &args::Unmount, json: bool) -> Result<()> {
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    if facts::served(&dir, MOUNT, true)?.is_none() {
+        let dir = args.dir.display();
+        return Err(failure(REFUSED, format!("{dir}: not on an ivers mount: nothing to unmount")));
+    }
     let mount = facts::served_json(&dir, MOUNT)?;
     let pid = mount["pid"]
         .as_i64()

@@ -34,7 +34,7 @@ pub fn work(args: &args::Mount, options: Options) -> Result<()> {
 
 fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
     let Some((Order::Open, fds)) = channel.receive()? else { bail!("the worker has no supervisor") };
-    let Options { how, vfs, fuse, nonempty: _ } = options;
+    let Options { how, vfs, fuse, .. } = options;
     let image = fds
         .into_iter()
         .next()
@@ -45,9 +45,6 @@ fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
         log::warn!("{}: the sandbox is not whole: {sandbox}", args.dir.display());
     }
     let vfs = image::open_on(image, &args.image, &how, vfs)?;
-    if let Some(why) = vfs.info().read_only.as_ref().filter(|_| !how.read_only) {
-        log::warn!("{}: mounted read-only: {why}", args.image.display());
-    }
     let served = serve(channel, vfs.clone(), fuse, sandbox.map(|sandbox| sandbox.to_string()));
     // Whatever ended the session: what was written goes to the image.
     let closed = vfs.unmount();
@@ -56,7 +53,7 @@ fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
 }
 
 fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<String>) -> Result<()> {
-    channel.send(&Report::Opened { read_only: vfs.is_read_only() }, &[])?;
+    channel.send(&Report::Opened { read_only: vfs.info().read_only.clone() }, &[])?;
     // Without an order the supervisor could not mount: there is nothing to serve.
     let Some((Order::Serve { thread_ids, pid }, fds)) = channel.receive()? else { return Ok(()) };
     let connection = Connection::from_parts(fds, thread_ids).context("the connection came in parts")?;

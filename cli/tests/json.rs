@@ -6,7 +6,9 @@ use common::*;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 type Names = BTreeSet<String>;
 
@@ -104,6 +106,9 @@ fn on_a_mount() {
     for name in promised("stats") {
         assert!(text.contains(&format!("\nivers_{name}_total{{mount=\"{dir}\"}} ")), "{name}: {text}");
     }
+    let relative =
+        Command::new(IVERS).args(["stats", ".", "--prometheus"]).current_dir(dir).output().unwrap();
+    assert!(said(&relative).contains(&format!("{{mount=\"{dir}\"}}")), "{}", said(&relative));
     holds("unmount", &ask(&["unmount", dir]));
     place.image.check().unwrap();
 
@@ -124,4 +129,29 @@ fn on_a_mount() {
     let changed = ask(&["changed", dir, "--since", state]);
     assert!(!changed.is_empty() && changed.iter().all(|line| line["change"].is_null()), "{changed:?}");
     place.unmount();
+}
+
+/// In the foreground the answer comes when the mount serves, not when it ends.
+#[test]
+fn a_mount_in_the_foreground_answers() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let mut serving = Command::new(IVERS)
+        .args(["mount", "-f", "--json"])
+        .args([place.image.path(), &place.dir])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(serving.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let answer: Value = serde_json::from_str(&line).unwrap();
+    holds("mount", std::slice::from_ref(&answer));
+    assert_eq!((&answer["pid"], &answer["read_only"]), (&serving.id().into(), &false.into()));
+    fs::write(place.path("f"), "it serves").unwrap();
+    place.unmount();
+    assert!(serving.wait().unwrap().success());
 }

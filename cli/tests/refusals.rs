@@ -147,7 +147,7 @@ fn bad_places_and_options_are_refused() {
     refused(&["cp", &format!("{image}:/missing"), full], 3, "missing");
     refused(&["changed", image, "--since", &format!("{dir}/missing")], 3, "missing");
     refused(&["stats", dir], 4, "not on an ivers mount");
-    refused(&["unmount", dir], 4, "not on an ivers mount");
+    refused(&["unmount", dir], 4, "nothing to unmount");
     refused(&["mkfs", image], 1, image);
     refused(&["mkfs", image, "--size", "1G"], 1, "not empty");
     refused(&["mkfs", "-F", image, "--size", "1M"], 2, "larger, not smaller");
@@ -248,7 +248,25 @@ fn bigalloc_is_read_only_and_says_so() {
     let output = ivers(words);
     assert!(output.status.success(), "{}", said(&output));
     assert!(fs::read_to_string(log).unwrap().contains("bigalloc"));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.lines().count() == 1 && told.contains("mounted read-only") && told.contains("bigalloc"));
     assert!(fs::write(place.path("x"), b"").is_err());
+    place.unmount();
+    let [bigalloc, dir] = [image.path(), &place.dir].map(|path| path.to_str().unwrap());
+    // Whoever asked for it is not told; whoever asked for the contrary does not get it; mount(8) says rw whatever its user said.
+    let asked = ivers(["mount", "--json", "-o", "ro", bigalloc, dir]);
+    assert!(asked.status.success() && asked.stderr.is_empty(), "{}", said(&asked));
+    let answer: serde_json::Value = serde_json::from_slice(&asked.stdout).unwrap();
+    assert!(answer["read_only"] == true && answer["read_only_because"].is_null(), "{answer}");
+    place.unmount();
+    refused(&["mount", "-o", "rw", bigalloc, dir], 4, "bigalloc");
+    assert!(mount_line(&place.dir).is_none());
+    let by_table = ivers(["--json", "mount", "--rw-unasked", "-o", "rw", bigalloc, dir]);
+    let answer: serde_json::Value = serde_json::from_slice(&by_table.stdout).unwrap();
+    assert!(answer["read_only_because"].as_str().unwrap().contains("bigalloc"), "{answer}");
+    place.unmount();
+    let by_table = ivers([bigalloc, dir, "-o", "rw"]);
+    assert!(by_table.status.success() && said(&by_table).contains("bigalloc"), "{}", said(&by_table));
     place.unmount();
     refused(&["cp", FILE, &format!("{}:/x", image.path().display())], 1, "read-only");
     assert!(fs::read(image.path()).unwrap() == before, "written to");
@@ -302,4 +320,32 @@ fn an_image_is_in_use_under_all_its_names() {
         fs::write(place.path("f"), name).unwrap();
         place.unmount();
     }
+}
+
+#[test]
+fn what_has_no_contents_is_named() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    let image = Image::new("ext4", 16 << 20, &[]).unwrap();
+    let fifo = image.dir().join("fifo");
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let inside = format!("{}:/fifo", image.path().display());
+    let copied = ivers(["cp", "-r", fifo.to_str().unwrap(), &inside]);
+    assert!(copied.status.success(), "{}", said(&copied));
+    refused(&["cat", &inside], 1, "a fifo");
+}
+
+#[test]
+fn pages_say_where_they_could_not_be_written() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("file"), "").unwrap();
+    refused(&["man", &path("file")], 1, &path("file"));
+    refused(&["man", "--json", &path("man")], 2, "--json");
+    refused(&["completions", "--json", "bash"], 2, "--json");
+    assert!(ivers(["man", &path("man")]).status.success());
+    let page = fs::read_to_string(path("man/ivers-changed.1")).unwrap();
+    assert!(page.contains(r"[\-\-since <STATE>]") && page.contains("<TREE>\n"), "{page}");
 }

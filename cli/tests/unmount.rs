@@ -160,4 +160,7 @@ fn an_image_that_was_cut_under_the_mount_is_no_success() {
     let output = ivers(["unmount".as_ref(), place.dir.as_os_str()]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains("not closed in good order"), "{}", said(&output));
+    assert!(
+        !said(&output).contains("until it is unmounted") && !place.log().contains("until it is unmounted")
+    );
 }

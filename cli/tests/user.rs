@@ -291,3 +291,22 @@ fn what_a_user_may_not_see_is_neither_new_nor_removed() {
     assert_eq!(changed("--since"), quiet("C own/sub\nC own/sub/f\n"));
     home.unmount();
 }
+
+#[test]
+fn who_may_only_read_an_image_is_told_how() {
+    let Some(home) = Home::new() else { return };
+    let image = home.place.image.path();
+    fs::set_permissions(image, fs::Permissions::from_mode(0o444)).unwrap();
+    if home.user == 0 {
+        return;
+    }
+    let output = home.try_mount("rw");
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && told.lines().count() == 1, "{told}");
+    assert!(told.contains("Permission denied") && told.contains("-o ro"), "{told}");
+    home.mount("ro");
+    home.unmount();
+    fs::set_permissions(image, fs::Permissions::from_mode(0o000)).unwrap();
+    let output = home.try_mount("rw");
+    assert!(!said(&output).contains("-o ro"), "it cannot be read either: {}", said(&output));
+}
