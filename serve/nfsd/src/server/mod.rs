@@ -1,4 +1,4 @@
-//! The server, put together: [`State`](crate::state::State) behind its mutex, what carries out what it asks for, and NFS as an RPC program.
+//! The server, put together: [`State`] behind its mutex, what carries out what it asks for, and NFS as an RPC program.
 //!
 //! | module | what lives there |
 //! |---|---|
