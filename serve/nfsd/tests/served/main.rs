@@ -11,6 +11,7 @@ use std::time::Duration;
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
+use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
@@ -101,6 +102,45 @@ fn a_file_is_made_written_read_and_closed() {
     assert_eq!(client.answered().0, NfsStat::Ok);
     assert_eq!(client.call(close).0, NfsStat::BadStateid);
     server.stop().unwrap();
+}
+
+/// [RFC8881 18.16.3]
+#[test]
+fn files_are_made_once_and_emptied() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (_server, address) = serve(dir.path(), &vfs);
+    let mut client = Client::new(address, "a");
+    let exclusive = |verifier: u8| {
+        let attrs = Attrs { mode: Some(0o600), ..Attrs::default() }.encode();
+        let how = CreateHow::Exclusive41(CreateVerfAttr { verifier: [verifier; 8], attrs });
+        let open = open("o", share::BOTH | NO_DELEGATION, OpenHow::Create(how), named("once"));
+        [data(), vec![open, Op::GetFh(())]].concat()
+    };
+    let (made, handle) = opened(&client.call(exclusive(1)));
+    assert!(made.attrset.contains(attr::MODE) && made.attrset.contains(attr::TIME_MODIFY));
+    let (again, same) = opened(&client.call(exclusive(1)));
+    assert_eq!((again.stateid.other, same), (made.stateid.other, handle.clone()), "asked again");
+    assert_eq!(client.call(exclusive(2)).0, NfsStat::Exist);
+    assert_eq!(client.call(write(&handle, again.stateid, b"12345")).0, NfsStat::Ok);
+    assert_eq!(client.call(exclusive(1)).0, NfsStat::Exist, "not just made any more");
+
+    let before = client.attrs(&handle);
+    assert_eq!(before.size, Some(5));
+    let empty = Attrs { size: Some(0), mode: Some(0o777), ..Attrs::default() }.encode();
+    let how = OpenHow::Create(CreateHow::Unchecked(empty));
+    let truncate = open("o", share::WRITE | NO_DELEGATION, how, named("once"));
+    let (emptied, same) = opened(&client.call([data(), vec![truncate, Op::GetFh(())]].concat()));
+    assert_eq!((emptied.attrset, &same), (Bitmap::of([attr::SIZE]), &handle));
+    assert_eq!(emptied.cinfo.before, emptied.cinfo.after, "the directory is as it was");
+    let after = client.attrs(&handle);
+    assert!(after.size == Some(0) && after.change > before.change);
+
+    let missing = open("o", share::READ, OpenHow::NoCreate, named("nothing"));
+    assert_eq!(client.call([data(), vec![missing]].concat()).0, NfsStat::Noent);
+    let directory = open("o", share::READ, OpenHow::NoCreate, named("lost+found"));
+    assert_eq!(client.call([data(), vec![directory]].concat()).0, NfsStat::Isdir);
+    let outside = open("o", share::READ, unchecked(), named("x"));
+    assert_ne!(client.call(vec![Op::PutRootFh(()), outside]).0, NfsStat::Ok);
 }
 
 #[test]
