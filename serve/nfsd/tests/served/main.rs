@@ -295,3 +295,36 @@ fn what_was_open_is_claimed_after_a_restart() {
     let Some(OpResult::Write(Ok(third))) = results.last() else { panic!("{results:?}") };
     assert_eq!(second.verifier, third.verifier, "it did flush");
 }
+
+/// Opens with delegations, changes and looks of several clients at one file: everybody gets on.
+#[test]
+fn several_clients_contend_for_one_file() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut first = Client::new(address, "first");
+    let (_, handle) = make(&mut first, "f");
+    let work = &|number: u8| {
+        let mut client = Client::new(address, &format!("client {number}"));
+        client.shows = Some((0, 0));
+        let put = Op::PutFh(handle.clone());
+        for round in 0..15u8 {
+            let open = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Fh);
+            let (opened, _) = opened(&client.call_patiently(&[put.clone(), open, Op::GetFh(())]));
+            let text = [number, round];
+            let written = client.call_patiently(&write(&handle, opened.stateid, &text));
+            assert_eq!(written.0, NfsStat::Ok);
+            let close = Op::Close(SeqState { seqid: 0, stateid: opened.stateid });
+            assert_eq!(client.call_patiently(&[put.clone(), close]).0, NfsStat::Ok);
+            if let OpenDelegation::Write(it) = opened.delegation {
+                let back = client.call_patiently(&[put.clone(), Op::DelegReturn(it.stateid)]);
+                assert_eq!(back.0, NfsStat::Ok);
+            }
+            assert_eq!(client.call_patiently(&[put.clone(), change_and_size()]).0, NfsStat::Ok);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..4).for_each(|number| drop(scope.spawn(move || work(number))));
+    });
+    assert_eq!(first.call_patiently(&[Op::PutFh(handle.clone()), change_and_size()]).0, NfsStat::Ok);
+    server.stop().unwrap();
+}
