@@ -52,7 +52,7 @@ fn served_number(path: &Path, name: &str, follow: bool) -> Result<Option<u64>> {
 
 /// The JSON that a mount serves of itself under a name.
 pub fn served_json(path: &Path, name: &str) -> Result<Value> {
-    let text = served(path, name, true)?.ok_or_else(|| {
+    served_json_if_any(path, name)?.ok_or_else(|| {
         failure(
             REFUSED,
             format!(
@@ -60,8 +60,13 @@ pub fn served_json(path: &Path, name: &str) -> Result<Value> {
                 path.display()
             ),
         )
-    })?;
-    serde_json::from_str(&text).with_context(|| format!("{}: {name} is no JSON", path.display()))
+    })
+}
+
+/// The same; none if no mount serves there.
+pub fn served_json_if_any(path: &Path, name: &str) -> Result<Option<Value>> {
+    let Some(text) = served(path, name, true)? else { return Ok(None) };
+    serde_json::from_str(&text).with_context(|| format!("{}: {name} is no JSON", path.display())).map(Some)
 }
 
 /// The number and life of a file on a mount, and its change attribute.

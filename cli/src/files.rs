@@ -205,7 +205,7 @@ fn cat_one(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Writ
         if inode.kind == FileType::Directory {
             return Err(anyhow::Error::from(ivers_vfs::Error::from(NameError::IsDirectory)).context(name));
         }
-        let kind = show::kind(inode.kind).replace('_', " ");
+        let kind = show::kind_in_words(inode.kind);
         return Err(failure(FAILED, format!("{name}: a {kind}: it has no contents in the image")));
     }
     if !json {
@@ -372,12 +372,12 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
 /// `ivers stats`.
 pub fn stats(args: &args::Stats, json: bool) -> Result<()> {
     let stats = facts::served_json(&args.dir, ivers_fuse::STATS)?;
-    // The same label wherever it is asked from.
-    let dir = args.dir.canonicalize().unwrap_or_else(|_| args.dir.clone());
-    let dir = dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
     if json {
         return show::json_line(&stats);
     }
+    // The same label wherever it is asked from.
+    let dir = args.dir.canonicalize().unwrap_or_else(|_| args.dir.clone());
+    let dir = dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
     for (name, value) in stats.as_object().into_iter().flatten() {
         if args.prometheus {
             show::line(format_args!(

@@ -62,6 +62,11 @@ pub fn kind(kind: FileType) -> &'static str {
     }
 }
 
+/// The same in a sentence.
+pub fn kind_in_words(file: FileType) -> String {
+    kind(file).replace('_', " ")
+}
+
 /// A name, with what a terminal must not see escaped.
 pub fn name(bytes: &[u8]) -> String {
     let text = OsStr::from_bytes(bytes).to_string_lossy();

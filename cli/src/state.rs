@@ -15,7 +15,7 @@ use crate::show;
 
 /// What kind of file it is, in words.
 fn kind(meta: &std::fs::Metadata) -> String {
-    FileType::from_mode(meta.mode()).map_or("strange file", show::kind).replace('_', " ")
+    FileType::from_mode(meta.mode()).map_or_else(|| "strange file".to_owned(), show::kind_in_words)
 }
 
 /// Read a saved state. What is none is refused before it is read to its end: it may have none.
@@ -93,7 +93,8 @@ pub fn target(path: &Path) -> Result<Target> {
     }
 }
 
-fn dir_of(path: &Path) -> &Path {
+/// The directory that a name is in.
+pub fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -26,11 +26,10 @@ pub fn unmount(args: &args::Unmount, json: bool) -> Result<()> {
 
 fn unmount_served(args: &args::Unmount, json: bool) -> Result<()> {
     let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
-    if facts::served(&dir, MOUNT, true)?.is_none() {
+    let Some(mount) = facts::served_json_if_any(&dir, MOUNT)? else {
         let dir = args.dir.display();
         return Err(failure(REFUSED, format!("{dir}: not on an ivers mount: nothing to unmount")));
-    }
-    let mount = facts::served_json(&dir, MOUNT)?;
+    };
     let pid = mount["pid"]
         .as_i64()
         .and_then(|pid| i32::try_from(pid).ok())

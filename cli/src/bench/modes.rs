@@ -137,15 +137,11 @@ const ROWS: [Spec; 29] = [
     spec("overwrite_1_byte", Asked::Always, plain(Pattern::Overwrite, 1), 1, 1),
     spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(2.05, None, DD),
     spec("append_4k", Asked::Always, plain(Pattern::Append, BLOCK), 16, 2),
-    spec("sequential_4k_8_jobs", Asked::Always, shared_file(0, false), 1, 8).seeds(
-        1.29,
-        Some(0.94),
-        "fio, 8 jobs write 4 KiB blocks of one 10 GiB file for 600 s, ext4",
-    ),
+    spec("sequential_4k_8_jobs", Asked::Always, shared_file(0, false), 1, 8).seeds(1.29, Some(0.94), FIO),
     spec("sequential_4k_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8).seeds(
         1.27,
         None,
-        "the same fio job while a process queries in a loop, xfs",
+        FIO_QUERIED,
     ),
     hammer("query_hammer_1", 1),
     hammer("query_hammer_2", 2),

@@ -10,19 +10,29 @@ pub const ACCESS: &[u8] = b"system.posix_acl_access";
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
+/// The tag of the owner's entry.
+pub const USER_OBJ: u16 = 0x01;
+/// The tag of a named user's.
+pub const USER: u16 = 0x02;
+/// The tag of the group's.
+pub const GROUP_OBJ: u16 = 0x04;
+/// The tag of a named group's.
+pub const GROUP: u16 = 0x08;
+/// The tag of what bounds all but the owner and the others.
+pub const MASK: u16 = 0x10;
+/// The tag of everybody else's.
+pub const OTHER: u16 = 0x20;
 const NO_ID: u32 = u32::MAX;
 
+/// What one class of callers, or one caller, may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
-    tag: u16,
-    perm: u16,
-    id: u32,
+pub struct Entry {
+    /// Whom it is for: one of the tags above.
+    pub tag: u16,
+    /// R4 W2 X1.
+    pub perm: u16,
+    /// The user or group that it names; of other tags it means nothing.
+    pub id: u32,
 }
 
 /// A validated ACL.
@@ -69,6 +79,17 @@ impl Acl {
             return Err(NameError::Invalid.into());
         }
         Ok(Some(Self(entries)))
+    }
+
+    /// What the permission bits of a mode say alone.
+    pub fn of_mode(mode: u32) -> Self {
+        let entry = |tag, shift: u32| Entry { tag, perm: (mode >> shift & 7) as u16, id: NO_ID };
+        Self(vec![entry(USER_OBJ, 6), entry(GROUP_OBJ, 3), entry(OTHER, 0)])
+    }
+
+    /// In order of tag and id.
+    pub fn entries(&self) -> &[Entry] {
+        &self.0
     }
 
     /// The attribute's value.

@@ -21,6 +21,7 @@ use super::super::stream::Item;
 use super::{Target, Xattrs, acls_missing_in};
 use crate::failure::usage;
 use crate::show;
+use crate::state::dir_of;
 
 /// Reading the system's files has this origin: numbers of files are comparable.
 pub const HOST_ORIGIN: u32 = 0;
@@ -65,8 +66,7 @@ impl Host {
 
     /// The directory that is written to, by number.
     pub fn number(&self) -> Option<(u64, u64)> {
-        let dir = if self.is_dir { Some(self.to.as_path()) } else { self.to.parent() };
-        let dir = dir.filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = if self.is_dir { self.to.as_path() } else { dir_of(&self.to) };
         fs::metadata(dir).ok().map(|meta| (meta.dev(), meta.ino()))
     }
 

@@ -95,12 +95,11 @@ impl Front {
         for _ in 0..TRIES {
             match work(context, taken.turn.as_ref()) {
                 Ok(result) => return Ok(self.end_turn(context, &mut taken, result)),
-                Err(Stop::Gate(ticket)) if !self.0.is_pending(ticket) => {}
-                // It would have to be waited for inside of the turn.
-                Err(Stop::Gate(_) | Stop::Ask(_)) => break,
-                Err(other) => {
-                    stop = other;
-                    break;
+                Err(why) => {
+                    if let Err(why) = self.0.passed(why) {
+                        stop = why;
+                        break;
+                    }
                 }
             }
         }

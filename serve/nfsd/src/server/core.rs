@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Ino, InodeRef};
 use parking_lot::Mutex;
 
@@ -18,7 +19,7 @@ use crate::net::connection::Connection;
 use crate::ops::open::is_gone;
 use crate::rpc::{Callbacks, Workers};
 use crate::stable::Stable;
-use crate::state::{Call, Conn, Effect, File, Permit, Span, State, Ticket, Time};
+use crate::state::{Call, Conn, Effect, File, Permit, Span, State, Step, Stop, Ticket, Time};
 
 /// What all that put the server together share.
 pub(super) struct Core {
@@ -181,6 +182,15 @@ impl Core {
 
     pub fn is_pending(&self, ticket: Ticket) -> bool {
         self.state.lock().is_pending(ticket)
+    }
+
+    /// What stopped an operation where nothing can be waited for. `Ok`: it is done by now, try again; what is under way still has the client come again.
+    pub fn passed(&self, stop: Stop) -> Step<()> {
+        match stop {
+            Stop::Gate(ticket) if !self.is_pending(ticket) => Ok(()),
+            Stop::Gate(_) | Stop::Ask(_) => Err(NfsStat::Delay.into()),
+            stop => Err(stop),
+        }
     }
 
     // ---- connections -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ use super::clients::{Front, client, running};
 use super::core::Core;
 use crate::compound::{Context, Place};
 use crate::ops::open::{Done, Found, find};
-use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Step, Stop, Turn, Why};
+use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Step, Turn, Why};
 
 /// So often a name may mean something else by the time it is used; then the client comes again.
 const TRIES: usize = 8;
@@ -42,26 +42,18 @@ impl Planned<'_> {
         let file = done.file.file();
         // Without a change attribute its holder's answers could not be compared with anything.
         let delegate = self.core.delegations && done.file.vfs().change(&done.file.inode).is_some();
-        let mut stop = Stop::Fail(NfsStat::Delay);
         for _ in 0..TRIES {
             let Some(plan) = self.plan.take() else { break };
             match self.core.with(|state, now| state.open_commit(now, plan, file, delegate)) {
                 Ok(opened) => return Ok(opened),
                 Err((plan, why)) => {
                     self.plan = Some(plan);
-                    match why {
-                        // What it needed is done by now: that a file was made must not be forgotten by trying all of it again.
-                        Stop::Gate(ticket) if !self.core.is_pending(ticket) => {}
-                        Stop::Gate(_) | Stop::Ask(_) => break,
-                        why => {
-                            stop = why;
-                            break;
-                        }
-                    }
+                    // Here and not from the start: that a file was made must not be forgotten.
+                    self.core.passed(why)?;
                 }
             }
         }
-        Err(stop)
+        Err(NfsStat::Delay.into())
     }
 }
 

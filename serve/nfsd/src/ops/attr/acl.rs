@@ -7,7 +7,8 @@
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::Ace;
 use ivers_nfs4::xdr::List;
-use ivers_vfs::{Attr, Cred, Error, FileType, NameError, acl};
+use ivers_vfs::acl::{self, Acl, Entry, GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OBJ};
+use ivers_vfs::{Attr, Cred, Error, FileType, NameError};
 
 use crate::compound::{Context, Object};
 use crate::ops::status::status;
@@ -39,56 +40,23 @@ const ALWAYS: u32 = READ_ATTRIBUTES | READ_ACL | SYNCHRONIZE;
 /// What the owner may beside.
 const OWNERS: u32 = WRITE_ATTRIBUTES | WRITE_ACL | WRITE_OWNER;
 
-const USER_OBJ: u16 = 0x01;
-const USER: u16 = 0x02;
-const GROUP_OBJ: u16 = 0x04;
-const GROUP: u16 = 0x08;
-const MASK: u16 = 0x10;
-const OTHER: u16 = 0x20;
-
-#[derive(Debug, Clone, Copy)]
-struct Entry {
-    tag: u16,
-    perm: u32,
-    id: u32,
-}
-
-/// The entries of an attribute that the VFS has validated.
-fn entries(value: &[u8]) -> Vec<Entry> {
-    let entry = |raw: &[u8]| Entry {
-        tag: u16::from_le_bytes([raw[0], raw[1]]),
-        perm: u32::from(u16::from_le_bytes([raw[2], raw[3]])),
-        id: u32::from_le_bytes([raw[4], raw[5], raw[6], raw[7]]),
-    };
-    value.get(4..).unwrap_or_default().chunks_exact(8).map(entry).collect()
-}
-
-fn stored(object: &Object, name: &[u8]) -> Res<Option<Vec<Entry>>> {
+fn stored(object: &Object, name: &[u8]) -> Res<Option<Acl>> {
     let value = match object.vfs().get_xattr(&Cred::trusted(), &object.inode, name) {
         Ok(value) => value,
         Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => return Ok(None),
         Err(error) => return Err(status(&error)),
     };
-    let valid = acl::Acl::parse(&value).map_err(|_| NfsStat::Io)?;
-    Ok(valid.map(|acl| entries(&acl.encode())))
-}
-
-/// What permission bits say alone.
-fn of_mode(perm: u32) -> Vec<Entry> {
-    [(USER_OBJ, 6), (GROUP_OBJ, 3), (OTHER, 0)]
-        .into_iter()
-        .map(|(tag, shift)| Entry { tag, perm: perm >> shift & 7, id: u32::MAX })
-        .collect()
+    Acl::parse(&value).map_err(|_| NfsStat::Io)
 }
 
 /// The ACL of an object: what its own says, or its mode; for a directory, then what its children inherit.
 pub fn of(context: &Context, object: &Object, stat: &Attr) -> Res<List<Ace>> {
     let directory = stat.kind == FileType::Directory;
-    let own = stored(object, acl::ACCESS)?.unwrap_or_else(|| of_mode(stat.perm));
-    let mut aces = Mapping { context, directory, flags: 0 }.aces(&own);
+    let own = stored(object, acl::ACCESS)?.unwrap_or_else(|| Acl::of_mode(stat.perm));
+    let mut aces = Mapping { context, directory, flags: 0 }.aces(own.entries());
     if directory && let Some(default) = stored(object, acl::DEFAULT)? {
         let flags = FILE_INHERIT | DIRECTORY_INHERIT | INHERIT_ONLY;
-        aces.extend(Mapping { context, directory, flags }.aces(&default));
+        aces.extend(Mapping { context, directory, flags }.aces(default.entries()));
     }
     Ok(List(aces))
 }
@@ -100,7 +68,7 @@ struct Mapping<'a> {
 }
 
 impl Mapping<'_> {
-    fn bits(&self, perm: u32) -> u32 {
+    fn bits(&self, perm: u16) -> u32 {
         let mut mask = 0;
         if perm & 4 != 0 {
             mask |= READ_DATA | READ_NAMED_ATTRS;
@@ -126,13 +94,13 @@ impl Mapping<'_> {
         }
     }
 
-    fn allow(&self, entry: &Entry, perm: u32) -> Ace {
+    fn allow(&self, entry: &Entry, perm: u16) -> Ace {
         let (who, flag) = self.who(entry);
         let more = if entry.tag == USER_OBJ { ALWAYS | OWNERS } else { ALWAYS };
         Ace { kind: ALLOW, flags: self.flags | flag, mask: self.bits(perm) | more, who }
     }
 
-    fn deny(&self, entry: &Entry, perm: u32) -> Option<Ace> {
+    fn deny(&self, entry: &Entry, perm: u16) -> Option<Ace> {
         let (who, flag) = self.who(entry);
         (perm != 0).then(|| Ace { kind: DENY, flags: self.flags | flag, mask: self.bits(perm), who })
     }
