@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -118,7 +118,7 @@ impl Keeper {
             how: how.clone(),
             silent: progress::is_silent(),
         };
-        keeper.order(&order, &[device.as_fd()])?;
+        keeper.order(&order, &[device.lend()])?;
         Ok(keeper)
     }
 

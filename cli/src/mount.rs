@@ -159,7 +159,7 @@ fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(Served)) -
     }
     let device = open(args, &options.how)?;
     let mut worker = Worker::start(args)?;
-    worker.channel.send(&Order::Open, &device.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    worker.channel.send(&Order::Open, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
     // The lock on the image is the worker's now.
     drop(device);
     let Report::Opened { read_only } = worker.report()? else { bail!("the worker talks nonsense") };

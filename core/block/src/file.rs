@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
@@ -39,6 +39,8 @@ pub struct FileDevice {
     /// How many of them a flush has made durable. Held while one is under way: who waits for it may find its own writes
     /// among those.
     flushed: Mutex<u64>,
+    /// No other process was given the open file, so that nobody else counts on its lock.
+    alone: AtomicBool,
 }
 
 impl FileDevice {
@@ -77,7 +79,9 @@ impl FileDevice {
         if mode == OpenMode::ReadWrite && loops::in_use(&file.metadata().map_err(open_error)?) {
             return Err(busy());
         }
-        Self::adopt(file, path, mode)
+        let device = Self::adopt(file, path, mode)?;
+        device.alone.store(true, Ordering::Relaxed);
+        Ok(device)
     }
 
     /// Takes over a file that [`FileDevice::open`] opened with `mode` in another process, and its lock with it: that belongs to the open
@@ -88,7 +92,13 @@ impl FileDevice {
             .seek(SeekFrom::End(0))
             .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
         // Who had it open before may have left something unflushed: the first flush counts for that too.
-        Ok(Self { file, path, size_bytes, mode, written: AtomicU64::new(1), flushed: Mutex::new(0) })
+        Ok(Self { file, path, size_bytes, mode, written: AtomicU64::new(1), flushed: Mutex::new(0), alone: AtomicBool::new(false) })
+    }
+
+    /// To be sent to another process, for [`FileDevice::adopt`]. From then on the lock outlives this device.
+    pub fn lend(&self) -> BorrowedFd<'_> {
+        self.alone.store(false, Ordering::Relaxed);
+        self.file.as_fd()
     }
 
     /// The path it was opened by.
@@ -108,10 +118,14 @@ impl FileDevice {
     }
 }
 
-/// To be sent to another process, for [`FileDevice::adopt`].
-impl AsFd for FileDevice {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+/// A child that another thread is starting has every descriptor until it runs its program: closing ours would leave the image locked
+/// for that long.
+impl Drop for FileDevice {
+    fn drop(&mut self) {
+        if *self.alone.get_mut() {
+            // What fails here was never locked, or is unlocked by closing.
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        }
     }
 }
 
@@ -218,12 +232,16 @@ mod tests {
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
         assert!(matches!(dev.read_at(65535, &mut buf), Err(BlockError::OutOfRange { .. })));
         assert!(matches!(dev.write_at(u64::MAX, &buf), Err(BlockError::OutOfRange { .. })));
-        let other = File::from(dev.as_fd().try_clone_to_owned().unwrap());
+        let other = File::from(dev.lend().try_clone_to_owned().unwrap());
         drop(dev);
         let adopted = FileDevice::adopt(other, path.clone(), OpenMode::ReadWrite).unwrap();
         assert_eq!(adopted.size_bytes(), 65536);
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
         drop(adopted);
+        // Nor does a child that is just being started hold it.
+        let dev = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
+        let _childs = dev.file.try_clone().unwrap();
+        drop(dev);
         let a = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         let _b = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadWrite), Err(BlockError::Busy { .. })));

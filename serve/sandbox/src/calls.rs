@@ -31,6 +31,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_fallocate,
     libc::SYS_fstat,
     libc::SYS_close,
+    libc::SYS_flock,
     libc::SYS_dup,
     libc::SYS_ppoll,
     libc::SYS_recvmsg,

@@ -32,7 +32,15 @@ pub(super) struct Directory {
     log: Option<File>,
     next: Option<File>,
     /// Held as long as this lives: another server here would write over what this one knows.
-    _lock: File,
+    lock: File,
+}
+
+/// A child that another thread is starting has every descriptor until it runs its program: closing ours would leave the directory
+/// locked for that long.
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 /// The log's name.
@@ -61,7 +69,7 @@ impl Directory {
             Err(error) => return Err(error.into()),
         }
         let names = File::open(path)?;
-        Ok(Some(Self { path: path.to_owned(), names, log: None, next: None, _lock: lock }))
+        Ok(Some(Self { path: path.to_owned(), names, log: None, next: None, lock }))
     }
 
     /// Nobody else reads secrets, and nothing outside is written to by way of a link.
