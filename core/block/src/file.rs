@@ -92,7 +92,15 @@ impl FileDevice {
             .seek(SeekFrom::End(0))
             .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
         // Who had it open before may have left something unflushed: the first flush counts for that too.
-        Ok(Self { file, path, size_bytes, mode, written: AtomicU64::new(1), flushed: Mutex::new(0), alone: AtomicBool::new(false) })
+        Ok(Self {
+            file,
+            path,
+            size_bytes,
+            mode,
+            written: AtomicU64::new(1),
+            flushed: Mutex::new(0),
+            alone: AtomicBool::new(false),
+        })
     }
 
     /// To be sent to another process, for [`FileDevice::adopt`]. From then on the lock outlives this device.
