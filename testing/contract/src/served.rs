@@ -43,7 +43,7 @@ pub struct Served {
 impl Served {
     /// Use a directory below the root of the export, which is made if it is not there.
     pub fn new(name: impl Into<String>, address: SocketAddr, restart: Option<Restart>) -> Self {
-        let (mut changes, mut looks) = (Client::new(address, "changes"), Client::new(address, "looks"));
+        let (mut changes, mut looks) = (client(address, "changes"), client(address, "looks"));
         let make = CreateArgs { kind: CreateType::Dir, name: TOP.into(), attrs: mode(0o755) };
         let (status, _) = changes.call_patiently(&[data(), vec![Nfs::Create(make)]].concat());
         assert!(matches!(status, NfsStat::Ok | NfsStat::Exist), "{status:?}");
@@ -211,8 +211,7 @@ impl Served {
         }
         let Some(restart) = &mut self.restart else { return Err(Refused::Unsupported) };
         self.address = restart();
-        (self.changes, self.looks) =
-            (Client::new(self.address, "changes"), Client::new(self.address, "looks"));
+        (self.changes, self.looks) = (client(self.address, "changes"), client(self.address, "looks"));
         self.claims = claims(&mut self.looks, true);
         Ok(())
     }
@@ -333,7 +332,7 @@ impl Shared {
     fn with<T>(&self, call: impl FnOnce(&mut Client) -> T) -> T {
         let idle = self.idle.lock().expect("no thread panicked").pop();
         let mut client = idle.unwrap_or_else(|| {
-            Client::new(self.address, &format!("thread {}", NEXT.fetch_add(1, Ordering::Relaxed)))
+            client(self.address, &format!("thread {}", NEXT.fetch_add(1, Ordering::Relaxed)))
         });
         let answer = call(&mut client);
         self.idle.lock().expect("no thread panicked").push(client);
@@ -373,6 +372,10 @@ impl SharedFile for Shared {
     fn query(&self) -> Result<Option<u64>> {
         Ok(decoded(Some(&self.call(change_and_size())?)).change)
     }
+}
+
+fn client(address: SocketAddr, name: &str) -> Client {
+    Client::of_minor(address, name, 2)
 }
 
 /// What the protocol says is only that values never go back; the rest is what any change attribute promises.

@@ -35,8 +35,6 @@ pub struct Client {
     pub id: ClientId,
     /// Its session.
     pub session: SessionId,
-    /// The minor version of its requests in a session.
-    pub minor: u32,
     /// The last sequence number of each slot; requests one at a time go by the first.
     slots: Vec<u32>,
     /// What was recalled.
@@ -46,6 +44,8 @@ pub struct Client {
     /// What CB_GETATTR is answered with.
     pub shows: Option<(u64, u64)>,
     name: String,
+    /// Of the requests in its session.
+    minor: u32,
 }
 
 fn channel() -> ChannelAttrs {
@@ -87,18 +87,24 @@ impl Client {
             xid: 1,
             id: 0,
             session: [0; 16],
-            minor: 2,
             slots: vec![0],
             recalled: Vec::new(),
             notified: 0,
             shows: None,
             name: name.to_owned(),
+            minor: 1,
         }
     }
 
     /// With a session, and nothing to reclaim.
     pub fn new(address: SocketAddr, name: &str) -> Self {
+        Self::of_minor(address, name, 1)
+    }
+
+    /// The same, of a minor version.
+    pub fn of_minor(address: SocketAddr, name: &str, minor: u32) -> Self {
         let mut client = Self::connect(address, name);
+        client.minor = minor;
         client.make_session();
         assert_eq!(client.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
         client
@@ -109,7 +115,7 @@ impl Client {
         let owner = ClientOwner { verifier: [7; 8], id: Opaque(self.name.as_bytes().to_vec()) };
         let exchange =
             ExchangeIdArgs { owner, flags: 0, protect: StateProtect::None, implementation: List(Vec::new()) };
-        let (_, results) = self.compound(1, vec![Op::ExchangeId(exchange)]);
+        let (_, results) = self.compound(self.minor, vec![Op::ExchangeId(exchange)]);
         let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{results:?}") };
         self.id = known.clientid;
         let create = CreateSessionArgs {
@@ -121,7 +127,7 @@ impl Client {
             callback_program: 0x4000_0000,
             security: List(vec![CallbackSecurity::None]),
         };
-        let (_, results) = self.compound(1, vec![Op::CreateSession(create)]);
+        let (_, results) = self.compound(self.minor, vec![Op::CreateSession(create)]);
         let Some(OpResult::CreateSession(Ok(made))) = results.last() else { panic!("{results:?}") };
         assert_eq!(made.flags, session_flags::CONN_BACK_CHAN);
         self.session = made.sessionid;
@@ -243,6 +249,7 @@ impl Client {
         let mut from = Decoder::new(message);
         let header = CallHeader::take(&mut from).unwrap();
         let args = CbCompoundArgs::take(&mut from).unwrap();
+        assert_eq!(args.minor_version, self.minor, "Linux knows no session of another version");
         let results = args.ops.0.into_iter().map(|op| match op {
             CbOp::Sequence(it) => CbResult::Sequence(Ok(CbSequenceOk {
                 sessionid: it.sessionid,

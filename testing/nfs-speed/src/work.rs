@@ -75,7 +75,7 @@ fn must(status: NfsStat, results: &[OpResult]) {
 impl Course {
     /// `export` is a path below the root of the server.
     pub fn begin(address: std::net::SocketAddr, export: &str) -> Self {
-        let mut client = Client::new(address, &format!("speed {}", std::process::id()));
+        let mut client = Client::of_minor(address, &format!("speed {}", std::process::id()), 2);
         let steps = export.split('/').filter(|name| !name.is_empty()).map(|name| Op::Lookup(name.into()));
         let place: Vec<Op> = [Op::PutRootFh(())].into_iter().chain(steps).collect();
         let small = make(&mut client, &place, "small");

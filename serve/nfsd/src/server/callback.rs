@@ -12,7 +12,7 @@ use ivers_nfs4::rpc::OpaqueAuth;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Bitmap, ClientId, Opaque, Owner};
 use ivers_nfs4::xdr::{List, Xdr};
-use ivers_vfs::{Cred, SetAttr, TimeSet};
+use ivers_vfs::Touch;
 
 use super::core::Core;
 use crate::compound::{News, Shown};
@@ -33,7 +33,7 @@ impl Core {
             Err(NoChannel::Busy) => return self.defer(client, call),
             Err(NoChannel::Down) => return self.unheard(call),
         };
-        let Channel::Session { conn, sequence, program, identity } = &channel else {
+        let Channel::Session { conn, sequence, program, minor, identity } = &channel else {
             // Nobody has said that clients of NFSv4.0 can be called.
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
@@ -51,7 +51,7 @@ impl Core {
             credential,
         };
         let ops = List(vec![CbOp::Sequence(sequence.clone()), op]);
-        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: 1, ident: 0, ops }.to_bytes();
+        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: *minor, ident: 0, ops }.to_bytes();
         let core = self.clone();
         self.callbacks.call(&connection, &procedure, &arguments, TIME, move |outcome| {
             core.heard(client, call, &channel, Some(outcome));
@@ -147,15 +147,10 @@ impl Core {
         self.resume(ticket, &news);
     }
 
-    /// He has written: the times say so, and the change attribute.
+    /// He has written: the times say so, and the change attribute, in one step.
     fn show(&self, file: File) -> Option<u64> {
         let (vfs, inode) = self.file(file)?;
-        let set = SetAttr { mtime: Some(TimeSet::Now), ..SetAttr::default() };
-        if let Err(error) = vfs.set_attr(&Cred::trusted(), &inode, &set) {
-            log::error!("a delegated file: {error}");
-            return None;
-        }
-        vfs.force_change(&inode)
+        vfs.force_change(&inode, Touch::Data)
     }
 }
 

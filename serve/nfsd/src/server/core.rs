@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::status::NfsStat;
-use ivers_vfs::{Ino, InodeRef};
+use ivers_vfs::{Ino, InodeRef, Touch};
 use parking_lot::Mutex;
 
 use super::waiting::Waiters;
@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// Carry out what is asked for, until nothing is. What another thread carries out meanwhile is waited for: it may be this one's.
-    fn carry_out(self: &Arc<Self>) {
+    pub(super) fn carry_out(self: &Arc<Self>) {
         let _one = self.carrying.lock();
         loop {
             let Some(effect) = self.queue.lock().pop_front() else { return };
@@ -179,7 +179,7 @@ impl Core {
 
     fn bump(&self, file: File) {
         if let Some((vfs, inode)) = self.file(file) {
-            vfs.force_change(&inode);
+            vfs.force_change(&inode, Touch::Nothing);
         }
     }
 

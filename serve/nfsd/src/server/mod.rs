@@ -20,7 +20,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ivers_vfs::Vfs;
@@ -153,8 +152,7 @@ impl NfsServer {
             let filesystem = &export.filesystem;
             match filesystem.vfs.sync() {
                 Ok(()) => {
-                    let verifier = filesystem.write_verifier.load(Ordering::SeqCst);
-                    self.stable.detach(export.identity, verifier)?;
+                    self.stable.detach(export.identity, filesystem.newest_verifier())?;
                 }
                 // It counts as one that did not flush.
                 Err(error) => log::error!("{}: {error}", export.path),
@@ -171,7 +169,7 @@ fn table(stable: &Stable, handles: &Handles, exports: Vec<Exported>) -> Result<E
             Some(device) => (stable.identify(vfs.info().uuid, &device)?, 0),
             None => (stable.identify_volatile(), rand::random()),
         };
-        let write_verifier = Arc::new(AtomicU64::new(stable.attach(identity)?));
+        let write_verifier = stable.attach(identity)?;
         rows.push((config, identity, Filesystem { vfs, write_verifier, instance }));
     }
     let digest = digest(rows.iter().map(|(config, identity, _)| (config, *identity)));

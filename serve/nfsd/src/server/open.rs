@@ -90,13 +90,23 @@ impl Front {
                     let (file, truncates) = (there.file.file(), there.truncates);
                     let Some(plan) = &planned.plan else { break };
                     self.0.with(|state, now| state.open_claim(now, plan, file, truncates))?;
-                    let done = there.open(context)?;
+                    let Some(done) = there.open(context)? else { continue };
                     let opened = planned.commit(&done)?;
                     return Ok(self.opened(context, wants, done, opened));
                 }
                 Found::Missing(missing) => {
-                    let Some(done) = missing.make(context)? else { continue };
-                    return match planned.commit(&done) {
+                    let Some(plan) = &planned.plan else { break };
+                    let (mut claimed, mut asked) = (Ok(()), false);
+                    // It is said under the directory's lock: what `state` asks for has to wait until that is let go.
+                    let made = missing.make(context, &mut |file| {
+                        (claimed, asked) =
+                            self.0.section(|state, now| state.open_claim(now, plan, file, false));
+                    });
+                    if asked {
+                        self.0.carry_out();
+                    }
+                    let Some(done) = made? else { continue };
+                    return match claimed.and_then(|()| planned.commit(&done)) {
                         Ok(opened) => Ok(self.opened(context, wants, done, opened)),
                         Err(stop) => {
                             missing.unmake(&done);

@@ -189,7 +189,8 @@ fn share_modes_and_locks_are_kept() {
 fn a_delegation_is_given_asked_about_and_recalled() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
-    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    // Which is called back in its own version.
+    let (mut a, mut b) = (Client::of_minor(address, "a", 2), Client::new(address, "b"));
     let open_a = open("o", share::BOTH, guarded(), named("f"));
     let made = a.call([data(), vec![open_a, Op::GetFh(()), change_and_size()]].concat());
     let base = decoded(made.1.last());

@@ -3,14 +3,15 @@
 use ivers_nfs4::attr::{self, Attrs, Fattr, is_read_only};
 use ivers_nfs4::ops::v40::{SetAttrArgs, SetAttrRes};
 use ivers_nfs4::status::{NfsStat, Res};
-use ivers_nfs4::types::{Bitmap, SetTime, StateId};
-use ivers_vfs::{Cred, FileType, SetAttr, TimeSet, Timestamp};
+use ivers_nfs4::types::{Bitmap, SetTime};
+use ivers_vfs::{CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
 use super::{SETTABLE, wanted};
 use crate::compound::Context;
+use crate::ops::data::is_special;
 use crate::ops::settle;
 use crate::ops::status::OrStatus;
-use crate::state::{Does, Step, Stop};
+use crate::state::{Does, Step};
 
 /// What is to be set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -73,9 +74,11 @@ impl Wanted {
         Ok(Self { set, mask: given.mask.clone(), umask })
     }
 
-    /// Whether nothing is to be set.
-    pub fn is_nothing(&self) -> bool {
-        self.set == SetAttr::default()
+    /// What is to be made, with all of this from the start.
+    pub fn born(&self, spec: CreateSpec) -> CreateSpec {
+        let SetAttr { perm, uid, gid, size, atime, mtime, .. } = self.set;
+        let (perm, size) = (perm.unwrap_or(spec.perm), size.unwrap_or(0));
+        CreateSpec { perm, umask: self.umask, uid, gid, size, atime, mtime, ..spec }
     }
 }
 
@@ -84,36 +87,23 @@ pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
     let place = context.current()?.clone();
     let mut wanted = wanted(context, &place, &args.attrs, false)?;
     let object = place.object(NfsStat::Rofs)?;
-    let cred = object.writer()?.clone();
+    let cred = object.writer()?;
     let sized = wanted.set.size.is_some();
     if sized {
         object.regular(context.minor)?;
     }
-    let (_leave, special) = if sized {
+    let _leave = if sized {
         let stateid = context.meant(&args.stateid)?;
-        let special = matches!(stateid, StateId::ANONYMOUS | StateId::READ_BYPASS);
-        (Some(context.permit(object, &stateid, Does::Resize)?), special)
+        // Who has it open for writing may truncate it, whatever its mode says by now.
+        wanted.set.opened = !is_special(&stateid);
+        Some(context.permit(object, &stateid, Does::Resize)?)
     } else {
-        (context.permit_change(object, Does::Change)?, true)
+        context.permit_change(object, Does::Change)?
     };
     let (vfs, inode) = (object.vfs(), &object.inode);
-    let mut done = Bitmap::default();
-    if let Some(size) = wanted.set.size.filter(|_| !special) {
-        // Who has it open for writing may truncate it, whatever its mode says by now; the VFS is told that this was checked.
-        let set = SetAttr { size: Some(size), kill_priv: cred.uid != 0, ..SetAttr::default() };
-        vfs.set_attr(&Cred { checked: true, ..cred.clone() }, inode, &set).nfs()?;
-        wanted.set.size = None;
-        done.insert(attr::SIZE);
-    }
-    let rest =
-        if wanted.is_nothing() { Ok(()) } else { vfs.set_attr(&cred, inode, &wanted.set).nfs().map(|_| ()) };
-    let settled = settle(vfs, &[inode]);
-    match rest.and(settled) {
-        Ok(()) => Ok(SetAttrRes { status: NfsStat::Ok, attrset: wanted.mask }),
-        // [RFC8881 18.30.4] What was set is told also where the rest was not.
-        Err(status) if !done.is_empty() => Ok(SetAttrRes { status, attrset: done }),
-        Err(status) => Err(Stop::Fail(status)),
-    }
+    vfs.set_attr(cred, inode, &wanted.set).nfs()?;
+    settle(vfs, &[inode])?;
+    Ok(SetAttrRes { status: NfsStat::Ok, attrset: wanted.mask })
 }
 
 /// The mode of a new object whose maker does not name one.

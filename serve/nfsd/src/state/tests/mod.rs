@@ -103,7 +103,7 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
 pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
     let id = state.exchange_id(now, &who(1), &exchange(name, 1, 0)).unwrap();
     let session =
-        state.create_session(now, Conn(conn), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+        state.create_session(now, Conn(conn), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));
     settle(state);
     state.reclaim_complete(now, id.clientid, false).unwrap();

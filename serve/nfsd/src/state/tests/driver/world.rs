@@ -451,9 +451,13 @@ impl World {
             (self.peers[at].name.clone(), self.peers[at].verifier, self.peers[at].conn);
         let Ok(id) = self.state.exchange_id(self.now, &who(1), &exchange(&name, verifier, 0)) else { return };
         let args = create(id.clientid, id.sequenceid);
-        let Ok(created) = self.state.create_session(self.now, conn, &who(1), &args) else { return };
+        let Ok(created) = self.state.create_session(self.now, conn, 1, &who(1), &args) else { return };
         if self.chance(2) {
-            assert_eq!(self.state.create_session(self.now, conn, &who(1), &args), Ok(created.clone()), "S5");
+            assert_eq!(
+                self.state.create_session(self.now, conn, 1, &who(1), &args),
+                Ok(created.clone()),
+                "S5"
+            );
         }
         let peer = &mut self.peers[at];
         peer.session = Some(created.sessionid);
