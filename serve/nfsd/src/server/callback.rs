@@ -33,7 +33,7 @@ impl Core {
             Err(NoChannel::Busy) => return self.defer(client, call),
             Err(NoChannel::Down) => return self.unheard(call),
         };
-        let Channel::Session { conn, sequence, program, identity } = &channel else {
+        let Channel::Session { conn, sequence, program, minor, identity } = &channel else {
             // Nobody has said that clients of NFSv4.0 can be called.
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
@@ -51,7 +51,7 @@ impl Core {
             credential,
         };
         let ops = List(vec![CbOp::Sequence(sequence.clone()), op]);
-        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: 1, ident: 0, ops }.to_bytes();
+        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: *minor, ident: 0, ops }.to_bytes();
         let core = self.clone();
         self.callbacks.call(&connection, &procedure, &arguments, TIME, move |outcome| {
             core.heard(client, call, &channel, Some(outcome));

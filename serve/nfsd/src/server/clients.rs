@@ -296,7 +296,8 @@ impl Front {
                 OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
             }
             Op::CreateSession(args) => {
-                let made = core.with(|state, now| state.create_session(now, conn, &who, args))?;
+                let minor = context.minor;
+                let made = core.with(|state, now| state.create_session(now, conn, minor, &who, args))?;
                 self.keep(context);
                 OpResult::CreateSession(Ok(made))
             }

@@ -40,6 +40,8 @@ pub enum Channel {
         sequence: CbSequenceArgs,
         /// The RPC program.
         program: u32,
+        /// The minor version.
+        minor: u32,
         /// What the server says that it is.
         identity: Identity,
     },
@@ -113,7 +115,8 @@ impl State {
                 cache_this: false,
                 referring: List(referring),
             };
-            return Ok(Channel::Session { conn, sequence, program: session.program, identity });
+            let (program, minor) = (session.program, session.minor);
+            return Ok(Channel::Session { conn, sequence, program, minor, identity });
         }
         Err(none)
     }

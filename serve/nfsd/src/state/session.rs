@@ -72,6 +72,8 @@ pub(super) struct Session {
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
     pub program: u32,
+    /// Callbacks are of the version in which the session was made: to a client of another one they mean nothing.
+    pub minor: u32,
     pub identity: Option<Identity>,
     /// Which way each connection is used.
     pub connections: BTreeMap<Conn, u32>,
@@ -137,6 +139,7 @@ impl State {
         &mut self,
         now: Time,
         conn: Conn,
+        minor: u32,
         principal: &Principal,
         args: &CreateSessionArgs,
     ) -> Step<CreateSessionOk> {
@@ -153,7 +156,7 @@ impl State {
         if args.sequence != client.create.next() {
             return fail(NfsStat::SeqMisordered);
         }
-        let reply = match self.create_new(now, conn, principal, args) {
+        let reply = match self.create_new(now, conn, minor, principal, args) {
             // What may go better the next time is not remembered: the client would be told so for ever.
             Err(Stop::Fail(NfsStat::Delay)) => return fail(NfsStat::Delay),
             Err(Stop::Fail(status)) => Err(status),
@@ -170,6 +173,7 @@ impl State {
         &mut self,
         now: Time,
         conn: Conn,
+        minor: u32,
         principal: &Principal,
         args: &CreateSessionArgs,
     ) -> Step<CreateSessionOk> {
@@ -224,6 +228,7 @@ impl State {
             back_slots: vec![BackSlot::default(); back.max_requests as usize],
             back_wanted,
             program: args.callback_program,
+            minor,
             identity,
             connections: BTreeMap::from([(conn, if back_granted { BOTH } else { FORE })]),
         };
