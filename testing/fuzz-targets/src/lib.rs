@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets, one a decoder, and one for mounting and working on damaged images.
+//! The bodies of the fuzz targets, one a decoder, one for mounting and working on damaged images, and some for what clients of the NFSv4 server send.
 //!
 //! `fuzz/` runs them under libFuzzer; `tests/replay.rs` runs them over the inputs that once failed, with a stable compiler. A target
 //! returns whatever the bytes are: a panic, an overflow, a hang or a flood of memory is a finding.
@@ -12,6 +12,7 @@ pub mod base;
 mod fix;
 pub mod input;
 mod journal;
+mod nfs;
 pub mod place;
 mod plain;
 pub mod seeds;
@@ -47,6 +48,8 @@ pub const TARGETS: &[Target] = &[
         classes: Class::ALL,
     },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
+    Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
+    Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },
 ];
 
 pub(crate) const SUPERBLOCK: &[Class] = &[Class::Superblock];

@@ -69,6 +69,8 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
             }
         }
         "saved_state" => seeds.extend(crate::plain::states()),
+        "nfs_wire" => seeds.extend(crate::nfs::wire::seeds()),
+        "nfs_compound" => seeds.extend(crate::nfs::compound::seeds()),
         _ => {}
     }
     seeds

@@ -45,6 +45,11 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// These results, from somebody who was not called over a connection.
+    pub(crate) fn of(results: Vec<u8>) -> Self {
+        Self { message: results, results_at: 0 }
+    }
+
     /// The results, undecoded.
     pub fn results(&self) -> &[u8] {
         &self.message[self.results_at..]

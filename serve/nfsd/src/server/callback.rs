@@ -15,8 +15,9 @@ use ivers_nfs4::xdr::{List, Xdr};
 use ivers_vfs::Touch;
 
 use super::core::Core;
+use super::outside::Crew;
 use crate::compound::{News, Shown};
-use crate::rpc::{Outcome, Procedure};
+use crate::rpc::{self, Outcome, Procedure};
 use crate::state::{Answer, Call, Channel, File, Identity, NoChannel, Ticket, Told};
 
 /// So long a client has for his answer.
@@ -37,7 +38,7 @@ impl Core {
             // Nobody has said that clients of NFSv4.0 can be called.
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
-        let (Some(connection), Some(op)) = (self.connection(*conn), self.operation(client, &call)) else {
+        let Some(op) = self.operation(client, &call) else {
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
         let credential = match identity {
@@ -52,6 +53,13 @@ impl Core {
         };
         let ops = List(vec![CbOp::Sequence(sequence.clone()), op]);
         let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: *minor, ident: 0, ops }.to_bytes();
+        if let Some(Crew::Caller { peer, .. }) = self.crew.get() {
+            let outcome = peer(*conn, &arguments).map(|results| Ok(rpc::Answer::of(results)));
+            return self.later(move |core| core.heard(client, call, &channel, outcome));
+        }
+        let Some(connection) = self.connection(*conn) else {
+            return self.later(move |core| core.heard(client, call, &channel, None));
+        };
         let core = self.clone();
         self.callbacks.call(&connection, &procedure, &arguments, TIME, move |outcome| {
             core.heard(client, call, &channel, Some(outcome));
@@ -61,8 +69,8 @@ impl Core {
     /// Not now: whoever calls is carrying effects out.
     fn later(self: &Arc<Self>, job: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let core = self.clone();
-        if let Some(workers) = self.workers.get() {
-            workers.run(move || job(&core));
+        if let Some(crew) = self.crew.get() {
+            crew.run(move || job(&core));
         }
     }
 

@@ -6,24 +6,25 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Ino, InodeRef, Touch};
 use parking_lot::Mutex;
 
+use super::outside::{Clock, Crew};
 use super::waiting::Waiters;
 use crate::compound::{Held, News, Service};
 use crate::exports::handle::Target;
 use crate::net::connection::Connection;
 use crate::ops::open::is_gone;
-use crate::rpc::{Callbacks, Workers};
+use crate::rpc::Callbacks;
 use crate::stable::Stable;
 use crate::state::{Call, Conn, Effect, File, Permit, Span, State, Step, Stop, Ticket, Time};
 
 /// What all that put the server together share.
 pub(super) struct Core {
-    started: Instant,
+    pub clock: Clock,
     state: Mutex<State>,
     /// What `state` has asked for, in that order.
     queue: Mutex<VecDeque<Effect>>,
@@ -35,7 +36,7 @@ pub(super) struct Core {
     pub delegations: bool,
     pub callbacks: Arc<Callbacks>,
     /// Known once there are threads.
-    pub workers: OnceLock<Workers>,
+    pub crew: OnceLock<Crew>,
     /// Known once there are exports.
     pub service: OnceLock<Weak<Service>>,
     pub waiting: Waiters,
@@ -52,7 +53,7 @@ pub(super) struct Core {
 
 impl Core {
     pub fn new(
-        started: Instant,
+        clock: Clock,
         state: State,
         stable: Arc<Stable>,
         lease: Span,
@@ -61,7 +62,7 @@ impl Core {
     ) -> Self {
         let settled = AtomicBool::new(!state.in_grace());
         Self {
-            started,
+            clock,
             state: Mutex::new(state),
             queue: Mutex::default(),
             carrying: Mutex::default(),
@@ -69,7 +70,7 @@ impl Core {
             lease,
             delegations,
             callbacks,
-            workers: OnceLock::new(),
+            crew: OnceLock::new(),
             service: OnceLock::new(),
             waiting: Waiters::default(),
             asks: Mutex::default(),
@@ -81,7 +82,7 @@ impl Core {
     }
 
     pub fn now(&self) -> Time {
-        Time(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+        self.clock.now()
     }
 
     pub fn service(&self) -> Option<Arc<Service>> {
@@ -165,8 +166,8 @@ impl Core {
     fn release(&self, file: File) {
         let Some(inode) = self.open.lock().remove(&file) else { return };
         // Without a name it is deleted now, and that may take long.
-        match self.workers.get() {
-            Some(workers) if inode.attr().nlink == 0 => workers.run(move || drop(inode)),
+        match self.crew.get() {
+            Some(crew) if inode.attr().nlink == 0 => crew.run(move || drop(inode)),
             _ => drop(inode),
         }
     }
@@ -193,10 +194,10 @@ impl Core {
 
     /// Let those go on who wait for a ticket.
     pub fn resume(self: &Arc<Self>, ticket: Ticket, news: &News) {
-        let Some(workers) = self.workers.get() else { return };
+        let Some(crew) = self.crew.get() else { return };
         for waiter in self.waiting.take(ticket) {
             let (core, news) = (self.clone(), news.clone());
-            workers.run(move || core.go_on(waiter, news));
+            crew.run(move || core.go_on(waiter, news));
         }
     }
 
@@ -257,8 +258,8 @@ impl Core {
         self.call_deferred();
         let wait = next.since(self.now()).0.clamp(20, 250);
         let again = Arc::downgrade(self);
-        if let Some(workers) = self.workers.get() {
-            workers.after(Duration::from_millis(wait), move || {
+        if let Some(crew) = self.crew.get() {
+            crew.after(Duration::from_millis(wait), move || {
                 if let Some(core) = again.upgrade() {
                     core.tick();
                 }

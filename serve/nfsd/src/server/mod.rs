@@ -8,11 +8,15 @@
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
 //! | `program` | the RPC program |
+//! | `outside` | threads, clock and askers: of a server with sockets, or of one without |
+//! | `alone` | the one without |
 
+mod alone;
 mod callback;
 mod clients;
 mod core;
 mod open;
+mod outside;
 mod program;
 mod waiting;
 
@@ -26,6 +30,7 @@ use ivers_vfs::Vfs;
 use thiserror::Error;
 
 use self::core::Core;
+use self::outside::{Clock, Crew};
 use crate::compound::{Exports, Filesystem, Service};
 use crate::exports::config::ExportConfig;
 use crate::exports::handle::Handles;
@@ -35,7 +40,9 @@ use crate::net::{Counters, Limits};
 use crate::rpc::{Callbacks, Server};
 use crate::stable::{Stable, StableError};
 use crate::state::{self, Config, Dice, Span, State, Time};
+pub use alone::{Alone, AloneSetup};
 use clients::Front;
+pub use outside::Peer;
 use program::Nfs;
 
 /// So long a stop waits for requests that are under way, and then for clients to end their connections.
@@ -100,34 +107,68 @@ pub struct NfsServer {
     stable: Arc<Stable>,
 }
 
+/// What answers requests, wherever they come from.
+struct Parts {
+    core: Arc<Core>,
+    service: Arc<Service>,
+}
+
+impl Parts {
+    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in nearly all of them")]
+    fn new(
+        stable: Arc<Stable>,
+        handles: Handles,
+        exports: Exports,
+        lease_seconds: u32,
+        delegations: bool,
+        limits: state::Limits,
+        dice: Box<dyn Dice>,
+        clock: Clock,
+        callbacks: Arc<Callbacks>,
+    ) -> Result<Self, StartError> {
+        let lease = Span::seconds(u64::from(lease_seconds));
+        stable.lease(lease, false)?;
+        let identity = stable.identity();
+        let config = Config {
+            lease,
+            server_major: identity.owner.to_vec(),
+            scope: identity.scope.to_vec(),
+            limits,
+            ..Config::default()
+        };
+        let boot = stable.boot();
+        let state = State::new(clock.now(), config, boot, stable.past(), dice);
+        let core = Arc::new(Core::new(clock, state, stable, lease, delegations, callbacks));
+        let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, boot);
+        service.lease_seconds = lease_seconds;
+        let service = Arc::new(service);
+        let _ = core.service.set(Arc::downgrade(&service));
+        Ok(Self { core, service })
+    }
+}
+
 impl NfsServer {
     /// Serve.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
         let Setup { state, lease_seconds, delegations, limits, listeners, tls, exports } = setup;
         let stable = Arc::new(Stable::open(&state)?);
-        let lease = Span::seconds(u64::from(lease_seconds));
-        stable.lease(lease, false)?;
-        let identity = stable.identity();
-        let handles = Handles::new(identity.secret);
+        let handles = Handles::new(stable.identity().secret);
         let exports = table(&stable, &handles, exports)?;
-        let config = Config {
-            lease,
-            server_major: identity.owner.to_vec(),
-            scope: identity.scope.to_vec(),
-            limits: state::Limits::default(),
-            ..Config::default()
-        };
         let callbacks = Callbacks::new();
-        let state = State::new(Time(0), config, stable.boot(), stable.past(), Box::new(Thrown));
-        let core = Core::new(Instant::now(), state, stable.clone(), lease, delegations, callbacks.clone());
-        let core = Arc::new(core);
-        let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, stable.boot());
-        service.lease_seconds = lease_seconds;
-        let service = Arc::new(service);
-        let _ = core.service.set(Arc::downgrade(&service));
+        let Parts { core, service } = Parts::new(
+            stable.clone(),
+            handles,
+            exports,
+            lease_seconds,
+            delegations,
+            state::Limits::default(),
+            Box::new(Thrown),
+            Clock::Since(Instant::now()),
+            callbacks.clone(),
+        )?;
         let program = Arc::new(Nfs { core: core.clone(), service: service.clone() });
         let server = Server::start(limits, listeners, tls, vec![program], callbacks)?;
-        let _ = core.workers.set(server.workers());
+        let _ = core.crew.set(Crew::Threads(server.workers()));
         core.tick();
         Ok(Self { server, core, service, stable })
     }
@@ -145,7 +186,7 @@ impl NfsServer {
     /// End in good order: what is under way is answered, everything is flushed, and what clients hold they may claim from the next server.
     pub fn stop(self) -> Result<(), StartError> {
         self.server.drain(DRAIN, LINGER);
-        self.core.waiting.clear();
+        drop(self.core.waiting.take_all());
         self.core.with(|state, _| state.shut_down());
         self.core.release_all();
         for export in self.service.exports().exports() {

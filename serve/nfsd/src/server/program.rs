@@ -11,6 +11,7 @@ use ivers_nfs4::xdr::{Decoder, Xdr};
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 
 use super::core::Core;
+use super::outside::Asker;
 use crate::compound::{Compound, Origin, Service};
 use crate::net::connection::Connection;
 use crate::rpc::{Call, Program, ReplyHandle};
@@ -56,7 +57,7 @@ impl Program for Nfs {
         };
         let begun = Compound::begin(self.service.clone(), origin, Arguments(call), reply.start(REPLY_BYTES));
         match begun {
-            Ok(compound) => self.core.proceed(compound.run(), reply),
+            Ok(compound) => self.core.proceed(compound.run(), Asker::Over(reply)),
             Err(_) => reply.refuse(&Reply::GarbageArgs),
         }
     }
@@ -73,8 +74,8 @@ impl Program for Nfs {
 
     fn closed(&self, connection: &Arc<Connection>) {
         let (core, id) = (self.core.clone(), connection.id());
-        if let Some(workers) = self.core.workers.get() {
-            workers.run(move || core.part(id));
+        if let Some(crew) = self.core.crew.get() {
+            crew.run(move || core.part(id));
         }
     }
 }

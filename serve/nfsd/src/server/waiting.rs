@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::core::Core;
+use super::outside::Asker;
 use crate::compound::{News, Progress, Waiting};
-use crate::rpc::ReplyHandle;
 use crate::state::Ticket;
 
 /// So long a request waits; then its client is told to come again.
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// A request that waits.
 pub(super) struct Waiter {
     request: Waiting,
-    reply: ReplyHandle,
+    reply: Asker,
     until: Instant,
 }
 
@@ -41,16 +41,15 @@ impl Waiters {
         late
     }
 
-    /// Forget them all: their clients ask again, whoever serves then.
-    pub fn clear(&self) {
-        let all = std::mem::take(&mut *self.0.lock());
-        drop(all);
+    /// All of them: dropped, their clients ask again, whoever serves then.
+    pub fn take_all(&self) -> Vec<Waiter> {
+        std::mem::take(&mut *self.0.lock()).into_values().flatten().collect()
     }
 }
 
 impl Core {
     /// A request has come so far: it is answered, or waits.
-    pub fn proceed(self: &Arc<Self>, progress: Progress, reply: ReplyHandle) {
+    pub fn proceed(self: &Arc<Self>, progress: Progress, reply: Asker) {
         self.advance(progress, reply, Instant::now() + PATIENCE);
     }
 
@@ -60,7 +59,7 @@ impl Core {
         self.advance(request.go_on(news), reply, until);
     }
 
-    fn advance(self: &Arc<Self>, progress: Progress, reply: ReplyHandle, until: Instant) {
+    fn advance(self: &Arc<Self>, progress: Progress, reply: Asker, until: Instant) {
         let (ticket, request) = match progress {
             Progress::Done(results) => return reply.send(results),
             Progress::Waits(ticket, request) => (ticket, request),

@@ -41,6 +41,7 @@
 //! | S8 | a client with a permit, a plan, a slot or a turn out does not go | `evict` | `audit` |
 //! | S9 | counts are what is counted, and within the limits | everywhere | `audit` |
 
+mod audit;
 mod base;
 mod callback;
 mod client;

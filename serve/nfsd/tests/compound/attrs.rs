@@ -9,7 +9,7 @@ use ivers_nfs4::types::{Ace, Bitmap, FileHandle, Ftype, NfsTime, SetTime, StateI
 use ivers_nfsd::state::Does;
 use ivers_vfs::{Cred, XattrMode};
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 fn set(stateid: StateId, attrs: &Attrs) -> Op {
     Op::SetAttr(SetAttrArgs { stateid, attrs: attrs.encode() })

@@ -11,7 +11,7 @@ use ivers_nfs4::types::{Bitmap, FileHandle, StableHow, StateId};
 use ivers_nfs4::xdr::List;
 use ivers_nfsd::state::Does;
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 const ANY: StateId = StateId::ANONYMOUS;
 

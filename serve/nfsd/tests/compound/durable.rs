@@ -13,7 +13,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{CreateType, FileHandle, StableHow, StateId};
 use ivers_vfs::{Cred, InodeRef, MountOptions, Vfs};
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 fn mount(device: Arc<dyn Device>) -> Arc<Vfs> {
     let fs = Ext4::open(device, OpenOptions { place: "a test".into(), ..OpenOptions::default() }).unwrap();

@@ -11,7 +11,7 @@ use ivers_nfsd::compound::{Exports, Filesystem};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::rpc::Credential;
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 /// [RFC8881 18.27.3] [RFC8881 18.17.3]
 #[test]

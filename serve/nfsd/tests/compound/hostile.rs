@@ -1,290 +1,18 @@
 //! Requests that nobody in his senses would send.
 
-use ivers_nfs4::compound::CompoundRes;
-use ivers_nfs4::ops::{Op, number};
-use ivers_nfs4::types::FileHandle;
-use ivers_nfs4::xdr::{Encoder, Xdr};
-use ivers_nfsd::compound::{Compound, News, Progress};
+use ivers_nfs_alone::odd::*;
+use ivers_nfs_alone::{Server, ext4, mem};
 use proptest::prelude::*;
-
-use crate::common::*;
-
-/// Arguments of an operation: mostly such as can be decoded, with values that matter.
-fn arguments(number: u32, handles: &[FileHandle], seed: &mut impl FnMut() -> u64, out: &mut Encoder) {
-    const NAMES: [&[u8]; 8] = [b"f", b"d", b"x", b"..", b"", b"a/b", b"\xff", b"lost+found"];
-    let odd = |value: u64| match value % 8 {
-        0 => 0,
-        1 => 1,
-        2 => u64::MAX,
-        3 => u64::MAX - 1,
-        4 => 1 << 63,
-        5 => 4096,
-        _ => value % 10_000,
-    };
-    let stateid = |out: &mut Encoder, value: u64| match value % 5 {
-        0 => out.fixed(&[0xff; 16]),
-        1 => out.fixed(&[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-        _ => out.fixed(&[0; 16]),
-    };
-    let name = |out: &mut Encoder, value: u64| out.opaque(NAMES[value as usize % NAMES.len()]);
-    match number {
-        number::PUTFH => out.opaque(&handles[seed() as usize % handles.len()].0),
-        number::LOOKUP
-        | number::REMOVE
-        | number::LINK
-        | number::SECINFO
-        | number::GETXATTR
-        | number::REMOVEXATTR => name(out, seed()),
-        number::RENAME => {
-            name(out, seed());
-            name(out, seed());
-        }
-        number::GETATTR => {
-            // All that can be asked for, or whatever there is.
-            let write_only = [0, 1 << 16 | 1 << 22, 1 << 10 | 1 << 17 | 3 << 20];
-            let odd = seed().is_multiple_of(4);
-            out.word(3);
-            write_only.into_iter().for_each(|bits| out.word(seed() as u32 & if odd { !0 } else { !bits }));
-        }
-        number::VERIFY | number::NVERIFY => {
-            out.word(1);
-            out.word(1 << 4 | seed() as u32 & 1 << 12);
-            out.opaque(&(seed() % 2 * 8).to_be_bytes());
-        }
-        number::SECINFO_NO_NAME => out.word(seed() as u32 % 3),
-        number::IO_ADVISE => {
-            stateid(out, seed());
-            (0..2).for_each(|_| odd(seed()).put(out));
-            out.word(0);
-        }
-        number::READ | number::READ_PLUS => {
-            stateid(out, seed());
-            odd(seed()).put(out);
-            out.word(odd(seed()) as u32);
-        }
-        number::WRITE => {
-            stateid(out, seed());
-            odd(seed()).put(out);
-            out.word(seed() as u32 % 4);
-            out.opaque(&vec![7; seed() as usize % 5000]);
-        }
-        number::READDIR => {
-            (seed() % 2 * odd(seed())).put(out);
-            odd(seed()).put(out);
-            out.word(odd(seed()) as u32);
-            out.word(odd(seed()) as u32);
-            out.word(1);
-            out.word(seed() as u32);
-        }
-        number::ALLOCATE | number::DEALLOCATE => {
-            stateid(out, seed());
-            odd(seed()).put(out);
-            // What is allowed is done: not for hours.
-            (odd(seed()) % 100_000).put(out);
-        }
-        number::SEEK => {
-            stateid(out, seed());
-            odd(seed()).put(out);
-            out.word(seed() as u32 % 3);
-        }
-        number::COPY => {
-            stateid(out, seed());
-            stateid(out, seed());
-            (0..3).for_each(|_| (odd(seed()) % 5000 * (seed() % 3)).put(out));
-            out.word(1);
-            out.word(1);
-            out.word(0);
-        }
-        number::SETATTR => {
-            stateid(out, seed());
-            let values: Vec<u8> = (0..seed() % 5).flat_map(|_| odd(seed()).to_be_bytes()).collect();
-            match seed() % 3 {
-                0 => {
-                    out.word(1);
-                    out.word(1 << 4);
-                    out.opaque(&odd(seed()).to_be_bytes());
-                }
-                1 => {
-                    out.word(2);
-                    out.word(0);
-                    out.word(1 << 1);
-                    out.opaque(&(seed() as u32 % 0o20000).to_be_bytes());
-                }
-                _ => {
-                    out.word(2);
-                    out.word(1 << 4 & seed() as u32);
-                    out.word(seed() as u32 & (1 << 1 | 1 << 16 | 1 << 22));
-                    out.opaque(&values);
-                }
-            }
-        }
-        number::CREATE => {
-            match seed() % 4 {
-                0 => out.word(2),
-                1 => {
-                    out.word(5);
-                    name(out, seed());
-                }
-                _ => out.word(7),
-            }
-            name(out, seed());
-            out.word(0);
-            out.opaque(&[]);
-        }
-        number::ACCESS => out.word(seed() as u32 % 0x400),
-        number::COMMIT => {
-            odd(seed()).put(out);
-            out.word(seed() as u32);
-        }
-        number::SETXATTR => {
-            out.word(seed() as u32 % 3);
-            name(out, seed());
-            out.opaque(&vec![1; seed() as usize % 3000]);
-        }
-        number::LISTXATTRS => {
-            odd(seed()).put(out);
-            out.word(odd(seed()) as u32);
-        }
-        _ => {}
-    }
-}
-
-fn run(server: &Server, bytes: Vec<u8>) -> Option<CompoundRes> {
-    let limit = server.service.bounds.reply_bytes;
-    let begun = Compound::begin(server.service.clone(), Server::origin(0, 0), bytes, Encoder::default());
-    let compound = begun.ok()?;
-    let mut progress = compound.run();
-    let reply = loop {
-        match progress {
-            Progress::Done(reply) => break reply,
-            Progress::Waits(_, waiting) => progress = waiting.go_on(News::Late),
-        }
-    };
-    assert!(reply.len() <= limit, "{} bytes", reply.len());
-    let res = CompoundRes::from_bytes(reply.as_bytes()).expect("a reply that can be read");
-    let statuses: Vec<_> = res.results.iter().map(|result| result.status()).collect();
-    let failed = statuses.iter().position(|status| status.number() != 0);
-    assert!(failed.is_none_or(|at| at + 1 == statuses.len()), "it went on behind a failure: {statuses:?}");
-    assert_eq!(server.clients.out.load(std::sync::atomic::Ordering::SeqCst), 0);
-    Some(res)
-}
-
-/// The operations that this crate does without clients' state, but for those without arguments that could be odd.
-const OURS: [u32; 33] = [
-    number::ACCESS,
-    number::COMMIT,
-    number::CREATE,
-    number::GETATTR,
-    number::GETFH,
-    number::LINK,
-    number::LOOKUP,
-    number::LOOKUPP,
-    number::NVERIFY,
-    number::PUTFH,
-    number::PUTROOTFH,
-    number::READ,
-    number::READDIR,
-    number::READLINK,
-    number::REMOVE,
-    number::RENAME,
-    number::RESTOREFH,
-    number::SAVEFH,
-    number::SECINFO,
-    number::SECINFO_NO_NAME,
-    number::SETATTR,
-    number::VERIFY,
-    number::WRITE,
-    number::ALLOCATE,
-    number::COPY,
-    number::DEALLOCATE,
-    number::IO_ADVISE,
-    number::READ_PLUS,
-    number::SEEK,
-    number::GETXATTR,
-    number::SETXATTR,
-    number::LISTXATTRS,
-    number::REMOVEXATTR,
-];
-
-struct Lcg(u64);
-
-impl Lcg {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 20
-    }
-}
-
-/// A request around one operation, with filehandles before it and another operation behind it.
-fn request(server: &Server, minor: u32, op: u32, lcg: &mut Lcg) -> Vec<u8> {
-    let handles = [
-        server.handle(&["f"]),
-        server.handle(&["d"]),
-        server.handle(&[]),
-        server.handle(&["l"]),
-        FileHandle::default(),
-    ];
-    // The last one is none, and comes seldom.
-    let pick = |lcg: &mut Lcg| handles[(lcg.next() % 16 * 4 / 15) as usize].clone();
-    let numbers = [op, OURS[lcg.next() as usize % OURS.len()]];
-    let mut bytes = Encoder::default();
-    bytes.opaque(b"");
-    bytes.word(minor);
-    bytes.word(5 + u32::from(minor > 0));
-    if minor > 0 {
-        sequence().put(&mut bytes);
-    }
-    put(&pick(lcg)).put(&mut bytes);
-    Op::SaveFh(()).put(&mut bytes);
-    put(&pick(lcg)).put(&mut bytes);
-    for number in numbers {
-        bytes.word(number);
-        arguments(number, &handles, &mut || lcg.next(), &mut bytes);
-    }
-    bytes.into_bytes()
-}
-
-fn ready() -> [Server; 2] {
-    [mem(), ext4()].map(|vfs| {
-        let server = Server::new(vfs, "no_root_squash");
-        restore(&server);
-        server
-    })
-}
-
-/// Whatever was done, these are there for the next one.
-fn restore(server: &Server) {
-    let (root, cred) = (server.vfs.root().unwrap(), ivers_vfs::Cred::root());
-    for (name, spec) in [
-        ("f", ivers_vfs::CreateSpec::file(0o644)),
-        ("d", ivers_vfs::CreateSpec::directory(0o755)),
-        ("l", ivers_vfs::CreateSpec::symlink("f")),
-    ] {
-        match server.vfs.lookup(&cred, &root, name.as_bytes()) {
-            Ok(inode) if inode.kind == spec.kind => continue,
-            Ok(inode) if inode.kind == ivers_vfs::FileType::Directory => {
-                let to = format!("was {name} {}", inode.ino);
-                let flags = ivers_vfs::RenameFlags::empty();
-                let moved =
-                    server.vfs.rename(&cred, &root, name.as_bytes(), &root, to.as_bytes(), flags, false);
-                moved.unwrap();
-            }
-            Ok(_) => drop(server.vfs.unlink(&cred, &root, name.as_bytes(), false).unwrap()),
-            Err(_) => {}
-        }
-        server.vfs.create(&cred, &root, name.as_bytes(), &spec, false).unwrap();
-    }
-}
 
 /// Each operation is seen to work and to fail: or the requests would say nothing.
 #[test]
 fn odd_requests_reach_every_operation() {
     let mut lcg = Lcg(1);
-    for server in ready() {
+    for server in [mem(), ext4()].map(ready) {
         for op in OURS {
             let (mut worked, mut failed) = (false, false);
             for _ in 0..300 {
-                let res = run(&server, request(&server, 2, op, &mut lcg));
+                let res = run(&server, Server::origin(0, 0), request(&server, 2, op, &mut lcg));
                 restore(&server);
                 for result in res.iter().flat_map(|res| &res.results).filter(|res| res.number() == op) {
                     *(if result.status().number() == 0 { &mut worked } else { &mut failed }) = true;
@@ -306,14 +34,14 @@ proptest! {
         seed: u64,
         cut: Option<usize>,
     ) {
-        thread_local! { static SERVERS: [Server; 2] = ready(); }
+        thread_local! { static SERVERS: [Server; 2] = [mem(), ext4()].map(ready); }
         SERVERS.with(|servers| {
             for server in servers {
                 let mut bytes = request(server, minor, op, &mut Lcg(seed));
                 if let Some(at) = cut {
                     bytes.truncate(at % (bytes.len() + 1));
                 }
-                run(server, bytes);
+                run(server, Server::origin(0, 0), bytes);
                 restore(server);
             }
         });
@@ -322,6 +50,6 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let server = Server::new(mem(), "no_root_squash");
-        run(&server, bytes);
+        run(&server, Server::origin(0, 0), bytes);
     }
 }

@@ -1,7 +1,6 @@
 //! Requests against filesystems in memory and in an ext4 image, without sockets and without clients.
 
 mod attrs;
-mod common;
 mod data;
 mod durable;
 mod handles;

@@ -9,7 +9,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Bitmap, CreateType, FileHandle, Ftype, ModeUmask, SpecData};
 use ivers_vfs::{CreateSpec, Cred};
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 fn create(kind: CreateType, name: &str, attrs: Attrs) -> Op {
     Op::Create(CreateArgs { kind, name: name.as_bytes().to_vec(), attrs: attrs.encode() })

@@ -14,7 +14,7 @@ use ivers_nfs4::{attr, ops};
 use ivers_nfsd::compound::{Compound, News, Progress, Shown};
 use ivers_nfsd::state::{Does, Stop, Ticket};
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 fn raw(server: &Server, bytes: Vec<u8>) -> Option<CompoundRes> {
     let begun = Compound::begin(server.service.clone(), Server::origin(0, 0), bytes, Encoder::default());

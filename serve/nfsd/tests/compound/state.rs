@@ -15,7 +15,7 @@ use ivers_nfsd::state::{
 };
 use parking_lot::Mutex;
 
-use crate::common::*;
+use ivers_nfs_alone::*;
 
 struct Counting(u64);
 

@@ -1,6 +1,5 @@
 //! The state machine with a clock, dice and clients of the test's own.
 
-mod audit;
 mod delegations;
 mod driver;
 mod locks;

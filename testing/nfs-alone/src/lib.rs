@@ -1,4 +1,9 @@
-//! A server without sockets, and clients that hold nothing but what a test gives them.
+//! What answers NFSv4 requests, without sockets ([`Server`]); its clients hold nothing but what a test gives them ([`Fake`]). And requests that nobody in his
+//! senses would send ([`odd`]).
+
+#![forbid(unsafe_code)]
+
+pub mod odd;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -49,7 +54,9 @@ pub struct Fake {
     pub finished: Mutex<Vec<Option<usize>>>,
     /// What SEQUENCE says of the reply.
     pub reply: Mutex<Option<(usize, bool)>>,
+    /// SEQUENCE finds a repetition whose reply was not kept.
     pub uncached: Mutex<bool>,
+    /// SEQUENCE finds a repetition, and this was the reply.
     pub replay: Mutex<Option<Arc<[u8]>>>,
 }
 
@@ -67,6 +74,7 @@ impl Fake {
         *self.granted.lock() = Some(nth);
     }
 
+    /// A leave.
     pub fn held(&self) -> Held {
         self.out.fetch_add(1, Ordering::SeqCst);
         Held::new(Leave(self.out.clone()))
@@ -130,14 +138,20 @@ impl Clients for Fake {
     }
 }
 
+/// Where requests come from.
 pub const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
+/// What answers requests.
 pub struct Server {
+    /// What they share.
     pub service: Arc<Service>,
+    /// Who sends them.
     pub clients: Arc<Fake>,
+    /// What is exported as `/deep/data`.
     pub vfs: Arc<Vfs>,
 }
 
+/// A filesystem in memory.
 pub fn mem() -> Arc<Vfs> {
     Vfs::mount(
         Arc::new(ivers_mem::Mem::new(64 << 20)),
@@ -146,6 +160,7 @@ pub fn mem() -> Arc<Vfs> {
     .unwrap()
 }
 
+/// A fresh ext4 filesystem.
 pub fn ext4() -> Arc<Vfs> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
     mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
@@ -176,6 +191,7 @@ pub fn exports(handles: &Handles, vfs: &Arc<Vfs>, flags: &str) -> Exports {
 }
 
 impl Server {
+    /// That exports a filesystem as the options say.
     pub fn new(vfs: Arc<Vfs>, flags: &str) -> Self {
         let clients = Arc::new(Fake::default());
         let handles = Handles::new([7; 16]);
@@ -184,11 +200,13 @@ impl Server {
         Self { service, clients, vfs }
     }
 
+    /// A user of this machine.
     pub fn origin(uid: u32, gid: u32) -> Origin {
         let sys = AuthSys { stamp: 0, machine: Vec::new(), uid, gid, gids: List(Vec::new()) };
         Origin { address: HOME, credential: Credential::Sys(sys), tls: None, conn: Conn(1) }
     }
 
+    /// How far operations get at once.
     pub fn begin(&self, origin: Origin, minor: u32, ops: Vec<Op>) -> Progress {
         let ops = if minor == 0 { ops } else { [vec![sequence()], ops].concat() };
         let header = CompoundHeader { tag: b"tag".to_vec(), minor_version: minor };
@@ -207,6 +225,7 @@ impl Server {
         (res.status, results)
     }
 
+    /// The same for user 0.
     pub fn call(&self, minor: u32, ops: Vec<Op>) -> (NfsStat, Vec<OpResult>) {
         self.call_as(0, minor, ops)
     }
@@ -241,6 +260,7 @@ impl Server {
         self.handle(&[name])
     }
 
+    /// Make a directory, past the protocol.
     pub fn directory(&self, name: &str) -> FileHandle {
         let spec = ivers_vfs::CreateSpec::directory(0o755);
         let root = self.vfs.root().unwrap();
@@ -257,16 +277,19 @@ impl Server {
         Attrs::decode(fattr).unwrap()
     }
 
+    /// The change attribute of a handle.
     pub fn change(&self, handle: &FileHandle) -> u64 {
         self.attrs(0, handle, &[ivers_nfs4::attr::CHANGE]).change.unwrap()
     }
 }
 
+/// The reply of a request that does not wait.
 pub fn answer(progress: Progress) -> CompoundRes {
     let Progress::Done(encoder) = progress else { panic!("it waits") };
     CompoundRes::from_bytes(encoder.as_bytes()).unwrap()
 }
 
+/// SEQUENCE of whatever session.
 pub fn sequence() -> Op {
     Op::Sequence(SequenceArgs {
         sessionid: [1; 16],
@@ -277,10 +300,12 @@ pub fn sequence() -> Op {
     })
 }
 
+/// LOOKUP.
 pub fn lookup(name: &str) -> Op {
     Op::Lookup(name.as_bytes().to_vec())
 }
 
+/// PUTFH.
 pub fn put(handle: &FileHandle) -> Op {
     Op::PutFh(handle.clone())
 }
@@ -290,10 +315,12 @@ pub fn data() -> Vec<Op> {
     vec![Op::PutRootFh(()), lookup("deep"), lookup("data")]
 }
 
+/// GETATTR.
 pub fn get_attr(want: &[u32]) -> Op {
     Op::GetAttr(Bitmap::of(want.iter().copied()))
 }
 
+/// No attributes.
 pub fn nothing() -> Fattr {
     Fattr::default()
 }
@@ -303,6 +330,7 @@ pub fn moved(info: &ChangeInfo) {
     assert!(info.atomic && info.after > info.before, "{info:?}");
 }
 
+/// What the last operation answered.
 pub fn last_ok<T>(results: &[OpResult], pick: impl Fn(&OpResult) -> Option<&Res<T>>) -> &T {
     results.last().and_then(pick).and_then(|res| res.as_ref().ok()).unwrap_or_else(|| panic!("{results:?}"))
 }

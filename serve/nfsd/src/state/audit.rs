@@ -2,18 +2,23 @@
 
 use std::collections::BTreeSet;
 
-use super::super::held::Kind;
-use super::super::permit::At;
-use super::super::slot::Slot;
-use super::super::*;
+use super::held::Kind;
+use super::permit::At;
+use super::slot::Slot;
+use super::*;
 use ivers_nfs4::ops::v40::share;
 
 impl State {
     /// Panics if something is not as it must be.
-    pub(in super::super) fn audit(&self) {
+    pub(crate) fn audit(&self) {
         self.audit_files();
         self.audit_counts();
         self.audit_names();
+    }
+
+    /// Whether nothing is under way: no permit, no plan, no request of a session, no owner's turn.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.under_way.is_empty() && self.clients.values().all(|client| client.busy == 0)
     }
 
     fn audit_files(&self) {

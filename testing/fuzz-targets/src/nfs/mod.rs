@@ -1,0 +1,4 @@
+//! The NFSv4 server: what comes over the wire, and what is done with it.
+
+pub mod compound;
+pub mod wire;
