@@ -44,6 +44,8 @@ pub(super) struct Core {
     /// Calls to clients that found no free slot.
     pub deferred: Mutex<Vec<(u64, Call)>>,
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
+    /// Files that somebody has open: they are there until he closes them, also without a name.
+    open: Mutex<HashMap<File, InodeRef>>,
     /// It is written down that grace is over.
     settled: AtomicBool,
 }
@@ -73,6 +75,7 @@ impl Core {
             asks: Mutex::default(),
             deferred: Mutex::default(),
             connections: Mutex::default(),
+            open: Mutex::default(),
             settled,
         }
     }
@@ -123,6 +126,13 @@ impl Core {
                     self.ended(ticket, true);
                 }
                 Effect::Open { ticket } => self.resume(ticket, &News::Again),
+                Effect::Keep { file } => {
+                    // Whoever opens it holds it until this is done.
+                    if let Some((_, inode)) = self.file(file) {
+                        self.open.lock().insert(file, inode);
+                    }
+                }
+                Effect::Release { file } => self.release(file),
                 Effect::Call { client, call: call @ Call::GetAttr { ticket, .. } } => {
                     self.asks.lock().insert(ticket, (client, call));
                 }
@@ -150,6 +160,21 @@ impl Core {
                 None
             }
         }
+    }
+
+    fn release(&self, file: File) {
+        let Some(inode) = self.open.lock().remove(&file) else { return };
+        // Without a name it is deleted now, and that may take long.
+        match self.workers.get() {
+            Some(workers) if inode.attr().nlink == 0 => workers.run(move || drop(inode)),
+            _ => drop(inode),
+        }
+    }
+
+    /// Nobody has anything open any more: the filesystems are going to be unmounted.
+    pub fn release_all(&self) {
+        let open = std::mem::take(&mut *self.open.lock());
+        drop(open);
     }
 
     fn bump(&self, file: File) {

@@ -147,6 +147,7 @@ impl NfsServer {
         self.server.drain(DRAIN, LINGER);
         self.core.waiting.clear();
         self.core.with(|state, _| state.shut_down());
+        self.core.release_all();
         for export in self.service.exports().exports() {
             let filesystem = &export.filesystem;
             match filesystem.vfs.sync() {

@@ -13,7 +13,7 @@ use super::delegation::Granted;
 use super::held::{Kind, OwnerKind};
 use super::mistake::{self, Mistake};
 use super::permit::{At, UnderWay};
-use super::{Caller, File, Running, State, Step, Time, Turn, fail};
+use super::{Caller, Effect, File, Running, State, Step, Time, Turn, fail};
 
 #[derive(Debug)]
 pub(super) struct Open {
@@ -275,7 +275,11 @@ impl State {
                 open.add(planned.access, planned.deny);
             }
         }
-        self.files.entry(file).or_default().opens.insert(index);
+        let opens = &mut self.files.entry(file).or_default().opens;
+        if opens.is_empty() {
+            self.effects.push(Effect::Keep { file });
+        }
+        opens.insert(index);
         let reclaims = matches!(planned.claim, Claim::Previous(_));
         let mut confirm = false;
         if let Some(owner) = self.owners.get_mut(&owner) {
@@ -350,6 +354,9 @@ impl State {
         let Some(held) = self.release(index) else { return };
         if let Some(state) = self.files.get_mut(&held.file) {
             state.opens.remove(&index);
+            if state.opens.is_empty() {
+                self.effects.push(Effect::Release { file: held.file });
+            }
         }
         if let Kind::Open(open) = held.kind {
             if let Some(owner) = self.owners.get_mut(&open.owner) {

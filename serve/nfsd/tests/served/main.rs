@@ -1,6 +1,5 @@
 //! The whole server over a socket, with clients that are made of the wire alone.
 
-mod client;
 mod of_old;
 
 use std::net::SocketAddr;
@@ -11,6 +10,7 @@ use std::time::Duration;
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
+use ivers_nfs_peer::*;
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult};
@@ -20,8 +20,6 @@ use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_vfs::{MountOptions, Vfs};
-
-use client::*;
 
 fn ext4() -> Arc<Vfs> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
@@ -328,4 +326,34 @@ fn several_clients_contend_for_one_file() {
     });
     assert_eq!(first.call_patiently(&[Op::PutFh(handle.clone()), change_and_size()]).0, NfsStat::Ok);
     server.stop().unwrap();
+}
+
+#[test]
+fn what_is_open_stays_without_a_name() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    let (stateid, handle) = make(&mut a, "f");
+    assert_eq!(a.call(write(&handle, stateid, b"still here")).0, NfsStat::Ok);
+    assert_eq!(b.call([data(), vec![Op::Remove(b"f".to_vec())]].concat()).0, NfsStat::Ok);
+    let read = vec![Op::PutFh(handle.clone()), Op::Read(ReadArgs { stateid, offset: 0, count: 100 })];
+    let (_, results) = a.call(read.clone());
+    let Some(OpResult::Read(Ok(read_back))) = results.last() else { panic!("{results:?}") };
+    assert_eq!(read_back.data, b"still here");
+    let change = b.attrs(&handle).change;
+    assert_eq!(a.call(write(&handle, stateid, b"and written")).0, NfsStat::Ok);
+    assert!(b.attrs(&handle).change > change);
+    let close = Op::Close(SeqState { seqid: 0, stateid });
+    assert_eq!(a.call(vec![Op::PutFh(handle.clone()), close]).0, NfsStat::Ok);
+    // It goes with its last open, a moment later.
+    let gone = (0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        a.call(vec![Op::PutFh(handle.clone()), change_and_size()]).0 == NfsStat::Stale
+    });
+    assert!(gone, "nobody has it open");
+    let (_, another) = make(&mut a, "g");
+    assert_eq!(b.call([data(), vec![Op::Remove(b"g".to_vec())]].concat()).0, NfsStat::Ok);
+    assert_eq!(a.attrs(&another).size, Some(0));
+    server.stop().unwrap();
+    vfs.unmount().unwrap();
 }

@@ -5,8 +5,8 @@ use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
 
-use crate::client::*;
 use crate::{ext4, serve};
+use ivers_nfs_peer::*;
 
 #[test]
 fn a_client_without_sessions_is_served() {

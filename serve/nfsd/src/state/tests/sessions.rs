@@ -174,7 +174,7 @@ fn sessions_and_clients_end() {
     assert_eq!(failed(state.destroy_session(Conn(1), None, &session)), NfsStat::Badsession);
     assert_eq!(state.kept_bytes, 0);
     state.destroy_clientid(id).unwrap();
-    assert!(matches!(&state.effects()[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
     assert_eq!(failed(state.destroy_clientid(id)), NfsStat::StaleClientid);
     assert!(state.clients.is_empty() && state.names.is_empty());
 }
@@ -215,7 +215,7 @@ fn a_client_is_durable_before_he_is_told_so() {
     state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     let Err(Stop::Gate(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
     assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Gate(ticket)));
-    assert_eq!(state.effects().len(), 1);
+    assert_eq!(wanted(&mut state).len(), 1);
     // A failed write is tried again.
     assert!(state.failed(ticket));
     let Err(Stop::Gate(again)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
@@ -245,7 +245,9 @@ fn the_silent_go_in_slices() {
     assert!(state.lease_is_over(late, kept));
     let very_late = T + state.config.courtesy + Span(1);
     state.tick(very_late);
-    let [Effect::Persist { ticket, change: RecordChange::Strike(_) }] = state.effects()[..] else { panic!() };
+    let [Effect::Persist { ticket, change: RecordChange::Strike(_) }] = wanted(&mut state)[..] else {
+        panic!()
+    };
     assert_eq!(
         failed(state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1))),
         NfsStat::Delay
