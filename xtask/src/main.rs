@@ -6,11 +6,13 @@ mod demo;
 mod fuzz;
 mod kmod;
 mod mutants;
+mod nfs;
 mod soak;
 mod suites;
 #[cfg(test)]
 mod tidy;
 
+use ivers_oracle::machine;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -68,7 +70,7 @@ fn test() -> bool {
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
     ];
-    ensure(&programs)
+    ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
         && run("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
         && run(
@@ -112,7 +114,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = || {
         eprintln!(
-            "usage: cargo xtask demo | test | soak [STEP] | bench [DIR [OPTION-OF-IVERS-BENCH...]] | nfs-speed [OPTION...] | kmod | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+            "usage: cargo xtask demo | test | soak [STEP] | bench [DIR [OPTION-OF-IVERS-BENCH...]] | nfs-speed [OPTION...] | kmod | nfs | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
         );
         ExitCode::from(2)
     };
@@ -123,6 +125,7 @@ fn main() -> ExitCode {
             None => return usage(),
         },
         "kmod" => kmod::kmod(),
+        "nfs" => nfs::nfs(),
         "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "bench" => {
