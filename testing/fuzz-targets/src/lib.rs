@@ -50,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
     Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
     Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },
+    Target { name: "nfs_session", max_len: 1200, run: nfs::session::run, classes: &[] },
 ];
 
 pub(crate) const SUPERBLOCK: &[Class] = &[Class::Superblock];

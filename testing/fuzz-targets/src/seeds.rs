@@ -70,6 +70,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
         }
         "saved_state" => seeds.extend(crate::plain::states()),
         "nfs_wire" => seeds.extend(crate::nfs::wire::seeds()),
+        "nfs_session" => seeds.extend(crate::nfs::session::seeds()),
         "nfs_compound" => seeds.extend(crate::nfs::compound::seeds()),
         _ => {}
     }

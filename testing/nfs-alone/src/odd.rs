@@ -255,31 +255,31 @@ pub fn request(server: &Server, minor: u32, op: u32, lcg: &mut Lcg) -> Vec<u8> {
 /// A server that exports what the requests are about.
 pub fn ready(vfs: Arc<Vfs>) -> Server {
     let server = Server::new(vfs, "no_root_squash");
-    restore(&server);
+    restore(&server.vfs);
     server
 }
 
 /// Whatever was done, these are there for the next one.
-pub fn restore(server: &Server) {
-    let (root, cred) = (server.vfs.root().unwrap(), Cred::root());
+pub fn restore(vfs: &Vfs) {
+    let (root, cred) = (vfs.root().unwrap(), Cred::root());
     for (name, spec) in [
         ("f", CreateSpec::file(0o644)),
         ("d", CreateSpec::directory(0o755)),
         ("l", CreateSpec::symlink("f")),
     ] {
-        match server.vfs.lookup(&cred, &root, name.as_bytes()) {
+        match vfs.lookup(&cred, &root, name.as_bytes()) {
             Ok(inode) if inode.kind == spec.kind => continue,
             Ok(inode) if inode.kind == FileType::Directory => {
                 let to = format!("was {name} {}", inode.ino);
                 let flags = RenameFlags::empty();
                 let moved =
-                    server.vfs.rename(&cred, &root, name.as_bytes(), &root, to.as_bytes(), flags, false);
+                    vfs.rename(&cred, &root, name.as_bytes(), &root, to.as_bytes(), flags, false);
                 moved.unwrap();
             }
-            Ok(_) => drop(server.vfs.unlink(&cred, &root, name.as_bytes(), false).unwrap()),
+            Ok(_) => drop(vfs.unlink(&cred, &root, name.as_bytes(), false).unwrap()),
             Err(_) => {}
         }
-        server.vfs.create(&cred, &root, name.as_bytes(), &spec, false).unwrap();
+        vfs.create(&cred, &root, name.as_bytes(), &spec, false).unwrap();
     }
 }
 

@@ -39,7 +39,7 @@ use crate::net::tls::Tls;
 use crate::net::{Counters, Limits};
 use crate::rpc::{Callbacks, Server};
 use crate::stable::{Stable, StableError};
-use crate::state::{self, Config, Dice, Span, State, Time};
+use crate::state::{self, Config, Dice, Span, State};
 pub use alone::{Alone, AloneSetup};
 use clients::Front;
 pub use outside::Peer;

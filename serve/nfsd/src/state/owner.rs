@@ -22,7 +22,6 @@ pub(super) struct Sequence {
 }
 
 impl super::held::Owner {
-    #[cfg(test)]
     pub fn is_busy(&self) -> bool {
         self.sequence.as_ref().is_some_and(|sequence| sequence.busy)
     }

@@ -13,7 +13,7 @@ fn odd_requests_reach_every_operation() {
             let (mut worked, mut failed) = (false, false);
             for _ in 0..300 {
                 let res = run(&server, Server::origin(0, 0), request(&server, 2, op, &mut lcg));
-                restore(&server);
+                restore(&server.vfs);
                 for result in res.iter().flat_map(|res| &res.results).filter(|res| res.number() == op) {
                     *(if result.status().number() == 0 { &mut worked } else { &mut failed }) = true;
                 }
@@ -42,7 +42,7 @@ proptest! {
                     bytes.truncate(at % (bytes.len() + 1));
                 }
                 run(server, Server::origin(0, 0), bytes);
-                restore(server);
+                restore(&server.vfs);
             }
         });
     }
