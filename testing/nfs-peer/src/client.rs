@@ -44,6 +44,8 @@ pub struct Client {
     /// What CB_GETATTR is answered with.
     pub shows: Option<(u64, u64)>,
     name: String,
+    /// Who it says it is.
+    pub user: u32,
     /// Of the requests in its session.
     minor: u32,
 }
@@ -72,10 +74,31 @@ fn record(put: impl FnOnce(&mut Encoder)) -> Vec<u8> {
     bytes
 }
 
+/// A call of COMPOUND with these arguments, whatever they are, as a record.
+pub fn request(xid: u32, user: u32, arguments: &[u8]) -> Vec<u8> {
+    let sys = AuthSys { stamp: 0, machine: b"test".to_vec(), uid: user, gid: 0, gids: List(Vec::new()) };
+    let call = CallHeader {
+        xid,
+        program: NFS_PROGRAM,
+        version: NFS_V4,
+        procedure: PROC_COMPOUND,
+        cred: OpaqueAuth::sys(&sys),
+        verf: OpaqueAuth::NONE,
+    };
+    record(|to| {
+        call.put(to);
+        to.fixed(arguments);
+    })
+}
+
 impl Client {
     /// Connect, without a word.
     pub fn connect(address: SocketAddr, name: &str) -> Self {
-        let stream = TcpStream::connect(address).unwrap();
+        Self::over(TcpStream::connect(address).unwrap(), name)
+    }
+
+    /// The same over a connection that is there.
+    pub fn over(stream: TcpStream, name: &str) -> Self {
         stream.set_nodelay(true).unwrap();
         Self {
             stream,
@@ -92,6 +115,7 @@ impl Client {
             notified: 0,
             shows: None,
             name: name.to_owned(),
+            user: 0,
             minor: 1,
         }
     }
@@ -105,9 +129,14 @@ impl Client {
     pub fn of_minor(address: SocketAddr, name: &str, minor: u32) -> Self {
         let mut client = Self::connect(address, name);
         client.minor = minor;
-        client.make_session();
-        assert_eq!(client.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
+        client.begin();
         client
+    }
+
+    /// Make a session; there is nothing to reclaim.
+    pub fn begin(&mut self) {
+        self.make_session();
+        assert_eq!(self.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
     }
 
     /// EXCHANGE_ID and CREATE_SESSION, with callbacks on this connection.
@@ -186,22 +215,10 @@ impl Client {
     }
 
     fn send_compound(&mut self, minor: u32, ops: Vec<Op>) {
-        let sys = AuthSys { stamp: 0, machine: b"test".to_vec(), uid: 0, gid: 0, gids: List(Vec::new()) };
         self.xid += 1;
-        let call = CallHeader {
-            xid: self.xid,
-            program: NFS_PROGRAM,
-            version: NFS_V4,
-            procedure: PROC_COMPOUND,
-            cred: OpaqueAuth::sys(&sys),
-            verf: OpaqueAuth::NONE,
-        };
         let header = CompoundHeader { tag: b"t".to_vec(), minor_version: minor };
-        let message = record(|to| {
-            call.put(to);
-            CompoundArgs { header, ops }.put(to);
-        });
-        self.stream.write_all(&message).unwrap();
+        let arguments = CompoundArgs { header, ops }.to_bytes();
+        self.stream.write_all(&request(self.xid, self.user, &arguments)).unwrap();
     }
 
     /// The next record; nothing if none comes in time.

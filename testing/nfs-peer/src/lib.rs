@@ -11,7 +11,7 @@ use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
 
-pub use client::Client;
+pub use client::{Client, request};
 
 /// GETATTR of change attribute and size.
 pub fn change_and_size() -> Op {

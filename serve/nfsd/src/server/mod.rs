@@ -10,6 +10,7 @@
 //! | `program` | the RPC program |
 //! | `outside` | threads, clock and askers: of a server with sockets, or of one without |
 //! | `alone` | the one without |
+//! | `stats` | numbers and lines for an administrator |
 
 mod alone;
 mod callback;
@@ -18,11 +19,11 @@ mod core;
 mod open;
 mod outside;
 mod program;
+mod stats;
 mod waiting;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,6 +45,8 @@ pub use alone::{Alone, AloneSetup};
 use clients::Front;
 pub use outside::Peer;
 use program::Nfs;
+
+pub use stats::{ExportStats, Stats, Watch};
 
 /// So long a stop waits for requests that are under way, and then for clients to end their connections.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -75,14 +78,16 @@ pub struct Exported {
 
 /// What a server is made of.
 pub struct Setup {
-    /// A directory of its own.
-    pub state: PathBuf,
+    /// What survives it, in a directory of its own.
+    pub stable: Stable,
     /// The lease time in seconds.
     pub lease_seconds: u32,
     /// Whether there are delegations. Not if somebody else changes the filesystems, past this server: he is not asked to wait.
     pub delegations: bool,
     /// Bounds of connections.
     pub limits: Limits,
+    /// Bounds of what clients hold.
+    pub state_limits: state::Limits,
     /// Where it listens.
     pub listeners: Vec<TcpListener>,
     /// TLS, if it is offered.
@@ -136,8 +141,12 @@ impl Parts {
             limits,
             ..Config::default()
         };
-        let boot = stable.boot();
-        let state = State::new(clock.now(), config, boot, stable.past(), dice);
+        let (boot, past) = (stable.boot(), stable.past());
+        if !past.clients.is_empty() {
+            let seconds = past.lease.0.saturating_mul(3) / 2000;
+            log::info!(clients = past.clients.len(), seconds_at_most = seconds; "grace begins: clients of the last start may claim what they held");
+        }
+        let state = State::new(clock.now(), config, boot, past, dice);
         let core = Arc::new(Core::new(clock, state, stable, lease, delegations, callbacks));
         let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, boot);
         service.lease_seconds = lease_seconds;
@@ -150,8 +159,9 @@ impl Parts {
 impl NfsServer {
     /// Serve.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
-        let Setup { state, lease_seconds, delegations, limits, listeners, tls, exports } = setup;
-        let stable = Arc::new(Stable::open(&state)?);
+        let Setup { stable, lease_seconds, delegations, limits, state_limits, listeners, tls, exports } =
+            setup;
+        let stable = Arc::new(stable);
         let handles = Handles::new(stable.identity().secret);
         let exports = table(&stable, &handles, exports)?;
         let callbacks = Callbacks::new();
@@ -161,7 +171,7 @@ impl NfsServer {
             exports,
             lease_seconds,
             delegations,
-            state::Limits::default(),
+            state_limits,
             Box::new(Thrown),
             Clock::Since(Instant::now()),
             callbacks.clone(),
@@ -178,28 +188,39 @@ impl NfsServer {
         self.server.addresses()
     }
 
-    /// What has happened.
+    /// What has happened to connections.
     pub fn counters(&self) -> &Counters {
         self.server.counters()
     }
 
+    /// For who wants to know how it is.
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.core, &self.service, self.server.workers(), self.stable.boot())
+    }
+
     /// End in good order: what is under way is answered, everything is flushed, and what clients hold they may claim from the next server.
     pub fn stop(self) -> Result<(), StartError> {
-        self.server.drain(DRAIN, LINGER);
+        if !self.server.drain(DRAIN, LINGER) {
+            log::warn!(
+                "requests that were under way when the server was stopped are not answered: their clients ask again"
+            );
+        }
         drop(self.core.waiting.take_all());
         self.core.with(|state, _| state.shut_down());
         self.core.release_all();
+        let mut kept = Ok(());
         for export in self.service.exports().exports() {
             let filesystem = &export.filesystem;
             match filesystem.vfs.sync() {
                 Ok(()) => {
-                    self.stable.detach(export.identity, filesystem.newest_verifier())?;
+                    // One that is not written down counts as one that did not flush; the others need not.
+                    kept = kept.and(self.stable.detach(export.identity, filesystem.newest_verifier()));
                 }
                 // It counts as one that did not flush.
                 Err(error) => log::error!("{}: {error}", export.path),
             }
         }
-        Ok(())
+        Ok(kept?)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The state machine with a clock, dice and clients of the test's own.
 
+mod census;
 mod delegations;
 mod driver;
 mod locks;
