@@ -1,0 +1,192 @@
+//! Clients that do their worst with NFS itself, over sockets, against the whole server: those beside them are served all the time. What concerns bytes and
+//! connections alone is in `tests/net/hostile.rs`.
+
+mod callbacks;
+mod floods;
+mod requests;
+mod sockets;
+mod thieves;
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ivers_nfs_peer::*;
+use ivers_nfs4::ops::v40::*;
+use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::types::*;
+use ivers_nfsd::exports::config::ExportConfig;
+use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_nfsd::stable::Stable;
+use ivers_nfsd::state;
+
+/// No answer to a client who behaves takes longer, on a slow machine that does other things as well.
+const SLOWEST: Duration = Duration::from_secs(5);
+/// What the process may grow by while it is attacked: requests and replies under way (1.5 times the bound of `net`), and what clients hold.
+const GROWTH_KIB: u64 = 768 << 10;
+const LEASE_SECONDS: u32 = 3;
+
+/// What is attacked.
+struct Target {
+    server: NfsServer,
+    address: SocketAddr,
+    /// What the first of the well-behaved clients has open, and how.
+    handle: FileHandle,
+    stateid: StateId,
+    session: SessionId,
+}
+
+fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
+    let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
+    let server = NfsServer::start(Setup {
+        stable: Stable::open(state).unwrap(),
+        lease_seconds: LEASE_SECONDS,
+        delegations: true,
+        limits: Limits {
+            record_time: Duration::from_secs(3),
+            idle_time: Duration::from_secs(3),
+            unread_time: Duration::from_secs(3),
+            ..Limits::default()
+        },
+        state_limits: state::Limits { stateids: (10_000, 20_000), ranges: (20_000, 40_000), ..state::Limits::default() },
+        listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
+        tls: None,
+        exports: vec![Exported { config, vfs: ivers_nfs_alone::mem(), device: None }],
+    })
+    .unwrap();
+    let address = server.addresses()[0];
+    (server, address)
+}
+
+/// A connection from another address of this machine: for the server somebody else.
+fn from_elsewhere(to: SocketAddr) -> TcpStream {
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
+    rustix::net::connect(&socket, &to).unwrap();
+    TcpStream::from(socket)
+}
+
+/// A new client, when there is room for him.
+fn newcomer(address: SocketAddr, name: &str) -> Client {
+    let mut client = Client::over(from_elsewhere(address), name);
+    client.begin();
+    client
+}
+
+fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
+    let access = share::BOTH | share::WANT_NO_DELEG;
+    let open = open("o", access, unchecked(), named(name));
+    let (opened, handle) = opened(&client.call_patiently(&[data(), vec![open, Op::GetFh(())]].concat()));
+    (opened.stateid, handle)
+}
+
+fn write(handle: &FileHandle, stateid: StateId, data: Vec<u8>) -> Vec<Op> {
+    let args = WriteArgs { stateid, offset: 0, stable: StableHow::Unstable, data };
+    vec![Op::PutFh(handle.clone()), Op::Write(args)]
+}
+
+/// KiB of memory that the process has.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// What was seen while somebody attacked.
+#[derive(Default)]
+struct Seen {
+    stop: AtomicBool,
+    answers: AtomicU64,
+    slowest_ms: AtomicU64,
+    most_kib: AtomicU64,
+}
+
+impl Seen {
+    /// Write a little and look at it, over and over.
+    fn behave(&self, mut client: Client, stateid: StateId, handle: &FileHandle) -> Client {
+        let mut last = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            for round in 0..2 {
+                let begun = Instant::now();
+                if round == 0 {
+                    let (status, results) = client.call_patiently(&write(handle, stateid, vec![7; 64]));
+                    assert_eq!(status, NfsStat::Ok, "{results:?}");
+                } else {
+                    let change = client.attrs(handle).change.unwrap();
+                    assert!(change > last, "it was written");
+                    last = change;
+                }
+                let ms = u64::try_from(begun.elapsed().as_millis()).unwrap();
+                self.slowest_ms.fetch_max(ms, Ordering::Relaxed);
+                self.answers.fetch_add(1, Ordering::Relaxed);
+            }
+            self.most_kib.fetch_max(resident(), Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        client
+    }
+}
+
+type Attack = fn(&Target);
+
+const ATTACKS: &[(&str, Attack)] = &[
+    ("sequence numbers", requests::out_of_order),
+    ("counts and tags", requests::huge),
+    ("what is another's", thieves::steal),
+    ("callbacks without answers", callbacks::say_nothing),
+    ("a backchannel that dies", callbacks::die),
+    ("names", floods::names),
+    ("sessions", floods::sessions),
+    ("opens", floods::opens),
+    ("locks", floods::locks),
+    ("deaf clients", sockets::deaf),
+    ("halves and storms", sockets::storms),
+];
+
+#[test]
+fn the_others_are_served_whatever_somebody_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, address) = serve(dir.path());
+    let mut neighbour = Client::new(address, "neighbour");
+    let (stateid, handle) = make(&mut neighbour, "neighbour");
+    let mut other = newcomer(address, "other");
+    let (others, other_handle) = make(&mut other, "other");
+    let target = Target { server, address, handle, stateid, session: neighbour.session };
+    let before = resident();
+    for (what, attack) in ATTACKS {
+        let seen = Seen::default();
+        let begun = Instant::now();
+        (neighbour, other) = std::thread::scope(|scope| {
+            let one = scope.spawn(|| seen.behave(neighbour, stateid, &target.handle));
+            let two = scope.spawn(|| seen.behave(other, others, &other_handle));
+            // Stopped whatever comes of it: a test that hangs says nothing.
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attack(&target)));
+            seen.stop.store(true, Ordering::Relaxed);
+            let clients = (one.join().unwrap(), two.join().unwrap());
+            if let Err(why) = done {
+                println!("{what}");
+                std::panic::resume_unwind(why);
+            }
+            clients
+        });
+        let slowest = Duration::from_millis(seen.slowest_ms.into_inner());
+        let grown = seen.most_kib.into_inner().saturating_sub(before);
+        let answers = seen.answers.into_inner();
+        println!(
+            "{what}: {:.1} s, {answers} answers, the slowest {slowest:?}, {} MiB more memory, {} MiB after",
+            begun.elapsed().as_secs_f32(),
+            grown >> 10,
+            resident().saturating_sub(before) >> 10,
+        );
+        assert!(slowest < SLOWEST, "{what}: an answer took {slowest:?}");
+        assert!(answers > 10, "{what}: {answers} answers");
+        assert!(grown < GROWTH_KIB, "{what}: {grown} KiB");
+        assert_eq!(target.server.counters().panics.load(Ordering::Relaxed), 0, "{what}");
+    }
+    // And somebody new.
+    let mut late = newcomer(address, "late");
+    assert_eq!(late.attrs(&target.handle).size, Some(64));
+}
