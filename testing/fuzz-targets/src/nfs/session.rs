@@ -269,7 +269,7 @@ fn create_session(clientid: ClientId, sequence: u32) -> Op {
 }
 
 fn sequence(sessionid: SessionId) -> Op {
-    Op::Sequence(SequenceArgs { sessionid, sequenceid: 1, slotid: 0, highest_slotid: 3, cache_this: true })
+    Op::Sequence(SequenceArgs { sessionid, sequenceid: 1, slotid: 0, highest_slotid: 0, cache_this: true })
 }
 
 fn set_client_id() -> Op {
