@@ -84,14 +84,7 @@ fn one(program: &Path, target: &str, minutes: u64) -> bool {
     );
     // Several requests make a longer input than one, and an image's damage is small.
     let max_len = if target.starts_with("nfs_") { "-max_len=2000" } else { "-max_len=1200" };
-    args.extend([
-        "--",
-        "-timeout=10",
-        "-rss_limit_mb=1024",
-        max_len,
-        "-print_final_stats=1",
-        &seconds,
-    ]);
+    args.extend(["--", "-timeout=10", "-rss_limit_mb=1024", max_len, "-print_final_stats=1", &seconds]);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let tools = program.parent().map(Path::to_owned).unwrap_or_default();
     let path =

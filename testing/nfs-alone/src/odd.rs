@@ -262,18 +262,15 @@ pub fn ready(vfs: Arc<Vfs>) -> Server {
 /// Whatever was done, these are there for the next one.
 pub fn restore(vfs: &Vfs) {
     let (root, cred) = (vfs.root().unwrap(), Cred::root());
-    for (name, spec) in [
-        ("f", CreateSpec::file(0o644)),
-        ("d", CreateSpec::directory(0o755)),
-        ("l", CreateSpec::symlink("f")),
-    ] {
+    for (name, spec) in
+        [("f", CreateSpec::file(0o644)), ("d", CreateSpec::directory(0o755)), ("l", CreateSpec::symlink("f"))]
+    {
         match vfs.lookup(&cred, &root, name.as_bytes()) {
             Ok(inode) if inode.kind == spec.kind => continue,
             Ok(inode) if inode.kind == FileType::Directory => {
                 let to = format!("was {name} {}", inode.ino);
                 let flags = RenameFlags::empty();
-                let moved =
-                    vfs.rename(&cred, &root, name.as_bytes(), &root, to.as_bytes(), flags, false);
+                let moved = vfs.rename(&cred, &root, name.as_bytes(), &root, to.as_bytes(), flags, false);
                 moved.unwrap();
             }
             Ok(_) => drop(vfs.unlink(&cred, &root, name.as_bytes(), false).unwrap()),
@@ -282,4 +279,3 @@ pub fn restore(vfs: &Vfs) {
         vfs.create(&cred, &root, name.as_bytes(), &spec, false).unwrap();
     }
 }
-

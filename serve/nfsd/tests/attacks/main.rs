@@ -50,7 +50,11 @@ fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
             unread_time: Duration::from_secs(3),
             ..Limits::default()
         },
-        state_limits: state::Limits { stateids: (10_000, 20_000), ranges: (20_000, 40_000), ..state::Limits::default() },
+        state_limits: state::Limits {
+            stateids: (4_000, 12_000),
+            ranges: (20_000, 40_000),
+            ..state::Limits::default()
+        },
         listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
         tls: None,
         exports: vec![Exported { config, vfs: ivers_nfs_alone::mem(), device: None }],

@@ -90,11 +90,19 @@ pub fn huge(target: &Target) {
             arguments.word(count);
             assert_eq!(raw.ask(arguments.as_bytes()).0, Reply::GarbageArgs);
         }
-        assert_eq!(raw.ends(0, 3 << 19, vec![Op::PutRootFh(())]), NfsStat::Resource, "no room beside the tag");
+        assert_eq!(
+            raw.ends(0, 3 << 19, vec![Op::PutRootFh(())]),
+            NfsStat::Resource,
+            "no room beside the tag"
+        );
         assert_eq!(raw.ends(0, 0, vec![Op::PutRootFh(()); 200_000]), NfsStat::Resource);
         let reads: Vec<Op> = (0..30).map(|_| read(u32::MAX, 0)).collect();
         let (status, results) = client.compound(0, [vec![put()], reads].concat());
-        assert_eq!((status, results.len()), (NfsStat::Resource, 3), "one of a MiB fits, another one does not");
+        assert_eq!(
+            (status, results.len()),
+            (NfsStat::Resource, 3),
+            "one of a MiB fits, another one does not"
+        );
         // A session has bounds of its own.
         let fresh = sequence(client.session, 1, 1);
         let many = [vec![fresh.clone()], vec![Op::PutRootFh(()); 100]].concat();
@@ -116,7 +124,12 @@ pub fn huge(target: &Target) {
         let (status, _) = client.call([data(), vec![Op::ReadDir(list)]].concat());
         assert!(matches!(status, NfsStat::Ok | NfsStat::Inval), "{status:?}");
         let many = || vec![StateId { seqid: 1, other: [9; 12] }; 60_000];
-        client.stream(1, 1, |_| vec![Op::TestStateId(List(many()))], |status, _| assert_eq!(status, NfsStat::Ok));
+        client.stream(
+            1,
+            1,
+            |_| vec![Op::TestStateId(List(many()))],
+            |status, _| assert_eq!(status, NfsStat::Ok),
+        );
     }
 }
 

@@ -43,7 +43,13 @@ pub fn steal(target: &Target) {
             assert_eq!(thief.call(vec![put(), close]).0, NfsStat::BadStateid);
         }
         let sequence = |sequenceid| {
-            Op::Sequence(SequenceArgs { sessionid: session, sequenceid, slotid: 0, highest_slotid: 0, cache_this: false })
+            Op::Sequence(SequenceArgs {
+                sessionid: session,
+                sequenceid,
+                slotid: 0,
+                highest_slotid: 0,
+                cache_this: false,
+            })
         };
         assert_eq!(thief.compound(1, vec![sequence(u32::MAX / 2), put()]).0, NfsStat::SeqMisordered);
         let destroyed = thief.compound(1, vec![Op::DestroySession(session)]).0;

@@ -33,7 +33,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let mut lcg = Lcg(1);
     let mut seeds = Vec::new();
     for (number, op) in OURS.into_iter().enumerate() {
-        for (minor, flags) in [(0, 0), (2, 0), (2, 1 + 4 * (number as u8 % 2)), (1, 2 + 16 * (number as u8 % 3))] {
+        for (minor, flags) in
+            [(0, 0), (2, 0), (2, 1 + 4 * (number as u8 % 2)), (1, 2 + 16 * (number as u8 % 3))]
+        {
             seeds.push([&[flags][..], &request(&server, minor, op, &mut lcg)].concat());
         }
     }

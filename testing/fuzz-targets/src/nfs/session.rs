@@ -76,7 +76,8 @@ fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
             target_highest_slotid: it.highest_slotid,
         })),
         CbOp::GetAttr(_) if how < 4 => {
-            let attrs = Attrs { change: Some(u64::from(how)), size: Some(u64::from(how) << 20), ..Attrs::default() };
+            let attrs =
+                Attrs { change: Some(u64::from(how)), size: Some(u64::from(how) << 20), ..Attrs::default() };
             CbResult::GetAttr(Ok(attrs.encode()))
         }
         CbOp::Recall(_) if how < 4 => CbResult::Recall(Ok(())),
@@ -244,7 +245,12 @@ fn encoded(minor: u32, ops: Vec<Op>) -> Vec<u8> {
 
 fn exchange(who: usize) -> Op {
     let owner = ClientOwner { verifier: [7; 8], id: Opaque(format!("client {who}").into_bytes()) };
-    Op::ExchangeId(ExchangeIdArgs { owner, flags: 0, protect: StateProtect::None, implementation: List(Vec::new()) })
+    Op::ExchangeId(ExchangeIdArgs {
+        owner,
+        flags: 0,
+        protect: StateProtect::None,
+        implementation: List(Vec::new()),
+    })
 }
 
 fn create_session(clientid: ClientId, sequence: u32) -> Op {
@@ -275,7 +281,10 @@ fn sequence(sessionid: SessionId) -> Op {
 fn set_client_id() -> Op {
     Op::SetClientId(SetClientIdArgs {
         client: ClientOwner { verifier: [8; 8], id: Opaque(b"of old".to_vec()) },
-        callback: CallbackClient { program: 0x4000_0000, location: NetAddr { netid: b"tcp".to_vec(), addr: b"127.0.0.1.3.232".to_vec() } },
+        callback: CallbackClient {
+            program: 0x4000_0000,
+            location: NetAddr { netid: b"tcp".to_vec(), addr: b"127.0.0.1.3.232".to_vec() },
+        },
         callback_ident: 1,
     })
 }
@@ -317,7 +326,6 @@ impl Recorder {
         let (status, results) = self.call(flags, 1, [vec![sequence(session)], ops].concat());
         (status, results.into_iter().skip(1).collect())
     }
-
 }
 
 fn lock(stateid: StateId, kind: LockType, (clientid, open_seqid): (ClientId, u32)) -> Op {
@@ -354,8 +362,7 @@ fn locked() -> Vec<u8> {
     let (_, results) = it.inside(0, vec![put.clone(), lock(mine.stateid, LockType::Write, (0, 0))]);
     it.inside(1, vec![put.clone(), lock(theirs.stateid, LockType::WriteW, (0, 0))]);
     if let Some(OpResult::Lock(Locked::Ok(stateid))) = results.last() {
-        let unlock =
-            UnlockArgs { kind: LockType::Write, seqid: 0, stateid: *stateid, offset: 2, length: 3 };
+        let unlock = UnlockArgs { kind: LockType::Write, seqid: 0, stateid: *stateid, offset: 2, length: 3 };
         it.inside(1 << 5, vec![put.clone(), Op::LockU(unlock)]);
         it.inside(0, vec![Op::TestStateId(List(vec![*stateid])), Op::FreeStateId(*stateid)]);
     }
@@ -388,14 +395,20 @@ fn came_and_went() -> Vec<u8> {
 fn of_old() -> Vec<u8> {
     let mut it = Recorder::new(0);
     let (_, results) = it.call(2, 0, vec![set_client_id()]);
-    let Some(OpResult::SetClientId(SetClientIdRes::Ok(known))) = results.last() else { panic!("{results:?}") };
+    let Some(OpResult::SetClientId(SetClientIdRes::Ok(known))) = results.last() else {
+        panic!("{results:?}")
+    };
     let clientid = known.clientid;
     it.call(2, 0, vec![Op::SetClientIdConfirm(known.clone())]);
     let open = open_of(1, clientid, "o", share::BOTH, unchecked(), named("f"));
     let (opened, handle) = opened(&it.call(2, 0, [data(), vec![open, Op::GetFh(())]].concat()));
     let put = Op::PutFh(handle);
     let confirm = SeqState { seqid: 2, stateid: opened.stateid };
-    let (_, results) = it.call(2, 0, vec![put.clone(), Op::OpenConfirm(OpenConfirmArgs { stateid: confirm.stateid, seqid: 2 })]);
+    let (_, results) = it.call(
+        2,
+        0,
+        vec![put.clone(), Op::OpenConfirm(OpenConfirmArgs { stateid: confirm.stateid, seqid: 2 })],
+    );
     let Some(OpResult::OpenConfirm(Ok(stateid))) = results.last() else { panic!("{results:?}") };
     let stateid = *stateid;
     let (_, results) = it.call(2, 0, vec![put.clone(), lock(stateid, LockType::Read, (clientid, 3))]);

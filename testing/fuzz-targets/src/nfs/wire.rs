@@ -5,10 +5,10 @@ use ivers_nfs4::attr::{Attrs, Fattr};
 use ivers_nfs4::callback::*;
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes, Next, Operations};
 use ivers_nfs4::ops::OpResult;
+use ivers_nfs4::ops::v42::WriteResponse;
 use ivers_nfs4::record::{Records, mark};
 use ivers_nfs4::rpc::{AuthSys, BadCall, CallHeader, Kind, OpaqueAuth, Reply};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::ops::v42::WriteResponse;
 use ivers_nfs4::types::{Bitmap, Opaque, Owner, StableHow, StateId};
 use ivers_nfs4::xdr::{Decoder, Encoder, List, Xdr};
 use std::fmt::Debug;
@@ -133,7 +133,8 @@ fn attributes(bytes: &[u8]) {
 /// One of each.
 fn callbacks() -> (CbCompoundArgs, CbCompoundRes) {
     let (file, stateid) = (Opaque(vec![1; 29]), StateId { seqid: 1, other: [2; 12] });
-    let referring = ReferringCalls { sessionid: [3; 16], calls: List(vec![ReferringCall { sequenceid: 1, slotid: 0 }]) };
+    let referring =
+        ReferringCalls { sessionid: [3; 16], calls: List(vec![ReferringCall { sequenceid: 1, slotid: 0 }]) };
     let owner = Owner { clientid: 1, owner: Opaque(b"o".to_vec()) };
     let sequence = CbSequenceArgs {
         sessionid: [3; 16],
