@@ -112,8 +112,9 @@ pub fn opens(target: &Target) {
             let access = share::BOTH | share::WANT_NO_DELEG;
             [data(), vec![open(&format!("o{number}"), access, OpenHow::NoCreate, named("opened"))]].concat()
         };
-        // One was there before.
-        assert_eq!(granted(&mut client, 4_200, by), 3_999, "as many as a client may have");
+        // One was there before, and one OPEN may need two stateids.
+        let count = granted(&mut client, 4_200, by);
+        assert!((3_998..=3_999).contains(&count), "{count} opens, as many as a client may have");
     }
     newcomer(target.address, "behind the opens");
 }
@@ -129,11 +130,14 @@ pub fn locks(target: &Target) {
         let args = LockArgs { kind, reclaim: false, offset, length: 1, locker };
         vec![Op::PutFh(handle.clone()), Op::Lock(args)]
     };
-    let ranges = granted(&mut client, 20_100, |number| lock("ranges", LockType::Read, 2 * number));
-    assert_eq!(ranges, 20_000, "as many as a client may have");
     let (_, results) = client.call(lock("ranges", LockType::Read, 0));
     let Some(OpResult::Lock(Locked::Ok(held))) = results.last() else { panic!("{results:?}") };
-    let all = UnlockArgs { kind: LockType::Read, seqid: 0, stateid: *held, offset: 0, length: u64::MAX };
+    let ranges = granted(&mut client, 20_100, |number| lock("ranges", LockType::Read, 2 + 2 * number));
+    // One was there before, and one LOCK may make two of one.
+    assert!((19_998..=19_999).contains(&ranges), "{ranges} ranges, as many as a client may have");
+    // Whichever state of it is the newest.
+    let stateid = StateId { seqid: 0, ..*held };
+    let all = UnlockArgs { kind: LockType::Read, seqid: 0, stateid, offset: 0, length: u64::MAX };
     assert_eq!(client.call(vec![Op::PutFh(handle.clone()), Op::LockU(all)]).0, NfsStat::Ok);
     let owners = granted(&mut client, 3_000, |number| lock(&format!("l{number}"), LockType::Read, 0));
     assert_eq!(owners, 3_000);

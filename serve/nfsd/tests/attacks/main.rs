@@ -26,6 +26,8 @@ use ivers_nfsd::state;
 const SLOWEST: Duration = Duration::from_secs(5);
 /// What the process may grow by while it is attacked: requests and replies under way (1.5 times the bound of `net`), and what clients hold.
 const GROWTH_KIB: u64 = 768 << 10;
+/// So long each attack is looked at, at least.
+const LEAST: Duration = Duration::from_secs(1);
 const LEASE_SECONDS: u32 = 3;
 
 /// What is attacked.
@@ -160,6 +162,8 @@ fn the_others_are_served_whatever_somebody_does() {
     let (others, other_handle) = make(&mut other, "other");
     let target = Target { server, address, handle, stateid, session: neighbour.session };
     let before = resident();
+    // One that finds something does not hide what the others find.
+    let mut found = Vec::new();
     for (what, attack) in ATTACKS {
         let seen = Seen::default();
         let begun = Instant::now();
@@ -168,13 +172,12 @@ fn the_others_are_served_whatever_somebody_does() {
             let two = scope.spawn(|| seen.behave(other, others, &other_handle));
             // Stopped whatever comes of it: a test that hangs says nothing.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attack(&target)));
+            std::thread::sleep(LEAST.saturating_sub(begun.elapsed()));
             seen.stop.store(true, Ordering::Relaxed);
-            let clients = (one.join().unwrap(), two.join().unwrap());
-            if let Err(why) = done {
-                println!("{what}");
-                std::panic::resume_unwind(why);
+            if done.is_err() {
+                found.push(format!("{what}: not as it should go"));
             }
-            clients
+            (one.join().unwrap(), two.join().unwrap())
         });
         let slowest = Duration::from_millis(seen.slowest_ms.into_inner());
         let grown = seen.most_kib.into_inner().saturating_sub(before);
@@ -185,11 +188,14 @@ fn the_others_are_served_whatever_somebody_does() {
             grown >> 10,
             resident().saturating_sub(before) >> 10,
         );
-        assert!(slowest < SLOWEST, "{what}: an answer took {slowest:?}");
-        assert!(answers > 10, "{what}: {answers} answers");
-        assert!(grown < GROWTH_KIB, "{what}: {grown} KiB");
-        assert_eq!(target.server.counters().panics.load(Ordering::Relaxed), 0, "{what}");
+        let panics = target.server.counters().panics.load(Ordering::Relaxed);
+        if slowest >= SLOWEST || answers < 10 || grown >= GROWTH_KIB || panics > 0 {
+            found.push(format!(
+                "{what}: {answers} answers, one in {slowest:?}, {grown} KiB more memory, {panics} panics"
+            ));
+        }
     }
+    assert!(found.is_empty(), "{found:#?}");
     // And somebody new.
     let mut late = newcomer(address, "late");
     assert_eq!(late.attrs(&target.handle).size, Some(64));

@@ -2,6 +2,7 @@
 
 use ivers_nfs_alone::odd::*;
 use ivers_nfs_alone::{Server, ext4, mem};
+use ivers_nfs4::ops::number;
 use proptest::prelude::*;
 
 /// Each operation is seen to work and to fail: or the requests would say nothing.
