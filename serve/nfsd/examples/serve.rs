@@ -1,4 +1,4 @@
-//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT`. Ends in good order when its standard input does.
+//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]`. Ends in good order when its standard input does.
 
 use std::error::Error;
 use std::io::Read;
@@ -10,13 +10,15 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_nfsd::stable::Stable;
 use ivers_vfs::{MountOptions, Vfs};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [export, state, address] = &args[..] else {
-        return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT".into());
+    let [export, state, address, lease @ ..] = &args[..] else {
+        return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]".into());
     };
+    let lease_seconds = lease.first().map_or(Ok(90), |lease| lease.parse())?;
     let config = ExportConfig::from_flag(export)?;
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&config.image, OpenMode::ReadWrite)?);
     let place = config.image.display().to_string();
@@ -26,10 +28,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
     let server = NfsServer::start(Setup {
-        state: Path::new(state).to_owned(),
-        lease_seconds: 90,
+        stable: Stable::open(Path::new(state))?,
+        lease_seconds,
         delegations: true,
         limits: Limits::default(),
+        state_limits: ivers_nfsd::state::Limits::default(),
         listeners: vec![listen::on(address.parse()?)?],
         tls: None,
         exports: vec![Exported { config, vfs: vfs.clone(), device: Some(name) }],

@@ -88,22 +88,28 @@ impl Served {
     }
 
     fn create(&mut self, path: &str, kind: Kind) -> Result<Vec<ChangeInfo>> {
+        let kind = match kind {
+            Kind::File => return self.create_file(path, Attrs { mode: Some(0o644), ..Attrs::default() }),
+            Kind::Directory => CreateType::Dir,
+            Kind::Symlink => CreateType::Lnk("nowhere".into()),
+        };
         let (dir, name) = parent(path);
-        if kind == Kind::File {
-            let how = OpenHow::Create(CreateHow::Guarded(mode(0o644)));
-            let make = open("changes", share::WRITE | share::WANT_NO_DELEG, how, named(name));
-            let OpResult::Open(Ok(made)) = done(&mut self.changes, &[walk(dir), vec![make]].concat())? else {
-                return Err(nonsense());
-            };
-            self.close(made.stateid, walk(path))?;
-            return Ok(vec![made.cinfo]);
-        }
-        let kind = if kind == Kind::Symlink { CreateType::Lnk("nowhere".into()) } else { CreateType::Dir };
         let make = CreateArgs { kind, name: name.into(), attrs: mode(0o755) };
         match done(&mut self.changes, &[walk(dir), vec![Nfs::Create(make)]].concat())? {
             OpResult::Create(Ok(made)) => Ok(vec![made.cinfo]),
             _ => Err(nonsense()),
         }
+    }
+
+    fn create_file(&mut self, path: &str, attrs: Attrs) -> Result<Vec<ChangeInfo>> {
+        let (dir, name) = parent(path);
+        let how = OpenHow::Create(CreateHow::Guarded(attrs.encode()));
+        let make = open("changes", share::WRITE | share::WANT_NO_DELEG, how, named(name));
+        let OpResult::Open(Ok(made)) = done(&mut self.changes, &[walk(dir), vec![make]].concat())? else {
+            return Err(nonsense());
+        };
+        self.close(made.stateid, walk(path))?;
+        Ok(vec![made.cinfo])
     }
 
     fn close(&mut self, stateid: StateId, at: Vec<Nfs>) -> Result<()> {
@@ -175,6 +181,13 @@ impl Served {
         write(&mut self.changes, &place, stateid, offset, bytes, stable)
     }
 
+    fn change_xattr(&mut self, on: On<'_>, op: Nfs) -> Result<Vec<ChangeInfo>> {
+        match self.change(on, op)? {
+            OpResult::SetXattr(Ok(cinfo)) | OpResult::RemoveXattr(Ok(cinfo)) => Ok(vec![cinfo]),
+            _ => Err(nonsense()),
+        }
+    }
+
     fn times(&mut self, on: On<'_>, sec: Option<i64>) -> Result<()> {
         let place = self.at(on)?;
         let there = attrs(&mut self.changes, place, &[attr::TIME_ACCESS, attr::TIME_MODIFY])?;
@@ -239,9 +252,21 @@ impl Subject for Served {
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
         match *op {
             Op::Create { path, kind, .. } => return Ok(pairs(&self.create(path, kind)?)),
+            Op::Born { path, perm, size, .. } => {
+                let attrs = Attrs { mode: Some(perm), size: Some(size.into()), ..Attrs::default() };
+                return Ok(pairs(&self.create_file(path, attrs)?));
+            }
             Op::Remove { path, .. } => return Ok(pairs(&self.remove(path)?)),
             Op::Rename { from, to, over: Over::Replace, .. } => return Ok(pairs(&self.rename(from, to)?)),
             Op::Link { from, to, .. } => return Ok(pairs(&self.link(from, to)?)),
+            Op::SetXattr { on, nth, len, byte, .. } => {
+                let (option, value) = (SetXattrOption::Either, vec![byte; len as usize]);
+                let set = SetXattrArgs { option, name: short_name(nth), value };
+                return Ok(pairs(&self.change_xattr(on, Nfs::SetXattr(set))?));
+            }
+            Op::RemoveXattr { on, nth, .. } => {
+                return Ok(pairs(&self.change_xattr(on, Nfs::RemoveXattr(short_name(nth)))?));
+            }
             Op::Open { slot, path } => self.open_slot(slot, path)?,
             Op::Close { slot } => self.close_slot(slot)?,
             Op::Write { on, at, len, byte, how } => self.write(on, at, &vec![byte; len as usize], how)?,
@@ -255,11 +280,6 @@ impl Subject for Served {
                 self.set(on, Attrs { owner: id(uid), owner_group: id(gid), ..Attrs::default() })?
             }
             Op::Times { on, sec } => self.times(on, sec)?,
-            Op::SetXattr { on, nth, len, byte } => {
-                let (option, value) = (SetXattrOption::Either, vec![byte; len as usize]);
-                self.change(on, Nfs::SetXattr(SetXattrArgs { option, name: short_name(nth), value }))?;
-            }
-            Op::RemoveXattr { on, nth } => drop(self.change(on, Nfs::RemoveXattr(short_name(nth)))?),
             Op::Sync { on: Some(on) } => self.sync(on)?,
             Op::Remount => self.remount()?,
             Op::Look { on } => drop(self.look(on)?),
