@@ -1,4 +1,4 @@
-//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT`. Ends in good order when its standard input does.
+//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]`. Ends in good order when its standard input does.
 
 use std::error::Error;
 use std::io::Read;
@@ -14,8 +14,10 @@ use ivers_vfs::{MountOptions, Vfs};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [export, state, address] = &args[..] else {
-        return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT".into());
+    let (export, state, address, lease) = match &args[..] {
+        [export, state, address] => (export, state, address, 90),
+        [export, state, address, lease] => (export, state, address, lease.parse()?),
+        _ => return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]".into()),
     };
     let config = ExportConfig::from_flag(export)?;
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&config.image, OpenMode::ReadWrite)?);
@@ -27,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
     let server = NfsServer::start(Setup {
         state: Path::new(state).to_owned(),
-        lease_seconds: 90,
+        lease_seconds: lease,
         delegations: true,
         limits: Limits::default(),
         listeners: vec![listen::on(address.parse()?)?],

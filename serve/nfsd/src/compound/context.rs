@@ -29,6 +29,8 @@ pub struct Origin {
     pub tls: Option<TlsPeer>,
     /// The connection.
     pub conn: Conn,
+    /// The number of the call.
+    pub xid: u32,
 }
 
 impl Origin {

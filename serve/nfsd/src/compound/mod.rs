@@ -10,6 +10,7 @@ mod clients;
 mod context;
 mod names;
 mod place;
+mod replies;
 mod runner;
 mod service;
 

@@ -12,6 +12,7 @@ use siphasher::sip::SipHasher24;
 
 use super::clients::Clients;
 use super::names::{Names, Numeric};
+use super::replies::Replies;
 use crate::exports::handle::Handles;
 use crate::exports::table::Table;
 use crate::state::Digest;
@@ -76,6 +77,7 @@ pub struct Service {
     exports: RwLock<Arc<Exports>>,
     digest_key: [u8; 16],
     unvouched: AtomicU64,
+    pub(super) replies: Replies,
 }
 
 impl Service {
@@ -90,6 +92,7 @@ impl Service {
             exports: RwLock::new(Arc::new(exports)),
             digest_key: rand::random(),
             unvouched: AtomicU64::new(u64::from(boot) << 40),
+            replies: Replies::default(),
         }
     }
 

@@ -5,6 +5,7 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{ChangeInfo, CreateType, SpecData};
 use ivers_vfs::{CreateSpec, Cred, Error, FileType, InodeRef, NameError, RenameFlags, SetAttr};
 
+use super::attr::acl_given::NewAcl;
 use super::attr::{self, Wanted};
 use super::name;
 use super::settle;
@@ -50,14 +51,14 @@ pub fn create(context: &mut Context, args: &CreateArgs) -> Step<Created> {
     let mut spec = spec(&args.kind)?;
     let dir = context.directory()?.clone();
     let name = name::component(&args.name)?;
-    let Wanted { mut set, mask, umask } =
-        attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, true)?;
+    let Wanted { mut set, mask, umask, acl } =
+        attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, Some(spec.kind))?;
     if set.size.is_some() {
         return Err(NfsStat::Inval.into());
     }
     spec.perm = set.perm.take().unwrap_or(spec.perm);
     spec.umask = umask;
-    let (inode, info) = make(&dir, name, &spec, set)?;
+    let (inode, info) = make(&dir, name, &spec, set, acl.as_ref())?;
     let cinfo = context.service.change_info(info);
     // [RFC8881 18.4.3]
     context.go(Place::Object(dir.beside(inode)));
@@ -70,6 +71,7 @@ pub(super) fn make(
     name: &[u8],
     spec: &CreateSpec,
     mut set: SetAttr,
+    acl: Option<&NewAcl>,
 ) -> Res<(InodeRef, Option<ivers_vfs::ChangeInfo>)> {
     let cred = dir.writer()?;
     // What it is anyway need not be set, and must not be refused.
@@ -78,7 +80,7 @@ pub(super) fn make(
         return Err(NfsStat::Perm);
     }
     let (inode, info) = dir.vfs().create(cred, &dir.inode, name, spec, true).nfs()?;
-    match finish(dir, cred, &inode, &set) {
+    match finish(dir, cred, &inode, &set, acl) {
         Ok(()) => Ok((inode, info)),
         Err(status) => {
             undo(dir, name, &inode);
@@ -88,9 +90,12 @@ pub(super) fn make(
 }
 
 /// What the VFS does not take with the creation itself.
-fn finish(dir: &Object, cred: &Cred, inode: &InodeRef, set: &SetAttr) -> Res<()> {
+fn finish(dir: &Object, cred: &Cred, inode: &InodeRef, set: &SetAttr, acl: Option<&NewAcl>) -> Res<()> {
     if *set != SetAttr::default() {
         dir.vfs().set_attr(cred, inode, set).nfs()?;
+    }
+    if let Some(acl) = acl {
+        acl.set(dir.vfs(), cred, inode)?;
     }
     settle(dir.vfs(), &[&dir.inode, inode])
 }

@@ -8,6 +8,7 @@ use ivers_vfs::access::{EXECUTE, READ, WRITE};
 use ivers_vfs::{CreateSpec, Error, FileType, NameError, SetAttr, TimeSet, Timestamp};
 
 use super::attr::Wanted;
+use super::attr::acl_given::NewAcl;
 use super::attr::set::default_mode;
 use super::status::{OrStatus, status};
 use super::{handle, name, names, settle};
@@ -38,6 +39,7 @@ pub(crate) struct Missing {
     name: Vec<u8>,
     spec: CreateSpec,
     set: SetAttr,
+    acl: Option<NewAcl>,
     attrset: Bitmap,
 }
 
@@ -107,7 +109,12 @@ fn there(context: &Context, args: &OpenArgs, file: Object, dir: Option<Object>) 
         OpenHow::Create(CreateHow::Exclusive(verifier)) => made_by_this = is_of(&found.file, verifier),
         OpenHow::Create(CreateHow::Exclusive41(how)) => made_by_this = is_of(&found.file, &how.verifier),
         OpenHow::Create(CreateHow::Unchecked(given)) => {
-            let wanted = super::attr::wanted(context, &Place::Object(found.file.clone()), given, true)?;
+            let wanted = super::attr::wanted(
+                context,
+                &Place::Object(found.file.clone()),
+                given,
+                Some(FileType::Regular),
+            )?;
             // [RFC8881 18.16.3] Of what is there only the size can be set, and only to nothing.
             found.truncates = wanted.set.size == Some(0);
             if found.truncates {
@@ -159,7 +166,7 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
         attrset.insert(attr::TIME_ACCESS);
         attrset.insert(attr::TIME_MODIFY);
     };
-    let (mut set, mut attrset) = (SetAttr::default(), Bitmap::default());
+    let (mut set, mut attrset, mut acl) = (SetAttr::default(), Bitmap::default(), None);
     match &args.how {
         OpenHow::NoCreate => return Err(NfsStat::Noent),
         OpenHow::Create(CreateHow::Exclusive(verifier)) => {
@@ -168,9 +175,9 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
             verified(&mut set, &mut attrset, verifier);
         }
         OpenHow::Create(CreateHow::Unchecked(given) | CreateHow::Guarded(given)) => {
-            let wanted = super::attr::wanted(context, &place, given, true)?;
+            let wanted = super::attr::wanted(context, &place, given, Some(FileType::Regular))?;
             spec.umask = wanted.umask;
-            (set, attrset) = (wanted.set, wanted.mask);
+            (set, attrset, acl) = (wanted.set, wanted.mask, wanted.acl);
         }
         OpenHow::Create(CreateHow::Exclusive41(how)) => {
             // [RFC8881 18.16.3]
@@ -179,16 +186,17 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
             {
                 return Err(NfsStat::Inval);
             }
-            let Wanted { set: given, mask, umask } = super::attr::wanted(context, &place, &how.attrs, true)?;
+            let Wanted { set: given, mask, umask, acl: given_acl } =
+                super::attr::wanted(context, &place, &how.attrs, Some(FileType::Regular))?;
             spec.umask = umask;
-            (set, attrset) = (given, mask);
+            (set, attrset, acl) = (given, mask, given_acl);
             verified(&mut set, &mut attrset, &how.verifier);
         }
     }
     spec.perm = set.perm.take().unwrap_or(spec.perm);
     // It is empty anyway.
     set.size = set.size.filter(|size| *size != 0);
-    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, set, attrset }))
+    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, set, acl, attrset }))
 }
 
 impl There {
@@ -216,7 +224,7 @@ impl There {
 impl Missing {
     /// Make it. Nothing, if somebody else was faster.
     pub fn make(&self, context: &Context) -> Res<Option<Done>> {
-        match names::make(&self.dir, &self.name, &self.spec, self.set.clone()) {
+        match names::make(&self.dir, &self.name, &self.spec, self.set.clone(), self.acl.as_ref()) {
             Ok((inode, info)) => Ok(Some(Done {
                 file: self.dir.beside(inode),
                 cinfo: context.service.change_info(info),

@@ -276,6 +276,7 @@ impl Front {
             Op::SetClientIdConfirm(args) => {
                 core.with(|state, now| state.set_client_id_confirm(now, &who, args))?;
                 self.keep(context);
+                core.try_way_back(args.clientid, context.origin.address);
                 OpResult::SetClientIdConfirm(Ok(()))
             }
             Op::ReleaseLockOwner(args) => {

@@ -7,11 +7,13 @@
 //! | `open` | OPEN |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
+//! | `dial` | the way to clients of NFSv4.0 |
 //! | `program` | the RPC program |
 
 mod callback;
 mod clients;
 mod core;
+mod dial;
 mod open;
 mod program;
 mod waiting;

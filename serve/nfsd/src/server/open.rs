@@ -20,6 +20,8 @@ const TRIES: usize = 8;
 /// What is said beside the access since NFSv4.1.
 const WANTS: u32 =
     share::WANT_MASK | share::WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL | share::WANT_PUSH_DELEG_WHEN_UNCONTENDED;
+/// What may be said beside since NFSv4.2 (RFC 9754). These wishes are not granted, which their clients see by what they get.
+const LATER_WANTS: u32 = share::WANT_DELEG_TIMESTAMPS | share::WANT_OPEN_XOR_DELEGATION;
 /// `OPEN_DELEGATE_NONE_EXT`'s `WND4_NOT_WANTED`.
 const NOT_WANTED: u32 = 0;
 
@@ -71,7 +73,11 @@ impl Front {
         if later && context.minor == 0 {
             return Err(NfsStat::Badxdr.into());
         }
-        let wants = if context.minor == 0 { 0 } else { args.share_access & WANTS };
+        let wants = match context.minor {
+            0 => 0,
+            1 => args.share_access & WANTS,
+            _ => args.share_access & (WANTS | LATER_WANTS),
+        };
         let request = OpenRequest {
             client: client(context, args.owner.clientid)?,
             owner: &args.owner.owner.0,

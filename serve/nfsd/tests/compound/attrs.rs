@@ -140,8 +140,6 @@ fn what_cannot_be_set_is_refused() {
         let refused = |status| (status, Bitmap::default());
         assert_eq!(ends(&file, Attrs { change: Some(1), ..plain() }), refused(NfsStat::Inval));
         assert_eq!(ends(&file, Attrs { archive: Some(true), ..plain() }), refused(NfsStat::Attrnotsupp));
-        let acl = Attrs { acl: Some(ivers_nfs4::xdr::List(vec![])), ..plain() };
-        assert_eq!(ends(&file, acl), refused(NfsStat::Attrnotsupp));
         assert_eq!(ends(&file, Attrs { mode: Some(0o10000), ..plain() }), refused(NfsStat::Inval));
         let late = NfsTime { seconds: 0, nseconds: 1_000_000_000 };
         let time = Attrs { time_access_set: Some(SetTime::Client(late)), ..plain() };

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
@@ -178,7 +178,9 @@ impl Server {
 
     pub fn origin(uid: u32, gid: u32) -> Origin {
         let sys = AuthSys { stamp: 0, machine: Vec::new(), uid, gid, gids: List(Vec::new()) };
-        Origin { address: HOME, credential: Credential::Sys(sys), tls: None, conn: Conn(1) }
+        static XID: AtomicU32 = AtomicU32::new(0);
+        let xid = XID.fetch_add(1, Ordering::Relaxed);
+        Origin { address: HOME, credential: Credential::Sys(sys), tls: None, conn: Conn(1), xid }
     }
 
     pub fn begin(&self, origin: Origin, minor: u32, ops: Vec<Op>) -> Progress {

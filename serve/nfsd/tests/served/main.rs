@@ -1,5 +1,6 @@
 //! The whole server over a socket, with clients that are made of the wire alone.
 
+mod called_back;
 mod client;
 mod of_old;
 

@@ -6,6 +6,7 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, SetTime, StateId};
 use ivers_vfs::{Cred, FileType, SetAttr, TimeSet, Timestamp};
 
+use super::acl_given::NewAcl;
 use super::{SETTABLE, wanted};
 use crate::compound::Context;
 use crate::ops::settle;
@@ -21,6 +22,8 @@ pub struct Wanted {
     pub mask: Bitmap,
     /// Bits that a new object shall not have, unless an ACL that it inherits decides.
     pub umask: u32,
+    /// The ACL, set behind everything else.
+    pub acl: Option<NewAcl>,
 }
 
 fn time(given: &SetTime) -> Res<TimeSet> {
@@ -33,8 +36,14 @@ fn time(given: &SetTime) -> Res<TimeSet> {
 }
 
 impl Wanted {
-    /// Take apart what is given; `making`: for a new object.
-    pub fn of(context: &Context, supported: &Bitmap, given: &Fattr, making: bool) -> Res<Self> {
+    /// Take apart what is given for an object of this kind; `making`: for a new one.
+    pub fn of(
+        context: &Context,
+        supported: &Bitmap,
+        given: &Fattr,
+        kind: FileType,
+        making: bool,
+    ) -> Res<Self> {
         for bit in given.mask.iter() {
             let umask = bit == attr::MODE_UMASK;
             // [RFC8881 18.30.3]
@@ -70,19 +79,15 @@ impl Wanted {
             mtime: attrs.time_modify_set.as_ref().map(time).transpose()?,
             ..SetAttr::default()
         };
-        Ok(Self { set, mask: given.mask.clone(), umask })
-    }
-
-    /// Whether nothing is to be set.
-    pub fn is_nothing(&self) -> bool {
-        self.set == SetAttr::default()
+        let acl = attrs.acl.map(|aces| NewAcl::of(&**names, kind, &aces.0)).transpose()?;
+        Ok(Self { set, mask: given.mask.clone(), umask, acl })
     }
 }
 
 /// SETATTR.
 pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
     let place = context.current()?.clone();
-    let mut wanted = wanted(context, &place, &args.attrs, false)?;
+    let mut wanted = wanted(context, &place, &args.attrs, None)?;
     let object = place.object(NfsStat::Rofs)?;
     let cred = object.writer()?.clone();
     let sized = wanted.set.size.is_some();
@@ -105,8 +110,18 @@ pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
         wanted.set.size = None;
         done.insert(attr::SIZE);
     }
-    let rest =
-        if wanted.is_nothing() { Ok(()) } else { vfs.set_attr(&cred, inode, &wanted.set).nfs().map(|_| ()) };
+    let mut rest = match &wanted.set {
+        set if *set == SetAttr::default() => Ok(()),
+        set => vfs.set_attr(&cred, inode, set).nfs().map(|_| ()),
+    };
+    // [RFC8881 6.4.1.3] Behind the mode: the ACL is what counts.
+    if let (Ok(()), Some(acl)) = (rest, &wanted.acl) {
+        rest = acl.set(vfs, &cred, inode);
+        if rest.is_err() {
+            done = wanted.mask.clone();
+            done.remove(attr::ACL);
+        }
+    }
     let settled = settle(vfs, &[inode]);
     match rest.and(settled) {
         Ok(()) => Ok(SetAttrRes { status: NfsStat::Ok, attrset: wanted.mask }),
