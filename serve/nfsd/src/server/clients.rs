@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ivers_nfs4::compound::CompoundRes;
 use ivers_nfs4::ops::v40::{LockArgs, LockTestArgs, Locked, Locker, UnlockArgs};
-use ivers_nfs4::ops::v41::SequenceArgs;
+use ivers_nfs4::ops::v41::{SequenceArgs, exchgid};
 use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes, number};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{ClientId, StateId};
@@ -211,6 +211,7 @@ impl Front {
             Some(turn) => state.close_in_turn(now, turn, file, &stateid),
             None => state.close(now, caller, file, &stateid),
         })?;
+        self.0.unpin(file);
         context.stateid = closed;
         Ok(OpResult::Close(Ok(closed)))
     }
@@ -294,6 +295,10 @@ impl Front {
                 OpResult::BindConnToSession(Ok(bound))
             }
             Op::ExchangeId(args) => {
+                // [RFC8881 18.35.3] This one is of NFSv4.2.
+                if context.minor < 2 && args.flags & exchgid::SUPP_FENCE_OPS != 0 {
+                    return Err(Stop::Fail(NfsStat::Inval));
+                }
                 OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
             }
             Op::CreateSession(args) => {

@@ -13,6 +13,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Ino, InodeRef};
 use parking_lot::Mutex;
 
+use super::pins::Pins;
 use super::waiting::Waiters;
 use crate::compound::{Held, News, Service};
 use crate::exports::handle::Target;
@@ -47,6 +48,7 @@ pub(super) struct Core {
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
     /// Connections that this server has made, to clients of NFSv4.0.
     pub dialled: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
+    pub pins: Pins,
     /// It is written down that grace is over.
     settled: AtomicBool,
 }
@@ -77,6 +79,7 @@ impl Core {
             deferred: Mutex::default(),
             connections: Mutex::default(),
             dialled: Mutex::default(),
+            pins: Pins::default(),
             settled,
         }
     }
@@ -234,6 +237,7 @@ impl Core {
             self.go_on(waiter, News::Late);
         }
         self.call_deferred();
+        self.sweep_pins();
         let wait = next.since(self.now()).0.clamp(20, 250);
         let again = Arc::downgrade(self);
         if let Some(workers) = self.workers.get() {

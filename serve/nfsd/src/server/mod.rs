@@ -5,6 +5,7 @@
 //! | `core` | the mutex, the effects in their order, permits, connections, the clock |
 //! | `clients` | operations of clients, sessions, locks and delegations |
 //! | `open` | OPEN |
+//! | `pins` | what is open stays, whoever removes it |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
 //! | `dial` | the way to clients of NFSv4.0 |
@@ -15,6 +16,7 @@ mod clients;
 mod core;
 mod dial;
 mod open;
+mod pins;
 mod program;
 mod waiting;
 
@@ -149,6 +151,7 @@ impl NfsServer {
     pub fn stop(self) -> Result<(), StartError> {
         self.server.drain(DRAIN, LINGER);
         self.core.waiting.clear();
+        self.core.pins.clear();
         self.core.with(|state, _| state.shut_down());
         for export in self.service.exports().exports() {
             let filesystem = &export.filesystem;

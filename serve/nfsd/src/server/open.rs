@@ -117,6 +117,7 @@ impl Front {
 
     fn opened(&self, context: &mut Context, wants: u32, done: Done, opened: state::Opened) -> OpResult {
         let Done { file, cinfo, attrset } = done;
+        self.0.pin(file.file(), &file.inode);
         let nobody = || Ace { kind: 0, flags: 0, mask: 0, who: b"EVERYONE@".to_vec() };
         let delegation = match opened.delegation {
             Granted::Read(stateid) => {

@@ -91,7 +91,7 @@ fn the_saved_one_comes_back() {
     assert_eq!(results[4], OpResult::GetFh(Ok(file)));
 }
 
-/// [RFC8881 18.14.3]
+/// [RFC8881 18.14.3] [RFC8881 15.1.2.9]
 #[test]
 fn the_way_up_ends_at_the_pseudo_root() {
     everywhere(|server| {
@@ -105,6 +105,12 @@ fn the_way_up_ends_at_the_pseudo_root() {
         assert_eq!(ups(4), NfsStat::Noent);
         server.file("f", b"");
         assert_eq!(server.ends(0, vec![lookup("f"), up.clone()]), NfsStat::Notdir);
+        // [RFC8881 15.1.2.9]
+        let kind = CreateType::Lnk(b"d".to_vec());
+        let link = Op::Create(CreateArgs { kind, name: b"l".to_vec(), attrs: nothing() });
+        assert_eq!(server.ends(0, vec![link]), NfsStat::Ok);
+        let above_link = |minor| server.ends(minor, vec![lookup("l"), up.clone()]);
+        assert_eq!([above_link(0), above_link(1)], [NfsStat::Notdir, NfsStat::Symlink]);
     });
 }
 

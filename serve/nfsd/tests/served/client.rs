@@ -32,6 +32,7 @@ pub struct Client {
     /// What CB_GETATTR is answered with.
     pub shows: Option<(u64, u64)>,
     name: String,
+    verifier: [u8; 8],
 }
 
 fn channel() -> ChannelAttrs {
@@ -67,6 +68,7 @@ impl Client {
             notified: 0,
             shows: None,
             name: name.to_owned(),
+            verifier: [7; 8],
         }
     }
 
@@ -78,8 +80,14 @@ impl Client {
         client
     }
 
+    /// As after a reboot: what it held is gone.
+    pub fn make_session_anew(&mut self) {
+        self.verifier = [8; 8];
+        self.make_session();
+    }
+
     pub fn make_session(&mut self) {
-        let owner = ClientOwner { verifier: [7; 8], id: Opaque(self.name.as_bytes().to_vec()) };
+        let owner = ClientOwner { verifier: self.verifier, id: Opaque(self.name.as_bytes().to_vec()) };
         let exchange =
             ExchangeIdArgs { owner, flags: 0, protect: StateProtect::None, implementation: List(Vec::new()) };
         let (_, results) = self.compound(1, vec![Op::ExchangeId(exchange)]);

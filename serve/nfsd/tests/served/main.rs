@@ -14,9 +14,11 @@ use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::*;
+use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
+use ivers_nfs4::xdr::List;
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
@@ -327,5 +329,56 @@ fn several_clients_contend_for_one_file() {
         (0..4).for_each(|number| drop(scope.spawn(move || work(number))));
     });
     assert_eq!(first.call_patiently(&[Op::PutFh(handle.clone()), change_and_size()]).0, NfsStat::Ok);
+    server.stop().unwrap();
+}
+
+/// [RFC8881 18.25.4]
+#[test]
+fn what_is_open_stays_when_its_name_goes() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut client = Client::new(address, "a");
+    let mut other = Client::new(address, "b");
+    let (first, handle) = make(&mut client, "f");
+    let (_, renamed) = make(&mut client, "g");
+    assert_eq!(client.call(write(&handle, first, b"still here")).0, NfsStat::Ok);
+    // Removed by somebody else, in one way and in the other.
+    let rename = RenameArgs { old: b"g".to_vec(), new: b"f".to_vec() };
+    let onto = [data(), vec![Op::SaveFh(()), Op::Rename(rename)]].concat();
+    assert_eq!(other.call(onto).0, NfsStat::Ok);
+    assert_eq!(other.call([data(), vec![Op::Remove(b"f".to_vec())]].concat()).0, NfsStat::Ok);
+    let read = |stateid| Op::Read(ReadArgs { stateid, offset: 0, count: 100 });
+    let (status, results) = client.call(vec![Op::PutFh(handle.clone()), read(first)]);
+    assert_eq!(status, NfsStat::Ok, "{results:?}");
+    let Some(OpResult::Read(Ok(found))) = results.last() else { panic!("{results:?}") };
+    assert_eq!(found.data, b"still here");
+    let close = Op::Close(SeqState { seqid: 0, stateid: first });
+    assert_eq!(client.call(vec![Op::PutFh(handle.clone()), close]).0, NfsStat::Ok);
+    assert_eq!(client.call(vec![Op::PutFh(handle)]).0, NfsStat::Stale);
+    // With their client, opens end without a CLOSE.
+    assert_eq!(other.call(vec![Op::PutFh(renamed.clone())]).0, NfsStat::Ok);
+    client.make_session_anew();
+    let gone = (0..100).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        other.call(vec![Op::PutFh(renamed.clone())]).0 == NfsStat::Stale
+    });
+    assert!(gone, "a file that nobody has open is kept");
+    server.stop().unwrap();
+}
+
+/// [RFC8881 18.35.3]
+#[test]
+fn flags_of_later_versions_are_unknown_to_earlier_ones() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut client = Client::connect(address, "a");
+    let exchange = Op::ExchangeId(ExchangeIdArgs {
+        owner: ClientOwner { verifier: [1; 8], id: Opaque(b"a".to_vec()) },
+        flags: exchgid::SUPP_FENCE_OPS,
+        protect: StateProtect::None,
+        implementation: List(Vec::new()),
+    });
+    assert_eq!(client.compound(1, vec![exchange.clone()]).0, NfsStat::Inval);
+    assert_eq!(client.compound(2, vec![exchange]).0, NfsStat::Ok);
     server.stop().unwrap();
 }
