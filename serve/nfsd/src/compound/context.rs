@@ -182,6 +182,11 @@ impl Context {
         self.service.clients.permit(self.caller, object.file(), stateid, does)
     }
 
+    /// Whether who asks has opened himself what a stateid, given as it was meant, is of.
+    pub fn is_opener(&self, stateid: &StateId) -> bool {
+        self.service.clients.is_opener(&self.origin, self.caller, stateid)
+    }
+
     /// Leave to change a file where no stateid is needed. No client holds anything of what is no regular file.
     pub fn permit_change(&self, object: &Object, does: Does) -> Step<Option<Held>> {
         if object.inode.kind != ivers_vfs::FileType::Regular {

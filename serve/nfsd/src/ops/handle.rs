@@ -106,7 +106,7 @@ pub fn child(dir: &Object, name: &[u8]) -> Res<Object> {
         _ => return Err(NfsStat::Notdir),
     }
     let cred = dir.reader()?;
-    let name = name::component(name)?;
+    let name = name::within(dir, name)?;
     Ok(dir.beside(dir.vfs().lookup(cred, &dir.inode, name).nfs()?))
 }
 

@@ -128,8 +128,8 @@ fn there(context: &Context, args: &OpenArgs, file: Object, dir: Option<Object>) 
     }
     let file = match found.file.regular(context.minor) {
         Ok(file) => file,
-        // [RFC7530 16.16.5]
-        Err(_) if found.file.inode.kind == FileType::Symlink => return Err(NfsStat::Symlink),
+        // [RFC7530 16.16.5] The first version has this one word for whatever is neither a file nor a directory.
+        Err(status) if context.minor == 0 && status != NfsStat::Isdir => return Err(NfsStat::Symlink),
         Err(status) => return Err(status),
     };
     let cred = file.reader()?;

@@ -42,12 +42,12 @@ impl Core {
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
         let (program, credential, minor_version, ident, ops) = match &channel {
-            Channel::Session { sequence, program, identity, .. } => {
+            Channel::Session { sequence, program, identity, minor, .. } => {
                 let credential = match identity {
                     Identity::None => OpaqueAuth::NONE,
                     Identity::Sys(sys) => OpaqueAuth::sys(sys),
                 };
-                (*program, credential, 1, 0, vec![CbOp::Sequence(sequence.clone()), op])
+                (*program, credential, *minor, 0, vec![CbOp::Sequence(sequence.clone()), op])
             }
             Channel::Dial { callback, ident } => (callback.program, system(), 0, *ident, vec![op]),
         };

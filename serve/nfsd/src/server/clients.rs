@@ -26,7 +26,7 @@ const TRIES: usize = 8;
 pub(super) struct Front(pub Arc<Core>);
 
 /// Who somebody is: what he says of himself, and what TLS says of him.
-fn principal(origin: &Origin) -> Principal {
+pub(super) fn principal(origin: &Origin) -> Principal {
     let mut bytes = Encoder::default();
     match &origin.credential {
         Credential::None => bytes.word(0),
@@ -302,7 +302,12 @@ impl Front {
                 OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
             }
             Op::CreateSession(args) => {
-                let made = core.with(|state, now| state.create_session(now, conn, &who, args))?;
+                let made = core.with(|state, now| {
+                    let made = state.create_session(now, conn, &who, args)?;
+                    // [RFC8881 20.2.3] What is said in callbacks has to be of the version that the client speaks.
+                    state.speaks(&made.sessionid, context.minor);
+                    Ok::<_, Stop>(made)
+                })?;
                 self.keep(context);
                 OpResult::CreateSession(Ok(made))
             }
@@ -344,6 +349,11 @@ impl Clients for Front {
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
         let permit = self.0.with(|state, now| state.permit(now, caller, file, stateid, does))?;
         Ok(self.0.hold(permit))
+    }
+
+    fn is_opener(&self, origin: &Origin, caller: Caller, stateid: &StateId) -> bool {
+        let who = principal(origin);
+        self.0.with(|state, _| state.is_opener(caller, stateid, &who))
     }
 
     fn look(&self, caller: Caller, file: File) -> Step<Held> {

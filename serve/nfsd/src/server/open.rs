@@ -9,11 +9,11 @@ use ivers_nfs4::ops::v40::{
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Ace, SpaceLimit};
 
-use super::clients::{Front, client, running};
+use super::clients::{Front, client, principal, running};
 use super::core::Core;
 use crate::compound::{Context, Place};
 use crate::ops::open::{Done, Found, find};
-use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Step, Turn, Why};
+use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Principal, Step, Turn, Why};
 
 /// So often a name may mean something else by the time it is used; then the client comes again.
 const TRIES: usize = 8;
@@ -40,13 +40,18 @@ impl Drop for Planned<'_> {
 }
 
 impl Planned<'_> {
-    fn commit(mut self, done: &Done) -> Step<state::Opened> {
+    fn commit(mut self, done: &Done, who: &Principal) -> Step<state::Opened> {
         let file = done.file.file();
         // Without a change attribute its holder's answers could not be compared with anything.
         let delegate = self.core.delegations && done.file.vfs().change(&done.file.inode).is_some();
         for _ in 0..TRIES {
             let Some(plan) = self.plan.take() else { break };
-            match self.core.with(|state, now| state.open_commit(now, plan, file, delegate)) {
+            let committed = self.core.with(|state, now| {
+                let opened = state.open_commit(now, plan, file, delegate)?;
+                state.opened_as(&opened.stateid, who);
+                Ok(opened)
+            });
+            match committed {
                 Ok(opened) => return Ok(opened),
                 Err((plan, why)) => {
                     self.plan = Some(plan);
@@ -88,6 +93,7 @@ impl Front {
             running: running(context),
             turn,
         };
+        let who = principal(&context.origin);
         let plan = self.0.with(|state, now| state.open_plan(now, &request))?;
         let planned = Planned { core: &self.0, plan: Some(plan) };
         for _ in 0..TRIES {
@@ -97,12 +103,12 @@ impl Front {
                     let Some(plan) = &planned.plan else { break };
                     self.0.with(|state, now| state.open_claim(now, plan, file, truncates))?;
                     let done = there.open(context)?;
-                    let opened = planned.commit(&done)?;
+                    let opened = planned.commit(&done, &who)?;
                     return Ok(self.opened(context, wants, done, opened));
                 }
                 Found::Missing(missing) => {
                     let Some(done) = missing.make(context)? else { continue };
-                    return match planned.commit(&done) {
+                    return match planned.commit(&done, &who) {
                         Ok(opened) => Ok(self.opened(context, wants, done, opened)),
                         Err(stop) => {
                             missing.unmake(&done);

@@ -36,6 +36,8 @@ pub enum Channel {
     Session {
         /// Which.
         conn: Conn,
+        /// In which minor version.
+        minor: u32,
         /// The first operation of the call.
         sequence: CbSequenceArgs,
         /// The RPC program.
@@ -113,7 +115,8 @@ impl State {
                 cache_this: false,
                 referring: List(referring),
             };
-            return Ok(Channel::Session { conn, sequence, program: session.program, identity });
+            let (minor, program) = (session.minor, session.program);
+            return Ok(Channel::Session { conn, minor, sequence, program, identity });
         }
         Err(none)
     }

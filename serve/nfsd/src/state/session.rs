@@ -77,6 +77,8 @@ pub(super) struct Session {
     pub target: u32,
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
+    /// In which version it was made: the client is called in the same.
+    pub minor: u32,
     pub program: u32,
     pub identity: Option<Identity>,
     /// Which way each connection is used.
@@ -235,6 +237,7 @@ impl State {
             fore: fore.clone(),
             back_slots: vec![BackSlot::default(); back.max_requests as usize],
             back_wanted,
+            minor: 1,
             program: args.callback_program,
             identity,
             connections: BTreeMap::from([(conn, if back_granted { BOTH } else { FORE })]),
@@ -249,6 +252,13 @@ impl State {
         self.renew(now, args.clientid);
         let flags = if back_granted { session_flags::CONN_BACK_CHAN } else { 0 };
         Ok(CreateSessionOk { sessionid, sequence: args.sequence, flags, fore, back })
+    }
+
+    /// In which version a session was made, if not in the first that has any.
+    pub fn speaks(&mut self, sessionid: &SessionId, minor: u32) {
+        if let Some(session) = self.sessions.get_mut(sessionid) {
+            session.minor = minor;
+        }
     }
 
     /// DESTROY_SESSION (RFC 8881 section 18.37), over this connection, inside this request if it is one of a session.

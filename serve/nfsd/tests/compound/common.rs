@@ -27,6 +27,9 @@ use ivers_nfsd::state::{Caller, Conn, Does, File, Step, Stop};
 use ivers_vfs::{Cred, MountOptions, Vfs};
 use parking_lot::Mutex;
 
+/// Who has never opened anything.
+pub const STRANGER: u32 = 4242;
+
 /// Clients that may do everything, unless a test says otherwise.
 #[derive(Default)]
 pub struct Fake {
@@ -84,6 +87,10 @@ impl Clients for Fake {
             None => {}
         }
         Ok(self.held())
+    }
+
+    fn is_opener(&self, origin: &Origin, _: Caller, _: &StateId) -> bool {
+        !matches!(&origin.credential, Credential::Sys(sys) if sys.uid == STRANGER)
     }
 
     fn look(&self, _: Caller, _: File) -> Step<Held> {

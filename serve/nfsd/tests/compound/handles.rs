@@ -114,7 +114,7 @@ fn the_way_up_ends_at_the_pseudo_root() {
     });
 }
 
-/// [RFC8881 18.13.3] [RFC8881 14.5]
+/// [RFC8881 18.13.3] [RFC8881 14.5] [RFC8881 15.1.2.5]
 #[test]
 fn names_do_not_lead_out() {
     everywhere(|server| {
@@ -123,6 +123,9 @@ fn names_do_not_lead_out() {
             CreateArgs { kind: CreateType::Lnk(b"../../..".to_vec()), name: b"l".to_vec(), attrs: nothing() };
         assert_eq!(server.ends(0, vec![Op::Create(link)]), NfsStat::Ok);
         let raw = |name: &[u8]| server.ends(0, vec![Op::Lookup(name.to_vec())]);
+        // [RFC8881 15.1.2.5]
+        assert_eq!(raw(&[b'n'; 255]), NfsStat::Noent);
+        assert_eq!(raw(&[b'n'; 256]), NfsStat::Nametoolong);
         assert_eq!(raw(b".."), NfsStat::Badname);
         assert_eq!(raw(b"."), NfsStat::Badname);
         assert_eq!(raw(b"a/b"), NfsStat::Badchar);

@@ -29,6 +29,9 @@ pub struct Client {
     pub recalled: Vec<CbRecallArgs>,
     /// Locks that may be free.
     pub notified: usize,
+    /// In which minor version it speaks, and was called back last.
+    pub minor: u32,
+    pub called_in: Option<u32>,
     /// What CB_GETATTR is answered with.
     pub shows: Option<(u64, u64)>,
     name: String,
@@ -66,6 +69,8 @@ impl Client {
             sequence: 0,
             recalled: Vec::new(),
             notified: 0,
+            minor: 1,
+            called_in: None,
             shows: None,
             name: name.to_owned(),
             verifier: [7; 8],
@@ -90,7 +95,7 @@ impl Client {
         let owner = ClientOwner { verifier: self.verifier, id: Opaque(self.name.as_bytes().to_vec()) };
         let exchange =
             ExchangeIdArgs { owner, flags: 0, protect: StateProtect::None, implementation: List(Vec::new()) };
-        let (_, results) = self.compound(1, vec![Op::ExchangeId(exchange)]);
+        let (_, results) = self.compound(self.minor, vec![Op::ExchangeId(exchange)]);
         let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{results:?}") };
         self.id = known.clientid;
         let create = CreateSessionArgs {
@@ -102,7 +107,7 @@ impl Client {
             callback_program: 0x4000_0000,
             security: List(vec![CallbackSecurity::None]),
         };
-        let (_, results) = self.compound(1, vec![Op::CreateSession(create)]);
+        let (_, results) = self.compound(self.minor, vec![Op::CreateSession(create)]);
         let Some(OpResult::CreateSession(Ok(made))) = results.last() else { panic!("{results:?}") };
         assert_eq!(made.flags, session_flags::CONN_BACK_CHAN);
         (self.session, self.sequence) = (made.sessionid, 0);
@@ -123,7 +128,7 @@ impl Client {
             highest_slotid: 0,
             cache_this: true,
         });
-        self.send_compound(1, [vec![sequence], ops].concat());
+        self.send_compound(self.minor, [vec![sequence], ops].concat());
     }
 
     fn send_compound(&mut self, minor: u32, ops: Vec<Op>) {
@@ -187,6 +192,7 @@ impl Client {
         let mut from = Decoder::new(message);
         let header = CallHeader::take(&mut from).unwrap();
         let args = CbCompoundArgs::take(&mut from).unwrap();
+        self.called_in = Some(args.minor_version);
         let results = args.ops.0.into_iter().map(|op| match op {
             CbOp::Sequence(it) => CbResult::Sequence(Ok(CbSequenceOk {
                 sessionid: it.sessionid,

@@ -382,3 +382,27 @@ fn flags_of_later_versions_are_unknown_to_earlier_ones() {
     assert_eq!(client.compound(2, vec![exchange]).0, NfsStat::Ok);
     server.stop().unwrap();
 }
+
+/// [RFC8881 20.2.3]
+#[test]
+fn callbacks_are_of_the_clients_version() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut other = Client::new(address, "other");
+    for minor in [1, 2] {
+        let mut client = Client::connect(address, &format!("speaks {minor}"));
+        client.minor = minor;
+        client.make_session();
+        assert_eq!(client.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
+        let name = format!("f{minor}");
+        let wanted = open("o", share::READ | share::WANT_READ_DELEG, guarded(), named(&name));
+        let (opened, handle) = opened(&client.call([data(), vec![wanted, Op::GetFh(())]].concat()));
+        let OpenDelegation::Read(delegation) = opened.delegation else { panic!("{opened:?}") };
+        assert_eq!(other.call([data(), vec![Op::Remove(name.into_bytes())]].concat()).0, NfsStat::Delay);
+        assert!(client.serve(Duration::from_secs(10)));
+        assert_eq!((client.recalled.len(), client.called_in), (1, Some(minor)));
+        let back = vec![Op::PutFh(handle), Op::DelegReturn(delegation.stateid)];
+        assert_eq!(client.call(back).0, NfsStat::Ok);
+    }
+    server.stop().unwrap();
+}

@@ -3,12 +3,13 @@
 use ivers_nfs4::attr::{self, Attrs, Fattr, is_read_only};
 use ivers_nfs4::ops::v40::{SetAttrArgs, SetAttrRes};
 use ivers_nfs4::status::{NfsStat, Res};
-use ivers_nfs4::types::{Bitmap, SetTime, StateId};
+use ivers_nfs4::types::{Bitmap, SetTime};
 use ivers_vfs::{Cred, FileType, SetAttr, TimeSet, Timestamp};
 
 use super::acl_given::NewAcl;
 use super::{SETTABLE, wanted};
 use crate::compound::Context;
+use crate::ops::data::is_special;
 use crate::ops::settle;
 use crate::ops::status::OrStatus;
 use crate::state::{Does, Step, Stop};
@@ -68,6 +69,10 @@ impl Wanted {
         if (perm.unwrap_or(0) | umask) & !0o7777 != 0 {
             return Err(NfsStat::Inval);
         }
+        // [RFC8881 14.5]
+        if [&attrs.owner, &attrs.owner_group].into_iter().flatten().any(Vec::is_empty) {
+            return Err(NfsStat::Inval);
+        }
         // [RFC8881 5.9]
         let id = |id: Option<u32>| id.ok_or(NfsStat::Badowner);
         let set = SetAttr {
@@ -96,8 +101,9 @@ pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
     }
     let (_leave, special) = if sized {
         let stateid = context.meant(&args.stateid)?;
-        let special = matches!(stateid, StateId::ANONYMOUS | StateId::READ_BYPASS);
-        (Some(context.permit(object, &stateid, Does::Resize)?), special)
+        let special = is_special(&stateid);
+        let leave = context.permit(object, &stateid, Does::Resize)?;
+        (Some(leave), special || !context.is_opener(&stateid))
     } else {
         (context.permit_change(object, Does::Change)?, true)
     };
