@@ -317,6 +317,15 @@ impl Journal {
         self.inner.commit(None)
     }
 
+    /// Makes everything durable that was changed before this call, but not file data: concurrent callers share one commit, and its flushes.
+    pub fn commit_changes(&self) -> Result<()> {
+        let newest = {
+            let state = self.inner.state.lock();
+            state.running.as_ref().map_or(state.next.saturating_sub(1), |r| r.tid)
+        };
+        self.inner.commit(Some(newest))
+    }
+
     /// Commits in the background, soon.
     pub fn commit_soon(&self) {
         self.inner.timer.want_commit();

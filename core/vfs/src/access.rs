@@ -29,6 +29,65 @@ enum Known {
     Some(Arc<Acl>),
 }
 
+/// What a caller may do to an inode: of every access mask, whether all of it is granted. With ACLs that is more than three bits: each of two
+/// groups may grant one of two permissions, and none both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// Whether all of `mask` (R4 W2 X1) is granted.
+    pub fn allow(self, mask: u32) -> bool {
+        self.0 >> (mask & 7) & 1 == 1
+    }
+}
+
+/// Who asks, and what the inode says of owner, group and others.
+struct Asked<'a> {
+    cred: &'a Cred,
+    directory: bool,
+    perm: u32,
+    uid: u32,
+    gid: u32,
+    flags: InodeFlags,
+}
+
+impl<'a> Asked<'a> {
+    fn of(cred: &'a Cred, inode: &Inode) -> Self {
+        let directory = inode.kind == FileType::Directory;
+        inode.with_attr(|attr| Self {
+            cred,
+            directory,
+            perm: attr.perm,
+            uid: attr.uid,
+            gid: attr.gid,
+            flags: attr.flags,
+        })
+    }
+
+    /// Whether an ACL decides, if there is one.
+    fn by_list(&self) -> bool {
+        self.cred.uid != 0 && self.cred.uid != self.uid
+    }
+
+    fn granted(&self, acl: Option<&Acl>, mask: u32) -> bool {
+        let &Self { cred, directory, perm, uid, gid, .. } = self;
+        if cred.uid == 0 {
+            // The superuser reads and writes everything, and executes what anybody may execute.
+            return mask & EXECUTE == 0 || directory || perm & 0o111 != 0;
+        }
+        // Without group bits a mask could not grant anything either, unless the caller is the owner.
+        if cred.uid == uid {
+            perm >> 6 & mask == mask
+        } else if let Some(acl) = acl {
+            acl.permits(cred, uid, gid, mask)
+        } else if cred.in_group(gid) {
+            perm >> 3 & mask == mask
+        } else {
+            perm & mask == mask
+        }
+    }
+}
+
 impl AclCache {
     pub(crate) fn forget(&self) {
         *self.0.lock() = Known::Nothing;
@@ -82,35 +141,36 @@ impl Vfs {
     pub fn access(&self, cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         self.alive()?;
         if mask & WRITE != 0 {
-            let attr_flags = inode.with_attr(|attr| attr.flags);
-            let content = matches!(inode.kind, FileType::Regular | FileType::Directory | FileType::Symlink);
-            if self.policy.read_only && content {
-                return Err(NameError::ReadOnly.into());
-            }
-            if attr_flags.contains(InodeFlags::IMMUTABLE) {
-                return Err(NameError::NotPermitted.into());
-            }
+            self.may_change(inode, inode.with_attr(|attr| attr.flags))?;
         }
         if cred.checked || mask == 0 {
             return Ok(());
         }
-        let (perm, uid, gid) = inode.with_attr(|attr| (attr.perm, attr.uid, attr.gid));
-        if cred.uid == 0 {
-            // The superuser reads and writes everything, and executes what anybody may execute.
-            let executable = inode.kind == FileType::Directory || perm & 0o111 != 0;
-            return if mask & EXECUTE == 0 || executable { Ok(()) } else { Err(NameError::Access.into()) };
-        }
-        // Without group bits a mask could not grant anything either, unless the caller is the owner.
-        let granted = if cred.uid == uid {
-            perm >> 6 & mask == mask
-        } else if let Some(acl) = self.access_acl(inode)? {
-            acl.permits(cred, uid, gid, mask)
-        } else if cred.in_group(gid) {
-            perm >> 3 & mask == mask
-        } else {
-            perm & mask == mask
+        let asked = Asked::of(cred, inode);
+        let acl = if asked.by_list() { self.access_acl(inode)? } else { None };
+        if asked.granted(acl.as_deref(), mask) { Ok(()) } else { Err(NameError::Access.into()) }
+    }
+
+    /// Every mask that [`Vfs::access`] would grant, all of them at one moment.
+    pub fn rights(&self, cred: &Cred, inode: &Inode) -> Result<Rights> {
+        self.alive()?;
+        let asked = Asked::of(cred, inode);
+        let acl = if !cred.checked && asked.by_list() { self.access_acl(inode)? } else { None };
+        let writable = self.may_change(inode, asked.flags).is_ok();
+        let granted = |mask: &u32| {
+            (mask & WRITE == 0 || writable)
+                && (cred.checked || *mask == 0 || asked.granted(acl.as_deref(), *mask))
         };
-        if granted { Ok(()) } else { Err(NameError::Access.into()) }
+        Ok(Rights((0..8).filter(granted).fold(0, |all, mask| all | 1 << mask)))
+    }
+
+    /// Whether anybody may write to an inode with these flags.
+    fn may_change(&self, inode: &Inode, flags: InodeFlags) -> Result<()> {
+        let content = matches!(inode.kind, FileType::Regular | FileType::Directory | FileType::Symlink);
+        if self.policy.read_only && content {
+            return Err(NameError::ReadOnly.into());
+        }
+        if flags.contains(InodeFlags::IMMUTABLE) { Err(NameError::NotPermitted.into()) } else { Ok(()) }
     }
 
     /// Whether the caller owns the inode or may act as if.

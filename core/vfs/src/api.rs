@@ -131,6 +131,8 @@ pub struct SetAttr {
     pub project: Option<u32>,
     /// Clear set-id bits and file capabilities, as a truncate by an ordinary user does.
     pub kill_priv: bool,
+    /// Whoever asks has the file open for writing: that he may set the size was checked then.
+    pub opened: bool,
     /// The times of changes that a cache above has accepted before: an inode flag that forbids it now comes too late.
     pub handed_over: bool,
 }
@@ -163,22 +165,48 @@ pub struct CreateSpec {
     pub target: Vec<u8>,
     /// Permission bits to leave out, unless a default ACL decides.
     pub umask: u32,
+    /// The owner, if it is not whoever makes it.
+    pub uid: Option<u32>,
+    /// The group, if it is not his, nor that of a directory which hands its own down.
+    pub gid: Option<u32>,
+    /// The access time, if it is not now.
+    pub atime: Option<TimeSet>,
+    /// The modification time, if it is not now.
+    pub mtime: Option<TimeSet>,
+    /// The size of a regular file, which is a hole.
+    pub size: u64,
 }
 
 impl CreateSpec {
+    /// Anything, with nothing said of it but its permission bits.
+    pub fn of(kind: FileType, perm: u32) -> Self {
+        Self {
+            kind,
+            perm,
+            rdev: 0,
+            target: Vec::new(),
+            umask: 0,
+            uid: None,
+            gid: None,
+            atime: None,
+            mtime: None,
+            size: 0,
+        }
+    }
+
     /// A regular file.
     pub fn file(perm: u32) -> Self {
-        Self { kind: FileType::Regular, perm, rdev: 0, target: Vec::new(), umask: 0 }
+        Self::of(FileType::Regular, perm)
     }
 
     /// A directory.
     pub fn directory(perm: u32) -> Self {
-        Self { kind: FileType::Directory, ..Self::file(perm) }
+        Self::of(FileType::Directory, perm)
     }
 
     /// A symbolic link.
     pub fn symlink(target: impl Into<Vec<u8>>) -> Self {
-        Self { kind: FileType::Symlink, target: target.into(), ..Self::file(0o777) }
+        Self { target: target.into(), ..Self::of(FileType::Symlink, 0o777) }
     }
 }
 

@@ -29,6 +29,8 @@ impl Vfs {
         let owner = cred.privileged() || cred.uid == attr.uid;
         if set.size.is_some() {
             match inode.kind {
+                // Flags of the inode forbid it to him as well.
+                FileType::Regular if set.opened => self.access(&Cred::trusted(), inode, WRITE)?,
                 FileType::Regular => self.access(cred, inode, WRITE)?,
                 FileType::Directory => return Err(NameError::IsDirectory.into()),
                 _ => return Err(NameError::Invalid.into()),

@@ -47,22 +47,27 @@ impl Vfs {
             FileType::Directory => return Err(NameError::IsDirectory.into()),
             _ => return Err(NameError::Invalid.into()),
         }
-        let mut done = 0;
-        {
+        let done = {
             let _lock = self.shared(inode)?;
-            let size = inode.size();
-            let end = offset.saturating_add(buf.len() as u64).min(size);
-            let want = end.saturating_sub(offset) as usize;
-            while done < want {
-                let at = offset + done as u64;
-                done += inode.pages.read(at, &mut buf[done..want]);
-                if done < want {
-                    done += self.read_missing(inode, offset + done as u64, &mut buf[done..want], size)?;
-                }
-            }
-        }
+            self.read_locked(inode, offset, buf, inode.size())?
+        };
         if done > 0 {
             self.accessed(inode);
+        }
+        Ok(done)
+    }
+
+    /// Read of a regular file of this size, whose lock is held.
+    pub(crate) fn read_locked(&self, inode: &Inode, offset: u64, buf: &mut [u8], size: u64) -> Result<usize> {
+        let end = offset.saturating_add(buf.len() as u64).min(size);
+        let want = end.saturating_sub(offset) as usize;
+        let mut done = 0;
+        while done < want {
+            let at = offset + done as u64;
+            done += inode.pages.read(at, &mut buf[done..want]);
+            if done < want {
+                done += self.read_missing(inode, offset + done as u64, &mut buf[done..want], size)?;
+            }
         }
         Ok(done)
     }
@@ -257,7 +262,7 @@ impl Vfs {
                 // lost with this one: the next fsync says so.
                 inode.with_attr(|attr| attr.size = size.max(at));
                 self.fs.unreserve(inode, at, end - at);
-                *inode.writeback_error.lock() = Some(error.clone());
+                self.note_loss(inode, &error);
                 return Err(error);
             }
             self.policy.stats.mine().written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);

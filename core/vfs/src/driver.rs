@@ -120,10 +120,56 @@ pub struct NewInode {
     pub rdev: u32,
     /// Where a symbolic link points to.
     pub target: Vec<u8>,
-    /// Times of birth: atime, mtime, ctime and btime alike.
+    /// Bytes of a regular file, all of them a hole; 0 for everything else, and for a file that is to be filled.
+    pub size: u64,
+    /// ctime and btime.
     pub now: Timestamp,
+    /// Access time.
+    pub atime: Timestamp,
+    /// Modification time.
+    pub mtime: Timestamp,
     /// Attributes to set in the same transaction (inherited ACLs), full names.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl NewInode {
+    /// One of root's, with no permission for anybody, made now.
+    pub fn new(kind: FileType, now: Timestamp) -> Self {
+        Self {
+            kind,
+            perm: 0,
+            uid: 0,
+            gid: 0,
+            project: 0,
+            rdev: 0,
+            target: Vec::new(),
+            size: 0,
+            now,
+            atime: now,
+            mtime: now,
+            xattrs: Vec::new(),
+        }
+    }
+
+    /// The attributes that it starts with, and so many names. All that is given is in here: a driver that starts from this stores it.
+    pub fn attr(&self, nlink: u32) -> Attr {
+        Attr {
+            kind: self.kind,
+            perm: self.perm & 0o7777,
+            uid: self.uid,
+            gid: self.gid,
+            project: self.project,
+            nlink,
+            size: self.size,
+            blocks_512: 0,
+            rdev: self.rdev,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.now,
+            btime: Some(self.now),
+            flags: InodeFlags::empty(),
+        }
+    }
 }
 
 /// One rename, checked by the VFS (types, emptiness is the driver's to check, loops, permissions).
@@ -184,7 +230,7 @@ pub trait FileSystem: Send + Sync + 'static {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()>;
-    /// Make an inode with one name (a directory: with `.` and `..`) in one transaction; the name is known to be free.
+    /// Make an inode with one name (a directory: with `.` and `..`) and everything that is said of it in one transaction; the name is known to be free.
     fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode>;
     /// Make an inode without a name (O_TMPFILE): an orphan until it is linked.
     fn create_unnamed(&self, dir: &Inode, new: &NewInode) -> Result<LoadedInode>;
@@ -229,6 +275,11 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Make one inode durable: the VFS has written its pages back and logged it. `data_only` as fdatasync.
     fn fsync(&self, inode: &Inode, data_only: bool) -> Result<()>;
+    /// Make durable what was logged of an inode (of a directory: its names too), but not its data. Drivers whose callers can share a commit that flushes
+    /// nothing else say more than this.
+    fn commit(&self, inode: &Inode) -> Result<()> {
+        self.fsync(inode, false)
+    }
     /// Make everything that was logged durable.
     fn sync(&self) -> Result<()>;
     /// Everything is written back: make it durable and mark the filesystem closed.

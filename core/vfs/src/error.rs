@@ -97,6 +97,9 @@ pub enum NameError {
     /// EBUSY.
     #[error("busy")]
     Busy,
+    /// A name stands for something else than its caller found under it: only calls that are told what is meant say so.
+    #[error("the name means something else by now")]
+    Changed,
 }
 
 impl Error {

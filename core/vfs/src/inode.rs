@@ -210,6 +210,13 @@ impl Inode {
         })
     }
 
+    /// The value, seen from now on, and a copy of the attributes, under one hold of their lock.
+    pub(crate) fn observe(&self) -> (u64, Attr) {
+        let attr = self.attr.lock();
+        let value = self.version.query_seen().unwrap_or_else(|| self.version.query_under_lock());
+        (value, attr.clone())
+    }
+
     /// Whether anything of it is newer in memory than in the log or on the device.
     pub(crate) fn is_dirty(&self) -> bool {
         self.lazy_times.load(Ordering::Acquire)

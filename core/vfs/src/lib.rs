@@ -7,6 +7,7 @@ pub mod access;
 pub mod acl;
 pub mod api;
 mod attr;
+mod create;
 mod data;
 mod dcache;
 mod deletions;
@@ -28,13 +29,17 @@ mod walk;
 pub mod writeback;
 mod xattr;
 
+pub use access::Rights;
 pub use api::*;
 pub use driver::{
     FileSystem, FsInfo, InitialVersion, LoadedInode, NewInode, Rename, Reserve, Room, XattrMode,
 };
 pub use error::{Error, NameError, Result};
 pub use inode::{Dirtied, Inode, Logged, Touch};
+pub use names::Meant;
 pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, ManualClock, Policy};
+pub use ranges::Piece;
 pub use stats::{Stats, StatsSnapshot};
 pub use types::*;
 pub use vfs::{InodeRef, Vfs};
+pub use walk::Listed;

@@ -1,4 +1,4 @@
-//! Names: create, link, unlink, rename.
+//! Names: link, unlink, rename.
 //!
 //! # Lock order
 //!
@@ -19,9 +19,8 @@
 //! lock. Renames within a directory and moves of anything else never wait for it.
 
 use crate::access::{EXECUTE, WRITE};
-use crate::acl;
 use crate::api::*;
-use crate::driver::{NewInode, Rename};
+use crate::driver::Rename;
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
 use crate::sync::RwLockWriteGuard;
@@ -32,8 +31,33 @@ use crate::vfs::{InodeRef, Vfs};
 /// Depth at which a chain of parents is called a loop: longer than any path of one-byte names can be walked.
 const MAX_DEPTH: usize = 1 << 20;
 
+/// What is to lose its name.
+enum Victim<'a> {
+    File,
+    Directory,
+    /// This one, whatever it is.
+    This(&'a InodeRef),
+}
+
+/// What the names of a rename stood for when its caller looked.
+#[derive(Debug, Clone, Copy)]
+pub struct Meant<'a> {
+    /// What moves.
+    pub moved: &'a InodeRef,
+    /// What is replaced, if anything.
+    pub replaced: Option<&'a InodeRef>,
+}
+
+/// What a rename is asked for.
+struct Asked<'a> {
+    old: (&'a InodeRef, &'a [u8]),
+    new: (&'a InodeRef, &'a [u8]),
+    flags: RenameFlags,
+    meant: Option<Meant<'a>>,
+}
+
 /// The project id that a directory hands to its new children, if it does.
-fn inherited_project(dir: &Inode) -> Option<u32> {
+pub(crate) fn inherited_project(dir: &Inode) -> Option<u32> {
     dir.with_attr(|attr| attr.flags.contains(InodeFlags::PROJINHERIT).then_some(attr.project))
 }
 
@@ -52,7 +76,7 @@ fn is_dot(name: &[u8]) -> bool {
 }
 
 impl Vfs {
-    fn check_new_name(&self, dir: &Inode, name: &[u8]) -> Result<()> {
+    pub(crate) fn check_new_name(&self, dir: &Inode, name: &[u8]) -> Result<()> {
         if dir.kind != FileType::Directory {
             return Err(NameError::NotDirectory.into());
         }
@@ -76,7 +100,7 @@ impl Vfs {
     }
 
     /// After a failure nobody knows how far the driver got: what is known of the names is forgotten.
-    fn trusting<T>(&self, names: &[(&InodeRef, &[u8])], result: Result<T>) -> Result<T> {
+    pub(crate) fn trusting<T>(&self, names: &[(&InodeRef, &[u8])], result: Result<T>) -> Result<T> {
         if result.is_err() {
             for (dir, name) in names {
                 self.names.doubt(dir.ino, name);
@@ -85,11 +109,11 @@ impl Vfs {
         result
     }
 
-    fn before(&self, dir: &Inode, want_info: bool) -> Option<u64> {
+    pub(crate) fn before(&self, dir: &Inode, want_info: bool) -> Option<u64> {
         if want_info { self.change(dir) } else { None }
     }
 
-    fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
+    pub(crate) fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
         Some(ChangeInfo { before: before?, after: self.change(dir)? })
     }
 
@@ -100,71 +124,17 @@ impl Vfs {
     }
 
     /// What happened to names of directories that are marked for it is durable before the call returns. Under no lock.
-    fn settle_names(&self, dirs: &[&InodeRef]) -> Result<()> {
+    pub(crate) fn settle_names(&self, dirs: &[&InodeRef]) -> Result<()> {
         dirs.iter().try_for_each(|dir| self.settle(dir, InodeFlags::SYNC | InodeFlags::DIRSYNC))
     }
 
-    fn dir_is_alive(&self, dir: &Inode) -> Result<()> {
+    pub(crate) fn dir_is_alive(&self, dir: &Inode) -> Result<()> {
         if dir.with_attr(|attr| attr.nlink) == 0 { Err(NameError::NotFound.into()) } else { Ok(()) }
-    }
-
-    /// Owner, group, mode and ACLs of a new child.
-    fn new_inode(&self, cred: &Cred, dir: &Inode, spec: &CreateSpec) -> Result<NewInode> {
-        let (dir_perm, dir_gid) = dir.with_attr(|attr| (attr.perm, attr.gid));
-        let mut perm = spec.perm & 0o7777;
-        let mut gid = cred.gid;
-        if dir_perm & 0o2000 != 0 {
-            gid = dir_gid;
-            if spec.kind == FileType::Directory {
-                perm |= 0o2000;
-            } else if perm & 0o2010 == 0o2010 && !cred.privileged() && !cred.in_group(gid) {
-                perm &= !0o2000;
-            }
-        }
-        let mut xattrs = Vec::new();
-        let default = match spec.kind {
-            FileType::Symlink => None,
-            _ => self.stored_acl(dir, acl::DEFAULT)?,
-        };
-        match default {
-            Some(default) => {
-                let (access, bits) = default.inherit(perm);
-                perm = perm & !0o777 | bits;
-                if !access.is_minimal() {
-                    xattrs.push((acl::ACCESS.to_vec(), access.encode()));
-                }
-                if spec.kind == FileType::Directory {
-                    xattrs.push((acl::DEFAULT.to_vec(), default.encode()));
-                }
-            }
-            None if spec.kind != FileType::Symlink => perm &= !(spec.umask & 0o777),
-            None => perm = 0o777,
-        }
-        let target = if spec.kind == FileType::Symlink { spec.target.clone() } else { Vec::new() };
-        let rdev = match spec.kind {
-            FileType::CharDevice | FileType::BlockDevice => spec.rdev,
-            _ => 0,
-        };
-        let now = self.policy.now();
-        let project = inherited_project(dir).unwrap_or(0);
-        Ok(NewInode { kind: spec.kind, perm, uid: cred.uid, gid, project, rdev, target, now, xattrs })
-    }
-
-    fn check_spec(&self, cred: &Cred, spec: &CreateSpec) -> Result<()> {
-        match spec.kind {
-            FileType::CharDevice | FileType::BlockDevice if !cred.privileged() => {
-                Err(NameError::NotPermitted.into())
-            }
-            FileType::Symlink if spec.target.is_empty() => Err(NameError::NotFound.into()),
-            FileType::Symlink if spec.target.len() > 4095 => Err(NameError::NameTooLong.into()),
-            FileType::Symlink if spec.target.contains(&0) => Err(NameError::Invalid.into()),
-            _ => Ok(()),
-        }
     }
 
     /// A name may come into a directory, whose exclusive lock is held. That it is taken is said before that nothing may be
     /// written.
-    fn may_add(&self, cred: &Cred, dir: &Inode, name: &[u8]) -> Result<()> {
+    pub(crate) fn may_add(&self, cred: &Cred, dir: &Inode, name: &[u8]) -> Result<()> {
         self.dir_is_alive(dir)?;
         self.access(cred, dir, EXECUTE)?;
         if self.find(dir, name)?.is_some() {
@@ -172,56 +142,6 @@ impl Vfs {
         }
         self.begin_change()?;
         self.access(cred, dir, WRITE)
-    }
-
-    /// Make a file, directory, symbolic link or special file.
-    pub fn create(
-        &self,
-        cred: &Cred,
-        dir: &InodeRef,
-        name: &[u8],
-        spec: &CreateSpec,
-        want_info: bool,
-    ) -> Result<(InodeRef, Option<ChangeInfo>)> {
-        self.balance();
-        self.check_new_name(dir, name)?;
-        self.check_spec(cred, spec)?;
-        let made = {
-            let _names = self.exclusive(dir)?;
-            self.may_add(cred, dir, name)?;
-            let new = self.new_inode(cred, dir, spec)?;
-            let before = self.before(dir, want_info);
-            let created = self.deletions.with_room(|| self.fs.create(dir, name, &new));
-            let loaded = self.trusting(&[(dir, name)], created)?;
-            let ino = loaded.ino;
-            self.names.put(dir.ino, name, Some(ino));
-            let inode = self.adopt(loaded)?;
-            (inode, self.info_since(dir, before))
-        };
-        self.notify(dir, ChangeKind::Names);
-        self.settle_names(&[dir])?;
-        Ok(made)
-    }
-
-    /// Make an inode without a name (O_TMPFILE): it goes with its last reference unless it is linked.
-    pub fn create_unnamed(&self, cred: &Cred, dir: &InodeRef, spec: &CreateSpec) -> Result<InodeRef> {
-        self.balance();
-        if dir.kind != FileType::Directory {
-            return Err(NameError::NotDirectory.into());
-        }
-        if spec.kind == FileType::Directory {
-            return Err(NameError::Invalid.into());
-        }
-        self.check_spec(cred, spec)?;
-        self.begin_change()?;
-        self.access(cred, dir, WRITE | EXECUTE)?;
-        let _names = self.exclusive(dir)?;
-        self.dir_is_alive(dir)?;
-        let new = self.new_inode(cred, dir, spec)?;
-        let loaded = self.deletions.with_room(|| self.fs.create_unnamed(dir, &new))?;
-        let inode = self.adopt(loaded)?;
-        inode.awaits_name.store(true, Ordering::Relaxed);
-        Ok(inode)
     }
 
     /// Give an inode another name.
@@ -275,7 +195,7 @@ impl Vfs {
         if is_dot(name) {
             return Err(NameError::IsDirectory.into());
         }
-        self.remove(cred, dir, name, want_info, false)
+        self.take_name(cred, dir, name, Victim::File, want_info)
     }
 
     /// Take an empty directory away.
@@ -291,30 +211,53 @@ impl Vfs {
             b".." => return Err(NameError::NotEmpty.into()),
             _ => {}
         }
-        self.remove(cred, dir, name, want_info, true)
+        self.take_name(cred, dir, name, Victim::Directory, want_info)
     }
 
-    fn remove(
+    /// Take a name away from what the caller has found under it, file or empty directory. [`NameError::Changed`], and nothing done, if the name stands
+    /// for something else by now, or for nothing.
+    pub fn remove(
         &self,
         cred: &Cred,
         dir: &InodeRef,
         name: &[u8],
+        victim: &InodeRef,
         want_info: bool,
-        directory: bool,
+    ) -> Result<Option<ChangeInfo>> {
+        if is_dot(name) {
+            return Err(NameError::Invalid.into());
+        }
+        self.take_name(cred, dir, name, Victim::This(victim), want_info)
+    }
+
+    fn take_name(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        what: Victim<'_>,
+        want_info: bool,
     ) -> Result<Option<ChangeInfo>> {
         self.check_old_name(dir, name)?;
         self.access(cred, dir, EXECUTE)?;
         loop {
-            let victim = self.find_ref(dir, name)?.ok_or(NameError::NotFound)?;
+            let victim = match what {
+                Victim::This(inode) => inode.clone(),
+                Victim::File | Victim::Directory => self.find_ref(dir, name)?.ok_or(NameError::NotFound)?,
+            };
             let locks = self.lock_all(&[dir, &victim])?;
+            // While there is a reference its number is nobody else's.
             if self.find(dir, name)? != Some(victim.ino) {
+                if let Victim::This(_) = what {
+                    return Err(NameError::Changed.into());
+                }
                 continue;
             }
             self.begin_change()?;
             self.may_delete(cred, dir, &victim)?;
-            match (directory, victim.kind == FileType::Directory) {
-                (true, false) => return Err(NameError::NotDirectory.into()),
-                (false, true) => return Err(NameError::IsDirectory.into()),
+            match (&what, victim.kind == FileType::Directory) {
+                (Victim::Directory, false) => return Err(NameError::NotDirectory.into()),
+                (Victim::File, true) => return Err(NameError::IsDirectory.into()),
                 _ => {}
             }
             if victim.ino == self.info.root {
@@ -366,6 +309,31 @@ impl Vfs {
         flags: RenameFlags,
         want_info: bool,
     ) -> Result<Option<(ChangeInfo, ChangeInfo)>> {
+        let asked = Asked { old: (old_dir, old_name), new: (new_dir, new_name), flags, meant: None };
+        self.move_name(cred, &asked, want_info)
+    }
+
+    /// Rename what the caller has found, replacing what he has found under the new name. [`NameError::Changed`], and nothing done, if one of the
+    /// names stands for something else by now.
+    pub fn rename_meant(
+        &self,
+        cred: &Cred,
+        old: (&InodeRef, &[u8]),
+        new: (&InodeRef, &[u8]),
+        meant: Meant<'_>,
+        want_info: bool,
+    ) -> Result<Option<(ChangeInfo, ChangeInfo)>> {
+        let asked = Asked { old, new, flags: RenameFlags::empty(), meant: Some(meant) };
+        self.move_name(cred, &asked, want_info)
+    }
+
+    fn move_name(
+        &self,
+        cred: &Cred,
+        asked: &Asked<'_>,
+        want_info: bool,
+    ) -> Result<Option<(ChangeInfo, ChangeInfo)>> {
+        let &Asked { old: (old_dir, old_name), new: (new_dir, new_name), flags, meant } = asked;
         self.check_old_name(old_dir, old_name)?;
         self.check_old_name(new_dir, new_name)?;
         if is_dot(old_name) || is_dot(new_name) {
@@ -379,8 +347,13 @@ impl Vfs {
         self.access(cred, new_dir, EXECUTE)?;
         let crosses = old_dir.ino != new_dir.ino;
         loop {
-            let inode = self.find_ref(old_dir, old_name)?.ok_or(NameError::NotFound)?;
-            let target = self.find_ref(new_dir, new_name)?;
+            let (inode, target) = match meant {
+                Some(Meant { moved, replaced }) => (moved.clone(), replaced.cloned()),
+                None => (
+                    self.find_ref(old_dir, old_name)?.ok_or(NameError::NotFound)?,
+                    self.find_ref(new_dir, new_name)?,
+                ),
+            };
             // Who writes a new file and renames it over the old one expects to find one of the two after a crash: the name
             // must not become durable before the data that was written by now. Nothing is lost if this fails.
             let replaces = !exchange && target.as_ref().is_some_and(|target| target.ino != inode.ino);
@@ -408,6 +381,9 @@ impl Vfs {
             let target_ino = target.as_ref().map(|target| target.ino);
             if self.find(old_dir, old_name)? != Some(inode.ino) || self.find(new_dir, new_name)? != target_ino
             {
+                if meant.is_some() {
+                    return Err(NameError::Changed.into());
+                }
                 continue;
             }
             self.dir_is_alive(new_dir)?;

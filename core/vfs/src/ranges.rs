@@ -6,9 +6,19 @@ use crate::inode::{Inode, Logged, Touch};
 use crate::pages::PAGE;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
+use std::ops::Range;
 
 const PAGE64: u64 = PAGE as u64;
 const COPY_BYTES: usize = 1 << 20;
+
+/// A piece of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Nothing is stored for these bytes: they are zeros.
+    Hole(Range<u64>),
+    /// These bytes, from this offset on.
+    Data(u64, Vec<u8>),
+}
 
 /// Where the walk over a file goes on behind a range that holds `at`.
 fn end_of(range: &MappedRange, at: u64, size: u64) -> u64 {
@@ -101,25 +111,33 @@ impl Vfs {
     pub fn seek_data(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
         let _lock = self.shared(inode)?;
         let size = self.seekable(inode, offset)?;
-        let mut at = offset;
-        while at < size {
-            let (range, dirty) = self.look_at(inode, at, size)?;
-            if range.kind == RangeKind::Data {
-                return Ok(at);
-            }
-            if let Some(dirty) = dirty.filter(|&dirty| dirty < size) {
-                return Ok(dirty);
-            }
-            at = end_of(&range, at, size);
-        }
-        Err(NameError::NoSuchOffset.into())
+        self.next_data(inode, offset, size)?.ok_or(NameError::NoSuchOffset.into())
     }
 
     /// The first byte of a hole at or behind `offset`; the end of the file is one.
     pub fn seek_hole(&self, inode: &InodeRef, offset: u64) -> Result<u64> {
         let _lock = self.shared(inode)?;
         let size = self.seekable(inode, offset)?;
-        let mut at = offset;
+        self.next_hole(inode, offset, size)
+    }
+
+    /// The first byte of data from `at` on, before the end; the inode's lock is held.
+    fn next_data(&self, inode: &Inode, mut at: u64, size: u64) -> Result<Option<u64>> {
+        while at < size {
+            let (range, dirty) = self.look_at(inode, at, size)?;
+            if range.kind == RangeKind::Data {
+                return Ok(Some(at));
+            }
+            if let Some(dirty) = dirty.filter(|&dirty| dirty < size) {
+                return Ok(Some(dirty));
+            }
+            at = end_of(&range, at, size);
+        }
+        Ok(None)
+    }
+
+    /// The first byte of a hole from `at` on, at the end at the latest; the inode's lock is held.
+    fn next_hole(&self, inode: &Inode, mut at: u64, size: u64) -> Result<u64> {
         while at < size {
             let (range, dirty) = self.look_at(inode, at, size)?;
             if range.kind == RangeKind::Data {
@@ -131,6 +149,49 @@ impl Vfs {
             }
         }
         Ok(size)
+    }
+
+    /// The data and the holes of a range, as they are at one moment: up to `most` pieces with up to `bytes` bytes of data, and where the file ends.
+    pub fn read_pieces(
+        &self,
+        inode: &InodeRef,
+        range: Range<u64>,
+        most: usize,
+        bytes: usize,
+    ) -> Result<(Vec<Piece>, u64)> {
+        self.balance();
+        if inode.kind != FileType::Regular {
+            return Err(NameError::Invalid.into());
+        }
+        let mut pieces = Vec::new();
+        let size = {
+            let _lock = self.shared(inode)?;
+            let size = inode.size();
+            let (mut at, end, mut room) = (range.start, range.end.min(size), bytes);
+            while at < end && pieces.len() < most {
+                let data = self.next_data(inode, at, size)?.unwrap_or(end).min(end);
+                if data > at {
+                    pieces.push(Piece::Hole(at..data));
+                    at = data;
+                    continue;
+                }
+                let until = self.next_hole(inode, at, size)?.min(end);
+                let mut bytes = vec![0; usize::try_from(until - at).unwrap_or(usize::MAX).min(room)];
+                if bytes.is_empty() {
+                    break;
+                }
+                let read = self.read_locked(inode, at, &mut bytes, size)?;
+                bytes.truncate(read);
+                room -= read;
+                pieces.push(Piece::Data(at, bytes));
+                at += read as u64;
+            }
+            size
+        };
+        if pieces.iter().any(|piece| matches!(piece, Piece::Data(..))) {
+            self.accessed(inode);
+        }
+        Ok((pieces, size))
     }
 
     /// What lies at `at`, and the first byte behind it in that range that is still on its way to the device.

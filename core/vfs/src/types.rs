@@ -244,6 +244,6 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// Its type, where the directory stores it.
     pub kind: Option<FileType>,
-    /// Where to go on after this entry: pass it as the next cursor.
+    /// Where to go on after this entry: pass it as the next cursor. Below 2^63 + 2^32: front ends add small numbers of their own.
     pub next: u64,
 }

@@ -11,7 +11,7 @@ use crate::inode::{Inode, Logged, Touch};
 use crate::pages::Memory;
 use crate::policy::{ChangeMode, CoarseClock, Policy};
 use crate::stats::{Stats, StatsSnapshot};
-use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::types::*;
 use crate::writeback::DirtyList;
@@ -40,6 +40,8 @@ pub struct Vfs {
     pub(crate) deletions: Deletions,
     pub(crate) memory: Memory,
     pub(crate) dirty: Arc<DirtyList>,
+    /// See [`Vfs::losses`].
+    pub(crate) losses: AtomicU64,
     /// Held while a directory moves to another parent; see [`crate::names`].
     pub(crate) move_lock: Mutex<()>,
     pub(crate) shrink_lock: Mutex<usize>,
@@ -123,6 +125,7 @@ impl Vfs {
             deletions: Deletions::default(),
             memory,
             dirty: dirty.clone(),
+            losses: AtomicU64::new(0),
             move_lock: Mutex::new(()),
             shrink_lock: Mutex::new(0),
             state: AtomicU8::new(MOUNTED),
@@ -273,11 +276,26 @@ impl Vfs {
 
     /// The change attribute, seen from now on: the next change will move it. None: there is no cookie.
     pub fn change(&self, inode: &Inode) -> Option<u64> {
-        if self.policy.mode == ChangeMode::Off || self.info.no_cookie.is_some() || !self.fs.serves_cookie() {
-            return None;
+        self.serves().then(|| self.shown(inode.query()))
+    }
+
+    /// The change attribute, and the attributes that go with it: none of them is older than the value, and the times are those that it stands for. What a
+    /// change under way has made visible already (a size) comes with the value of before: the next question shows another one.
+    pub fn observe(&self, inode: &Inode) -> (Option<u64>, Attr) {
+        if !self.serves() {
+            return (None, inode.attr());
         }
+        let (value, attr) = inode.observe();
+        (Some(self.shown(value)), attr)
+    }
+
+    fn serves(&self) -> bool {
+        self.policy.mode != ChangeMode::Off && self.info.no_cookie.is_none() && self.fs.serves_cookie()
+    }
+
+    fn shown(&self, queried: u64) -> u64 {
         Stats::count(&self.policy.stats.mine().queries);
-        Some(inode.query().wrapping_add(self.fs.version_base()) & VERSION_MASK)
+        queried.wrapping_add(self.fs.version_base()) & VERSION_MASK
     }
 
     /// Why there is no cookie now, if there is none. Counts as no look at anything.
@@ -298,10 +316,10 @@ impl Vfs {
         inode.version.peek()
     }
 
-    /// Bump by force and query: for front ends that cannot flush what a client may hold back.
-    pub fn force_change(&self, inode: &Inode) -> Option<u64> {
+    /// Bump by force, with the times that `touch` names, and query: for what changed where a front end cannot flush it.
+    pub fn force_change(&self, inode: &Inode, touch: Touch) -> Option<u64> {
         self.change(inode)?;
-        if inode.changed(Touch::Nothing, Logged::Anyway).must_log() && !self.policy.read_only {
+        if inode.changed(touch, Logged::Anyway).must_log() && !self.policy.read_only {
             inode.needs_log.store(true, Ordering::Release);
         }
         self.change(inode)

@@ -19,6 +19,17 @@ struct Entry {
     next: u64,
 }
 
+/// An entry of a directory, with what it stands for.
+#[derive(Debug)]
+pub struct Listed {
+    /// The name.
+    pub name: Vec<u8>,
+    /// Where to go on behind it.
+    pub next: u64,
+    /// What it stands for.
+    pub inode: Result<InodeRef>,
+}
+
 impl Vfs {
     /// What a directory says about a name; some lock of the directory is held.
     pub(crate) fn find(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
@@ -80,6 +91,26 @@ impl Vfs {
         }
     }
 
+    /// Whether a name in a directory still stands for what the caller has found under it ([`NameError::Changed`] if not), and the directory's value at that
+    /// moment, before and after alike: it vouches for the name.
+    pub fn confirm(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        inode: &InodeRef,
+    ) -> Result<Option<ChangeInfo>> {
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        self.access(cred, dir, EXECUTE)?;
+        let _names = self.shared(dir)?;
+        if self.find(dir, name)? != Some(inode.ino) {
+            return Err(NameError::Changed.into());
+        }
+        Ok(self.change(dir).map(|value| ChangeInfo { before: value, after: value }))
+    }
+
     /// The inode that a path names, starting at the root; symbolic links are followed inside the image. The last component is
     /// followed if `follow_last` says so.
     pub fn resolve(&self, cred: &Cred, path: impl AsRef<[u8]>, follow_last: bool) -> Result<InodeRef> {
@@ -125,6 +156,27 @@ impl Vfs {
         };
         self.accessed(inode);
         Ok(target)
+    }
+
+    /// Up to `most` entries of a directory from a cursor on (0: the start), `.` and `..` left out, each with what it stands for: resolved under the directory's
+    /// lock, so that no stranger is among them who has taken over a number. Nothing: there are no more.
+    pub fn list(&self, dir: &InodeRef, cursor: u64, most: usize) -> Result<Vec<Listed>> {
+        self.balance();
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        self.accessed(dir);
+        let mut entries = Vec::new();
+        let _names = self.shared(dir)?;
+        self.fs.readdir(dir, cursor, &mut |entry| {
+            if entry.name != b"." && entry.name != b".." {
+                entries.push((entry.name.to_vec(), entry.next, entry.ino));
+            }
+            if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        // Behind the driver's back: it may hold locks of its own while it emits.
+        let resolved = |(name, next, ino)| Listed { name, next, inode: self.named(dir, ino) };
+        Ok(entries.into_iter().map(resolved).collect())
     }
 
     /// Emit the entries of a directory, `.` and `..` included, from a cursor on (0: the start) until `emit` breaks. `emit` runs

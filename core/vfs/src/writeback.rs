@@ -113,6 +113,22 @@ impl Vfs {
         inode.dirty_listed.store(false, Ordering::Release);
     }
 
+    /// What was written to a file may be lost. Under the write-back lock: whoever flushes the file later finds both.
+    pub(crate) fn note_loss(&self, inode: &Inode, error: &Error) {
+        *inode.writeback_error.lock() = Some(error.clone());
+        self.lost();
+    }
+
+    fn lost(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often data that was written, and not made durable yet, may have been lost, whoever is told of it. Who reads this before a write and once more
+    /// after a flush, and reads the same, has lost nothing.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
     /// Write the dirty pages of a byte range to the device. The caller holds the write-back lock.
     pub(crate) fn write_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         let mut from = from;
@@ -122,7 +138,7 @@ impl Vfs {
             pending.arrived = result.is_ok();
             drop(pending);
             if let Err(error) = result {
-                *inode.writeback_error.lock() = Some(error.clone());
+                self.note_loss(inode, &error);
                 self.list_dirty(inode);
                 return Err(error);
             }
@@ -250,6 +266,7 @@ impl Vfs {
             }
         }
         if let Err(error) = self.fs.sync() {
+            self.lost();
             first_error.get_or_insert(error);
         }
         first_error.map_or(Ok(()), Err)
@@ -287,7 +304,25 @@ impl Vfs {
         if let Some(error) = earlier {
             return Err(error);
         }
-        self.fs.fsync(inode, data_only)
+        // What travelled before may be there without its map.
+        self.fs.fsync(inode, data_only).inspect_err(|_| self.lost())
+    }
+
+    /// Make names and attributes durable as they are, without the files' data. Directories first: with their names everything is committed that
+    /// goes with them. Callers at the same time share a commit, where the driver can.
+    pub fn commit(&self, inodes: &[&InodeRef]) -> Result<()> {
+        self.alive()?;
+        if self.policy.read_only {
+            return Ok(());
+        }
+        for inode in inodes {
+            if inode.needs_log.load(Ordering::Acquire) {
+                let _writeback = inode.writeback_lock.lock();
+                self.flush_inode(inode)?;
+            }
+            self.fs.commit(inode).inspect_err(|_| self.lost())?;
+        }
+        Ok(())
     }
 
     /// What just happened to an inode is durable before the call returns, if the inode or the whole mount is marked with one of `by`.

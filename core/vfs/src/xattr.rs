@@ -127,26 +127,51 @@ impl Vfs {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
+        self.change_xattr(cred, inode, name, Some((value, mode)), false).map(drop)
+    }
+
+    /// Remove an extended attribute.
+    pub fn remove_xattr(&self, cred: &Cred, inode: &InodeRef, name: impl AsRef<[u8]>) -> Result<()> {
+        self.change_xattr(cred, inode, name, None, false).map(drop)
+    }
+
+    /// Set an extended attribute, or remove it (nothing given), and tell the inode's values around that if they are asked for.
+    pub fn change_xattr(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        name: impl AsRef<[u8]>,
+        given: Option<(&[u8], XattrMode)>,
+        want_info: bool,
+    ) -> Result<Option<ChangeInfo>> {
         let name = name.as_ref();
         self.check_xattrs()?;
-        {
+        let info = {
             let _lock = self.exclusive(inode)?;
             self.begin_change()?;
             let space = self.check_set_xattr(cred, inode, name)?;
-            if value.len() > self.info.xattr_value_max as usize {
+            if given.is_some_and(|(value, _)| value.len() > self.info.xattr_value_max as usize) {
                 return Err(NameError::AttributeTooLarge.into());
             }
-            if space == Space::Acl {
-                self.set_acl(cred, inode, name, value, mode)?;
-            } else {
-                self.store(inode, name, value, mode)?;
-                if space == Space::Security {
-                    inode.no_capability.store(false, Ordering::Release);
+            let before = self.before(inode, want_info);
+            match given {
+                Some((value, mode)) if space == Space::Acl => self.set_acl(cred, inode, name, value, mode)?,
+                Some((value, mode)) => {
+                    self.store(inode, name, value, mode)?;
+                    if space == Space::Security {
+                        inode.no_capability.store(false, Ordering::Release);
+                    }
+                }
+                None => {
+                    self.fs.set_xattr(inode, name, None, XattrMode::Replace)?;
+                    inode.acl.forget();
                 }
             }
-        }
+            self.info_since(inode, before)
+        };
         self.notify(inode, ChangeKind::Metadata);
-        self.settle(inode, InodeFlags::SYNC)
+        self.settle(inode, InodeFlags::SYNC)?;
+        Ok(info)
     }
 
     fn set_acl(&self, cred: &Cred, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
@@ -190,20 +215,5 @@ impl Vfs {
             Err(crate::error::Error::Name(NameError::NoAttribute)) => Ok(()),
             other => other,
         }
-    }
-
-    /// Remove an extended attribute.
-    pub fn remove_xattr(&self, cred: &Cred, inode: &InodeRef, name: impl AsRef<[u8]>) -> Result<()> {
-        let name = name.as_ref();
-        self.check_xattrs()?;
-        {
-            let _lock = self.exclusive(inode)?;
-            self.begin_change()?;
-            self.check_set_xattr(cred, inode, name)?;
-            self.fs.set_xattr(inode, name, None, XattrMode::Replace)?;
-            inode.acl.forget();
-        }
-        self.notify(inode, ChangeKind::Metadata);
-        self.settle(inode, InodeFlags::SYNC)
     }
 }

@@ -91,17 +91,7 @@ impl Ext4 {
             }
             return Ok(boot);
         }
-        let new = NewInode {
-            kind: FileType::Regular,
-            perm: 0,
-            uid: 0,
-            gid: 0,
-            project: 0,
-            rdev: 0,
-            target: Vec::new(),
-            now: self.own_policy.now(),
-            xattrs: Vec::new(),
-        };
+        let new = NewInode::new(FileType::Regular, self.own_policy.now());
         let version = self.fresh_version(BOOT_INO, &old);
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         let image = self.new_image(0, &new, generation, version);

@@ -147,20 +147,10 @@ impl Ext4 {
         InodeImage {
             generation,
             attr: Attr {
-                kind: new.kind,
-                perm: new.perm & 0o7777,
-                uid: new.uid,
-                gid: new.gid,
                 project: if has_projects { new.project } else { 0 },
-                nlink: if new.kind == FileType::Directory { 2 } else { 1 },
-                size: 0,
-                blocks_512: 0,
-                rdev: new.rdev,
-                atime: new.now,
-                mtime: new.now,
-                ctime: new.now,
                 btime: (extra >= 20).then_some(new.now),
                 flags: InodeFlags::from_bits_truncate(flags),
+                ..new.attr(if new.kind == FileType::Directory { 2 } else { 1 })
             },
             version: stored,
             flags,

@@ -28,6 +28,8 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
 struct Changes {
     newest: AtomicU64,
     durable: AtomicU64,
+    /// As `durable`, but of transactions alone: data that was written may still be in the device's cache.
+    logged: AtomicU64,
 }
 
 impl Changes {
@@ -94,6 +96,21 @@ impl Tx {
             return Ok(());
         }
         self.commit()
+    }
+
+    /// Make what transactions changed of an inode durable, or all that they changed if `inode` is none, but not data: that costs no flush beside that of the commit,
+    /// which all share who ask for it meanwhile.
+    pub(crate) fn commit_logged(&self, inode: Option<&LastChange>) -> Result<()> {
+        let newest = inode.map_or(&self.changes.newest, |inode| &inode.0).load(Ordering::SeqCst);
+        let known =
+            self.changes.durable.load(Ordering::SeqCst).max(self.changes.logged.load(Ordering::SeqCst));
+        if newest <= known && !self.is_aborted() {
+            return Ok(());
+        }
+        let number = self.changes.newest.load(Ordering::SeqCst);
+        self.journal.commit_changes().map_err(journal_error)?;
+        self.changes.logged.fetch_max(number, Ordering::SeqCst);
+        Ok(())
     }
 
     /// An inode comes into memory: all that changed so far may have been its own.

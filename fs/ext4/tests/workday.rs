@@ -62,7 +62,7 @@ impl Day {
     fn create(&mut self, kind: FileType, target: &[u8]) {
         let path = self.fresh_name();
         let (dir, name) = parent(&path);
-        let spec = CreateSpec { kind, perm: 0o755, rdev: 0, target: target.to_vec(), umask: 0o022 };
+        let spec = CreateSpec { target: target.to_vec(), umask: 0o022, ..CreateSpec::of(kind, 0o755) };
         self.vfs.create(&self.cred, &self.at(dir), name.as_bytes(), &spec, false).unwrap();
         let node = match kind {
             FileType::Directory => Node::Dir,

@@ -114,17 +114,7 @@ impl Mem {
             capacity_blocks: capacity_bytes / BLOCK64,
             taken_blocks: AtomicU64::new(0),
         };
-        let root = NewInode {
-            kind: FileType::Directory,
-            perm: 0o755,
-            uid: 0,
-            gid: 0,
-            project: 0,
-            rdev: 0,
-            target: Vec::new(),
-            now: Timestamp::default(),
-            xattrs: Vec::new(),
-        };
+        let root = NewInode { perm: 0o755, ..NewInode::new(FileType::Directory, Timestamp::default()) };
         mem.make(ROOT, &root, 2);
         mem
     }
@@ -135,22 +125,10 @@ impl Mem {
 
     fn make(&self, parent: Ino, new: &NewInode, nlink: u32) -> (Ino, Arc<Node>) {
         let ino = Ino(self.next_ino.fetch_add(1, Relaxed));
-        let attr = Attr {
-            kind: new.kind,
-            perm: new.perm,
-            uid: new.uid,
-            gid: new.gid,
-            project: new.project,
-            nlink,
-            size: new.target.len() as u64,
-            blocks_512: 0,
-            rdev: new.rdev,
-            atime: new.now,
-            mtime: new.now,
-            ctime: new.now,
-            btime: Some(new.now),
-            flags: InodeFlags::empty(),
-        };
+        let mut attr = new.attr(nlink);
+        if new.kind == FileType::Symlink {
+            attr.size = new.target.len() as u64;
+        }
         let state = State {
             attr,
             blocks: BTreeMap::new(),

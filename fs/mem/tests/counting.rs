@@ -119,7 +119,7 @@ fn repeated_times_are_no_change_and_other_times_are() {
     vfs.set_attr(&Cred::root(), &file, &other).unwrap();
     assert!(vfs.change(&file).unwrap() > value);
     let forced = vfs.change(&file).unwrap();
-    assert!(vfs.force_change(&file).unwrap() > forced);
+    assert!(vfs.force_change(&file, Touch::Nothing).unwrap() > forced);
 }
 
 #[test]

@@ -38,7 +38,7 @@ fn name_errno(error: NameError) -> Errno {
         NameError::NoSpace => Errno::ENOSPC,
         NameError::TooLarge => Errno::EFBIG,
         NameError::ReadOnly => Errno::EROFS,
-        NameError::Stale => Errno::from_i32(116),
+        NameError::Stale | NameError::Changed => Errno::from_i32(116),
         NameError::NoAttribute => Errno::from_i32(61),
         NameError::Range => Errno::ERANGE,
         NameError::AttributeTooLarge => Errno::E2BIG,

@@ -195,7 +195,7 @@ impl Serving {
             answer(if flushed {
                 serving.vfs.change(&node.inode)
             } else {
-                serving.vfs.force_change(&node.inode)
+                serving.vfs.force_change(&node.inode, ivers_vfs::Touch::Nothing)
             })
         });
     }

@@ -59,7 +59,13 @@ pub(crate) fn next(rng: &mut StdRng, model: &Model) -> Op {
 fn any(rng: &mut StdRng, model: &Model) -> Op {
     let info = rng.random_bool(0.3);
     match rng.random_range(0..1000) {
-        0..70 => {
+        0..15 => Op::Born {
+            path: any_name(rng),
+            perm: 0o600 | rng.random_range(0..0o100),
+            size: offset(rng),
+            info,
+        },
+        15..70 => {
             let kind =
                 [Kind::File, Kind::File, Kind::File, Kind::Directory, Kind::Symlink][rng.random_range(0..5)];
             Op::Create { path: any_name(rng), kind, info }
@@ -93,9 +99,9 @@ fn any(rng: &mut StdRng, model: &Model) -> Op {
         570..595 => {
             let len =
                 if rng.random_bool(0.9) { rng.random_range(1..100) } else { rng.random_range(100..900) };
-            Op::SetXattr { on: on(rng), nth: rng.random_range(0..XATTRS), len, byte: rng.random() }
+            Op::SetXattr { on: on(rng), nth: rng.random_range(0..XATTRS), len, byte: rng.random(), info }
         }
-        595..608 => Op::RemoveXattr { on: on(rng), nth: rng.random_range(0..XATTRS) },
+        595..608 => Op::RemoveXattr { on: on(rng), nth: rng.random_range(0..XATTRS), info },
         608..618 => Op::SetAcl { on: on(rng), mask: rng.random_range(0..8) },
         618..624 => Op::RemoveAcl { on: on(rng) },
         624..680 => Op::Look { on: on(rng) },

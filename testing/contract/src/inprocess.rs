@@ -113,14 +113,41 @@ impl InProcess {
         self.set_attr(on, set)
     }
 
-    fn set_xattr(&mut self, on: On<'_>, name: &str, value: &[u8]) -> Result<()> {
+    fn set_xattr(&mut self, on: On<'_>, name: &str, value: &[u8], info: bool) -> Result<Vec<(u64, u64)>> {
         let inode = self.inode(on)?;
-        self.vfs().set_xattr(&Cred::root(), &inode, name, value, XattrMode::Any).map_err(refused)
+        let given = Some((value, XattrMode::Any));
+        self.vfs().change_xattr(&Cred::root(), &inode, name, given, info).map(pairs).map_err(refused)
     }
 
-    fn remove_xattr(&mut self, on: On<'_>, name: &str) -> Result<()> {
+    fn remove_xattr(&mut self, on: On<'_>, name: &str, info: bool) -> Result<Vec<(u64, u64)>> {
         let inode = self.inode(on)?;
-        self.vfs().remove_xattr(&Cred::root(), &inode, name).map_err(refused)
+        self.vfs().change_xattr(&Cred::root(), &inode, name, None, info).map(pairs).map_err(refused)
+    }
+
+    fn born(&mut self, path: &str, perm: u32, size: u32, info: bool) -> Result<Vec<(u64, u64)>> {
+        let (dir, name) = self.parent(path)?;
+        let at = Some(TimeSet::At(Timestamp { sec: 7, nsec: 0 }));
+        let spec = CreateSpec {
+            uid: Some(70),
+            gid: Some(71),
+            atime: at,
+            mtime: at,
+            size: size.into(),
+            ..CreateSpec::file(perm)
+        };
+        let (cred, mut claimed) = (Cred::root(), None);
+        let mut claim = |inode: &InodeRef| claimed = Some((inode.ino, inode.attr()));
+        let made = self.vfs().create_claimed(&cred, &dir, name, &spec, info, &mut claim);
+        let (inode, info) = made.map_err(refused)?;
+        let (ino, attr) = claimed.ok_or_else(|| Refused::Error("nobody claimed it".into()))?;
+        let now = inode.attr();
+        let whole = (attr.uid, attr.gid, attr.size) == (70, 71, size.into())
+            && [attr.atime.sec, attr.mtime.sec, now.mtime.sec] == [7; 3];
+        if ino == inode.ino && whole && attr == now {
+            Ok(pairs(info))
+        } else {
+            Err(Refused::Error(format!("born as {attr:?}, and is {now:?}")))
+        }
     }
 
     fn create(&mut self, path: &str, kind: Kind, info: bool) -> Result<Vec<(u64, u64)>> {
@@ -138,8 +165,11 @@ impl InProcess {
         let is_dir = self.inode(On::At(path))?.kind == FileType::Directory;
         let (dir, name) = self.parent(path)?;
         let (vfs, cred) = (self.vfs(), Cred::root());
-        let info =
-            if is_dir { vfs.rmdir(&cred, &dir, name, info) } else { vfs.unlink(&cred, &dir, name, info) };
+        let info = match vfs.lookup(&cred, &dir, name) {
+            Ok(victim) if info => vfs.remove(&cred, &dir, name, &victim, info),
+            _ if is_dir => vfs.rmdir(&cred, &dir, name, info),
+            _ => vfs.unlink(&cred, &dir, name, info),
+        };
         self.let_go();
         info.map(pairs).map_err(refused)
     }
@@ -151,7 +181,16 @@ impl InProcess {
             Over::Refuse => RenameFlags::NOREPLACE,
             Over::Exchange => RenameFlags::EXCHANGE,
         };
-        let done = self.vfs().rename(&Cred::root(), &old_dir, old_name, &new_dir, new_name, flags, info);
+        let (vfs, cred) = (self.vfs(), Cred::root());
+        let found = |dir: &InodeRef, name: &[u8]| vfs.lookup(&cred, dir, name).ok();
+        let done = match found(&old_dir, old_name) {
+            Some(moved) if info && over == Over::Replace => {
+                let replaced = found(&new_dir, new_name);
+                let meant = Meant { moved: &moved, replaced: replaced.as_ref() };
+                vfs.rename_meant(&cred, (&old_dir, old_name), (&new_dir, new_name), meant, info)
+            }
+            _ => vfs.rename(&cred, &old_dir, old_name, &new_dir, new_name, flags, info),
+        };
         self.let_go();
         let infos = done.map_err(refused)?.into_iter().flat_map(|(old, new)| [old, new]);
         Ok(infos.map(|info| (info.before, info.after)).collect())
@@ -214,6 +253,7 @@ impl Subject for InProcess {
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
         match *op {
             Op::Create { path, kind, info } => return self.create(path, kind, info),
+            Op::Born { path, perm, size, info } => return self.born(path, perm, size, info),
             Op::Remove { path, info } => return self.remove(path, info),
             Op::Rename { from, to, over, info } => return self.rename(from, to, over, info),
             Op::Link { from, to, info } => {
@@ -239,12 +279,12 @@ impl Subject for InProcess {
                 self.set_attr(on, SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() })?
             }
             Op::Times { on, sec } => self.set_times(on, sec)?,
-            Op::SetXattr { on, nth, len, byte } => {
-                self.set_xattr(on, &xattr_name(nth), &vec![byte; len as usize])?
+            Op::SetXattr { on, nth, len, byte, info } => {
+                return self.set_xattr(on, &xattr_name(nth), &vec![byte; len as usize], info);
             }
-            Op::RemoveXattr { on, nth } => self.remove_xattr(on, &xattr_name(nth))?,
-            Op::SetAcl { on, mask } => self.set_xattr(on, ACL, &acl_value(mask))?,
-            Op::RemoveAcl { on } => self.remove_xattr(on, ACL)?,
+            Op::RemoveXattr { on, nth, info } => return self.remove_xattr(on, &xattr_name(nth), info),
+            Op::SetAcl { on, mask } => drop(self.set_xattr(on, ACL, &acl_value(mask), false)?),
+            Op::RemoveAcl { on } => drop(self.remove_xattr(on, ACL, false)?),
             Op::Sync { on: Some(on) } => {
                 let inode = self.inode(on)?;
                 self.vfs().fsync(&inode, false).map_err(refused)?;
@@ -260,7 +300,11 @@ impl Subject for InProcess {
 
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
         let inode = self.inode(on)?;
-        Ok(self.vfs().change(&inode))
+        // Asked for alone, or with the attributes that go with it.
+        Ok(match on {
+            On::At(_) => self.vfs().observe(&inode).0,
+            On::Open(_) => self.vfs().change(&inode),
+        })
     }
 
     fn look(&mut self, on: On<'_>) -> Result<Seen> {
@@ -273,6 +317,9 @@ impl Subject for InProcess {
                 let mut bytes = vec![0xEE; attr.size as usize + 1];
                 let got = vfs.read(&inode, 0, &mut bytes).map_err(refused)?;
                 bytes.truncate(got);
+                if in_pieces(vfs, &inode, attr.size)? != bytes {
+                    return Err(Refused::Error("other bytes in pieces than in one".into()));
+                }
                 seen.bytes = Some(bytes);
             }
             FileType::Directory => {
@@ -284,6 +331,9 @@ impl Subject for InProcess {
                     ControlFlow::Continue(())
                 })
                 .map_err(refused)?;
+                if listed(vfs, &inode)? != names {
+                    return Err(Refused::Error("other names in a list than in an enumeration".into()));
+                }
                 names.sort();
                 seen.names = Some(names);
             }
@@ -304,6 +354,44 @@ impl Subject for InProcess {
         let vfs = self.vfs().clone();
         let made = vfs.create(&Cred::root(), &dir, name.as_bytes(), &CreateSpec::file(0o600), false);
         Ok(Arc::new(SharedInode { inode: made.map_err(refused)?.0, vfs }))
+    }
+}
+
+/// The contents of a file, by its data and holes.
+fn in_pieces(vfs: &Vfs, inode: &InodeRef, size: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < size {
+        let (pieces, end) =
+            vfs.read_pieces(inode, bytes.len() as u64..u64::MAX, 3, 1 << 20).map_err(refused)?;
+        if end != size || pieces.is_empty() {
+            return Err(Refused::Error(format!("{} of {size} bytes in pieces, up to {end}", bytes.len())));
+        }
+        for piece in pieces {
+            match piece {
+                Piece::Hole(range) => bytes.resize(range.end as usize, 0),
+                Piece::Data(at, data) if at == bytes.len() as u64 => bytes.extend(data),
+                Piece::Data(..) => return Err(Refused::Error("pieces that do not follow each other".into())),
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// The names in a directory, a few at a time, each leading where a lookup leads.
+fn listed(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<String>> {
+    let (mut names, mut cursor) = (Vec::new(), 0);
+    loop {
+        let entries = vfs.list(dir, cursor, 3).map_err(refused)?;
+        let Some(last) = entries.last() else { return Ok(names) };
+        cursor = last.next;
+        for entry in entries {
+            let there = vfs.lookup(&Cred::root(), dir, &entry.name).map_err(refused)?;
+            let name = String::from_utf8_lossy(&entry.name).into_owned();
+            if entry.inode.map_err(refused)?.ino != there.ino {
+                return Err(Refused::Error(format!("{name} leads elsewhere in a list")));
+            }
+            names.push(name);
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! The contract is about observers. So the suite sees a backend as an observer does: files that can be changed, looked at and
 //! asked for their value. That is all that [`Subject`] has, and it is little enough that a filesystem in this process
-//! ([`InProcess`]) and a directory that the kernel has mounted ([`Mounted`]) are held to the same sentences by the same code; the
+//! ([`InProcess`]), a directory that the kernel has mounted ([`Mounted`]) and an export of an NFSv4 server ([`Served`]) are held to the same sentences by the same code; the
 //! kernel's own filesystems too, with ctime taken for the value. What cannot be seen from there (how often an inode is
 //! logged, what a crash leaves) has suites of its own.
 //!
@@ -46,6 +46,7 @@ mod mounted;
 pub mod op;
 mod promise;
 mod run;
+mod served;
 mod subject;
 
 pub use check::{Broken, Make, Report, check, replay};
@@ -55,4 +56,5 @@ pub use mounted::{Cookie, Mounted, Remount};
 pub use op::Op;
 pub use promise::{Promise, Tallies, Tally};
 pub use run::Failure;
+pub use served::{Restart, Served};
 pub use subject::{Claims, Limits, Refused, Result, Seen, SharedFile, Subject};

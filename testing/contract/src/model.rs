@@ -129,10 +129,13 @@ impl Model {
         !self.paths.keys().any(|path| is_below(path, dir))
     }
 
-    /// The directories whose values a namespace change may report.
+    /// The directories whose values a namespace change may report, or the file whose attribute is changed.
     pub(crate) fn parents(&self, op: &Op) -> Vec<Id> {
         match op {
-            Op::Create { path, .. } | Op::Remove { path, .. } => self.dir(path).into_iter().collect(),
+            Op::Create { path, .. } | Op::Born { path, .. } | Op::Remove { path, .. } => {
+                self.dir(path).into_iter().collect()
+            }
+            Op::SetXattr { on, .. } | Op::RemoveXattr { on, .. } => self.id(*on).into_iter().collect(),
             Op::Link { to, .. } => self.dir(to).into_iter().collect(),
             Op::Rename { from, to, .. } => [self.dir(from), self.dir(to)].into_iter().flatten().collect(),
             _ => Vec::new(),
@@ -155,7 +158,9 @@ impl Model {
         };
         let no_link = |on: On<'_>| self.kind(on) != Some(Kind::Symlink);
         match *op {
-            Op::Create { path, .. } => when(self.dir(path).is_some() && !self.paths.contains_key(path)),
+            Op::Create { path, .. } | Op::Born { path, .. } => {
+                when(self.dir(path).is_some() && !self.paths.contains_key(path))
+            }
             Op::Remove { path, .. } => match self.kind(On::At(path)) {
                 Some(Kind::Directory) => when(self.is_empty(path)),
                 found => when(found.is_some()),
@@ -222,7 +227,7 @@ impl Model {
                 }
             }
             Op::Chown { on, .. } | Op::Times { on, .. } => unless_missing(on, true),
-            Op::RemoveXattr { on, nth } => {
+            Op::RemoveXattr { on, nth, .. } => {
                 let there = self.id(on).is_some_and(|id| self.nodes[&id].xattrs.contains_key(&nth));
                 if no_link(on) { unless_missing(on, there) } else { Skip }
             }
@@ -304,6 +309,11 @@ impl Model {
                 self.nodes.insert(id, Node::new(kind));
                 self.paths.insert(path.to_owned(), id);
                 self.touch(parent.unwrap_or(TOP), Data);
+            }
+            Op::Born { path, perm, size, .. } => {
+                self.apply(&Op::Create { path, kind: Kind::File, info: false });
+                let born = self.paths.get(path).and_then(|id| self.nodes.get_mut(id)).expect("just made");
+                (born.perm, born.bytes) = (perm, vec![0; size as usize]);
             }
             Op::Remove { path, .. } => {
                 let parent = self.dir(path).unwrap_or(TOP);

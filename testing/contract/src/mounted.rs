@@ -271,10 +271,12 @@ impl Subject for Mounted {
             }
             .map_err(refused)?,
             Op::Times { on, sec } => self.set_times(on, sec)?,
-            Op::SetXattr { on, nth, len, byte } => {
+            // One call makes it, another sets its attributes: no kernel has one for both.
+            Op::Born { .. } => return Err(Refused::Unsupported),
+            Op::SetXattr { on, nth, len, byte, .. } => {
                 self.set_xattr(on, &xattr_name(nth), &vec![byte; len as usize])?
             }
-            Op::RemoveXattr { on, nth } => self.remove_xattr(on, &xattr_name(nth))?,
+            Op::RemoveXattr { on, nth, .. } => self.remove_xattr(on, &xattr_name(nth))?,
             Op::SetAcl { on, mask } => self.set_xattr(on, ACL, &acl_value(mask))?,
             Op::RemoveAcl { on } => self.remove_xattr(on, ACL)?,
             Op::Sync { on } => self.sync(on)?,

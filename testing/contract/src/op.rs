@@ -71,13 +71,21 @@ pub enum Over {
     Exchange,
 }
 
-/// One operation. `info` asks a namespace change for the directory's values before and after, where the subject can.
+/// One operation. `info` asks a namespace change for the directory's values before and after, where the subject can; a change of an extended attribute for
+/// those of its bearer. What is removed or renamed then has to be what was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Op {
     Create {
         path: Name,
         kind: Kind,
+        info: bool,
+    },
+    /// Make a file that has its permission bits and its size (a hole) from the start.
+    Born {
+        path: Name,
+        perm: u32,
+        size: u32,
         info: bool,
     },
     Remove {
@@ -153,10 +161,12 @@ pub enum Op {
         nth: u8,
         len: u32,
         byte: u8,
+        info: bool,
     },
     RemoveXattr {
         on: On<'static>,
         nth: u8,
+        info: bool,
     },
     /// An access ACL with a named user and this mask.
     SetAcl {

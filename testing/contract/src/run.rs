@@ -67,7 +67,10 @@ impl<'a> Run<'a> {
             (Ok(infos), Verdict::Done) => {
                 self.done += 1;
                 let before: Vec<_> = parents.iter().map(|id| self.rested(*id)).collect();
-                let changes = !self.model.is_no_op(op);
+                let changes = match op {
+                    Op::SetXattr { .. } | Op::RemoveXattr { .. } => Some(Promise::Metadata),
+                    _ => (!self.model.is_no_op(op)).then_some(Promise::Data),
+                };
                 self.model.apply(op);
                 if *op == Op::Remount {
                     self.remounted(had_cookie);
@@ -103,10 +106,10 @@ impl<'a> Run<'a> {
         node.last.filter(|_| !(node.data || node.metadata || node.perhaps || node.remounted))
     }
 
-    /// What a namespace change said of its directories; `changes`: whether there was anything to do.
+    /// What a change said of its directories, or of the bearer of an attribute; `changes`: the promise by which it has to show, if there was anything to do.
     fn infos(
         &mut self,
-        changes: bool,
+        changes: Option<Promise>,
         parents: &[Id],
         before: &[Option<u64>],
         infos: &[(u64, u64)],
@@ -117,14 +120,14 @@ impl<'a> Run<'a> {
                 continue;
             }
             let step = step_between(info.0, info.1);
-            if changes {
-                self.hold(Promise::Data, step > 0, claims, || format!("change info {info:?}"))?;
+            if let Some(promise) = changes {
+                self.hold(promise, step > 0, claims, || format!("change info {info:?}"))?;
             } else {
                 let what = || format!("nothing changed and the change info says {info:?}");
                 self.hold(Promise::Rests, step == 0, claims, what)?;
             }
             if let Some(last) = before[nth] {
-                let what = || format!("a directory rested at {last} and its change info says {info:?}");
+                let what = || format!("it rested at {last} and its change info says {info:?}");
                 self.hold(Promise::Rests, last == info.0, claims, what)?;
             }
             if let Some(node) = self.model.nodes.get_mut(id) {

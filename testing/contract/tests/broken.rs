@@ -129,8 +129,8 @@ fn planted_mistakes_are_caught_and_cut_down() {
     caught(Mistake::NoCookie, Promise::Cookie, 1, mem);
     caught(Mistake::BumpsOnEvict, Promise::Rests, 3, mem);
     caught(Mistake::LosesRename, Promise::Model, 3, mem);
-    // Some seeds end with a rename that puts the file in place: leaving out one operation makes that no shorter.
-    caught(Mistake::ReplacesAlways, Promise::Model, 4, mem);
+    // Some seeds end with a rename that puts the file in place, or moves it out of a directory: leaving out one operation makes that no shorter.
+    caught(Mistake::ReplacesAlways, Promise::Model, 5, mem);
 }
 
 #[test]

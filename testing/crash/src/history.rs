@@ -5,7 +5,7 @@ use crate::watched::Watched;
 use ivers_block::{Device, FaultDevice};
 use ivers_vfs::{
     ChangeMode, CreateSpec, Cred, DirEntry, Error, FallocateMode, FileType, Ino, InodeRef, ManualClock,
-    MountOptions, NameError, RenameFlags, SetAttr, Timestamp, Vfs, WriteFlags, XattrMode,
+    MountOptions, NameError, RenameFlags, SetAttr, TimeSet, Timestamp, Vfs, WriteFlags, XattrMode,
 };
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -26,6 +26,8 @@ pub struct Node {
     pub meta: Meta,
     /// mtime and ctime.
     pub times: (Timestamp, Timestamp),
+    /// Access time. Nothing but a caller moves it here.
+    pub atime: Timestamp,
     /// Contents of a regular file.
     pub data: Arc<[u8]>,
 }
@@ -286,6 +288,19 @@ fn looked_within(
     Ok(())
 }
 
+/// A file that is made with everything that can be said of it. What it does not get at once shows as something else.
+fn whole() -> CreateSpec {
+    let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 0 }));
+    CreateSpec {
+        uid: Some(70),
+        gid: Some(71),
+        atime: at(1_111),
+        mtime: at(2_222),
+        size: 5000,
+        ..CreateSpec::file(0o4751)
+    }
+}
+
 struct Caller<'a> {
     worker: usize,
     vfs: &'a Arc<Vfs>,
@@ -314,6 +329,10 @@ impl Caller<'_> {
             Op::Create(name) => {
                 let (dir, name) = self.parent(name)?;
                 vfs.create(&cred, &dir, name, &CreateSpec::file(0o644), false)?.0
+            }
+            Op::Born(name) => {
+                let (dir, name) = self.parent(name)?;
+                vfs.create(&cred, &dir, name, &whole(), false)?.0
             }
             Op::Write(name, at, len) => {
                 let file = self.find(name)?;
@@ -462,6 +481,7 @@ pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
         id: (inode.ino.0, inode.generation),
         meta: Meta { mode: attr.mode(), owner: (attr.uid, attr.gid), nlink: attr.nlink, xattrs },
         times: (attr.mtime, attr.ctime),
+        atime: attr.atime,
         data: data.into(),
     })
 }

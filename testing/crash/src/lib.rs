@@ -18,6 +18,7 @@
 //! | recovery works, the format is whole | mount, then the format's own fsck |
 //! | what was synced is there | contents at least as new as the last acknowledged sync of the file |
 //! | names never mix | the tree equals the tree after some operation between the last sync and the crash |
+//! | a file is never without what it was made with | owner, mode, size and times of one that was made with them, at every point at which it has a name |
 //! | a rename over a file shows old or new | contents of the moved file at least as new as the rename, if it shows |
 //! | no garbage | each byte is one that this file held there since its last sync, or a zero of a hole; when it grows after recovery, zeros lie between |
 //! | C4 | a value handed out before means the same contents and attributes after; values never go back; the next change moves past all of them |

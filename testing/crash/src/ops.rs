@@ -24,6 +24,8 @@ pub const MOST_WIDE: usize = 60;
 pub enum Op {
     /// Make an empty file.
     Create(Name),
+    /// Make a file that has an owner, times and a size from the start.
+    Born(Name),
     /// Write so many bytes at an offset.
     Write(Name, u64, usize),
     /// Write so many bytes at the end.
@@ -68,6 +70,7 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Op::Create(name) => write!(f, "create {name}"),
+            Op::Born(name) => write!(f, "create {name} with all its attributes"),
             Op::Write(name, at, len) => write!(f, "write {name} {at}+{len}"),
             Op::Append(name, len) => write!(f, "append {name} {len}"),
             Op::Truncate(name, size) => write!(f, "truncate {name} {size}"),
@@ -95,6 +98,7 @@ impl fmt::Display for Op {
 /// from the start; `b` and `e` are not.
 pub const ALPHABET: &[Op] = &[
     Op::Create("b"),
+    Op::Born("b"),
     Op::Write("a", 100, 3000),
     Op::Write("b", 0, 6000),
     Op::Append("a", 5000),
@@ -204,7 +208,8 @@ fn random_op(rng: &mut StdRng) -> Op {
     let file = FILES[rng.random_range(0..FILES.len())];
     let other = FILES[rng.random_range(0..FILES.len())];
     match rng.random_range(0..100) {
-        0..10 => Op::Create(file),
+        0..7 => Op::Create(file),
+        7..10 => Op::Born(file),
         10..28 => Op::Write(file, rng.random_range(0..30_000), rng.random_range(1..9_000)),
         28..36 => Op::Append(file, rng.random_range(1..9_000)),
         36..42 => Op::Truncate(file, rng.random_range(0..40_000)),

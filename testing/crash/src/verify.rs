@@ -23,6 +23,9 @@ pub fn worker(
     let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
     let oldest = durable_step(steps, kept);
     let names = matching_step(steps, oldest, newest, &found, promises)?;
+    if promises.ordered_names {
+        born_whole(steps, names, newest, &found)?;
+    }
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
             data(path, node, steps, (oldest, names, newest), kept)?;
@@ -53,6 +56,33 @@ fn own_change(steps: &[Step], sync: usize) -> usize {
             step.ok && step.about == about && names_of(&step.tree) != names_of(&before.tree)
         })
         .unwrap_or(0)
+}
+
+/// A file never shows without what it was made with, unless something else has been done to it since. Its owner and mode go with the names.
+fn born_whole(steps: &[Step], names: usize, newest: usize, found: &Tree) -> Result<(), String> {
+    for (path, node) in found {
+        let Some(birth) = (1..=names).find(|nth| {
+            matches!(steps[*nth].op, Some(Op::Born(_)))
+                && steps[*nth].ok
+                && steps[*nth].about == Some(node.id)
+        }) else {
+            continue;
+        };
+        let later = &steps[birth + 1..=newest];
+        if later.iter().any(|step| step.about == Some(node.id) && !changes_nothing(step)) {
+            continue;
+        }
+        let shown = |node: &Node| (node.data.len(), node.atime, node.times.0);
+        let born = steps[birth].tree.values().find(|other| other.id == node.id);
+        if born.is_some_and(|born| shown(born) != shown(node)) {
+            return Err(format!(
+                "{path} shows (size, atime, mtime) {:?}, and was made with {:?}",
+                shown(node),
+                born.map(shown)
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn names_of(tree: &Tree) -> Vec<(&String, Identity, &Meta)> {

@@ -205,6 +205,10 @@ impl FileSystem for Watched {
         self.inner.fsync(inode, data_only)
     }
 
+    fn commit(&self, inode: &Inode) -> Result<()> {
+        self.inner.commit(inode)
+    }
+
     fn sync(&self) -> Result<()> {
         self.inner.sync()
     }

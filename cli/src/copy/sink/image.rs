@@ -76,13 +76,8 @@ impl Image {
     }
 
     fn create(&self, dir: &InodeRef, name: &[u8], item: &Item, kind: FileType) -> Result<InodeRef> {
-        let spec = CreateSpec {
-            kind,
-            perm: if kind == FileType::Symlink { 0o777 } else { item.perm() & 0o777 },
-            rdev: item.rdev,
-            target: item.target.clone(),
-            umask: 0,
-        };
+        let perm = if kind == FileType::Symlink { 0o777 } else { item.perm() & 0o777 };
+        let spec = CreateSpec { rdev: item.rdev, target: item.target.clone(), ..CreateSpec::of(kind, perm) };
         Ok(self.vfs.create(&Cred::root(), dir, name, &spec, false)?.0)
     }
 

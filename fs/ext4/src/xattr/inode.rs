@@ -57,15 +57,10 @@ impl Ext4 {
     ) -> Result<(u32, u32)> {
         let attr = owner.attr();
         let new = NewInode {
-            kind: FileType::Regular,
             perm: 0o600,
             uid: attr.uid,
             gid: attr.gid,
-            project: 0,
-            rdev: 0,
-            target: Vec::new(),
-            now: attr.ctime,
-            xattrs: Vec::new(),
+            ..NewInode::new(FileType::Regular, attr.ctime)
         };
         let inode = self.detached(self.alloc_inode(h, owner, &new)?);
         let ino = inode.ino.0 as u32;

@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 pub(super) type Found = (FileAttr, Generation);
 
 pub(super) fn spec(kind: ivers_vfs::FileType, mode: u32, umask: u32) -> CreateSpec {
-    CreateSpec { kind, perm: mode & 0o7777, rdev: 0, target: Vec::new(), umask: umask & 0o777 }
+    CreateSpec { umask: umask & 0o777, ..CreateSpec::of(kind, mode & 0o7777) }
 }
 
 impl Ops {

@@ -21,8 +21,8 @@ use crate::state::Digest;
 pub struct Filesystem {
     /// The filesystem.
     pub vfs: Arc<Vfs>,
-    /// The write verifier: whoever learns that unstable data may be lost changes it, and nobody else.
-    pub write_verifier: Arc<AtomicU64>,
+    /// The write verifier that it began with. What may be lost since is counted by the VFS.
+    pub write_verifier: u64,
     /// Which life of it this is, if it stores nothing and begins anew with each mount; otherwise 0. Handles of another life are stale.
     pub instance: u32,
 }
@@ -30,7 +30,12 @@ pub struct Filesystem {
 impl Filesystem {
     /// The verifier of writes that begin now, or of a flush that is done now.
     pub fn verifier(&self) -> Verifier {
-        self.write_verifier.load(Ordering::SeqCst).to_be_bytes()
+        self.newest_verifier().to_be_bytes()
+    }
+
+    /// The verifier as a number, for whoever keeps it over a stop.
+    pub fn newest_verifier(&self) -> u64 {
+        self.write_verifier.wrapping_add(self.vfs.losses())
     }
 }
 

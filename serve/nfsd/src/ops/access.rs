@@ -2,23 +2,14 @@
 
 use ivers_nfs4::ops::v40::{AccessOk, access as bit};
 use ivers_nfs4::status::{NfsStat, Res};
+use ivers_vfs::FileType;
 use ivers_vfs::access::{EXECUTE, READ, WRITE};
-use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, Vfs};
 
-use super::status::status;
+use super::status::OrStatus;
 use crate::compound::{Context, Place};
 
 const XATTRS: u32 = bit::XAREAD | bit::XAWRITE | bit::XALIST;
 const CHANGES: u32 = bit::MODIFY | bit::EXTEND | bit::DELETE | bit::XAWRITE;
-
-/// Whether the VFS lets him. That he may not is an answer, not an error.
-fn may(vfs: &Vfs, cred: &Cred, inode: &InodeRef, mask: u32) -> Res<bool> {
-    match vfs.access(cred, inode, mask) {
-        Ok(()) => Ok(true),
-        Err(Error::Name(NameError::Access | NameError::NotPermitted | NameError::ReadOnly)) => Ok(false),
-        Err(error) => Err(status(&error)),
-    }
-}
 
 /// ACCESS.
 pub fn access(context: &Context, want: u32) -> Res<AccessOk> {
@@ -61,8 +52,8 @@ pub fn access(context: &Context, want: u32) -> Res<AccessOk> {
         _ => &[(bit::READ, READ), (bit::MODIFY, WRITE), (bit::EXTEND, WRITE)],
     };
     let mut ok = AccessOk { supported: 0, access: 0 };
-    // One question of the VFS for each mask, whatever the number of bits.
-    let mut known: [Option<bool>; 8] = [None; 8];
+    // One question for all: the answers go together.
+    let rights = vfs.rights(cred, inode).nfs()?;
     for &(bit, mask) in needs {
         if want & bit == 0 || (XATTRS & bit != 0 && !xattrs) {
             continue;
@@ -72,12 +63,7 @@ pub fn access(context: &Context, want: u32) -> Res<AccessOk> {
         if CHANGES & bit != 0 && object.is_read_only() {
             continue;
         }
-        let slot = &mut known[mask as usize & 7];
-        let granted = match *slot {
-            Some(granted) => granted,
-            None => *slot.insert(may(vfs, cred, inode, mask)?),
-        };
-        if granted {
+        if rights.allow(mask) {
             ok.access |= bit;
         }
     }

@@ -1,7 +1,5 @@
 //! READ, WRITE, COMMIT.
 
-use std::sync::atomic::Ordering;
-
 use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, WriteArgs, WriteOk};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{StableHow, StateId, Verifier};
@@ -9,7 +7,7 @@ use ivers_nfs4::xdr::{Encoder, Xdr};
 use ivers_vfs::WriteFlags;
 use ivers_vfs::access::{EXECUTE, READ, WRITE};
 
-use super::status::{OrStatus, status};
+use super::status::OrStatus;
 use crate::compound::{Context, Held, Object};
 use crate::state::{Does, Step};
 
@@ -117,11 +115,7 @@ pub fn commit(context: &Context, args: &CommitArgs) -> Step<Verifier> {
     let object = context.object(NfsStat::Isdir)?.regular(context.minor)?;
     // [RFC8881 18.3.3]
     end_of(args.offset, u64::from(args.count))?;
-    let filesystem = &object.export.filesystem;
-    object.vfs().fsync(&object.inode, false).map_err(|error| {
-        // Others have written here, too, and are not told by this reply.
-        filesystem.write_verifier.fetch_add(1, Ordering::SeqCst);
-        status(&error)
-    })?;
+    object.vfs().fsync(&object.inode, false).nfs()?;
+    // Behind the flush: what was lost before it is counted.
     Ok(object.export.filesystem.verifier())
 }

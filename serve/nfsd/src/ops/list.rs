@@ -4,15 +4,15 @@ use std::ops::ControlFlow;
 
 use ivers_nfs4::attr::{self, Attrs, is_write_only};
 use ivers_nfs4::ops::v40::{Entry, ReadDirArgs};
-use ivers_nfs4::status::NfsStat;
+use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, Verifier};
 use ivers_nfs4::xdr::{Encoder, Xdr};
-use ivers_vfs::FileType;
-use ivers_vfs::access::READ;
+use ivers_vfs::access::{EXECUTE, READ};
+use ivers_vfs::{FileType, InodeRef, Listed};
 
 use super::attr::of_place;
 use super::name;
-use super::status::{OrStatus, status};
+use super::status::OrStatus;
 use crate::compound::{Context, Object, Place};
 use crate::state::{Step, Stop};
 
@@ -26,7 +26,12 @@ const BATCH: usize = 64;
 struct Found {
     name: Vec<u8>,
     cookie: u64,
-    inode: u64,
+    shows: Shows,
+}
+
+enum Shows {
+    Number(u64),
+    Object(Res<InodeRef>),
 }
 
 /// Puts entries down as long as there is room.
@@ -171,12 +176,23 @@ fn wrong_security(place: &Place, want: &Bitmap) -> Step<Attrs> {
     }
 }
 
-fn batch(dir: &Object, cursor: u64) -> Step<Vec<Found>> {
-    let mut found = Vec::new();
-    let read = dir.vfs().readdir(&dir.inode, cursor, &mut |entry| {
-        // What has no place behind it ends the listing: it could not be gone on from.
-        let Some(cookie) = entry.next.checked_add(FIRST_COOKIE) else { return ControlFlow::Break(()) };
-        found.push(Found { name: entry.name.to_vec(), cookie, inode: entry.ino.0 });
+/// Entries from a cursor on; `alone`: with no more than the directory knows by itself.
+fn batch(dir: &Object, cursor: u64, alone: bool) -> Res<Vec<Found>> {
+    let (vfs, mut found) = (dir.vfs(), Vec::new());
+    if !alone {
+        let of = |entry: Listed| Found {
+            name: entry.name,
+            cookie: entry.next + FIRST_COOKIE,
+            shows: Shows::Object(entry.inode.nfs()),
+        };
+        return Ok(vfs.list(&dir.inode, cursor, BATCH).nfs()?.into_iter().map(of).collect());
+    }
+    let read = vfs.readdir(&dir.inode, cursor, &mut |entry| {
+        found.push(Found {
+            name: entry.name.to_vec(),
+            cookie: entry.next + FIRST_COOKIE,
+            shows: Shows::Number(entry.ino.0),
+        });
         if found.len() == BATCH { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     read.nfs()?;
@@ -192,52 +208,42 @@ fn directory(
     // What the directory knows by itself.
     let own = Bitmap::of([attr::FILEID, attr::MOUNTED_ON_FILEID, attr::RDATTR_ERROR]);
     let alone = args.attrs.iter().all(|bit| own.contains(bit));
+    // To see what a name stands for is more than to read it.
+    let searches = dir.vfs().access(dir.reader()?, &dir.inode, EXECUTE).nfs();
     let mut cursor = args.cookie.saturating_sub(FIRST_COOKIE);
     loop {
-        let entries = batch(dir, cursor)?;
+        let entries = batch(dir, cursor, alone)?;
         let Some(last) = entries.last() else { return Ok(true) };
         cursor = last.cookie - FIRST_COOKIE;
-        for entry in entries {
+        for Found { name, cookie, shows } in entries {
             // [RFC8881 14.5] Names that cannot be said are left out; the directory's own two are nobody's.
-            if name::component(&entry.name).is_err() {
+            if name::component(&name).is_err() {
                 continue;
             }
-            let attrs = if alone {
-                let fileid = |bit: u32| args.attrs.contains(bit).then_some(entry.inode);
-                Ok(Attrs {
-                    fileid: fileid(attr::FILEID),
-                    mounted_on_fileid: fileid(attr::MOUNTED_ON_FILEID),
-                    rdattr_error: args.attrs.contains(attr::RDATTR_ERROR).then_some(0),
-                    ..Attrs::default()
-                })
-            } else {
-                of_entry(context, dir, &entry.name, &args.attrs)
+            let attrs = match shows {
+                Shows::Number(number) => {
+                    let fileid = |bit: u32| args.attrs.contains(bit).then_some(number);
+                    Ok(Attrs {
+                        fileid: fileid(attr::FILEID),
+                        mounted_on_fileid: fileid(attr::MOUNTED_ON_FILEID),
+                        rdattr_error: args.attrs.contains(attr::RDATTR_ERROR).then_some(0),
+                        ..Attrs::default()
+                    })
+                }
+                Shows::Object(inode) => match searches.and(inode) {
+                    Ok(inode) => attributes(context, &Place::Object(dir.beside(inode)), &args.attrs),
+                    Err(status) => failed(status, &args.attrs),
+                },
             };
             let attrs = match attrs {
                 Ok(attrs) => attrs,
-                // It has gone meanwhile.
-                Err(Stop::Fail(NfsStat::Noent)) => continue,
                 // Those before it can be told at once; the client comes again for the rest.
                 Err(_) if listing.entries > 0 => return Ok(false),
                 Err(stop) => return Err(stop),
             };
-            if !listing.put(entry.cookie, entry.name, &attrs) {
+            if !listing.put(cookie, name, &attrs) {
                 return Ok(false);
             }
         }
     }
-}
-
-/// The attributes of what a name stands for now: resolved under the directory's lock, so that they are not those of a stranger with the same number.
-fn of_entry(context: &mut Context, dir: &Object, name: &[u8], want: &Bitmap) -> Step<Attrs> {
-    let child = match dir.vfs().lookup(dir.reader()?, &dir.inode, name) {
-        Ok(inode) => dir.beside(inode),
-        Err(error) => {
-            return match status(&error) {
-                NfsStat::Noent => Err(Stop::Fail(NfsStat::Noent)),
-                status => failed(status, want),
-            };
-        }
-    };
-    attributes(context, &Place::Object(child), want)
 }

@@ -42,14 +42,9 @@ pub enum Put {
     Answered(Answered),
 }
 
-/// Names and attributes are durable when they are answered: what was logged is committed, without the files' data. The driver is asked for that
-/// since [`Vfs::fsync`] would write the data back as well. Directories first: with their
-/// names everything is committed that goes with them.
+/// Names and attributes are durable when they are answered.
 pub(crate) fn settle(vfs: &Vfs, inodes: &[&InodeRef]) -> Res<()> {
-    if vfs.is_read_only() {
-        return Ok(());
-    }
-    inodes.iter().try_for_each(|inode| vfs.fs().fsync(inode, false)).nfs()
+    vfs.commit(inodes).nfs()
 }
 
 /// Bytes that the result of an operation which changes something may take, or begins something: for less it is not begun. The others are done first, and forgotten if

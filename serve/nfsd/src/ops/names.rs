@@ -3,10 +3,10 @@
 use ivers_nfs4::ops::v40::{CreateArgs, Created, RenameArgs, Renamed};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{ChangeInfo, CreateType, SpecData};
-use ivers_vfs::{CreateSpec, Cred, Error, FileType, InodeRef, NameError, RenameFlags, SetAttr};
+use ivers_vfs::{CreateSpec, Cred, Error, FileType, InodeRef, Meant, NameError};
 
+use super::attr;
 use super::attr::acl_given::NewAcl;
-use super::attr::{self, Wanted};
 use super::name;
 use super::settle;
 use super::status::{OrStatus, status};
@@ -28,10 +28,7 @@ fn rdev(device: SpecData) -> Res<u32> {
 }
 
 fn spec(kind: &CreateType) -> Res<CreateSpec> {
-    let of = |kind, rdev| {
-        let perm = attr::set::default_mode(kind);
-        Ok(CreateSpec { kind, perm, rdev, target: Vec::new(), umask: 0 })
-    };
+    let of = |kind, rdev| Ok(CreateSpec { rdev, ..CreateSpec::of(kind, attr::set::default_mode(kind)) });
     match kind {
         CreateType::Lnk(target) if target.is_empty() || target.contains(&0) => Err(NfsStat::Inval),
         CreateType::Lnk(target) if target.len() > LINK_BYTES => Err(NfsStat::Nametoolong),
@@ -48,70 +45,46 @@ fn spec(kind: &CreateType) -> Res<CreateSpec> {
 
 /// CREATE.
 pub fn create(context: &mut Context, args: &CreateArgs) -> Step<Created> {
-    let mut spec = spec(&args.kind)?;
+    let spec = spec(&args.kind)?;
     let dir = context.directory()?.clone();
     let name = name::component(&args.name)?;
-    let Wanted { mut set, mask, umask, acl } =
-        attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, Some(spec.kind))?;
-    if set.size.is_some() {
+    let wanted = attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, Some(spec.kind))?;
+    if wanted.set.size.is_some() {
         return Err(NfsStat::Inval.into());
     }
-    spec.perm = set.perm.take().unwrap_or(spec.perm);
-    spec.umask = umask;
-    let (inode, info) = make(&dir, name, &spec, set, acl.as_ref())?;
+    let (inode, info) = make(&dir, name, &wanted.born(spec), wanted.acl.as_ref(), &mut |_| {})?;
     let cinfo = context.service.change_info(info);
     // [RFC8881 18.4.3]
     context.go(Place::Object(dir.beside(inode)));
-    Ok(Created { cinfo, attrset: mask })
+    Ok(Created { cinfo, attrset: wanted.mask })
 }
 
-/// Make something with its attributes, or nothing.
+/// Make something, and have it claimed before anybody else can find it.
 pub(super) fn make(
     dir: &Object,
     name: &[u8],
     spec: &CreateSpec,
-    mut set: SetAttr,
     acl: Option<&NewAcl>,
+    claim: &mut dyn FnMut(&InodeRef),
 ) -> Res<(InodeRef, Option<ivers_vfs::ChangeInfo>)> {
-    let cred = dir.writer()?;
-    // What it is anyway need not be set, and must not be refused.
-    set.uid = set.uid.filter(|uid| *uid != cred.uid);
-    if set.uid.is_some() && !cred.privileged() {
-        return Err(NfsStat::Perm);
-    }
-    let (inode, info) = dir.vfs().create(cred, &dir.inode, name, spec, true).nfs()?;
-    match finish(dir, cred, &inode, &set, acl) {
-        Ok(()) => Ok((inode, info)),
-        Err(status) => {
-            undo(dir, name, &inode);
-            Err(status)
-        }
-    }
-}
-
-/// What the VFS does not take with the creation itself.
-fn finish(dir: &Object, cred: &Cred, inode: &InodeRef, set: &SetAttr, acl: Option<&NewAcl>) -> Res<()> {
-    if *set != SetAttr::default() {
-        dir.vfs().set_attr(cred, inode, set).nfs()?;
-    }
-    if let Some(acl) = acl {
-        acl.set(dir.vfs(), cred, inode)?;
-    }
-    settle(dir.vfs(), &[&dir.inode, inode])
-}
-
-/// Nothing is left of what could not be made as it was asked for, unless somebody has put another thing in its place.
-pub(super) fn undo(dir: &Object, name: &[u8], inode: &InodeRef) {
     let vfs = dir.vfs();
-    let cred = Cred::trusted();
-    let still = vfs.lookup(&cred, &dir.inode, name).is_ok_and(|now| now.ino == inode.ino);
-    let undone = match inode.kind {
-        _ if !still => Ok(None),
-        FileType::Directory => vfs.rmdir(&cred, &dir.inode, name, false),
-        _ => vfs.unlink(&cred, &dir.inode, name, false),
-    };
-    if let Err(error) = undone {
-        log::warn!("a new object whose attributes were refused stays: {error}");
+    let cred = dir.writer()?;
+    let (inode, info) = vfs.create_claimed(cred, &dir.inode, name, spec, true, claim).nfs()?;
+    if let Some(acl) = acl
+        && let Err(status) = acl.set(vfs, cred, &inode)
+    {
+        undo(dir, name, &inode);
+        return Err(status);
+    }
+    settle(vfs, &[&dir.inode, &inode])?;
+    Ok((inode, info))
+}
+
+/// Nothing is left of what cannot be had as it was asked for, unless somebody has put another thing in its place.
+pub(super) fn undo(dir: &Object, name: &[u8], inode: &InodeRef) {
+    match dir.vfs().remove(&Cred::trusted(), &dir.inode, name, inode, false) {
+        Ok(_) | Err(Error::Name(NameError::Changed)) => {}
+        Err(error) => log::warn!("a new object that was refused stays: {error}"),
     }
 }
 
@@ -133,24 +106,15 @@ pub fn link(context: &mut Context, name: &[u8]) -> Step<ChangeInfo> {
     Ok(context.service.change_info(info))
 }
 
-/// What a name stands for, if anything, with leave to take it away.
+/// What a name stands for, if anything, with leave to take it away from that.
 fn victim(context: &Context, dir: &Object, name: &[u8]) -> Step<Option<(Object, Option<Held>)>> {
-    let cred = dir.reader()?;
-    let find = || match dir.vfs().lookup(cred, &dir.inode, name) {
-        Ok(inode) => Ok(Some(inode)),
-        Err(Error::Name(NameError::NotFound)) => Ok(None),
-        Err(error) => Err(status(&error)),
+    let object = match dir.vfs().lookup(dir.reader()?, &dir.inode, name) {
+        Ok(inode) => dir.beside(inode),
+        Err(Error::Name(NameError::NotFound)) => return Ok(None),
+        Err(error) => return Err(status(&error).into()),
     };
-    for _ in 0..TRIES {
-        let Some(inode) = find()? else { return Ok(None) };
-        let object = dir.beside(inode);
-        let leave = context.permit_change(&object, Does::Name)?;
-        // The leave is for this file: the name must not have come to mean another one.
-        if find()?.is_some_and(|now| now.ino == object.inode.ino) {
-            return Ok(Some((object, leave)));
-        }
-    }
-    Err(NfsStat::Delay.into())
+    let leave = context.permit_change(&object, Does::Name)?;
+    Ok(Some((object, leave)))
 }
 
 /// REMOVE.
@@ -160,19 +124,13 @@ pub fn remove(context: &mut Context, name: &[u8]) -> Step<ChangeInfo> {
     let (vfs, cred) = (dir.vfs(), dir.writer()?);
     for _ in 0..TRIES {
         let Some((object, _leave)) = victim(context, dir, name)? else { return Err(NfsStat::Noent.into()) };
-        let removed = match object.inode.kind {
-            FileType::Directory => vfs.rmdir(cred, &dir.inode, name, true),
-            _ => vfs.unlink(cred, &dir.inode, name, true),
+        let info = match vfs.remove(cred, &dir.inode, name, &object.inode, true) {
+            // The leave is for that file: on to the one that the name means by now.
+            Err(Error::Name(NameError::Changed)) => continue,
+            removed => removed.nfs()?,
         };
-        match removed {
-            // It was of the other kind by then.
-            Err(Error::Name(NameError::NotDirectory | NameError::IsDirectory)) => continue,
-            removed => {
-                let info = removed.nfs()?;
-                settle(vfs, &[&dir.inode, &object.inode])?;
-                return Ok(context.service.change_info(info));
-            }
-        }
+        settle(vfs, &[&dir.inode, &object.inode])?;
+        return Ok(context.service.change_info(info));
     }
     Err(NfsStat::Delay.into())
 }
@@ -189,23 +147,31 @@ pub fn rename(context: &mut Context, args: &RenameArgs) -> Step<Renamed> {
         return Err(NfsStat::Xdev.into());
     }
     let (old, new) = (name::component(&args.old)?, name::component(&args.new)?);
-    let Some((moved, _leave)) = victim(context, source, old)? else { return Err(NfsStat::Noent.into()) };
-    let replaced = victim(context, target, new)?;
-    if let Some((there, _)) = &replaced {
-        let directory = |object: &Object| object.inode.kind == FileType::Directory;
-        // [RFC8881 18.26.3]
-        if directory(&moved) != directory(there) {
-            return Err(NfsStat::Exist.into());
-        }
-    }
-    let vfs = target.vfs();
+    let (vfs, cred) = (target.vfs(), target.writer()?);
     let (from, to) = (&source.inode, &target.inode);
-    let renamed = vfs.rename(target.writer()?, from, old, to, new, RenameFlags::empty(), true);
-    let infos = match renamed {
-        Err(Error::Name(NameError::NotEmpty)) => return Err(NfsStat::Exist.into()),
-        renamed => renamed.nfs()?,
-    };
-    settle(vfs, &[from, to, &moved.inode])?;
-    let (before, after) = infos.map_or((None, None), |(source, target)| (Some(source), Some(target)));
-    Ok(Renamed { source: context.service.change_info(before), target: context.service.change_info(after) })
+    for _ in 0..TRIES {
+        let Some((moved, _leave)) = victim(context, source, old)? else { return Err(NfsStat::Noent.into()) };
+        let there = victim(context, target, new)?;
+        let replaced = there.as_ref().map(|(object, _leave)| &object.inode);
+        if let Some(replaced) = replaced {
+            let directory = |inode: &InodeRef| inode.kind == FileType::Directory;
+            // [RFC8881 18.26.3]
+            if directory(&moved.inode) != directory(replaced) {
+                return Err(NfsStat::Exist.into());
+            }
+        }
+        let meant = Meant { moved: &moved.inode, replaced };
+        let infos = match vfs.rename_meant(cred, (from, old), (to, new), meant, true) {
+            Err(Error::Name(NameError::Changed)) => continue,
+            Err(Error::Name(NameError::NotEmpty)) => return Err(NfsStat::Exist.into()),
+            renamed => renamed.nfs()?,
+        };
+        settle(vfs, &[from, to, &moved.inode])?;
+        let (before, after) = infos.map_or((None, None), |(source, target)| (Some(source), Some(target)));
+        return Ok(Renamed {
+            source: context.service.change_info(before),
+            target: context.service.change_info(after),
+        });
+    }
+    Err(NfsStat::Delay.into())
 }

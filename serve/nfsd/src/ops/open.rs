@@ -5,14 +5,14 @@ use ivers_nfs4::ops::v40::{OpenArgs, OpenClaim, share};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, ChangeInfo, CreateHow, OpenHow, Verifier};
 use ivers_vfs::access::{EXECUTE, READ, WRITE};
-use ivers_vfs::{CreateSpec, Error, FileType, NameError, SetAttr, TimeSet, Timestamp};
+use ivers_vfs::{CreateSpec, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Timestamp};
 
-use super::attr::Wanted;
 use super::attr::acl_given::NewAcl;
 use super::attr::set::default_mode;
 use super::status::{OrStatus, status};
 use super::{handle, name, names, settle};
 use crate::compound::{Context, Object, Place};
+use crate::state::File;
 
 /// A file that is there, or what would have to be made.
 pub(crate) enum Found {
@@ -26,8 +26,8 @@ pub(crate) enum Found {
 pub(crate) struct There {
     /// The file.
     pub file: Object,
-    /// The directory in which it was looked up.
-    dir: Option<Object>,
+    /// The directory in which it was looked up, and the name.
+    by: Option<(Object, Vec<u8>)>,
     /// It is to be emptied.
     pub truncates: bool,
     attrset: Bitmap,
@@ -38,7 +38,6 @@ pub(crate) struct Missing {
     dir: Object,
     name: Vec<u8>,
     spec: CreateSpec,
-    set: SetAttr,
     acl: Option<NewAcl>,
     attrset: Bitmap,
 }
@@ -53,7 +52,7 @@ pub(crate) struct Done {
     pub attrset: Bitmap,
 }
 
-/// Where an exclusive creation keeps its verifier: in the times, which its maker sets afterwards.
+/// Where an exclusive creation keeps its verifier: in the times, which its maker sets afterwards. They are there from the start, and take no room.
 fn kept(verifier: &Verifier) -> (i64, i64) {
     let half = |at: usize| {
         let bytes = [verifier[at] & 0x7f, verifier[at + 1], verifier[at + 2], verifier[at + 3]];
@@ -83,7 +82,7 @@ pub(crate) fn find(context: &Context, args: &OpenArgs) -> Res<Found> {
     };
     let name = name::component(name)?;
     match handle::child(&dir, name) {
-        Ok(file) => there(context, args, file, Some(dir)),
+        Ok(file) => there(context, args, file, Some((dir, name.to_vec()))),
         Err(NfsStat::Noent) if !matches!(args.how, OpenHow::NoCreate) => missing(context, args, dir, name),
         Err(status) => Err(status),
     }
@@ -100,8 +99,8 @@ fn directory(context: &Context) -> Res<Object> {
     }
 }
 
-fn there(context: &Context, args: &OpenArgs, file: Object, dir: Option<Object>) -> Res<Found> {
-    let mut found = There { file, dir, truncates: false, attrset: Bitmap::default() };
+fn there(context: &Context, args: &OpenArgs, file: Object, by: Option<(Object, Vec<u8>)>) -> Res<Found> {
+    let mut found = There { file, by, truncates: false, attrset: Bitmap::default() };
     let mut made_by_this = false;
     match &args.how {
         OpenHow::NoCreate => {}
@@ -158,26 +157,26 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
     dir.writer()?;
     let mut spec = CreateSpec::file(default_mode(FileType::Regular));
     let place = Place::Object(dir.clone());
-    let verified = |set: &mut SetAttr, attrset: &mut Bitmap, verifier: &Verifier| {
+    let verified = |spec: &mut CreateSpec, attrset: &mut Bitmap, verifier: &Verifier| {
         let (atime, mtime) = kept(verifier);
-        set.atime = Some(TimeSet::At(Timestamp { sec: atime, nsec: 0 }));
-        set.mtime = Some(TimeSet::At(Timestamp { sec: mtime, nsec: 0 }));
+        spec.atime = Some(TimeSet::At(Timestamp { sec: atime, nsec: 0 }));
+        spec.mtime = Some(TimeSet::At(Timestamp { sec: mtime, nsec: 0 }));
         // [RFC8881 18.16.3] So the maker knows that they say nothing.
         attrset.insert(attr::TIME_ACCESS);
         attrset.insert(attr::TIME_MODIFY);
     };
-    let (mut set, mut attrset, mut acl) = (SetAttr::default(), Bitmap::default(), None);
+    let (mut attrset, mut acl) = (Bitmap::default(), None);
     match &args.how {
         OpenHow::NoCreate => return Err(NfsStat::Noent),
         OpenHow::Create(CreateHow::Exclusive(verifier)) => {
             // Nobody else comes in until its maker has said who may.
             spec.perm = 0;
-            verified(&mut set, &mut attrset, verifier);
+            verified(&mut spec, &mut attrset, verifier);
         }
         OpenHow::Create(CreateHow::Unchecked(given) | CreateHow::Guarded(given)) => {
             let wanted = super::attr::wanted(context, &place, given, Some(FileType::Regular))?;
-            spec.umask = wanted.umask;
-            (set, attrset, acl) = (wanted.set, wanted.mask, wanted.acl);
+            spec = wanted.born(spec);
+            (attrset, acl) = (wanted.mask, wanted.acl);
         }
         OpenHow::Create(CreateHow::Exclusive41(how)) => {
             // [RFC8881 18.16.3]
@@ -186,47 +185,51 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
             {
                 return Err(NfsStat::Inval);
             }
-            let Wanted { set: given, mask, umask, acl: given_acl } =
-                super::attr::wanted(context, &place, &how.attrs, Some(FileType::Regular))?;
-            spec.umask = umask;
-            (set, attrset, acl) = (given, mask, given_acl);
-            verified(&mut set, &mut attrset, &how.verifier);
+            let wanted = super::attr::wanted(context, &place, &how.attrs, Some(FileType::Regular))?;
+            spec = wanted.born(spec);
+            (attrset, acl) = (wanted.mask, wanted.acl);
+            verified(&mut spec, &mut attrset, &how.verifier);
         }
     }
-    spec.perm = set.perm.take().unwrap_or(spec.perm);
-    // It is empty anyway.
-    set.size = set.size.filter(|size| *size != 0);
-    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, set, acl, attrset }))
+    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, acl, attrset }))
 }
 
 impl There {
-    /// It is claimed: empty it, if that was asked for.
-    pub fn open(self, context: &Context) -> Res<Done> {
+    /// It is claimed: empty it, if that was asked for. Nothing, if the name means another one by now.
+    pub fn open(self, context: &Context) -> Res<Option<Done>> {
         let (vfs, inode) = (self.file.vfs(), &self.file.inode);
+        let info = match &self.by {
+            Some((dir, name)) => match vfs.confirm(dir.reader()?, &dir.inode, name, inode) {
+                Err(Error::Name(NameError::Changed)) => return Ok(None),
+                confirmed => confirmed.nfs()?,
+            },
+            // No name was looked up: the file speaks for itself.
+            None => vfs.change(inode).map(|value| ivers_vfs::ChangeInfo { before: value, after: value }),
+        };
         if self.truncates {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             vfs.set_attr(self.file.writer()?, inode, &set).nfs()?;
             settle(vfs, &[inode])?;
         }
-        // One question, so nothing is between the two.
-        let change = self.dir.as_ref().unwrap_or(&self.file);
-        let cinfo = match change.vfs().change(&change.inode) {
-            Some(change) => ChangeInfo { atomic: true, before: change, after: change },
+        let cinfo = match info {
+            Some(info) => ChangeInfo { atomic: true, before: info.before, after: info.after },
             None => {
                 let change = context.service.unvouched();
                 ChangeInfo { atomic: false, before: change, after: change }
             }
         };
-        Ok(Done { file: self.file, cinfo, attrset: self.attrset })
+        Ok(Some(Done { file: self.file, cinfo, attrset: self.attrset }))
     }
 }
 
 impl Missing {
-    /// Make it. Nothing, if somebody else was faster.
-    pub fn make(&self, context: &Context) -> Res<Option<Done>> {
-        match names::make(&self.dir, &self.name, &self.spec, self.set.clone(), self.acl.as_ref()) {
+    /// Make it, and have it claimed before anybody else can find it. Nothing, if somebody else was faster.
+    pub fn make(&self, context: &Context, claim: &mut dyn FnMut(File)) -> Res<Option<Done>> {
+        let dir = &self.dir;
+        let mut claimed = |inode: &InodeRef| claim(dir.beside(inode.clone()).file());
+        match names::make(dir, &self.name, &self.spec, self.acl.as_ref(), &mut claimed) {
             Ok((inode, info)) => Ok(Some(Done {
-                file: self.dir.beside(inode),
+                file: dir.beside(inode),
                 cinfo: context.service.change_info(info),
                 attrset: self.attrset.clone(),
             })),

@@ -8,7 +8,7 @@ use ivers_nfs4::ops::v42::{
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, StableHow, StateId};
 use ivers_nfs4::xdr::List;
-use ivers_vfs::{Error, FallocateMode, NameError};
+use ivers_vfs::{Error, FallocateMode, NameError, Piece};
 
 use super::data::{end_of, may_read, may_write};
 use super::settle;
@@ -72,37 +72,30 @@ pub fn deallocate(context: &Context, args: &RangeArgs) -> Step<()> {
     change_range(context, args, FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE)
 }
 
-/// READ_PLUS. Each piece was true when it was looked at; between two of them somebody may have written, as between two READs.
+/// READ_PLUS: pieces of one moment.
 pub fn read_plus(context: &Context, args: &ReadArgs) -> Step<ReadPlusOk> {
     let object = context.object(NfsStat::Isdir)?;
     let _leave = may_read(context, object, &args.stateid)?;
-    let (vfs, inode) = (object.vfs(), &object.inode);
-    let most = u64::from(args.count.min(context.service.bounds.data_bytes));
-    let end = args.offset.saturating_add(most).min(inode.size());
-    let mut room = context.room.saturating_sub(HEAD);
-    let (mut at, mut contents) = (args.offset, Vec::new());
-    while at < end && contents.len() < PIECES && room > PIECE {
-        let data = find(object, at, DATA)?.unwrap_or(end).min(end);
-        room -= PIECE;
-        if data > at {
-            contents.push(Content::Hole(Hole { offset: at, length: data - at }));
-            at = data;
-            continue;
+    let room = context.room.saturating_sub(HEAD);
+    // As many pieces as leave half of the room to what is in them.
+    let pieces = (room / (2 * PIECE)).clamp(usize::from(room > PIECE), PIECES);
+    let end = args.offset.saturating_add(args.count.min(context.service.bounds.data_bytes).into());
+    let bytes = room - pieces * PIECE;
+    let (pieces, size) = object.vfs().read_pieces(&object.inode, args.offset..end, pieces, bytes).nfs()?;
+    let mut at = args.offset;
+    let content = |piece| match piece {
+        Piece::Hole(range) => {
+            at = range.end;
+            Content::Hole(Hole { offset: range.start, length: range.end - range.start })
         }
-        let until = find(object, at, HOLE)?.unwrap_or(end).min(end).max(at + 1);
-        let mut bytes = vec![0; (until - at).min(room as u64) as usize];
-        let read = vfs.read(inode, at, &mut bytes).nfs()?;
-        if read == 0 {
-            // Cut off meanwhile.
-            break;
+        Piece::Data(offset, bytes) => {
+            at = offset + bytes.len() as u64;
+            Content::Data(Data { offset, bytes })
         }
-        bytes.truncate(read);
-        room -= read;
-        contents.push(Content::Data(Data { offset: at, bytes }));
-        at += read as u64;
-    }
+    };
+    let contents = List(pieces.into_iter().map(content).collect());
     // [RFC7862 15.10.3]
-    Ok(ReadPlusOk { eof: at >= inode.size(), contents: List(contents) })
+    Ok(ReadPlusOk { eof: at >= size, contents })
 }
 
 /// COPY: at once, and from the first byte to the last. What it does not manage in one go the client asks for again.

@@ -35,6 +35,8 @@ pub fn status(error: &Error) -> NfsStat {
         NameError::NoSuchOffset => NfsStat::Nxio,
         NameError::CrossDevice => NfsStat::Xdev,
         NameError::Loop => NfsStat::Symlink,
+        // Whoever is told starts over; where that has been in vain the client does.
+        NameError::Changed => NfsStat::Delay,
     }
 }
 

@@ -44,19 +44,15 @@ pub fn get(context: &Context, name: &[u8]) -> Res<Vec<u8>> {
     object.vfs().get_xattr(object.reader()?, &object.inode, local(name)?).nfs()
 }
 
-/// Do what changes an attribute. The VFS does not tell the values around it, and what is asked before and after is not atomic.
-fn change(context: &Context, name: &[u8], act: impl FnOnce(&Object, Vec<u8>) -> Res<()>) -> Step<ChangeInfo> {
+fn change(context: &Context, name: &[u8], given: Option<(&[u8], XattrMode)>) -> Step<ChangeInfo> {
     let object = bearer(context)?;
     let name = local(name)?;
-    object.writer()?;
+    let cred = object.writer()?;
     let _leave = context.permit_change(object, Does::Change)?;
     let (vfs, inode) = (object.vfs(), &object.inode);
-    let before = vfs.change(inode);
-    act(object, name)?;
+    let info = vfs.change_xattr(cred, inode, name, given, true).nfs()?;
     settle(vfs, &[inode])?;
-    let after = vfs.change(inode);
-    let info = before.zip(after).map(|(before, after)| ChangeInfo { atomic: false, before, after });
-    Ok(info.unwrap_or_else(|| context.service.change_info(None)))
+    Ok(context.service.change_info(info))
 }
 
 /// SETXATTR.
@@ -67,16 +63,12 @@ pub fn set(context: &Context, args: &SetXattrArgs) -> Step<ChangeInfo> {
         SetXattrOption::Create => XattrMode::Create,
         SetXattrOption::Replace => XattrMode::Replace,
     };
-    change(context, &args.name, |object, name| {
-        object.vfs().set_xattr(object.writer()?, &object.inode, name, &args.value, mode).nfs()
-    })
+    change(context, &args.name, Some((&args.value, mode)))
 }
 
 /// REMOVEXATTR.
 pub fn remove(context: &Context, name: &[u8]) -> Step<ChangeInfo> {
-    change(context, name, |object, name| {
-        object.vfs().remove_xattr(object.writer()?, &object.inode, name).nfs()
-    })
+    change(context, name, None)
 }
 
 /// LISTXATTRS. A cookie is a place in the sorted list.

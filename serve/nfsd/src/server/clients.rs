@@ -211,7 +211,6 @@ impl Front {
             Some(turn) => state.close_in_turn(now, turn, file, &stateid),
             None => state.close(now, caller, file, &stateid),
         })?;
-        self.0.unpin(file);
         context.stateid = closed;
         Ok(OpResult::Close(Ok(closed)))
     }
@@ -302,12 +301,8 @@ impl Front {
                 OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
             }
             Op::CreateSession(args) => {
-                let made = core.with(|state, now| {
-                    let made = state.create_session(now, conn, &who, args)?;
-                    // [RFC8881 20.2.3] What is said in callbacks has to be of the version that the client speaks.
-                    state.speaks(&made.sessionid, context.minor);
-                    Ok::<_, Stop>(made)
-                })?;
+                let minor = context.minor;
+                let made = core.with(|state, now| state.create_session(now, conn, minor, &who, args))?;
                 self.keep(context);
                 OpResult::CreateSession(Ok(made))
             }

@@ -10,10 +10,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::status::NfsStat;
-use ivers_vfs::{Ino, InodeRef};
+use ivers_vfs::{Ino, InodeRef, Touch};
 use parking_lot::Mutex;
 
-use super::pins::Pins;
 use super::waiting::Waiters;
 use crate::compound::{Held, News, Service};
 use crate::exports::handle::Target;
@@ -46,9 +45,10 @@ pub(super) struct Core {
     /// Calls to clients that found no free slot.
     pub deferred: Mutex<Vec<(u64, Call)>>,
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
+    /// Files that somebody has open: they are there until he closes them, also without a name.
+    open: Mutex<HashMap<File, InodeRef>>,
     /// Connections that this server has made, to clients of NFSv4.0.
     pub dialled: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
-    pub pins: Pins,
     /// It is written down that grace is over.
     settled: AtomicBool,
 }
@@ -78,8 +78,8 @@ impl Core {
             asks: Mutex::default(),
             deferred: Mutex::default(),
             connections: Mutex::default(),
+            open: Mutex::default(),
             dialled: Mutex::default(),
-            pins: Pins::default(),
             settled,
         }
     }
@@ -113,7 +113,7 @@ impl Core {
     }
 
     /// Carry out what is asked for, until nothing is. What another thread carries out meanwhile is waited for: it may be this one's.
-    fn carry_out(self: &Arc<Self>) {
+    pub(super) fn carry_out(self: &Arc<Self>) {
         let _one = self.carrying.lock();
         loop {
             let Some(effect) = self.queue.lock().pop_front() else { return };
@@ -130,6 +130,13 @@ impl Core {
                     self.ended(ticket, true);
                 }
                 Effect::Open { ticket } => self.resume(ticket, &News::Again),
+                Effect::Keep { file } => {
+                    // Whoever opens it holds it until this is done.
+                    if let Some((_, inode)) = self.file(file) {
+                        self.open.lock().insert(file, inode);
+                    }
+                }
+                Effect::Release { file } => self.release(file),
                 Effect::Call { client, call: call @ Call::GetAttr { ticket, .. } } => {
                     self.asks.lock().insert(ticket, (client, call));
                 }
@@ -159,9 +166,24 @@ impl Core {
         }
     }
 
+    fn release(&self, file: File) {
+        let Some(inode) = self.open.lock().remove(&file) else { return };
+        // Without a name it is deleted now, and that may take long.
+        match self.workers.get() {
+            Some(workers) if inode.attr().nlink == 0 => workers.run(move || drop(inode)),
+            _ => drop(inode),
+        }
+    }
+
+    /// Nobody has anything open any more: the filesystems are going to be unmounted.
+    pub fn release_all(&self) {
+        let open = std::mem::take(&mut *self.open.lock());
+        drop(open);
+    }
+
     fn bump(&self, file: File) {
         if let Some((vfs, inode)) = self.file(file) {
-            vfs.force_change(&inode);
+            vfs.force_change(&inode, Touch::Nothing);
         }
     }
 
@@ -237,7 +259,6 @@ impl Core {
             self.go_on(waiter, News::Late);
         }
         self.call_deferred();
-        self.sweep_pins();
         let wait = next.since(self.now()).0.clamp(20, 250);
         let again = Arc::downgrade(self);
         if let Some(workers) = self.workers.get() {

@@ -5,7 +5,6 @@
 //! | `core` | the mutex, the effects in their order, permits, connections, the clock |
 //! | `clients` | operations of clients, sessions, locks and delegations |
 //! | `open` | OPEN |
-//! | `pins` | what is open stays, whoever removes it |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
 //! | `dial` | the way to clients of NFSv4.0 |
@@ -16,7 +15,6 @@ mod clients;
 mod core;
 mod dial;
 mod open;
-mod pins;
 mod program;
 mod waiting;
 
@@ -24,7 +22,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ivers_vfs::Vfs;
@@ -151,14 +148,13 @@ impl NfsServer {
     pub fn stop(self) -> Result<(), StartError> {
         self.server.drain(DRAIN, LINGER);
         self.core.waiting.clear();
-        self.core.pins.clear();
         self.core.with(|state, _| state.shut_down());
+        self.core.release_all();
         for export in self.service.exports().exports() {
             let filesystem = &export.filesystem;
             match filesystem.vfs.sync() {
                 Ok(()) => {
-                    let verifier = filesystem.write_verifier.load(Ordering::SeqCst);
-                    self.stable.detach(export.identity, verifier)?;
+                    self.stable.detach(export.identity, filesystem.newest_verifier())?;
                 }
                 // It counts as one that did not flush.
                 Err(error) => log::error!("{}: {error}", export.path),
@@ -175,7 +171,7 @@ fn table(stable: &Stable, handles: &Handles, exports: Vec<Exported>) -> Result<E
             Some(device) => (stable.identify(vfs.info().uuid, &device)?, 0),
             None => (stable.identify_volatile(), rand::random()),
         };
-        let write_verifier = Arc::new(AtomicU64::new(stable.attach(identity)?));
+        let write_verifier = stable.attach(identity)?;
         rows.push((config, identity, Filesystem { vfs, write_verifier, instance }));
     }
     let digest = digest(rows.iter().map(|(config, identity, _)| (config, *identity)));

@@ -102,13 +102,23 @@ impl Front {
                     let (file, truncates) = (there.file.file(), there.truncates);
                     let Some(plan) = &planned.plan else { break };
                     self.0.with(|state, now| state.open_claim(now, plan, file, truncates))?;
-                    let done = there.open(context)?;
+                    let Some(done) = there.open(context)? else { continue };
                     let opened = planned.commit(&done, &who)?;
                     return Ok(self.opened(context, wants, done, opened));
                 }
                 Found::Missing(missing) => {
-                    let Some(done) = missing.make(context)? else { continue };
-                    return match planned.commit(&done, &who) {
+                    let Some(plan) = &planned.plan else { break };
+                    let (mut claimed, mut asked) = (Ok(()), false);
+                    // It is said under the directory's lock: what `state` asks for has to wait until that is let go.
+                    let made = missing.make(context, &mut |file| {
+                        (claimed, asked) =
+                            self.0.section(|state, now| state.open_claim(now, plan, file, false));
+                    });
+                    if asked {
+                        self.0.carry_out();
+                    }
+                    let Some(done) = made? else { continue };
+                    return match claimed.and_then(|()| planned.commit(&done, &who)) {
                         Ok(opened) => Ok(self.opened(context, wants, done, opened)),
                         Err(stop) => {
                             missing.unmake(&done);
@@ -123,7 +133,6 @@ impl Front {
 
     fn opened(&self, context: &mut Context, wants: u32, done: Done, opened: state::Opened) -> OpResult {
         let Done { file, cinfo, attrset } = done;
-        self.0.pin(file.file(), &file.inode);
         let nobody = || Ace { kind: 0, flags: 0, mask: 0, who: b"EVERYONE@".to_vec() };
         let delegation = match opened.delegation {
             Granted::Read(stateid) => {

@@ -36,12 +36,12 @@ pub enum Channel {
     Session {
         /// Which.
         conn: Conn,
-        /// In which minor version.
-        minor: u32,
         /// The first operation of the call.
         sequence: CbSequenceArgs,
         /// The RPC program.
         program: u32,
+        /// The minor version.
+        minor: u32,
         /// What the server says that it is.
         identity: Identity,
     },
@@ -115,8 +115,8 @@ impl State {
                 cache_this: false,
                 referring: List(referring),
             };
-            let (minor, program) = (session.minor, session.program);
-            return Ok(Channel::Session { conn, minor, sequence, program, identity });
+            let (program, minor) = (session.program, session.minor);
+            return Ok(Channel::Session { conn, sequence, program, minor, identity });
         }
         Err(none)
     }

@@ -32,11 +32,6 @@ impl FileState {
 }
 
 impl State {
-    /// Whether anybody has a file open.
-    pub fn is_open(&self, file: File) -> bool {
-        self.files.get(&file).is_some_and(|state| !state.opens.is_empty())
-    }
-
     /// Forget a file that there is nothing to say about. A conflict is something for a while: [`State::tick`] forgets it.
     pub(super) fn tidy(&mut self, file: File) {
         if self.files.get(&file).is_some_and(|state| state.is_idle() && state.conflict.is_none()) {

@@ -110,6 +110,16 @@ pub enum Effect {
         /// Which.
         ticket: Ticket,
     },
+    /// Somebody has opened a file that nobody had open: until [`Effect::Release`] it stays, whatever happens to its names.
+    Keep {
+        /// The file.
+        file: File,
+    },
+    /// Nobody has it open any more.
+    Release {
+        /// The file.
+        file: File,
+    },
     /// Ask something of a client.
     Call {
         /// Whom.

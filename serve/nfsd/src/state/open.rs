@@ -13,7 +13,7 @@ use super::delegation::Granted;
 use super::held::{Kind, OwnerKind};
 use super::mistake::{self, Mistake};
 use super::permit::{At, UnderWay};
-use super::{Caller, File, Principal, Running, State, Step, Time, Turn, fail};
+use super::{Caller, Effect, File, Principal, Running, State, Step, Time, Turn, fail};
 
 /// So many users of one owner are remembered; the others are looked at each time.
 const OPENERS: usize = 8;
@@ -275,7 +275,11 @@ impl State {
                 open.add(planned.access, planned.deny);
             }
         }
-        self.files.entry(file).or_default().opens.insert(index);
+        let opens = &mut self.files.entry(file).or_default().opens;
+        if opens.is_empty() {
+            self.effects.push(Effect::Keep { file });
+        }
+        opens.insert(index);
         let mut confirm = false;
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.held.insert(index);
@@ -366,6 +370,9 @@ impl State {
         let Some(held) = self.release(index) else { return };
         if let Some(state) = self.files.get_mut(&held.file) {
             state.opens.remove(&index);
+            if state.opens.is_empty() {
+                self.effects.push(Effect::Release { file: held.file });
+            }
         }
         if let Kind::Open(open) = held.kind {
             if let Some(owner) = self.owners.get_mut(&open.owner) {

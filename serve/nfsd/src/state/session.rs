@@ -77,9 +77,9 @@ pub(super) struct Session {
     pub target: u32,
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
-    /// In which version it was made: the client is called in the same.
-    pub minor: u32,
     pub program: u32,
+    /// Callbacks are of the version in which the session was made: to a client of another one they mean nothing.
+    pub minor: u32,
     pub identity: Option<Identity>,
     /// Which way each connection is used.
     pub connections: BTreeMap<Conn, u32>,
@@ -161,6 +161,7 @@ impl State {
         &mut self,
         now: Time,
         conn: Conn,
+        minor: u32,
         principal: &Principal,
         args: &CreateSessionArgs,
     ) -> Step<CreateSessionOk> {
@@ -179,7 +180,7 @@ impl State {
         }
         // [RFC8881 18.36.4] The next number is the one behind the last that was used successfully: what is refused for its arguments alone uses none up.
         let channels = agree(args, &self.config.limits)?;
-        let reply = match self.create_new(now, conn, principal, args, channels) {
+        let reply = match self.create_new(now, conn, minor, principal, args, channels) {
             // What may go better the next time is not remembered: the client would be told so for ever.
             Err(Stop::Fail(NfsStat::Delay)) => return fail(NfsStat::Delay),
             Err(Stop::Fail(status)) => Err(status),
@@ -196,6 +197,7 @@ impl State {
         &mut self,
         now: Time,
         conn: Conn,
+        minor: u32,
         principal: &Principal,
         args: &CreateSessionArgs,
         (mut fore, back): (ChannelAttrs, ChannelAttrs),
@@ -237,8 +239,8 @@ impl State {
             fore: fore.clone(),
             back_slots: vec![BackSlot::default(); back.max_requests as usize],
             back_wanted,
-            minor: 1,
             program: args.callback_program,
+            minor,
             identity,
             connections: BTreeMap::from([(conn, if back_granted { BOTH } else { FORE })]),
         };
@@ -252,13 +254,6 @@ impl State {
         self.renew(now, args.clientid);
         let flags = if back_granted { session_flags::CONN_BACK_CHAN } else { 0 };
         Ok(CreateSessionOk { sessionid, sequence: args.sequence, flags, fore, back })
-    }
-
-    /// In which version a session was made, if not in the first that has any.
-    pub fn speaks(&mut self, sessionid: &SessionId, minor: u32) {
-        if let Some(session) = self.sessions.get_mut(sessionid) {
-            session.minor = minor;
-        }
     }
 
     /// DESTROY_SESSION (RFC 8881 section 18.37), over this connection, inside this request if it is one of a session.

@@ -167,14 +167,20 @@ fn what_cannot_be_set_is_refused() {
         assert_eq!(user(Attrs { mode: Some(0o777), ..plain() }), refused(NfsStat::Perm));
         assert_eq!(user(Attrs { size: Some(0), ..plain() }), refused(NfsStat::Access));
         assert_eq!(user(Attrs { owner: Some(b"1000".to_vec()), ..plain() }), refused(NfsStat::Perm));
-        // Who has it open for writing may cut it; what he may not do beside is told apart.
+        // Who has it open for writing may cut it; with what he may not do beside nothing is done.
         let open = StateId { seqid: 1, other: [5; 12] };
+        let by_open = |attrs: &Attrs| {
+            let (status, results) = server.call_as(1000, 0, vec![put(&file), set(open, attrs)]);
+            let Some(OpResult::SetAttr(res)) = results.last() else { panic!("{results:?}") };
+            let got = server.attrs(0, &file, &[attr::SIZE, attr::MODE]);
+            assert_eq!(got.mode, Some(0o644));
+            (status, res.attrset.clone(), got.size)
+        };
+        let size = server.attrs(0, &file, &[attr::SIZE]).size;
         let both = Attrs { size: Some(1), mode: Some(0o777), ..plain() };
-        let (status, results) = server.call_as(1000, 0, vec![put(&file), set(open, &both)]);
-        let Some(OpResult::SetAttr(res)) = results.last() else { panic!("{results:?}") };
-        assert_eq!((status, res.attrset.clone()), (NfsStat::Perm, Bitmap::of([attr::SIZE])));
-        let got = server.attrs(0, &file, &[attr::SIZE, attr::MODE]);
-        assert_eq!((got.size, got.mode), (Some(1), Some(0o644)));
+        assert_eq!(by_open(&both), (NfsStat::Perm, Bitmap::default(), size));
+        let cut = (NfsStat::Ok, Bitmap::of([attr::SIZE]), Some(1));
+        assert_eq!(by_open(&Attrs { size: Some(1), ..plain() }), cut);
         let (status, _) = server
             .call(0, vec![Op::PutRootFh(()), set(StateId::ANONYMOUS, &Attrs { mode: Some(0), ..plain() })]);
         assert_eq!(status, NfsStat::Rofs);
@@ -318,10 +324,12 @@ fn extended_attributes() {
         };
         let nothing = ListXattrsOk { cookie: 0, names: ivers_nfs4::xdr::List(vec![]), eof: true };
         assert_eq!(list(0, 100), Ok(nothing));
+        let before = server.change(&file);
         let (status, result) = put_in(SetXattrOption::Either, "b", b"two");
         assert_eq!(status, NfsStat::Ok);
         let OpResult::SetXattr(Ok(info)) = result else { panic!("{result:?}") };
-        assert!(info.after > info.before && !info.atomic);
+        moved(&info);
+        assert_eq!((info.before, info.after), (before, server.change(&file)));
         assert_eq!(put_in(SetXattrOption::Create, "b", b"x").0, NfsStat::Exist);
         assert_eq!(put_in(SetXattrOption::Replace, "a", b"x").0, NfsStat::Noxattr);
         assert_eq!(put_in(SetXattrOption::Create, "a", b"one").0, NfsStat::Ok);

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
@@ -30,6 +30,9 @@ use parking_lot::Mutex;
 /// Who has never opened anything.
 pub const STRANGER: u32 = 4242;
 
+/// Something that somebody else does.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
+
 /// Clients that may do everything, unless a test says otherwise.
 #[derive(Default)]
 pub struct Fake {
@@ -39,6 +42,10 @@ pub struct Fake {
     pub granted: Mutex<Option<usize>>,
     /// What was asked for.
     pub asked: Mutex<Vec<(StateId, Does)>>,
+    /// Of which files.
+    pub files: Mutex<Vec<u64>>,
+    /// What somebody else does while the next leave is given.
+    pub meanwhile: Mutex<Option<Meanwhile>>,
     /// Leaves that are out.
     pub out: Arc<AtomicUsize>,
     /// Requests that were finished, with the size of their replies.
@@ -74,8 +81,12 @@ impl Fake {
 }
 
 impl Clients for Fake {
-    fn permit(&self, _: Caller, _: File, stateid: &StateId, does: Does) -> Step<Held> {
+    fn permit(&self, _: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
         self.asked.lock().push((*stateid, does));
+        self.files.lock().push(file.inode);
+        if let Some(act) = self.meanwhile.lock().take() {
+            act();
+        }
         self.next()?;
         let mut granted = self.granted.lock();
         match *granted {
@@ -132,7 +143,6 @@ pub struct Server {
     pub service: Arc<Service>,
     pub clients: Arc<Fake>,
     pub vfs: Arc<Vfs>,
-    pub verifier: Arc<AtomicU64>,
 }
 
 pub fn mem() -> Arc<Vfs> {
@@ -160,9 +170,8 @@ pub fn everywhere(test: impl Fn(&Server)) {
 }
 
 /// An export named `/deep/data`, and one beside it, of another filesystem, named `/other`, that only TLS may use; and one that is for nobody here.
-pub fn exports(handles: &Handles, vfs: &Arc<Vfs>, flags: &str, verifier: &Arc<AtomicU64>) -> Exports {
-    let filesystem =
-        |vfs: &Arc<Vfs>| Filesystem { vfs: vfs.clone(), write_verifier: verifier.clone(), instance: 0 };
+pub fn exports(handles: &Handles, vfs: &Arc<Vfs>, flags: &str) -> Exports {
+    let filesystem = |vfs: &Arc<Vfs>| Filesystem { vfs: vfs.clone(), write_verifier: 5, instance: 0 };
     let config = |flag: String| ExportConfig::from_flag(&flag).unwrap();
     let all = vec![
         (config(format!("i,name=/deep/data,{flags}")), 1, filesystem(vfs)),
@@ -177,10 +186,9 @@ impl Server {
     pub fn new(vfs: Arc<Vfs>, flags: &str) -> Self {
         let clients = Arc::new(Fake::default());
         let handles = Handles::new([7; 16]);
-        let verifier = Arc::new(AtomicU64::new(5));
-        let exports = exports(&handles, &vfs, flags, &verifier);
+        let exports = exports(&handles, &vfs, flags);
         let service = Arc::new(Service::new(handles, clients.clone(), exports, 3));
-        Self { service, clients, vfs, verifier }
+        Self { service, clients, vfs }
     }
 
     pub fn origin(uid: u32, gid: u32) -> Origin {

@@ -6,9 +6,9 @@ use ivers_block::{Device, FaultDevice, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfs4::attr::Attrs;
-use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{CommitArgs, CreateArgs, RenameArgs, SetAttrArgs, WriteArgs};
 use ivers_nfs4::ops::v42::{RangeArgs, SetXattrArgs, SetXattrOption};
+use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{CreateType, FileHandle, StableHow, StateId};
 use ivers_vfs::{Cred, InodeRef, MountOptions, Vfs};
@@ -106,4 +106,25 @@ fn names_and_attributes_are_there_when_they_are_answered() {
     done(&server, &file, vec![Op::Allocate(range)]);
     let after = crashed(&device);
     assert_eq!(after.stat(&find(&after, "d/h").unwrap()).size, 8192);
+}
+
+/// [RFC8881 18.32.4] Whoever asks: nobody has committed anything here.
+#[test]
+fn the_verifier_is_another_one_when_data_is_lost_behind_everybodys_back() {
+    let (server, device) = server();
+    let file = server.file("f", b"");
+    let (_, results) = server.call(2, [vec![put(&file)], write(StableHow::Unstable, b"unstable")].concat());
+    let before = last_ok(&results, |result| match result {
+        OpResult::Write(res) => Some(res),
+        _ => None,
+    })
+    .verifier;
+    let export = server.service.exports().export(1).unwrap().clone();
+    assert_eq!(export.filesystem.verifier(), before);
+    device.fail_writes_from(Some(device.writes()));
+    assert!(server.vfs.sync().is_err(), "the write-back that fails is nobody's COMMIT");
+    device.fail_writes_from(None);
+    assert_ne!(export.filesystem.verifier(), before);
+    let commit = Op::Commit(CommitArgs { offset: 0, count: 0 });
+    assert_eq!(server.call(2, vec![put(&file), commit]).0, NfsStat::Io);
 }

@@ -66,8 +66,8 @@ fn handles_of_another_life_are_stale() {
     let export = server.service.exports().export(1).unwrap().clone();
     let policy = "i,name=/deep/data,no_root_squash".to_owned();
     let restart = |instance| {
-        let (vfs, write_verifier) = (server.vfs.clone(), export.filesystem.write_verifier.clone());
-        let filesystem = Filesystem { vfs, write_verifier, instance };
+        let write_verifier = export.filesystem.write_verifier;
+        let filesystem = Filesystem { vfs: server.vfs.clone(), write_verifier, instance };
         let config = ExportConfig::from_flag(&policy).unwrap();
         let exports = Exports::new(&server.service.handles, vec![(config, 1, filesystem)], 78).unwrap();
         server.service.set_exports(exports);

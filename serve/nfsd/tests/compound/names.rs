@@ -140,6 +140,37 @@ fn files_get_more_names() {
     });
 }
 
+/// A leave is for a file, not for a name: nothing is removed or replaced that nobody has asked about.
+#[test]
+fn names_that_change_hands_are_asked_about_again() {
+    everywhere(|server| {
+        for op in [remove("f"), rename("f", "x"), rename("y", "f")] {
+            for name in ["f", "g", "y"] {
+                server.file(name, b"");
+            }
+            let (vfs, root) = (server.vfs.clone(), server.vfs.root().unwrap());
+            let number =
+                |name: &str| vfs.lookup(&Cred::root(), &root, name.as_bytes()).map(|inode| inode.ino.0);
+            let (f, g) = (number("f").unwrap(), number("g").unwrap());
+            let (other, dir) = (vfs.clone(), root.clone());
+            *server.clients.meanwhile.lock() = Some(Box::new(move || {
+                let flags = ivers_vfs::RenameFlags::empty();
+                other.rename(&Cred::root(), &dir, b"g", &dir, b"f", flags, false).unwrap();
+            }));
+            server.clients.files.lock().clear();
+            let handle = server.handle(&[]);
+            let (status, results) = server.call(0, vec![put(&handle), Op::SaveFh(()), op.clone()]);
+            assert_eq!(status, NfsStat::Ok, "{results:?}");
+            let asked = server.clients.files.lock().clone();
+            assert!(asked.contains(&g), "{op:?} took away what nobody was asked about: {asked:?}");
+            assert!(number("f").ok().is_none_or(|now| now != f && now != g), "{op:?}");
+            for name in ["f", "x", "y"] {
+                let _ = vfs.unlink(&Cred::root(), &root, name.as_bytes(), false);
+            }
+        }
+    });
+}
+
 /// [RFC8881 18.25.3]
 #[test]
 fn names_are_taken_away() {

@@ -74,7 +74,7 @@ fn server(past: Past) -> (Server, Arc<AtomicU64>) {
     let out = Arc::new(AtomicU64::new(0));
     let real = Arc::new(Real(Arc::new(Mutex::new(state)), out.clone()));
     let handles = Handles::new([7; 16]);
-    let exports = exports(&handles, &server.vfs, "no_root_squash", &server.verifier);
+    let exports = exports(&handles, &server.vfs, "no_root_squash");
     server.service = Arc::new(Service::new(handles, real, exports, 3));
     (server, out)
 }

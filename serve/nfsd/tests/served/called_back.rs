@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use ivers_nfs_peer::*;
 use ivers_nfs4::PROC_NULL;
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbRecallArgs, CbResult};
 use ivers_nfs4::ops::v40::*;
@@ -14,7 +15,6 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
 use ivers_nfs4::xdr::{Decoder, Encoder, List, Xdr};
 
-use crate::client::*;
 use crate::{ext4, serve};
 
 /// A callback program, which is what it was introduced as.

@@ -1,7 +1,6 @@
 //! The whole server over a socket, with clients that are made of the wire alone.
 
 mod called_back;
-mod client;
 mod of_old;
 
 use std::net::SocketAddr;
@@ -12,6 +11,7 @@ use std::time::Duration;
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
+use ivers_nfs_peer::*;
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::v41::*;
@@ -23,8 +23,6 @@ use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_vfs::{MountOptions, Vfs};
-
-use client::*;
 
 fn ext4() -> Arc<Vfs> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
@@ -194,7 +192,8 @@ fn share_modes_and_locks_are_kept() {
 fn a_delegation_is_given_asked_about_and_recalled() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
-    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    // Which is called back in its own version.
+    let (mut a, mut b) = (Client::of_minor(address, "a", 2), Client::new(address, "b"));
     let open_a = open("o", share::BOTH, guarded(), named("f"));
     let made = a.call([data(), vec![open_a, Op::GetFh(()), change_and_size()]].concat());
     let base = decoded(made.1.last());
@@ -332,38 +331,34 @@ fn several_clients_contend_for_one_file() {
     server.stop().unwrap();
 }
 
-/// [RFC8881 18.25.4]
 #[test]
-fn what_is_open_stays_when_its_name_goes() {
+fn what_is_open_stays_without_a_name() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
-    let mut client = Client::new(address, "a");
-    let mut other = Client::new(address, "b");
-    let (first, handle) = make(&mut client, "f");
-    let (_, renamed) = make(&mut client, "g");
-    assert_eq!(client.call(write(&handle, first, b"still here")).0, NfsStat::Ok);
-    // Removed by somebody else, in one way and in the other.
-    let rename = RenameArgs { old: b"g".to_vec(), new: b"f".to_vec() };
-    let onto = [data(), vec![Op::SaveFh(()), Op::Rename(rename)]].concat();
-    assert_eq!(other.call(onto).0, NfsStat::Ok);
-    assert_eq!(other.call([data(), vec![Op::Remove(b"f".to_vec())]].concat()).0, NfsStat::Ok);
-    let read = |stateid| Op::Read(ReadArgs { stateid, offset: 0, count: 100 });
-    let (status, results) = client.call(vec![Op::PutFh(handle.clone()), read(first)]);
-    assert_eq!(status, NfsStat::Ok, "{results:?}");
-    let Some(OpResult::Read(Ok(found))) = results.last() else { panic!("{results:?}") };
-    assert_eq!(found.data, b"still here");
-    let close = Op::Close(SeqState { seqid: 0, stateid: first });
-    assert_eq!(client.call(vec![Op::PutFh(handle.clone()), close]).0, NfsStat::Ok);
-    assert_eq!(client.call(vec![Op::PutFh(handle)]).0, NfsStat::Stale);
-    // With their client, opens end without a CLOSE.
-    assert_eq!(other.call(vec![Op::PutFh(renamed.clone())]).0, NfsStat::Ok);
-    client.make_session_anew();
+    let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
+    let (stateid, handle) = make(&mut a, "f");
+    assert_eq!(a.call(write(&handle, stateid, b"still here")).0, NfsStat::Ok);
+    assert_eq!(b.call([data(), vec![Op::Remove(b"f".to_vec())]].concat()).0, NfsStat::Ok);
+    let read = vec![Op::PutFh(handle.clone()), Op::Read(ReadArgs { stateid, offset: 0, count: 100 })];
+    let (_, results) = a.call(read.clone());
+    let Some(OpResult::Read(Ok(read_back))) = results.last() else { panic!("{results:?}") };
+    assert_eq!(read_back.data, b"still here");
+    let change = b.attrs(&handle).change;
+    assert_eq!(a.call(write(&handle, stateid, b"and written")).0, NfsStat::Ok);
+    assert!(b.attrs(&handle).change > change);
+    let close = Op::Close(SeqState { seqid: 0, stateid });
+    assert_eq!(a.call(vec![Op::PutFh(handle.clone()), close]).0, NfsStat::Ok);
+    // It goes with its last open, a moment later.
     let gone = (0..100).any(|_| {
-        std::thread::sleep(Duration::from_millis(50));
-        other.call(vec![Op::PutFh(renamed.clone())]).0 == NfsStat::Stale
+        std::thread::sleep(Duration::from_millis(20));
+        a.call(vec![Op::PutFh(handle.clone()), change_and_size()]).0 == NfsStat::Stale
     });
-    assert!(gone, "a file that nobody has open is kept");
+    assert!(gone, "nobody has it open");
+    let (_, another) = make(&mut a, "g");
+    assert_eq!(b.call([data(), vec![Op::Remove(b"g".to_vec())]].concat()).0, NfsStat::Ok);
+    assert_eq!(a.attrs(&another).size, Some(0));
     server.stop().unwrap();
+    vfs.unmount().unwrap();
 }
 
 /// [RFC8881 18.35.3]
@@ -380,29 +375,5 @@ fn flags_of_later_versions_are_unknown_to_earlier_ones() {
     });
     assert_eq!(client.compound(1, vec![exchange.clone()]).0, NfsStat::Inval);
     assert_eq!(client.compound(2, vec![exchange]).0, NfsStat::Ok);
-    server.stop().unwrap();
-}
-
-/// [RFC8881 20.2.3]
-#[test]
-fn callbacks_are_of_the_clients_version() {
-    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
-    let (server, address) = serve(dir.path(), &vfs);
-    let mut other = Client::new(address, "other");
-    for minor in [1, 2] {
-        let mut client = Client::connect(address, &format!("speaks {minor}"));
-        client.minor = minor;
-        client.make_session();
-        assert_eq!(client.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
-        let name = format!("f{minor}");
-        let wanted = open("o", share::READ | share::WANT_READ_DELEG, guarded(), named(&name));
-        let (opened, handle) = opened(&client.call([data(), vec![wanted, Op::GetFh(())]].concat()));
-        let OpenDelegation::Read(delegation) = opened.delegation else { panic!("{opened:?}") };
-        assert_eq!(other.call([data(), vec![Op::Remove(name.into_bytes())]].concat()).0, NfsStat::Delay);
-        assert!(client.serve(Duration::from_secs(10)));
-        assert_eq!((client.recalled.len(), client.called_in), (1, Some(minor)));
-        let back = vec![Op::PutFh(handle), Op::DelegReturn(delegation.stateid)];
-        assert_eq!(client.call(back).0, NfsStat::Ok);
-    }
     server.stop().unwrap();
 }

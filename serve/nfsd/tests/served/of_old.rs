@@ -5,8 +5,8 @@ use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
 
-use crate::client::*;
 use crate::{ext4, serve};
+use ivers_nfs_peer::*;
 
 /// [RFC7530 16.16.5]
 #[test]

@@ -4,7 +4,7 @@
 //! vouches for other contents after it (C1, C2, C6).
 
 use ivers_races::*;
-use ivers_vfs::{InodeRef, WriteFlags};
+use ivers_vfs::{InodeRef, Touch, WriteFlags};
 use shuttle::thread::scope;
 
 const FILES: [&str; 2] = ["a", "b"];
@@ -21,7 +21,7 @@ fn race() {
         let file = world.file(&world.root(), name);
         // Far above where the mount's counter stands: what is loaded too early starts below.
         for _ in 0..5 {
-            world.vfs.force_change(&file);
+            world.vfs.force_change(&file, Touch::Nothing);
         }
     }
     let books: [Book<1>; 2] = Default::default();

@@ -127,12 +127,12 @@ fn of_object(
     let has = |bit: u32| want.contains(bit);
     let (vfs, inode) = (object.vfs(), &object.inode);
     let info = vfs.info();
-    // Before everything else: the other way round an old size could go out under a new value.
-    attrs.change = has(attr::CHANGE).then(|| match shown {
-        Some(shown) => shown.change,
-        None => vfs.change(inode).unwrap_or_else(|| context.service.unvouched()),
-    });
-    let stat = vfs.stat(inode);
+    // Asked for exactly when a client asks, and then before the rest: the other way round an old size could go out under a new value.
+    let (change, stat) = match shown {
+        None if has(attr::CHANGE) => vfs.observe(inode),
+        shown => (shown.map(|shown| shown.change), vfs.stat(inode)),
+    };
+    attrs.change = has(attr::CHANGE).then(|| change.unwrap_or_else(|| context.service.unvouched()));
     of_stat(context, &stat, want, attrs);
     if let (Some(size), Some(shown)) = (&mut attrs.size, shown) {
         *size = shown.size;

@@ -4,7 +4,7 @@ use ivers_nfs4::attr::{self, Attrs, Fattr, is_read_only};
 use ivers_nfs4::ops::v40::{SetAttrArgs, SetAttrRes};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, SetTime};
-use ivers_vfs::{Cred, FileType, SetAttr, TimeSet, Timestamp};
+use ivers_vfs::{CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
 use super::acl_given::NewAcl;
 use super::{SETTABLE, wanted};
@@ -12,7 +12,7 @@ use crate::compound::Context;
 use crate::ops::data::is_special;
 use crate::ops::settle;
 use crate::ops::status::OrStatus;
-use crate::state::{Does, Step, Stop};
+use crate::state::{Does, Step};
 
 /// What is to be set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -87,6 +87,13 @@ impl Wanted {
         let acl = attrs.acl.map(|aces| NewAcl::of(&**names, kind, &aces.0)).transpose()?;
         Ok(Self { set, mask: given.mask.clone(), umask, acl })
     }
+
+    /// What is to be made, with all of this from the start.
+    pub fn born(&self, spec: CreateSpec) -> CreateSpec {
+        let SetAttr { perm, uid, gid, size, atime, mtime, .. } = self.set;
+        let (perm, size) = (perm.unwrap_or(spec.perm), size.unwrap_or(0));
+        CreateSpec { perm, umask: self.umask, uid, gid, size, atime, mtime, ..spec }
+    }
 }
 
 /// SETATTR.
@@ -94,46 +101,35 @@ pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
     let place = context.current()?.clone();
     let mut wanted = wanted(context, &place, &args.attrs, None)?;
     let object = place.object(NfsStat::Rofs)?;
-    let cred = object.writer()?.clone();
+    let cred = object.writer()?;
     let sized = wanted.set.size.is_some();
     if sized {
         object.regular(context.minor)?;
     }
-    let (_leave, special) = if sized {
+    let _leave = if sized {
         let stateid = context.meant(&args.stateid)?;
-        let special = is_special(&stateid);
         let leave = context.permit(object, &stateid, Does::Resize)?;
-        (Some(leave), special || !context.is_opener(&stateid))
+        // Who has opened it for writing himself may truncate it, whatever its mode says by now.
+        wanted.set.opened = !is_special(&stateid) && context.is_opener(&stateid);
+        Some(leave)
     } else {
-        (context.permit_change(object, Does::Change)?, true)
+        context.permit_change(object, Does::Change)?
     };
     let (vfs, inode) = (object.vfs(), &object.inode);
-    let mut done = Bitmap::default();
-    if let Some(size) = wanted.set.size.filter(|_| !special) {
-        // Who has it open for writing may truncate it, whatever its mode says by now; the VFS is told that this was checked.
-        let set = SetAttr { size: Some(size), kill_priv: cred.uid != 0, ..SetAttr::default() };
-        vfs.set_attr(&Cred { checked: true, ..cred.clone() }, inode, &set).nfs()?;
-        wanted.set.size = None;
-        done.insert(attr::SIZE);
+    if wanted.set != SetAttr::default() {
+        vfs.set_attr(cred, inode, &wanted.set).nfs()?;
     }
-    let mut rest = match &wanted.set {
-        set if *set == SetAttr::default() => Ok(()),
-        set => vfs.set_attr(&cred, inode, set).nfs().map(|_| ()),
-    };
     // [RFC8881 6.4.1.3] Behind the mode: the ACL is what counts.
-    if let (Ok(()), Some(acl)) = (rest, &wanted.acl) {
-        rest = acl.set(vfs, &cred, inode);
-        if rest.is_err() {
-            done = wanted.mask.clone();
-            done.remove(attr::ACL);
-        }
-    }
-    let settled = settle(vfs, &[inode]);
-    match rest.and(settled) {
-        Ok(()) => Ok(SetAttrRes { status: NfsStat::Ok, attrset: wanted.mask }),
+    let acl = wanted.acl.as_ref().map_or(Ok(()), |acl| acl.set(vfs, cred, inode));
+    settle(vfs, &[inode])?;
+    let mut attrset = wanted.mask;
+    match acl {
+        Ok(()) => Ok(SetAttrRes { status: NfsStat::Ok, attrset }),
         // [RFC8881 18.30.4] What was set is told also where the rest was not.
-        Err(status) if !done.is_empty() => Ok(SetAttrRes { status, attrset: done }),
-        Err(status) => Err(Stop::Fail(status)),
+        Err(status) => {
+            attrset.remove(attr::ACL);
+            Ok(SetAttrRes { status, attrset })
+        }
     }
 }
 

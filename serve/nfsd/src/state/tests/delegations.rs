@@ -28,7 +28,7 @@ fn look(state: &mut State, now: Time, caller: Caller) -> Step<()> {
 }
 
 fn asked(state: &mut State) -> Ticket {
-    match &state.effects()[..] {
+    match &wanted(state)[..] {
         [Effect::Call { call: Call::GetAttr { ticket, .. }, .. }] => *ticket,
         other => panic!("{other:?}"),
     }
@@ -80,7 +80,7 @@ fn what_conflicts_is_recalled() {
         let permit = state.permit(T, me, F, &StateId::ANONYMOUS, does).unwrap();
         state.end(T, permit);
     }
-    assert_eq!(state.effects(), []);
+    assert_eq!(wanted(&mut state), []);
     let claim = Claim::Delegated(held);
     assert_eq!(
         failed(open_as(&mut state, T, a, "x", F, (share::WRITE, 0), 0, claim.clone())),
@@ -91,7 +91,7 @@ fn what_conflicts_is_recalled() {
         assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, does)), NfsStat::Delay);
     }
     assert_eq!(failed(open(&mut state, b, "o", F, share::WRITE, 0)), NfsStat::Delay);
-    let recalls = state.effects();
+    let recalls = wanted(&mut state);
     let call = Call::Recall { stateid: held, file: F, truncate: false };
     assert_eq!(recalls, [Effect::Call { client: a, call }]);
     state.audit();
@@ -132,7 +132,7 @@ fn what_is_not_returned_is_revoked() {
         state.audit();
     }
     // First it is written that he has lost it: he could claim it after a restart.
-    let effects = state.effects();
+    let effects = wanted(&mut state);
     let Some(Effect::Persist { ticket, change: RecordChange::Put(record) }) = effects.last() else {
         panic!()
     };
@@ -155,7 +155,7 @@ fn what_is_not_returned_is_revoked() {
     };
     assert_ne!(flags(&mut state, 1), 0);
     state.free_stateid(a, &held).unwrap();
-    let effects = state.effects();
+    let effects = wanted(&mut state);
     let Some(Effect::Persist { change: RecordChange::Put(record), .. }) = effects.last() else { panic!() };
     assert!(!record.revoked);
     assert_eq!(flags(&mut state, 2), 0);
@@ -179,7 +179,7 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
     assert_eq!(asked(&mut state), ticket);
     let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
     state.end(T, permit);
-    state.effects();
+    wanted(&mut state);
     for answer in [Answer { change: 11, ..BASE }, Answer { size: 5, ..BASE }, Answer { change: 11, ..BASE }] {
         let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
         assert_eq!(asked(&mut state), ticket);
@@ -190,7 +190,7 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
         assert_eq!(state.look(T, other, F), Err(Stop::Gate(gate)));
         state.audit();
         state.end(T, permit);
-        assert_eq!(state.effects(), [Effect::Open { ticket: gate }]);
+        assert_eq!(wanted(&mut state), [Effect::Open { ticket: gate }]);
     }
     // It was shown: it ends with one more, and nobody gets between.
     state.deleg_return(T, me, F, &held).unwrap();
@@ -235,7 +235,7 @@ fn who_does_not_answer_is_recalled() {
     let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
     asked(&mut state);
     assert_eq!(failed(state.told(T, ticket, None)), NfsStat::Delay);
-    assert!(matches!(&state.effects()[..], [Effect::Call { call: Call::Recall { .. }, .. }]));
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Call { call: Call::Recall { .. }, .. }]));
     assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     look(&mut state, T, other).unwrap();
@@ -315,7 +315,7 @@ fn callbacks_say_what_they_are_about() {
     let Granted::Read(held) = state.open_commit(T, plan, F, true).unwrap().delegation else { panic!() };
     state.finish(T, running, b"");
     let _ = open(&mut state, b, "o", F, share::WRITE, 0);
-    let [Effect::Call { call, .. }] = &state.effects()[..] else { panic!() };
+    let [Effect::Call { call, .. }] = &wanted(&mut state)[..] else { panic!() };
     let channel = state.channel(a, call).unwrap();
     let Channel::Session { conn, sequence, .. } = &channel else { panic!() };
     assert_eq!((*conn, sequence.sequenceid, sequence.referring.0.len()), (Conn(1), 1, 1));
@@ -327,7 +327,7 @@ fn callbacks_say_what_they_are_about() {
     assert_eq!(state.channel(a, call), Err(NoChannel::Down));
     let bind = BindConn { sessionid: session, direction: 3, rdma: false };
     state.bind_conn_to_session(T, Conn(5), &bind).unwrap();
-    let [Effect::Call { call, .. }] = &state.effects()[..] else { panic!() };
+    let [Effect::Call { call, .. }] = &wanted(&mut state)[..] else { panic!() };
     let other = Call::NotifyLock { file: F, owner: Vec::new() };
     let elsewhere = state.channel(a, &other).unwrap();
     let again = state.channel(a, call).unwrap();
@@ -342,7 +342,7 @@ fn callbacks_say_what_they_are_about() {
     state.channel_end(a, &other, &elsewhere, true);
     // It was told: it does not come again. And when the client goes on in that slot he has seen the reply.
     state.bind_conn_to_session(T, Conn(6), &bind).unwrap();
-    assert_eq!(state.effects(), []);
+    assert_eq!(wanted(&mut state), []);
     let args = sequence_args(session, 2, 2);
     let Sequenced::New(running, _) = state.sequence(T, Conn(1), &request(2), &args).unwrap() else {
         panic!()

@@ -64,10 +64,10 @@ fn who_waits_is_told() {
     }
     assert_eq!(state.waiters, 1);
     let held = state.locku(T, Caller::Client(a), F, &held, (0, 10)).unwrap();
-    assert_eq!(state.effects(), []);
+    assert_eq!(wanted(&mut state), []);
     state.locku(T, Caller::Client(a), F, &held, (5, 40)).unwrap();
     let call = Call::NotifyLock { file: F, owner: b"l".to_vec() };
-    assert_eq!(state.effects(), [Effect::Call { client: b, call }]);
+    assert_eq!(wanted(&mut state), [Effect::Call { client: b, call }]);
     // Nothing is kept for him.
     lock(&mut state, a, of_a, "l", LockType::Write, (10, 1)).unwrap();
     assert!(matches!(lock(&mut state, b, of_b, "l", LockType::WriteW, (10, 10)), Err(Stop::Denied(_))));

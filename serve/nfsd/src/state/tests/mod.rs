@@ -80,13 +80,20 @@ pub(super) fn request(digest: u64) -> Request {
     Request { principal: who(1), digest: Digest(digest), bytes: 200, operations: 3 }
 }
 
+/// What there is to do, but for keeping open files: that is the driver's to check, and it happens all the time.
+pub(super) fn wanted(state: &mut State) -> Vec<Effect> {
+    let mut effects = state.effects();
+    effects.retain(|effect| !matches!(effect, Effect::Keep { .. } | Effect::Release { .. }));
+    effects
+}
+
 /// Carry the effects out; whatever they were for is done.
 pub(super) fn settle(state: &mut State) -> Vec<Effect> {
-    let effects = state.effects();
+    let effects = wanted(state);
     for effect in &effects {
         match effect {
             Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => assert!(state.done(*ticket)),
-            Effect::Call { .. } | Effect::Open { .. } => {}
+            Effect::Call { .. } | Effect::Open { .. } | Effect::Keep { .. } | Effect::Release { .. } => {}
         }
     }
     effects
@@ -96,7 +103,7 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
 pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
     let id = state.exchange_id(now, &who(1), &exchange(name, 1, 0)).unwrap();
     let session =
-        state.create_session(now, Conn(conn), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+        state.create_session(now, Conn(conn), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));
     settle(state);
     state.reclaim_complete(now, id.clientid, false).unwrap();

@@ -213,7 +213,7 @@ fn an_expired_client_is_tolerated_until_he_is_in_the_way() {
     state.audit();
     // If he cannot be struck out he stays.
     state.failed(ticket);
-    state.effects();
+    wanted(&mut state);
     let Sequenced::New(running, _) = state.sequence(late, Conn(1), &request(1), &args).unwrap() else {
         panic!()
     };

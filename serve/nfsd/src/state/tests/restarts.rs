@@ -19,7 +19,7 @@ fn restarted(records: &[ClientRecord]) -> State {
 
 fn back(state: &mut State, name: &str, verifier: u8) -> ClientId {
     let id = state.exchange_id(T, &who(1), &exchange(name, verifier, 0)).unwrap();
-    state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     id.clientid
 }
 
@@ -66,7 +66,7 @@ fn in_grace_only_what_was_held_is_given() {
     assert!(state.in_grace());
     state.reclaim_complete(T, b, false).unwrap();
     assert!(!state.in_grace());
-    assert_eq!(state.effects(), []);
+    assert_eq!(wanted(&mut state), []);
     // The stranger has to say first that there is nothing to reclaim.
     assert_eq!(failed(open(&mut state, stranger, "o", F, 1, 0)), NfsStat::Grace);
     assert!(state.reclaim_complete(T, stranger, false).is_err());
@@ -87,9 +87,9 @@ fn who_did_not_come_is_struck_out_first() {
     // The old lease counts, and half of it more.
     let end = T + Span::seconds(90);
     assert_eq!(state.tick(Time(end.0 - 1)), end);
-    assert!(state.effects().is_empty());
+    assert!(wanted(&mut state).is_empty());
     state.tick(end);
-    let effects = state.effects();
+    let effects = wanted(&mut state);
     let [Effect::Persist { ticket, change: RecordChange::Strike(struck) }] = &effects[..] else { panic!() };
     assert_eq!(*struck, [record("b", 1), record("d", 1)]);
     assert_eq!(failed(open_at(&mut state, end, a, "o", F, 2, 0)), NfsStat::Grace);
@@ -103,7 +103,7 @@ fn who_did_not_come_is_struck_out_first() {
     // Who did not finish in time has to be written anew.
     assert!(matches!(state.reclaim_complete(end, d, false), Err(Stop::Gate(_))));
     let put = RecordChange::Put(record("d", 1));
-    assert!(matches!(&state.effects()[..], [Effect::Persist { change, .. }] if *change == put));
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change, .. }] if *change == put));
     state.audit();
 }
 
@@ -125,10 +125,10 @@ fn who_restarted_too_wants_nothing() {
 fn a_stranger_of_that_name_reclaims_nothing() {
     let mut state = restarted(&[record("a", 1)]);
     let id = state.exchange_id(T, &who(9), &exchange("a", 1, 0)).unwrap();
-    state.create_session(T, Conn(1), &who(9), &create(id.clientid, id.sequenceid)).unwrap();
+    state.create_session(T, Conn(1), 1, &who(9), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(failed(reclaim(&mut state, id.clientid, 1, 0, 0)), NfsStat::NoGrace);
     state.tick(T);
-    assert!(state.in_grace() && state.effects().is_empty());
+    assert!(state.in_grace() && wanted(&mut state).is_empty());
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_delegation_from_before_counts_as_written() {
         panic!()
     };
     assert_eq!(failed(reclaim(&mut state, b, share::READ, 0, 0)), NfsStat::Delay);
-    state.effects();
+    wanted(&mut state);
     for id in [a, b] {
         state.reclaim_complete(T, id, false).unwrap();
     }
@@ -162,6 +162,6 @@ fn what_was_revoked_is_not_claimed_again() {
     // Now he knows.
     state.reclaim_complete(T, a, false).unwrap();
     let put = RecordChange::Put(record("a", 1));
-    assert!(matches!(&state.effects()[..], [Effect::Persist { change, .. }] if *change == put));
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change, .. }] if *change == put));
     state.audit();
 }

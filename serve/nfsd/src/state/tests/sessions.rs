@@ -17,20 +17,21 @@ fn exchange_id_knows_all_cases() {
     let second = state.exchange_id(T, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_ne!(first.clientid, second.clientid);
     assert_eq!(
-        failed(state.create_session(T, Conn(1), &who(1), &create(first.clientid, first.sequenceid))),
+        failed(state.create_session(T, Conn(1), 1, &who(1), &create(first.clientid, first.sequenceid))),
         NfsStat::StaleClientid
     );
     // Confirmed only by whom it was made by; the number is used up by the failure, which is remembered.
     assert_eq!(
-        failed(state.create_session(T, Conn(1), &who(3), &create(second.clientid, second.sequenceid))),
+        failed(state.create_session(T, Conn(1), 1, &who(3), &create(second.clientid, second.sequenceid))),
         NfsStat::ClidInuse
     );
     assert_eq!(
-        failed(state.create_session(T, Conn(1), &who(2), &create(second.clientid, second.sequenceid))),
+        failed(state.create_session(T, Conn(1), 1, &who(2), &create(second.clientid, second.sequenceid))),
         NfsStat::ClidInuse
     );
-    let session =
-        state.create_session(T, Conn(1), &who(2), &create(second.clientid, second.sequenceid + 1)).unwrap();
+    let session = state
+        .create_session(T, Conn(1), 1, &who(2), &create(second.clientid, second.sequenceid + 1))
+        .unwrap();
     // 2: the same again.
     let again = state.exchange_id(T, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_eq!((again.clientid, again.flags & exchgid::CONFIRMED_R), (second.clientid, exchgid::CONFIRMED_R));
@@ -46,7 +47,7 @@ fn exchange_id_knows_all_cases() {
     assert!(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 1)).is_ok());
     // He works on a request: he cannot go, and that answer is not remembered.
     let args = create(restarted.clientid, restarted.sequenceid);
-    assert_eq!(failed(state.create_session(T, Conn(1), &who(2), &args)), NfsStat::Delay);
+    assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(2), &args)), NfsStat::Delay);
     let running = Running {
         client: second.clientid,
         session: session.sessionid,
@@ -56,7 +57,7 @@ fn exchange_id_knows_all_cases() {
         reply_bytes: 1,
     };
     state.finish(T, running, b"x");
-    assert!(state.create_session(T, Conn(1), &who(2), &args).is_ok());
+    assert!(state.create_session(T, Conn(1), 1, &who(2), &args).is_ok());
     assert_eq!(
         failed(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 2))),
         NfsStat::Badsession
@@ -74,22 +75,22 @@ fn create_session_is_done_once() {
     let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
     let args = create(id.clientid, id.sequenceid);
     assert_eq!(
-        failed(state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid + 1))),
+        failed(state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1))),
         NfsStat::SeqMisordered
     );
     assert_eq!(
-        failed(state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid - 1))),
+        failed(state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid - 1))),
         NfsStat::SeqMisordered
     );
-    let one = state.create_session(T, Conn(1), &who(1), &args).unwrap();
-    assert_eq!(state.create_session(T, Conn(1), &who(1), &args).unwrap(), one);
+    let one = state.create_session(T, Conn(1), 1, &who(1), &args).unwrap();
+    assert_eq!(state.create_session(T, Conn(1), 1, &who(1), &args).unwrap(), one);
     assert_eq!(state.sessions.len(), 1);
-    let two = state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
+    let two = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
     assert_ne!(one.sessionid, two.sessionid);
     // What nobody could agree to uses no number up, asked for a way back or not.
     let mut small = create(id.clientid, id.sequenceid + 2);
     small.fore.max_request = 10;
-    assert_eq!(failed(state.create_session(T, Conn(1), &who(1), &small)), NfsStat::Toosmall);
+    assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(1), &small)), NfsStat::Toosmall);
     for spoil in [
         |args: &mut CreateSessionArgs| args.back.max_request = 10,
         |args: &mut CreateSessionArgs| args.back.max_response = 0,
@@ -98,11 +99,11 @@ fn create_session_is_done_once() {
         let mut args = create(id.clientid, id.sequenceid + 2);
         args.flags = 0;
         spoil(&mut args);
-        assert_eq!(failed(state.create_session(T, Conn(1), &who(1), &args)), NfsStat::Toosmall);
+        assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(1), &args)), NfsStat::Toosmall);
     }
     let mut modest = create(id.clientid, id.sequenceid + 2);
     modest.fore = ChannelAttrs { max_request: 400, max_response: 400, max_response_cached: 10, ..channel(4) };
-    let modest = state.create_session(T, Conn(1), &who(1), &modest).unwrap();
+    let modest = state.create_session(T, Conn(1), 1, &who(1), &modest).unwrap();
     assert_eq!((modest.fore.max_request, modest.fore.max_response), (400, 400));
     // [RFC8881 2.10.6.4]
     let mut args = sequence_args(modest.sessionid, 0, 1);
@@ -195,7 +196,7 @@ fn sessions_and_clients_end() {
     assert_eq!(failed(state.destroy_session(Conn(1), None, &session)), NfsStat::Badsession);
     assert_eq!(state.kept_bytes, 0);
     state.destroy_clientid(id).unwrap();
-    assert!(matches!(&state.effects()[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
     assert_eq!(failed(state.destroy_clientid(id)), NfsStat::StaleClientid);
     assert!(state.clients.is_empty() && state.names.is_empty());
 }
@@ -233,10 +234,10 @@ fn connections_are_bound() {
 fn a_client_is_durable_before_he_is_told_so() {
     let mut state = state();
     let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
-    state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     let Err(Stop::Gate(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
     assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Gate(ticket)));
-    assert_eq!(state.effects().len(), 1);
+    assert_eq!(wanted(&mut state).len(), 1);
     // A failed write is tried again.
     assert!(state.failed(ticket));
     let Err(Stop::Gate(again)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
@@ -266,7 +267,9 @@ fn the_silent_go_in_slices() {
     assert!(state.lease_is_over(late, kept));
     let very_late = T + state.config.courtesy + Span(1);
     state.tick(very_late);
-    let [Effect::Persist { ticket, change: RecordChange::Strike(_) }] = state.effects()[..] else { panic!() };
+    let [Effect::Persist { ticket, change: RecordChange::Strike(_) }] = wanted(&mut state)[..] else {
+        panic!()
+    };
     assert_eq!(
         failed(state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1))),
         NfsStat::Delay
@@ -286,7 +289,7 @@ fn room_is_made_by_those_who_need_it_least() {
     state.exchange_id(T, &who(1), &exchange("b", 1, 0)).unwrap();
     let third = state.exchange_id(T, &who(1), &exchange("c", 1, 0)).unwrap();
     assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [old, third.clientid]);
-    state.create_session(T, Conn(1), &who(1), &create(third.clientid, third.sequenceid)).unwrap();
+    state.create_session(T, Conn(1), 1, &who(1), &create(third.clientid, third.sequenceid)).unwrap();
     assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("d", 1, 0))), NfsStat::Delay);
     let late = T + state.config.lease + Span(1);
     assert!(matches!(state.exchange_id(late, &who(1), &exchange("d", 1, 0)), Err(Stop::Gate(_))));
@@ -313,6 +316,6 @@ fn slots_are_given_up_when_memory_is_short() {
     assert_eq!(state.kept_bytes, 2 * 4096);
     // What is left is shared out.
     let id = state.exchange_id(T, &who(1), &exchange("b", 1, 0)).unwrap();
-    let created = state.create_session(T, Conn(1), &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    let created = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(created.fore.max_requests, 3);
 }

@@ -133,6 +133,8 @@ pub struct World {
     peers: Vec<Peer>,
     jobs: Vec<Job>,
     todo: VecDeque<Effect>,
+    /// Files that are kept because somebody has them open.
+    open: BTreeSet<File>,
     answers: Vec<AnswerOut>,
     /// Answers that are known, and not yet out: permit, file, what the holder's file held.
     written: Vec<(Ticket, Permit, usize, Option<u64>)>,
@@ -178,6 +180,7 @@ impl World {
             peers: (0..4).map(Peer::new).collect(),
             jobs: Vec::new(),
             todo: VecDeque::new(),
+            open: BTreeSet::new(),
             answers: Vec::new(),
             written: Vec::new(),
             shadow: Shadow::default(),
@@ -288,7 +291,15 @@ impl World {
 
     /// What the state has done by itself.
     fn observe(&mut self) {
-        self.todo.extend(self.state.effects());
+        for effect in self.state.effects() {
+            match effect {
+                Effect::Keep { file } => assert!(self.open.insert(file), "kept twice"),
+                Effect::Release { file } => assert!(self.open.remove(&file), "released, and was not kept"),
+                effect => self.todo.push_back(effect),
+            }
+        }
+        let open = self.state.files.iter().filter(|(_, state)| !state.opens.is_empty());
+        assert!(open.map(|(file, _)| file).eq(&self.open), "what is open is kept, and nothing else");
         for effect in &self.todo {
             if let Effect::Call { call: Call::Recall { stateid, .. }, .. } = effect {
                 for it in &mut self.shadow.delegations {
@@ -384,6 +395,7 @@ impl World {
         }
         self.jobs.clear();
         self.todo.clear();
+        self.open.clear();
         self.answers.clear();
         self.written.clear();
         self.complete.clear();
@@ -439,9 +451,13 @@ impl World {
             (self.peers[at].name.clone(), self.peers[at].verifier, self.peers[at].conn);
         let Ok(id) = self.state.exchange_id(self.now, &who(1), &exchange(&name, verifier, 0)) else { return };
         let args = create(id.clientid, id.sequenceid);
-        let Ok(created) = self.state.create_session(self.now, conn, &who(1), &args) else { return };
+        let Ok(created) = self.state.create_session(self.now, conn, 1, &who(1), &args) else { return };
         if self.chance(2) {
-            assert_eq!(self.state.create_session(self.now, conn, &who(1), &args), Ok(created.clone()), "S5");
+            assert_eq!(
+                self.state.create_session(self.now, conn, 1, &who(1), &args),
+                Ok(created.clone()),
+                "S5"
+            );
         }
         let peer = &mut self.peers[at];
         peer.session = Some(created.sessionid);
@@ -556,7 +572,7 @@ impl World {
                     self.state.done(ticket);
                 }
             }
-            Effect::Open { .. } => {}
+            Effect::Open { .. } | Effect::Keep { .. } | Effect::Release { .. } => {}
             Effect::Call { client, call } => self.call(client, call),
         }
     }

@@ -1,10 +1,12 @@
-//! A client of NFSv4 that does one thing at a time, and answers callbacks when it looks for them.
+//! One connection, one session, one request at a time.
 
+use crate::{change_and_size, decoded};
+use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use ivers_nfs4::attr::{self, Attrs, Fattr};
+use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbRecallArgs, CbResult, CbSequenceOk};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
 use ivers_nfs4::ops::v40::*;
@@ -17,41 +19,57 @@ use ivers_nfs4::types::*;
 use ivers_nfs4::xdr::{Decoder, Encoder, List, Xdr};
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 
+/// A client of NFSv4.1 and 4.2 (of 4.0 by [`Client::compound`]), by AUTH_SYS as user 0. It does one thing at a time, and answers
+/// callbacks when it looks for them. Whatever a right server does not do is a panic.
 pub struct Client {
     stream: TcpStream,
     records: Records,
-    pending: Vec<u8>,
+    /// What was read, and which part of it is still to be taken.
+    read: Vec<u8>,
+    taken: usize,
+    filled: usize,
+    /// The time limit that the socket has.
+    patience: Duration,
     xid: u32,
+    /// The server's number for it.
     pub id: ClientId,
+    /// Its session.
     pub session: SessionId,
-    sequence: u32,
+    /// The last sequence number of each slot; requests one at a time go by the first.
+    slots: Vec<u32>,
     /// What was recalled.
     pub recalled: Vec<CbRecallArgs>,
     /// Locks that may be free.
     pub notified: usize,
-    /// In which minor version it speaks, and was called back last.
-    pub minor: u32,
-    pub called_in: Option<u32>,
     /// What CB_GETATTR is answered with.
     pub shows: Option<(u64, u64)>,
     name: String,
-    verifier: [u8; 8],
+    /// Of the requests in its session.
+    minor: u32,
 }
 
 fn channel() -> ChannelAttrs {
     ChannelAttrs {
         header_pad_size: 0,
-        max_request: 1 << 20,
-        max_response: 1 << 20,
+        // A MiB of data, and what is around it.
+        max_request: (1 << 20) + 4096,
+        max_response: (1 << 20) + 4096,
         max_response_cached: 4096,
         max_operations: 16,
-        max_requests: 4,
+        max_requests: 16,
         rdma_ird: List(Vec::new()),
     }
 }
 
-fn framed(message: &[u8]) -> Vec<u8> {
-    [&mark(message.len())[..], message].concat()
+/// A message that `put` appends, as a record.
+fn record(put: impl FnOnce(&mut Encoder)) -> Vec<u8> {
+    let mut message = Encoder::default();
+    message.word(0);
+    put(&mut message);
+    let mut bytes = message.into_bytes();
+    let marked = mark(bytes.len() - 4);
+    bytes[..4].copy_from_slice(&marked);
+    bytes
 }
 
 impl Client {
@@ -62,37 +80,39 @@ impl Client {
         Self {
             stream,
             records: Records::new(4 << 20),
-            pending: Vec::new(),
+            read: vec![0; 256 << 10],
+            taken: 0,
+            filled: 0,
+            patience: Duration::ZERO,
             xid: 1,
             id: 0,
             session: [0; 16],
-            sequence: 0,
+            slots: vec![0],
             recalled: Vec::new(),
             notified: 0,
-            minor: 1,
-            called_in: None,
             shows: None,
             name: name.to_owned(),
-            verifier: [7; 8],
+            minor: 1,
         }
     }
 
     /// With a session, and nothing to reclaim.
     pub fn new(address: SocketAddr, name: &str) -> Self {
+        Self::of_minor(address, name, 1)
+    }
+
+    /// The same, of a minor version.
+    pub fn of_minor(address: SocketAddr, name: &str, minor: u32) -> Self {
         let mut client = Self::connect(address, name);
+        client.minor = minor;
         client.make_session();
         assert_eq!(client.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
         client
     }
 
-    /// As after a reboot: what it held is gone.
-    pub fn make_session_anew(&mut self) {
-        self.verifier = [8; 8];
-        self.make_session();
-    }
-
+    /// EXCHANGE_ID and CREATE_SESSION, with callbacks on this connection.
     pub fn make_session(&mut self) {
-        let owner = ClientOwner { verifier: self.verifier, id: Opaque(self.name.as_bytes().to_vec()) };
+        let owner = ClientOwner { verifier: [7; 8], id: Opaque(self.name.as_bytes().to_vec()) };
         let exchange =
             ExchangeIdArgs { owner, flags: 0, protect: StateProtect::None, implementation: List(Vec::new()) };
         let (_, results) = self.compound(self.minor, vec![Op::ExchangeId(exchange)]);
@@ -110,52 +130,87 @@ impl Client {
         let (_, results) = self.compound(self.minor, vec![Op::CreateSession(create)]);
         let Some(OpResult::CreateSession(Ok(made))) = results.last() else { panic!("{results:?}") };
         assert_eq!(made.flags, session_flags::CONN_BACK_CHAN);
-        (self.session, self.sequence) = (made.sessionid, 0);
+        self.session = made.sessionid;
+        self.slots = vec![0; made.fore.max_requests as usize];
     }
 
     /// Send operations of a session.
     pub fn send(&mut self, ops: Vec<Op>) {
-        self.sequence += 1;
+        self.slots[0] += 1;
         self.send_again(ops);
     }
 
     /// Send them under the last number once more.
     pub fn send_again(&mut self, ops: Vec<Op>) {
+        // What only reads can be done again, and its answer is too large to be kept.
+        let reads = |op: &Op| matches!(op, Op::Read(_) | Op::ReadDir(_) | Op::GetXattr(_));
+        self.send_by(0, !ops.iter().any(reads), ops);
+    }
+
+    fn send_by(&mut self, slot: usize, cache_this: bool, ops: Vec<Op>) {
         let sequence = Op::Sequence(SequenceArgs {
             sessionid: self.session,
-            sequenceid: self.sequence,
-            slotid: 0,
-            highest_slotid: 0,
-            cache_this: true,
+            sequenceid: self.slots[slot],
+            slotid: slot as u32,
+            highest_slotid: self.slots.len() as u32 - 1,
+            cache_this,
         });
         self.send_compound(self.minor, [vec![sequence], ops].concat());
+    }
+
+    /// `total` requests, `depth` of them under way at a time (fewer if the session has fewer slots), with replies that need not be kept.
+    /// `make` gets the number of each, `check` each answer without SEQUENCE's.
+    pub fn stream(
+        &mut self,
+        depth: usize,
+        total: u64,
+        mut make: impl FnMut(u64) -> Vec<Op>,
+        mut check: impl FnMut(NfsStat, &[OpResult]),
+    ) {
+        let mut idle: Vec<usize> = (0..depth.min(self.slots.len())).collect();
+        let mut under_way = HashMap::new();
+        let mut sent = 0;
+        while sent < total || !under_way.is_empty() {
+            while sent < total
+                && let Some(slot) = idle.pop()
+            {
+                self.slots[slot] += 1;
+                self.send_by(slot, false, make(sent));
+                under_way.insert(self.xid, slot);
+                sent += 1;
+            }
+            let (xid, res) = self.next_answer();
+            idle.push(under_way.remove(&xid).expect("an answer to what was asked"));
+            check(res.status, res.results.get(1..).unwrap_or_default());
+        }
     }
 
     fn send_compound(&mut self, minor: u32, ops: Vec<Op>) {
         let sys = AuthSys { stamp: 0, machine: b"test".to_vec(), uid: 0, gid: 0, gids: List(Vec::new()) };
         self.xid += 1;
-        let mut message = Encoder::default();
-        CallHeader {
+        let call = CallHeader {
             xid: self.xid,
             program: NFS_PROGRAM,
             version: NFS_V4,
             procedure: PROC_COMPOUND,
             cred: OpaqueAuth::sys(&sys),
             verf: OpaqueAuth::NONE,
-        }
-        .put(&mut message);
+        };
         let header = CompoundHeader { tag: b"t".to_vec(), minor_version: minor };
-        CompoundArgs { header, ops }.put(&mut message);
-        self.stream.write_all(&framed(message.as_bytes())).unwrap();
+        let message = record(|to| {
+            call.put(to);
+            CompoundArgs { header, ops }.put(to);
+        });
+        self.stream.write_all(&message).unwrap();
     }
 
     /// The next record; nothing if none comes in time.
     fn receive(&mut self, time: Duration) -> Option<Vec<u8>> {
         let until = Instant::now() + time;
         loop {
-            let mut rest = &self.pending[..];
+            let mut rest = &self.read[self.taken..self.filled];
             let found = self.records.feed(&mut rest).unwrap();
-            self.pending = rest.to_vec();
+            self.taken = self.filled - rest.len();
             if found.is_some() {
                 return found;
             }
@@ -163,11 +218,13 @@ impl Client {
             if left.is_zero() {
                 return None;
             }
-            self.stream.set_read_timeout(Some(left)).unwrap();
-            let mut bytes = vec![0; 64 << 10];
-            match self.stream.read(&mut bytes) {
+            if self.patience != time {
+                self.stream.set_read_timeout(Some(time)).unwrap();
+                self.patience = time;
+            }
+            match self.stream.read(&mut self.read) {
                 Ok(0) => panic!("the server has hung up"),
-                Ok(len) => self.pending.extend(&bytes[..len]),
+                Ok(len) => (self.taken, self.filled) = (0, len),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     return None;
                 }
@@ -192,7 +249,7 @@ impl Client {
         let mut from = Decoder::new(message);
         let header = CallHeader::take(&mut from).unwrap();
         let args = CbCompoundArgs::take(&mut from).unwrap();
-        self.called_in = Some(args.minor_version);
+        assert_eq!(args.minor_version, self.minor, "Linux knows no session of another version");
         let results = args.ops.0.into_iter().map(|op| match op {
             CbOp::Sequence(it) => CbResult::Sequence(Ok(CbSequenceOk {
                 sessionid: it.sessionid,
@@ -217,14 +274,14 @@ impl Client {
             other => panic!("{other:?}"),
         });
         let res = CbCompoundRes { status: NfsStat::Ok, tag: args.tag, results: List(results.collect()) };
-        let mut reply = Encoder::default();
-        Reply::SUCCESS.put(header.xid, &mut reply);
-        res.put(&mut reply);
-        self.stream.write_all(&framed(reply.as_bytes())).unwrap();
+        let reply = record(|to| {
+            Reply::SUCCESS.put(header.xid, to);
+            res.put(to);
+        });
+        self.stream.write_all(&reply).unwrap();
     }
 
-    /// The answer to what was sent; callbacks that come before it are answered.
-    pub fn answered(&mut self) -> (NfsStat, Vec<OpResult>) {
+    fn next_answer(&mut self) -> (u32, CompoundRes) {
         loop {
             let message = self.receive(Duration::from_secs(20)).expect("an answer");
             if matches!(Kind::of(&message), Ok(Kind::Call)) {
@@ -233,10 +290,16 @@ impl Client {
             }
             let mut from = Decoder::new(&message);
             let (xid, reply) = Reply::take(&mut from).unwrap();
-            assert_eq!((xid, reply), (self.xid, Reply::SUCCESS));
-            let res = CompoundRes::take(&mut from).unwrap();
-            return (res.status, res.results);
+            assert_eq!(reply, Reply::SUCCESS);
+            return (xid, CompoundRes::take(&mut from).unwrap());
         }
+    }
+
+    /// The answer to what was sent; callbacks that come before it are answered.
+    pub fn answered(&mut self) -> (NfsStat, Vec<OpResult>) {
+        let (xid, res) = self.next_answer();
+        assert_eq!(xid, self.xid);
+        (res.status, res.results)
     }
 
     /// Operations without a session.
@@ -270,62 +333,4 @@ impl Client {
         assert_eq!(status, NfsStat::Ok);
         decoded(results.last())
     }
-}
-
-pub fn change_and_size() -> Op {
-    Op::GetAttr(Bitmap::of([attr::CHANGE, attr::SIZE]))
-}
-
-pub fn decoded(result: Option<&OpResult>) -> Attrs {
-    let Some(OpResult::GetAttr(Ok(fattr))) = result else { panic!("{result:?}") };
-    Attrs::decode(fattr).unwrap()
-}
-
-/// To the root of the export.
-pub fn data() -> Vec<Op> {
-    vec![Op::PutRootFh(()), Op::Lookup(b"data".to_vec())]
-}
-
-pub fn open(owner: &str, access: u32, how: OpenHow, claim: OpenClaim) -> Op {
-    open_of(0, 0, owner, access, how, claim)
-}
-
-pub fn open_of(
-    seqid: u32,
-    clientid: ClientId,
-    owner: &str,
-    access: u32,
-    how: OpenHow,
-    claim: OpenClaim,
-) -> Op {
-    Op::Open(OpenArgs {
-        seqid,
-        share_access: access,
-        share_deny: 0,
-        owner: Owner { clientid, owner: Opaque(owner.as_bytes().to_vec()) },
-        how,
-        claim,
-    })
-}
-
-pub fn guarded() -> OpenHow {
-    let attrs = Attrs { mode: Some(0o640), ..Attrs::default() };
-    OpenHow::Create(CreateHow::Guarded(attrs.encode()))
-}
-
-pub fn unchecked() -> OpenHow {
-    OpenHow::Create(CreateHow::Unchecked(Fattr::default()))
-}
-
-pub fn named(name: &str) -> OpenClaim {
-    OpenClaim::Null(name.as_bytes().to_vec())
-}
-
-/// What OPEN and GETFH behind it have said.
-pub fn opened((status, results): &(NfsStat, Vec<OpResult>)) -> (Opened, FileHandle) {
-    assert_eq!(*status, NfsStat::Ok, "{results:?}");
-    let [.., OpResult::Open(Ok(opened)), OpResult::GetFh(Ok(handle))] = &results[..] else {
-        panic!("{results:?}")
-    };
-    (opened.clone(), handle.clone())
 }

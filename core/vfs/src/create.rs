@@ -1,0 +1,155 @@
+//! Making inodes: what they start with is settled here, so that a driver writes it in one transaction with the name.
+
+use crate::access::{EXECUTE, WRITE};
+use crate::acl;
+use crate::api::*;
+use crate::driver::NewInode;
+use crate::error::{NameError, Result};
+use crate::inode::Inode;
+use crate::names::inherited_project;
+use crate::sync::atomic::Ordering;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+
+impl Vfs {
+    /// Owner, group, mode and ACLs of a new child.
+    fn new_inode(&self, cred: &Cred, dir: &Inode, spec: &CreateSpec) -> Result<NewInode> {
+        let (dir_perm, dir_gid) = dir.with_attr(|attr| (attr.perm, attr.gid));
+        let mut perm = spec.perm & 0o7777;
+        let mut gid = cred.gid;
+        if dir_perm & 0o2000 != 0 {
+            gid = dir_gid;
+            if spec.kind == FileType::Directory {
+                perm |= 0o2000;
+            } else if perm & 0o2010 == 0o2010 && !cred.privileged() && !cred.in_group(gid) {
+                perm &= !0o2000;
+            }
+        }
+        let mut xattrs = Vec::new();
+        let default = match spec.kind {
+            FileType::Symlink => None,
+            _ => self.stored_acl(dir, acl::DEFAULT)?,
+        };
+        match default {
+            Some(default) => {
+                let (access, bits) = default.inherit(perm);
+                perm = perm & !0o777 | bits;
+                if !access.is_minimal() {
+                    xattrs.push((acl::ACCESS.to_vec(), access.encode()));
+                }
+                if spec.kind == FileType::Directory {
+                    xattrs.push((acl::DEFAULT.to_vec(), default.encode()));
+                }
+            }
+            None if spec.kind != FileType::Symlink => perm &= !(spec.umask & 0o777),
+            None => perm = 0o777,
+        }
+        let target = if spec.kind == FileType::Symlink { spec.target.clone() } else { Vec::new() };
+        let rdev = match spec.kind {
+            FileType::CharDevice | FileType::BlockDevice => spec.rdev,
+            _ => 0,
+        };
+        let uid = spec.uid.unwrap_or(cred.uid);
+        let foreign_group = spec.gid.filter(|given| *given != gid && !cred.in_group(*given));
+        if !cred.privileged() && (uid != cred.uid || foreign_group.is_some()) {
+            return Err(NameError::NotPermitted.into());
+        }
+        let now = self.policy.now();
+        let time = |given: Option<TimeSet>| match given {
+            Some(TimeSet::At(time)) => time.truncate(self.info.time_granularity_ns),
+            Some(TimeSet::Now) | None => now,
+        };
+        Ok(NewInode {
+            perm,
+            uid,
+            gid: spec.gid.unwrap_or(gid),
+            project: inherited_project(dir).unwrap_or(0),
+            rdev,
+            target,
+            size: spec.size,
+            atime: time(spec.atime),
+            mtime: time(spec.mtime),
+            xattrs,
+            ..NewInode::new(spec.kind, now)
+        })
+    }
+
+    fn check_spec(&self, cred: &Cred, spec: &CreateSpec) -> Result<()> {
+        match spec.kind {
+            FileType::CharDevice | FileType::BlockDevice if !cred.privileged() => {
+                Err(NameError::NotPermitted.into())
+            }
+            kind if spec.size > 0 && kind != FileType::Regular => Err(NameError::Invalid.into()),
+            _ if spec.size > self.info.max_file_size => Err(NameError::TooLarge.into()),
+            FileType::Symlink if spec.target.is_empty() => Err(NameError::NotFound.into()),
+            FileType::Symlink if spec.target.len() > 4095 => Err(NameError::NameTooLong.into()),
+            FileType::Symlink if spec.target.contains(&0) => Err(NameError::Invalid.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Make a file, directory, symbolic link or special file, with all its attributes at once: nobody, after a crash either, finds it without them.
+    pub fn create(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        spec: &CreateSpec,
+        want_info: bool,
+    ) -> Result<(InodeRef, Option<ChangeInfo>)> {
+        self.create_claimed(cred, dir, name, spec, want_info, &mut |_| {})
+    }
+
+    /// [`Vfs::create`], with a word to `claim` before anybody else can find what was made. It is said under the directory's lock: whoever
+    /// hears it may take locks of his own under which the VFS is never called, and does not call the VFS himself.
+    pub fn create_claimed(
+        &self,
+        cred: &Cred,
+        dir: &InodeRef,
+        name: &[u8],
+        spec: &CreateSpec,
+        want_info: bool,
+        claim: &mut dyn FnMut(&InodeRef),
+    ) -> Result<(InodeRef, Option<ChangeInfo>)> {
+        self.balance();
+        self.check_new_name(dir, name)?;
+        self.check_spec(cred, spec)?;
+        let made = {
+            let _names = self.exclusive(dir)?;
+            self.may_add(cred, dir, name)?;
+            let new = self.new_inode(cred, dir, spec)?;
+            let before = self.before(dir, want_info);
+            let created = self.deletions.with_room(|| self.fs.create(dir, name, &new));
+            let loaded = self.trusting(&[(dir, name)], created)?;
+            let ino = loaded.ino;
+            self.names.put(dir.ino, name, Some(ino));
+            let inode = self.adopt(loaded)?;
+            claim(&inode);
+            (inode, self.info_since(dir, before))
+        };
+        self.notify(dir, ChangeKind::Names);
+        self.settle_names(&[dir])?;
+        Ok(made)
+    }
+
+    /// Make an inode without a name (O_TMPFILE): it goes with its last reference unless it is linked.
+    pub fn create_unnamed(&self, cred: &Cred, dir: &InodeRef, spec: &CreateSpec) -> Result<InodeRef> {
+        self.balance();
+        if dir.kind != FileType::Directory {
+            return Err(NameError::NotDirectory.into());
+        }
+        if spec.kind == FileType::Directory {
+            return Err(NameError::Invalid.into());
+        }
+        self.check_spec(cred, spec)?;
+        self.begin_change()?;
+        self.access(cred, dir, WRITE | EXECUTE)?;
+        let _names = self.exclusive(dir)?;
+        self.dir_is_alive(dir)?;
+        let new = self.new_inode(cred, dir, spec)?;
+        let loaded = self.deletions.with_room(|| self.fs.create_unnamed(dir, &new))?;
+        let inode = self.adopt(loaded)?;
+        inode.awaits_name.store(true, Ordering::Relaxed);
+        Ok(inode)
+    }
+}

@@ -1,0 +1,187 @@
+//! What a commit makes durable, whom it serves, and that what is made is whole whenever one comes.
+
+use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
+use ivers_ext4::mkfs::{MkfsOptions, mkfs};
+use ivers_ext4::{Ext4, OpenOptions};
+use ivers_vfs::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+fn mount(device: Arc<dyn Device>) -> Arc<Vfs> {
+    let fs = Ext4::open(device, OpenOptions::default()).unwrap();
+    Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
+}
+
+fn formatted() -> Arc<dyn Device> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+    mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
+    device
+}
+
+/// What happened to the device since somebody last asked.
+struct News {
+    device: Arc<FaultDevice>,
+    seen: usize,
+}
+
+impl News {
+    fn take(&mut self) -> Vec<Recorded> {
+        let log = self.device.record();
+        let new = log[self.seen..].to_vec();
+        self.seen = log.len();
+        new
+    }
+}
+
+fn flushes(ops: &[Recorded]) -> bool {
+    ops.iter().any(|op| matches!(op, Recorded::Flush | Recorded::Write { fua: true, .. }))
+}
+
+fn holds(ops: &[Recorded], bytes: &[u8]) -> bool {
+    let found = |data: &[u8]| data.windows(bytes.len()).any(|window| window == bytes);
+    ops.iter().any(|op| matches!(op, Recorded::Write { data, .. } if found(data)))
+}
+
+#[test]
+fn a_commit_leaves_data_where_it_is_and_spares_no_fsync_its_flush() {
+    let device = Arc::new(FaultDevice::new(formatted()));
+    let (vfs, cred) = (mount(device.clone()), Cred::root());
+    let root = vfs.root().unwrap();
+    let mut news = News { device: device.clone(), seen: 0 };
+    let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o600), false).unwrap();
+    vfs.sync().unwrap();
+    let text = [0xC7; 4096];
+    vfs.write(&cred, &file, 0, &text, WriteFlags::empty()).unwrap();
+    vfs.set_attr(&cred, &file, &SetAttr { perm: Some(0o641), ..SetAttr::default() }).unwrap();
+    news.take();
+    vfs.commit(&[&root, &file]).unwrap();
+    let ops = news.take();
+    assert!(flushes(&ops) && !holds(&ops, &text));
+    let crashed = mount(Arc::new(device.image_where(device.len(), |_| false).unwrap()));
+    let there = crashed.resolve(&cred, "/f", false).unwrap();
+    assert_eq!((crashed.stat(&there).perm, crashed.stat(&there).size), (0o641, 0));
+    vfs.commit(&[&root, &file]).unwrap();
+    assert!(news.take().is_empty(), "it is durable already");
+    // Now the data travels, and a commit that is for others comes behind it.
+    vfs.read_direct(&file, 0, &mut [0; 4096]).unwrap();
+    assert!(holds(&news.take(), &text));
+    vfs.commit(&[&file]).unwrap();
+    news.take();
+    vfs.fsync(&file, false).unwrap();
+    assert!(flushes(&news.take()));
+    vfs.fsync(&file, false).unwrap();
+    assert!(news.take().is_empty());
+}
+
+/// A device whose flushes take as long as a disk's do, and are counted.
+struct Slow {
+    inner: Arc<dyn Device>,
+    flushes: AtomicU64,
+}
+
+impl Device for Slow {
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+        self.inner.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+        self.inner.write_at(offset, buf)
+    }
+    fn flush(&self) -> ivers_block::Result<()> {
+        self.flushes.fetch_add(1, SeqCst);
+        thread::sleep(Duration::from_millis(3));
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+        self.inner.discard(offset, len)
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn describe(&self) -> String {
+        "a slow device".into()
+    }
+}
+
+/// Flushes for each of the creations that so many callers make and commit at once.
+fn flushes_a_creation(callers: u64) -> f64 {
+    const EACH: u64 = 25;
+    let device = Arc::new(Slow { inner: formatted(), flushes: AtomicU64::new(0) });
+    let vfs = mount(device.clone());
+    let root = vfs.root().unwrap();
+    let before = device.flushes.load(SeqCst);
+    thread::scope(|scope| {
+        for caller in 0..callers {
+            let (vfs, root) = (&vfs, &root);
+            scope.spawn(move || {
+                for nth in 0..EACH {
+                    let (name, spec) = (format!("{caller}.{nth}"), CreateSpec::file(0o600));
+                    let (file, _) = vfs.create(&Cred::root(), root, name.as_bytes(), &spec, false).unwrap();
+                    vfs.commit(&[root, &file]).unwrap();
+                }
+            });
+        }
+    });
+    let count = (device.flushes.load(SeqCst) - before) as f64;
+    count / (callers * EACH) as f64
+}
+
+#[test]
+fn callers_at_the_same_time_share_a_commit() {
+    let (alone, shared) = (flushes_a_creation(1), flushes_a_creation(8));
+    println!("flushes a creation: {alone:.2} alone, {shared:.2} of eight");
+    assert!(shared < alone * 0.6, "{alone} alone, {shared} of eight");
+}
+
+fn whole() -> CreateSpec {
+    let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 0 }));
+    CreateSpec {
+        uid: Some(70),
+        gid: Some(71),
+        atime: at(1_111),
+        mtime: at(2_222),
+        size: 5000,
+        ..CreateSpec::file(0o4751)
+    }
+}
+
+/// Commits come at any moment here; the crash explorer's come between calls.
+#[test]
+fn a_file_is_whole_at_whatever_moment_a_commit_comes() {
+    let device = Arc::new(FaultDevice::new(formatted()));
+    let vfs = mount(device.clone());
+    let root = vfs.root().unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(SeqCst) {
+                vfs.sync().unwrap();
+            }
+        });
+        for nth in 0..400 {
+            let name = format!("{nth}");
+            vfs.create(&Cred::root(), &root, name.as_bytes(), &whole(), true).unwrap();
+        }
+        stop.store(true, SeqCst);
+    });
+    let (points, mut found) = (device.len(), 0);
+    for point in (0..=points).step_by((points / 60).max(1)) {
+        let crashed = mount(Arc::new(device.image_where(point, |_| false).unwrap()));
+        let root = crashed.root().unwrap();
+        for entry in crashed.list(&root, 0, 1000).unwrap() {
+            let file = entry.inode.unwrap();
+            if file.kind != FileType::Regular {
+                continue;
+            }
+            let attr = crashed.stat(&file);
+            let shown = (attr.perm, attr.uid, attr.gid, attr.size, attr.atime.sec, attr.mtime.sec);
+            assert_eq!(shown, (0o4751, 70, 71, 5000, 1_111, 2_222), "at {point} of {points}");
+            found += 1;
+        }
+    }
+    assert!(found > 400, "{found} files in all that was looked at");
+}

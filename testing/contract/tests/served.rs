@@ -1,0 +1,114 @@
+//! The contract over NFSv4.2, with two clients: one changes files, the other looks.
+
+mod common;
+
+use common::*;
+use ivers_block::{Device, MemDevice};
+use ivers_contract::{Promise, Restart, Served, Subject, observe};
+use ivers_nfsd::exports::config::ExportConfig;
+use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_vfs::Vfs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Serving {
+    server: NfsServer,
+    vfs: Arc<Vfs>,
+}
+
+impl Serving {
+    fn start(
+        state: &Path,
+        how: How,
+        fs: Arc<dyn ivers_vfs::FileSystem>,
+        budget: Arc<ivers_block::Budget>,
+    ) -> Self {
+        let vfs = how.mount(fs, budget).0;
+        let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
+        let server = NfsServer::start(Setup {
+            state: state.to_owned(),
+            lease_seconds: 2,
+            delegations: true,
+            limits: Limits::default(),
+            listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
+            tls: None,
+            exports: vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }],
+        })
+        .unwrap();
+        Self { server, vfs }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.server.addresses()[0]
+    }
+
+    fn stop(self) {
+        self.server.stop().expect("it stops");
+        self.vfs.unmount().expect("it closes");
+    }
+}
+
+/// ext4 on a device in memory, served; each start takes the next of `hows`.
+fn ext4_served(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    let state = tempfile::tempdir().expect("a directory for the server's state");
+    let path = state.path().to_owned();
+    let mut hows_in_turn = hows.iter().cycle();
+    let mut start = move || {
+        let how = *hows_in_turn.next().expect("a cycle");
+        let budget = how.budget();
+        Serving::start(&path, how, open_ext4(device.clone(), budget.clone()), budget)
+    };
+    let first = start();
+    let address = first.address();
+    let mut serving = Some(first);
+    let restart: Restart = Box::new(move || {
+        serving.take().expect("it is served").stop();
+        serving.insert(start()).address()
+    });
+    let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
+    let name = format!("ext4 over NFSv4.2, {}", labels.join(" then "));
+    Box::new(Served::new(name, address, Some(restart)).keeping(state))
+}
+
+fn mem_served() -> Box<dyn Subject> {
+    let state = tempfile::tempdir().expect("a directory for the server's state");
+    let fs: Arc<dyn ivers_vfs::FileSystem> = Arc::new(ivers_mem::Mem::default());
+    let serving = Serving::start(state.path(), LAZY, fs, LAZY.budget());
+    Box::new(Served::new("mem over NFSv4.2", serving.address(), None).keeping((serving, state)))
+}
+
+#[test]
+fn two_clients_keep_the_contract() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let base = Arc::new(image("ext4", &["-b", "4096"]));
+    for (nth, hows) in [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME]].into_iter().enumerate() {
+        let report = hold(&mut || ext4_served(&base, hows), seed() + nth as u64, steps(1500));
+        let checked = |promise| report.tallies.of(promise).checked;
+        assert!(checked(Promise::Data) > 60 && checked(Promise::Rests) > 60, "{report:?}");
+        assert!(checked(Promise::Persistent) > 0, "{report:?}");
+    }
+    let report = hold(&mut mem_served, seed(), steps(1500));
+    assert!(report.done > 200, "{report:?}");
+}
+
+#[test]
+fn observers_are_never_misled_by_a_server() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let base = Arc::new(image("ext4", &[]));
+    for mut subject in [mem_served(), ext4_served(&base, &[LAZY])] {
+        for pages in [1, 5, 60] {
+            let file = subject.share(&format!("shared{pages}")).unwrap();
+            let found = observe(&*file, 2, pages, Duration::from_millis(600));
+            hold_threads(&format!("{}, {pages} pages", subject.name()), &found);
+            assert!(found.of(Promise::Monotonic).checked > 5);
+        }
+    }
+}
