@@ -33,10 +33,24 @@ fn others(target: &Path, file: &Path) -> bool {
     .is_ok()
 }
 
+fn target_dir() -> Option<PathBuf> {
+    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
+    std::path::absolute(target).ok()
+}
+
+/// The NFSv4 server beside nfs-ganesha; `options` are those of `ivers-nfs-speed`.
+pub(crate) fn nfs_speed(options: &[String]) -> bool {
+    let Some(target) = target_dir() else { return false };
+    let [ivers, speed] = ["release/ivers", "release/ivers-nfs-speed"].map(|name| target.join(name));
+    let (ivers, speed) = (ivers.to_string_lossy(), speed.to_string_lossy());
+    let args: Vec<&str> = ["--ivers", &ivers].into_iter().chain(options.iter().map(String::as_str)).collect();
+    run("build", "cargo", &["build", "--release", "-p", "ivers", "-p", "ivers-nfs-speed"], &[])
+        && run("measure", &speed, &args, &[])
+}
+
 /// Build, install what peers need, measure, and write the page.
 pub(crate) fn bench(dir: &Path, options: &[String]) -> bool {
-    let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
-    let Ok(target) = std::path::absolute(target) else { return false };
+    let Some(target) = target_dir() else { return false };
     if fs::create_dir_all(dir).is_err() {
         eprintln!("xtask: {} is no directory", dir.display());
         return false;

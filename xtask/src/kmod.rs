@@ -3,10 +3,10 @@
 //! Its weakened twins are loaded too, and must be found out: otherwise the hammer proves nothing.
 
 use crate::{ensure, run};
-use std::fs::{self, File};
+use ivers_oracle::machine::{self, Initramfs, Kernel, machine, wait};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const HEADER: &str = include_str!("../../include/iversion.h");
 const VECTORS: &str = include_str!("../../core/iversion/tests/vectors.txt");
@@ -32,6 +32,10 @@ type Outcome<T> = Result<T, String>;
 
 fn io<T>(what: &Path, result: std::io::Result<T>) -> Outcome<T> {
     result.map_err(|error| format!("{}: {error}", what.display()))
+}
+
+fn oracle<T>(result: anyhow::Result<T>) -> Outcome<T> {
+    result.map_err(|error| format!("{error:#}"))
 }
 
 fn step(what: &str, program: &str, args: &[&str]) -> Outcome<()> {
@@ -68,33 +72,6 @@ fn release() -> Option<String> {
     releases.max().map(|(_, release)| release)
 }
 
-/// The kernel that goes with the headers: the one in `/boot`, or out of its package, which is unpacked and not installed.
-fn kernel(release: &str, work: &Path) -> Outcome<PathBuf> {
-    let file = format!("boot/vmlinuz-{release}");
-    let installed = Path::new("/").join(&file);
-    if File::open(&installed).is_ok() {
-        return Ok(installed);
-    }
-    let root = work.join(release);
-    if !root.join(&file).is_file() {
-        io(&root, fs::create_dir_all(&root))?;
-        println!("== kernel: apt-get download linux-image-{release}");
-        let mut download = Command::new("apt-get");
-        download.args(["download", "-q", &format!("linux-image-{release}")]).current_dir(&root);
-        if !download.status().is_ok_and(|status| status.success()) {
-            return Err(format!("linux-image-{release} cannot be downloaded"));
-        }
-        let entries = io(&root, fs::read_dir(&root))?;
-        let package = entries
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"));
-        let package = package.ok_or_else(|| format!("{} holds no package", root.display()))?;
-        step("kernel", "dpkg", &["-x", text(&package)?, text(&root)?])?;
-    }
-    Ok(root.join(file))
-}
-
 fn build(name: &str, header: &str, release: &str, work: &Path) -> Outcome<PathBuf> {
     let dir = work.join(name);
     io(&dir, fs::create_dir_all(&dir))?;
@@ -109,52 +86,30 @@ fn build(name: &str, header: &str, release: &str, work: &Path) -> Outcome<PathBu
     Ok(dir.join("iversion_test.ko"))
 }
 
-fn pack(modules: &[(&str, PathBuf)], busybox: &Path, work: &Path) -> Outcome<PathBuf> {
-    let (root, archive) = (work.join("initramfs"), work.join("initramfs.cpio"));
-    let init = root.join("init");
-    io(&root, fs::create_dir_all(root.join("bin")))?;
-    io(busybox, fs::copy(busybox, root.join("bin/busybox")))?;
-    io(&init, fs::copy(work.join("right/init"), &init))?;
-    io(&init, fs::set_permissions(&init, std::os::unix::fs::PermissionsExt::from_mode(0o755)))?;
+fn pack(modules: &[(&str, PathBuf)], work: &Path) -> Outcome<Initramfs> {
+    let root = oracle(Initramfs::new())?;
+    let init = work.join("right/init");
+    oracle(root.script("init", &io(&init, fs::read_to_string(&init))?))?;
     for (name, module) in modules {
-        io(module, fs::copy(module, root.join(name).with_extension("ko")))?;
+        oracle(root.file(&format!("{name}.ko"), module))?;
     }
-    let line = format!("cd '{}' && find . | cpio --quiet -o -H newc > '{}'", text(&root)?, text(&archive)?);
-    step("initramfs", "sh", &["-c", &line])?;
-    Ok(archive)
+    Ok(root)
 }
 
 /// What the machine said until it was off.
-fn emulate(kernel: &Path, archive: &Path, work: &Path) -> Outcome<String> {
+fn emulate(kernel: &Kernel, root: &Initramfs, work: &Path) -> Outcome<String> {
     let console = work.join("console.log");
-    println!("== emulated kernel: {}", kernel.display());
-    let mut machine = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg,thread=multi", "-m", "256", "-smp", "2", "-nographic", "-no-reboot"])
-        .args(["-nic", "none", "-append", "console=ttyS0 panic=-1 loglevel=7"])
-        .args([Path::new("-kernel"), kernel, Path::new("-initrd"), archive])
-        .stdin(Stdio::null())
-        .stdout(io(&console, File::create(&console))?)
+    println!("== emulated kernel: {}", kernel.image().display());
+    let mut machine = oracle(machine(kernel, &oracle(root.pack())?, &console, "loglevel=7"))?
+        .args(["-smp", "2", "-nic", "none"])
         .spawn()
         .map_err(|error| format!("qemu-system-x86_64: {error}"))?;
-    let begin = Instant::now();
-    let ended = loop {
-        match machine.try_wait() {
-            Ok(Some(status)) => break status.success(),
-            Ok(None) if begin.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(200)),
-            _ => {
-                let _ = machine.kill();
-                let _ = machine.wait();
-                break false;
-            }
-        }
-    };
+    let ended = wait(&mut machine, PATIENCE);
     let said = String::from_utf8_lossy(&io(&console, fs::read(&console))?).into_owned();
     for line in said.lines().filter(|line| line.contains("iversion_test: ") || line.contains("kmod: ")) {
         println!("{}", line.trim_end());
     }
-    ended
-        .then_some(said)
-        .ok_or_else(|| format!("the emulated kernel did not end well: {}", console.display()))
+    ended.map(|()| said).map_err(|error| format!("{error:#}: {}", console.display()))
 }
 
 /// What is wrong with what the machine said.
@@ -188,29 +143,23 @@ fn judge(said: &str) -> Vec<String> {
 fn prove() -> Outcome<()> {
     let release = release().ok_or("there are no kernel headers (package linux-headers-amd64)")?;
     let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
-    let work = io(&target, std::path::absolute(target.join("kmod")))?;
-    let kernel = kernel(&release, &work)?;
+    let target = io(&target, std::path::absolute(&target))?;
+    let work = target.join("kmod");
+    let kernel = oracle(Kernel::of(&release, &target.join("kernel")))?;
     let mut modules = Vec::new();
     for (name, weakness) in MODULES {
         let header =
             weakened(weakness).ok_or_else(|| format!("iversion.h no longer has what `{name}` takes away"))?;
         modules.push((name, build(name, &header, &release, &work)?));
     }
-    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new).into_iter().find(|path| path.is_file());
-    let archive = pack(&modules, busybox.ok_or("there is no busybox")?, &work)?;
-    let wrong = judge(&emulate(&kernel, &archive, &work)?);
+    let root = pack(&modules, &work)?;
+    let wrong = judge(&emulate(&kernel, &root, &work)?);
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Says whether it passed. What cannot be run has not passed.
 pub(crate) fn kmod() -> bool {
-    let programs = [
-        ("qemu-system-x86_64", "qemu-system-x86"),
-        ("busybox", "busybox-static"),
-        ("cpio", "cpio"),
-        ("make", "make"),
-        ("gcc", "gcc"),
-    ];
+    let programs = [&machine::PROGRAMS[..], &[("make", "make"), ("gcc", "gcc")]].concat();
     let headers = release().is_some() || ensure(&[("kernel headers", "linux-headers-amd64")]);
     if !headers || !ensure(&programs) {
         eprintln!("xtask: kmod was not run");

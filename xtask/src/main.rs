@@ -6,11 +6,13 @@ mod demo;
 mod fuzz;
 mod kmod;
 mod mutants;
+mod nfs;
 mod soak;
 mod suites;
 #[cfg(test)]
 mod tidy;
 
+use ivers_oracle::machine;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -43,7 +45,7 @@ fn ensure(programs: &[(&str, &str)]) -> bool {
     }) == 0;
     if is_root && Path::new("/usr/bin/apt-get").exists() {
         let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
-        args.extend(&missing);
+        args.extend(missing.iter().flat_map(|packages| packages.split(' ')));
         if run("package lists", "apt-get", &["update", "-q"], &[]) && run("packages", "apt-get", &args, &[]) {
             return true;
         }
@@ -68,7 +70,7 @@ fn test() -> bool {
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
     ];
-    ensure(&programs)
+    ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
         && run("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
         && run(
@@ -112,7 +114,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = || {
         eprintln!(
-            "usage: cargo xtask demo | test | soak [STEP] | bench [DIR [OPTION-OF-IVERS-BENCH...]] | kmod | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
+            "usage: cargo xtask demo | test | soak [STEP] | bench [DIR [OPTION-OF-IVERS-BENCH...]] | nfs-speed [OPTION...] | kmod | nfs | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
         );
         ExitCode::from(2)
     };
@@ -123,12 +125,17 @@ fn main() -> ExitCode {
             None => return usage(),
         },
         "kmod" => kmod::kmod(),
+        "nfs" => nfs::nfs(),
         "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
         "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
         "bench" => {
             let dir = words.get(1).map_or("target/report", String::as_str);
             ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
                 && bench::bench(Path::new(dir), words.get(2..).unwrap_or_default())
+        }
+        "nfs-speed" => {
+            ensure(&[("mkfs.ext4", "e2fsprogs"), ("ganesha.nfsd", "nfs-ganesha nfs-ganesha-vfs")])
+                && bench::nfs_speed(&words[1..])
         }
         "fuzz" => match fuzz(&words[1..]) {
             Some(ok) => ok,

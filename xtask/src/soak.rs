@@ -1,6 +1,6 @@
 //! The long proofs, step by step. A failure prints the seed that replays it, and the other steps run all the same.
 
-use crate::{ensure, fuzz, kmod, mutants, run, suites};
+use crate::{ensure, fuzz, kmod, mutants, nfs, run, suites};
 use std::time::{Duration, Instant};
 
 /// How long each fuzz target runs.
@@ -10,7 +10,7 @@ const FUZZ_MINUTES: u64 = 30;
 type Step = fn() -> bool;
 
 /// The name by which a step can be run alone, and what it does.
-const STEPS: [(&str, Step); 10] = [
+const STEPS: [(&str, Step); 11] = [
     ("days", days),
     ("contract", contract),
     ("crash", crash),
@@ -20,6 +20,7 @@ const STEPS: [(&str, Step); 10] = [
     ("suites", suites::suites),
     ("kill9", kill9),
     ("kmod", kmod::kmod),
+    ("nfs", nfs::nfs),
     ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
 ];
 

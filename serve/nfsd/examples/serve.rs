@@ -14,11 +14,10 @@ use ivers_vfs::{MountOptions, Vfs};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (export, state, address, lease) = match &args[..] {
-        [export, state, address] => (export, state, address, 90),
-        [export, state, address, lease] => (export, state, address, lease.parse()?),
-        _ => return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]".into()),
+    let [export, state, address, lease @ ..] = &args[..] else {
+        return Err("usage: serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]".into());
     };
+    let lease_seconds = lease.first().map_or(Ok(90), |lease| lease.parse())?;
     let config = ExportConfig::from_flag(export)?;
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&config.image, OpenMode::ReadWrite)?);
     let place = config.image.display().to_string();
@@ -29,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
     let server = NfsServer::start(Setup {
         state: Path::new(state).to_owned(),
-        lease_seconds: lease,
+        lease_seconds,
         delegations: true,
         limits: Limits::default(),
         listeners: vec![listen::on(address.parse()?)?],

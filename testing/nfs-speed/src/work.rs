@@ -65,6 +65,8 @@ pub struct Course {
     place: Vec<Op>,
     small: (StateId, FileHandle),
     large: Option<(StateId, FileHandle)>,
+    /// MiB in it.
+    large_mib: u64,
     files: u64,
 }
 
@@ -80,7 +82,7 @@ impl Course {
         let place: Vec<Op> = [Op::PutRootFh(())].into_iter().chain(steps).collect();
         let small = make(&mut client, &place, "small");
         write(&mut client, &small, SMALL_FILE);
-        Self { client, place, small, large: None, files: 0 }
+        Self { client, place, small, large: None, large_mib: 0, files: 0 }
     }
 
     /// Do it `ops` times; seconds.
@@ -88,6 +90,7 @@ impl Course {
         if work == Work::Write1m {
             self.remove_large();
             self.large = Some(make(&mut self.client, &self.place, "large"));
+            self.large_mib = ops;
         }
         let (stateid, handle) = self.small.clone();
         let put = || Op::PutFh(handle.clone());
@@ -118,9 +121,10 @@ impl Course {
 
     fn large(&mut self, work: Work, depth: usize, ops: u64) {
         let (stateid, handle) = self.large.clone().expect("it was written first");
+        let mib = self.large_mib;
         let data = if work == Work::Write1m { vec![7; MIB as usize] } else { Vec::new() };
         let make = |nth: u64| {
-            let offset = nth * MIB % LARGE_FILE;
+            let offset = nth % mib * MIB;
             let op = match work {
                 Work::Write1m => {
                     Op::Write(WriteArgs { stateid, offset, stable: StableHow::Unstable, data: data.clone() })

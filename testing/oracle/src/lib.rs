@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
+//! | [`machine`] | a Linux kernel in an emulated machine |
 //! | [`tree()`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
 
 #![forbid(unsafe_code)]
 
 pub mod e2fs;
 pub mod kernel;
+pub mod machine;
 pub mod tree;
 
 pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_version};

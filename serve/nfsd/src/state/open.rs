@@ -280,12 +280,17 @@ impl State {
             self.effects.push(Effect::Keep { file });
         }
         opens.insert(index);
+        let reclaims = matches!(planned.claim, Claim::Previous(_));
         let mut confirm = false;
         if let Some(owner) = self.owners.get_mut(&owner) {
             owner.held.insert(index);
-            confirm = owner.sequence.as_ref().is_some_and(|sequence| !sequence.confirmed);
+            if let Some(sequence) = &mut owner.sequence {
+                // [RFC7530 9.1.11]
+                sequence.confirmed |= reclaims;
+                confirm = !sequence.confirmed;
+            }
         }
-        if matches!(planned.claim, Claim::Previous(_)) {
+        if reclaims {
             self.reclaimed(planned.client);
         }
         let delegation = self.grant(now, &planned, file, delegate && !confirm);

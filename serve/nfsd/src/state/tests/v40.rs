@@ -141,6 +141,28 @@ fn an_owners_request_is_executed_once() {
     state.audit();
 }
 
+/// [RFC7530 9.1.11] Whoever claims what he held cannot be asked whether he means it.
+#[test]
+fn a_claim_needs_no_confirmation() {
+    let record = ClientRecord {
+        sessions: false,
+        owner: "a".into(),
+        verifier: [1; 8],
+        principal: who(1),
+        revoked: false,
+    };
+    let past = Past { clients: vec![record], lease: Span::seconds(60) };
+    let mut state = State::new(T, Config::default(), 2, past, Box::new(Seeded(1)));
+    let id = old_client(&mut state, "a");
+    let turn = state.turn(T, &TurnOf::Open(id, b"o"), 1).unwrap();
+    let opened = open_as(&mut state, T, id, "o", F, (share::BOTH, 0), 0, Claim::Previous(0)).unwrap();
+    state.turn_end(T, turn, NfsStat::Ok, reply("claimed"));
+    assert!(!opened.confirm);
+    let permit = state.permit(T, Caller::V40, F, &opened.stateid, Does::Write).unwrap();
+    state.end(T, permit);
+    state.audit();
+}
+
 /// [RFC7530 16.37.4] [RFC7530 9.1.4.2]
 #[test]
 fn lock_owners_of_old() {

@@ -1,0 +1,48 @@
+//! The Linux kernel's own NFS client, in an emulated machine, against our server: what it reads and writes, what it is told, and what is left on the image.
+//!
+//! `IVERS_NFS_ROUNDS` sets how often the server is killed (default 1) and how much else is done; with it, what takes long is done too.
+
+mod guest;
+mod killed;
+mod one;
+mod server;
+mod several;
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use ivers_oracle::kernel::may_loop_mount;
+use ivers_oracle::{Image, LoopMount};
+
+/// How much is done.
+fn rounds() -> Option<usize> {
+    std::env::var("IVERS_NFS_ROUNDS").ok()?.parse().ok()
+}
+
+/// A filesystem to serve, with files enough for all.
+fn image() -> Image {
+    Image::in_memory("ext4", 256 << 20, &["-b", "4096", "-N", "32768"]).expect("mkfs.ext4 makes an image")
+}
+
+/// Every name, mode, owner, size and time of a tree, and the sums of its files: by the same words on both sides. Directories' sizes are not compared: nobody
+/// promises them.
+const DIGEST: &str = "all() { find . -xdev ! -path './lost+found*' \"$@\" | sort; }; \
+    all -type d | xargs -r stat -c '%n %f %u:%g %h %Y'; all ! -type d | xargs -r stat -c '%n %f %u:%g %h %s %Y %t:%T'; \
+    all -type l | xargs -r -n 1 readlink; all -type f | xargs -r md5sum";
+
+/// e2fsck has nothing to say, and the kernel's own driver sees what the client has seen.
+fn holds(image: &Path, seen: &str) -> Result<()> {
+    ivers_oracle::e2fsck(image)?;
+    if !may_loop_mount() {
+        return Ok(());
+    }
+    let mount = LoopMount::new(image, "ro,noload")?;
+    let line = format!("cd '{}' && {DIGEST}", mount.path().display());
+    let output = ivers_oracle::run("busybox", ["sh", "-c", &line])?;
+    mount.unmount()?;
+    let there = String::from_utf8_lossy(&output.stdout).into_owned();
+    let differs = there.trim_end().lines().zip(seen.lines()).find(|(there, seen)| there != seen);
+    ensure!(differs.is_none(), "the image and what the client saw differ: {differs:?}");
+    ensure!(there.trim_end().lines().count() == seen.lines().count(), "one of them has more");
+    Ok(())
+}
