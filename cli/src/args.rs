@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use ivers_nfsd::exports::config::Address;
 
 use crate::help;
 use crate::image::How;
@@ -50,6 +51,8 @@ impl Image {
 pub enum Task {
     /// Mount an image on a directory; returns when the mount serves
     Mount(Mount),
+    /// Serve images over NFSv4 (4.0, 4.1, 4.2) until a signal ends it
+    Serve(Serve),
     /// Unmount; returns when the image is safe on disk and its process gone
     Unmount(Unmount),
     /// Show the change attribute of files, what it promises, and the usual attributes
@@ -66,7 +69,7 @@ pub enum Task {
     Tree(Tree),
     /// What an image or a mount is: format, size, features, promises
     Info(Info),
-    /// The counters of a mount: changes, queries, bumps, inode updates by cause, journal
+    /// The counters of a mount or of a server: changes, queries, bumps, inode updates by cause, journal; operations, clients
     Stats(Stats),
     /// Measure what the change attribute costs: eager (old), lazy (new) and off (none), interleaved
     Bench(Bench),
@@ -118,6 +121,54 @@ pub struct Mount {
     /// The child of that one, which parses.
     #[arg(long, hide = true)]
     pub worker: bool,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::SERVE)]
+pub struct Serve {
+    /// Images to export: IMAGE[,OPTION]...; appears as /IMAGE without its ending, unless name=/PATH is among the options
+    #[arg(value_name = "IMAGE[,OPTIONS]")]
+    pub images: Vec<String>,
+    /// Export an image under this name
+    #[arg(short, long, value_name = "NAME=IMAGE[,OPTIONS]")]
+    pub export: Vec<String>,
+    /// A file (TOML) that says all that can be said here, and more; what is said here counts before it
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where to listen, port 2049 unless another is said (default: 127.0.0.1 and ::1)
+    #[arg(short, long, value_name = "ADDRESS[:PORT]")]
+    pub listen: Vec<Address>,
+    /// The directory for what outlives the server (default: $STATE_DIRECTORY, /var/lib/ivers/serve for root, ivers/serve under $XDG_STATE_HOME or ~/.local/state for others)
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Answer with statistics (Prometheus text over HTTP) there, as 127.0.0.1:9149
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<std::net::SocketAddr>,
+    /// How long a client keeps what it holds without a word (default 90)
+    #[arg(long, value_name = "SECONDS")]
+    pub lease: Option<u32>,
+    /// Threads that serve (default 16)
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The server's certificate, and those between it and its authority (PEM); with it RPC with TLS is offered
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_certificate: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
+    /// Authorities that sign certificates of clients (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_client_authorities: Option<PathBuf>,
+    /// Clients get no delegations
+    #[arg(long)]
+    pub no_delegations: bool,
+    /// Do not lock the process in before it reads the images (for debugging)
+    #[arg(long)]
+    pub no_sandbox: bool,
+    /// How messages on standard error look (default: text)
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json"])]
+    pub log_format: Option<String>,
 }
 
 /// Options of `unmount`.
@@ -251,7 +302,7 @@ pub struct Info {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::STATS)]
 pub struct Stats {
-    /// A directory on a mount
+    /// A directory on a mount, or the state directory of a server
     pub dir: PathBuf,
     /// Prometheus text
     #[arg(long, conflicts_with = "json")]

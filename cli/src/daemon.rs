@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
@@ -125,8 +126,26 @@ impl Pace {
     }
 }
 
-/// Messages of the crates below, on standard error, with the time.
-pub struct Log(Mutex<Pace>);
+/// Messages of the crates below, on standard error, with the time. Warnings and errors have a pace of their own: who causes many others hides none of those.
+pub struct Log {
+    paces: [Mutex<Pace>; 2],
+    json: AtomicBool,
+}
+
+/// What a record says beside its text.
+#[derive(Default)]
+struct Fields(Vec<(String, String)>);
+
+impl<'kvs> log::kv::VisitSource<'kvs> for Fields {
+    fn visit_pair(
+        &mut self,
+        key: log::kv::Key<'kvs>,
+        value: log::kv::Value<'kvs>,
+    ) -> Result<(), log::kv::Error> {
+        self.0.push((key.to_string(), value.to_string()));
+        Ok(())
+    }
+}
 
 impl log::Log for Log {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
@@ -141,24 +160,58 @@ impl log::Log for Log {
             return;
         }
         // Held to the end: one line at a time.
-        let mut pace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pace = &self.paces[usize::from(record.level() <= log::Level::Warn)];
+        let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let Some(left_out) = pace.admit(now.as_secs()) else { return };
-        let time = crate::show::time(now.as_secs() as i64);
-        let head = format!("{time} ivers[{}]", std::process::id());
+        let mut fields = Fields::default();
+        // It fails only where the visitor does.
+        let _ = record.key_values().visit(&mut fields);
+        let line = if self.json.load(Ordering::Relaxed) { json_line } else { text_line };
         if left_out > 0 {
-            say(format_args!("{head} WARN: {left_out} messages were left out here"));
+            let text = format!("{left_out} messages were left out here");
+            say(line(now.as_secs(), log::Level::Warn, &text, &Fields::default()));
         }
-        let text = crate::show::one_line(&record.args().to_string());
-        say(format_args!("{head} {}: {text}", record.level()));
+        say(line(now.as_secs(), record.level(), &record.args().to_string(), &fields));
     }
 
     fn flush(&self) {}
 }
 
+fn text_line(second: u64, level: log::Level, text: &str, fields: &Fields) -> String {
+    let time = crate::show::time(second as i64);
+    let mut line = format!("{time} ivers[{}] {level}: {text}", std::process::id());
+    for (key, value) in &fields.0 {
+        let bare = !value.is_empty() && !value.contains([' ', '"']);
+        line += &if bare { format!(" {key}={value}") } else { format!(" {key}={value:?}") };
+    }
+    crate::show::one_line(&line)
+}
+
+fn json_line(second: u64, level: log::Level, text: &str, fields: &Fields) -> String {
+    let mut line = serde_json::Map::new();
+    for (key, value) in &fields.0 {
+        line.insert(key.clone(), value.as_str().into());
+    }
+    line.insert("time".into(), format!("{}Z", crate::show::time(second as i64).replace(' ', "T")).into());
+    line.insert("level".into(), level.as_str().to_lowercase().into());
+    line.insert("pid".into(), std::process::id().into());
+    line.insert("message".into(), text.into());
+    serde_json::Value::Object(line).to_string()
+}
+
 /// Show messages from here on.
 pub fn start_log() {
-    static LOG: Log = Log(Mutex::new(Pace { window: 0, lines: 0, left_out: 0 }));
+    start_log_as(false);
+}
+
+/// The same, perhaps as objects of JSON.
+pub fn start_log_as(json: bool) {
+    const fn pace() -> Mutex<Pace> {
+        Mutex::new(Pace { window: 0, lines: 0, left_out: 0 })
+    }
+    static LOG: Log = Log { paces: [pace(), pace()], json: AtomicBool::new(false) };
+    LOG.json.store(json, Ordering::Relaxed);
     if log::set_logger(&LOG).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
     }
@@ -167,6 +220,21 @@ pub fn start_log() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_it_holds() {
+        let fields = Fields(vec![("name".into(), "a\n\"b".into())]);
+        let text = text_line(0, log::Level::Info, "came\nin", &fields);
+        assert!(
+            text.starts_with("1970-01-01 00:00:00 ivers[")
+                && text.ends_with("INFO: came in name=\"a\\n\\\"b\"")
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&json_line(0, log::Level::Warn, "came\nin", &fields)).unwrap();
+        assert_eq!(json["name"], "a\n\"b");
+        let rest = [&json["time"], &json["level"], &json["message"]];
+        assert_eq!(rest, ["1970-01-01T00:00:00Z", "warn", "came\nin"]);
+    }
 
     #[test]
     fn a_flood_of_messages_is_cut_and_told() {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::dirs::Dirs;
 use crate::failure::{FAILED, Output, Tally, failure, usage};
 use crate::image::{self, Images, Place};
-use crate::{args, facts, show};
+use crate::{args, facts, serve, show};
 
 /// What a directory of an image holds, sorted by name, without `.` and `..`. A damaged inode spoils its own name alone.
 pub fn entries(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<(Vec<u8>, Result<InodeRef>)>> {
@@ -371,13 +371,16 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
 
 /// `ivers stats`.
 pub fn stats(args: &args::Stats, json: bool) -> Result<()> {
+    if let Some(stats) = serve::ask(&args.dir)? {
+        return server_stats(&stats, args.prometheus, json);
+    }
     let stats = facts::served_json(&args.dir, ivers_fuse::STATS)?;
     if json {
         return show::json_line(&stats);
     }
     // The same label wherever it is asked from.
     let dir = args.dir.canonicalize().unwrap_or_else(|_| args.dir.clone());
-    let dir = dir.display().to_string().replace('\\', "\\\\").replace('"', "\\\"");
+    let dir = serve::label(&dir.display().to_string());
     for (name, value) in stats.as_object().into_iter().flatten() {
         if args.prometheus {
             show::line(format_args!(
@@ -388,4 +391,15 @@ pub fn stats(args: &args::Stats, json: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The same of a server, which is known by its state directory.
+fn server_stats(stats: &Value, prometheus: bool, json: bool) -> Result<()> {
+    if json {
+        return show::json_line(stats);
+    }
+    if prometheus {
+        return show::line(serve::prometheus(stats).trim_end());
+    }
+    serve::lines(stats).iter().try_for_each(show::line)
 }

@@ -79,6 +79,78 @@ Examples:
   ivers mount -o ro,offset=1048576 disk-with-partitions.img mnt
   ivers mount -t mem none mnt";
 
+/// Of `serve`.
+pub const SERVE: &str = "\
+Options of an export, separated by commas (\\, is a comma in a name):
+  name=/PATH       where it appears (default: the image's name without its
+                   ending); no export lies below another
+  ro, rw           read-only, writable (the default). An image that can only
+                   be read is served so, and standard error says why; refused
+                   if rw was asked for
+  clients=LIST     addresses and networks that may come in, with semicolons
+                   between them (default: this machine alone)
+  root_squash, no_root_squash
+                   whether user and group 0 become nobody (the default)
+  all_squash       everybody becomes nobody
+  anonuid=N, anongid=N
+                   who nobody is (default 65534)
+  sec=LIST         flavours, with semicolons between them: sys (the default),
+                   none
+  tls=required     only over TLS
+  tls=certificate  only over TLS, with a certificate of the client's
+  names=LIST       one of these must be among the certificate's DNS names
+  type=TYPE        ext4 (the default; ext2 and ext3 too) or mem
+  offset=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
+  dirsync, commit=, trust-foreign, norecovery
+                   as `ivers mount` has them
+
+It stays in the foreground; messages go to standard error. SIGTERM, SIGINT or SIGHUP end it in good order: no new calls, those under way are answered \
+(for at most five seconds), everything is written and the images are closed. A second signal ends it at once, which is a crash to images and clients. What \
+clients hold survives either: it is written down in the state directory, and after the next start they claim it again, within a grace time of one and a half times the \
+lease at most, in which nobody gets anything else.
+
+Before it reads an image the process locks itself in by Landlock and seccomp: it can open no file but those of its state directory, and connect to nobody.
+
+Sockets that systemd has opened (LISTEN_FDS) take the place of --listen; readiness is told to NOTIFY_SOCKET. Unit files are in packaging/systemd.
+
+The file that --config names:
+  listen = [\"192.0.2.1\", \"[2001:db8::1]:2049\"]
+  state = \"/var/lib/ivers/serve\"
+  metrics = \"127.0.0.1:9149\"     # Prometheus text over HTTP
+  lease_s = 90
+  log_format = \"json\"            # also: threads, delegations, sandbox
+
+  [limits]                         # also: client_connections, total_bytes,
+  connections = 1024               # client_bytes, clients, sessions,
+                                   # client_stateids, client_delegations,
+                                   # client_locks
+  [tls]
+  certificate = \"server.pem\"
+  key = \"server.key\"
+  client_authorities = \"clients.pem\"
+  client_required = false          # true: nobody connects without one
+
+  [[export]]
+  name = \"/photos\"
+  image = \"/srv/photos.img\"
+  options = \"noatime,cache=1G\"   # as of ivers mount; also: type
+  access = \"ro\"                  # also: clients, root_squash, all_squash,
+                                   # anonuid, anongid, sec, tls, names
+  [[export.rule]]                  # the first that names the address counts
+  clients = [\"192.0.2.7\"]        # before the above
+  access = \"rw\"
+
+On a client (Linux):
+  mount -t nfs4 -o vers=4.2 HOST:/photos /mnt
+
+JSON, as soon as it serves: pid, addresses, exports [{name, image, read_only, read_only_because}], metrics, state, sandbox.
+
+Examples:
+  ivers serve photos.img
+  ivers serve --listen 0.0.0.0 --export photos=/srv/p.img,ro,clients=192.0.2.0/24
+  ivers serve --config /etc/ivers/serve.toml
+  ivers stats --prometheus /var/lib/ivers/serve";
+
 /// Of `unmount`.
 pub const UNMOUNT: &str = "\
 If programs have files open there, nothing is done (exit code 6): close them, or use --lazy. Exit code 1 says that the image could \
@@ -181,8 +253,13 @@ pub const STATS: &str = "\
 JSON: changes, queries, bumps, bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation, _metadata), \
 inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, written_back_bytes.
 
+A server is asked by its state directory, by who may write there: pid, sandbox, boot (how often it was started), uptime_s, now (what there is: clients, \
+sessions, opens, locks, delegations, connections, ...), total (what has happened since the start), operations {NAME: {calls, errors}}, errors {NAME: count}, \
+exports {NAME: {image, read_only, and what a mount tells}}.
+
 Examples:
   ivers stats mnt
+  ivers stats /var/lib/ivers/serve
   ivers stats --prometheus mnt";
 
 /// Of `mkfs`.
@@ -274,7 +351,7 @@ mod tests {
 
     #[test]
     fn lists_stay_narrow() {
-        for text in [super::IVERS, super::MOUNT, super::MKFS, super::CP, super::CHANGED] {
+        for text in [super::IVERS, super::MOUNT, super::SERVE, super::MKFS, super::CP, super::CHANGED] {
             for line in text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("  ivers ")) {
                 assert!(line.len() < 80, "{line}");
             }

@@ -26,6 +26,7 @@ mod options;
 mod outcome;
 mod pages;
 mod progress;
+mod serve;
 mod show;
 mod state;
 mod unmount;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
     }
     let result = match cli.task {
         Task::Mount(args) => mount::mount(args, json),
+        Task::Serve(args) => serve::serve(&args, json),
         Task::Unmount(args) => unmount::unmount(&args, json),
         Task::Stat(args) => files::stat(&args, json),
         Task::Changed(args) => changed::changed(&args, json),

@@ -137,6 +137,44 @@ pub fn parse_looking(words: &[String]) -> Result<How> {
     Ok(parse(&words)?.how)
 }
 
+/// Those that mean something where an image is served to other machines: all but those of FUSE.
+const SERVING: &[&str] = &[
+    "iversion",
+    "i_version",
+    "noiversion",
+    "lazytime",
+    "nolazytime",
+    "relatime",
+    "noatime",
+    "strictatime",
+    "atime",
+    "cache",
+    "offset",
+    "sync",
+    "async",
+    "dirsync",
+    "commit",
+    "trust-foreign",
+    "norecovery",
+    "noload",
+];
+
+/// Whether an export takes this option of a mount.
+pub fn is_serving(option: &str) -> bool {
+    SERVING.contains(&option.split_once('=').map_or(option, |(name, _)| name))
+}
+
+/// The options of a mount that an export has.
+pub fn parse_serving(words: &str, read_only: bool) -> Result<Options> {
+    let mut words = split(&[words.to_owned()]);
+    if let Some(other) = words.iter().find(|option| !is_serving(option)) {
+        return Err(usage(format!("option {other}: an export takes {}", SERVING.join(", "))));
+    }
+    words.extend(read_only.then(|| "ro".to_owned()));
+    let words: Vec<String> = words.iter().map(|word| escape(word)).collect();
+    parse(&words)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +197,11 @@ mod tests {
             assert_eq!(options(text).unwrap().writable, writable, "{text}");
         }
         assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
+        let serving = parse_serving("noatime,offset=1M", true).unwrap();
+        assert!(serving.how.read_only && serving.vfs.atime == AtimeMode::Never);
+        for other in ["allow_other", "ro", "nosandbox", "nonsense", "offset=x"] {
+            assert!(parse_serving(other, false).is_err(), "{other}");
+        }
         assert_eq!(split(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
         assert_eq!(split(&[escape("fsname=b\\,c")]), ["fsname=b\\,c"]);
         for bad in [

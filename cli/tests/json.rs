@@ -155,3 +155,20 @@ fn a_mount_in_the_foreground_answers() {
     place.unmount();
     assert!(serving.wait().unwrap().success());
 }
+
+#[test]
+fn a_server() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let image = served::image_with_file();
+    let state = image.dir().join("state");
+    let server = served::Server::start(&state, [image.path()]);
+    holds("serve", std::slice::from_ref(&server.told));
+    let stats = ask(&["stats", state.to_str().unwrap()]);
+    holds("stats STATE", &stats);
+    for part in ["now", "total"] {
+        assert!(stats[0][part].as_object().unwrap().values().all(Value::is_u64), "{stats:?}");
+    }
+    assert!(server.stop().success());
+}

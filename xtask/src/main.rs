@@ -61,6 +61,7 @@ fn test() -> bool {
         ("getfattr", "attr"),
         ("getfacl", "acl"),
         ("rsync", "rsync"),
+        ("nfs-ls", "libnfs-utils"),
         ("restic", "restic"),
         ("tar", "tar"),
         ("gcc", "gcc"),

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use ivers_oracle::Image;
 
+pub mod served;
+
 pub const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
 
 pub fn is_root() -> bool {

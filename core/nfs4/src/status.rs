@@ -237,3 +237,37 @@ xdr_enum! {
         Xattr2big = 10096,
     }
 }
+
+impl NfsStat {
+    /// Its name in the RFCs.
+    pub fn name(self) -> String {
+        if self == Self::Ok {
+            return "NFS4_OK".into();
+        }
+        let mut name = String::from("NFS4ERR");
+        for letter in format!("{self:?}").chars() {
+            if letter.is_ascii_uppercase() {
+                name.push('_');
+            }
+            name.push(letter.to_ascii_uppercase());
+        }
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_rfcs() {
+        for (status, name) in [
+            (NfsStat::Ok, "NFS4_OK"),
+            (NfsStat::Noent, "NFS4ERR_NOENT"),
+            (NfsStat::SeqFalseRetry, "NFS4ERR_SEQ_FALSE_RETRY"),
+            (NfsStat::Xattr2big, "NFS4ERR_XATTR2BIG"),
+        ] {
+            assert_eq!(status.name(), name);
+        }
+    }
+}

@@ -10,6 +10,7 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_nfsd::stable::Stable;
 use ivers_vfs::{MountOptions, Vfs};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -27,10 +28,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
     let server = NfsServer::start(Setup {
-        state: Path::new(state).to_owned(),
+        stable: Stable::open(Path::new(state))?,
         lease_seconds,
         delegations: true,
         limits: Limits::default(),
+        state_limits: ivers_nfsd::state::Limits::default(),
         listeners: vec![listen::on(address.parse()?)?],
         tls: None,
         exports: vec![Exported { config, vfs: vfs.clone(), device: Some(name) }],

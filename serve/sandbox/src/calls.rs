@@ -1,6 +1,6 @@
 //! seccomp: which system calls there still are.
 
-use crate::Guard;
+use crate::{Guard, Needs};
 use libc::c_long;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition,
@@ -80,6 +80,39 @@ const ALLOWED: &[c_long] = &[
 const ALLOWED_HERE: &[c_long] = &[libc::SYS_poll, libc::SYS_time];
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[c_long] = &[];
+
+/// For who takes connections of sockets that listen, and waits for many at once.
+const ACCEPTING: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_eventfd2,
+    libc::SYS_getsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+];
+#[cfg(target_arch = "x86_64")]
+const ACCEPTING_HERE: &[c_long] = &[libc::SYS_epoll_wait];
+#[cfg(not(target_arch = "x86_64"))]
+const ACCEPTING_HERE: &[c_long] = &[];
+
+/// For who keeps files in a directory: Landlock says in which.
+const KEEPING: &[c_long] = &[libc::SYS_openat, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_unlinkat];
+#[cfg(target_arch = "x86_64")]
+const KEEPING_HERE: &[c_long] = &[libc::SYS_rename, libc::SYS_unlink];
+#[cfg(not(target_arch = "x86_64"))]
+const KEEPING_HERE: &[c_long] = &[];
+
+/// What may be set on a socket, each by its level. `SO_ATTACH_FILTER` and its like are not among them: they give the kernel programs.
+const SOCKET_OPTIONS: &[(i32, i32)] = &[
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+];
 
 /// Nothing here makes these; see the crate's documentation.
 const DEADLY: &[c_long] = &[
@@ -183,20 +216,44 @@ fn filter(
     SeccompFilter::new(rules, others, these, std::env::consts::ARCH.try_into()?)?.try_into()
 }
 
+fn socket_options() -> Result<Vec<SeccompRule>, BackendError> {
+    let one = |&(level, name): &(i32, i32)| {
+        rule(vec![
+            argument(1, Len::Dword, Op::Eq, level as u64)?,
+            argument(2, Len::Dword, Op::Eq, name as u64)?,
+        ])
+    };
+    SOCKET_OPTIONS.iter().map(one).collect()
+}
+
+/// What is allowed whatever its arguments are.
+fn allowed_whole(needs: &Needs<'_>) -> Vec<c_long> {
+    let more = [
+        (true, [ALLOWED, ALLOWED_HERE]),
+        (needs.accept, [ACCEPTING, ACCEPTING_HERE]),
+        (needs.files_in.is_some(), [KEEPING, KEEPING_HERE]),
+    ];
+    more.into_iter().filter(|(wanted, _)| *wanted).flat_map(|(_, lists)| lists).flatten().copied().collect()
+}
+
 /// In the order in which they are to be installed: the second would not let the first in.
-fn filters() -> Result<[BpfProgram; 2], BackendError> {
-    let whole = |call: &c_long| (*call, Vec::new());
-    let deadly =
-        filter(DEADLY.iter().map(whole).collect(), SeccompAction::Allow, SeccompAction::KillProcess)?;
-    let mut allowed: BTreeMap<_, _> = ALLOWED.iter().chain(ALLOWED_HERE).map(whole).collect();
+fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
+    let whole = |call: c_long| (call, Vec::new());
+    let allowed = allowed_whole(needs);
+    let deadly = DEADLY.iter().filter(|call| !allowed.contains(call)).copied();
+    let deadly = filter(deadly.map(whole).collect(), SeccompAction::Allow, SeccompAction::KillProcess)?;
+    let mut allowed: BTreeMap<_, _> = allowed.into_iter().map(whole).collect();
     allowed.extend(allowed_in_part()?);
+    if needs.accept {
+        allowed.insert(libc::SYS_setsockopt, socket_options()?);
+    }
     let allowed = filter(allowed, SeccompAction::Errno(libc::ENOSYS as u32), SeccompAction::Allow)?;
     Ok([deadly, allowed])
 }
 
-pub(crate) fn restrict() -> Guard {
+pub(crate) fn restrict(needs: &Needs<'_>) -> Guard {
     // An architecture that the compiler of filters does not know ends up here too.
-    let filters = match filters() {
+    let filters = match filters(needs) {
         Ok(filters) => filters,
         Err(error) => return Guard::Off(error.to_string()),
     };
@@ -215,11 +272,15 @@ mod tests {
     #[test]
     fn no_call_is_on_both_lists() {
         let in_part: Vec<c_long> = allowed_in_part().unwrap().into_iter().map(|(call, _)| call).collect();
-        for call in ALLOWED.iter().chain(ALLOWED_HERE).chain(&in_part) {
-            assert!(!DEADLY.contains(call), "{call}");
-        }
-        for filter in filters().unwrap() {
-            assert!(filter.len() < 4096, "the kernel takes no longer ones: {}", filter.len());
+        let serving = Needs { accept: true, files_in: Some("/".as_ref()) };
+        for needs in [Needs::default(), serving] {
+            let allowed = allowed_whole(&needs);
+            let both: Vec<_> = allowed.iter().chain(&in_part).filter(|call| DEADLY.contains(call)).collect();
+            let taken: &[&c_long] = if needs.accept { &[&libc::SYS_accept4] } else { &[] };
+            assert_eq!(both, taken);
+            for filter in filters(&needs).unwrap() {
+                assert!(filter.len() < 4096, "the kernel takes no longer ones: {}", filter.len());
+            }
         }
     }
 }

@@ -1,23 +1,38 @@
-//! Landlock: no file, no port, no signal to others.
+//! Landlock: no file (but those of one directory, if need be), no port, no signal to others.
+
+use std::path::Path;
 
 use crate::Guard;
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetError,
-    RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
 /// The newest interface whose rights are all denied here.
 const KNOWN: ABI = ABI::V6;
 
-pub(crate) fn restrict() -> Guard {
+/// What is done with files of the directory that is kept.
+fn kept() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg | AccessFs::RemoveFile
+}
+
+pub(crate) fn restrict(files_in: Option<&Path>) -> Guard {
+    let directory = match files_in.map(PathFd::new).transpose() {
+        Ok(directory) => directory,
+        Err(error) => return Guard::Off(error.to_string()),
+    };
     let status = (|| -> Result<_, RulesetError> {
-        Ruleset::default()
+        let rules = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(KNOWN))?
             .handle_access(AccessNet::from_all(KNOWN))?
             .scope(Scope::from_all(KNOWN))?
-            .create()?
-            .restrict_self()
+            .create()?;
+        let rules = match directory {
+            Some(directory) => rules.add_rule(PathBeneath::new(directory, kept()))?,
+            None => rules,
+        };
+        rules.restrict_self()
     })();
     match status.map(|status| status.ruleset) {
         Ok(RulesetStatus::FullyEnforced) => Guard::On,
@@ -40,7 +55,7 @@ mod tests {
         File::create(&path).unwrap();
         let here = path.clone();
         let thread = std::thread::spawn(move || {
-            let guard = restrict();
+            let guard = restrict(None);
             (guard, File::open(&here).map(drop), File::create(here.with_extension("new")).map(drop))
         });
         let (guard, opened, made) = thread.join().unwrap();
@@ -52,5 +67,27 @@ mod tests {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EACCES));
         }
         File::open(&path).expect("other threads keep their rights");
+    }
+
+    #[test]
+    fn one_directory_stays_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let (kept, other) = (dir.path().join("kept"), dir.path().join("other"));
+        std::fs::create_dir(&kept).unwrap();
+        File::create(&other).unwrap();
+        let thread = std::thread::spawn(move || {
+            let guard = restrict(Some(&kept));
+            let made = File::create(kept.join("new")).map(drop);
+            let replaced = std::fs::rename(kept.join("new"), kept.join("file"));
+            let removed = std::fs::remove_file(kept.join("file"));
+            (guard, [made, replaced, removed], File::open(&other).map(drop))
+        });
+        let (guard, inside, outside) = thread.join().unwrap();
+        for result in inside {
+            result.unwrap();
+        }
+        if !matches!(guard, Guard::Off(_)) {
+            assert_eq!(outside.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        }
     }
 }

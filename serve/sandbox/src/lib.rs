@@ -10,6 +10,9 @@
 //! | system calls | two seccomp filters: see [`Guard`] and the two lists in `calls` |
 //! | capabilities | all dropped (for a process of root) |
 //!
+//! A server needs a little more ([`enter_with`], [`Needs`]): it takes connections, and keeps a log in a directory of its own. The calls by which files are
+//! opened and renamed are let through then, and Landlock alone says where.
+//!
 //! A kernel without Landlock or seccomp lends what it has; [`Sandbox`] says what that was.
 //!
 //! # Why an unknown call is refused and some calls kill
@@ -26,6 +29,7 @@ mod calls;
 mod files;
 
 use std::fmt;
+use std::path::Path;
 
 /// What became of one guard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,16 +69,30 @@ impl fmt::Display for Sandbox {
     }
 }
 
+/// What a process needs beyond what it holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Needs<'a> {
+    /// Take connections of sockets that listen already, and wait for many at once.
+    pub accept: bool,
+    /// Make, read, write, replace and remove files in this directory.
+    pub files_in: Option<&'a Path>,
+}
+
 /// Give up what is not needed any more. It holds for the calling thread and those it starts afterwards, for ever.
 pub fn enter() -> Sandbox {
-    let files = files::restrict();
+    enter_with(&Needs::default())
+}
+
+/// The same, but for these.
+pub fn enter_with(needs: &Needs<'_>) -> Sandbox {
+    let files = files::restrict(needs.files_in);
     // Before the filter, which does not let capset through. Without capabilities to begin with this changes nothing.
     let none = rustix::thread::CapabilitySet::empty();
     let dropped = rustix::thread::set_capabilities(
         None,
         rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none },
     );
-    let calls = match (calls::restrict(), dropped) {
+    let calls = match (calls::restrict(needs), dropped) {
         (Guard::On, Err(_)) => Guard::Partly,
         (calls, _) => calls,
     };

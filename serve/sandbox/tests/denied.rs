@@ -4,9 +4,11 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -25,6 +27,10 @@ enum End {
 struct Before {
     file: File,
     sockets: (UnixStream, UnixStream),
+    /// Somebody has connected.
+    listener: (TcpListener, TcpStream),
+    /// May be written to by those who serve.
+    dir: PathBuf,
     parent: nix::unistd::Pid,
 }
 
@@ -99,14 +105,70 @@ const ATTEMPTS: &[(&str, End, Attempt)] = &[
     }),
 ];
 
+/// The same for who takes connections and keeps files in a directory.
+const SERVING: &[(&str, End, Attempt)] = &[
+    ("a server takes a connection", End::Works, |before| {
+        let (stream, _) = before.listener.0.accept()?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_millis(1)))?;
+        stream.peer_addr().map(drop)
+    }),
+    ("a server waits for many", End::Works, |before| {
+        use rustix::event::epoll;
+        let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(1);
+        epoll::add(&poller, &before.listener.0, data, epoll::EventFlags::IN)?;
+        let mut events = Vec::with_capacity(1);
+        epoll::wait(&poller, rustix::buffer::spare_capacity(&mut events), None)?;
+        assert_eq!(events.len(), 1);
+        Ok(())
+    }),
+    ("a server keeps its log", End::Works, |before| {
+        let path = |name: &str| before.dir.join(name);
+        let mut log = File::create(path("log.new"))?;
+        log.write_all(b"record")?;
+        log.sync_all()?;
+        std::fs::rename(path("log.new"), path("log"))?;
+        assert_eq!(std::fs::read(path("log"))?, b"record");
+        std::fs::remove_file(path("log"))
+    }),
+    ("a server opens /etc/passwd", End::Refused, |_| File::open("/etc/passwd").map(drop)),
+    ("a server makes a file elsewhere", End::Refused, |_| File::create("/tmp/ivers-sandbox-test").map(drop)),
+    ("a server moves its log elsewhere", End::Refused, |before| {
+        File::create(before.dir.join("log"))?;
+        std::fs::rename(before.dir.join("log"), "/tmp/ivers-sandbox-test")
+    }),
+    ("a server makes a link", End::Refused, |before| {
+        std::os::unix::fs::symlink("/etc/passwd", before.dir.join("link"))
+    }),
+    ("a server sets an option of a socket that is not on its list", End::Refused, |before| {
+        Ok(rustix::net::sockopt::set_socket_reuseaddr(&before.listener.0, true)?)
+    }),
+    ("a server connects", End::Deadly, |before| {
+        TcpStream::connect(before.listener.0.local_addr()?).map(drop)
+    }),
+    ("a server becomes a program", End::Deadly, |_| Err(Command::new("/bin/true").exec())),
+];
+
 fn attempt(name: &str) {
-    let (_, _, attempt) = ATTEMPTS.iter().find(|(known, ..)| *known == name).expect("a known attempt");
+    let named = |(known, ..): &&(&str, End, Attempt)| *known == name;
+    let serving = SERVING.iter().find(named);
+    let (_, _, attempt) = serving.or_else(|| ATTEMPTS.iter().find(named)).expect("a known attempt");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let before = Before {
         file: tempfile::tempfile().unwrap(),
         sockets: UnixStream::pair().unwrap(),
+        listener: (listener, peer),
+        dir: std::env::var_os("IVERS_SANDBOX_DIR").expect("a directory").into(),
         parent: nix::unistd::getppid(),
     };
-    let sandbox = ivers_sandbox::enter();
+    let sandbox = match serving {
+        Some(_) => {
+            ivers_sandbox::enter_with(&ivers_sandbox::Needs { accept: true, files_in: Some(&before.dir) })
+        }
+        None => ivers_sandbox::enter(),
+    };
     if !sandbox.is_whole() {
         println!("incomplete: {sandbox}");
         return;
@@ -121,9 +183,11 @@ fn main() {
     if let Ok(name) = std::env::var("IVERS_SANDBOX_ATTEMPT") {
         return attempt(&name);
     }
-    for (name, end, _) in ATTEMPTS {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, end, _) in ATTEMPTS.iter().chain(SERVING) {
         let output = Command::new(std::env::current_exe().unwrap())
             .env("IVERS_SANDBOX_ATTEMPT", name)
+            .env("IVERS_SANDBOX_DIR", dir.path())
             .stdin(Stdio::null())
             .output()
             .unwrap();

@@ -8,6 +8,7 @@ use ivers_contract::{Promise, Restart, Served, Subject, observe};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_nfsd::stable::Stable;
 use ivers_vfs::Vfs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -29,10 +30,11 @@ impl Serving {
         let vfs = how.mount(fs, budget).0;
         let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
         let server = NfsServer::start(Setup {
-            state: state.to_owned(),
+            stable: Stable::open(state).unwrap(),
             lease_seconds: 2,
             delegations: true,
             limits: Limits::default(),
+            state_limits: ivers_nfsd::state::Limits::default(),
             listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
             tls: None,
             exports: vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }],

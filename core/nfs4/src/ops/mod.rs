@@ -23,6 +23,16 @@ macro_rules! operations {
             $($(#[$about_not])* pub const $constant_not: u32 = $number_not;)*
             /// What answers a number that no operation has.
             pub const ILLEGAL: u32 = 10044;
+
+            /// The name of the operation that has a number, if one has.
+            pub const fn name(number: u32) -> Option<&'static str> {
+                match number {
+                    $($number => Some(stringify!($constant)),)*
+                    $($number_not => Some(stringify!($constant_not)),)*
+                    ILLEGAL => Some("ILLEGAL"),
+                    _ => None,
+                }
+            }
         }
 
         /// `nfs_argop4`: an operation and its arguments.

@@ -147,8 +147,11 @@ impl Context {
     /// An object of an export, as this request may use it. Whose address has no business there gets an error.
     pub fn enter(&self, export: &Arc<Export<Filesystem>>, inode: InodeRef) -> Res<Object> {
         let access = export.policy.admit(self.origin.who());
-        if let Err(Refusal::Address) = access {
-            return Err(NfsStat::Access);
+        if let Err(why) = access {
+            self.service.refusals.note(&export.path, self.origin.address, why);
+            if why == Refusal::Address {
+                return Err(NfsStat::Access);
+            }
         }
         Ok(Object { export: export.clone(), inode, access })
     }

@@ -10,13 +10,17 @@ mod clients;
 mod context;
 mod names;
 mod place;
+mod refusals;
 mod replies;
 mod runner;
 mod service;
+mod tally;
 
 pub use clients::{Answered, Clients, Held, News, Shown};
 pub use context::{Context, Origin};
 pub use names::{Names, Numeric, Tables};
 pub use place::{Object, Place};
+pub use refusals::Refusals;
 pub use runner::{Compound, Progress, Unanswerable, Waiting};
 pub use service::{Bounds, Exports, Filesystem, Service};
+pub use tally::{Operation, Tally};

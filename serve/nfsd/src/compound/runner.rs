@@ -274,9 +274,7 @@ impl Compound {
             self.failed(number, self.too_big());
             return None;
         }
-        self.context.next_operation();
-        self.done += 1;
-        self.status = self.status_at(start);
+        self.ended(number, self.status_at(start));
         None
     }
 
@@ -312,9 +310,7 @@ impl Compound {
             Stop::Replay(reply) => {
                 let start = self.reply.len();
                 self.reply.fixed(&reply.bytes);
-                self.done += 1;
-                self.status = self.status_at(start);
-                self.context.next_operation();
+                self.ended(number, self.status_at(start));
                 // [RFC7530 9.1.7] What comes behind the repetition is about the file that the first one left behind.
                 if let Some(place) = reply.file.and_then(|file| ops::handle::find(&self.context, file).ok()) {
                     self.context.go(place);
@@ -326,18 +322,22 @@ impl Compound {
                 return self.failed(number, NfsStat::Serverfault);
             }
         }
-        self.context.next_operation();
-        self.done += 1;
-        self.status = NfsStat::Denied;
+        self.ended(number, NfsStat::Denied);
     }
 
     fn failed(&mut self, number: u32, status: NfsStat) {
         let result = OpResult::failure(number, status);
         debug_assert_eq!(result.status(), status);
         result.put(&mut self.reply);
+        self.ended(number, status);
+    }
+
+    /// An operation has its result.
+    fn ended(&mut self, number: u32, status: NfsStat) {
         self.context.next_operation();
         self.done += 1;
         self.status = status;
+        self.context.service.tally.count(number, status);
     }
 
     fn complete(mut self: Box<Self>) -> Progress {

@@ -12,7 +12,9 @@ use siphasher::sip::SipHasher24;
 
 use super::clients::Clients;
 use super::names::{Names, Numeric};
+use super::refusals::Refusals;
 use super::replies::Replies;
+use super::tally::Tally;
 use crate::exports::handle::Handles;
 use crate::exports::table::Table;
 use crate::state::Digest;
@@ -79,6 +81,10 @@ pub struct Service {
     pub lease_seconds: u32,
     /// How much one request may be.
     pub bounds: Bounds,
+    /// What was done.
+    pub tally: Tally,
+    /// Who was refused.
+    pub refusals: Refusals,
     exports: RwLock<Arc<Exports>>,
     digest_key: [u8; 16],
     unvouched: AtomicU64,
@@ -94,6 +100,8 @@ impl Service {
             names: Box::new(Numeric),
             lease_seconds: 90,
             bounds: Bounds::default(),
+            tally: Tally::default(),
+            refusals: Refusals::default(),
             exports: RwLock::new(Arc::new(exports)),
             digest_key: rand::random(),
             unvouched: AtomicU64::new(u64::from(boot) << 40),

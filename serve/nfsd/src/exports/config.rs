@@ -1,8 +1,14 @@
 //! What the server is told: a TOML file, or a flag an export.
 //!
 //! ```toml
-//! listen = ["127.0.0.1:2049", "[::1]:2049"]    # loopback if nothing is said
-//! state = "/var/lib/ivers-nfsd"
+//! listen = ["127.0.0.1:2049", "[::1]:2049"]    # loopback if nothing is said; 2049 if no port is
+//! state = "/var/lib/ivers/serve"
+//! metrics = "127.0.0.1:9149"                   # nowhere if nothing is said
+//! lease_s = 90
+//!
+//! [limits]
+//! connections = 1024
+//! client_connections = 256
 //!
 //! [tls]
 //! certificate = "/etc/ivers/server.pem"
@@ -12,6 +18,7 @@
 //! [[export]]
 //! name = "/photos"
 //! image = "/srv/photos.img"
+//! options = "noatime,cache=1G"                 # of the mount, as ivers mount -o takes them
 //! clients = ["192.0.2.0/24", "2001:db8::/64"]  # loopback if nothing is said
 //! access = "ro"
 //!
@@ -25,8 +32,10 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use ipnet::IpNet;
+use ivers_nfs4::NFS_PORT;
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -53,8 +62,10 @@ pub enum ConfigError {
         why: String,
     },
     /// An export that makes no sense.
-    #[error("export {export}: {why}")]
+    #[error("{}export {export}: {why}", place.as_deref().map(|place| format!("{place}: ")).unwrap_or_default())]
     Export {
+        /// Where it stands, if in a file.
+        place: Option<String>,
         /// Its name, or its image.
         export: String,
         /// What is wrong, and what would be right.
@@ -63,7 +74,32 @@ pub enum ConfigError {
 }
 
 fn wrong(export: &str, why: impl Into<String>) -> ConfigError {
-    ConfigError::Export { export: export.to_owned(), why: why.into() }
+    ConfigError::Export { place: None, export: export.to_owned(), why: why.into() }
+}
+
+/// Where to listen. Without a port it is that of NFS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bare = || text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        let address = text.parse().or_else(|_| bare().map(|address| SocketAddr::new(address, NFS_PORT)));
+        address.map(Self).map_err(|_| {
+            format!("{text:?} is no address like 192.0.2.1, 192.0.2.1:2049 or [2001:db8::1]:2049")
+        })
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 /// One address, or a network.
@@ -148,12 +184,14 @@ pub struct Settings {
 
 /// An export, as it is told.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Keys")]
+#[serde(from = "Keys")]
 pub struct ExportConfig {
     /// Where it appears: an absolute path.
     pub name: String,
     /// The image or device that holds the filesystem.
     pub image: PathBuf,
+    /// The filesystem's type, as `ivers mount -t` takes it; nothing: the usual one.
+    pub fs_type: Option<String>,
     /// Options of the mount, as `ivers mount -o` takes them.
     pub options: String,
     /// For all clients.
@@ -162,25 +200,36 @@ pub struct ExportConfig {
     pub rules: Vec<Settings>,
 }
 
-/// As it stands in the file: what is not the export's alone belongs to its settings, which know what they know.
+/// As it stands in the file. Its settings are spelled out, not flattened: serde would forget on which line they stand.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Keys {
     name: String,
     image: PathBuf,
+    #[serde(rename = "type")]
+    fs_type: Option<String>,
     #[serde(default)]
     options: String,
     #[serde(default)]
     rule: Vec<Settings>,
-    #[serde(flatten)]
-    settings: toml::Table,
+    clients: Option<Vec<Network>>,
+    access: Option<Mode>,
+    root_squash: Option<bool>,
+    all_squash: Option<bool>,
+    anonuid: Option<u32>,
+    anongid: Option<u32>,
+    sec: Option<BTreeSet<Flavor>>,
+    tls: Option<Secured>,
+    names: Option<Vec<String>>,
 }
 
-impl TryFrom<Keys> for ExportConfig {
-    type Error = toml::de::Error;
-
-    fn try_from(keys: Keys) -> Result<Self, toml::de::Error> {
-        let Keys { name, image, options, rule, settings } = keys;
-        Ok(Self { name, image, options, settings: Settings::deserialize(settings)?, rules: rule })
+impl From<Keys> for ExportConfig {
+    fn from(keys: Keys) -> Self {
+        let Keys { name, image, fs_type, options, rule, clients, access, root_squash, all_squash, .. } = keys;
+        let Keys { anonuid, anongid, sec, tls, names, .. } = keys;
+        let settings =
+            Settings { clients, access, root_squash, all_squash, anonuid, anongid, sec, tls, names };
+        Self { name, image, fs_type, options, settings, rules: rule }
     }
 }
 
@@ -199,23 +248,76 @@ pub struct TlsConfig {
     pub client_required: bool,
 }
 
+/// How messages look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// An object of JSON a line.
+    Json,
+}
+
+/// How much there may be of what clients make.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsConfig {
+    /// Connections in all.
+    pub connections: Option<usize>,
+    /// Connections of one address.
+    pub client_connections: Option<usize>,
+    /// Bytes of requests and unread replies in all.
+    pub total_bytes: Option<usize>,
+    /// Bytes of requests and unread replies of one address.
+    pub client_bytes: Option<usize>,
+    /// Clients.
+    pub clients: Option<usize>,
+    /// Sessions of a client.
+    pub sessions: Option<usize>,
+    /// Opens, lock-owners and delegations of a client.
+    pub client_stateids: Option<usize>,
+    /// Delegations of a client.
+    pub client_delegations: Option<usize>,
+    /// Locked ranges of a client.
+    pub client_locks: Option<usize>,
+}
+
 /// The file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerConfig {
     /// Where to listen.
-    pub listen: Option<Vec<SocketAddr>>,
+    pub listen: Option<Vec<Address>>,
     /// Where to keep what outlives the server.
     pub state: Option<PathBuf>,
+    /// Where to answer with statistics (HTTP, Prometheus text).
+    pub metrics: Option<SocketAddr>,
     /// The lease time in seconds.
     pub lease_s: Option<u32>,
     /// Threads.
     pub threads: Option<usize>,
+    /// Whether clients may get delegations.
+    pub delegations: Option<bool>,
+    /// How messages look.
+    pub log_format: Option<LogFormat>,
+    /// Whether the process gives up what it does not need before it reads an image.
+    pub sandbox: Option<bool>,
+    /// Bounds.
+    #[serde(default)]
+    pub limits: LimitsConfig,
     /// TLS.
     pub tls: Option<TlsConfig>,
     /// The exports.
     #[serde(default, rename = "export")]
     pub exports: Vec<ExportConfig>,
+}
+
+/// The exports alone, with their places.
+#[derive(Deserialize)]
+struct Places {
+    #[serde(default)]
+    export: Vec<toml::Spanned<toml::Value>>,
 }
 
 impl ServerConfig {
@@ -225,38 +327,68 @@ impl ServerConfig {
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text).map_err(|error| match error {
             ConfigError::Toml { why, .. } => ConfigError::Toml { path: path.to_owned(), why },
+            ConfigError::Export { place, export, why } => {
+                let place = place.map(|line| format!("{}, {line}", path.display()));
+                ConfigError::Export { place, export, why }
+            }
             other => other,
         })
     }
 
     /// Read what a file holds.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        let config: Self = toml::from_str(text)
-            .map_err(|error| ConfigError::Toml { path: PathBuf::new(), why: error.to_string() })?;
-        for export in &config.exports {
-            export.check()?;
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map(|span| format!("line {}: ", line_of(text, span.start)));
+            let why = line.unwrap_or_default() + error.message();
+            ConfigError::Toml { path: PathBuf::new(), why }
+        })?;
+        for (at, export) in config.exports.iter().enumerate() {
+            export.check().map_err(|error| placed(error, text, at))?;
         }
         Ok(config)
     }
 }
 
-const FLAG: &str = "IMAGE[,name=/PATH][,ro|rw][,clients=ADDRESS;NETWORK...][,root_squash|no_root_squash][,all_squash]\
-    [,anonuid=N][,anongid=N][,sec=sys;none][,tls=required|certificate][,names=NAME;NAME...]";
+fn line_of(text: &str, at: usize) -> usize {
+    text[..at].matches('\n').count() + 1
+}
+
+/// With the line at which an export begins.
+fn placed(error: ConfigError, text: &str, at: usize) -> ConfigError {
+    let begins = || toml::from_str::<Places>(text).ok()?.export.get(at).map(|export| export.span().start);
+    match (error, begins()) {
+        (ConfigError::Export { export, why, .. }, Some(begins)) => {
+            let place = Some(format!("line {}", line_of(text, begins)));
+            ConfigError::Export { place, export, why }
+        }
+        (error, _) => error,
+    }
+}
+
+const FLAG: &str = "IMAGE[,name=/PATH][,type=TYPE][,ro|rw][,clients=ADDRESS;NETWORK...][,root_squash|no_root_squash][,all_squash]\
+    [,anonuid=N][,anongid=N][,sec=sys;none][,tls=required|certificate][,names=NAME;NAME...], and options of the mount";
 
 impl ExportConfig {
     /// An export as a flag says it: see the message about a wrong one. The name is the image's, if none is given.
     pub fn from_flag(flag: &str) -> Result<Self, ConfigError> {
-        let mut parts = flag.split(',');
+        let words: Vec<String> = flag.split(',').map(str::to_owned).collect();
+        Self::from_words(&words, |_| false)
+    }
+
+    /// The same, taken apart already. What is not known here may be an option of the mount.
+    pub fn from_words(words: &[String], is_option: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+        let mut parts = words.iter().map(String::as_str);
         let image = PathBuf::from(parts.next().unwrap_or_default());
         let stem = image.file_stem().unwrap_or_default().to_string_lossy();
         let mut export = Self {
             name: format!("/{stem}"),
             image: image.clone(),
+            fs_type: None,
             options: String::new(),
             settings: Settings::default(),
             rules: Vec::new(),
         };
-        let label = flag;
+        let label = &words.join(",");
         let settings = &mut export.settings;
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -265,6 +397,7 @@ impl ExportConfig {
             let list = || value.split(';').filter(|item| !item.is_empty()).map(str::to_owned);
             match (key, value) {
                 ("name", path) => export.name = path.to_owned(),
+                ("type", fs_type) => export.fs_type = Some(fs_type.to_owned()),
                 ("ro", "") => settings.access = Some(Mode::Ro),
                 ("rw", "") => settings.access = Some(Mode::Rw),
                 ("root_squash", "") => settings.root_squash = Some(true),
@@ -289,6 +422,10 @@ impl ExportConfig {
                         .collect();
                     settings.sec = Some(flavors.ok_or_else(|| bad("no flavour that is served"))?);
                 }
+                _ if is_option(part) => {
+                    export.options += if export.options.is_empty() { "" } else { "," };
+                    export.options += part;
+                }
                 _ => return Err(bad("not known")),
             }
         }
@@ -296,7 +433,8 @@ impl ExportConfig {
         Ok(export)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Whether it makes sense.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let bad = |why: &str| Err(wrong(&self.name, why));
         let Some(path) = self.name.strip_prefix('/') else {
             return bad("its name is no absolute path, like /photos");
@@ -352,6 +490,7 @@ mod tests {
             .collect();
         let config = toml(&text).unwrap();
         assert_eq!(config.listen.unwrap().len(), 2);
+        assert_eq!((config.limits.connections, config.limits.clients), (Some(1024), None));
         let export = &config.exports[0];
         assert_eq!(export.name, "/photos");
         assert_eq!(export.settings.access, Some(Mode::Ro));
@@ -380,12 +519,15 @@ mod tests {
         "#;
         assert_eq!(ExportConfig::from_flag(flag).unwrap(), toml(file).unwrap().exports[0]);
         assert_eq!(ExportConfig::from_flag("/srv/photos.img").unwrap().name, "/photos");
+        let words = ["none", "type=mem", "noatime", "ro", "cache=1G"].map(str::to_owned);
+        let export = ExportConfig::from_words(&words, |word| word != "nonsense").unwrap();
+        assert_eq!((export.fs_type.as_deref(), &*export.options), (Some("mem"), "noatime,cache=1G"));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
         let cases = [
-            ("listen = [\"here\"]", "listen"),
+            ("listen = [\"here\"]", "\"here\" is no address"),
             ("nothing = 1", "unknown field `nothing`"),
             ("[[export]]\nimage = \"i\"", "name"),
             ("[[export]]\nname = \"a\"\nimage = \"i\"", "no absolute path"),
@@ -407,6 +549,10 @@ mod tests {
         for (text, expected) in cases {
             let error = toml(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
+            let error = toml(&format!("lease_s = 90\n\n{text}")).unwrap_err();
+            let line = 2 + text.lines().count();
+            let named = (3..=line).any(|line| error.contains(&format!("line {line}")));
+            assert!(named, "{text}: {error}");
         }
         for (flag, expected) in [
             ("", "no image"),
@@ -419,6 +565,39 @@ mod tests {
         ] {
             let error = ExportConfig::from_flag(flag).unwrap_err().to_string();
             assert!(error.contains(expected), "{flag}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_key_is_named_with_its_line() {
+        let export = "[[export]]\nname = \"/a\"\nimage = \"i\"\n";
+        for (text, line) in [
+            (format!("{export}\nsquash = true"), 5),
+            (format!("{export}clients = [\n\"here\"]"), 4),
+            (format!("{export}anonuid = -1"), 4),
+            (format!("{export}[[export.rule]]\nclients = []\nro = true"), 6),
+            ("listen = [\"::1\"]\n[limits]\nbytes = 7".to_owned(), 3),
+            (format!("{export}{export}image = \"j\""), 7),
+            (format!("{export}\n[[export]]\nname = \"b\"\nimage = \"i\""), 5),
+        ] {
+            let error = toml(&text).unwrap_err();
+            assert!(error.contains(&format!("line {line}")), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_have_the_port_of_nfs_unless_they_say_another() {
+        for (text, address) in [
+            ("192.0.2.1", "192.0.2.1:2049"),
+            ("192.0.2.1:7", "192.0.2.1:7"),
+            ("::1", "[::1]:2049"),
+            ("[::1]", "[::1]:2049"),
+            ("[::1]:7", "[::1]:7"),
+        ] {
+            assert_eq!(text.parse(), Ok(Address(address.parse().unwrap())), "{text}");
+        }
+        for text in ["", "host", "host:2049", "192.0.2.1:", "192.0.2.1:65536"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }
 }

@@ -39,7 +39,7 @@ pub struct Access {
 }
 
 /// Why not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// His address has no business here: for him the export does not exist (NFS4ERR_NOENT by name, NFS4ERR_ACCESS by handle).
     Address,

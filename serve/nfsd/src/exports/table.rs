@@ -215,6 +215,14 @@ impl<F> Table<F> {
         self.visible(node, address).then(|| node.clone())
     }
 
+    /// The export that a name stands for, though [`Self::lookup`] says nothing of it to this address.
+    pub fn hidden(&self, number: u64, name: &str, address: IpAddr) -> Option<&Arc<Export<F>>> {
+        match self.directories.get(&number)?.entries.get(name)? {
+            node @ Node::Export(export) if !self.visible(node, address) => Some(export),
+            _ => None,
+        }
+    }
+
     /// The entries of a directory that this address may see, in an order that stays the same while [`Self::change`] does.
     pub fn entries(&self, number: u64, address: IpAddr) -> Vec<(&str, Node<F>)> {
         let entries = self.directories.get(&number).map(|directory| &directory.entries);
@@ -306,6 +314,7 @@ mod tests {
         assert_eq!(walk(&some, HOME), paths);
         let Node::Directory(root) = some.root() else { panic!("a directory") };
         assert!(some.lookup(root, "data/a", HOME).is_none() && some.lookup(root, "nothing", HOME).is_none());
+        assert!(some.hidden(root, "x", HOME).is_none() && some.hidden(root, "nothing", HOME).is_none());
         assert!(some.lookup(1, "x", HOME).is_none() && some.parent(1).is_none() && some.export(9).is_none());
         assert_eq!(walk(&table(&[]).unwrap(), HOME), [""; 0]);
         let one = table(&[("/", "")]).unwrap();
@@ -322,6 +331,8 @@ mod tests {
             ("/b/c/all", ",clients=0.0.0.0/0"),
         ]);
         let table = table.unwrap();
+        let hidden = table.hidden(handles().pseudo("/a"), "theirs", HOME);
+        assert_eq!(hidden.map(|export| &*export.path), Some("/a/theirs"));
         assert_eq!(walk(&table, HOME), ["/a", "/a/mine=0", "/b", "/b/c", "/b/c/all=2"]);
         assert_eq!(walk(&table, [192, 0, 2, 1].into()), ["/a", "/a/theirs=1", "/b", "/b/c", "/b/c/all=2"]);
         assert_eq!(walk(&table, [192, 0, 2, 2].into()), ["/b", "/b/c", "/b/c/all=2"]);

@@ -17,7 +17,7 @@ use super::budget::{Budget, TooMany};
 use super::connection::Connection;
 use super::pool::{Job, Next, Pool};
 use super::tls::Tls;
-use super::{Counters, Handler, Limits};
+use super::{Counters, Handler, Limits, NetStats};
 
 /// What the poller calls the eventfd that wakes a thread.
 const WAKE: u64 = 0;
@@ -157,6 +157,24 @@ impl Hub {
         self.timers_changed.notify_one();
     }
 
+    pub(crate) fn stats(&self) -> NetStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        NetStats {
+            connections: self.budget.connections() as u64,
+            held_bytes: self.budget.bytes() as u64,
+            connections_total: read(&counters.connections),
+            connections_refused: read(&counters.connections_refused),
+            bytes_in: read(&counters.bytes_in),
+            bytes_out: read(&counters.bytes_out),
+            calls: read(&counters.calls),
+            calls_refused: read(&counters.calls_refused),
+            callbacks: read(&counters.callbacks),
+            callbacks_late: read(&counters.callbacks_late),
+            panics: read(&counters.panics),
+        }
+    }
+
     // Listening and connecting.
 
     pub(super) fn listen(&self, number: u64, listener: TcpListener) -> std::io::Result<()> {
@@ -218,7 +236,7 @@ impl Hub {
             }
             Err(why) => {
                 self.counters.connections_refused.fetch_add(1, Ordering::Relaxed);
-                log::debug!("turned away {peer}: too many connections ({why:?})");
+                log::warn!(peer:%, why:?; "a connection is turned away: there are too many");
             }
         }
     }

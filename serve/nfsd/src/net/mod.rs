@@ -134,6 +134,25 @@ pub struct Counters {
     pub panics: AtomicU64,
 }
 
+/// [`Counters`] at a moment, and what there is now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the counters' own are at `Counters`")]
+pub struct NetStats {
+    /// Connections that there are now.
+    pub connections: u64,
+    /// Bytes that requests and unread replies hold now.
+    pub held_bytes: u64,
+    pub connections_total: u64,
+    pub connections_refused: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    pub calls: u64,
+    pub calls_refused: u64,
+    pub callbacks: u64,
+    pub callbacks_late: u64,
+    pub panics: u64,
+}
+
 /// Threads that serve until this is dropped.
 pub struct Net {
     hub: Arc<Hub>,

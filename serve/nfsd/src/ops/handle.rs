@@ -114,7 +114,13 @@ pub fn child(dir: &Object, name: &[u8]) -> Res<Object> {
 fn pseudo_child(context: &Context, number: u64, name: &[u8]) -> Res<Node<crate::compound::Filesystem>> {
     name::component(name)?;
     let name = name::text(name)?;
-    context.exports.lookup(number, name, context.origin.address).ok_or(NfsStat::Noent)
+    let address = context.origin.address;
+    context.exports.lookup(number, name, address).ok_or_else(|| {
+        if let Some(export) = context.exports.hidden(number, name, address) {
+            context.service.refusals.note(&export.path, address, Refusal::Address);
+        }
+        NfsStat::Noent
+    })
 }
 
 /// LOOKUP.

@@ -30,7 +30,7 @@ use crate::net::assemble::Message;
 use crate::net::connection::Connection;
 use crate::net::hub::Hub;
 use crate::net::tls::Tls;
-use crate::net::{Action, Counters, Handler, Limits, Net};
+use crate::net::{Action, Counters, Handler, Limits, Net, NetStats};
 use call::without_results;
 
 /// What can be called.
@@ -71,6 +71,11 @@ impl Workers {
         if let Some(hub) = self.hub.upgrade() {
             hub.after(time, Box::new(job));
         }
+    }
+
+    /// What has happened to connections; nothing if the server is no more.
+    pub fn net(&self) -> Option<NetStats> {
+        Some(self.hub.upgrade()?.stats())
     }
 
     /// Connect to somebody, for calls to him ([`Callbacks::call`]). What is called before he answers waits; if he does not answer in time, the calls end so.

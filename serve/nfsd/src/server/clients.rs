@@ -275,6 +275,8 @@ impl Front {
             }
             Op::SetClientIdConfirm(args) => {
                 core.with(|state, now| state.set_client_id_confirm(now, &who, args))?;
+                let (client, address) = (args.clientid, context.origin.address);
+                log::info!(client:% = format_args!("{client:x}"), address:%; "a client of NFSv4.0 is there");
                 self.keep(context);
                 core.try_way_back(args.clientid, context.origin.address);
                 OpResult::SetClientIdConfirm(Ok(()))
@@ -303,6 +305,9 @@ impl Front {
             Op::CreateSession(args) => {
                 let minor = context.minor;
                 let made = core.with(|state, now| state.create_session(now, conn, minor, &who, args))?;
+                let (client, address) = (args.clientid, context.origin.address);
+                let tls = context.origin.tls.is_some();
+                log::info!(client:% = format_args!("{client:x}"), address:%, minor, tls; "a client has a session");
                 self.keep(context);
                 OpResult::CreateSession(Ok(made))
             }

@@ -105,10 +105,12 @@ impl Core {
         let now = self.now();
         let mut state = self.state.lock();
         let result = section(&mut state, now);
-        let effects = state.effects();
+        let (effects, notes) = (state.effects(), state.notes());
         let asked = !effects.is_empty();
         // Before the mutex is let go: the order is that of the critical sections.
         self.queue.lock().extend(effects);
+        drop(state);
+        super::stats::tell(notes);
         (result, asked)
     }
 

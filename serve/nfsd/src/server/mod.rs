@@ -9,6 +9,7 @@
 //! | `callback` | calls to clients |
 //! | `dial` | the way to clients of NFSv4.0 |
 //! | `program` | the RPC program |
+//! | `stats` | numbers and lines for an administrator |
 
 mod callback;
 mod clients;
@@ -16,11 +17,11 @@ mod core;
 mod dial;
 mod open;
 mod program;
+mod stats;
 mod waiting;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,8 @@ use crate::stable::{Stable, StableError};
 use crate::state::{self, Config, Dice, Span, State, Time};
 use clients::Front;
 use program::Nfs;
+
+pub use stats::{ExportStats, Stats, Watch};
 
 /// So long a stop waits for requests that are under way, and then for clients to end their connections.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -70,14 +73,16 @@ pub struct Exported {
 
 /// What a server is made of.
 pub struct Setup {
-    /// A directory of its own.
-    pub state: PathBuf,
+    /// What survives it, in a directory of its own.
+    pub stable: Stable,
     /// The lease time in seconds.
     pub lease_seconds: u32,
     /// Whether there are delegations. Not if somebody else changes the filesystems, past this server: he is not asked to wait.
     pub delegations: bool,
     /// Bounds of connections.
     pub limits: Limits,
+    /// Bounds of what clients hold.
+    pub state_limits: state::Limits,
     /// Where it listens.
     pub listeners: Vec<TcpListener>,
     /// TLS, if it is offered.
@@ -105,8 +110,9 @@ pub struct NfsServer {
 impl NfsServer {
     /// Serve.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
-        let Setup { state, lease_seconds, delegations, limits, listeners, tls, exports } = setup;
-        let stable = Arc::new(Stable::open(&state)?);
+        let Setup { stable, lease_seconds, delegations, limits, state_limits, listeners, tls, exports } =
+            setup;
+        let stable = Arc::new(stable);
         let lease = Span::seconds(u64::from(lease_seconds));
         stable.lease(lease, false)?;
         let identity = stable.identity();
@@ -116,11 +122,16 @@ impl NfsServer {
             lease,
             server_major: identity.owner.to_vec(),
             scope: identity.scope.to_vec(),
-            limits: state::Limits::default(),
+            limits: state_limits,
             ..Config::default()
         };
         let callbacks = Callbacks::new();
-        let state = State::new(Time(0), config, stable.boot(), stable.past(), Box::new(Thrown));
+        let past = stable.past();
+        if !past.clients.is_empty() {
+            let seconds = past.lease.0.saturating_mul(3) / 2000;
+            log::info!(clients = past.clients.len(), seconds_at_most = seconds; "grace begins: clients of the last start may claim what they held");
+        }
+        let state = State::new(Time(0), config, stable.boot(), past, Box::new(Thrown));
         let core = Core::new(Instant::now(), state, stable.clone(), lease, delegations, callbacks.clone());
         let core = Arc::new(core);
         let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, stable.boot());
@@ -139,28 +150,39 @@ impl NfsServer {
         self.server.addresses()
     }
 
-    /// What has happened.
+    /// What has happened to connections.
     pub fn counters(&self) -> &Counters {
         self.server.counters()
     }
 
+    /// For who wants to know how it is.
+    pub fn watch(&self) -> Watch {
+        Watch::new(&self.core, &self.service, self.server.workers(), self.stable.boot())
+    }
+
     /// End in good order: what is under way is answered, everything is flushed, and what clients hold they may claim from the next server.
     pub fn stop(self) -> Result<(), StartError> {
-        self.server.drain(DRAIN, LINGER);
+        if !self.server.drain(DRAIN, LINGER) {
+            log::warn!(
+                "requests that were under way when the server was stopped are not answered: their clients ask again"
+            );
+        }
         self.core.waiting.clear();
         self.core.with(|state, _| state.shut_down());
         self.core.release_all();
+        let mut kept = Ok(());
         for export in self.service.exports().exports() {
             let filesystem = &export.filesystem;
             match filesystem.vfs.sync() {
                 Ok(()) => {
-                    self.stable.detach(export.identity, filesystem.newest_verifier())?;
+                    // One that is not written down counts as one that did not flush; the others need not.
+                    kept = kept.and(self.stable.detach(export.identity, filesystem.newest_verifier()));
                 }
                 // It counts as one that did not flush.
                 Err(error) => log::error!("{}: {error}", export.path),
             }
         }
-        Ok(())
+        Ok(kept?)
     }
 }
 

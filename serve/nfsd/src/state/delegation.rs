@@ -9,7 +9,7 @@ use super::held::Kind;
 use super::mistake::{self, Mistake};
 use super::open::{Claim, Planned};
 use super::permit::{At, Does, Permit, UnderWay};
-use super::{Call, Caller, Effect, File, Pending, Running, State, Step, Stop, Ticket, Time, fail};
+use super::{Call, Caller, Effect, File, Note, Pending, Running, State, Step, Stop, Ticket, Time, fail};
 
 /// So many lease times a delegation may be out behind its recall, however busily its holder writes back.
 const RECALL_LEASES: u64 = 4;
@@ -159,6 +159,7 @@ impl State {
         delegation.recall = Some(Recall { since: now, check, delivered: false });
         self.recalls.insert((check, index));
         let stateid = self.stateid(index);
+        self.note(Note::Recalled(client, file));
         self.effects.push(Effect::Call { client, call: Call::Recall { stateid, file, truncate } });
     }
 
@@ -189,6 +190,7 @@ impl State {
         let with_sessions = self.clients.get(&held.client).is_some_and(|client| client.with_sessions);
         let (client, file) = (held.client, held.file);
         let bump = self.unlink_delegation(index);
+        self.note(Note::Revoked(client, file));
         if with_sessions {
             // [RFC8881 10.4.6]
             if let Some(delegation) = self.delegation(index) {

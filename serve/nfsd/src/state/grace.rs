@@ -7,7 +7,7 @@ use ivers_nfs4::types::ClientId;
 
 use super::client::{Mark, Record};
 use super::mistake::{self, Mistake};
-use super::{ClientRecord, Pending, RecordChange, Span, State, Step, Ticket, Time, fail};
+use super::{ClientRecord, Note, Pending, RecordChange, Span, State, Step, Ticket, Time, fail};
 
 /// What the last boot has left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -169,6 +169,7 @@ impl State {
     pub(super) fn grace_is_over(&mut self) {
         self.grace.phase = Phase::Over;
         self.grace.clients.clear();
+        self.note(Note::GraceOver);
     }
 
     /// They could not be struck out: the next [`State::tick`] tries again.

@@ -5,7 +5,7 @@ use ivers_nfs4::types::ClientId;
 
 use super::client::Record;
 use super::mistake::{self, Mistake};
-use super::{Pending, RecordChange, Span, State, Step, Stop, Time, fail};
+use super::{Note, Pending, RecordChange, Span, State, Step, Stop, Time, fail};
 
 /// Clients that one [`State::tick`] looks at.
 const SLICE: usize = 64;
@@ -36,6 +36,9 @@ impl State {
         }
         match client.record {
             Record::None => {
+                if client.confirmed {
+                    self.note(Note::Evicted(id));
+                }
                 self.remove_client(id);
                 Ok(())
             }
@@ -47,6 +50,7 @@ impl State {
             Record::Kept => {
                 let record = client.as_record();
                 let ticket = self.persist(Pending::Condemned(id), RecordChange::Strike(vec![record]));
+                self.note(Note::Evicted(id));
                 if let Some(client) = self.clients.get_mut(&id) {
                     client.condemned = Some(ticket);
                 }

@@ -43,6 +43,7 @@
 
 mod base;
 mod callback;
+mod census;
 mod client;
 mod delegation;
 mod file;
@@ -69,6 +70,7 @@ use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
 pub use base::{Caller, Conn, Dice, Digest, File, Principal, Reply, Span, Step, Stop, Ticket, Time};
 pub use callback::{Channel, NoChannel};
+pub use census::{Census, Events, Note};
 pub use delegation::{Answer, Granted, Told, Why};
 pub use grace::Past;
 pub use limits::{Config, Limits};
@@ -240,6 +242,8 @@ pub struct State {
     ranges: usize,
     waiters: usize,
     grace: Grace,
+    events: Events,
+    notes: Vec<Note>,
     // Where the sweeps of `tick` go on.
     sweep_at: ClientId,
     owners_at: u64,
@@ -275,6 +279,8 @@ impl State {
             ranges: 0,
             waiters: 0,
             grace: Grace::new(now, past),
+            events: Events::default(),
+            notes: Vec::new(),
             sweep_at: 0,
             owners_at: 0,
             files_at: None,

@@ -22,6 +22,7 @@ use ivers_nfs4::xdr::List;
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
+use ivers_nfsd::stable::Stable;
 use ivers_vfs::{MountOptions, Vfs};
 
 fn ext4() -> Arc<Vfs> {
@@ -35,10 +36,11 @@ fn serve(state: &Path, vfs: &Arc<Vfs>) -> (NfsServer, SocketAddr) {
     let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
     let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
     let server = NfsServer::start(Setup {
-        state: state.to_owned(),
+        stable: Stable::open(state).unwrap(),
         lease_seconds: 2,
         delegations: true,
         limits: Limits::default(),
+        state_limits: ivers_nfsd::state::Limits::default(),
         listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
         tls: None,
         exports,

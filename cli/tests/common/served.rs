@@ -1,0 +1,94 @@
+//! Servers started by the command.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use ivers_oracle::Image;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::{IVERS, ivers, said, signal};
+
+/// A server, which ends with the test.
+pub struct Server {
+    pub child: Child,
+    /// What it said of itself when it was ready.
+    pub told: Value,
+    log: tempfile::NamedTempFile,
+}
+
+/// The command, with a state directory and a port of the system's choice.
+pub fn command(state: &Path) -> Command {
+    let mut command = Command::new(IVERS);
+    command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--state"]).arg(state);
+    command
+}
+
+impl Server {
+    /// With a state directory, at a port of the system's choice.
+    pub fn start<S: AsRef<OsStr>>(state: &Path, words: impl IntoIterator<Item = S>) -> Self {
+        Self::of(command(state).args(words))
+    }
+
+    /// As a command says it; it serves when this returns.
+    pub fn of(command: &mut Command) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(log.as_file().try_clone().unwrap()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let log_text = std::fs::read_to_string(log.path()).unwrap();
+        let told = serde_json::from_str(&line).unwrap_or_else(|_| panic!("it does not serve: {log_text}"));
+        Self { child, told, log }
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.told["addresses"][0].as_str().unwrap().parse().unwrap()
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap()
+    }
+
+    /// End it in good order.
+    pub fn stop(mut self) -> ExitStatus {
+        signal(self.pid(), Signal::TERM);
+        self.child.wait().unwrap()
+    }
+
+    /// End it as a crash does.
+    pub fn kill(mut self) {
+        signal(self.pid(), Signal::KILL);
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An image with a file in it that everybody may read.
+pub fn image_with_file() -> Image {
+    let image = Image::new("ext4", 64 << 20, &[]).unwrap();
+    let file = image.dir().join("hello");
+    std::fs::File::create(&file).unwrap().write_all(b"hello over the wire\n").unwrap();
+    let inside = format!("{}:/", image.path().display());
+    let output = ivers(["cp".as_ref(), file.as_os_str(), inside.as_ref()]);
+    assert!(output.status.success(), "{}", said(&output));
+    image
+}
+
+/// The words for an export of an image.
+pub fn export(image: &Image, options: &str) -> String {
+    format!("{},{options}", image.path().display())
+}

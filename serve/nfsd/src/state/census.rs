@@ -1,0 +1,114 @@
+//! What an administrator is told: how many there are of everything, what has happened, and what is worth a line.
+
+use ivers_nfs4::types::ClientId;
+
+use super::held::Kind;
+use super::{File, State};
+
+/// So many notes wait to be taken; beyond that they are counted only.
+const NOTES_MAX: usize = 256;
+
+/// How many there are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Clients that are confirmed.
+    pub clients: usize,
+    /// Sessions.
+    pub sessions: usize,
+    /// Opens.
+    pub opens: usize,
+    /// Lock-owners that have locked something, each counted for each of its files.
+    pub lock_owners: usize,
+    /// Ranges that are locked.
+    pub locks: usize,
+    /// Delegations for reading.
+    pub delegations_read: usize,
+    /// Delegations for writing.
+    pub delegations_write: usize,
+    /// Delegations that were asked back and are still out.
+    pub recalls_pending: usize,
+    /// What was held before the restart may still be claimed.
+    pub in_grace: bool,
+}
+
+/// What has happened since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Clients were confirmed.
+    pub clients_confirmed: u64,
+    /// Clients went: they were silent for too long, or somebody else has their name.
+    pub clients_evicted: u64,
+    /// Delegations were asked back.
+    pub recalls: u64,
+    /// Delegations were not given back in time, and taken away.
+    pub revocations: u64,
+}
+
+/// What is worth a line in the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// A client is known.
+    Confirmed {
+        /// Who.
+        client: ClientId,
+        /// What he calls himself.
+        owner: Vec<u8>,
+        /// NFSv4.1 or later.
+        sessions: bool,
+    },
+    /// A client went: he was silent for too long, or somebody else has his name.
+    Evicted(ClientId),
+    /// A delegation is asked back.
+    Recalled(ClientId, File),
+    /// It was not given back in time.
+    Revoked(ClientId, File),
+    /// Nothing can be claimed any more.
+    GraceOver,
+}
+
+impl State {
+    /// How many there are of everything. Looks at all that is held.
+    pub fn census(&self) -> Census {
+        let mut census = Census {
+            clients: self.clients.values().filter(|client| client.confirmed).count(),
+            sessions: self.sessions.len(),
+            locks: self.ranges,
+            recalls_pending: self.recalls.len(),
+            in_grace: self.in_grace(),
+            ..Census::default()
+        };
+        for held in self.held.values() {
+            match &held.kind {
+                Kind::Open(_) => census.opens += 1,
+                Kind::Lock(_) => census.lock_owners += 1,
+                Kind::Delegation(delegation) if delegation.revoked => {}
+                Kind::Delegation(delegation) if delegation.write => census.delegations_write += 1,
+                Kind::Delegation(_) => census.delegations_read += 1,
+            }
+        }
+        census
+    }
+
+    /// What has happened.
+    pub fn events(&self) -> Events {
+        self.events
+    }
+
+    /// What is worth a line since this was last asked.
+    pub fn notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    pub(super) fn note(&mut self, note: Note) {
+        match &note {
+            Note::Confirmed { .. } => self.events.clients_confirmed += 1,
+            Note::Evicted(_) => self.events.clients_evicted += 1,
+            Note::Recalled(..) => self.events.recalls += 1,
+            Note::Revoked(..) => self.events.revocations += 1,
+            Note::GraceOver => {}
+        }
+        if self.notes.len() < NOTES_MAX {
+            self.notes.push(note);
+        }
+    }
+}

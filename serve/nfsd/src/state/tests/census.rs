@@ -1,0 +1,52 @@
+use super::*;
+
+const F: File = File { export: 1, inode: 2, generation: 3 };
+
+#[test]
+fn everything_is_counted_and_noted() {
+    let mut state = state();
+    let (a, _) = client(&mut state, T, "a", 1);
+    let (b, _) = client(&mut state, T, "b", 2);
+    let both = [a, b].map(|client| {
+        let owner = if client == a { b"a" } else { b"b" };
+        Note::Confirmed { client, owner: owner.to_vec(), sessions: true }
+    });
+    assert_eq!(state.notes(), both);
+    let opened = open_as(&mut state, T, a, "o", F, (share::BOTH, 0), 0, Claim::Fresh).unwrap();
+    let Granted::Write(_) = opened.delegation else { panic!("{opened:?}") };
+    let locker = Locker::New { open: opened.stateid, owner: b"l" };
+    let request = LockRequest { locker, kind: LockType::Write, reclaim: false, offset: 0, length: 7 };
+    state.lock(T, Caller::Client(a), F, &request).unwrap();
+    let census = Census {
+        clients: 2,
+        sessions: 2,
+        opens: 1,
+        lock_owners: 1,
+        locks: 1,
+        delegations_write: 1,
+        ..Census::default()
+    };
+    assert_eq!(state.census(), census);
+    assert_eq!(failed(open(&mut state, b, "o", F, share::READ, 0)), NfsStat::Delay);
+    assert_eq!(state.census(), Census { recalls_pending: 1, ..census });
+    assert_eq!(state.notes(), [Note::Recalled(a, F)]);
+    // The holder falls silent.
+    settle(&mut state);
+    let late = T + state.config.lease.times(2);
+    assert!(matches!(open_at(&mut state, late, b, "o", F, share::READ, 0), Err(Stop::Gate(_))));
+    settle(&mut state);
+    open_at(&mut state, late, b, "o", F, share::READ, 0).unwrap();
+    assert_eq!(state.notes(), [Note::Evicted(a)]);
+    assert_eq!(state.census(), Census { clients: 1, sessions: 1, opens: 1, ..Census::default() });
+    let events = Events { clients_confirmed: 2, clients_evicted: 1, recalls: 1, revocations: 0 };
+    assert_eq!(state.events(), events);
+}
+
+#[test]
+fn notes_that_nobody_takes_are_bounded() {
+    let mut state = state();
+    for _ in 0..1000 {
+        state.note(Note::Evicted(1));
+    }
+    assert_eq!((state.notes().len(), state.events().clients_evicted), (256, 1000));
+}
