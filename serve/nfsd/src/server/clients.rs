@@ -12,6 +12,7 @@ use ivers_nfs4::types::{ClientId, StateId};
 use ivers_nfs4::xdr::{Encoder, List, Xdr};
 
 use super::core::Core;
+use super::stats::welcome;
 use crate::compound::{Answered, Clients, Context, Held, Object, Origin};
 use crate::rpc::Credential;
 use crate::state::{
@@ -275,8 +276,7 @@ impl Front {
             }
             Op::SetClientIdConfirm(args) => {
                 core.with(|state, now| state.set_client_id_confirm(now, &who, args))?;
-                let (client, address) = (args.clientid, context.origin.address);
-                log::info!(client:% = format_args!("{client:x}"), address:%; "a client of NFSv4.0 is there");
+                welcome(core, args.clientid, context);
                 self.keep(context);
                 core.try_way_back(args.clientid, context.origin.address);
                 OpResult::SetClientIdConfirm(Ok(()))
@@ -305,9 +305,7 @@ impl Front {
             Op::CreateSession(args) => {
                 let minor = context.minor;
                 let made = core.with(|state, now| state.create_session(now, conn, minor, &who, args))?;
-                let (client, address) = (args.clientid, context.origin.address);
-                let tls = context.origin.tls.is_some();
-                log::info!(client:% = format_args!("{client:x}"), address:%, minor, tls; "a client has a session");
+                welcome(core, args.clientid, context);
                 self.keep(context);
                 OpResult::CreateSession(Ok(made))
             }
