@@ -15,13 +15,14 @@ use ivers_nfs4::xdr::{List, Xdr};
 use ivers_vfs::Touch;
 
 use super::core::Core;
+use super::dial::system;
 use super::outside::Crew;
 use crate::compound::{News, Shown};
 use crate::rpc::{self, Outcome, Procedure};
 use crate::state::{Answer, Call, Channel, File, Identity, NoChannel, Ticket, Told};
 
 /// So long a client has for his answer.
-const TIME: Duration = Duration::from_secs(5);
+pub(super) const TIME: Duration = Duration::from_secs(5);
 /// So many calls wait for a free slot; beyond that a lock's waiter is not told, and a file's holder not asked.
 const DEFERRED_MAX: usize = 4096;
 
@@ -34,30 +35,32 @@ impl Core {
             Err(NoChannel::Busy) => return self.defer(client, call),
             Err(NoChannel::Down) => return self.unheard(call),
         };
-        let Channel::Session { conn, sequence, program, minor, identity } = &channel else {
-            // Nobody has said that clients of NFSv4.0 can be called.
-            return self.later(move |core| core.heard(client, call, &channel, None));
-        };
         let Some(op) = self.operation(client, &call) else {
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
-        let credential = match identity {
-            Identity::None => OpaqueAuth::NONE,
-            Identity::Sys(sys) => OpaqueAuth::sys(sys),
+        let (program, credential, minor_version, ident, ops) = match &channel {
+            Channel::Session { sequence, program, identity, minor, .. } => {
+                let credential = match identity {
+                    Identity::None => OpaqueAuth::NONE,
+                    Identity::Sys(sys) => OpaqueAuth::sys(sys),
+                };
+                (*program, credential, *minor, 0, vec![CbOp::Sequence(sequence.clone()), op])
+            }
+            Channel::Dial { callback, ident } => (callback.program, system(), 0, *ident, vec![op]),
         };
-        let procedure = Procedure {
-            program: *program,
-            version: CALLBACK_VERSION,
-            procedure: PROC_CB_COMPOUND,
-            credential,
-        };
-        let ops = List(vec![CbOp::Sequence(sequence.clone()), op]);
-        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: *minor, ident: 0, ops }.to_bytes();
-        if let Some(Crew::Caller { peer, .. }) = self.crew.get() {
+        let procedure =
+            Procedure { program, version: CALLBACK_VERSION, procedure: PROC_CB_COMPOUND, credential };
+        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version, ident, ops: List(ops) }.to_bytes();
+        if let (Some(Crew::Caller { peer, .. }), Channel::Session { conn, .. }) = (self.crew.get(), &channel)
+        {
             let outcome = peer(*conn, &arguments).map(|results| Ok(rpc::Answer::of(results)));
             return self.later(move |core| core.heard(client, call, &channel, outcome));
         }
-        let Some(connection) = self.connection(*conn) else {
+        let connection = match &channel {
+            Channel::Session { conn, .. } => self.connection(*conn),
+            Channel::Dial { callback, .. } => self.dialled(callback),
+        };
+        let Some(connection) = connection else {
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
         let core = self.clone();

@@ -1,6 +1,8 @@
 //! What [`Core`](super::core::Core) needs of what lies around it: threads, the clock, whoever asked. Of a server with sockets, or of one without.
 
 use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 use ivers_nfs4::xdr::Encoder;
 use parking_lot::Mutex;
 
+use crate::net::connection::Connection;
 use crate::net::pool::Job;
 use crate::rpc::{ReplyHandle, Workers};
 use crate::state::{Conn, Time};
@@ -51,6 +54,14 @@ impl Crew {
         match self {
             Self::Threads(workers) => workers.run(job),
             Self::Caller { jobs, .. } => jobs.lock().push_back(Box::new(job)),
+        }
+    }
+
+    /// Connect to a client, for calls to him.
+    pub fn dial(&self, to: SocketAddr, time: Duration) -> io::Result<Arc<Connection>> {
+        match self {
+            Self::Threads(workers) => workers.dial(to, time),
+            Self::Caller { .. } => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
