@@ -105,7 +105,7 @@ Options of an export, separated by commas (\\, is a comma in a name):
                    as `ivers mount` has them
 
 It stays in the foreground; messages go to standard error. SIGTERM, SIGINT or SIGHUP end it in good order: no new calls, those under way are answered \
-(for at most five seconds), everything is written and the images are closed. A second signal ends it at once, which is a crash to images and clients. What \
+(for at most five seconds), everything is written and the images are closed. Another signal, a second later or more, ends it at once, which is a crash to images and clients. What \
 clients hold survives either: it is written down in the state directory, and after the next start they claim it again, within a grace time of one and a half times the \
 lease at most, in which nobody gets anything else.
 
