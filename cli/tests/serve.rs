@@ -14,10 +14,12 @@ use std::time::{Duration, Instant};
 use common::served::{Server, command, export, image_with_file};
 use common::*;
 use ivers_nfs_peer::{Client, change_and_size, data, guarded, named, open, opened};
-use ivers_nfs4::ops::v40::{CommitArgs, OpenDelegation, ReadArgs, WriteArgs, share};
-use ivers_nfs4::ops::{Op, OpResult};
+use ivers_nfs4::ops::v40::{
+    CallbackClient, ClientOwner, CommitArgs, OpenDelegation, ReadArgs, SetClientIdArgs, WriteArgs, share,
+};
+use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{FileHandle, StableHow, StateId, Verifier};
+use ivers_nfs4::types::{FileHandle, NetAddr, Opaque, StableHow, StateId, Verifier};
 use ivers_oracle::have_programs;
 use rustix::process::Signal;
 
@@ -491,4 +493,45 @@ fn its_log_is_replaced_though_it_is_locked_in() {
     let grace = format!("clients={clients}");
     assert!(server.log().contains(&grace), "{grace} not in {}", server.log());
     assert!(server.stop().success());
+}
+
+/// [RFC7530 16.33.5] Who comes by NFSv4.0 says where he wants to be called: the sandbox does not let that happen, and lives on.
+#[test]
+fn a_client_that_wants_to_be_called_does_not_end_it() {
+    if !can_serve() {
+        return;
+    }
+    let image = image_with_file();
+    let state = image.dir().join("state");
+    for sandboxed in [true, false] {
+        let free = (!sandboxed).then_some("--no-sandbox".to_owned());
+        let server = Server::start(&state, free.into_iter().chain([export(&image, "name=/data")]));
+        let phone = TcpListener::bind("127.0.0.1:0").unwrap();
+        phone.set_nonblocking(true).unwrap();
+        let port = phone.local_addr().unwrap().port();
+        let addr = format!("127.0.0.1.{}.{}", port >> 8, port & 0xff).into_bytes();
+        let set = SetClientIdArgs {
+            client: ClientOwner { verifier: [1; 8], id: Opaque(b"old".to_vec()) },
+            callback: CallbackClient {
+                program: 0x4000_0000,
+                location: NetAddr { netid: b"tcp".to_vec(), addr },
+            },
+            callback_ident: 1,
+        };
+        let mut old = Client::connect(server.address(), "old");
+        let (_, results) = old.compound(0, vec![Op::SetClientId(set)]);
+        let Some(OpResult::SetClientId(SetClientIdRes::Ok(confirm))) = results.last() else {
+            panic!("{results:?}")
+        };
+        assert_eq!(old.compound(0, vec![Op::SetClientIdConfirm(confirm.clone())]).0, NfsStat::Ok);
+        if sandboxed && server.told["sandbox"].as_str().is_some_and(|text| text.ends_with("seccomp")) {
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(phone.accept().is_err(), "it has connected");
+        } else if !sandboxed {
+            wait_until("it calls", || phone.accept().is_ok());
+        }
+        assert_eq!(old.compound(0, data()).0, NfsStat::Ok, "{}", server.log());
+        assert!(server.stop().success());
+    }
+    image.check().unwrap();
 }

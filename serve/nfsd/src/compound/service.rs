@@ -13,6 +13,7 @@ use siphasher::sip::SipHasher24;
 use super::clients::Clients;
 use super::names::{Names, Numeric};
 use super::refusals::Refusals;
+use super::replies::Replies;
 use super::tally::Tally;
 use crate::exports::handle::Handles;
 use crate::exports::table::Table;
@@ -87,6 +88,7 @@ pub struct Service {
     exports: RwLock<Arc<Exports>>,
     digest_key: [u8; 16],
     unvouched: AtomicU64,
+    pub(super) replies: Replies,
 }
 
 /// What comes before the data of a WRITE is in the first of these.
@@ -106,6 +108,7 @@ impl Service {
             exports: RwLock::new(Arc::new(exports)),
             digest_key: rand::random(),
             unvouched: AtomicU64::new(u64::from(boot) << 40),
+            replies: Replies::default(),
         }
     }
 

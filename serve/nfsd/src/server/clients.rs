@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ivers_nfs4::compound::CompoundRes;
 use ivers_nfs4::ops::v40::{LockArgs, LockTestArgs, Locked, Locker, UnlockArgs};
-use ivers_nfs4::ops::v41::SequenceArgs;
+use ivers_nfs4::ops::v41::{SequenceArgs, exchgid};
 use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes, number};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{ClientId, StateId};
@@ -27,7 +27,7 @@ const TRIES: usize = 8;
 pub(super) struct Front(pub Arc<Core>);
 
 /// Who somebody is: what he says of himself, and what TLS says of him.
-fn principal(origin: &Origin) -> Principal {
+pub(super) fn principal(origin: &Origin) -> Principal {
     let mut bytes = Encoder::default();
     match &origin.credential {
         Credential::None => bytes.word(0),
@@ -278,6 +278,7 @@ impl Front {
                 core.with(|state, now| state.set_client_id_confirm(now, &who, args))?;
                 welcome(core, args.clientid, context);
                 self.keep(context);
+                core.try_way_back(args.clientid, context.origin.address);
                 OpResult::SetClientIdConfirm(Ok(()))
             }
             Op::ReleaseLockOwner(args) => {
@@ -295,6 +296,10 @@ impl Front {
                 OpResult::BindConnToSession(Ok(bound))
             }
             Op::ExchangeId(args) => {
+                // [RFC8881 18.35.3] This one is of NFSv4.2.
+                if context.minor < 2 && args.flags & exchgid::SUPP_FENCE_OPS != 0 {
+                    return Err(Stop::Fail(NfsStat::Inval));
+                }
                 OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
             }
             Op::CreateSession(args) => {
@@ -342,6 +347,11 @@ impl Clients for Front {
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
         let permit = self.0.with(|state, now| state.permit(now, caller, file, stateid, does))?;
         Ok(self.0.hold(permit))
+    }
+
+    fn is_opener(&self, origin: &Origin, caller: Caller, stateid: &StateId) -> bool {
+        let who = principal(origin);
+        self.0.with(|state, _| state.is_opener(caller, stateid, &who))
     }
 
     fn look(&self, caller: Caller, file: File) -> Step<Held> {

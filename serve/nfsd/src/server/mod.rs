@@ -7,12 +7,14 @@
 //! | `open` | OPEN |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
+//! | `dial` | the way to clients of NFSv4.0 |
 //! | `program` | the RPC program |
 //! | `stats` | numbers and lines for an administrator |
 
 mod callback;
 mod clients;
 mod core;
+mod dial;
 mod open;
 mod program;
 mod stats;
