@@ -253,7 +253,7 @@ pub const STATS: &str = "\
 JSON: changes, queries, bumps, bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation, _metadata), \
 inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, written_back_bytes.
 
-A server is asked by its state directory, by who may write there: pid, sandbox, boot (how often it was started), uptime_s, now (what there is: clients, \
+A server is asked by its state directory, by who may write there: pid, sandbox, boot (one more at each start), uptime_s, now (what there is: clients, \
 sessions, opens, locks, delegations, connections, ...), total (what has happened since the start), operations {NAME: {calls, errors}}, errors {NAME: count}, \
 exports {NAME: {image, read_only, and what a mount tells}}.
 

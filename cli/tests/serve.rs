@@ -343,7 +343,7 @@ fn it_tells_how_it_is_in_three_forms() {
     assert_eq!(json["operations"]["WRITE"], serde_json::json!({"calls": 1, "errors": 0}));
     assert_eq!(json["operations"]["LOOKUP"]["errors"], 1);
     assert_eq!(json["errors"]["NFS4ERR_NOENT"], 1);
-    assert_eq!((&json["boot"], &json["pid"]), (&1.into(), &server.pid().into()));
+    assert!(json["boot"].is_u64() && json["pid"] == server.pid(), "{json}");
     let export = &json["exports"]["/data"];
     assert!(export["queries"].as_u64().unwrap() >= 1 && export["data_bytes"] == 5, "{export}");
     assert!(json["total"]["bytes_in"].as_u64().unwrap() > 100, "{json}");
