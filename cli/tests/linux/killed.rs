@@ -99,7 +99,7 @@ fn one_round(
     server.kill()?;
     let synced = synced(a)?;
     recovers(&image.copy()?, round, &synced)?;
-    server.start_again()?;
+    server.start_again();
     b.guest.run("try hold-lock /mnt locked > /tmp/b 2>&1 & echo $! > /tmp/pid")?;
     for kind in 0..VERSIONS.len() {
         eventually(a, &format!("grep -q done /tmp/said-{kind}"))?;
@@ -136,8 +136,8 @@ fn run() -> Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
     let image = image();
     let mut server = Server::start(image.path())?;
-    let mut a = machines.client("a", server.port)?;
-    let mut b = machines.client("b", server.port)?;
+    let mut a = machines.client("a", server.port())?;
+    let mut b = machines.client("b", server.port())?;
     for (kind, version) in VERSIONS.iter().enumerate() {
         a.mount(version, &format!("/mnt{kind}"), "")?;
     }

@@ -2,6 +2,8 @@
 //!
 //! `IVERS_NFS_ROUNDS` sets how often the server is killed (default 1) and how much else is done; with it, what takes long is done too.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod guest;
 mod killed;
 mod one;
