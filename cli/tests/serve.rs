@@ -427,3 +427,55 @@ fn a_second_signal_does_not_wait() {
     assert!(Server::start(&state, [image.path()]).stop().success());
     image.check().unwrap();
 }
+
+#[test]
+fn what_wants_tls_is_refused_without() {
+    if !can_serve() {
+        return;
+    }
+    let image = image_with_file();
+    let path = |name: &str| image.dir().join(name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["server.example".to_owned()]).unwrap();
+    fs::write(path("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    fs::write(path("key.pem"), key.serialize_pem()).unwrap();
+    let tls = |certificate: &Path| {
+        let mut command = command(&path("state"));
+        command.arg(export(&image, "name=/data,tls=required"));
+        command.arg("--tls-key").arg(path("key.pem")).arg("--tls-certificate").arg(certificate);
+        command
+    };
+    refused(&mut tls(&path("key.pem")), 1, "key.pem");
+    refused(&mut tls(&path("none.pem")), 1, "none.pem");
+    let server = Server::of(&mut tls(&path("cert.pem")));
+    let mut client = Client::new(server.address(), "a");
+    assert_eq!(client.call(data()).0, NfsStat::Wrongsec);
+    assert!(server.log().contains("not without TLS"), "{}", server.log());
+    assert!(server.stop().success());
+}
+
+/// The log is replaced by another file when it is long: that is what the sandbox leaves open.
+#[test]
+fn its_log_is_replaced_though_it_is_locked_in() {
+    use std::os::unix::fs::MetadataExt;
+    if !can_serve() {
+        return;
+    }
+    let image = image_with_file();
+    let state = image.dir().join("state");
+    let server = Server::start(&state, [image.path()]);
+    let number = || fs::metadata(state.join("state")).unwrap().ino();
+    let before = number();
+    let mut clients = 0;
+    while number() == before {
+        assert!(clients < 3000, "the log grows without end: {}", server.log());
+        Client::new(server.address(), &format!("{clients} {}", "x".repeat(1000)));
+        clients += 1;
+    }
+    assert!(fs::metadata(state.join("state")).unwrap().len() > 1 << 20, "it holds them all");
+    server.kill();
+    let server = Server::start(&state, [image.path()]);
+    let grace = format!("clients={clients}");
+    assert!(server.log().contains(&grace), "{grace} not in {}", server.log());
+    assert!(server.stop().success());
+}

@@ -109,7 +109,7 @@ fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
     if let Some(listener) = metrics {
         endpoint::answer_http(listener, board)?;
     }
-    announce(&mounted, &addresses, metrics_at);
+    announce(plan, &mounted, &addresses, metrics_at);
     if json {
         let told = tell(plan, &mounted, &addresses, metrics_at, sandbox);
         // Who does not listen is no reason not to serve.
@@ -303,7 +303,7 @@ fn unmount(mounted: &[Mounted]) -> Result<()> {
     all
 }
 
-fn announce(mounted: &[Mounted], addresses: &[SocketAddr], metrics: Option<SocketAddr>) {
+fn announce(plan: &Plan, mounted: &[Mounted], addresses: &[SocketAddr], metrics: Option<SocketAddr>) {
     for one in mounted {
         let access = if one.vfs.is_read_only() { "ro" } else { "rw" };
         log::info!(export = one.config.name.as_str(), image:% = one.image.display(), access; "exported");
@@ -311,9 +311,21 @@ fn announce(mounted: &[Mounted], addresses: &[SocketAddr], metrics: Option<Socke
     for address in addresses {
         log::info!(address:%; "serving");
     }
+    log::info!("`ivers stats {}` tells how it is", plan.state.display());
     if let Some(address) = metrics {
-        log::info!("statistics at http://{address}/metrics");
+        log::info!("so does http://{address}/metrics");
     }
+    if addresses.iter().any(|address| !address.ip().is_loopback()) {
+        for one in mounted.iter().filter(|one| is_for_this_machine(&one.config)) {
+            let name = one.config.name.as_str();
+            log::warn!(export = name; "nobody but this machine comes in: `clients` names others");
+        }
+    }
+}
+
+/// Whether nobody was named who may come in.
+fn is_for_this_machine(config: &ExportConfig) -> bool {
+    config.settings.clients.is_none() && config.rules.is_empty()
 }
 
 /// What is served where, in JSON.

@@ -58,9 +58,11 @@ impl Acl {
                 id: u32::from_le_bytes([raw[4], raw[5], raw[6], raw[7]]),
             })
             .collect();
-        if entries.is_empty() {
-            return Ok(None);
-        }
+        if entries.is_empty() { Ok(None) } else { Self::new(entries).map(Some) }
+    }
+
+    /// Validate entries: see [`Acl::parse`]. An empty list is none.
+    pub fn new(entries: Vec<Entry>) -> Result<Self> {
         let count = |tag| entries.iter().filter(|entry| entry.tag == tag).count();
         let named = count(USER) + count(GROUP);
         let known = |entry: &Entry| {
@@ -78,7 +80,7 @@ impl Acl {
         if !entries.iter().all(known) || !ordered || !complete || (named > 0 && masks == 0) {
             return Err(NameError::Invalid.into());
         }
-        Ok(Some(Self(entries)))
+        Ok(Self(entries))
     }
 
     /// What the permission bits of a mode say alone.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::types::StateId;
 
-use super::context::Context;
+use super::context::{Context, Origin};
 use crate::state::{Caller, Does, File, Step};
 
 /// Leave to do something to a file ([`Permit`](crate::state::Permit)): what was decided holds until this is dropped.
@@ -59,6 +59,9 @@ pub enum Answered {
 pub trait Clients: Send + Sync {
     /// Look at the stateid, the share modes and the delegations ([`State::permit`](crate::state::State::permit)). It is ended by dropping it.
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held>;
+
+    /// Whether who asks has opened himself what this stateid is of: then what he may do was settled.
+    fn is_opener(&self, origin: &Origin, caller: Caller, stateid: &StateId) -> bool;
 
     /// Leave to look at change attribute, size and times of a file as the VFS has them ([`State::look`](crate::state::State::look)).
     fn look(&self, caller: Caller, file: File) -> Step<Held>;

@@ -29,6 +29,8 @@ pub struct Origin {
     pub tls: Option<TlsPeer>,
     /// The connection.
     pub conn: Conn,
+    /// The number of the call.
+    pub xid: u32,
 }
 
 impl Origin {
@@ -181,6 +183,11 @@ impl Context {
     /// Leave to do something to a file by right of a stateid, which is given as it was meant.
     pub fn permit(&self, object: &Object, stateid: &StateId, does: Does) -> Step<Held> {
         self.service.clients.permit(self.caller, object.file(), stateid, does)
+    }
+
+    /// Whether who asks has opened himself what a stateid, given as it was meant, is of.
+    pub fn is_opener(&self, stateid: &StateId) -> bool {
+        self.service.clients.is_opener(&self.origin, self.caller, stateid)
     }
 
     /// Leave to change a file where no stateid is needed. No client holds anything of what is no regular file.

@@ -11,6 +11,7 @@ mod context;
 mod names;
 mod place;
 mod refusals;
+mod replies;
 mod runner;
 mod service;
 mod tally;

@@ -10,6 +10,7 @@ use ivers_nfs4::xdr::{Decoder, Encoder, Xdr, XdrError};
 
 use super::clients::{Answered, News};
 use super::context::{Context, Origin};
+use super::replies::{Key, Known, is_once};
 use super::service::Service;
 use crate::ops;
 use crate::state::{Stop, Ticket};
@@ -95,6 +96,10 @@ pub struct Compound {
     base: usize,
     /// Where the number of results goes.
     count_at: usize,
+    /// NFSv4.0: what is known of this request.
+    known: Known,
+    /// NFSv4.0: something was begun that must not be done twice.
+    once: Option<Key>,
 }
 
 impl Compound {
@@ -119,6 +124,10 @@ impl Compound {
         let mut context = Context::new(service, origin, header.minor_version);
         context.digest = digest;
         (context.request_bytes, context.operations) = (bytes.len(), left);
+        let known = match header.minor_version {
+            0 => context.service.replies.find(&Key::new(&context.origin, digest)),
+            _ => Known::New,
+        };
         let mut compound = Box::new(Self {
             context,
             request: Box::new(request),
@@ -129,6 +138,8 @@ impl Compound {
             reply,
             base,
             count_at,
+            known,
+            once: None,
         });
         if header.minor_version > LAST_MINOR {
             // [RFC8881 16.2.3] No operation is looked at, and none is answered.
@@ -139,6 +150,9 @@ impl Compound {
 
     /// Do operations until one fails, none is left, or one must wait.
     pub fn run(mut self: Box<Self>) -> Progress {
+        if let Known::Done(reply) = &self.known {
+            return Ended::Replayed(reply.clone()).into_progress(self);
+        }
         while self.status == NfsStat::Ok && self.left > 0 {
             self.left -= 1;
             let next = self.decode();
@@ -195,6 +209,9 @@ impl Compound {
     fn out_of_place(&self, number: u32) -> Option<NfsStat> {
         let first = self.done == 0;
         if self.context.minor == 0 {
+            if self.known == Known::UnderWay {
+                return Some(NfsStat::Delay);
+            }
             return (self.context.operations > self.context.service.bounds.operations)
                 .then_some(NfsStat::Resource);
         }
@@ -225,6 +242,11 @@ impl Compound {
         if ops::least_room(&op) > self.context.room {
             self.failed(number, self.too_big());
             return None;
+        }
+        if self.context.minor == 0 && is_once(number) && self.once.is_none() {
+            let key = Key::new(&self.context.origin, self.context.digest);
+            self.context.service.replies.begin(&key);
+            self.once = Some(key);
         }
         self.reply.word(number);
         let result = ops::perform(&mut self.context, &op, &mut self.reply);
@@ -325,6 +347,11 @@ impl Compound {
         if let Some(session) = self.context.session.take() {
             self.context.service.clients.finish(session, Some(&reply.as_bytes()[self.base..]));
         }
+        if let Some(key) = self.once.take() {
+            // Who was told to come again comes with another number.
+            let kept = (self.status != NfsStat::Delay).then(|| &reply.as_bytes()[self.base..]);
+            self.context.service.replies.end(&key, kept);
+        }
         Progress::Done(reply)
     }
 }
@@ -334,6 +361,9 @@ impl Drop for Compound {
         // Whoever worked on it has died: the slot must not stay busy for ever.
         if let Some(session) = self.context.session.take() {
             self.context.service.clients.finish(session, None);
+        }
+        if let Some(key) = self.once.take() {
+            self.context.service.replies.end(&key, None);
         }
     }
 }

@@ -119,7 +119,7 @@ impl Connection {
             wire: Mutex::new(wire),
             arm: Mutex::new(Arm { reading: false, out: dialled }),
             closed: AtomicBool::new(false),
-            kept: AtomicBool::new(dialled),
+            kept: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
             heard_ms: AtomicU64::new(hub.now_ms()),
             begun_ms: AtomicU64::new(0),

@@ -16,16 +16,36 @@ pub fn is_special(stateid: &StateId) -> bool {
     matches!(*stateid, StateId::ANONYMOUS | StateId::READ_BYPASS)
 }
 
-/// Leave to read an object. Who opened it was checked then; who did not is checked now. The owner may always, since he could let himself.
+/// Leave to read an object. Who opened it himself was checked then; who did not, and uses a special stateid or that of another user, is checked now. The owner may always, since he could let himself.
 pub fn may_read(context: &Context, object: &Object, stateid: &StateId) -> Step<Held> {
     let cred = object.regular(context.minor)?.reader()?;
     let stateid = context.meant(stateid)?;
     let (vfs, inode) = (object.vfs(), &object.inode);
-    if is_special(&stateid) && inode.with_attr(|attr| attr.uid) != cred.uid {
+    let check = || match inode.with_attr(|attr| attr.uid) == cred.uid {
+        true => Ok(()),
         // What may be run must be read by the client that runs it.
-        vfs.access(cred, inode, READ).or_else(|_| vfs.access(cred, inode, EXECUTE)).nfs()?;
+        false => vfs.access(cred, inode, READ).or_else(|_| vfs.access(cred, inode, EXECUTE)).nfs(),
+    };
+    permit_checked(context, object, &stateid, Does::Read, check)
+}
+
+/// Who did not open it is checked: by a special stateid before anybody is asked to stand aside for him, by another's when it is known to be one.
+fn permit_checked(
+    context: &Context,
+    object: &Object,
+    stateid: &StateId,
+    does: Does,
+    check: impl FnOnce() -> Res<()>,
+) -> Step<Held> {
+    if is_special(stateid) {
+        check()?;
+        return context.permit(object, stateid, does);
     }
-    context.permit(object, &stateid, Does::Read)
+    let leave = context.permit(object, stateid, does)?;
+    if !context.is_opener(stateid) {
+        check()?;
+    }
+    Ok(leave)
 }
 
 /// Leave to write to an object, likewise.
@@ -33,10 +53,11 @@ pub fn may_write(context: &Context, object: &Object, stateid: &StateId) -> Step<
     let cred = object.regular(context.minor)?.writer()?;
     let stateid = context.meant(stateid)?;
     let (vfs, inode) = (object.vfs(), &object.inode);
-    if is_special(&stateid) && inode.with_attr(|attr| attr.uid) != cred.uid {
-        vfs.access(cred, inode, WRITE).nfs()?;
-    }
-    context.permit(object, &stateid, Does::Write)
+    let check = || match inode.with_attr(|attr| attr.uid) == cred.uid {
+        true => Ok(()),
+        false => vfs.access(cred, inode, WRITE).nfs(),
+    };
+    permit_checked(context, object, &stateid, Does::Write, check)
 }
 
 /// The end of a range that the protocol can express.

@@ -106,7 +106,7 @@ pub fn child(dir: &Object, name: &[u8]) -> Res<Object> {
         _ => return Err(NfsStat::Notdir),
     }
     let cred = dir.reader()?;
-    let name = name::component(name)?;
+    let name = name::within(dir, name)?;
     Ok(dir.beside(dir.vfs().lookup(cred, &dir.inode, name).nfs()?))
 }
 
@@ -142,6 +142,10 @@ fn above(context: &Context, place: &Place) -> Res<Place> {
     match place {
         // [RFC8881 18.14.3]
         Place::Pseudo(number) => context.exports.parent(*number).map(Place::Pseudo).ok_or(NfsStat::Noent),
+        // [RFC8881 15.1.2.9] The first version knows no other word for it.
+        Place::Object(object) if object.inode.kind == FileType::Symlink && context.minor > 0 => {
+            Err(NfsStat::Symlink)
+        }
         Place::Object(object) if object.inode.kind != FileType::Directory => Err(NfsStat::Notdir),
         Place::Object(object) if object.is_root() => {
             let above = context.exports.above(&context.service.handles, &object.export);

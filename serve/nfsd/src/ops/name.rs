@@ -2,6 +2,8 @@
 
 use ivers_nfs4::status::{NfsStat, Res};
 
+use crate::compound::Object;
+
 /// A name that may stand for something in a directory.
 pub fn component(name: &[u8]) -> Res<&[u8]> {
     let text = text(name)?;
@@ -11,6 +13,13 @@ pub fn component(name: &[u8]) -> Res<&[u8]> {
         _ if text.contains(['/', '\0']) => Err(NfsStat::Badchar),
         _ => Ok(name),
     }
+}
+
+/// A name that may stand for something in this directory.
+pub fn within<'a>(dir: &Object, name: &'a [u8]) -> Res<&'a [u8]> {
+    let name = component(name)?;
+    // [RFC8881 15.1.2.5] Also where it is only looked for.
+    if name.len() > dir.vfs().info().name_max as usize { Err(NfsStat::Nametoolong) } else { Ok(name) }
 }
 
 /// Something that is UTF-8, and not nothing.

@@ -6,6 +6,7 @@ use ivers_nfs4::types::{ChangeInfo, CreateType, SpecData};
 use ivers_vfs::{CreateSpec, Cred, Error, FileType, InodeRef, Meant, NameError};
 
 use super::attr;
+use super::attr::acl_given::NewAcl;
 use super::name;
 use super::settle;
 use super::status::{OrStatus, status};
@@ -47,11 +48,11 @@ pub fn create(context: &mut Context, args: &CreateArgs) -> Step<Created> {
     let spec = spec(&args.kind)?;
     let dir = context.directory()?.clone();
     let name = name::component(&args.name)?;
-    let wanted = attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, true)?;
+    let wanted = attr::wanted(context, &Place::Object(dir.clone()), &args.attrs, Some(spec.kind))?;
     if wanted.set.size.is_some() {
         return Err(NfsStat::Inval.into());
     }
-    let (inode, info) = make(&dir, name, &wanted.born(spec), &mut |_| {})?;
+    let (inode, info) = make(&dir, name, &wanted.born(spec), wanted.acl.as_ref(), &mut |_| {})?;
     let cinfo = context.service.change_info(info);
     // [RFC8881 18.4.3]
     context.go(Place::Object(dir.beside(inode)));
@@ -63,10 +64,18 @@ pub(super) fn make(
     dir: &Object,
     name: &[u8],
     spec: &CreateSpec,
+    acl: Option<&NewAcl>,
     claim: &mut dyn FnMut(&InodeRef),
 ) -> Res<(InodeRef, Option<ivers_vfs::ChangeInfo>)> {
     let vfs = dir.vfs();
-    let (inode, info) = vfs.create_claimed(dir.writer()?, &dir.inode, name, spec, true, claim).nfs()?;
+    let cred = dir.writer()?;
+    let (inode, info) = vfs.create_claimed(cred, &dir.inode, name, spec, true, claim).nfs()?;
+    if let Some(acl) = acl
+        && let Err(status) = acl.set(vfs, cred, &inode)
+    {
+        undo(dir, name, &inode);
+        return Err(status);
+    }
     settle(vfs, &[&dir.inode, &inode])?;
     Ok((inode, info))
 }

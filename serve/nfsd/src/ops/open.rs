@@ -7,6 +7,7 @@ use ivers_nfs4::types::{Bitmap, ChangeInfo, CreateHow, OpenHow, Verifier};
 use ivers_vfs::access::{EXECUTE, READ, WRITE};
 use ivers_vfs::{CreateSpec, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Timestamp};
 
+use super::attr::acl_given::NewAcl;
 use super::attr::set::default_mode;
 use super::status::{OrStatus, status};
 use super::{handle, name, names, settle};
@@ -37,6 +38,7 @@ pub(crate) struct Missing {
     dir: Object,
     name: Vec<u8>,
     spec: CreateSpec,
+    acl: Option<NewAcl>,
     attrset: Bitmap,
 }
 
@@ -106,7 +108,12 @@ fn there(context: &Context, args: &OpenArgs, file: Object, by: Option<(Object, V
         OpenHow::Create(CreateHow::Exclusive(verifier)) => made_by_this = is_of(&found.file, verifier),
         OpenHow::Create(CreateHow::Exclusive41(how)) => made_by_this = is_of(&found.file, &how.verifier),
         OpenHow::Create(CreateHow::Unchecked(given)) => {
-            let wanted = super::attr::wanted(context, &Place::Object(found.file.clone()), given, true)?;
+            let wanted = super::attr::wanted(
+                context,
+                &Place::Object(found.file.clone()),
+                given,
+                Some(FileType::Regular),
+            )?;
             // [RFC8881 18.16.3] Of what is there only the size can be set, and only to nothing.
             found.truncates = wanted.set.size == Some(0);
             if found.truncates {
@@ -120,8 +127,8 @@ fn there(context: &Context, args: &OpenArgs, file: Object, by: Option<(Object, V
     }
     let file = match found.file.regular(context.minor) {
         Ok(file) => file,
-        // [RFC7530 16.16.5]
-        Err(_) if found.file.inode.kind == FileType::Symlink => return Err(NfsStat::Symlink),
+        // [RFC7530 16.16.5] The first version has this one word for whatever is neither a file nor a directory.
+        Err(status) if context.minor == 0 && status != NfsStat::Isdir => return Err(NfsStat::Symlink),
         Err(status) => return Err(status),
     };
     let cred = file.reader()?;
@@ -158,7 +165,7 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
         attrset.insert(attr::TIME_ACCESS);
         attrset.insert(attr::TIME_MODIFY);
     };
-    let mut attrset = Bitmap::default();
+    let (mut attrset, mut acl) = (Bitmap::default(), None);
     match &args.how {
         OpenHow::NoCreate => return Err(NfsStat::Noent),
         OpenHow::Create(CreateHow::Exclusive(verifier)) => {
@@ -167,9 +174,9 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
             verified(&mut spec, &mut attrset, verifier);
         }
         OpenHow::Create(CreateHow::Unchecked(given) | CreateHow::Guarded(given)) => {
-            let wanted = super::attr::wanted(context, &place, given, true)?;
+            let wanted = super::attr::wanted(context, &place, given, Some(FileType::Regular))?;
             spec = wanted.born(spec);
-            attrset = wanted.mask;
+            (attrset, acl) = (wanted.mask, wanted.acl);
         }
         OpenHow::Create(CreateHow::Exclusive41(how)) => {
             // [RFC8881 18.16.3]
@@ -178,13 +185,13 @@ fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<
             {
                 return Err(NfsStat::Inval);
             }
-            let wanted = super::attr::wanted(context, &place, &how.attrs, true)?;
+            let wanted = super::attr::wanted(context, &place, &how.attrs, Some(FileType::Regular))?;
             spec = wanted.born(spec);
-            attrset = wanted.mask;
+            (attrset, acl) = (wanted.mask, wanted.acl);
             verified(&mut spec, &mut attrset, &how.verifier);
         }
     }
-    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, attrset }))
+    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, acl, attrset }))
 }
 
 impl There {
@@ -220,7 +227,7 @@ impl Missing {
     pub fn make(&self, context: &Context, claim: &mut dyn FnMut(File)) -> Res<Option<Done>> {
         let dir = &self.dir;
         let mut claimed = |inode: &InodeRef| claim(dir.beside(inode.clone()).file());
-        match names::make(dir, &self.name, &self.spec, &mut claimed) {
+        match names::make(dir, &self.name, &self.spec, self.acl.as_ref(), &mut claimed) {
             Ok((inode, info)) => Ok(Some(Done {
                 file: dir.beside(inode),
                 cinfo: context.service.change_info(info),

@@ -15,12 +15,13 @@ use ivers_nfs4::xdr::{List, Xdr};
 use ivers_vfs::Touch;
 
 use super::core::Core;
+use super::dial::system;
 use crate::compound::{News, Shown};
 use crate::rpc::{Outcome, Procedure};
 use crate::state::{Answer, Call, Channel, File, Identity, NoChannel, Ticket, Told};
 
 /// So long a client has for his answer.
-const TIME: Duration = Duration::from_secs(5);
+pub(super) const TIME: Duration = Duration::from_secs(5);
 /// So many calls wait for a free slot; beyond that a lock's waiter is not told, and a file's holder not asked.
 const DEFERRED_MAX: usize = 4096;
 
@@ -33,25 +34,26 @@ impl Core {
             Err(NoChannel::Busy) => return self.defer(client, call),
             Err(NoChannel::Down) => return self.unheard(call),
         };
-        let Channel::Session { conn, sequence, program, minor, identity } = &channel else {
-            // Nobody has said that clients of NFSv4.0 can be called.
+        let connection = match &channel {
+            Channel::Session { conn, .. } => self.connection(*conn),
+            Channel::Dial { callback, .. } => self.dialled(callback),
+        };
+        let (Some(connection), Some(op)) = (connection, self.operation(client, &call)) else {
             return self.later(move |core| core.heard(client, call, &channel, None));
         };
-        let (Some(connection), Some(op)) = (self.connection(*conn), self.operation(client, &call)) else {
-            return self.later(move |core| core.heard(client, call, &channel, None));
+        let (program, credential, minor_version, ident, ops) = match &channel {
+            Channel::Session { sequence, program, identity, minor, .. } => {
+                let credential = match identity {
+                    Identity::None => OpaqueAuth::NONE,
+                    Identity::Sys(sys) => OpaqueAuth::sys(sys),
+                };
+                (*program, credential, *minor, 0, vec![CbOp::Sequence(sequence.clone()), op])
+            }
+            Channel::Dial { callback, ident } => (callback.program, system(), 0, *ident, vec![op]),
         };
-        let credential = match identity {
-            Identity::None => OpaqueAuth::NONE,
-            Identity::Sys(sys) => OpaqueAuth::sys(sys),
-        };
-        let procedure = Procedure {
-            program: *program,
-            version: CALLBACK_VERSION,
-            procedure: PROC_CB_COMPOUND,
-            credential,
-        };
-        let ops = List(vec![CbOp::Sequence(sequence.clone()), op]);
-        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version: *minor, ident: 0, ops }.to_bytes();
+        let procedure =
+            Procedure { program, version: CALLBACK_VERSION, procedure: PROC_CB_COMPOUND, credential };
+        let arguments = CbCompoundArgs { tag: Vec::new(), minor_version, ident, ops: List(ops) }.to_bytes();
         let core = self.clone();
         self.callbacks.call(&connection, &procedure, &arguments, TIME, move |outcome| {
             core.heard(client, call, &channel, Some(outcome));

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use ivers_nfs4::compound::CompoundRes;
 use ivers_nfs4::ops::v40::{LockArgs, LockTestArgs, Locked, Locker, UnlockArgs};
-use ivers_nfs4::ops::v41::SequenceArgs;
+use ivers_nfs4::ops::v41::{SequenceArgs, exchgid};
 use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes, number};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{ClientId, StateId};
 use ivers_nfs4::xdr::{Encoder, List, Xdr};
 
 use super::core::Core;
+use super::stats::welcome;
 use crate::compound::{Answered, Clients, Context, Held, Object, Origin};
 use crate::rpc::Credential;
 use crate::state::{
@@ -26,7 +27,7 @@ const TRIES: usize = 8;
 pub(super) struct Front(pub Arc<Core>);
 
 /// Who somebody is: what he says of himself, and what TLS says of him.
-fn principal(origin: &Origin) -> Principal {
+pub(super) fn principal(origin: &Origin) -> Principal {
     let mut bytes = Encoder::default();
     match &origin.credential {
         Credential::None => bytes.word(0),
@@ -275,9 +276,9 @@ impl Front {
             }
             Op::SetClientIdConfirm(args) => {
                 core.with(|state, now| state.set_client_id_confirm(now, &who, args))?;
-                let (client, address) = (args.clientid, context.origin.address);
-                log::info!(client:% = format_args!("{client:x}"), address:%; "a client of NFSv4.0 is there");
+                welcome(core, args.clientid, context);
                 self.keep(context);
+                core.try_way_back(args.clientid, context.origin.address);
                 OpResult::SetClientIdConfirm(Ok(()))
             }
             Op::ReleaseLockOwner(args) => {
@@ -295,14 +296,16 @@ impl Front {
                 OpResult::BindConnToSession(Ok(bound))
             }
             Op::ExchangeId(args) => {
+                // [RFC8881 18.35.3] This one is of NFSv4.2.
+                if context.minor < 2 && args.flags & exchgid::SUPP_FENCE_OPS != 0 {
+                    return Err(Stop::Fail(NfsStat::Inval));
+                }
                 OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
             }
             Op::CreateSession(args) => {
                 let minor = context.minor;
                 let made = core.with(|state, now| state.create_session(now, conn, minor, &who, args))?;
-                let (client, address) = (args.clientid, context.origin.address);
-                let tls = context.origin.tls.is_some();
-                log::info!(client:% = format_args!("{client:x}"), address:%, minor, tls; "a client has a session");
+                welcome(core, args.clientid, context);
                 self.keep(context);
                 OpResult::CreateSession(Ok(made))
             }
@@ -344,6 +347,11 @@ impl Clients for Front {
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
         let permit = self.0.with(|state, now| state.permit(now, caller, file, stateid, does))?;
         Ok(self.0.hold(permit))
+    }
+
+    fn is_opener(&self, origin: &Origin, caller: Caller, stateid: &StateId) -> bool {
+        let who = principal(origin);
+        self.0.with(|state, _| state.is_opener(caller, stateid, &who))
     }
 
     fn look(&self, caller: Caller, file: File) -> Step<Held> {

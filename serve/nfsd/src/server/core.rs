@@ -1,9 +1,10 @@
 //! The one [`State`] behind its mutex, and what carries out what it asks for.
 //!
-//! Lock order: `carrying`, then `state`, then `queue`; `waiting` and `connections` are taken alone. No call of the VFS is made, and nothing is sent, under
+//! Lock order: `carrying`, then `state`, then `queue`; `waiting`, `connections` and `dialled` are taken alone. No call of the VFS is made, and nothing is sent, under
 //! `state`.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -46,6 +47,8 @@ pub(super) struct Core {
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
     /// Files that somebody has open: they are there until he closes them, also without a name.
     open: Mutex<HashMap<File, InodeRef>>,
+    /// Connections that this server has made, to clients of NFSv4.0.
+    pub dialled: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
     /// It is written down that grace is over.
     settled: AtomicBool,
 }
@@ -76,6 +79,7 @@ impl Core {
             deferred: Mutex::default(),
             connections: Mutex::default(),
             open: Mutex::default(),
+            dialled: Mutex::default(),
             settled,
         }
     }

@@ -7,12 +7,14 @@
 //! | `open` | OPEN |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
+//! | `dial` | the way to clients of NFSv4.0 |
 //! | `program` | the RPC program |
 //! | `stats` | numbers and lines for an administrator |
 
 mod callback;
 mod clients;
 mod core;
+mod dial;
 mod open;
 mod program;
 mod stats;
@@ -160,12 +162,17 @@ impl NfsServer {
 
     /// End in good order: what is under way is answered, everything is flushed, and what clients hold they may claim from the next server.
     pub fn stop(self) -> Result<(), StartError> {
-        if !self.server.drain(DRAIN, LINGER) {
+        let quiet = self.server.drain(DRAIN, LINGER);
+        if !quiet {
             log::warn!(
                 "requests that were under way when the server was stopped are not answered: their clients ask again"
             );
         }
         self.core.waiting.clear();
+        if quiet {
+            // Before what was shown ends: who held that may claim it.
+            self.core.with(|state, _| state.strike_idle());
+        }
         self.core.with(|state, _| state.shut_down());
         self.core.release_all();
         let mut kept = Ok(());

@@ -9,17 +9,19 @@ use ivers_nfs4::ops::v40::{
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Ace, SpaceLimit};
 
-use super::clients::{Front, client, running};
+use super::clients::{Front, client, principal, running};
 use super::core::Core;
 use crate::compound::{Context, Place};
 use crate::ops::open::{Done, Found, find};
-use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Step, Turn, Why};
+use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Principal, Step, Turn, Why};
 
 /// So often a name may mean something else by the time it is used; then the client comes again.
 const TRIES: usize = 8;
 /// What is said beside the access since NFSv4.1.
 const WANTS: u32 =
     share::WANT_MASK | share::WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL | share::WANT_PUSH_DELEG_WHEN_UNCONTENDED;
+/// What may be said beside since NFSv4.2 (RFC 9754). These wishes are not granted, which their clients see by what they get.
+const LATER_WANTS: u32 = share::WANT_DELEG_TIMESTAMPS | share::WANT_OPEN_XOR_DELEGATION;
 /// `OPEN_DELEGATE_NONE_EXT`'s `WND4_NOT_WANTED`.
 const NOT_WANTED: u32 = 0;
 
@@ -38,13 +40,18 @@ impl Drop for Planned<'_> {
 }
 
 impl Planned<'_> {
-    fn commit(mut self, done: &Done) -> Step<state::Opened> {
+    fn commit(mut self, done: &Done, who: &Principal) -> Step<state::Opened> {
         let file = done.file.file();
         // Without a change attribute its holder's answers could not be compared with anything.
         let delegate = self.core.delegations && done.file.vfs().change(&done.file.inode).is_some();
         for _ in 0..TRIES {
             let Some(plan) = self.plan.take() else { break };
-            match self.core.with(|state, now| state.open_commit(now, plan, file, delegate)) {
+            let committed = self.core.with(|state, now| {
+                let opened = state.open_commit(now, plan, file, delegate)?;
+                state.opened_as(&opened.stateid, who);
+                Ok(opened)
+            });
+            match committed {
                 Ok(opened) => return Ok(opened),
                 Err((plan, why)) => {
                     self.plan = Some(plan);
@@ -71,7 +78,11 @@ impl Front {
         if later && context.minor == 0 {
             return Err(NfsStat::Badxdr.into());
         }
-        let wants = if context.minor == 0 { 0 } else { args.share_access & WANTS };
+        let wants = match context.minor {
+            0 => 0,
+            1 => args.share_access & WANTS,
+            _ => args.share_access & (WANTS | LATER_WANTS),
+        };
         let request = OpenRequest {
             client: client(context, args.owner.clientid)?,
             owner: &args.owner.owner.0,
@@ -82,6 +93,7 @@ impl Front {
             running: running(context),
             turn,
         };
+        let who = principal(&context.origin);
         let plan = self.0.with(|state, now| state.open_plan(now, &request))?;
         let planned = Planned { core: &self.0, plan: Some(plan) };
         for _ in 0..TRIES {
@@ -91,7 +103,7 @@ impl Front {
                     let Some(plan) = &planned.plan else { break };
                     self.0.with(|state, now| state.open_claim(now, plan, file, truncates))?;
                     let Some(done) = there.open(context)? else { continue };
-                    let opened = planned.commit(&done)?;
+                    let opened = planned.commit(&done, &who)?;
                     return Ok(self.opened(context, wants, done, opened));
                 }
                 Found::Missing(missing) => {
@@ -106,7 +118,7 @@ impl Front {
                         self.0.carry_out();
                     }
                     let Some(done) = made? else { continue };
-                    return match claimed.and_then(|()| planned.commit(&done)) {
+                    return match claimed.and_then(|()| planned.commit(&done, &who)) {
                         Ok(opened) => Ok(self.opened(context, wants, done, opened)),
                         Err(stop) => {
                             missing.unmake(&done);

@@ -53,6 +53,7 @@ impl Program for Nfs {
             credential: call.caller.credential.clone(),
             tls: connection.tls().cloned(),
             conn: Conn(connection.id()),
+            xid: call.xid,
         };
         let begun = Compound::begin(self.service.clone(), origin, Arguments(call), reply.start(REPLY_BYTES));
         match begun {

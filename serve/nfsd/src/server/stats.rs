@@ -3,10 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ivers_nfs4::types::ClientId;
 use ivers_vfs::StatsSnapshot;
 
 use super::core::Core;
-use crate::compound::{Operation, Service};
+use crate::compound::{Context, Operation, Service};
 use crate::net::NetStats;
 use crate::rpc::Workers;
 use crate::state::{Census, Events, Note};
@@ -99,15 +100,18 @@ impl Watch {
     }
 }
 
+/// Write down who has come: once for each of his sessions.
+pub(super) fn welcome(core: &Arc<Core>, client: ClientId, context: &Context) {
+    let name = core.section(|state, _| state.name_of(client).map(<[u8]>::to_vec)).0.unwrap_or_default();
+    let (address, minor, tls) = (context.origin.address, context.minor, context.origin.tls.is_some());
+    let (client, name) = (format_args!("{client:x}"), name.escape_ascii());
+    log::info!(client:%, address:%, name:%, minor, tls; "a client has come");
+}
+
 /// Write down what is worth a line.
 pub(super) fn tell(notes: Vec<Note>) {
     for note in notes {
         match note {
-            Note::Confirmed { client, owner, sessions } => {
-                let version = if sessions { "NFSv4.1 or later" } else { "NFSv4.0" };
-                let name = owner.escape_ascii();
-                log::info!(client:% = format_args!("{client:x}"), name:%, version; "a client is known");
-            }
             Note::Evicted(client) => {
                 log::info!(client:% = format_args!("{client:x}"); "a client is gone, with all that it held");
             }

@@ -118,7 +118,8 @@ impl Stable {
         let directory = Directory::open(path).map_err(io("cannot open"))?;
         let mut medium = directory.ok_or_else(|| StableError::Busy { path: path.to_owned() })?;
         let (mut contents, forgotten) = match medium.read().map_err(io("cannot read"))? {
-            None => (Contents::default(), 0),
+            // From anywhere: if somebody has moved the directory away, clients may still come with what an earlier one's boots gave them.
+            None => (Contents { boot: rand::random::<u32>() >> 1, ..Contents::default() }, 0),
             Some(bytes) => log::read(&bytes).map_err(|bad| match bad {
                 BadLog::Newer(version) => StableError::Newer { path: file(), version },
                 BadLog::Damaged(at) => StableError::Damaged { path: file(), at },
@@ -142,7 +143,7 @@ impl Stable {
         self.identity
     }
 
-    /// Which start this is, from 1.
+    /// Which start this is. They are counted, from anywhere.
     pub fn boot(&self) -> u32 {
         self.boot
     }

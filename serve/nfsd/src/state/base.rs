@@ -79,7 +79,7 @@ impl Principal {
     }
 }
 
-/// What tells a request from another one under the same sequence number: a keyed hash of its bytes.
+/// What tells a request from another one under the same sequence number: a hash of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub u64);
 

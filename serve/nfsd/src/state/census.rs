@@ -47,15 +47,6 @@ pub struct Events {
 /// What is worth a line in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// A client is known.
-    Confirmed {
-        /// Who.
-        client: ClientId,
-        /// What he calls himself.
-        owner: Vec<u8>,
-        /// NFSv4.1 or later.
-        sessions: bool,
-    },
     /// A client went: he was silent for too long, or somebody else has his name.
     Evicted(ClientId),
     /// A delegation is asked back.
@@ -94,6 +85,11 @@ impl State {
         self.events
     }
 
+    /// What a client calls himself.
+    pub fn name_of(&self, client: ClientId) -> Option<&[u8]> {
+        self.clients.get(&client).map(|client| &*client.owner)
+    }
+
     /// What is worth a line since this was last asked.
     pub fn notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
@@ -101,7 +97,6 @@ impl State {
 
     pub(super) fn note(&mut self, note: Note) {
         match &note {
-            Note::Confirmed { .. } => self.events.clients_confirmed += 1,
             Note::Evicted(_) => self.events.clients_evicted += 1,
             Note::Recalled(..) => self.events.recalls += 1,
             Note::Revoked(..) => self.events.revocations += 1,

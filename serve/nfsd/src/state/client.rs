@@ -10,9 +10,7 @@ use ivers_nfs4::xdr::List;
 use super::held::{Kind, OwnerKind};
 use super::session::CreateSlot;
 use super::v40::V40;
-use super::{
-    ClientRecord, File, Note, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail,
-};
+use super::{ClientRecord, File, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail};
 
 /// The flags that a client may set.
 const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
@@ -238,8 +236,7 @@ impl State {
         self.renew(now, id);
         if let Some(client) = self.clients.get_mut(&id) {
             client.confirmed = true;
-            let (owner, sessions) = (client.owner.clone(), client.with_sessions);
-            self.note(Note::Confirmed { client: id, owner, sessions });
+            self.events.clients_confirmed += 1;
         }
         self.recognize(id);
         Ok(())

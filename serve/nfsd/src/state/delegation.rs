@@ -385,9 +385,7 @@ impl State {
     }
 
     fn holder(&self, stateid: &StateId) -> Option<ClientId> {
-        let bytes = &stateid.other[4..8];
-        let index = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        self.held.get(&index).map(|held| held.client)
+        self.held.get(&Self::index_of(stateid)).map(|held| held.client)
     }
 
     /// Look at change attribute, size and times of a file, as the VFS has them. If somebody else holds a write delegation he is asked.

@@ -63,6 +63,12 @@ impl State {
         StateId { seqid: held.seqid, other }
     }
 
+    /// The number in a stateid. Whether it means anything is to be looked at.
+    pub(super) fn index_of(stateid: &StateId) -> u32 {
+        let bytes = &stateid.other[4..8];
+        u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
     /// What a stateid names, if it is this caller's and not too old.
     pub(super) fn find(&self, caller: Caller, stateid: &StateId) -> Step<u32> {
         let v40 = caller == Caller::V40;

@@ -92,6 +92,29 @@ impl State {
         }
     }
 
+    /// The server stops, and nothing is under way any more: who holds nothing has nothing to claim, and the next start need not wait for him.
+    /// Nothing may be granted afterwards.
+    pub fn strike_idle(&mut self) {
+        // Those of the last boot who have not come back yet stay as they are.
+        if self.in_grace() {
+            return;
+        }
+        let mut idle = Vec::new();
+        for client in self.clients.values_mut() {
+            if client.record == Record::Kept
+                && client.condemned.is_none()
+                && client.busy == 0
+                && !client.holds()
+            {
+                idle.push(client.as_record());
+                client.record = Record::None;
+            }
+        }
+        if !idle.is_empty() {
+            self.persist(Pending::Forgotten, RecordChange::Strike(idle));
+        }
+    }
+
     /// Do what is due, a slice of it. Says when to come again at the latest.
     pub fn tick(&mut self, now: Time) -> Time {
         let slice: Vec<ClientId> =

@@ -13,7 +13,10 @@ use super::delegation::Granted;
 use super::held::{Kind, OwnerKind};
 use super::mistake::{self, Mistake};
 use super::permit::{At, UnderWay};
-use super::{Caller, Effect, File, Running, State, Step, Time, Turn, fail};
+use super::{Caller, Effect, File, Principal, Running, State, Step, Time, Turn, fail};
+
+/// So many users of one owner are remembered; the others are looked at each time.
+const OPENERS: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Open {
@@ -24,6 +27,8 @@ pub(super) struct Open {
     combinations: u16,
     /// Lock-owners' stateids under it.
     pub locks: BTreeSet<u32>,
+    /// Who has opened it so.
+    openers: BTreeSet<Principal>,
 }
 
 impl Open {
@@ -184,20 +189,17 @@ impl State {
             let against = state.opens.iter().find_map(|index| {
                 let open = self.open_at(*index)?;
                 let conflicts = open.deny & access != 0 || open.access & deny != 0;
-                (Some(open.owner) != own && conflicts).then(|| self.owners[&open.owner].client)
+                conflicts.then(|| self.owners[&open.owner].client)
             });
+            // [RFC7530 9.9] [RFC8881 9.7] His own opens are no exception.
             let Some(holder) = against.filter(|_| !mistake::is(Mistake::ForgetDenials)) else { break };
-            // [RFC8881 9.7]
             if !self.lease_is_over(now, holder) {
                 return fail(conflict);
             }
             self.evict(holder)?;
         }
         if let Some(state) = self.files.get(&file)
-            && state
-                .under_way
-                .iter()
-                .any(|number| self.hinders(&self.under_way[number], access, deny, own, &planned))
+            && state.under_way.iter().any(|number| self.hinders(&self.under_way[number], access, deny, own))
         {
             return fail(NfsStat::Delay);
         }
@@ -220,12 +222,9 @@ impl State {
         Ok(())
     }
 
-    fn hinders(&self, other: &UnderWay, access: u32, deny: u32, own: Option<u64>, planned: &Planned) -> bool {
+    fn hinders(&self, other: &UnderWay, access: u32, deny: u32, own: Option<u64>) -> bool {
         match &other.at {
-            At::Plan(plan) => {
-                let same = plan.client == planned.client && plan.owner == planned.owner;
-                !same && (plan.deny & access != 0 || plan.touches & deny != 0)
-            }
+            At::Plan(plan) => plan.deny & access != 0 || plan.touches & deny != 0,
             At::Permit { does, by } => {
                 let bits = match does {
                     super::Does::Read => share::READ,
@@ -264,7 +263,8 @@ impl State {
         let before =
             opens.copied().find(|index| self.open_at(*index).is_some_and(|open| open.owner == owner));
         let index = before.unwrap_or_else(|| {
-            let open = Open { owner, access: 0, deny: 0, combinations: 0, locks: BTreeSet::new() };
+            let (locks, openers) = (BTreeSet::new(), BTreeSet::new());
+            let open = Open { owner, access: 0, deny: 0, combinations: 0, locks, openers };
             self.hold(planned.client, file, Kind::Open(open))
         });
         if let Some(held) = self.held.get_mut(&index) {
@@ -295,6 +295,27 @@ impl State {
         }
         let delegation = self.grant(now, &planned, file, delegate && !confirm);
         Ok(Opened { stateid: self.stateid(index), confirm, delegation })
+    }
+
+    /// Who has opened it: he was looked at then, and is not each time he reads or writes.
+    pub fn opened_as(&mut self, stateid: &StateId, principal: &Principal) {
+        let index = Self::index_of(stateid);
+        if let Some(Kind::Open(open)) = self.held.get_mut(&index).map(|held| &mut held.kind)
+            && open.openers.len() < OPENERS
+        {
+            open.openers.insert(principal.clone());
+        }
+    }
+
+    /// Whether somebody has opened what he uses a stateid of, or locks it, himself.
+    pub fn is_opener(&self, caller: Caller, stateid: &StateId, principal: &Principal) -> bool {
+        let Ok(index) = self.find(caller, stateid) else { return false };
+        let open = match &self.held[&index].kind {
+            Kind::Open(open) => Some(open),
+            Kind::Lock(lock) => self.open_at(lock.open),
+            Kind::Delegation(_) => None,
+        };
+        open.is_some_and(|open| open.openers.contains(principal))
     }
 
     /// It came to nothing.

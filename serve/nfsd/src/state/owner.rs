@@ -202,10 +202,7 @@ impl State {
         }
         let index = match self.find(Caller::V40, stateid) {
             Ok(index) => index,
-            Err(Stop::Fail(NfsStat::OldStateid)) => {
-                let bytes = &stateid.other[4..8];
-                u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-            }
+            Err(Stop::Fail(NfsStat::OldStateid)) => Self::index_of(stateid),
             Err(stop) => return Err(stop),
         };
         match &self.held[&index].kind {

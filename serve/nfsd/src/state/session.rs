@@ -14,8 +14,14 @@ use super::callback::BackSlot;
 use super::slot::Slot;
 use super::{Conn, Limits, Principal, Running, State, Step, Stop, Time, fail};
 
-/// Less does not hold a SEQUENCE and its RPC header.
-const SMALLEST_MESSAGE: u32 = 512;
+/// Less does not hold a SEQUENCE and its RPC header, nor what is answered to it.
+pub(super) const SMALLEST_MESSAGE: u32 = 128;
+/// Less does not hold a CB_SEQUENCE and what comes behind it.
+const SMALLEST_CALLBACK: u32 = 256;
+/// Bytes that are set aside for a kept reply, at least: SEQUENCE alone is always kept.
+pub(super) const SMALLEST_KEPT: u32 = 512;
+/// CB_SEQUENCE, and what it is there for.
+const CALLBACK_OPERATIONS: u32 = 2;
 /// `CDFC4_*` and `CDFS4_*`: which way a connection is used.
 const FORE: u32 = 1;
 const BACK: u32 = 2;
@@ -121,16 +127,32 @@ fn fore_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
     })
 }
 
-fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> ChannelAttrs {
-    ChannelAttrs {
+fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
+    // [RFC8881 18.36.3] Also if nobody wants it yet: BIND_CONN_TO_SESSION may put a connection behind it later, and asks nothing then.
+    let too_small = asked.max_request < SMALLEST_CALLBACK
+        || asked.max_response < SMALLEST_CALLBACK
+        || asked.max_operations < CALLBACK_OPERATIONS;
+    if too_small {
+        return Err(NfsStat::Toosmall);
+    }
+    Ok(ChannelAttrs {
         header_pad_size: 0,
         max_request: asked.max_request.min(limits.request_bytes),
         max_response: asked.max_response.min(limits.reply_bytes),
         max_response_cached: asked.max_response_cached.min(limits.kept_reply_bytes),
         max_operations: asked.max_operations.min(limits.operations),
-        max_requests: asked.max_requests.min(limits.back_slots),
+        max_requests: asked.max_requests.min(limits.back_slots).max(1),
         rdma_ird: List(Vec::new()),
+    })
+}
+
+/// What the server agrees to, or why these arguments cannot be agreed to by anybody.
+fn agree(args: &CreateSessionArgs, limits: &Limits) -> Res<(ChannelAttrs, ChannelAttrs)> {
+    if args.flags & !(session_flags::PERSIST | session_flags::CONN_BACK_CHAN | session_flags::CONN_RDMA) != 0
+    {
+        return Err(NfsStat::Inval);
     }
+    Ok((fore_channel(&args.fore, limits)?, back_channel(&args.back, limits)?))
 }
 
 impl State {
@@ -156,7 +178,9 @@ impl State {
         if args.sequence != client.create.next() {
             return fail(NfsStat::SeqMisordered);
         }
-        let reply = match self.create_new(now, conn, minor, principal, args) {
+        // [RFC8881 18.36.4] The next number is the one behind the last that was used successfully: what is refused for its arguments alone uses none up.
+        let channels = agree(args, &self.config.limits)?;
+        let reply = match self.create_new(now, conn, minor, principal, args, channels) {
             // What may go better the next time is not remembered: the client would be told so for ever.
             Err(Stop::Fail(NfsStat::Delay)) => return fail(NfsStat::Delay),
             Err(Stop::Fail(status)) => Err(status),
@@ -176,37 +200,25 @@ impl State {
         minor: u32,
         principal: &Principal,
         args: &CreateSessionArgs,
+        (mut fore, back): (ChannelAttrs, ChannelAttrs),
     ) -> Step<CreateSessionOk> {
         let limits = self.config.limits.clone();
         let client = &self.clients[&args.clientid];
         if !client.confirmed && client.principal != *principal {
             return fail(NfsStat::ClidInuse);
         }
-        if args.flags & !(session_flags::PERSIST | session_flags::CONN_BACK_CHAN | session_flags::CONN_RDMA)
-            != 0
-        {
-            return fail(NfsStat::Inval);
-        }
-        let mut fore = fore_channel(&args.fore, &limits)?;
-        let mut back = back_channel(&args.back, &limits);
         let back_wanted = args.flags & session_flags::CONN_BACK_CHAN != 0;
-        if back_wanted && (back.max_request < SMALLEST_MESSAGE || back.max_response < SMALLEST_MESSAGE) {
-            return fail(NfsStat::Toosmall);
-        }
         if client.sessions.len() >= limits.sessions {
             return fail(NfsStat::Delay);
         }
         // The memory for kept replies is set aside now: when an operation is done it is too late to say no.
-        let each = u64::from(fore.max_response_cached.max(SMALLEST_MESSAGE));
+        let each = u64::from(fore.max_response_cached.max(SMALLEST_KEPT));
         let free = (limits.kept_bytes.0.saturating_sub(client.kept_bytes))
             .min(limits.kept_bytes.1.saturating_sub(self.kept_bytes));
         fore.max_requests = fore.max_requests.min(u32::try_from(free / each).unwrap_or(u32::MAX));
         if fore.max_requests == 0 {
             self.make_memory(now)?;
             return fail(NfsStat::Delay);
-        }
-        if back.max_requests == 0 {
-            back.max_requests = 1;
         }
         if !client.confirmed {
             self.confirm(now, args.clientid)?;

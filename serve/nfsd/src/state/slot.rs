@@ -8,7 +8,7 @@ use ivers_nfs4::types::{ClientId, SessionId};
 
 use super::client::Client;
 use super::mistake::{self, Mistake};
-use super::session::Session;
+use super::session::{SMALLEST_KEPT, SMALLEST_MESSAGE, Session};
 use super::{Conn, Digest, Principal, State, Step, Time, fail};
 
 /// What a request looks like before its operations.
@@ -106,7 +106,7 @@ impl Slot {
 impl Session {
     /// Bytes set aside for kept replies.
     pub fn reserved(&self) -> u64 {
-        u64::from(self.fore.max_response_cached.max(512)) * self.slots.len() as u64
+        u64::from(self.fore.max_response_cached.max(SMALLEST_KEPT)) * self.slots.len() as u64
     }
 
     fn highest(&self) -> u32 {
@@ -172,6 +172,10 @@ impl State {
         if slot.is_busy() || args.sequenceid != slot.sequence.wrapping_add(1) && !forgetful {
             return fail(NfsStat::SeqMisordered);
         }
+        // [RFC8881 2.10.6.4] Not even what is said of this would fit; the slot stays as it was.
+        if args.cache_this && session.fore.max_response_cached < SMALLEST_MESSAGE {
+            return fail(NfsStat::RepTooBigToCache);
+        }
         self.carry(conn, &args.sessionid)?;
 
         self.shrink(args);
@@ -212,7 +216,7 @@ impl State {
     pub fn finish(&mut self, now: Time, running: Running, reply: &[u8]) {
         // Its session may have been destroyed by the request itself.
         let Some(session) = self.sessions.get_mut(&running.session) else { return };
-        let fits = reply.len() as u64 <= u64::from(session.fore.max_response_cached.max(512));
+        let fits = reply.len() as u64 <= u64::from(session.fore.max_response_cached.max(SMALLEST_KEPT));
         let Some(slot) = session.slots.get_mut(running.slot as usize) else { return };
         if slot.sequence != running.sequence || !slot.is_busy() {
             return;

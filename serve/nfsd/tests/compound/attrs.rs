@@ -130,7 +130,7 @@ fn attributes_are_set() {
     });
 }
 
-/// [RFC8881 18.30.3] [RFC8881 5.9] [RFC8881 18.30.4]
+/// [RFC8881 18.30.3] [RFC8881 5.9] [RFC8881 14.5] [RFC8881 18.30.4]
 #[test]
 fn what_cannot_be_set_is_refused() {
     everywhere(|server| {
@@ -140,16 +140,23 @@ fn what_cannot_be_set_is_refused() {
         let refused = |status| (status, Bitmap::default());
         assert_eq!(ends(&file, Attrs { change: Some(1), ..plain() }), refused(NfsStat::Inval));
         assert_eq!(ends(&file, Attrs { archive: Some(true), ..plain() }), refused(NfsStat::Attrnotsupp));
-        let acl = Attrs { acl: Some(ivers_nfs4::xdr::List(vec![])), ..plain() };
-        assert_eq!(ends(&file, acl), refused(NfsStat::Attrnotsupp));
         assert_eq!(ends(&file, Attrs { mode: Some(0o10000), ..plain() }), refused(NfsStat::Inval));
         let late = NfsTime { seconds: 0, nseconds: 1_000_000_000 };
         let time = Attrs { time_access_set: Some(SetTime::Client(late)), ..plain() };
         assert_eq!(ends(&file, time), refused(NfsStat::Inval));
-        for owner in ["root", "01", "x@y", ""] {
+        for owner in ["root", "01", "x@y"] {
             let owner = Attrs { owner: Some(owner.as_bytes().to_vec()), ..plain() };
             assert_eq!(ends(&file, owner), refused(NfsStat::Badowner));
         }
+        // [RFC8881 14.5]
+        assert_eq!(ends(&file, Attrs { owner: Some(vec![]), ..plain() }), refused(NfsStat::Inval));
+        assert_eq!(ends(&file, Attrs { owner_group: Some(vec![]), ..plain() }), refused(NfsStat::Inval));
+        // Who uses the open of another user is looked at as if he had none.
+        let stolen = Op::SetAttr(SetAttrArgs {
+            stateid: StateId { seqid: 1, other: [5; 12] },
+            attrs: Attrs { size: Some(0), ..plain() }.encode(),
+        });
+        assert_eq!(server.call_as(STRANGER, 0, vec![put(&file), stolen]).0, NfsStat::Access);
         assert_eq!(ends(&dir, Attrs { size: Some(0), ..plain() }), refused(NfsStat::Isdir));
         assert_eq!(ends(&file, Attrs { size: Some(u64::MAX), ..plain() }), refused(NfsStat::Fbig));
         let mut broken = Attrs { size: Some(1), ..plain() }.encode();

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
@@ -26,6 +26,9 @@ use ivers_nfsd::rpc::Credential;
 use ivers_nfsd::state::{Caller, Conn, Does, File, Step, Stop};
 use ivers_vfs::{Cred, MountOptions, Vfs};
 use parking_lot::Mutex;
+
+/// Who has never opened anything.
+pub const STRANGER: u32 = 4242;
 
 /// Something that somebody else does.
 pub type Meanwhile = Box<dyn FnOnce() + Send>;
@@ -95,6 +98,10 @@ impl Clients for Fake {
             None => {}
         }
         Ok(self.held())
+    }
+
+    fn is_opener(&self, origin: &Origin, _: Caller, _: &StateId) -> bool {
+        !matches!(&origin.credential, Credential::Sys(sys) if sys.uid == STRANGER)
     }
 
     fn look(&self, _: Caller, _: File) -> Step<Held> {
@@ -186,7 +193,9 @@ impl Server {
 
     pub fn origin(uid: u32, gid: u32) -> Origin {
         let sys = AuthSys { stamp: 0, machine: Vec::new(), uid, gid, gids: List(Vec::new()) };
-        Origin { address: HOME, credential: Credential::Sys(sys), tls: None, conn: Conn(1) }
+        static XID: AtomicU32 = AtomicU32::new(0);
+        let xid = XID.fetch_add(1, Ordering::Relaxed);
+        Origin { address: HOME, credential: Credential::Sys(sys), tls: None, conn: Conn(1), xid }
     }
 
     pub fn begin(&self, origin: Origin, minor: u32, ops: Vec<Op>) -> Progress {

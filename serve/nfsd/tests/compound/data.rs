@@ -97,6 +97,7 @@ fn who_has_not_opened_it_must_be_allowed_to() {
         assert_eq!(ends(ANY, 1000), [NfsStat::Access; 2]);
         assert_eq!(ends(StateId::READ_BYPASS, 1000), [NfsStat::Access; 2]);
         assert_eq!(ends(open, 1000), [NfsStat::Ok; 2], "his open says that he may");
+        assert_eq!(ends(open, STRANGER), [NfsStat::Access; 2], "another's does not");
         mode(0o601);
         assert_eq!(ends(ANY, 1000), [NfsStat::Ok, NfsStat::Access], "to run it, it must be read");
         mode(0o602);

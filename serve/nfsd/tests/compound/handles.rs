@@ -91,7 +91,7 @@ fn the_saved_one_comes_back() {
     assert_eq!(results[4], OpResult::GetFh(Ok(file)));
 }
 
-/// [RFC8881 18.14.3]
+/// [RFC8881 18.14.3] [RFC8881 15.1.2.9]
 #[test]
 fn the_way_up_ends_at_the_pseudo_root() {
     everywhere(|server| {
@@ -105,10 +105,16 @@ fn the_way_up_ends_at_the_pseudo_root() {
         assert_eq!(ups(4), NfsStat::Noent);
         server.file("f", b"");
         assert_eq!(server.ends(0, vec![lookup("f"), up.clone()]), NfsStat::Notdir);
+        // [RFC8881 15.1.2.9]
+        let kind = CreateType::Lnk(b"d".to_vec());
+        let link = Op::Create(CreateArgs { kind, name: b"l".to_vec(), attrs: nothing() });
+        assert_eq!(server.ends(0, vec![link]), NfsStat::Ok);
+        let above_link = |minor| server.ends(minor, vec![lookup("l"), up.clone()]);
+        assert_eq!([above_link(0), above_link(1)], [NfsStat::Notdir, NfsStat::Symlink]);
     });
 }
 
-/// [RFC8881 18.13.3] [RFC8881 14.5]
+/// [RFC8881 18.13.3] [RFC8881 14.5] [RFC8881 15.1.2.5]
 #[test]
 fn names_do_not_lead_out() {
     everywhere(|server| {
@@ -117,6 +123,9 @@ fn names_do_not_lead_out() {
             CreateArgs { kind: CreateType::Lnk(b"../../..".to_vec()), name: b"l".to_vec(), attrs: nothing() };
         assert_eq!(server.ends(0, vec![Op::Create(link)]), NfsStat::Ok);
         let raw = |name: &[u8]| server.ends(0, vec![Op::Lookup(name.to_vec())]);
+        // [RFC8881 15.1.2.5]
+        assert_eq!(raw(&[b'n'; 255]), NfsStat::Noent);
+        assert_eq!(raw(&[b'n'; 256]), NfsStat::Nametoolong);
         assert_eq!(raw(b".."), NfsStat::Badname);
         assert_eq!(raw(b"."), NfsStat::Badname);
         assert_eq!(raw(b"a/b"), NfsStat::Badchar);

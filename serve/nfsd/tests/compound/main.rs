@@ -1,5 +1,6 @@
 //! Requests against filesystems in memory and in an ext4 image, without sockets and without clients.
 
+mod acls;
 mod attrs;
 mod common;
 mod data;

@@ -6,7 +6,7 @@ use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::{CreateArgs, Entry, ReadDirArgs, ReadDirOk, RenameArgs};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{Bitmap, CreateType, FileHandle, Ftype, ModeUmask, SpecData};
+use ivers_nfs4::types::{Ace, Bitmap, CreateType, FileHandle, Ftype, ModeUmask, SpecData};
 use ivers_vfs::{CreateSpec, Cred};
 
 use crate::common::*;
@@ -84,7 +84,8 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
         assert_eq!(ends(CreateType::Chr(huge), "x", plain()), NfsStat::Inval);
         let sized = Attrs { size: Some(1), ..plain() };
         assert_eq!(ends(CreateType::Dir, "x", sized), NfsStat::Inval);
-        let acl = Attrs { acl: Some(ivers_nfs4::xdr::List(vec![])), ..plain() };
+        let audit = Ace { kind: 2, flags: 0, mask: 1, who: b"EVERYONE@".to_vec() };
+        let acl = Attrs { acl: Some(ivers_nfs4::xdr::List(vec![audit])), ..plain() };
         assert_eq!(ends(CreateType::Dir, "x", acl), NfsStat::Attrnotsupp);
         let owner = Attrs { owner: Some(b"nobody@nowhere".to_vec()), ..plain() };
         assert_eq!(ends(CreateType::Dir, "x", owner), NfsStat::Badowner);

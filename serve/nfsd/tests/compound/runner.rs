@@ -323,3 +323,30 @@ fn what_a_delegate_has_written_is_his_to_say() {
     let close = Op::Close(SeqState { seqid: 0, stateid: StateId::ANONYMOUS });
     assert_eq!(server.ends(0, vec![close]), NfsStat::Notsupp);
 }
+
+/// [RFC7530 9.1.7]
+#[test]
+fn names_of_the_first_version_are_not_changed_twice() {
+    everywhere(|server| {
+        server.file("f", b"");
+        let send = |xid: u32, uid: u32, ops: &[Op]| {
+            let mut origin = Server::origin(uid, uid);
+            origin.xid = xid;
+            let request = request(0, &[data(), ops.to_vec()].concat());
+            let begun = Compound::begin(server.service.clone(), origin, request, Encoder::default());
+            answer(begun.unwrap().run())
+        };
+        let remove = |name: &str| [Op::Remove(name.as_bytes().to_vec())];
+        let first = send(9_000_000, 0, &remove("f"));
+        assert_eq!(first.status, NfsStat::Ok);
+        assert_eq!(send(9_000_000, 0, &remove("f")), first, "it is told what it was told");
+        assert_eq!(send(9_000_001, 0, &remove("f")).status, NfsStat::Noent, "another request");
+        assert_ne!(send(9_000_000, 1000, &remove("f")).status, NfsStat::Ok, "another user");
+        assert_eq!(send(9_000_000, 0, &remove("g")).status, NfsStat::Noent, "something else");
+        // What was told to come again was not done.
+        server.file("h", b"");
+        server.clients.refuse_nth(0);
+        assert_eq!(send(9_000_002, 0, &remove("h")).status, NfsStat::Delay);
+        assert_eq!(send(9_000_002, 0, &remove("h")).status, NfsStat::Ok);
+    });
+}

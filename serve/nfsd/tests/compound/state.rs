@@ -8,7 +8,7 @@ use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{ReadArgs, WriteArgs};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, StableHow, StateId};
-use ivers_nfsd::compound::{Answered, Clients, Context, Held, Service};
+use ivers_nfsd::compound::{Answered, Clients, Context, Held, Origin, Service};
 use ivers_nfsd::exports::handle::Handles;
 use ivers_nfsd::state::{
     Caller, ClientRecord, Config, Dice, Does, File, Past, Permit, Principal, State, Step, Stop, Time,
@@ -50,6 +50,10 @@ impl Clients for Real {
     fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
         let permit = self.0.lock().permit(Time(0), caller, file, stateid, does)?;
         Ok(self.held(permit))
+    }
+
+    fn is_opener(&self, _: &Origin, _: Caller, _: &StateId) -> bool {
+        false
     }
 
     fn look(&self, caller: Caller, file: File) -> Step<Held> {

@@ -1,5 +1,6 @@
 //! The whole server over a socket, with clients that are made of the wire alone.
 
+mod called_back;
 mod of_old;
 
 use std::net::SocketAddr;
@@ -13,9 +14,11 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfs_peer::*;
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::v40::*;
+use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
+use ivers_nfs4::xdr::List;
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
@@ -358,4 +361,21 @@ fn what_is_open_stays_without_a_name() {
     assert_eq!(a.attrs(&another).size, Some(0));
     server.stop().unwrap();
     vfs.unmount().unwrap();
+}
+
+/// [RFC8881 18.35.3]
+#[test]
+fn flags_of_later_versions_are_unknown_to_earlier_ones() {
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (server, address) = serve(dir.path(), &vfs);
+    let mut client = Client::connect(address, "a");
+    let exchange = Op::ExchangeId(ExchangeIdArgs {
+        owner: ClientOwner { verifier: [1; 8], id: Opaque(b"a".to_vec()) },
+        flags: exchgid::SUPP_FENCE_OPS,
+        protect: StateProtect::None,
+        implementation: List(Vec::new()),
+    });
+    assert_eq!(client.compound(1, vec![exchange.clone()]).0, NfsStat::Inval);
+    assert_eq!(client.compound(2, vec![exchange]).0, NfsStat::Ok);
+    server.stop().unwrap();
 }

@@ -8,6 +8,7 @@ use ivers_nfs4::types::*;
 use crate::{ext4, serve};
 use ivers_nfs_peer::*;
 
+/// [RFC7530 16.16.5]
 #[test]
 fn a_client_without_sessions_is_served() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
@@ -33,6 +34,11 @@ fn a_client_without_sessions_is_served() {
     assert_eq!(made.delegation, OpenDelegation::None);
     // Once more: the kept reply, and the file that it left behind.
     assert_eq!(opened(&old.compound(0, open)), (made.clone(), handle.clone()));
+    // [RFC7530 16.16.5]
+    let fifo = CreateArgs { kind: CreateType::Fifo, name: b"p".to_vec(), attrs: Default::default() };
+    assert_eq!(old.compound(0, [data(), vec![Op::Create(fifo)]].concat()).0, NfsStat::Ok);
+    let open_fifo = open_of(1, id, "p", share::READ, OpenHow::NoCreate, named("p"));
+    assert_eq!(old.compound(0, [data(), vec![open_fifo]].concat()).0, NfsStat::Symlink);
     let put = || Op::PutFh(handle.clone());
     let confirm = Op::OpenConfirm(OpenConfirmArgs { stateid: made.stateid, seqid: 2 });
     let (_, results) = old.compound(0, vec![put(), confirm]);

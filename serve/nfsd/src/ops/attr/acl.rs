@@ -1,4 +1,4 @@
-//! POSIX ACLs as NFSv4 ACLs (RFC 7530 section 6; the mapping that is usual between the two).
+//! POSIX ACLs as NFSv4 ACLs (RFC 7530 section 6; the mapping that is usual between the two). The way back is [`NewAcl`](super::acl_given::NewAcl).
 //!
 //! NFSv4 reads its entries in order, and the first that speaks of a permission decides. POSIX picks one class of caller and looks no further. So each class
 //! that may be refused something which a later one would allow is followed by an entry that denies it; of the groups a caller may be in several, and any of
@@ -13,21 +13,21 @@ use ivers_vfs::{Attr, Cred, Error, FileType, NameError};
 use crate::compound::{Context, Object};
 use crate::ops::status::status;
 
-const ALLOW: u32 = 0;
-const DENY: u32 = 1;
+pub(super) const ALLOW: u32 = 0;
+pub(super) const DENY: u32 = 1;
 
-const FILE_INHERIT: u32 = 0x1;
-const DIRECTORY_INHERIT: u32 = 0x2;
-const INHERIT_ONLY: u32 = 0x8;
-const IDENTIFIER_GROUP: u32 = 0x40;
+pub(super) const FILE_INHERIT: u32 = 0x1;
+pub(super) const DIRECTORY_INHERIT: u32 = 0x2;
+pub(super) const INHERIT_ONLY: u32 = 0x8;
+pub(super) const IDENTIFIER_GROUP: u32 = 0x40;
 
-const READ_DATA: u32 = 0x1;
-const WRITE_DATA: u32 = 0x2;
-const APPEND_DATA: u32 = 0x4;
+pub(super) const READ_DATA: u32 = 0x1;
+pub(super) const WRITE_DATA: u32 = 0x2;
+pub(super) const APPEND_DATA: u32 = 0x4;
 const READ_NAMED_ATTRS: u32 = 0x8;
 const WRITE_NAMED_ATTRS: u32 = 0x10;
-const EXECUTE: u32 = 0x20;
-const DELETE_CHILD: u32 = 0x40;
+pub(super) const EXECUTE: u32 = 0x20;
+pub(super) const DELETE_CHILD: u32 = 0x40;
 const READ_ATTRIBUTES: u32 = 0x80;
 const WRITE_ATTRIBUTES: u32 = 0x100;
 const READ_ACL: u32 = 0x2_0000;

@@ -1,8 +1,9 @@
 //! What attributes say.
 
 use ivers_nfs4::attr::{self, Attrs, ChangeAttrType};
+use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::Res;
-use ivers_nfs4::types::{Bitmap, Ftype, NfsTime, SpecData};
+use ivers_nfs4::types::{Bitmap, Ftype, NfsTime, OpenArguments, SpecData};
 use ivers_vfs::{Attr, FileType};
 
 use super::{EXCLUSIVE, acl, supported, time};
@@ -59,7 +60,25 @@ pub fn gather(context: &Context, place: &Place, want: &Bitmap, shown: Option<Sho
     attrs.no_trunc = of(attr::NO_TRUNC, true);
     attrs.suppattr_exclcreat = has(attr::SUPPATTR_EXCLCREAT).then(|| Bitmap::of(EXCLUSIVE));
     attrs.fs_charset_cap = has(attr::FS_CHARSET_CAP).then_some(ONLY_UTF8);
+    attrs.open_arguments = has(attr::OPEN_ARGUMENTS).then(open_arguments);
     Ok(attrs)
+}
+
+/// What OPEN takes, by the numbers of RFC 9754 section 3: nothing that a client would have to come back for, neither timestamps with a delegation nor one in
+/// the place of an open. Asked for all the same, these are wishes that are not granted.
+fn open_arguments() -> OpenArguments {
+    const ANY_DELEG: u32 = 3;
+    const NO_DELEG: u32 = 4;
+    const CANCEL: u32 = 5;
+    OpenArguments {
+        access: Bitmap::of([share::READ, share::WRITE, share::BOTH]),
+        deny: Bitmap::of([0, share::READ, share::WRITE, share::BOTH]),
+        want: Bitmap::of([ANY_DELEG, NO_DELEG, CANCEL]),
+        // CLAIM_NULL, CLAIM_PREVIOUS, CLAIM_DELEGATE_CUR, CLAIM_FH, CLAIM_DELEG_CUR_FH.
+        claim: Bitmap::of([0, 1, 2, 4, 5]),
+        // UNCHECKED4, GUARDED4, EXCLUSIVE4, EXCLUSIVE4_1.
+        create: Bitmap::of(0..4),
+    }
 }
 
 /// A directory above the exports: nobody changes it but by another table.

@@ -1,6 +1,7 @@
 //! Attributes: which there are, what they say, what may be set.
 
 pub mod acl;
+pub mod acl_given;
 pub mod get;
 pub mod set;
 
@@ -21,8 +22,15 @@ const DELEGATED: [u32; 5] =
     [attr::CHANGE, attr::SIZE, attr::TIME_MODIFY, attr::TIME_METADATA, attr::SPACE_USED];
 
 /// What may be set where the file is already, in every version.
-const SETTABLE: [u32; 6] =
-    [attr::SIZE, attr::MODE, attr::OWNER, attr::OWNER_GROUP, attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET];
+const SETTABLE: [u32; 7] = [
+    attr::SIZE,
+    attr::ACL,
+    attr::MODE,
+    attr::OWNER,
+    attr::OWNER_GROUP,
+    attr::TIME_ACCESS_SET,
+    attr::TIME_MODIFY_SET,
+];
 
 /// What an OPEN that makes a file exclusively may set beside (EXCLUSIVE4_1).
 const EXCLUSIVE: [u32; 4] = [attr::SIZE, attr::MODE, attr::OWNER, attr::OWNER_GROUP];
@@ -89,7 +97,13 @@ pub fn supported(minor: u32, place: &Place) -> &'static Bitmap {
     let minor = minor.min(2);
     let kind = usize::from(acls) | usize::from(birth) << 1;
     ALL[minor as usize][kind].get_or_init(|| {
-        let later = [attr::SPACE_FREED, attr::CHANGE_ATTR_TYPE, attr::MODE_UMASK, attr::XATTR_SUPPORT];
+        let later = [
+            attr::SPACE_FREED,
+            attr::CHANGE_ATTR_TYPE,
+            attr::MODE_UMASK,
+            attr::XATTR_SUPPORT,
+            attr::OPEN_ARGUMENTS,
+        ];
         let more = [
             (minor >= 1, &[attr::SUPPATTR_EXCLCREAT, attr::FS_CHARSET_CAP][..]),
             (minor >= 2, &later),
@@ -153,7 +167,11 @@ pub fn nverify(context: &mut Context, given: &Fattr) -> Step<()> {
     if compare(context, given)? { Err(NfsStat::Same.into()) } else { Ok(()) }
 }
 
-/// The attributes that are given with an object that is to be made, or for one that is there.
-pub fn wanted(context: &Context, place: &Place, given: &Fattr, making: bool) -> Res<Wanted> {
-    Wanted::of(context, supported(context.minor, place), given, making)
+/// The attributes that are given for an object that is there, or with one of a kind that is `made` in it.
+pub fn wanted(context: &Context, place: &Place, given: &Fattr, made: Option<FileType>) -> Res<Wanted> {
+    let kind = made.unwrap_or(match place {
+        Place::Pseudo(_) => FileType::Directory,
+        Place::Object(object) => object.inode.kind,
+    });
+    Wanted::of(context, supported(context.minor, place), given, kind, made.is_some())
 }

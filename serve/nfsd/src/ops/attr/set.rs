@@ -6,6 +6,7 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, SetTime};
 use ivers_vfs::{CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
+use super::acl_given::NewAcl;
 use super::{SETTABLE, wanted};
 use crate::compound::Context;
 use crate::ops::data::is_special;
@@ -22,6 +23,8 @@ pub struct Wanted {
     pub mask: Bitmap,
     /// Bits that a new object shall not have, unless an ACL that it inherits decides.
     pub umask: u32,
+    /// The ACL, set behind everything else.
+    pub acl: Option<NewAcl>,
 }
 
 fn time(given: &SetTime) -> Res<TimeSet> {
@@ -34,8 +37,14 @@ fn time(given: &SetTime) -> Res<TimeSet> {
 }
 
 impl Wanted {
-    /// Take apart what is given; `making`: for a new object.
-    pub fn of(context: &Context, supported: &Bitmap, given: &Fattr, making: bool) -> Res<Self> {
+    /// Take apart what is given for an object of this kind; `making`: for a new one.
+    pub fn of(
+        context: &Context,
+        supported: &Bitmap,
+        given: &Fattr,
+        kind: FileType,
+        making: bool,
+    ) -> Res<Self> {
         for bit in given.mask.iter() {
             let umask = bit == attr::MODE_UMASK;
             // [RFC8881 18.30.3]
@@ -60,6 +69,10 @@ impl Wanted {
         if (perm.unwrap_or(0) | umask) & !0o7777 != 0 {
             return Err(NfsStat::Inval);
         }
+        // [RFC8881 14.5]
+        if [&attrs.owner, &attrs.owner_group].into_iter().flatten().any(Vec::is_empty) {
+            return Err(NfsStat::Inval);
+        }
         // [RFC8881 5.9]
         let id = |id: Option<u32>| id.ok_or(NfsStat::Badowner);
         let set = SetAttr {
@@ -71,7 +84,8 @@ impl Wanted {
             mtime: attrs.time_modify_set.as_ref().map(time).transpose()?,
             ..SetAttr::default()
         };
-        Ok(Self { set, mask: given.mask.clone(), umask })
+        let acl = attrs.acl.map(|aces| NewAcl::of(&**names, kind, &aces.0)).transpose()?;
+        Ok(Self { set, mask: given.mask.clone(), umask, acl })
     }
 
     /// What is to be made, with all of this from the start.
@@ -85,7 +99,7 @@ impl Wanted {
 /// SETATTR.
 pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
     let place = context.current()?.clone();
-    let mut wanted = wanted(context, &place, &args.attrs, false)?;
+    let mut wanted = wanted(context, &place, &args.attrs, None)?;
     let object = place.object(NfsStat::Rofs)?;
     let cred = object.writer()?;
     let sized = wanted.set.size.is_some();
@@ -94,16 +108,29 @@ pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
     }
     let _leave = if sized {
         let stateid = context.meant(&args.stateid)?;
-        // Who has it open for writing may truncate it, whatever its mode says by now.
-        wanted.set.opened = !is_special(&stateid);
-        Some(context.permit(object, &stateid, Does::Resize)?)
+        let leave = context.permit(object, &stateid, Does::Resize)?;
+        // Who has opened it for writing himself may truncate it, whatever its mode says by now.
+        wanted.set.opened = !is_special(&stateid) && context.is_opener(&stateid);
+        Some(leave)
     } else {
         context.permit_change(object, Does::Change)?
     };
     let (vfs, inode) = (object.vfs(), &object.inode);
-    vfs.set_attr(cred, inode, &wanted.set).nfs()?;
+    if wanted.set != SetAttr::default() {
+        vfs.set_attr(cred, inode, &wanted.set).nfs()?;
+    }
+    // [RFC8881 6.4.1.3] Behind the mode: the ACL is what counts.
+    let acl = wanted.acl.as_ref().map_or(Ok(()), |acl| acl.set(vfs, cred, inode));
     settle(vfs, &[inode])?;
-    Ok(SetAttrRes { status: NfsStat::Ok, attrset: wanted.mask })
+    let mut attrset = wanted.mask;
+    match acl {
+        Ok(()) => Ok(SetAttrRes { status: NfsStat::Ok, attrset }),
+        // [RFC8881 18.30.4] What was set is told also where the rest was not.
+        Err(status) => {
+            attrset.remove(attr::ACL);
+            Ok(SetAttrRes { status, attrset })
+        }
+    }
 }
 
 /// The mode of a new object whose maker does not name one.

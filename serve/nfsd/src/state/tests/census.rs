@@ -7,11 +7,7 @@ fn everything_is_counted_and_noted() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
-    let both = [a, b].map(|client| {
-        let owner = if client == a { b"a" } else { b"b" };
-        Note::Confirmed { client, owner: owner.to_vec(), sessions: true }
-    });
-    assert_eq!(state.notes(), both);
+    assert_eq!((state.name_of(a), state.name_of(9)), (Some(&b"a"[..]), None));
     let opened = open_as(&mut state, T, a, "o", F, (share::BOTH, 0), 0, Claim::Fresh).unwrap();
     let Granted::Write(_) = opened.delegation else { panic!("{opened:?}") };
     let locker = Locker::New { open: opened.stateid, owner: b"l" };

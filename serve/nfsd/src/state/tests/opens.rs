@@ -25,13 +25,44 @@ fn share_modes_are_kept() {
     }
 }
 
+/// [RFC7530 9.9] [RFC8881 9.7]
+#[test]
+fn an_owner_denies_himself_too() {
+    let mut state = state();
+    let (a, _) = client(&mut state, T, "a", 1);
+    let first = open(&mut state, a, "o", F, share::BOTH, share::WRITE).unwrap();
+    assert_eq!(failed(open(&mut state, a, "o", F, share::WRITE, 0)), NfsStat::ShareDenied);
+    assert_eq!(failed(open(&mut state, a, "o", F, share::READ, share::READ)), NfsStat::ShareDenied);
+    let again = open(&mut state, a, "o", F, share::READ, 0).unwrap();
+    assert_eq!((first.stateid.other, again.stateid.seqid), (again.stateid.other, 2));
+}
+
+#[test]
+fn who_has_opened_it_is_remembered() {
+    let mut state = state();
+    let (a, _) = client(&mut state, T, "a", 1);
+    let (b, _) = client(&mut state, T, "b", 2);
+    let opened = open(&mut state, a, "o", F, share::BOTH, 0).unwrap().stateid;
+    state.opened_as(&opened, &who(1));
+    let me = Caller::Client(a);
+    let locker = Locker::New { open: opened, owner: b"l" };
+    let request = LockRequest { locker, kind: LockType::Read, reclaim: false, offset: 0, length: 1 };
+    let lock = state.lock(T, me, F, &request).unwrap();
+    for stateid in [opened, lock] {
+        assert!(state.is_opener(me, &stateid, &who(1)));
+        assert!(!state.is_opener(me, &stateid, &who(2)));
+        assert!(!state.is_opener(Caller::Client(b), &stateid, &who(1)));
+    }
+    assert!(!state.is_opener(me, &StateId::ANONYMOUS, &who(1)));
+}
+
 /// [RFC8881 18.18.3] [RFC8881 18.2.4] [RFC8881 8.2.2]
 #[test]
 fn opens_grow_and_shrink() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let one = open(&mut state, a, "o", F, 1, 0).unwrap().stateid;
-    let two = open(&mut state, a, "o", F, 2, 1).unwrap().stateid;
+    let two = open(&mut state, a, "o", F, 2, 2).unwrap().stateid;
     assert_eq!((one.other, one.seqid, two.seqid), (two.other, 1, 2));
     let me = Caller::Client(a);
     let down = |state: &mut State, stateid: &StateId, access, deny| {

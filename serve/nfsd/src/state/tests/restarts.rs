@@ -165,3 +165,30 @@ fn what_was_revoked_is_not_claimed_again() {
     assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change, .. }] if *change == put));
     state.audit();
 }
+
+#[test]
+fn who_holds_nothing_at_a_stop_is_not_waited_for() {
+    let mut state = state();
+    let (a, _) = client(&mut state, T, "a", 1);
+    client(&mut state, T, "b", 2);
+    let opened = open(&mut state, a, "o", F, share::READ, 0).unwrap();
+    state.strike_idle();
+    let struck = |state: &mut State| {
+        settle(state).into_iter().find_map(|effect| match effect {
+            Effect::Persist { change: RecordChange::Strike(records), .. } => Some(records),
+            _ => None,
+        })
+    };
+    let names = |records: Vec<ClientRecord>| records.into_iter().map(|it| it.owner).collect::<Vec<_>>();
+    assert_eq!(struck(&mut state).map(names), Some(vec![b"b".to_vec()]));
+    state.strike_idle();
+    assert_eq!(struck(&mut state), None, "once");
+    state.close(T, Caller::Client(a), F, &opened.stateid).unwrap();
+    state.strike_idle();
+    assert_eq!(struck(&mut state).map(names), Some(vec![b"a".to_vec()]));
+    state.audit();
+    let mut state = restarted(&[record("a", 1)]);
+    back(&mut state, "a", 1);
+    state.strike_idle();
+    assert_eq!(struck(&mut state), None, "he has not said that he has claimed all");
+}

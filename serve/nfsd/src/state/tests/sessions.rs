@@ -68,7 +68,7 @@ fn exchange_id_knows_all_cases() {
     assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("b", 1, 0x10))), NfsStat::Inval);
 }
 
-/// [RFC8881 18.36.4]
+/// [RFC8881 18.36.3] [RFC8881 18.36.4] [RFC8881 2.10.6.4]
 #[test]
 fn create_session_is_done_once() {
     let mut state = state();
@@ -87,9 +87,31 @@ fn create_session_is_done_once() {
     assert_eq!(state.sessions.len(), 1);
     let two = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
     assert_ne!(one.sessionid, two.sessionid);
+    // What nobody could agree to uses no number up, asked for a way back or not.
     let mut small = create(id.clientid, id.sequenceid + 2);
     small.fore.max_request = 10;
     assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(1), &small)), NfsStat::Toosmall);
+    for spoil in [
+        |args: &mut CreateSessionArgs| args.back.max_request = 10,
+        |args: &mut CreateSessionArgs| args.back.max_response = 0,
+        |args: &mut CreateSessionArgs| args.back.max_operations = 1,
+    ] {
+        let mut args = create(id.clientid, id.sequenceid + 2);
+        args.flags = 0;
+        spoil(&mut args);
+        assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(1), &args)), NfsStat::Toosmall);
+    }
+    let mut modest = create(id.clientid, id.sequenceid + 2);
+    modest.fore = ChannelAttrs { max_request: 400, max_response: 400, max_response_cached: 10, ..channel(4) };
+    let modest = state.create_session(T, Conn(1), 1, &who(1), &modest).unwrap();
+    assert_eq!((modest.fore.max_request, modest.fore.max_response), (400, 400));
+    // [RFC8881 2.10.6.4]
+    let mut args = sequence_args(modest.sessionid, 0, 1);
+    let mut alone = request(1);
+    alone.operations = 1;
+    assert_eq!(failed(state.sequence(T, Conn(1), &alone, &args)), NfsStat::RepTooBigToCache);
+    args.cache_this = false;
+    assert!(state.sequence(T, Conn(1), &alone, &args).is_ok());
 }
 
 /// [RFC8881 2.10.6.1] [RFC8881 2.10.6.2] [RFC8881 2.10.6.1.3.1] [RFC8881 18.46.3]
