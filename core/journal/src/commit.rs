@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ivers_block::Buffer;
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::{Callback, Inner, Pending, count};
 use crate::{JournalError, LogFormat, LogItem, LogTransaction, Result, Tid};
@@ -17,6 +17,16 @@ struct Closed {
     callbacks: Vec<Callback>,
 }
 
+/// Leads a commit, until this is dropped.
+struct Leader<'a>(&'a Inner);
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().leading = false;
+        self.0.commit_over.notify_all();
+    }
+}
+
 impl Inner {
     /// Commits `tid`, or whatever runs (`None`, which flushes in any case).
     pub fn commit(&self, tid: Option<Tid>) -> Result<()> {
@@ -24,33 +34,59 @@ impl Inner {
             self.state.lock().check()?;
             return self.or_abort(self.cache.sync().map_err(JournalError::from));
         };
-        let (target, flush) = {
-            let state = self.state.lock();
-            let newest = state.running.as_ref().map_or(state.next - 1, |r| r.tid);
-            (tid.unwrap_or(newest), tid.is_none())
-        };
+        match tid {
+            Some(tid) => self.commit_through(log, tid),
+            None => self.commit_all(log),
+        }
+    }
+
+    /// Commits `target`: one of those who ask leads, and the others wait for what he makes durable, not for a turn of their own at the log. So they go all at once,
+    /// and what they do next comes together in the commit after the next.
+    fn commit_through(&self, log: &Mutex<Box<dyn LogFormat>>, target: Tid) -> Result<()> {
+        {
+            let mut state = self.state.lock();
+            loop {
+                if state.committed >= target {
+                    return Ok(());
+                }
+                state.check()?;
+                if !state.leading {
+                    break;
+                }
+                self.commit_over.wait(&mut state);
+            }
+            state.leading = true;
+        }
+        let _leader = Leader(self);
+        let mut log = log.lock();
         {
             let state = self.state.lock();
-            if state.committed >= target && !flush {
+            // By the commit thread, or by somebody who flushes.
+            if state.committed >= target {
                 return Ok(());
             }
             state.check()?;
         }
-        // Whoever waits here for another's commit finds its own work done when it gets the lock: that is the group commit.
+        self.commit_running(&mut log)
+    }
+
+    /// Commits whatever runs, and flushes in any case.
+    fn commit_all(&self, log: &Mutex<Box<dyn LogFormat>>) -> Result<()> {
+        let target = {
+            let state = self.state.lock();
+            state.check()?;
+            state.newest()
+        };
+        // Whoever waits here for another's commit finds its own work done when it gets the lock.
         let mut log = log.lock();
         {
             let state = self.state.lock();
+            state.check()?;
             if state.committed >= target {
-                state.check()?;
                 drop(state);
                 // The data that the caller wrote may be younger than the flush of the commit that it waited for.
-                return if flush {
-                    self.or_abort(self.cache.device().flush().map_err(Into::into))
-                } else {
-                    Ok(())
-                };
+                return self.or_abort(self.cache.device().flush().map_err(Into::into));
             }
-            state.check()?;
         }
         self.commit_running(&mut log)
     }
@@ -159,6 +195,7 @@ impl Inner {
         forgotten.into_iter().for_each(|block| self.cache.forget_unused(block));
         callbacks.into_iter().for_each(|f| f());
         self.changed.notify_all();
+        self.commit_over.notify_all();
     }
 
     fn wants_checkpoint(&self, log: &dyn LogFormat) -> bool {

@@ -175,6 +175,8 @@ pub(crate) struct State {
     pub committed: Tid,
     /// Number that the next transaction gets.
     pub next: Tid,
+    /// Somebody commits, or is about to, and others wait for him.
+    pub leading: bool,
     pub pending: BTreeMap<u64, Pending>,
     pub aborted: Option<String>,
     /// Shut down in good order.
@@ -188,6 +190,11 @@ impl State {
             None => Ok(()),
         }
     }
+
+    /// The youngest transaction that was begun.
+    pub fn newest(&self) -> Tid {
+        self.running.as_ref().map_or(self.next.saturating_sub(1), |running| running.tid)
+    }
 }
 
 pub(crate) struct Inner {
@@ -199,6 +206,8 @@ pub(crate) struct Inner {
     pub stopped: AtomicBool,
     /// Something in `state` changed that somebody may wait for.
     pub changed: Condvar,
+    /// A transaction is durable, or nobody is `leading` any more.
+    pub commit_over: Condvar,
     pub options: JournalOptions,
     /// Most items and revokes that one transaction may have.
     pub limit_blocks: u64,
@@ -250,6 +259,7 @@ impl Journal {
             state: Mutex::new(State { next: 1, ..State::default() }),
             stopped: AtomicBool::new(false),
             changed: Condvar::new(),
+            commit_over: Condvar::new(),
             options,
             limit_blocks,
             counters: Counters::default(),
@@ -317,15 +327,6 @@ impl Journal {
         self.inner.commit(None)
     }
 
-    /// Makes everything durable that was changed before this call, but not file data: concurrent callers share one commit, and its flushes.
-    pub fn commit_changes(&self) -> Result<()> {
-        let newest = {
-            let state = self.inner.state.lock();
-            state.running.as_ref().map_or(state.next.saturating_sub(1), |r| r.tid)
-        };
-        self.inner.commit(Some(newest))
-    }
-
     /// Commits in the background, soon.
     pub fn commit_soon(&self) {
         self.inner.timer.want_commit();
@@ -341,6 +342,11 @@ impl Journal {
     pub fn current_tid(&self) -> Tid {
         let state = self.inner.state.lock();
         state.running.as_ref().map_or(state.next, |r| r.tid)
+    }
+
+    /// The youngest transaction that there is: all that was changed so far is durable once this one is committed.
+    pub fn newest_tid(&self) -> Tid {
+        self.inner.state.lock().newest()
     }
 
     /// Commits, and writes every committed block home: afterwards the log is empty.

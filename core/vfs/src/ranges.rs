@@ -175,7 +175,7 @@ impl Vfs {
                     at = data;
                     continue;
                 }
-                let until = self.next_hole(inode, at, size)?.min(end);
+                let until = self.next_hole(inode, at, size)?.min(end).max(at + 1);
                 let mut bytes = vec![0; usize::try_from(until - at).unwrap_or(usize::MAX).min(room)];
                 if bytes.is_empty() {
                     break;

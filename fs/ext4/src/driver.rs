@@ -4,18 +4,12 @@ use crate::bootloader::SWAP_BOOT;
 use crate::ctx::{Ext4, Ext4Inode, Handle, ROOT_INO, core_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use crate::tx::LastChange;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 /// Where files end at the latest, in blocks: the numbers of file blocks have 32 bits.
 const ALL_BLOCKS: u64 = u32::MAX as u64;
-
-/// The number of an inode's newest change, where that tells about it. A directory need not be logged when its names change: only all changes together do.
-fn own_change(inode: &Inode) -> Option<&LastChange> {
-    (inode.kind == FileType::Regular).then(|| &inode.private::<Ext4Inode>().last_change)
-}
 
 impl Ext4 {
     /// Free an inode that nobody uses any more, and the attribute inodes that nobody names then. They may name others in turn, on
@@ -254,14 +248,16 @@ impl FileSystem for Ext4 {
         if self.read_only.is_some() {
             return Ok(());
         }
-        self.journal.commit_changes(own_change(inode))
+        // fsync of a directory is for all that has happened below it.
+        let own = (inode.kind == FileType::Regular).then(|| &inode.private::<Ext4Inode>().last_change);
+        self.journal.commit_changes(own)
     }
 
     fn commit(&self, inode: &Inode) -> Result<()> {
         if self.read_only.is_some() {
             return Ok(());
         }
-        self.journal.commit_logged(own_change(inode))
+        self.journal.commit_logged(&inode.private::<Ext4Inode>().last_change)
     }
 
     fn sync(&self) -> Result<()> {

@@ -28,8 +28,6 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
 struct Changes {
     newest: AtomicU64,
     durable: AtomicU64,
-    /// As `durable`, but of transactions alone: data that was written may still be in the device's cache.
-    logged: AtomicU64,
 }
 
 impl Changes {
@@ -38,13 +36,25 @@ impl Changes {
     }
 }
 
-/// The number of the newest change of one inode.
+/// What changed one inode last.
 #[derive(Debug, Clone, Default)]
-pub struct LastChange(Arc<AtomicU64>);
+pub struct LastChange(Arc<Last>);
+
+#[derive(Debug, Default)]
+struct Last {
+    /// The number of its newest change.
+    number: AtomicU64,
+    /// The newest transaction that changed it, or the names in it.
+    tid: AtomicU64,
+}
 
 impl LastChange {
     fn note(&self, number: u64) {
-        self.0.fetch_max(number, Ordering::SeqCst);
+        self.0.number.fetch_max(number, Ordering::SeqCst);
+    }
+
+    fn note_tid(&self, tid: u64) {
+        self.0.tid.fetch_max(tid, Ordering::SeqCst);
     }
 }
 
@@ -66,7 +76,10 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if self.changed {
             let number = self.changes.next();
-            self.inodes.iter().for_each(|inode| inode.note(number));
+            for inode in &self.inodes {
+                inode.note(number);
+                inode.note_tid(self.inner.tid());
+            }
         }
     }
 }
@@ -91,31 +104,28 @@ impl Tx {
 
     /// Make the changes of an inode durable, or all if `inode` is none: nothing is written or flushed if they are.
     pub(crate) fn commit_changes(&self, inode: Option<&LastChange>) -> Result<()> {
-        let newest = inode.map_or(&self.changes.newest, |inode| &inode.0).load(Ordering::SeqCst);
+        let newest = inode.map_or(&self.changes.newest, |inode| &inode.0.number).load(Ordering::SeqCst);
         if newest <= self.changes.durable.load(Ordering::SeqCst) && !self.is_aborted() {
             return Ok(());
         }
         self.commit()
     }
 
-    /// Make what transactions changed of an inode durable, or all that they changed if `inode` is none, but not data: that costs no flush beside that of the commit,
-    /// which all share who ask for it meanwhile.
-    pub(crate) fn commit_logged(&self, inode: Option<&LastChange>) -> Result<()> {
-        let newest = inode.map_or(&self.changes.newest, |inode| &inode.0).load(Ordering::SeqCst);
-        let known =
-            self.changes.durable.load(Ordering::SeqCst).max(self.changes.logged.load(Ordering::SeqCst));
-        if newest <= known && !self.is_aborted() {
-            return Ok(());
+    /// Make durable what transactions changed of an inode, or of the names in it, but not its data: that costs no flush beside those of the commit, and nothing if
+    /// somebody else's commit has come behind the change.
+    pub(crate) fn commit_logged(&self, inode: &LastChange) -> Result<()> {
+        if self.journal.is_none() {
+            return self.commit_changes(Some(inode));
         }
-        let number = self.changes.newest.load(Ordering::SeqCst);
-        self.journal.commit_changes().map_err(journal_error)?;
-        self.changes.logged.fetch_max(number, Ordering::SeqCst);
-        Ok(())
+        self.journal.commit(inode.0.tid.load(Ordering::SeqCst)).map_err(journal_error)
     }
 
     /// An inode comes into memory: all that changed so far may have been its own.
     pub(crate) fn loaded(&self) -> LastChange {
-        LastChange(Arc::new(AtomicU64::new(self.changes.newest.load(Ordering::SeqCst))))
+        let last = LastChange::default();
+        last.note(self.changes.newest.load(Ordering::SeqCst));
+        last.note_tid(self.journal.newest_tid());
+        last
     }
 
     /// Data of an inode was written to the device, or part of it was.

@@ -145,6 +145,16 @@ fn look(vfs: &Arc<Vfs>, inode: &InodeRef) {
         assert!(at <= data && data < hole, "data at {data} ends at {hole}");
         at = hole;
     }
+    let Ok((pieces, size)) = vfs.read_pieces(inode, 0..u64::MAX, 12, 20_000) else { return };
+    let mut at = 0;
+    for piece in pieces {
+        let (from, to) = match piece {
+            Piece::Hole(range) => (range.start, range.end),
+            Piece::Data(from, bytes) => (from, from + bytes.len() as u64),
+        };
+        assert!(from == at && from < to && to <= size, "a piece from {from} to {to} behind {at} of {size}");
+        at = to;
+    }
 }
 
 /// Makes one call. Which of them fail is not the point.
@@ -159,15 +169,28 @@ fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usi
         [&b"new"[..], number.to_string().as_bytes(), &vec![b'x'; usize::from(call.arg % 240)]].concat();
     let create = |spec: &CreateSpec| vfs.create(&cred, &parent, &fresh, spec, true).ok();
     let made = match call.what % 24 {
-        0 => create(&CreateSpec::file(0o644)),
+        0 => {
+            let at = Some(TimeSet::At(Timestamp { sec: i64::from(call.arg) << 20, nsec: 5 }));
+            let size = if call.what & 0x80 == 0 { 0 } else { offset };
+            create(&CreateSpec { uid: Some(u32::from(call.arg)), mtime: at, size, ..CreateSpec::file(0o644) })
+        }
         1 => create(&CreateSpec::directory(0o755)),
         2 => create(&CreateSpec::symlink(vec![b't'; usize::from(call.arg % 1100) + 1])),
+        3 if call.what & 0x80 != 0 => {
+            let _ = vfs.remove(&cred, &dir, &name, &inode, true);
+            None
+        }
         3 => {
             let _ = vfs.unlink(&cred, &dir, &name, true);
             None
         }
         4 => {
             let _ = vfs.rmdir(&cred, &dir, &name, true);
+            None
+        }
+        5 if call.what & 0x80 != 0 => {
+            let meant = Meant { moved: &inode, replaced: None };
+            let _ = vfs.rename_meant(&cred, (&dir, &name), (&parent, &fresh), meant, true);
             None
         }
         5 => {
@@ -239,7 +262,14 @@ fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usi
             None
         }
         21 => {
-            let _ = names_of(vfs, &inode, arg << (call.what >> 2));
+            let cursor = arg << (call.what >> 2);
+            let _ = names_of(vfs, &inode, cursor);
+            let entries = vfs.list(&inode, cursor, 16).unwrap_or_default();
+            assert!(entries.len() <= 16 && entries.iter().all(|entry| entry.next < 1 << 63 | 1 << 32));
+            None
+        }
+        22 if call.what & 0x80 != 0 => {
+            let _ = vfs.commit(&[&dir, &inode]);
             None
         }
         22 => {

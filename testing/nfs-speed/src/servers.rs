@@ -59,16 +59,17 @@ impl Server {
     pub fn ivers(program: &Path, name: &'static str, mode: &str) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let (image, state) = (image(&dir)?, dir.path().join("state"));
-        let export = format!("{},name=/data,no_root_squash,{mode}", word(&image)?);
+        let export = format!("{},name=/data,no_root_squash,iversion={mode}", word(&image)?);
         let mut child = Command::new(program)
-            .args(["serve", "--listen", "127.0.0.1:0", "--state", word(&state)?, &export])
+            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--state", word(&state)?, &export])
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| program.display().to_string())?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("its output")?).read_line(&mut line)?;
-        let address = line.split_whitespace().find_map(|word| word.parse().ok());
-        let address = address.with_context(|| format!("ivers serve said {line:?}"))?;
+        let told: serde_json::Value =
+            serde_json::from_str(&line).with_context(|| format!("ivers serve said {line:?}"))?;
+        let address = told["addresses"][0].as_str().context("an address")?.parse()?;
         Ok(Self { name, address, export: "/data", child, image, mounted: None, _dir: dir })
     }
 

@@ -88,6 +88,8 @@ impl Ext4 {
 
     /// The names of `dir` changed.
     fn names_changed(&self, h: &mut Handle, dir: &Inode, before: &Layout) -> Result<()> {
+        // Whether or not the inode itself is logged with them.
+        h.belongs_to(&dir.private::<Ext4Inode>().last_change);
         if dir.changed(Touch::Data, before.logged(dir)).must_log() { self.log(h, dir) } else { Ok(()) }
     }
 
