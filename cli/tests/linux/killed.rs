@@ -21,9 +21,11 @@ const VERSIONS: [&str; 3] = ["4.0", "4.1", "4.2"];
 const RECORD: usize = 4000;
 const RECORDS: usize = 3000;
 
-/// A server that comes again knows nobody, and gives nothing new before everybody had his time to claim.
-const EXPECTED: [(u32, &str); 8] = [
+/// A server that comes again knows nobody, and gives nothing new before everybody had his time to claim. What is delegated and not open any more is not claimed but
+/// returned, by its old name; lock-owners as with two clients.
+const EXPECTED: [(u32, &str); 13] = [
     (number::OPEN, "GRACE"),
+    (number::OPEN, "DELAY"),
     (number::LOCK, "DENIED"),
     (number::WRITE, "STALE_STATEID"),
     (number::COMMIT, "STALE_STATEID"),
@@ -31,6 +33,10 @@ const EXPECTED: [(u32, &str); 8] = [
     (number::CREATE_SESSION, "STALE_CLIENTID"),
     (number::DESTROY_SESSION, "BADSESSION"),
     (number::SEQUENCE, "BADSESSION"),
+    (number::DELEGRETURN, "BAD_STATEID"),
+    (number::FREE_STATEID, "BAD_STATEID"),
+    (number::FREE_STATEID, "OLD_STATEID"),
+    (number::LOOKUP, "ENOENT"),
 ];
 
 /// What it writes.
