@@ -105,7 +105,7 @@ Options of an export, separated by commas (\\, is a comma in a name):
                    as `ivers mount` has them
 
 It stays in the foreground; messages go to standard error. SIGTERM, SIGINT or SIGHUP end it in good order: no new calls, those under way are answered \
-(for at most five seconds), everything is written and the images are closed. A second signal ends it at once, which is a crash to images and clients. What \
+(for at most five seconds), everything is written and the images are closed. Another signal, a second later or more, ends it at once, which is a crash to images and clients. What \
 clients hold survives either: it is written down in the state directory, and after the next start they claim it again, within a grace time of one and a half times the \
 lease at most, in which nobody gets anything else.
 
@@ -253,7 +253,7 @@ pub const STATS: &str = "\
 JSON: changes, queries, bumps, bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation, _metadata), \
 inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, written_back_bytes.
 
-A server is asked by its state directory, by who may write there: pid, sandbox, boot (how often it was started), uptime_s, now (what there is: clients, \
+A server is asked by its state directory, by who may write there: pid, sandbox, boot (one more at each start), uptime_s, now (what there is: clients, \
 sessions, opens, locks, delegations, connections, ...), total (what has happened since the start), operations {NAME: {calls, errors}}, errors {NAME: count}, \
 exports {NAME: {image, read_only, and what a mount tells}}.
 

@@ -19,6 +19,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ivers_block::FileDevice;
@@ -40,6 +41,9 @@ use stats::Board;
 
 pub use endpoint::ask;
 pub use stats::{label, lines, prometheus};
+
+/// Signals within this time are one: a terminal's reaches this process by way of sudo(8), say, once more.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 /// An image, before anybody has read it.
 struct Opened {
@@ -132,8 +136,9 @@ fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
 
 /// A second signal does not wait. To images and clients that is a crash.
 fn hasten(mut signals: Signals) -> Result<()> {
+    let begun = Instant::now();
     let wait = move || {
-        if let Some(signal) = signals.forever().next() {
+        if let Some(signal) = signals.forever().find(|_| begun.elapsed() >= TOGETHER) {
             log::warn!("signal {signal}: ending at once, as in a crash");
             std::process::exit(FAILED.into());
         }

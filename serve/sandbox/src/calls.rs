@@ -114,6 +114,9 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
 ];
 
+/// Refused, and not deadly, for who takes connections: such a server is asked by strangers to connect to them, and has to live on without.
+const ASKED_FOR: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
+
 /// Nothing here makes these; see the crate's documentation.
 const DEADLY: &[c_long] = &[
     libc::SYS_execve,
@@ -240,7 +243,8 @@ fn allowed_whole(needs: &Needs<'_>) -> Vec<c_long> {
 fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
     let whole = |call: c_long| (call, Vec::new());
     let allowed = allowed_whole(needs);
-    let deadly = DEADLY.iter().filter(|call| !allowed.contains(call)).copied();
+    let refused = |call: &c_long| needs.accept && ASKED_FOR.contains(call);
+    let deadly = DEADLY.iter().filter(|call| !allowed.contains(call) && !refused(call)).copied();
     let deadly = filter(deadly.map(whole).collect(), SeccompAction::Allow, SeccompAction::KillProcess)?;
     let mut allowed: BTreeMap<_, _> = allowed.into_iter().map(whole).collect();
     allowed.extend(allowed_in_part()?);

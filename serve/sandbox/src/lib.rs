@@ -11,7 +11,7 @@
 //! | capabilities | all dropped (for a process of root) |
 //!
 //! A server needs a little more ([`enter_with`], [`Needs`]): it takes connections, and keeps a log in a directory of its own. The calls by which files are
-//! opened and renamed are let through then, and Landlock alone says where.
+//! opened and renamed are let through then, and Landlock alone says where. It still connects to nobody; since strangers may ask it to, trying is refused, not deadly.
 //!
 //! A kernel without Landlock or seccomp lends what it has; [`Sandbox`] says what that was.
 //!

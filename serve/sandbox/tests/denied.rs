@@ -144,7 +144,7 @@ const SERVING: &[(&str, End, Attempt)] = &[
     ("a server sets an option of a socket that is not on its list", End::Refused, |before| {
         Ok(rustix::net::sockopt::set_socket_reuseaddr(&before.listener.0, true)?)
     }),
-    ("a server connects", End::Deadly, |before| {
+    ("a server connects", End::Refused, |before| {
         TcpStream::connect(before.listener.0.local_addr()?).map(drop)
     }),
     ("a server becomes a program", End::Deadly, |_| Err(Command::new("/bin/true").exec())),

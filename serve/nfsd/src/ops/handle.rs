@@ -9,6 +9,7 @@ use ivers_nfs4::types::FileHandle;
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{FileType, Ino};
 
+use super::attr::get::PSEUDO_NAME_MAX;
 use super::name;
 use super::status::OrStatus;
 use crate::compound::{Context, Object, Place};
@@ -113,6 +114,10 @@ pub fn child(dir: &Object, name: &[u8]) -> Res<Object> {
 /// What a name in the pseudo-root stands for; whoever may not see it learns nothing.
 fn pseudo_child(context: &Context, number: u64, name: &[u8]) -> Res<Node<crate::compound::Filesystem>> {
     name::component(name)?;
+    // [RFC8881 15.1.7]
+    if name.len() > PSEUDO_NAME_MAX as usize {
+        return Err(NfsStat::Nametoolong);
+    }
     let name = name::text(name)?;
     let address = context.origin.address;
     context.exports.lookup(number, name, address).ok_or_else(|| {
@@ -142,7 +147,7 @@ fn above(context: &Context, place: &Place) -> Res<Place> {
     match place {
         // [RFC8881 18.14.3]
         Place::Pseudo(number) => context.exports.parent(*number).map(Place::Pseudo).ok_or(NfsStat::Noent),
-        // [RFC8881 15.1.2.9] The first version knows no other word for it.
+        // [RFC8881 15.1.2] The first version knows no other word for it.
         Place::Object(object) if object.inode.kind == FileType::Symlink && context.minor > 0 => {
             Err(NfsStat::Symlink)
         }

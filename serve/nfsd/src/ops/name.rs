@@ -18,7 +18,7 @@ pub fn component(name: &[u8]) -> Res<&[u8]> {
 /// A name that may stand for something in this directory.
 pub fn within<'a>(dir: &Object, name: &'a [u8]) -> Res<&'a [u8]> {
     let name = component(name)?;
-    // [RFC8881 15.1.2.5] Also where it is only looked for.
+    // [RFC8881 15.1.7] Also where it is only looked for.
     if name.len() > dir.vfs().info().name_max as usize { Err(NfsStat::Nametoolong) } else { Ok(name) }
 }
 

@@ -91,7 +91,7 @@ fn the_saved_one_comes_back() {
     assert_eq!(results[4], OpResult::GetFh(Ok(file)));
 }
 
-/// [RFC8881 18.14.3] [RFC8881 15.1.2.9]
+/// [RFC8881 18.14.3] [RFC8881 15.1.2]
 #[test]
 fn the_way_up_ends_at_the_pseudo_root() {
     everywhere(|server| {
@@ -105,7 +105,7 @@ fn the_way_up_ends_at_the_pseudo_root() {
         assert_eq!(ups(4), NfsStat::Noent);
         server.file("f", b"");
         assert_eq!(server.ends(0, vec![lookup("f"), up.clone()]), NfsStat::Notdir);
-        // [RFC8881 15.1.2.9]
+        // [RFC8881 15.1.2]
         let kind = CreateType::Lnk(b"d".to_vec());
         let link = Op::Create(CreateArgs { kind, name: b"l".to_vec(), attrs: nothing() });
         assert_eq!(server.ends(0, vec![link]), NfsStat::Ok);
@@ -114,7 +114,7 @@ fn the_way_up_ends_at_the_pseudo_root() {
     });
 }
 
-/// [RFC8881 18.13.3] [RFC8881 14.5] [RFC8881 15.1.2.5]
+/// [RFC8881 18.13.3] [RFC8881 14.5] [RFC8881 15.1.7]
 #[test]
 fn names_do_not_lead_out() {
     everywhere(|server| {
@@ -123,9 +123,11 @@ fn names_do_not_lead_out() {
             CreateArgs { kind: CreateType::Lnk(b"../../..".to_vec()), name: b"l".to_vec(), attrs: nothing() };
         assert_eq!(server.ends(0, vec![Op::Create(link)]), NfsStat::Ok);
         let raw = |name: &[u8]| server.ends(0, vec![Op::Lookup(name.to_vec())]);
-        // [RFC8881 15.1.2.5]
+        // [RFC8881 15.1.7]
         assert_eq!(raw(&[b'n'; 255]), NfsStat::Noent);
         assert_eq!(raw(&[b'n'; 256]), NfsStat::Nametoolong);
+        let above = |len| server.call(0, vec![Op::PutRootFh(()), Op::Lookup(vec![b'n'; len])]).0;
+        assert_eq!([above(255), above(256)], [NfsStat::Noent, NfsStat::Nametoolong]);
         assert_eq!(raw(b".."), NfsStat::Badname);
         assert_eq!(raw(b"."), NfsStat::Badname);
         assert_eq!(raw(b"a/b"), NfsStat::Badchar);

@@ -16,7 +16,7 @@ const ACL_SUPPORT: u32 = 3;
 /// Names that are not UTF-8 are neither taken nor shown (`FSCHARSET_CAP4_ALLOWS_ONLY_UTF8`).
 const ONLY_UTF8: u32 = 2;
 /// What a name may be above the exports.
-const PSEUDO_NAME_MAX: u32 = 255;
+pub const PSEUDO_NAME_MAX: u32 = 255;
 
 /// `nfs_ftype4`.
 pub fn ftype(kind: FileType) -> Ftype {
