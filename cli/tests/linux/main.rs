@@ -2,6 +2,8 @@
 //!
 //! `IVERS_NFS_ROUNDS` sets how often the server is killed (default 1) and how much else is done; with it, what takes long is done too.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod guest;
 mod killed;
 mod one;
@@ -21,7 +23,7 @@ fn rounds() -> Option<usize> {
 
 /// A filesystem to serve, with files enough for all.
 fn image() -> Image {
-    Image::in_memory("ext4", 256 << 20, &["-b", "4096", "-N", "32768"]).expect("mkfs.ext4 makes an image")
+    Image::in_memory("ext4", 1 << 30, &["-b", "4096", "-N", "32768"]).expect("mkfs.ext4 makes an image")
 }
 
 /// Every name, mode, owner, size and time of a tree, and the sums of its files: by the same words on both sides. Directories' sizes are not compared: nobody

@@ -1,90 +1,67 @@
-//! The server: a process, so that it can be killed.
+//! The server of one image, which can be killed and comes again at the same port.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-/// Short, so that the end of grace can be waited for.
-const LEASE_SECONDS: u32 = 15;
+use crate::common::{IVERS, ivers, said, served};
 
-/// The example of the server's crate: built here, since tests of one crate do not build another's.
-fn program() -> Result<PathBuf> {
-    static BUILT: Mutex<bool> = Mutex::new(false);
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().context("a target directory")?;
-    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
-    if !*built {
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .args(["build", "--quiet", "-p", "ivers-nfsd", "--example", "serve", "--target-dir"])
-            .arg(target);
-        ensure!(build.status()?.success(), "the server's example cannot be built");
-        *built = true;
-    }
-    Ok(target.join("debug/examples/serve"))
-}
+/// Short, so that the end of grace can be waited for. The Linux client renews every five seconds at most.
+const LEASE: &str = "15";
 
-/// The server of one image.
 pub struct Server {
     image: PathBuf,
     state: tempfile::TempDir,
-    pub port: u16,
-    process: Option<Child>,
+    address: SocketAddr,
+    running: Option<served::Server>,
 }
 
 impl Server {
     pub fn start(image: &Path) -> Result<Self> {
-        // Free now, and nobody else's for as long as this takes.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let state = tempfile::tempdir()?;
-        let mut server = Self { image: image.to_owned(), state, port, process: None };
-        server.start_again()?;
+        let (state, address) = (tempfile::tempdir()?, (Ipv4Addr::LOCALHOST, 0).into());
+        let mut server = Self { image: image.to_owned(), state, address, running: None };
+        server.start_again();
         Ok(server)
     }
 
-    pub fn start_again(&mut self) -> Result<()> {
-        let export = format!("{},name=/data,no_root_squash", self.image.display());
-        let process = Command::new(program()?)
-            .args([&export, self.state.path().to_str().context("a path in UTF-8")?])
-            .args([format!("127.0.0.1:{}", self.port), LEASE_SECONDS.to_string()])
-            .stdin(Stdio::piped())
-            .spawn()
-            .context("the server")?;
-        self.process = Some(process);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while std::net::TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            ensure!(Instant::now() < deadline, "the server does not listen");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+    pub fn start_again(&mut self) {
+        let running = served::Server::of(
+            Command::new(IVERS)
+                .args(["serve", "--json", "--lease", LEASE, "--listen", &self.address.to_string(), "--state"])
+                .arg(self.state.path())
+                .arg(format!("{},name=/data,no_root_squash", self.image.display())),
+        );
+        // The system's choice is the same from now on.
+        self.address = running.address();
+        self.running = Some(running);
+    }
+
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// What it says of itself.
+    pub fn stats(&self) -> Result<Value> {
+        let output = ivers(["stats".as_ref(), "--json".as_ref(), self.state.path().as_os_str()]);
+        serde_json::from_slice(&output.stdout).with_context(|| said(&output))
     }
 
     /// As `kill -9` does.
     pub fn kill(&mut self) -> Result<()> {
-        let mut process = self.process.take().context("no server runs")?;
-        process.kill()?;
-        process.wait()?;
+        self.running.take().context("no server runs")?.kill();
         Ok(())
     }
 
     /// In good order.
     pub fn stop(mut self) -> Result<()> {
-        let mut process = self.process.take().context("no server runs")?;
-        drop(process.stdin.take());
-        let status = process.wait()?;
-        ensure!(status.success(), "the server: {status}");
+        let running = self.running.take().context("no server runs")?;
+        let complaints = running.log();
+        println!("{complaints}");
+        let status = running.stop();
+        ensure!(status.success(), "the server: {status}\n{complaints}");
         Ok(())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
     }
 }
