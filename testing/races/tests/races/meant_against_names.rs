@@ -82,7 +82,9 @@ fn makers_and_finders() {
     scope(|scope| {
         let (world, root, claimed) = (&world, &root, &claimed);
         scope.spawn(move || {
-            let mut claim = |inode: &InodeRef| drop(claimed.lock().unwrap().insert(inode.ino));
+            let mut claim = |inode: &InodeRef| {
+                claimed.lock().unwrap().insert(inode.ino);
+            };
             let spec = CreateSpec::file(0o600);
             world.vfs.create_claimed(&Cred::root(), root, b"new", &spec, true, &mut claim).unwrap();
         });
