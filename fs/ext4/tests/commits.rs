@@ -1,6 +1,7 @@
 //! What a commit makes durable, whom it serves, and that what is made is whole whenever one comes.
 
 use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
+use ivers_crash::whole;
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
@@ -135,18 +136,6 @@ fn callers_at_the_same_time_share_a_commit() {
     let (alone, shared) = (flushes_a_creation(1), flushes_a_creation(8));
     println!("flushes a creation: {alone:.2} alone, {shared:.2} of eight");
     assert!(shared < alone * 0.6, "{alone} alone, {shared} of eight");
-}
-
-fn whole() -> CreateSpec {
-    let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 0 }));
-    CreateSpec {
-        uid: Some(70),
-        gid: Some(71),
-        atime: at(1_111),
-        mtime: at(2_222),
-        size: 5000,
-        ..CreateSpec::file(0o4751)
-    }
 }
 
 /// Commits come at any moment here; the crash explorer's come between calls.

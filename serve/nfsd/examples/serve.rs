@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ivers_block::{Device, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfsd::exports::config::ExportConfig;
-use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_nfsd::stable::Stable;
 use ivers_vfs::{MountOptions, Vfs};
@@ -27,16 +27,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         MountOptions::default(),
     )?;
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
-    let server = NfsServer::start(Setup {
-        stable: Stable::open(Path::new(state))?,
-        lease_seconds,
-        delegations: true,
-        limits: Limits::default(),
-        state_limits: ivers_nfsd::state::Limits::default(),
-        listeners: vec![listen::on(address.parse()?)?],
-        tls: None,
-        exports: vec![Exported { config, vfs: vfs.clone(), device: Some(name) }],
-    })?;
+    let (stable, listeners) = (Stable::open(Path::new(state))?, vec![listen::on(address.parse()?)?]);
+    let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(name) }];
+    let server = NfsServer::start(Setup { lease_seconds, ..Setup::new(stable, listeners, exports) })?;
     for address in server.addresses() {
         println!("serving at {address}");
     }

@@ -6,7 +6,7 @@ use common::*;
 use ivers_block::{Device, MemDevice};
 use ivers_contract::{Promise, Restart, Served, Subject, observe};
 use ivers_nfsd::exports::config::ExportConfig;
-use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_nfsd::stable::Stable;
 use ivers_vfs::Vfs;
@@ -29,17 +29,10 @@ impl Serving {
     ) -> Self {
         let vfs = how.mount(fs, budget).0;
         let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
-        let server = NfsServer::start(Setup {
-            stable: Stable::open(state).unwrap(),
-            lease_seconds: 2,
-            delegations: true,
-            limits: Limits::default(),
-            state_limits: ivers_nfsd::state::Limits::default(),
-            listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
-            tls: None,
-            exports: vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }],
-        })
-        .unwrap();
+        let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
+        let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
+        let setup = Setup::new(Stable::open(state).unwrap(), listeners, exports);
+        let server = NfsServer::start(Setup { lease_seconds: 2, ..setup }).unwrap();
         Self { server, vfs }
     }
 

@@ -289,7 +289,7 @@ fn looked_within(
 }
 
 /// A file that is made with everything that can be said of it. What it does not get at once shows as something else.
-fn whole() -> CreateSpec {
+pub fn whole() -> CreateSpec {
     let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 0 }));
     CreateSpec {
         uid: Some(70),

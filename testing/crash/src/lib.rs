@@ -54,5 +54,6 @@ pub mod verify;
 pub mod watched;
 
 pub use explore::{Explorer, Summary};
+pub use history::whole;
 pub use ops::{Op, Workload};
 pub use target::{Promises, Target};

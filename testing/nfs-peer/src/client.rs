@@ -1,6 +1,6 @@
 //! One connection, one session, one request at a time.
 
-use crate::{change_and_size, decoded};
+use crate::{change_and_size, create_session, decoded, exchange};
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbRecallArgs, CbResult, CbSequenceOk};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
-use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::record::{Records, mark};
@@ -141,22 +140,11 @@ impl Client {
 
     /// EXCHANGE_ID and CREATE_SESSION, with callbacks on this connection.
     pub fn make_session(&mut self) {
-        let owner = ClientOwner { verifier: [7; 8], id: Opaque(self.name.as_bytes().to_vec()) };
-        let exchange =
-            ExchangeIdArgs { owner, flags: 0, protect: StateProtect::None, implementation: List(Vec::new()) };
-        let (_, results) = self.compound(self.minor, vec![Op::ExchangeId(exchange)]);
+        let (_, results) = self.compound(self.minor, vec![exchange([7; 8], &self.name)]);
         let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{results:?}") };
         self.id = known.clientid;
-        let create = CreateSessionArgs {
-            clientid: self.id,
-            sequence: known.sequenceid,
-            flags: session_flags::CONN_BACK_CHAN,
-            fore: channel(),
-            back: channel(),
-            callback_program: 0x4000_0000,
-            security: List(vec![CallbackSecurity::None]),
-        };
-        let (_, results) = self.compound(self.minor, vec![Op::CreateSession(create)]);
+        let create = create_session(self.id, known.sequenceid, channel());
+        let (_, results) = self.compound(self.minor, vec![create]);
         let Some(OpResult::CreateSession(Ok(made))) = results.last() else { panic!("{results:?}") };
         assert_eq!(made.flags, session_flags::CONN_BACK_CHAN);
         self.session = made.sessionid;

@@ -7,11 +7,36 @@ mod client;
 
 use ivers_nfs4::attr::{self, Attrs, Fattr};
 use ivers_nfs4::ops::v40::*;
+use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
+use ivers_nfs4::xdr::List;
 
 pub use client::{Client, request};
+
+/// EXCHANGE_ID of a client, who has been started anew if his verifier is another one.
+pub fn exchange(verifier: Verifier, name: &str) -> Op {
+    Op::ExchangeId(ExchangeIdArgs {
+        owner: ClientOwner { verifier, id: Opaque(name.into()) },
+        flags: 0,
+        protect: StateProtect::None,
+        implementation: List(Vec::new()),
+    })
+}
+
+/// CREATE_SESSION with callbacks on this connection, and equal channels both ways.
+pub fn create_session(clientid: ClientId, sequence: u32, channel: ChannelAttrs) -> Op {
+    Op::CreateSession(CreateSessionArgs {
+        clientid,
+        sequence,
+        flags: session_flags::CONN_BACK_CHAN,
+        fore: channel.clone(),
+        back: channel,
+        callback_program: 0x4000_0000,
+        security: List(vec![CallbackSecurity::None]),
+    })
+}
 
 /// GETATTR of change attribute and size.
 pub fn change_and_size() -> Op {

@@ -162,7 +162,7 @@ impl Core {
             Err(error) => {
                 // What cannot be read shows nobody a change attribute either.
                 if !is_gone(&error) {
-                    log::error!("a delegated file: {error}");
+                    log::error!("a file that a client holds: {error}");
                 }
                 None
             }

@@ -98,6 +98,22 @@ pub struct Setup {
     pub exports: Vec<Exported>,
 }
 
+impl Setup {
+    /// With everything else as usual.
+    pub fn new(stable: Stable, listeners: Vec<TcpListener>, exports: Vec<Exported>) -> Self {
+        Self {
+            stable,
+            lease_seconds: 90,
+            delegations: true,
+            limits: Limits::default(),
+            state_limits: state::Limits::default(),
+            listeners,
+            tls: None,
+            exports,
+        }
+    }
+}
+
 struct Thrown;
 
 impl Dice for Thrown {

@@ -6,16 +6,6 @@ use ivers_nfs4::xdr::List;
 
 use super::*;
 
-fn exchange(name: String) -> Op {
-    let owner = ClientOwner { verifier: [3; 8], id: Opaque(name.into_bytes()) };
-    Op::ExchangeId(ExchangeIdArgs {
-        owner,
-        flags: 0,
-        protect: StateProtect::None,
-        implementation: List(Vec::new()),
-    })
-}
-
 fn create(clientid: ClientId, sequence: u32, count: u32) -> Op {
     let channel = ChannelAttrs {
         header_pad_size: u32::MAX,
@@ -26,15 +16,7 @@ fn create(clientid: ClientId, sequence: u32, count: u32) -> Op {
         max_requests: count,
         rdma_ird: List(Vec::new()),
     };
-    Op::CreateSession(CreateSessionArgs {
-        clientid,
-        sequence,
-        flags: session_flags::CONN_BACK_CHAN,
-        fore: channel.clone(),
-        back: channel,
-        callback_program: 0,
-        security: List(vec![CallbackSecurity::None]),
-    })
+    create_session(clientid, sequence, channel)
 }
 
 /// Far more names than there may be clients; nobody confirms them.
@@ -42,7 +24,7 @@ pub fn names(target: &Target) {
     let mut client = Client::connect(target.address, "names");
     for number in 0..6000 {
         let name = format!("{number} {}", "x".repeat(900));
-        let (status, _) = client.compound(1, vec![exchange(name.clone())]);
+        let (status, _) = client.compound(1, vec![exchange([3; 8], &name)]);
         assert_eq!(status, NfsStat::Ok, "one who never confirmed makes room");
         let args = SetClientIdArgs {
             client: ClientOwner { verifier: [4; 8], id: Opaque(name.into_bytes()) },
@@ -61,7 +43,7 @@ pub fn names(target: &Target) {
 /// More sessions than a client may have, as large as they can be; then more clients than there may be.
 pub fn sessions(target: &Target) {
     let mut client = Client::connect(target.address, "sessions");
-    let (_, results) = client.compound(1, vec![exchange("sessions".into())]);
+    let (_, results) = client.compound(1, vec![exchange([3; 8], "sessions")]);
     let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{results:?}") };
     let mut made = 0;
     for sequence in known.sequenceid.. {
@@ -77,7 +59,7 @@ pub fn sessions(target: &Target) {
     assert_eq!(client.compound(1, vec![create(known.clientid + 1_000_000, 1, 1)]).0, NfsStat::StaleClientid);
     let mut clients = 0;
     for number in 0..5000 {
-        let (status, results) = client.compound(1, vec![exchange(format!("client {number}"))]);
+        let (status, results) = client.compound(1, vec![exchange([3; 8], &format!("client {number}"))]);
         let Some(OpResult::ExchangeId(Ok(known))) = results.last() else {
             // Until the first of them have been silent for a lease time.
             assert_eq!(status, NfsStat::Delay);

@@ -42,10 +42,10 @@ struct Target {
 
 fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
     let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
+    let exports = vec![Exported { config, vfs: ivers_nfs_alone::mem(), device: None }];
+    let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
     let server = NfsServer::start(Setup {
-        stable: Stable::open(state).unwrap(),
         lease_seconds: LEASE_SECONDS,
-        delegations: true,
         limits: Limits {
             record_time: Duration::from_secs(3),
             idle_time: Duration::from_secs(3),
@@ -57,9 +57,7 @@ fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
             ranges: (20_000, 40_000),
             ..state::Limits::default()
         },
-        listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
-        tls: None,
-        exports: vec![Exported { config, vfs: ivers_nfs_alone::mem(), device: None }],
+        ..Setup::new(Stable::open(state).unwrap(), listeners, exports)
     })
     .unwrap();
     let address = server.addresses()[0];

@@ -1,7 +1,6 @@
 //! What belongs to somebody else.
 
 use ivers_nfs4::ops::v41::*;
-use ivers_nfs4::xdr::List;
 
 use super::*;
 
@@ -56,19 +55,10 @@ pub fn steal(target: &Target) {
         assert_eq!(destroyed, NfsStat::ConnNotBoundToSession);
     }
     // Under his name, as somebody else; and as himself after a restart, which nobody confirms.
-    let exchange = |verifier| {
-        let owner = ClientOwner { verifier, id: Opaque(b"neighbour".to_vec()) };
-        Op::ExchangeId(ExchangeIdArgs {
-            owner,
-            flags: 0,
-            protect: StateProtect::None,
-            implementation: List(Vec::new()),
-        })
-    };
     thief.user = 1000;
-    assert_eq!(thief.compound(1, vec![exchange([7; 8])]).0, NfsStat::ClidInuse);
+    assert_eq!(thief.compound(1, vec![exchange([7; 8], "neighbour")]).0, NfsStat::ClidInuse);
     thief.user = 0;
-    let (status, results) = thief.compound(1, vec![exchange([1; 8])]);
+    let (status, results) = thief.compound(1, vec![exchange([1; 8], "neighbour")]);
     let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{status:?}") };
     assert_ne!(known.clientid.to_be_bytes(), target.session[..8], "the one who is there is another one");
 }

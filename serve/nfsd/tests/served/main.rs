@@ -20,7 +20,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
 use ivers_nfs4::xdr::List;
 use ivers_nfsd::exports::config::ExportConfig;
-use ivers_nfsd::net::{Limits, listen};
+use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_nfsd::stable::Stable;
 use ivers_vfs::{MountOptions, Vfs};
@@ -35,17 +35,9 @@ fn ext4() -> Arc<Vfs> {
 fn serve(state: &Path, vfs: &Arc<Vfs>) -> (NfsServer, SocketAddr) {
     let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
     let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
-    let server = NfsServer::start(Setup {
-        stable: Stable::open(state).unwrap(),
-        lease_seconds: 2,
-        delegations: true,
-        limits: Limits::default(),
-        state_limits: ivers_nfsd::state::Limits::default(),
-        listeners: vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()],
-        tls: None,
-        exports,
-    })
-    .unwrap();
+    let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
+    let setup = Setup::new(Stable::open(state).unwrap(), listeners, exports);
+    let server = NfsServer::start(Setup { lease_seconds: 2, ..setup }).unwrap();
     let address = server.addresses()[0];
     (server, address)
 }

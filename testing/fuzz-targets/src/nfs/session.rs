@@ -244,13 +244,7 @@ fn encoded(minor: u32, ops: Vec<Op>) -> Vec<u8> {
 }
 
 fn exchange(who: usize) -> Op {
-    let owner = ClientOwner { verifier: [7; 8], id: Opaque(format!("client {who}").into_bytes()) };
-    Op::ExchangeId(ExchangeIdArgs {
-        owner,
-        flags: 0,
-        protect: StateProtect::None,
-        implementation: List(Vec::new()),
-    })
+    ivers_nfs_peer::exchange([7; 8], &format!("client {who}"))
 }
 
 fn create_session(clientid: ClientId, sequence: u32) -> Op {
@@ -263,15 +257,7 @@ fn create_session(clientid: ClientId, sequence: u32) -> Op {
         max_requests: 4,
         rdma_ird: List(Vec::new()),
     };
-    Op::CreateSession(CreateSessionArgs {
-        clientid,
-        sequence,
-        flags: session_flags::CONN_BACK_CHAN,
-        fore: channel.clone(),
-        back: channel,
-        callback_program: 0x4000_0000,
-        security: List(vec![CallbackSecurity::None]),
-    })
+    ivers_nfs_peer::create_session(clientid, sequence, channel)
 }
 
 fn sequence(sessionid: SessionId) -> Op {
