@@ -2,6 +2,7 @@
 //!
 //! | module | who is asked |
 //! |---|---|
+//! | [`affs`] | amitools and unadf, and a checker of our own for OFS and FFS |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
@@ -9,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod affs;
 pub mod e2fs;
 pub mod kernel;
 pub mod machine;
