@@ -6,7 +6,8 @@
 //!
 //! 1. a link block with the new name is made and put into the chain of links ([`Stage::Fresh`], [`Stage::Detach`]), then where the new
 //!    name belongs, in place of what is replaced, if anything ([`Stage::Attach`]). All this is settled: both names lead to the entry.
-//! 2. The entry leaves its old chain ([`Stage::Detach`]), takes the link's name and places ([`Stage::Turn`]), and stands where the link stood ([`Stage::Attach`]).
+//! 2. The entry leaves its old chain ([`Stage::Detach`]), takes the link's name and place ([`Stage::Turn`]), and stands where the link stood ([`Stage::Attach`]);
+//!    the link leaves the chain of links ([`Stage::Cut`]).
 //!
 //! The same second half is what happens when the own name of an entry with hard links is removed: it takes the name of the newest link.
 //!
@@ -21,6 +22,7 @@ use crate::node::{block_of, node};
 use crate::volume::{Affs, Header, Hops, Kind, order_error};
 use ivers_ordered::{Change, Stage, Ticket};
 use ivers_vfs::*;
+use ivers_vfs::sync::atomic::Ordering;
 use std::ops::ControlFlow;
 
 /// What leads to an entry.
@@ -140,15 +142,15 @@ impl Affs {
         }
     }
 
-    /// Takes a link out of the chain of links.
+    /// Takes a link out of the chain of links, when its name is gone: links that have a name are in the chain at any time.
     fn unchain(&self, change: &Change<'_>, link: &Header) -> Result<()> {
         let real = self.header(link.real())?;
         let mut before = real.block;
         for other in self.links_of(&real)? {
             if other.block == link.block {
                 let next = link.next_link();
-                return self
-                    .edit(change, before, Stage::Turn, |bytes| put_tail32(bytes, tail::NEXT_LINK, next));
+                *self.moved.lock() = change.ticket();
+                return self.edit(change, before, Stage::Cut, |bytes| put_tail32(bytes, tail::NEXT_LINK, next));
             }
             before = other.block;
         }
@@ -172,7 +174,6 @@ impl Affs {
             put_tail32(bytes, tail::HASH_CHAIN, chain);
         })?;
         self.point(change, dir, before, Stage::Attach, block)?;
-        *self.moved.lock() = change.ticket();
         self.free_header(change, link.block)
     }
 
@@ -322,7 +323,11 @@ impl Affs {
     fn relinked(&self, inode: &Inode, by: i32) -> Result<()> {
         inode.with_attr(|attr| attr.nlink = attr.nlink.saturating_add_signed(by));
         inode.changed(Touch::Metadata, Logged::Anyway);
-        if inode.with_attr(|attr| attr.nlink) == 0 { Ok(()) } else { self.fs_log_inode(inode) }
+        if inode.with_attr(|attr| attr.nlink) == 0 {
+            self.orphans.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.fs_log_inode(inode)
     }
 
     /// Puts a header that nothing leads to yet at the end of its chain.
@@ -432,6 +437,7 @@ impl Affs {
         if inode.kind != FileType::Regular {
             return Err(NameError::NotPermitted.into());
         }
+        self.settle_moved()?;
         self.with_room(|| {
             let change = self.change()?;
             let _links = self.links.read();
@@ -565,6 +571,7 @@ impl Affs {
         let change = self.change()?;
         self.space.give_up(&change, &blocks)?;
         self.has_died(block_of(inode));
+        self.orphans.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -581,6 +588,9 @@ impl Affs {
 
     /// Closes: see [`ivers_ordered::Ordered::close`].
     pub(crate) fn close(&self) -> Result<()> {
+        if self.orphans.load(Ordering::Relaxed) > 0 {
+            self.space.keep_mark();
+        }
         self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.close().map_err(order_error))
     }
 }

@@ -8,6 +8,7 @@ use crate::space::{BLOCKS_MAX, Space};
 use crate::volume::{Affs, Shape, order_error};
 use ivers_block::{Budget, BufferCache, Device, OffsetDevice};
 use ivers_ordered::{Ordered, OrderedOptions, Ticket};
+use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, Result};
 use std::collections::HashMap;
@@ -95,6 +96,7 @@ impl Affs {
             read_only: None,
             links: RwLock::new(()),
             moved: Mutex::new(Ticket::default()),
+            orphans: AtomicU64::new(0),
             lives: Mutex::new(HashMap::new()),
         };
         affs.read_only = affs.why_read_only(&options, bitmap);

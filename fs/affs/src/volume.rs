@@ -5,6 +5,7 @@ use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_U
 use crate::space::Space;
 use ivers_block::{Buffer, BufferCache, BufferRead, Device};
 use ivers_ordered::{Change, Ordered, OrderedError, Stage, Ticket};
+use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, NameError, Result};
 use std::collections::HashMap;
@@ -24,6 +25,8 @@ pub struct Affs {
     pub(crate) links: RwLock<()>,
     /// The last change in which an entry went to another chain: what takes names away must come behind it (see [`crate::names`]).
     pub(crate) moved: Mutex<Ticket>,
+    /// Inodes that have lost their names and are still in use: closed now, the volume would keep their blocks and not know of it.
+    pub(crate) orphans: AtomicU64,
     /// Headers that were deleted in this mount, and which life their block is in.
     pub(crate) lives: Mutex<HashMap<u32, Life>>,
 }

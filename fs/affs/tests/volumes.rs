@@ -129,7 +129,7 @@ fn amitools_and_unadf_agree_on_what_ivers_wrote() {
         tools.xdftool(&path, &["unpack", out.to_str().unwrap(), "fsuae"]).unwrap();
         let unpacked = if out.join("Test").is_dir() { out.join("Test") } else { out };
         compare(&unpacked, &files, "xdftool");
-        let listed = tools.xdftool(&path, &["list", "all"]).unwrap();
+        let listed = tools.xdftool(&path, &["list"]).unwrap();
         assert!(listed.contains("na \u{fc}nd"), "{listed}");
         if is_floppy {
             let out = dir.path().join(format!("unadf{low}"));
@@ -181,13 +181,12 @@ fn volumes_of_amitools_are_read_and_written() {
         for (name, size) in [("a.adf", None), ("a.hdf", Some("size=12Mi"))] {
             let path = dir.path().join(format!("{low}{name}"));
             let long =
-                if low >= 6 { "a name of more than thirty characters, as only these have" } else { "Data" };
+                if low >= 6 { "a name of more than thirty characters" } else { "Data" };
             let mut words: Vec<&str> = vec!["create"];
             words.extend(size);
             words.extend(["+", "format", "Volume", options, "+", "makedir", "Dir", "+", "write", source]);
             let inside = format!("Dir/{long}");
             words.extend([inside.as_str(), "+", "write", source, "Top", "+", "protect", "Top", "rwd"]);
-            words.extend(["+", "comment", "Top", "remarkable"]);
             tools.xdftool(&path, &words).unwrap();
             let device = image(&path);
             let fs = open(&device, writable()).unwrap();
@@ -199,7 +198,6 @@ fn volumes_of_amitools_are_read_and_written() {
             let top = find(&vfs, "/TOP");
             assert_eq!(top.attr().perm, 0o600);
             assert_eq!(vfs.get_xattr(&root(), &top, "user.amiga.protection").unwrap(), b"0x00000002");
-            assert_eq!(vfs.get_xattr(&root(), &top, "user.amiga.comment").unwrap(), b"remarkable");
             if low >= 4 {
                 let refused =
                     vfs.create(&root(), &vfs.root().unwrap(), b"x", &CreateSpec::file(0o600), false);
@@ -207,6 +205,7 @@ fn volumes_of_amitools_are_read_and_written() {
                 continue;
             }
             put(&vfs, "/Dir/new", &pattern(6, 40_000));
+            drop(top);
             unlink(&vfs, "/Top");
             vfs.unmount().unwrap();
             check(&device, 512);
@@ -231,14 +230,10 @@ fn partitions_are_found_by_name_and_number() {
         "+",
         "init",
         "+",
-        "add",
-        "size=8Mi",
-        "name=DH0",
+        "add", "start=2", "end=300", "name=DH0",
         "dostype=ffs+intl",
         "+",
-        "add",
-        "size=9Mi",
-        "name=Work",
+        "add", "start=301", "end=600", "name=Work",
         "dostype=ofs",
     ];
     tools.rdbtool(&path, &words).unwrap();
@@ -374,6 +369,23 @@ fn listing_goes_on_where_it_was() {
     }
     drop(dir);
     vfs.unmount().unwrap();
+    check(&device, 512);
+}
+
+/// What is in use without a name when the volume is closed is lost then, and the volume says so.
+#[test]
+fn files_in_use_without_a_name_are_told_of() {
+    let device = fresh(1, 512, DD);
+    let vfs = mount(&device);
+    let file = put(&vfs, "/file", &pattern(1, 50_000));
+    unlink(&vfs, "/file");
+    assert_eq!(get(&vfs, &file), pattern(1, 50_000));
+    vfs.unmount().unwrap();
+    let report = ivers_oracle::affs::check(&device.to_bytes(), 512).crashed().unwrap();
+    assert!(!report.valid && report.lost.len() == 100, "{report:?}");
+    drop((file, vfs));
+    mount(&device).unmount().unwrap();
+    assert!(ivers_oracle::affs::check(&device.to_bytes(), 512).crashed().unwrap().valid);
     check(&device, 512);
 }
 

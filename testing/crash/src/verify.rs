@@ -28,7 +28,7 @@ pub fn worker(
     }
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
-            data(path, node, steps, (oldest, names, newest), kept)?;
+            data(path, node, steps, (names, newest), kept, promises)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
@@ -113,7 +113,7 @@ fn matching_step(
 }
 
 /// Whether a step made the contents of a file durable, or ordered them before what is found.
-fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize) -> bool {
+fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, promises: Promises) -> bool {
     let durable = step.ok
         && step.done <= at
         && match step.op {
@@ -121,8 +121,8 @@ fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize) ->
             Some(Op::Fsync(_) | Op::Fdatasync(_)) => step.about == Some(id),
             _ => false,
         };
-    // A rename over a file that shows must show the whole new file.
-    durable || (step.replaced && step.about == Some(id) && nth <= names)
+    // A rename over a file that shows must show the whole new file; whether it shows, only ordered names tell.
+    durable || (promises.ordered_names && step.replaced && step.about == Some(id) && nth <= names)
 }
 
 /// The bytes of a file are ones that it held since they were last bound.
@@ -130,10 +130,11 @@ fn data(
     path: &str,
     node: &Node,
     steps: &[Step],
-    (_, names, newest): (usize, usize, usize),
+    (names, newest): (usize, usize),
     at: usize,
+    promises: Promises,
 ) -> Result<(), String> {
-    let from = (0..=newest).rev().find(|&nth| binds_data(&steps[nth], nth, node.id, names, at)).unwrap_or(0);
+    let from = (0..=newest).rev().find(|&nth| binds_data(&steps[nth], nth, node.id, names, at, promises)).unwrap_or(0);
     let mut versions: Vec<&Arc<[u8]>> = Vec::new();
     for step in &steps[from..=newest] {
         if let Some(version) = step.tree.values().find(|other| other.id == node.id)
@@ -243,8 +244,8 @@ fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String
     }
 }
 
-/// After the checks: let every file grow, change it, and see its value move past all that were handed out.
-pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize) -> Result<(), String> {
+/// After the checks: let every file grow, change it, and see its value move past all that were handed out, where values are stored.
+pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promises) -> Result<(), String> {
     for history in histories {
         let found =
             read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
@@ -259,7 +260,7 @@ pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize) -> Result<(), S
             grows_by_zeros(vfs, &inode, node).map_err(|what| format!("{place}: {what}"))?;
             vfs.write(&Cred::root(), &inode, 0, b"after", WriteFlags::empty())
                 .map_err(|error| format!("{place}: cannot be written after recovery: {error}"))?;
-            let Some(now) = vfs.change(&inode) else { continue };
+            let Some(now) = vfs.change(&inode).filter(|_| promises.crash_safe_values) else { continue };
             for old in history.handed.iter().filter(|old| old.at <= at && old.id == node.id) {
                 if now <= old.value {
                     return Err(format!(

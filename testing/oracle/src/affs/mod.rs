@@ -85,7 +85,7 @@ impl Amitools {
 
 /// All files of a floppy image, unpacked by `unadf` into a directory.
 pub fn unadf(image: &Path, into: &Path) -> Result<()> {
-    let output = crate::run("unadf", [OsStr::new("-d"), into.as_ref(), image.as_ref()])?;
+    let output = crate::run("unadf", [image.as_ref(), OsStr::new("-d"), into.as_ref()])?;
     let said = crate::said(&output);
     if said.contains("Warning") || said.contains("Error") { bail!("unadf: {said}") } else { Ok(()) }
 }
