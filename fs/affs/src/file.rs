@@ -248,9 +248,11 @@ impl Affs {
                 self.edit(change, extension, if grows { Stage::Detach } else { Stage::Cut }, write)?;
             }
         }
+        // Nothing leads to a new file yet: it is whole when something does.
+        let stage = if protect.is_some() { Stage::Attach } else { Stage::Fresh };
         let entries = &map.data[..map.data.len().min(self.shape.table_len())];
         let next = map.extensions.first().copied().unwrap_or(0);
-        self.edit(change, file, Stage::Attach, |bytes| {
+        self.edit(change, file, stage, |bytes| {
             self.put_table(bytes, entries, next);
             put32(bytes, head::FIRST_DATA, entries.first().copied().unwrap_or(0));
             put_tail32(bytes, tail::BYTE_SIZE, map.size as u32);

@@ -21,8 +21,8 @@ use crate::layout::{
 use crate::node::{block_of, node};
 use crate::volume::{Affs, Header, Hops, Kind, order_error};
 use ivers_ordered::{Change, Stage, Ticket};
-use ivers_vfs::*;
 use ivers_vfs::sync::atomic::Ordering;
+use ivers_vfs::*;
 use std::ops::ControlFlow;
 
 /// What leads to an entry.
@@ -150,7 +150,8 @@ impl Affs {
             if other.block == link.block {
                 let next = link.next_link();
                 *self.moved.lock() = change.ticket();
-                return self.edit(change, before, Stage::Cut, |bytes| put_tail32(bytes, tail::NEXT_LINK, next));
+                return self
+                    .edit(change, before, Stage::Cut, |bytes| put_tail32(bytes, tail::NEXT_LINK, next));
             }
             before = other.block;
         }

@@ -117,16 +117,18 @@ impl Affs {
         Ok(())
     }
 
-    /// Makes the bitmap anew, then mends what a crash may leave.
+    /// Mends what a crash may leave, and makes the bitmap anew. Each step leaves a volume that could be left so: blocks are marked as free when nothing names them
+    /// any more.
     fn complete(&self, walk: Walk) -> Result<()> {
         {
             let change = self.change()?;
-            self.space.rebuild(&change, &walk.used)?;
-            for file in walk.long {
+            for &file in &walk.long {
                 self.shorten(&change, file)?;
             }
             self.relink(&change, &walk.links, &walk.known)?;
         }
+        self.sync()?;
+        self.space.rebuild(&self.change()?, &walk.used)?;
         self.sync()?;
         for (&real, links) in &walk.links {
             let header = self.header(real)?;

@@ -54,7 +54,7 @@ impl Target for Amiga {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: false, crash_safe_values: false }
+        Promises { ordered_names: false, crash_safe_values: false, generations: false }
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
@@ -77,7 +77,8 @@ fn env(name: &str) -> Option<u64> {
 
 fn workloads(seed: u64) -> Vec<Workload> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut mixed: Vec<Workload> = (0..Workload::sequences(2)).map(|nth| Workload::sequence(2, nth)).collect();
+    let mut mixed: Vec<Workload> =
+        (0..Workload::sequences(2)).map(|nth| Workload::sequence(2, nth)).collect();
     let threes = Workload::sequences(3);
     mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
     mixed.extend((0..300).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
@@ -120,8 +121,15 @@ fn a_crash_loses_blocks_at_worst() {
 /// a file in its way, a second link or another directory, is the file lost, and at no point is the name that is replaced missing.
 #[test]
 fn a_rename_loses_nothing_at_any_point() {
-    let renames: &[(&str, &str)] =
-        &[("/a", "/b"), ("/a", "/c"), ("/a", "/d/x"), ("/l", "/c"), ("/d/in", "/a"), ("/d", "/e"), ("/c", "/d/in")];
+    let renames: &[(&str, &str)] = &[
+        ("/a", "/b"),
+        ("/a", "/c"),
+        ("/a", "/d/x"),
+        ("/l", "/c"),
+        ("/d/in", "/a"),
+        ("/d", "/e"),
+        ("/c", "/d/in"),
+    ];
     for low in [0, 1] {
         for &(old, new) in renames {
             let base = fresh(low, 512, DD);
@@ -148,25 +156,28 @@ fn a_rename_loses_nothing_at_any_point() {
             let record: Vec<Recorded> = device.record();
             let mut states = 0;
             States::new(base, &record, 7)
-                .each(|_| 0, |state, image| {
-                    states += 1;
-                    let image = Arc::new(MemDevice::from_bytes(&bytes_of(&image)));
-                    let place = format!("DOS\\{low}, {old} to {new}, {state:?}");
-                    let vfs = mount(&image);
-                    let found = contents(&vfs);
-                    for content in wanted.iter().filter(|content| after.contains(content)) {
-                        assert!(found.contains(content), "{place}: {} bytes are lost", content.len());
-                    }
-                    for path in [old, new].into_iter().filter(|path| ["/c", "/a"].contains(path)) {
-                        let is_there = vfs.resolve(&root(), path, false).is_ok();
-                        assert!(is_there || path == old, "{place}: nothing is at {path}");
-                    }
-                    let both = [old, new].map(|path| vfs.resolve(&root(), path, false).is_ok());
-                    assert!(both[0] || both[1], "{place}: neither name is there");
-                    vfs.unmount()?;
-                    check(&image, 512);
-                    Ok(())
-                })
+                .each(
+                    |_| 0,
+                    |state, image| {
+                        states += 1;
+                        let image = Arc::new(MemDevice::from_bytes(&bytes_of(&image)));
+                        let place = format!("DOS\\{low}, {old} to {new}, {state:?}");
+                        let vfs = mount(&image);
+                        let found = contents(&vfs);
+                        for content in wanted.iter().filter(|content| after.contains(content)) {
+                            assert!(found.contains(content), "{place}: {} bytes are lost", content.len());
+                        }
+                        for path in [old, new].into_iter().filter(|path| ["/c", "/a"].contains(path)) {
+                            let is_there = vfs.resolve(&root(), path, false).is_ok();
+                            assert!(is_there || path == old, "{place}: nothing is at {path}");
+                        }
+                        let both = [old, new].map(|path| vfs.resolve(&root(), path, false).is_ok());
+                        assert!(both[0] || both[1], "{place}: neither name is there");
+                        vfs.unmount()?;
+                        check(&image, 512);
+                        Ok(())
+                    },
+                )
                 .unwrap();
             assert!(states > 10, "{states}");
         }

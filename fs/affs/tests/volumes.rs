@@ -180,8 +180,7 @@ fn volumes_of_amitools_are_read_and_written() {
     {
         for (name, size) in [("a.adf", None), ("a.hdf", Some("size=12Mi"))] {
             let path = dir.path().join(format!("{low}{name}"));
-            let long =
-                if low >= 6 { "a name of more than thirty characters" } else { "Data" };
+            let long = if low >= 6 { "a name of more than thirty characters" } else { "Data" };
             let mut words: Vec<&str> = vec!["create"];
             words.extend(size);
             words.extend(["+", "format", "Volume", options, "+", "makedir", "Dir", "+", "write", source]);
@@ -230,10 +229,16 @@ fn partitions_are_found_by_name_and_number() {
         "+",
         "init",
         "+",
-        "add", "start=2", "end=300", "name=DH0",
+        "add",
+        "start=2",
+        "end=300",
+        "name=DH0",
         "dostype=ffs+intl",
         "+",
-        "add", "start=301", "end=600", "name=Work",
+        "add",
+        "start=301",
+        "end=600",
+        "name=Work",
         "dostype=ofs",
     ];
     tools.rdbtool(&path, &words).unwrap();
