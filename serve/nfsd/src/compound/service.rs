@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use siphasher::sip::SipHasher24;
 
 use super::clients::Clients;
-use super::names::{Names, Numeric};
+use super::names::Owners;
 use super::refusals::Refusals;
 use super::replies::Replies;
 use super::tally::Tally;
@@ -76,7 +76,7 @@ pub struct Service {
     /// Whose files are whose.
     pub clients: Arc<dyn Clients>,
     /// Owners as strings.
-    pub names: Box<dyn Names>,
+    pub owners: Owners,
     /// The lease time.
     pub lease_seconds: u32,
     /// How much one request may be.
@@ -100,7 +100,7 @@ impl Service {
         Self {
             handles,
             clients,
-            names: Box::new(Numeric),
+            owners: Owners::default(),
             lease_seconds: 90,
             bounds: Bounds::default(),
             tally: Tally::default(),

@@ -34,7 +34,7 @@ use thiserror::Error;
 
 use self::core::Core;
 use self::outside::{Clock, Crew};
-use crate::compound::{Exports, Filesystem, Service};
+use crate::compound::{Exports, Filesystem, Service, Tables};
 use crate::exports::config::ExportConfig;
 use crate::exports::handle::Handles;
 use crate::exports::table::{TableError, digest};
@@ -94,6 +94,8 @@ pub struct Setup {
     pub listeners: Vec<TcpListener>,
     /// TLS, if it is offered.
     pub tls: Option<Tls>,
+    /// Names of owners; none: they are numbers.
+    pub names: Option<Tables>,
     /// The exports.
     pub exports: Vec<Exported>,
 }
@@ -109,6 +111,7 @@ impl Setup {
             state_limits: state::Limits::default(),
             listeners,
             tls: None,
+            names: None,
             exports,
         }
     }
@@ -177,8 +180,17 @@ impl Parts {
 impl NfsServer {
     /// Serve.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
-        let Setup { stable, lease_seconds, delegations, limits, state_limits, listeners, tls, exports } =
-            setup;
+        let Setup {
+            stable,
+            lease_seconds,
+            delegations,
+            limits,
+            state_limits,
+            listeners,
+            tls,
+            names,
+            exports,
+        } = setup;
         let stable = Arc::new(stable);
         let handles = Handles::new(stable.identity().secret);
         let exports = table(&stable, &handles, exports)?;
@@ -194,6 +206,7 @@ impl NfsServer {
             Clock::Since(Instant::now()),
             callbacks.clone(),
         )?;
+        service.owners.set(names);
         let program = Arc::new(Nfs { core: core.clone(), service: service.clone() });
         let server = Server::start(limits, listeners, tls, vec![program], callbacks)?;
         let _ = core.crew.set(Crew::Threads(server.workers()));
@@ -209,6 +222,11 @@ impl NfsServer {
     /// What has happened to connections.
     pub fn counters(&self) -> &Counters {
         self.server.counters()
+    }
+
+    /// Owners are spelled so from now on.
+    pub fn set_names(&self, names: Option<Tables>) {
+        self.service.owners.set(names);
     }
 
     /// For who wants to know how it is.
