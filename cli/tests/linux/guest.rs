@@ -13,11 +13,12 @@ use ivers_oracle::machine::{self, Boot, Guest, Initramfs, Kernel};
 const MODULES: [&str; 8] = ["sunrpc", "grace", "lockd", "netfs", "fscache", "dns_resolver", "nfs", "nfsv4"];
 
 /// The client's own record of what it was told.
-const EVENTS: [&str; 6] = [
+const EVENTS: [&str; 7] = [
     "nfs4_xdr_status",
     "nfs4_set_delegation",
     "nfs4_cb_getattr",
     "nfs4_cb_recall",
+    "nfs4_cb_offload",
     "nfs4_delegreturn",
     "nfs4_state_mgr_failed",
 ];

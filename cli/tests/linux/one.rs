@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use ivers_nfs4::ops::number;
 
 use crate::guest::{Client, machines};
@@ -85,6 +85,9 @@ fn work(client: &mut Client, version: &str) -> Result<()> {
         for what in SINCE_2 {
             client.attempt(what, &dir, "")?;
         }
+        let ended = client.events("nfs4_cb_offload")?;
+        ensure!(ended > 0, "a copy of many MiB was done before its reply");
+        println!("{ended} copies went on behind their reply");
         untar(client, &dir)?;
     }
     fsx(client, &dir, version)?;

@@ -16,7 +16,7 @@ mod runner;
 mod service;
 mod tally;
 
-pub use clients::{Answered, Clients, Held, News, Shown};
+pub use clients::{Answered, Clients, CopyOrder, Held, News, Shown};
 pub use context::{Context, Origin};
 pub use names::{Names, Numeric, Owners, Spelling, Tables};
 pub use place::{Object, Place};

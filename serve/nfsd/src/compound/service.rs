@@ -59,13 +59,21 @@ pub struct Bounds {
     pub operations: u32,
     /// Bytes of a READ or WRITE.
     pub data_bytes: u32,
-    /// Bytes that one COPY copies: the client goes on from there.
+    /// Bytes that one COPY copies before it is answered: the client goes on from there.
     pub copy_bytes: u64,
+    /// A longer copy goes on behind its reply, if the client likes.
+    pub copy_at_once: u64,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { reply_bytes: 1 << 20 | 4096, operations: 64, data_bytes: 1 << 20, copy_bytes: 64 << 20 }
+        Self {
+            reply_bytes: 1 << 20 | 4096,
+            operations: 64,
+            data_bytes: 1 << 20,
+            copy_bytes: 64 << 20,
+            copy_at_once: 4 << 20,
+        }
     }
 }
 

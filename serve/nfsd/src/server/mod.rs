@@ -7,6 +7,7 @@
 //! | `open` | OPEN |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
+//! | `copies` | copies that go on behind their reply |
 //! | `dial` | the way to clients of NFSv4.0 |
 //! | `program` | the RPC program |
 //! | `outside` | threads, clock and askers: of a server with sockets, or of one without |
@@ -16,6 +17,7 @@
 mod alone;
 mod callback;
 mod clients;
+mod copies;
 mod core;
 mod dial;
 mod open;
@@ -243,6 +245,7 @@ impl NfsServer {
             );
         }
         drop(self.core.waiting.take_all());
+        self.core.copies.close();
         if quiet {
             // Before what was shown ends: who held that may claim it.
             self.core.with(|state, _| state.strike_idle());
