@@ -54,7 +54,7 @@ fn sector(
         return Ok(None);
     }
     let words = get32(&block, 4);
-    if words > CHECKED_WORDS || words < 64 || !is_sealed(&block[..words as usize * 4]) {
+    if !(64..=CHECKED_WORDS).contains(&words) || !is_sealed(&block[..words as usize * 4]) {
         return Err(Error::corrupt(
             format!("the checksum of the {what} is wrong"),
             format!("{place}, byte {byte}"),
