@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use ivers_nfsd::exports::config::Address;
+use ivers_nfsd::exports::config::{Address, Domain};
 
 use crate::help;
 use crate::image::How;
@@ -160,6 +160,9 @@ pub struct Serve {
     /// Authorities that sign certificates of clients (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_client_authorities: Option<PathBuf>,
+    /// Owners go over the wire as NAME@DOMAIN, by /etc/passwd and /etc/group; without it, and to clients that send numbers, as numbers
+    #[arg(long, value_name = "DOMAIN")]
+    pub domain: Option<Domain>,
     /// Clients get no delegations
     #[arg(long)]
     pub no_delegations: bool,

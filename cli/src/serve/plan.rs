@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use ivers_nfsd::exports::config::{
-    ConfigError, ExportConfig, LimitsConfig, LogFormat, Mode, ServerConfig, TlsConfig,
+    ConfigError, ExportConfig, LimitsConfig, LogFormat, Mode, OwnersConfig, ServerConfig, TlsConfig,
 };
 use ivers_nfsd::net::Limits;
 use ivers_nfsd::net::tls::TlsFiles;
@@ -52,6 +52,8 @@ pub struct Plan {
     pub state_limits: state::Limits,
     /// TLS, if it is offered.
     pub tls: Option<TlsFiles>,
+    /// Names of owners, if they are not numbers.
+    pub owners: Option<OwnersConfig>,
     /// What is exported.
     pub exports: Vec<Planned>,
 }
@@ -100,6 +102,7 @@ impl Plan {
             limits,
             state_limits,
             tls: tls(args, file.tls),
+            owners: owners(args, file.owners),
             exports,
         })
     }
@@ -174,6 +177,14 @@ fn tls(args: &args::Serve, file: Option<TlsConfig>) -> Option<TlsFiles> {
         client_authorities: told.or_else(|| file.as_ref()?.client_authorities.clone()),
         client_required: file.is_some_and(|file| file.client_required),
     })
+}
+
+fn owners(args: &args::Serve, file: Option<OwnersConfig>) -> Option<OwnersConfig> {
+    match (args.domain.clone(), file) {
+        (Some(domain), Some(file)) => Some(OwnersConfig { domain, ..file }),
+        (Some(domain), None) => Some(OwnersConfig::here(domain)),
+        (None, file) => file,
+    }
 }
 
 fn limits(file: &LimitsConfig, threads: Option<usize>) -> Result<(Limits, state::Limits)> {
