@@ -33,7 +33,14 @@ pub struct Fat {
     pub(crate) read_only: Option<String>,
     pub(crate) label: String,
     pub(crate) places: Mutex<Places>,
-    pub(crate) indexed: Mutex<(VecDeque<(Weak<Node>, usize)>, usize)>,
+    pub(crate) indexed: Mutex<Indexed>,
+}
+
+/// The directories whose entries are in memory, the oldest first, and how many entries these are.
+#[derive(Default)]
+pub(crate) struct Indexed {
+    queue: VecDeque<(Weak<Node>, usize)>,
+    total: usize,
 }
 
 /// What is kept beside an inode.
@@ -123,7 +130,7 @@ impl Fat {
     /// Note that a directory is in memory; the oldest leave it, if these are many.
     pub(crate) fn indexed(&self, node: &Arc<Node>, entries: usize) {
         let mut indexed = self.indexed.lock();
-        let (queue, total) = &mut *indexed;
+        let Indexed { queue, total } = &mut *indexed;
         queue.push_back((Arc::downgrade(node), entries));
         *total += entries;
         while *total > MOST_INDEXED && queue.len() > 1 {

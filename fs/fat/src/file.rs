@@ -5,7 +5,7 @@ use crate::table::order_error;
 use ivers_vfs::*;
 use std::ops::Range;
 
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// The largest size that an entry can say.
 pub(crate) const MOST_BYTES: u64 = u32::MAX as u64;
 

@@ -8,7 +8,6 @@ use ivers_block::{Budget, BufferCache, Device};
 use ivers_ordered::{Mirror, Ordered, OrderedOptions};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, Result};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,7 +102,7 @@ impl Fat {
             read_only,
             label: String::new(),
             places: Mutex::new(Places::default()),
-            indexed: Mutex::new((VecDeque::new(), 0)),
+            indexed: Mutex::default(),
         };
         fat.label = fat.find_label()?;
         Ok(Arc::new(fat))

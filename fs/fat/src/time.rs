@@ -33,7 +33,7 @@ pub(crate) fn encode(time: Timestamp, offset_s: i64) -> (u16, u16, u8) {
     let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     let date = (year - 1980) << 9 | month << 5 | day;
-    let clock = second / 3600 << 11 | second / 60 % 60 << 5 | second % 60 / 2;
+    let clock = ((second / 3600) << 11) | ((second / 60 % 60) << 5) | (second % 60 / 2);
     let hundredths = second % 2 * 100 + i64::from(time.nsec / 10_000_000);
     (date as u16, clock as u16, hundredths as u8)
 }

@@ -81,8 +81,7 @@ const ONLY_SPACE: &[&str] = &[
 pub fn fsck_fat_after_crash(image: &Path) -> Result<()> {
     let path = image.display().to_string();
     let text = said(&output("fsck.fat", ["-n", &path])?);
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
+    for line in text.lines() {
         // Which file it is about.
         let about = line.starts_with('/') || line.starts_with(&path) || line.trim().is_empty();
         let known = ONLY_SPACE.iter().any(|known| line.starts_with(known));
