@@ -19,8 +19,11 @@ pub struct Format {
     /// Whether it keeps owners and permissions: if it does not, options say whose files are.
     pub keeps_owners: bool,
     probe: fn(head: &[u8]) -> bool,
-    open: fn(Arc<dyn Device>, &How, Arc<Budget>, String) -> Result<Arc<dyn FileSystem>>,
+    open: Open,
 }
+
+/// Opens a device, with the bound of its buffers and what messages call it.
+type Open = fn(Arc<dyn Device>, &How, Arc<Budget>, String) -> Result<Arc<dyn FileSystem>>;
 
 /// As much of a device as a probe gets.
 const HEAD_BYTES: u64 = 4096;
@@ -52,7 +55,7 @@ pub struct Owners {
 }
 
 impl Default for Owners {
-    /// Of this process.
+    /// Of this process. Asked for before it locks itself in.
     fn default() -> Self {
         let umask = rustix::process::umask(rustix::fs::Mode::empty());
         rustix::process::umask(umask);
@@ -67,8 +70,8 @@ impl Default for Owners {
 }
 
 impl Owners {
-    /// Takes an option of a mount, if it is one of these. None: its value makes no sense.
-    pub fn set(&mut self, name: &str, value: Option<&str>) -> Option<bool> {
+    /// Takes an option of a mount. None: it makes no sense.
+    pub fn set(&mut self, name: &str, value: Option<&str>) -> Option<()> {
         let mask = || u32::from_str_radix(value?, 8).ok().filter(|mask| *mask <= 0o777);
         match name {
             "uid" => self.uid = value?.parse().ok()?,
@@ -79,9 +82,14 @@ impl Owners {
             "utc_offset" => {
                 self.utc_offset_minutes = value?.parse().ok().filter(|m| (-1440..=1440).contains(m))?;
             }
-            _ => return Some(false),
+            _ => return None,
         }
-        Some(true)
+        Some(())
+    }
+
+    /// Whether an option of a mount is one of these.
+    pub fn has(name: &str) -> bool {
+        ["uid", "gid", "umask", "fmask", "dmask", "utc_offset"].contains(&name)
     }
 }
 
@@ -143,7 +151,7 @@ fn open_fat(
     budget: Arc<Budget>,
     place: String,
 ) -> Result<Arc<dyn FileSystem>> {
-    let Owners { uid, gid, fmask, dmask, utc_offset_minutes } = how.owners.unwrap_or_default();
+    let Owners { uid, gid, fmask, dmask, utc_offset_minutes } = how.owners;
     let options = ivers_fat::OpenOptions {
         read_only: how.read_only,
         uid,
@@ -168,13 +176,13 @@ mod tests {
         for (name, value) in
             [("uid", "7"), ("gid", "8"), ("umask", "027"), ("dmask", "2"), ("utc_offset", "-90")]
         {
-            assert_eq!(owners.set(name, Some(value)), Some(true));
+            assert!(Owners::has(name) && owners.set(name, Some(value)).is_some());
         }
         let expected = Owners { uid: 7, gid: 8, fmask: 0o27, dmask: 2, utc_offset_minutes: -90 };
         assert_eq!(owners, expected);
         assert_eq!(owners.set("fmask", Some("8")), None);
         assert_eq!(owners.set("uid", None), None);
-        assert_eq!(owners.set("noatime", None), Some(false));
+        assert!(!Owners::has("noatime") && owners.set("noatime", None).is_none());
     }
 
     #[test]

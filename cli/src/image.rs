@@ -102,8 +102,10 @@ pub struct How {
     pub sandbox: bool,
     /// The name of the format. None: told from what the image holds.
     pub format: Option<String>,
-    /// Whose files are where the format does not say. None: those of whoever opens it.
-    pub owners: Option<Owners>,
+    /// Whose files are where the format does not say.
+    pub owners: Owners,
+    /// Options have said it.
+    pub owners_said: bool,
 }
 
 impl How {
@@ -130,7 +132,8 @@ impl Default for How {
             cache_bytes: 256 << 20,
             sandbox: true,
             format: None,
-            owners: None,
+            owners: Owners::default(),
+            owners_said: false,
         }
     }
 }
@@ -180,7 +183,7 @@ pub fn mount_on(
                 Some(format) => format,
                 None => drivers::of(&*device)?.unwrap_or(&drivers::FORMATS[0]),
             };
-            if how.owners.is_some() && format.keeps_owners {
+            if how.owners_said && format.keeps_owners {
                 let name = format.names[0];
                 return Err(failure(
                     USAGE,

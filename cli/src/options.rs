@@ -106,9 +106,9 @@ pub fn parse(words: &[String]) -> Result<Options> {
             )
             | ("comment", Some(_)) => {}
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
-            (name, value) if Owners::default().set(name, value) != Some(false) => {
-                let owners = how.owners.get_or_insert_default();
-                owners
+            (name, value) if Owners::has(name) => {
+                how.owners_said = true;
+                how.owners
                     .set(name, value)
                     .ok_or_else(|| bad("uid and gid take numbers, masks octal ones, utc_offset minutes"))?;
             }
