@@ -382,8 +382,8 @@ impl Vfs {
             all.extend(target.as_deref());
             let locks = self.lock_all(&all)?;
             let target_ino = target.as_ref().map(|target| target.ino);
-            let found_ino = found.as_ref().map(|found| found.ino);
-            if self.find(old_dir, old_name)? != Some(inode.ino) || self.find(new_dir, new_name)? != found_ino
+            if self.find(old_dir, old_name)? != Some(inode.ino)
+                || self.find(new_dir, new_name)? != found.as_ref().map(|found| found.ino)
             {
                 if meant.is_some() {
                     return Err(NameError::Changed.into());
