@@ -70,6 +70,8 @@ fn test() -> bool {
         ("python3", "python3"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
+        ("mkfs.fat", "dosfstools"),
+        ("mcopy", "mtools"),
     ];
     ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])
