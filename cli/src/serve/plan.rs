@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use ivers_nfsd::exports::config::{
@@ -82,7 +83,13 @@ impl Plan {
         if threads.is_some_and(|threads| !(3..=256).contains(&threads)) {
             return Err(usage("there must be from 3 to 256 threads"));
         }
-        let (limits, state_limits) = limits(&file.limits, threads)?;
+        let (mut limits, state_limits) = limits(&file.limits, threads)?;
+        if let Some(us) = args.linger.or(file.linger_us) {
+            if us > 1000 {
+                return Err(usage("linger_us: a millisecond (1000) is the most"));
+            }
+            limits.linger = Duration::from_micros(us.into());
+        }
         let log_format = match args.log_format.as_deref() {
             Some("json") => LogFormat::Json,
             Some(_) => LogFormat::Text,

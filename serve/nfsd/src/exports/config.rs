@@ -356,6 +356,8 @@ pub struct ServerConfig {
     pub lease_s: Option<u32>,
     /// Threads.
     pub threads: Option<usize>,
+    /// Microseconds that a thread looks out for a client's next request.
+    pub linger_us: Option<u16>,
     /// Whether clients may get delegations.
     pub delegations: Option<bool>,
     /// How messages look.
