@@ -90,6 +90,9 @@ pub enum Task {
     /// The process that parses an image for another one
     #[command(hide = true)]
     Keeper,
+    /// The process outside the sandbox of a server
+    #[command(hide = true)]
+    Attendant,
 }
 
 /// Options of `mount`.
@@ -151,6 +154,10 @@ pub struct Serve {
     /// Threads that serve (default 16)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Microseconds that a thread looks out for a client's next request before it sleeps, up to 1000 (default 100; 0 on a
+    /// single processor)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
+    pub linger: Option<u16>,
     /// The server's certificate, and those between it and its authority (PEM); with it RPC with TLS is offered
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_certificate: Option<PathBuf>,

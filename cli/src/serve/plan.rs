@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use ivers_nfsd::exports::config::{
@@ -65,6 +66,11 @@ impl Plan {
             Some(path) => ServerConfig::read(path).map_err(refused)?,
             None => ServerConfig::default(),
         };
+        Self::of_file(args, file)
+    }
+
+    /// The same, when the file has been read.
+    pub fn of_file(args: &args::Serve, file: ServerConfig) -> Result<Self> {
         let exports = exports(args, file.exports)?;
         if exports.is_empty() {
             return Err(usage("nothing to serve: name an image, or --config FILE with [[export]] in it"));
@@ -77,7 +83,13 @@ impl Plan {
         if threads.is_some_and(|threads| !(3..=256).contains(&threads)) {
             return Err(usage("there must be from 3 to 256 threads"));
         }
-        let (limits, state_limits) = limits(&file.limits, threads)?;
+        let (mut limits, state_limits) = limits(&file.limits, threads)?;
+        if let Some(us) = args.linger.or(file.linger_us) {
+            if us > 1000 {
+                return Err(usage("linger_us: a millisecond (1000) is the most"));
+            }
+            limits.linger = Duration::from_micros(us.into());
+        }
         let log_format = match args.log_format.as_deref() {
             Some("json") => LogFormat::Json,
             Some(_) => LogFormat::Text,
@@ -106,10 +118,17 @@ impl Plan {
             exports,
         })
     }
+
+    /// What stays as it is while a server runs, to be compared.
+    pub fn fixed(&self) -> String {
+        let Self { listen, state, metrics, lease_seconds, delegations, sandbox, log_format, .. } = self;
+        let limits = (&self.limits, &self.state_limits);
+        format!("{:?}", (listen, state, metrics, lease_seconds, delegations, sandbox, log_format, limits))
+    }
 }
 
 /// A file that is not there has a code of its own.
-fn refused(error: ConfigError) -> anyhow::Error {
+pub fn refused(error: ConfigError) -> anyhow::Error {
     match error {
         ConfigError::Read { .. } => anyhow!(error),
         error => failure(USAGE, error.to_string()),
