@@ -39,6 +39,14 @@ Mount options (-o), separated by commas:
                    (default 256M)
   offset=SIZE      where in the image the filesystem begins (a partition),
                    in bytes or as 1M
+  partition=NAME   which partition of an Amiga's hard disk (Rigid Disk Block), by
+                   name or number
+  uid=N, gid=N     whose all files are, where the format keeps no owners (FAT;
+                   default: of whoever mounts)
+  umask=, fmask=, dmask=
+                   permission bits that all, files, directories do not have
+                   there (octal; default: the umask of whoever mounts)
+  utc_offset=MIN   how far times on a FAT medium are ahead of UTC (default: 0)
   commit=SECONDS   longest time that a change stays out of the journal:
                    1 to 900 (default 5)
   trust-foreign    believe stored change attributes though another system
@@ -99,17 +107,23 @@ Options of an export, separated by commas (\\, is a comma in a name):
   tls=required     only over TLS
   tls=certificate  only over TLS, with a certificate of the client's
   names=LIST       one of these must be among the certificate's DNS names
-  type=TYPE        ext4 (the default; ext2 and ext3 too) or mem
-  offset=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
-  dirsync, commit=, trust-foreign, norecovery
+  type=TYPE        auto (the default), ext4 (ext2 and ext3 too), fat, affs or
+                   mem
+  offset=, partition=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
+  dirsync, commit=, trust-foreign, norecovery, uid=, gid=, umask=, fmask=,
+  dmask=, utc_offset=
                    as `ivers mount` has them
 
-It stays in the foreground; messages go to standard error. SIGTERM, SIGINT or SIGHUP end it in good order: no new calls, those under way are answered \
+It stays in the foreground; messages go to standard error. SIGHUP has it read its file, the certificates and the names of owners again: exports get other clients, access and names, \
+or vanish (their handles are stale then); images are not opened any more. What is wrong changes nothing, and is said. At a terminal SIGHUP ends it.
+
+SIGTERM or SIGINT end it in good order: no new calls, those under way are answered \
 (for at most five seconds), everything is written and the images are closed. Another signal, a second later or more, ends it at once, which is a crash to images and clients. What \
 clients hold survives either: it is written down in the state directory, and after the next start they claim it again, within a grace time of one and a half times the \
 lease at most, in which nobody gets anything else.
 
-Before it reads an image the process locks itself in by Landlock and seccomp: it can open no file but those of its state directory, and connect to nobody.
+Before it reads an image the process locks itself in by Landlock and seccomp: it can open no file but those of its state directory, and connect to nobody. \
+A process beside it, which reads nothing of the images, opens the files for SIGHUP and connects to clients of NFSv4.0 who want to be called back.
 
 Sockets that systemd has opened (LISTEN_FDS) take the place of --listen; readiness is told to NOTIFY_SOCKET. Unit files are in packaging/systemd.
 
@@ -291,7 +305,8 @@ again, also of several runs.
 
 Rows:
   overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 alone:
-  sequential_4k_8_jobs_queried, query_hammer_1, _2, _8: while as many threads ask for the change attribute without rest
+  sequential_4k_8_jobs_queried: the same while a thread asks for the change attribute in a loop, each time with a system call, as a process would
+  query_hammer_1, _2, _8: while as many threads ask without rest
   query_curve: by how often somebody asks
   write_sizes: 1 byte to 1 MiB
   scaling_own_files, scaling_one_file: one and two threads

@@ -30,7 +30,8 @@ use crate::{args, daemon, facts, image, show, worker};
 
 /// `ivers mount`.
 pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
-    let options = parse(&args.options)?;
+    let mut options = parse(&args.options)?;
+    options.how = options.how.of_format(&args.fs_type);
     if args.worker {
         return worker::work(&args, options);
     }

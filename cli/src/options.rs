@@ -4,6 +4,7 @@ use anyhow::Result;
 use ivers_fuse::FuseOptions;
 use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
+use crate::drivers::Owners;
 use crate::failure::usage;
 use crate::image::How;
 use crate::show;
@@ -77,6 +78,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("must be where the filesystem begins in the image, in bytes or as 1M")
                 })?;
             }
+            ("partition", Some(name)) => how.partition = Some(name.to_owned()),
             ("sync", None) => {
                 vfs.at_once |= InodeFlags::SYNC;
                 fuse.sync = true;
@@ -105,6 +107,12 @@ pub fn parse(words: &[String]) -> Result<Options> {
             )
             | ("comment", Some(_)) => {}
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
+            (name, value) if Owners::has(name) => {
+                how.owners_said = true;
+                how.owners
+                    .set(name, value)
+                    .ok_or_else(|| bad("uid and gid take numbers, masks octal ones, utc_offset minutes"))?;
+            }
             _ => {
                 if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
                     return Err(bad("unknown; see ivers mount --help"));
@@ -121,8 +129,22 @@ pub fn parse(words: &[String]) -> Result<Options> {
 }
 
 /// Those that mean something where an image is only looked into.
-const LOOKING: &[&str] =
-    &["offset", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
+const LOOKING: &[&str] = &[
+    "offset",
+    "partition",
+    "cache",
+    "sandbox",
+    "nosandbox",
+    "norecovery",
+    "noload",
+    "trust-foreign",
+    "uid",
+    "gid",
+    "umask",
+    "fmask",
+    "dmask",
+    "utc_offset",
+];
 
 /// The words behind `-o` of a command that opens images without mounting them.
 pub fn parse_looking(words: &[String]) -> Result<How> {
@@ -150,6 +172,7 @@ const SERVING: &[&str] = &[
     "atime",
     "cache",
     "offset",
+    "partition",
     "sync",
     "async",
     "dirsync",
@@ -157,6 +180,12 @@ const SERVING: &[&str] = &[
     "trust-foreign",
     "norecovery",
     "noload",
+    "uid",
+    "gid",
+    "umask",
+    "fmask",
+    "dmask",
+    "utc_offset",
 ];
 
 /// Whether an export takes this option of a mount.

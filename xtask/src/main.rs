@@ -70,6 +70,9 @@ fn test() -> bool {
         ("python3", "python3"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
+        ("unadf", "unadf"),
+        ("mkfs.fat", "dosfstools"),
+        ("mcopy", "mtools"),
     ];
     ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])

@@ -114,6 +114,7 @@ impl Vfs {
         let dirty = Arc::new(DirtyList::new());
         let background = options.background && !read_only;
         let interval = options.writeback_interval;
+        let alias = fs.names_alias();
         let vfs = Arc::new_cyclic(|me| Vfs {
             me: me.clone(),
             fs,
@@ -121,7 +122,7 @@ impl Vfs {
             options,
             policy,
             inodes: InodeCache::new(),
-            names: NameCache::new(budget),
+            names: NameCache::new(budget, alias),
             deletions: Deletions::default(),
             memory,
             dirty: dirty.clone(),

@@ -1,7 +1,10 @@
 //! The calls of the VFS.
 
 use crate::file::FILE_MAX;
-use crate::layout::{COMMENT_MAX, NAME_MAX, TICK_NS, mode_of, put_tail32, put_text, tail, to_latin, to_utf8};
+use crate::layout::{
+    COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, kept_date, mode_of, protect_of, put_tail32, put_text, tail,
+    to_latin, to_utf8,
+};
 use crate::node::{block_of, node};
 use crate::volume::{Affs, Kind, order_error};
 use ivers_ordered::Stage;
@@ -90,6 +93,37 @@ impl FileSystem for Affs {
 
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
         self.fs_load_inode(ino)
+    }
+
+    fn names_alias(&self) -> bool {
+        true
+    }
+
+    fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
+        let flavour = self.shape.flavour;
+        to_latin(a).zip(to_latin(b)).is_some_and(|(a, b)| flavour.same(&a, &b))
+    }
+
+    fn fit(&self, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
+        let kind = node(inode).kind;
+        if new.flags != old.flags {
+            return Err(NameError::NotSupported.into());
+        }
+        if new.uid > OWNER_MAX || new.gid > OWNER_MAX {
+            return Err(NameError::Invalid.into());
+        }
+        // The root block keeps other things where headers have these.
+        if kind == Kind::Root && (new.uid, new.gid, new.perm) != (old.uid, old.gid, old.perm) {
+            return Err(NameError::NotPermitted.into());
+        }
+        new.perm = match kind {
+            Kind::SoftLink | Kind::LinkDirectory | Kind::Root => old.perm,
+            _ => {
+                mode_of(protect_of(new.perm, node(inode).state.lock().protect, kind.is_dir()), kind.is_dir())
+            }
+        };
+        new.mtime = kept_date(new.mtime);
+        Ok(())
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {

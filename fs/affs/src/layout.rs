@@ -96,6 +96,8 @@ pub const BM_VALID: u32 = u32::MAX;
 pub const ROOT_BM_PAGES: usize = 25;
 /// Longest name, in characters of one byte each.
 pub const NAME_MAX: usize = 30;
+/// Owners have 16 bits.
+pub const OWNER_MAX: u32 = 0xffff;
 /// Longest comment.
 pub const COMMENT_MAX: usize = 79;
 /// Name and comment of a header with long names, with their lengths.
@@ -282,11 +284,16 @@ pub fn date_in(block: &[u8], from_end: usize) -> Timestamp {
     }
 }
 
-/// Write a date; what lies outside of the range is brought to its border.
-pub fn put_date(block: &mut [u8], from_end: usize, time: Timestamp) {
+/// A date as a header keeps it: what lies outside of the range is brought to its border.
+pub fn kept_date(time: Timestamp) -> Timestamp {
     let first = Timestamp { sec: EPOCH_DAYS * DAY_S, nsec: 0 };
     let last = Timestamp { sec: (i64::from(u32::MAX) + EPOCH_DAYS) * DAY_S, nsec: 0 };
-    let time = time.clamp(first, last);
+    time.clamp(first, last).truncate(TICK_NS)
+}
+
+/// Write a date.
+pub fn put_date(block: &mut [u8], from_end: usize, time: Timestamp) {
+    let time = kept_date(time);
     let rest = time.sec % DAY_S;
     put_tail32(block, from_end, (time.sec / DAY_S - EPOCH_DAYS) as u32);
     put_tail32(block, from_end - 4, (rest / 60) as u32);

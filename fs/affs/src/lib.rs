@@ -29,5 +29,5 @@ mod recover;
 mod space;
 mod volume;
 
-pub use open::OpenOptions;
+pub use open::{OpenOptions, probe};
 pub use volume::Affs;

@@ -14,7 +14,9 @@
 //! A change of the same batch that takes another name away would be written before the second half is complete, and could lead from
 //! a chain into the other: so whoever takes a name away settles [`Affs::moved`] first.
 
-use crate::layout::{NAME_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR, T_SHORT};
+use crate::layout::{
+    NAME_MAX, OWNER_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR, T_SHORT,
+};
 use crate::layout::{
     amiga_path, head, name_from, protect_of, put_date, put_tail32, put_text, put32, tail, to_utf8,
 };
@@ -359,7 +361,7 @@ impl Affs {
         if target.len() + 1 > self.shape.block_size as usize - head::TABLE - tail::BM_FLAG {
             return Err(NameError::NameTooLong.into());
         }
-        if new.uid > 0xffff || new.gid > 0xffff {
+        if new.uid > OWNER_MAX || new.gid > OWNER_MAX {
             return Err(NameError::Invalid.into());
         }
         if !new.xattrs.is_empty() {

@@ -56,6 +56,12 @@ struct Extent {
     reserved: u32,
 }
 
+/// Whether a device begins as a volume, or as a disk with partitions, as far as its first bytes tell.
+pub fn probe(head: &[u8]) -> bool {
+    let volume = head.len() >= 4 && Flavour::of(get32(head, 0)).is_some();
+    volume || head.chunks(512).take(16).any(|block| block.starts_with(b"RDSK"))
+}
+
 impl Affs {
     /// Opens a floppy or hard disk image, or a partition of it.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
