@@ -71,6 +71,7 @@ fn test() -> bool {
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
         ("unadf", "unadf"),
+        ("pip3", "python3-pip python3-venv"),
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
     ];
