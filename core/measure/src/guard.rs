@@ -1,0 +1,1 @@
+//! Measurement at the opens and closes of a mounted filesystem.
