@@ -104,7 +104,7 @@ impl PublicKey {
 }
 
 fn of_pem(block: &str) -> Result<Key, String> {
-    let end = block.find("-----END ").and_then(|at| Some(at + block[at..].find('\n').unwrap_or(block.len() - at)));
+    let end = block.find("-----END ").map(|at| at + block[at..].find('\n').unwrap_or(block.len() - at));
     let block = &block[..end.ok_or("its PEM has no end")?];
     let (label, der) = Document::from_pem(block).map_err(|error| format!("bad PEM: {error}"))?;
     match label {
@@ -124,7 +124,8 @@ fn of_der(der: &[u8]) -> Result<Key, String> {
 
 fn of_certificate(der: &[u8]) -> Result<Key, String> {
     let certificate = Certificate::from_der(der).map_err(|error| format!("bad certificate: {error}"))?;
-    let spki = certificate.tbs_certificate.subject_public_key_info.to_der().map_err(|error| error.to_string())?;
+    let spki =
+        certificate.tbs_certificate.subject_public_key_info.to_der().map_err(|error| error.to_string())?;
     let mut key = of_spki(&spki)?;
     if let Ok(Some((_, id))) = certificate.tbs_certificate.get::<SubjectKeyIdentifier>()
         && let Some(tail) = id.0.as_bytes().last_chunk::<4>()
@@ -160,8 +161,11 @@ mod tests {
     fn what_is_no_key_is_refused() {
         let mut keys = Keyring::default();
         assert_eq!(keys.add(b""), Err(KeyError::None));
-        for bad in ["nonsense", "-----BEGIN PUBLIC KEY-----\n", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
-        {
+        for bad in [
+            "nonsense",
+            "-----BEGIN PUBLIC KEY-----\n",
+            "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
+        ] {
             assert!(matches!(keys.add(bad.as_bytes()), Err(KeyError::Unusable { number: 1, .. })), "{bad}");
         }
         assert!(keys.is_empty());

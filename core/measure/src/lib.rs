@@ -19,3 +19,4 @@ pub mod reader;
 pub mod record;
 pub mod signature;
 pub mod store;
+pub mod taking;

@@ -239,7 +239,9 @@ impl Aggregates {
     pub fn pcrs(value: &Digest) -> String {
         let zeros = Digest::filled(value.algorithm(), 0).hex();
         let hex = |register| if register == PCR { value.hex() } else { zeros.clone() };
-        (0..PCR_COUNT).map(|register| format!("PCR-{register:02}: {}\n", hex(register).to_uppercase())).collect()
+        (0..PCR_COUNT)
+            .map(|register| format!("PCR-{register:02}: {}\n", hex(register).to_uppercase()))
+            .collect()
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::list::{Entry, PCR, Template};
 use thiserror::Error;
 
-/// No honest entry is longer: a name of PATH_MAX and a signature of a page.
-const DATA_MAX: usize = 64 << 10;
+/// No honest entry is longer: the longest path that a walk goes down, and a signature of a page.
+const DATA_MAX: usize = 128 << 10;
 
 /// What is wrong with a list.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -47,8 +47,9 @@ impl<'a> Reader<'a> {
         }
         let Some(digest) = take::<20>(&mut rest) else { return Ok(None) };
         let Some(name) = take_sized(&mut rest, 64, "a template name")? else { return Ok(None) };
-        let template = Template::by_name(name)
-            .ok_or_else(|| format!("template {:?}: there are ima-ng and ima-sig", String::from_utf8_lossy(name)))?;
+        let template = Template::by_name(name).ok_or_else(|| {
+            format!("template {:?}: there are ima-ng and ima-sig", String::from_utf8_lossy(name))
+        })?;
         let Some(data) = take_sized(&mut rest, DATA_MAX, "template data")? else { return Ok(None) };
         let violation = digest.iter().all(|&byte| byte == 0);
         let entry = Entry::found(template, violation, data.to_vec())
@@ -135,7 +136,8 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
             let read: Vec<_> = Reader::new(&damaged).collect();
-            let same = read.len() == entries.len() && read.iter().zip(&entries).all(|(a, b)| a.as_ref() == Ok(b));
+            let same =
+                read.len() == entries.len() && read.iter().zip(&entries).all(|(a, b)| a.as_ref() == Ok(b));
             assert!(!same, "byte {at}");
         }
     }

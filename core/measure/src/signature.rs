@@ -161,13 +161,18 @@ mod tests {
         let signed = [3, 2, 4, 1, 2, 3, 4, 0, 2, 9, 9];
         assert_eq!(algorithm(&signed, Algorithm::Sha512), Algorithm::Sha256);
         assert_eq!(listed(&signed), Some(&signed[..]));
-        for bad in [&[][..], &[1], &[2, 1], &[3, 1, 4], &[4, 1, 0], &[6, 3], &[3, 2, 4, 1, 2, 3, 4, 0, 3, 9, 9]] {
+        for bad in
+            [&[][..], &[1], &[2, 1], &[3, 1, 4], &[4, 1, 0], &[6, 3], &[3, 2, 4, 1, 2, 3, 4, 0, 3, 9, 9]]
+        {
             assert!(Label::decode(bad).is_err(), "{bad:?}");
         }
         let none = Keyring::default();
         assert_eq!(appraise(&new, &sha512, Appraise::Digest, &none), Ok(()));
         assert_eq!(appraise(&new, &sha512, Appraise::Signature, &none), Err(Mismatch::NotSigned));
-        assert_eq!(appraise(&new, &Algorithm::Sha512.digest(b"y"), Appraise::Digest, &none), Err(Mismatch::Contents));
+        assert_eq!(
+            appraise(&new, &Algorithm::Sha512.digest(b"y"), Appraise::Digest, &none),
+            Err(Mismatch::Contents)
+        );
         assert_eq!(appraise(&[], &sha512, Appraise::Digest, &none), Err(Mismatch::NoLabel));
         let sha256 = Algorithm::Sha256.digest(b"x");
         let unknown = appraise(&signed, &sha256, Appraise::Signature, &none);

@@ -206,9 +206,12 @@ mod tests {
         files.put(&identity(12, 3, Some(9)), &digest, b"label");
         let known = files.find(&identity(12, 3, Some(9))).unwrap();
         assert_eq!((&known.digest, &known.label[..]), (&digest, &b"label"[..]));
-        for other in
-            [identity(13, 3, Some(9)), identity(12, 4, Some(9)), identity(12, 3, Some(8)), identity(12, 3, None)]
-        {
+        for other in [
+            identity(13, 3, Some(9)),
+            identity(12, 4, Some(9)),
+            identity(12, 3, Some(8)),
+            identity(12, 3, None),
+        ] {
             assert_eq!(files.find(&other), None, "{other:?}");
         }
         files.put(&identity(14, 0, None), &digest, b"");

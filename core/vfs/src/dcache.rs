@@ -3,6 +3,7 @@
 //! Entries are put in and taken out under the directory's lock (shared is enough to remember what a lookup found, since
 //! names change only under the exclusive lock), so that an entry is right whenever that lock is held.
 
+use crate::places::Places;
 use crate::sync::Mutex;
 use crate::types::Ino;
 use ivers_block::Budget;
@@ -42,6 +43,8 @@ impl Shard {
 pub(crate) struct NameCache {
     shards: Vec<Mutex<Shard>>,
     budget: Arc<Budget>,
+    /// The same the other way round.
+    pub(crate) places: Places,
 }
 
 fn cost(name: &[u8]) -> u64 {
@@ -49,8 +52,8 @@ fn cost(name: &[u8]) -> u64 {
 }
 
 impl NameCache {
-    pub(crate) fn new(budget: Arc<Budget>) -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget }
+    pub(crate) fn new(budget: Arc<Budget>, places: Places) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget, places }
     }
 
     fn shard(&self, dir: Ino) -> &Mutex<Shard> {
@@ -63,11 +66,17 @@ impl NameCache {
         let mut shard = self.shard(dir).lock();
         let entry = shard.directories.get_mut(&dir)?.get_mut(name)?;
         entry.recent = true;
+        if let Some(ino) = entry.ino {
+            self.places.note(ino, dir, name);
+        }
         Some(entry.ino)
     }
 
     /// Remember.
     pub(crate) fn put(&self, dir: Ino, name: &[u8], ino: Option<Ino>) {
+        if let Some(ino) = ino {
+            self.places.note(ino, dir, name);
+        }
         let mut shard = self.shard(dir).lock();
         let shard = &mut *shard;
         let names = shard.directories.entry(dir).or_default();

@@ -175,7 +175,11 @@ impl Vfs {
             if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         // Behind the driver's back: it may hold locks of its own while it emits.
-        let resolved = |(name, next, ino)| Listed { name, next, inode: self.named(dir, ino) };
+        let resolved = |(name, next, ino): (Vec<u8>, u64, Ino)| {
+            let inode = self.named(dir, ino);
+            self.names.places.note(ino, dir.ino, &name);
+            Listed { name, next, inode }
+        };
         Ok(entries.into_iter().map(resolved).collect())
     }
 
