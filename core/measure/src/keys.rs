@@ -98,9 +98,14 @@ impl PublicKey {
             PublicKey::P256(key) => p256::ecdsa::Signature::from_der(signature)
                 .is_ok_and(|signature| key.verify_prehash(digest.bytes(), &signature).is_ok()),
             PublicKey::P384(key) => p384::ecdsa::Signature::from_der(signature)
-                .is_ok_and(|signature| key.verify_prehash(digest.bytes(), &signature).is_ok()),
+                .is_ok_and(|signature| key.verify_prehash(&widened(digest.bytes(), 48), &signature).is_ok()),
         }
     }
+}
+
+/// A digest shorter than the curve's numbers stands for a number itself (FIPS 186-5, 6.4.2): zeros before it change nothing, and the crate refuses those that are much shorter.
+fn widened(digest: &[u8], len: usize) -> Vec<u8> {
+    [&vec![0; len.saturating_sub(digest.len())], digest].concat()
 }
 
 fn of_pem(block: &str) -> Result<Key, String> {
