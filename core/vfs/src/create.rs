@@ -124,9 +124,6 @@ impl Vfs {
             let ino = loaded.ino;
             self.names.put(dir.ino, name, Some(ino));
             let inode = self.adopt(loaded)?;
-            if let Some(watch) = self.watch().filter(|_| inode.kind == FileType::Regular) {
-                watch.made(&inode);
-            }
             claim(&inode);
             (inode, self.info_since(dir, before))
         };

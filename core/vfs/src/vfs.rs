@@ -229,6 +229,9 @@ impl Vfs {
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
                 // Nothing that is inherited is one.
                 inode.no_capability.store(true, Ordering::Release);
+                if let Some(watch) = self.watch().filter(|_| inode.kind == FileType::Regular) {
+                    watch.made(&inode);
+                }
                 self.memory.budget.charge(INODE_BYTES);
                 Ok(self.counted(claim.fill(inode)))
             }

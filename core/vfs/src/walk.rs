@@ -175,12 +175,9 @@ impl Vfs {
             if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         // Behind the driver's back: it may hold locks of its own while it emits.
-        let resolved = |(name, next, ino): (Vec<u8>, u64, Ino)| {
-            let inode = self.named(dir, ino);
-            self.names.places.note(ino, dir.ino, &name);
-            Listed { name, next, inode }
-        };
-        Ok(entries.into_iter().map(resolved).collect())
+        let resolved = |(name, next, ino)| Listed { name, next, inode: self.named(dir, ino) };
+        let noted = entries.into_iter().inspect(|(name, _, ino)| self.names.places.note(*ino, dir.ino, name));
+        Ok(noted.map(resolved).collect())
     }
 
     /// Emit the entries of a directory, `.` and `..` included, from a cursor on (0: the start) until `emit` breaks. `emit` runs
