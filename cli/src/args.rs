@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use ivers_nfsd::exports::config::Address;
+use ivers_nfsd::exports::config::{Address, Domain};
 
 use crate::help;
 use crate::image::How;
@@ -153,6 +153,10 @@ pub struct Serve {
     /// Threads that serve (default 16)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Microseconds that a thread looks out for a client's next request before it sleeps, up to 1000 (default 100; 0 on a
+    /// single processor)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
+    pub linger: Option<u16>,
     /// The server's certificate, and those between it and its authority (PEM); with it RPC with TLS is offered
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_certificate: Option<PathBuf>,
@@ -162,6 +166,9 @@ pub struct Serve {
     /// Authorities that sign certificates of clients (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     pub tls_client_authorities: Option<PathBuf>,
+    /// Owners go over the wire as NAME@DOMAIN, by /etc/passwd and /etc/group; without it, and to clients that send numbers, as numbers
+    #[arg(long, value_name = "DOMAIN")]
+    pub domain: Option<Domain>,
     /// Clients get no delegations
     #[arg(long)]
     pub no_delegations: bool,

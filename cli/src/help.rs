@@ -140,6 +140,11 @@ The file that --config names:
   client_authorities = \"clients.pem\"
   client_required = false          # true: nobody connects without one
 
+  [owners]                         # names; to who sends numbers, and if
+  domain = \"example.org\"           # this is not said: numbers
+  passwd = \"/etc/passwd\"           # where the names are
+  group = \"/etc/group\"
+
   [[export]]
   name = \"/photos\"
   image = \"/srv/photos.img\"

@@ -17,13 +17,14 @@ mod stats;
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ivers_block::FileDevice;
-use ivers_nfsd::exports::config::{ExportConfig, LogFormat};
+use ivers_nfsd::compound::Tables;
+use ivers_nfsd::exports::config::{ExportConfig, LogFormat, OwnersConfig};
 use ivers_nfsd::net::listen::{self, ListenError};
 use ivers_nfsd::net::tls::Tls;
 use ivers_nfsd::server::{Exported, NfsServer, Setup, StartError};
@@ -70,6 +71,7 @@ struct Ready {
     stats: UnixListener,
     stable: Stable,
     tls: Option<Tls>,
+    names: Option<Tables>,
     images: Vec<Opened>,
 }
 
@@ -85,7 +87,7 @@ pub fn serve(args: &args::Serve, json: bool) -> Result<()> {
 
 fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
     let sandbox = lock_in(plan);
-    let Ready { mut signals, notify, listeners, metrics, stats, stable, tls, images } = ready;
+    let Ready { mut signals, notify, listeners, metrics, stats, stable, tls, names, images } = ready;
     let mounted = mount(images)?;
     let addresses: Vec<SocketAddr> = listeners.iter().filter_map(|it| it.local_addr().ok()).collect();
     let server = NfsServer::start(Setup {
@@ -96,6 +98,7 @@ fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
         state_limits: plan.state_limits.clone(),
         listeners,
         tls,
+        names,
         exports: mounted.iter().map(exported).collect(),
     });
     let server = match server {
@@ -157,6 +160,7 @@ fn prepare(plan: &mut Plan) -> Result<Ready> {
     if tls.is_none() && plan.exports.iter().any(|export| wants_tls(&export.config)) {
         return Err(usage("an export wants TLS, and no certificate is given: --tls-certificate, --tls-key"));
     }
+    let names = plan.owners.as_ref().map(names).transpose()?;
     let mut images: Vec<Opened> = Vec::new();
     for export in plan.exports.drain(..) {
         let opened = open(export)?;
@@ -173,7 +177,16 @@ fn prepare(plan: &mut Plan) -> Result<Ready> {
     }
     let stats = endpoint::listen(&plan.state);
     let stats = stats.with_context(|| format!("cannot answer in {}", plan.state.display()))?;
-    Ok(Ready { signals, notify, listeners, metrics, stats, stable, tls, images })
+    Ok(Ready { signals, notify, listeners, metrics, stats, stable, tls, names, images })
+}
+
+fn names(owners: &OwnersConfig) -> Result<Tables> {
+    let read = |path: &Path| {
+        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        // A name that is not UTF-8 cannot be sent; the others can.
+        Ok::<_, anyhow::Error>(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok(Tables::new(&read(&owners.passwd)?, &read(&owners.group)?, &owners.domain.0))
 }
 
 fn device(opened: &Opened) -> Vec<u8> {

@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use ivers_nfsd::exports::config::{
-    ConfigError, ExportConfig, LimitsConfig, LogFormat, Mode, ServerConfig, TlsConfig,
+    ConfigError, ExportConfig, LimitsConfig, LogFormat, Mode, OwnersConfig, ServerConfig, TlsConfig,
 };
 use ivers_nfsd::net::Limits;
 use ivers_nfsd::net::tls::TlsFiles;
@@ -52,6 +53,8 @@ pub struct Plan {
     pub state_limits: state::Limits,
     /// TLS, if it is offered.
     pub tls: Option<TlsFiles>,
+    /// Names of owners, if they are not numbers.
+    pub owners: Option<OwnersConfig>,
     /// What is exported.
     pub exports: Vec<Planned>,
 }
@@ -75,7 +78,13 @@ impl Plan {
         if threads.is_some_and(|threads| !(3..=256).contains(&threads)) {
             return Err(usage("there must be from 3 to 256 threads"));
         }
-        let (limits, state_limits) = limits(&file.limits, threads)?;
+        let (mut limits, state_limits) = limits(&file.limits, threads)?;
+        if let Some(us) = args.linger.or(file.linger_us) {
+            if us > 1000 {
+                return Err(usage("linger_us: a millisecond (1000) is the most"));
+            }
+            limits.linger = Duration::from_micros(us.into());
+        }
         let log_format = match args.log_format.as_deref() {
             Some("json") => LogFormat::Json,
             Some(_) => LogFormat::Text,
@@ -100,6 +109,7 @@ impl Plan {
             limits,
             state_limits,
             tls: tls(args, file.tls),
+            owners: owners(args, file.owners),
             exports,
         })
     }
@@ -174,6 +184,14 @@ fn tls(args: &args::Serve, file: Option<TlsConfig>) -> Option<TlsFiles> {
         client_authorities: told.or_else(|| file.as_ref()?.client_authorities.clone()),
         client_required: file.is_some_and(|file| file.client_required),
     })
+}
+
+fn owners(args: &args::Serve, file: Option<OwnersConfig>) -> Option<OwnersConfig> {
+    match (args.domain.clone(), file) {
+        (Some(domain), Some(file)) => Some(OwnersConfig { domain, ..file }),
+        (Some(domain), None) => Some(OwnersConfig::here(domain)),
+        (None, file) => file,
+    }
 }
 
 fn limits(file: &LimitsConfig, threads: Option<usize>) -> Result<(Limits, state::Limits)> {

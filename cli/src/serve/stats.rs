@@ -66,6 +66,7 @@ fn now(stats: &Stats) -> Value {
         "locks": census.locks,
         "delegations_read": census.delegations_read,
         "delegations_write": census.delegations_write,
+        "copies": census.copies,
         "recalls_pending": census.recalls_pending,
         "in_grace": u64::from(census.in_grace),
     })

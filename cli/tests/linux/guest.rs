@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ivers_oracle::machine::{self, Boot, Guest, Initramfs, Kernel};
 
 /// What the client needs, behind a network card.
 const MODULES: [&str; 8] = ["sunrpc", "grace", "lockd", "netfs", "fscache", "dns_resolver", "nfs", "nfsv4"];
 
 /// The client's own record of what it was told.
-const EVENTS: [&str; 6] = [
+const EVENTS: [&str; 7] = [
     "nfs4_xdr_status",
     "nfs4_set_delegation",
     "nfs4_cb_getattr",
     "nfs4_cb_recall",
+    "nfs4_cb_offload",
     "nfs4_delegreturn",
     "nfs4_state_mgr_failed",
 ];
@@ -144,7 +145,13 @@ impl Client {
         let errors = self.errors()?;
         println!("the server has answered {errors:?}");
         let other = errors.keys().find(|(operation, error)| !expected.contains(&(*operation, &**error)));
-        ensure!(other.is_none(), "the server has answered {other:?}");
+        if let Some((operation, error)) = other {
+            let line = format!(
+                "grep -B 8 -A 4 '({error}) operation={operation}' /sys/kernel/tracing/trace | head -n 60"
+            );
+            let (_, around) = self.guest.ask(&line, Duration::from_secs(60))?;
+            bail!("the server has answered {operation} with {error}:\n{around}");
+        }
         Ok(())
     }
 

@@ -5,7 +5,8 @@
 //! - [`Device`], what every driver reads and writes through, with [`FileDevice`] (images and block devices, locked while
 //!   open), [`MemDevice`], [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records what it is told, fails
 //!   on request, and shows what a crash would leave behind);
-//! - [`BufferCache`], metadata blocks in memory, bounded by a [`Budget`] that other caches share.
+//! - [`BufferCache`], metadata blocks in memory, bounded by a [`Budget`] that other caches share;
+//! - [`Timer`] and [`write_home`], which whoever brings cached blocks home by himself shares.
 //!
 //! # Invariants
 //!
@@ -25,9 +26,11 @@ mod device;
 mod error;
 mod fault;
 mod file;
+mod home;
 mod loops;
 mod memory;
 mod offset;
+mod timer;
 
 pub use budget::Budget;
 pub use buffer::{Buffer, BufferRead};
@@ -36,5 +39,7 @@ pub use device::Device;
 pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};
 pub use file::{FileDevice, OpenMode};
+pub use home::write_home;
 pub use memory::{MemDevice, OverlayDevice};
 pub use offset::OffsetDevice;
+pub use timer::Timer;

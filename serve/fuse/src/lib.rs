@@ -43,7 +43,6 @@ mod cookie;
 mod errno;
 mod flusher;
 mod ioctl;
-mod linger;
 mod mounting;
 mod mounts;
 mod nodes;

@@ -1,5 +1,6 @@
 //! What a mount can be told.
 
+use ivers_linger::Linger;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -132,9 +133,7 @@ impl FuseOptions {
     }
 
     pub(crate) fn longest_linger(&self) -> Duration {
-        // On a single processor who looks out keeps the program from running that would send the request.
-        let usual = if processors() > 1 { 100 } else { 0 };
-        Duration::from_micros(self.linger.unwrap_or(usual).into())
+        self.linger.map_or_else(Linger::usual, |us| Duration::from_micros(us.into()))
     }
 }
 

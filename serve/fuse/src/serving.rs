@@ -3,13 +3,14 @@
 use crate::convert::file_attr;
 use crate::errno::errno;
 use crate::flusher::Flusher;
-use crate::linger::Linger;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::outside::Flush;
 use crate::session::Server;
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
+use ivers_linger::{Linger, Rhythm};
 use ivers_vfs::*;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -68,7 +69,10 @@ pub(crate) struct Serving {
     pub(crate) flusher: Flusher,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
-    pub(crate) linger: Linger,
+    linger: Linger,
+    rhythm: Rhythm,
+    /// Where requests come from. Until it is known nobody lingers.
+    pub(crate) device: OnceLock<OwnedFd>,
     /// The kernel takes ENOSYS at OPENDIR for "no need to ask".
     pub(crate) no_opendir: AtomicBool,
     /// The kernel keeps the times of regular files and hands them over by SETATTR.
@@ -102,9 +106,18 @@ impl Serving {
             block_size,
             ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
             linger: Linger::new(options.longest_linger()),
+            rhythm: Rhythm::default(),
+            device: OnceLock::new(),
             options,
             server,
             kernel: OnceLock::new(),
+        }
+    }
+
+    /// Look out for the next request, or return at once if that has been in vain of late.
+    pub(crate) fn linger(&self) {
+        if let Some(device) = self.device.get() {
+            self.linger.until_readable(device, &self.rhythm);
         }
     }
 

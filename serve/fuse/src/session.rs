@@ -123,7 +123,7 @@ pub fn serve(
     let session = fuser::Session::from_fd(Ops(serving.clone()), connection.device, SessionACL::All, config)
         .map_err(MountError::Session)?;
     let _ = serving.kernel.set(session.notifier());
-    serving.linger.watch(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
+    let _ = serving.device.set(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
     let state = Arc::new(State::default());
     let thread_state = state.clone();
     std::thread::Builder::new()

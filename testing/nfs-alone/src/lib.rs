@@ -23,7 +23,7 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, ChangeInfo, FileHandle, StateId};
 use ivers_nfs4::xdr::{Encoder, List, Xdr};
 use ivers_nfsd::compound::{
-    Answered, Clients, Compound, Context, Exports, Filesystem, Held, Origin, Progress, Service,
+    Answered, Clients, Compound, Context, CopyOrder, Exports, Filesystem, Held, Origin, Progress, Service,
 };
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::exports::handle::Handles;
@@ -115,6 +115,10 @@ impl Clients for Fake {
     fn look(&self, _: Caller, _: File) -> Step<Held> {
         self.next()?;
         Ok(self.held())
+    }
+
+    fn copy(&self, _: &Context, _: CopyOrder) -> Step<Option<StateId>> {
+        Ok(None)
     }
 
     fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered> {

@@ -7,7 +7,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use ivers_nfs4::attr::Attrs;
-use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbRecallArgs, CbResult, CbSequenceOk};
+use ivers_nfs4::callback::{
+    CbCompoundArgs, CbCompoundRes, CbOffloadArgs, CbOp, CbRecallArgs, CbResult, CbSequenceOk,
+};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
 use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult};
@@ -40,6 +42,8 @@ pub struct Client {
     pub recalled: Vec<CbRecallArgs>,
     /// Locks that may be free.
     pub notified: usize,
+    /// Copies that have ended.
+    pub offloaded: Vec<CbOffloadArgs>,
     /// What CB_GETATTR is answered with.
     pub shows: Option<(u64, u64)>,
     name: String,
@@ -112,6 +116,7 @@ impl Client {
             slots: vec![0],
             recalled: Vec::new(),
             notified: 0,
+            offloaded: Vec::new(),
             shows: None,
             name: name.to_owned(),
             user: 0,
@@ -275,6 +280,10 @@ impl Client {
             CbOp::NotifyLock(_) => {
                 self.notified += 1;
                 CbResult::NotifyLock(Ok(()))
+            }
+            CbOp::Offload(ended) => {
+                self.offloaded.push(ended);
+                CbResult::Offload(Ok(()))
             }
             other => panic!("{other:?}"),
         });

@@ -1,7 +1,7 @@
 //! Our NFSv4 server beside nfs-ganesha, and beside itself as it would be with an eager counter: one client ([`ivers_nfs_peer`]), the
 //! same requests, equal images, rounds that take turns. Needs root (ganesha exports a filesystem that the kernel has mounted).
 //!
-//! Ganesha has its VFS backend on the kernel's ext4, ours its own ext4 on the image. Each round of a row goes by all servers; the
+//! Ganesha has its VFS backend on the kernel's ext4, once as it comes and once mounted with `dirsync`; ours has its own ext4 on the image. Each round of a row goes by all servers; the
 //! others wait meanwhile. Ratios are by rounds: medians with quartiles.
 
 #![forbid(unsafe_code)]
@@ -105,7 +105,9 @@ fn main() -> Result<()> {
     let mut servers =
         vec![Server::ivers(&args.ivers, "ivers", "lazy")?, Server::ivers(&args.ivers, "eager", "eager")?];
     if !args.alone {
-        servers.push(Server::ganesha()?);
+        servers.push(Server::ganesha("ganesha", "loop")?);
+        // Where names are durable when they are answered, as they are with ours.
+        servers.push(Server::ganesha("ganesha_dirsync", "loop,dirsync")?);
     }
     let mut racers: Vec<Racer> = servers
         .into_iter()

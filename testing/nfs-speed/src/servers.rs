@@ -73,12 +73,12 @@ impl Server {
         Ok(Self { name, address, export: "/data", child, image, mounted: None, _dir: dir })
     }
 
-    /// `ganesha.nfsd` with its VFS backend on the kernel's ext4.
-    pub fn ganesha() -> Result<Self> {
+    /// `ganesha.nfsd` with its VFS backend on the kernel's ext4, mounted with these options.
+    pub fn ganesha(name: &'static str, options: &str) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let (image, mounted) = (image(&dir)?, dir.path().join("mounted"));
         fs::create_dir(&mounted)?;
-        run("mount", &["-o", "loop", word(&image)?, word(&mounted)?])?;
+        run("mount", &["-o", options, word(&image)?, word(&mounted)?])?;
         // Free a moment ago; it takes no port 0.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let [config, log, pid] = ["config", "log", "pid"].map(|name| dir.path().join(name));
@@ -100,15 +100,8 @@ impl Server {
             .spawn()
             .context("ganesha.nfsd (Debian's nfs-ganesha and nfs-ganesha-vfs)")?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let mut server = Self {
-            name: "ganesha",
-            address,
-            export: "/data",
-            child,
-            image,
-            mounted: Some(mounted),
-            _dir: dir,
-        };
+        let mut server =
+            Self { name, address, export: "/data", child, image, mounted: Some(mounted), _dir: dir };
         server.wait_for_port(&log)?;
         // Its grace period.
         sleep(Duration::from_secs(3));

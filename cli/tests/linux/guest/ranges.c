@@ -58,7 +58,8 @@ int try_sparse(void)
 
 int try_copies(void)
 {
-	size_t len = 5 * MB;
+	/* Long enough to go on behind its reply. */
+	size_t len = 12 * MB;
 	unsigned char *bytes = malloc(len + 10);
 	int from = open("copied-from", O_RDWR | O_CREAT, 0644), to = open("copied-to", O_RDWR | O_CREAT, 0644);
 	fill(bytes, len, 0, 2);

@@ -42,7 +42,7 @@ impl Ops {
             Ok(value) => send(reply, value),
             Err(error) => reply.refuse(error),
         }
-        self.0.linger.for_next_request();
+        self.0.linger();
     }
 
     pub(super) fn empty(&self, reply: ReplyEmpty, result: Reply<()>) {

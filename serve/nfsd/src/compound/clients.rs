@@ -4,9 +4,11 @@ use std::any::Any;
 use std::sync::Arc;
 
 use ivers_nfs4::ops::{Op, OpResult};
-use ivers_nfs4::types::StateId;
+use ivers_nfs4::types::{StateId, Verifier};
+use ivers_vfs::Cred;
 
 use super::context::{Context, Origin};
+use super::place::Object;
 use crate::state::{Caller, Does, File, Step};
 
 /// Leave to do something to a file ([`Permit`](crate::state::Permit)): what was decided holds until this is dropped.
@@ -55,6 +57,36 @@ pub enum Answered {
     Replay(Arc<[u8]>),
 }
 
+/// What is to be copied, when everything that can be looked at before was.
+pub struct CopyOrder {
+    /// From this file.
+    pub source: Object,
+    /// By which right.
+    pub read_by: StateId,
+    /// From here.
+    pub source_offset: u64,
+    /// Into this file of the same filesystem.
+    pub target: Object,
+    /// By which right.
+    pub write_by: StateId,
+    /// To here.
+    pub target_offset: u64,
+    /// So many bytes.
+    pub length: u64,
+    /// As whom.
+    pub cred: Cred,
+    /// The write verifier from before the first byte.
+    pub verifier: Verifier,
+}
+
+impl CopyOrder {
+    /// Copy a part of it; says how many bytes.
+    pub fn slice(&self, done: u64, length: u64) -> ivers_vfs::Result<u64> {
+        let (from, to) = (self.source_offset + done, self.target_offset + done);
+        self.target.vfs().copy_range(&self.cred, &self.source.inode, from, &self.target.inode, to, length)
+    }
+}
+
 /// Whose files are whose.
 pub trait Clients: Send + Sync {
     /// Look at the stateid, the share modes and the delegations ([`State::permit`](crate::state::State::permit)). It is ended by dropping it.
@@ -65,6 +97,9 @@ pub trait Clients: Send + Sync {
 
     /// Leave to look at change attribute, size and times of a file as the VFS has them ([`State::look`](crate::state::State::look)).
     fn look(&self, caller: Caller, file: File) -> Step<Held>;
+
+    /// Copy behind the reply, under this stateid. None: it is to be done at once.
+    fn copy(&self, context: &Context, order: CopyOrder) -> Step<Option<StateId>>;
 
     /// An operation of clients, sessions, opens, locks or delegations. SEQUENCE fills in [`Context::session`] and what goes with it.
     fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered>;

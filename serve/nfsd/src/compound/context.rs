@@ -9,6 +9,7 @@ use ivers_nfs4::types::StateId;
 use ivers_vfs::InodeRef;
 
 use super::clients::{Held, News, Shown};
+use super::names::Spelling;
 use super::place::{Object, Place};
 use super::service::{Exports, Filesystem, Service};
 use crate::exports::policy::{Refusal, Who};
@@ -165,6 +166,11 @@ impl Context {
                 self.enter(export, root).map(Place::Object)
             }
         }
+    }
+
+    /// Owners, as whoever asks spells them.
+    pub fn names(&self) -> Spelling<'_> {
+        self.service.owners.of(self.origin.address)
     }
 
     // ---- clients ---------------------------------------------------------------------------------------------------

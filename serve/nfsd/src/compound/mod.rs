@@ -16,9 +16,9 @@ mod runner;
 mod service;
 mod tally;
 
-pub use clients::{Answered, Clients, Held, News, Shown};
+pub use clients::{Answered, Clients, CopyOrder, Held, News, Shown};
 pub use context::{Context, Origin};
-pub use names::{Names, Numeric, Tables};
+pub use names::{Names, Numeric, Owners, Spelling, Tables};
 pub use place::{Object, Place};
 pub use refusals::Refusals;
 pub use runner::{Compound, Progress, Unanswerable, Waiting};

@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 use siphasher::sip::SipHasher24;
 
 use super::clients::Clients;
-use super::names::{Names, Numeric};
+use super::names::Owners;
 use super::refusals::Refusals;
 use super::replies::Replies;
 use super::tally::Tally;
@@ -59,13 +59,21 @@ pub struct Bounds {
     pub operations: u32,
     /// Bytes of a READ or WRITE.
     pub data_bytes: u32,
-    /// Bytes that one COPY copies: the client goes on from there.
+    /// Bytes that one COPY copies before it is answered: the client goes on from there.
     pub copy_bytes: u64,
+    /// A longer copy goes on behind its reply, if the client likes.
+    pub copy_at_once: u64,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { reply_bytes: 1 << 20 | 4096, operations: 64, data_bytes: 1 << 20, copy_bytes: 64 << 20 }
+        Self {
+            reply_bytes: 1 << 20 | 4096,
+            operations: 64,
+            data_bytes: 1 << 20,
+            copy_bytes: 64 << 20,
+            copy_at_once: 4 << 20,
+        }
     }
 }
 
@@ -76,7 +84,7 @@ pub struct Service {
     /// Whose files are whose.
     pub clients: Arc<dyn Clients>,
     /// Owners as strings.
-    pub names: Box<dyn Names>,
+    pub owners: Owners,
     /// The lease time.
     pub lease_seconds: u32,
     /// How much one request may be.
@@ -100,7 +108,7 @@ impl Service {
         Self {
             handles,
             clients,
-            names: Box::new(Numeric),
+            owners: Owners::default(),
             lease_seconds: 90,
             bounds: Bounds::default(),
             tally: Tally::default(),

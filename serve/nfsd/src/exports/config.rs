@@ -15,6 +15,11 @@
 //! key = "/etc/ivers/server.key"
 //! client_authorities = "/etc/ivers/clients.pem"
 //!
+//! [owners]                                     # numbers if nothing is said
+//! domain = "example.org"
+//! passwd = "/etc/passwd"                       # the usual ones, if nothing else is said
+//! group = "/etc/group"
+//!
 //! [[export]]
 //! name = "/photos"
 //! image = "/srv/photos.img"
@@ -248,6 +253,60 @@ pub struct TlsConfig {
     pub client_required: bool,
 }
 
+/// Names of owners.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnersConfig {
+    /// What stands behind the `@`, on both sides alike.
+    pub domain: Domain,
+    /// Users, as passwd(5) has them.
+    #[serde(default = "OwnersConfig::passwd")]
+    pub passwd: PathBuf,
+    /// Groups, as group(5) has them.
+    #[serde(default = "OwnersConfig::group")]
+    pub group: PathBuf,
+}
+
+impl OwnersConfig {
+    /// With the names of this machine.
+    pub fn here(domain: Domain) -> Self {
+        Self { domain, passwd: Self::passwd(), group: Self::group() }
+    }
+
+    fn passwd() -> PathBuf {
+        "/etc/passwd".into()
+    }
+
+    fn group() -> PathBuf {
+        "/etc/group".into()
+    }
+}
+
+/// What stands behind the `@` of an owner.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Domain(pub String);
+
+impl FromStr for Domain {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        if text.is_empty() || text.len() > 255 || !text.bytes().all(plain) {
+            return Err(format!("{text:?} is no domain like example.org"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Domain {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
 /// How messages look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -297,6 +356,8 @@ pub struct ServerConfig {
     pub lease_s: Option<u32>,
     /// Threads.
     pub threads: Option<usize>,
+    /// Microseconds that a thread looks out for a client's next request.
+    pub linger_us: Option<u16>,
     /// Whether clients may get delegations.
     pub delegations: Option<bool>,
     /// How messages look.
@@ -308,6 +369,8 @@ pub struct ServerConfig {
     pub limits: LimitsConfig,
     /// TLS.
     pub tls: Option<TlsConfig>,
+    /// Names of owners; without, they are numbers.
+    pub owners: Option<OwnersConfig>,
     /// The exports.
     #[serde(default, rename = "export")]
     pub exports: Vec<ExportConfig>,

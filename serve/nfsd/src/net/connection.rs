@@ -1,14 +1,22 @@
 //! One connection: what arrives on it, and what is sent over it.
 //!
 //! Locks, from the outside in: `inbound` (held by the one thread that reads), `wire`, `arm`. A connection is closed while none of them is held.
+//!
+//! # Staying
+//!
+//! Where a client sends one request at a time, going by the poller costs more than many a request: to ask it to tell again, to sleep, to be woken. So the thread that
+//! has read *stays*: it works on the request while the poller is silent about this connection, and then looks out for the next one itself. That is right
+//! only while requests take turns. Otherwise the second would wait for the first: so whoever sends a request in the midst of another is not stayed with, and a
+//! request that takes long is left to its thread by the sweep, while others read on.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use ivers_linger::{Came, Linger, Rhythm};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -23,6 +31,11 @@ use super::{Action, Limits};
 
 /// After so many bytes the others get their turn, and another thread may go on here while this one works on what came.
 const ROUND_BYTES: usize = 256 << 10;
+
+/// After so many requests, each behind the answer to the one before, a connection is taken for one whose requests take turns.
+const TURNS: u8 = 16;
+/// What a request counts back that was there before anybody looked for it: it may have come in the midst of the one before.
+const NO_TURN: u8 = 5;
 
 struct Inbound {
     assembler: Assembler,
@@ -47,6 +60,8 @@ struct Wire {
 struct Arm {
     /// A thread reads.
     reading: bool,
+    /// It stays with the connection while it works on what it has read, since the sweep looked so many times.
+    stays: Option<u8>,
     /// Something waits to be written.
     out: bool,
 }
@@ -64,6 +79,9 @@ pub struct Connection {
     inbound: Mutex<Inbound>,
     wire: Mutex<Wire>,
     arm: Mutex<Arm>,
+    /// So many messages in a row came when nothing was under way.
+    turns: AtomicU8,
+    rhythm: Rhythm,
     closed: AtomicBool,
     kept: AtomicBool,
     under_way: AtomicUsize,
@@ -117,7 +135,9 @@ impl Connection {
             account,
             inbound: Mutex::new(inbound),
             wire: Mutex::new(wire),
-            arm: Mutex::new(Arm { reading: false, out: dialled }),
+            arm: Mutex::new(Arm { reading: false, stays: None, out: dialled }),
+            turns: AtomicU8::new(0),
+            rhythm: Rhythm::default(),
             closed: AtomicBool::new(false),
             kept: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
@@ -349,8 +369,9 @@ impl Connection {
         Ok(())
     }
 
-    /// The poller has something to tell.
-    pub(super) fn ready(self: &Arc<Self>, flags: EventFlags, scratch: &mut [u8]) {
+    /// The poller has something to tell. The calling thread may be asked to stay: then it works on what came, and
+    /// [`Stay::go_on`]s.
+    pub(super) fn ready(self: &Arc<Self>, flags: EventFlags, scratch: &mut [u8]) -> Option<Stay> {
         if flags.contains(EventFlags::OUT) {
             self.flush();
         }
@@ -360,20 +381,47 @@ impl Connection {
             let mut arm = self.arm.lock();
             match (readable, arm.reading) {
                 // Whoever reads will see the end, and arms then; armed now, it would be told over and over.
-                (true, true) => return,
+                (true, true) => return None,
                 (true, false) => {
                     arm.reading = true;
                     if arm.out {
                         self.rearm(&arm);
                     }
                 }
-                (false, _) => return self.rearm(&arm),
+                (false, _) => {
+                    self.rearm(&arm);
+                    return None;
+                }
             }
         }
         self.read(scratch);
         let mut arm = self.arm.lock();
+        if self.turns.load(Ordering::Relaxed) >= TURNS && !self.is_closed() {
+            arm.stays = Some(0);
+            return Some(Stay(self.clone()));
+        }
         arm.reading = false;
         self.rearm(&arm);
+        None
+    }
+
+    /// What the thread that stays has taken on takes long: others must read meanwhile. Asked now and then.
+    pub(super) fn release_if_stuck(&self) {
+        let mut arm = self.arm.lock();
+        if let Some(looks) = &mut arm.stays {
+            *looks += 1;
+            if *looks > 1 {
+                self.leave(&mut arm);
+            }
+        }
+    }
+
+    /// Nobody stays: the poller tells again what comes.
+    fn leave(&self, arm: &mut Arm) {
+        if arm.stays.take().is_some() {
+            arm.reading = false;
+            self.rearm(arm);
+        }
     }
 
     fn read(self: &Arc<Self>, scratch: &mut [u8]) {
@@ -444,6 +492,9 @@ impl Connection {
         behind: &[u8],
     ) -> Result<(), String> {
         self.heard_ms.store(self.hub.now_ms(), Ordering::Relaxed);
+        let overlaps = self.under_way.load(Ordering::Relaxed) > 0;
+        let turns = if overlaps { 0 } else { self.turns.load(Ordering::Relaxed) + 1 };
+        self.turns.store(turns.min(TURNS), Ordering::Relaxed);
         match self.hub.handler.message(self, message) {
             Action::Nothing => {}
             Action::Work(job) => self.hub.push(self, job),
@@ -548,5 +599,40 @@ impl Connection {
             inbound.assembler = Assembler::new(self.account.clone(), 0);
         }
         self.hub.handler.closed(self);
+    }
+}
+
+/// A thread that stays with a connection that it has read from. Dropped, the poller tells again what comes.
+pub(super) struct Stay(Arc<Connection>);
+
+impl Stay {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+
+    /// Look out for the next request and read it. Nothing is left to stay for if none comes, or if requests do not take turns any more.
+    pub(super) fn go_on(self, linger: &Linger, scratch: &mut [u8]) -> Option<Self> {
+        let connection = &self.0;
+        match &mut connection.arm.lock().stays {
+            Some(looks) => *looks = 0,
+            None => return None,
+        }
+        match linger.until_readable(&connection.stream, &connection.rhythm) {
+            Came::Not => return None,
+            Came::AtOnce => {
+                let turns = connection.turns.load(Ordering::Relaxed).saturating_sub(NO_TURN);
+                connection.turns.store(turns, Ordering::Relaxed);
+            }
+            Came::InTime => {}
+        }
+        connection.read(scratch);
+        let stays = connection.turns.load(Ordering::Relaxed) >= TURNS / 2 && !connection.is_closed();
+        stays.then_some(self)
+    }
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        self.0.leave(&mut self.0.arm.lock());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use ivers_linger::Linger;
 use parking_lot::{Condvar, Mutex};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -14,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
 use super::budget::{Budget, TooMany};
-use super::connection::Connection;
+use super::connection::{Connection, Stay};
 use super::pool::{Job, Next, Pool};
 use super::tls::Tls;
 use super::{Counters, Handler, Limits, NetStats};
@@ -45,6 +46,7 @@ pub(crate) struct Hub {
     pub(super) tls: Option<Tls>,
     pub(crate) counters: Counters,
     pool: Pool,
+    linger: Linger,
     budget: Arc<Budget>,
     connections: Mutex<HashMap<u64, Arc<Connection>>>,
     listeners: Mutex<HashMap<u64, Arc<TcpListener>>>,
@@ -74,6 +76,7 @@ impl Hub {
             tls,
             counters: Counters::default(),
             pool: Pool::new(limits.threads),
+            linger: Linger::new(limits.linger),
             budget: Budget::new(limits.bounds),
             connections: Mutex::default(),
             listeners: Mutex::default(),
@@ -305,12 +308,14 @@ impl Hub {
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events: Vec<epoll::Event> = Vec::with_capacity(1);
         let mut finished = None;
+        let mut stay: Option<Stay> = None;
         loop {
             match self.pool.next(finished.take()) {
                 Next::Run { job, whose, wake } => {
                     if wake {
                         self.wake();
                     }
+                    stay = stay.filter(|stay| whose == Some(stay.connection().client()));
                     // What it held ends by its handles' being dropped; the thread is of further use.
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
                         self.counters.panics.fetch_add(1, Ordering::Relaxed);
@@ -321,6 +326,13 @@ impl Hub {
                 Next::Wait => {}
                 Next::Stop => return self.wake(),
             }
+            if let Some(before) = stay.take().filter(|_| !self.is_draining()) {
+                let connection = before.connection().clone();
+                stay = self.guard(&connection, || before.go_on(&self.linger, &mut scratch));
+                // It may have read a request even where there is nothing more to stay for.
+                self.pool.awake();
+                continue;
+            }
             events.clear();
             let waited = epoll::wait(&self.epoll, spare_capacity(&mut events), None);
             self.pool.awake();
@@ -329,23 +341,30 @@ impl Hub {
             }
             for event in &events {
                 let (number, flags) = (event.data.u64(), event.flags);
-                self.told(number, flags, &mut scratch);
+                stay = self.told(number, flags, &mut scratch);
             }
         }
     }
 
-    fn told(self: &Arc<Self>, number: u64, flags: EventFlags, scratch: &mut [u8]) {
+    fn told(self: &Arc<Self>, number: u64, flags: EventFlags, scratch: &mut [u8]) -> Option<Stay> {
         if number == WAKE {
-            return;
+            return None;
         }
         if number < FIRST_CONNECTION {
-            return self.accept(number);
+            self.accept(number);
+            return None;
         }
-        let Some(connection) = self.connections.lock().get(&number).cloned() else { return };
-        if catch_unwind(AssertUnwindSafe(|| connection.ready(flags, scratch))).is_err() {
+        let connection = self.connections.lock().get(&number).cloned()?;
+        self.guard(&connection, || connection.ready(flags, scratch))
+    }
+
+    /// Read, and end the connection if that is more than we can do.
+    fn guard(&self, connection: &Arc<Connection>, read: impl FnOnce() -> Option<Stay>) -> Option<Stay> {
+        catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
             self.counters.panics.fetch_add(1, Ordering::Relaxed);
             connection.close("a mistake of the server");
-        }
+            None
+        })
     }
 
     /// What the timekeeper does until the end.
@@ -380,6 +399,7 @@ impl Hub {
     fn sweep(&self) {
         let now_ms = self.now_ms();
         for connection in self.everybody() {
+            connection.release_if_stuck();
             if let Some(why) = connection.overdue(now_ms) {
                 connection.close(why);
             }

@@ -12,6 +12,7 @@
 //! - Replies are written by whoever made them. What the socket does not take is queued, and written when the poller says so: nobody waits for a
 //!   slow reader, and from a certain amount on nothing is done for him ([`pool::Pool::choke`]).
 //! - Every socket is polled in one-shot mode: one thread at a time reads a connection, and while it works on what it read, another may read on.
+//!   With a client that sends one request at a time the thread stays, and looks out for the next ([`connection`]).
 //! - Bytes are booked as they come ([`budget`]); what there is no room for is passed on with its head alone ([`assemble`]), to be refused politely.
 //!
 //! Lock order: a connection's `inbound`, `wire`, `arm`; then the tables of connections, jobs and bytes, of which nobody holds two, but for an account and the book.
@@ -35,6 +36,7 @@ use assemble::Message;
 use budget::Bounds;
 use connection::Connection;
 use hub::Hub;
+use ivers_linger::Linger;
 use pool::Job;
 use tls::Tls;
 
@@ -69,6 +71,8 @@ pub enum Action {
 pub struct Limits {
     /// Threads in all, three at least.
     pub threads: usize,
+    /// How long a thread looks out for the next request of a client that sends them one by one; zero: not at all.
+    pub linger: Duration,
     /// The largest record. More ends a connection, so it must exceed what any session agrees to.
     pub record_bytes: usize,
     /// Requests, and replies that were not read yet.
@@ -92,6 +96,7 @@ impl Default for Limits {
         const MIB: usize = 1 << 20;
         Self {
             threads: 16,
+            linger: Linger::usual(),
             record_bytes: 2 * MIB,
             bounds: Bounds {
                 // A session of 64 slots, each with a write of a MiB.

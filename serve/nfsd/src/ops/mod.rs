@@ -120,10 +120,8 @@ pub fn perform(context: &mut Context, op: &Op, out: &mut Encoder) -> Step<Put> {
         Op::SetXattr(args) => answer(out, xattr::set(context, args)?),
         Op::ListXattrs(args) => answer(out, xattr::list(context, args)?),
         Op::RemoveXattr(name) => answer(out, xattr::remove(context, name)?),
-        // Without shared extents in the VFS, and without copies that go on by themselves.
-        Op::Clone(_) | Op::OffloadCancel(_) | Op::OffloadStatus(_) | Op::Unsupported(_) => {
-            Err(NfsStat::Notsupp.into())
-        }
+        // Without shared extents in the VFS.
+        Op::Clone(_) | Op::Unsupported(_) => Err(NfsStat::Notsupp.into()),
         Op::Close(_)
         | Op::DelegPurge(_)
         | Op::DelegReturn(_)
@@ -146,6 +144,8 @@ pub fn perform(context: &mut Context, op: &Op, out: &mut Encoder) -> Step<Put> {
         | Op::Sequence(_)
         | Op::TestStateId(_)
         | Op::DestroyClientId(_)
+        | Op::OffloadCancel(_)
+        | Op::OffloadStatus(_)
         | Op::ReclaimComplete(_) => {
             let service = context.service.clone();
             service.clients.operate(context, op).map(Put::Answered)

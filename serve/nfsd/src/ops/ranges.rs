@@ -6,14 +6,14 @@ use ivers_nfs4::ops::v42::{
     ReadPlusOk, SeekArgs, SeekOk, WriteResponse,
 };
 use ivers_nfs4::status::{NfsStat, Res};
-use ivers_nfs4::types::{Bitmap, StableHow, StateId};
+use ivers_nfs4::types::{Bitmap, StableHow, StateId, Verifier};
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{Error, FallocateMode, NameError, Piece};
 
 use super::data::{end_of, may_read, may_write};
 use super::settle;
 use super::status::{OrStatus, status};
-use crate::compound::{Context, Object};
+use crate::compound::{Context, CopyOrder, Object};
 use crate::state::Step;
 
 const DATA: u32 = DataContent::Data as u32;
@@ -98,7 +98,8 @@ pub fn read_plus(context: &Context, args: &ReadArgs) -> Step<ReadPlusOk> {
     Ok(ReadPlusOk { eof: at >= size, contents })
 }
 
-/// COPY: at once, and from the first byte to the last. What it does not manage in one go the client asks for again.
+/// COPY, from the first byte to the last. A short one is done at once, a long one goes on behind its reply; where that cannot be, the client asks again for what was not
+/// managed in one go.
 pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
     // [RFC7862 15.2.3]
     if !args.source_server.0.is_empty() {
@@ -117,7 +118,8 @@ pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
         stateid => stateid,
     };
     let saved = context.saved.as_ref().map_or(StateId::INVALID, |(_, stateid)| *stateid);
-    let _read = may_read(context, source, &meant(&args.source, saved))?;
+    let read_by = meant(&args.source, saved);
+    let _read = may_read(context, source, &read_by)?;
     let _write = may_write(context, target, &args.target)?;
     let size = source.inode.size();
     // [RFC7862 15.2.3]
@@ -126,20 +128,47 @@ pub fn copy(context: &Context, args: &CopyArgs) -> Step<CopyRes> {
     if length > behind {
         return Err(NfsStat::Inval.into());
     }
-    end_of(args.target_offset, length)?;
-    let length = length.min(context.service.bounds.copy_bytes);
-    let verifier = target.export.filesystem.verifier();
+    let end = end_of(args.target_offset, length)?;
     let (from, to) = (&source.inode, &target.inode);
+    // [RFC7862 15.2.3] Seen as a whole: its parts may be apart.
+    let apart = args.source_offset + length <= args.target_offset || end <= args.source_offset;
+    if from.ino == to.ino && length > 0 && !apart {
+        return Err(NfsStat::Inval.into());
+    }
+    let verifier = target.export.filesystem.verifier();
     let cred = target.writer()?;
+    if !args.synchronous && length > context.service.bounds.copy_at_once {
+        let order = CopyOrder {
+            source: source.clone(),
+            read_by: context.meant(&read_by)?,
+            source_offset: args.source_offset,
+            target: target.clone(),
+            write_by: context.meant(&args.target)?,
+            target_offset: args.target_offset,
+            length,
+            cred: cred.clone(),
+            verifier,
+        };
+        if let Some(stateid) = context.service.clients.copy(context, order)? {
+            let callback = List(vec![stateid]);
+            return Ok(copied(callback, 0, verifier));
+        }
+    }
+    let length = length.min(context.service.bounds.copy_bytes);
     let count = match length {
         0 => 0,
         _ => target.vfs().copy_range(cred, from, args.source_offset, to, args.target_offset, length).nfs()?,
     };
-    let committed = StableHow::Unstable;
-    Ok(CopyRes::Ok(CopyOk {
-        response: WriteResponse { callback: List(Vec::new()), count, committed, verifier },
-        requirements: CopyRequirements { consecutive: true, synchronous: true },
-    }))
+    Ok(copied(List(Vec::new()), count, verifier))
+}
+
+/// With whom is to be told when it is done: then it goes on.
+fn copied(callback: List<StateId, 1>, count: u64, verifier: Verifier) -> CopyRes {
+    let synchronous = callback.0.is_empty();
+    CopyRes::Ok(CopyOk {
+        response: WriteResponse { callback, count, committed: StableHow::Unstable, verifier },
+        requirements: CopyRequirements { consecutive: true, synchronous },
+    })
 }
 
 /// IO_ADVISE: it is a hint, and none is followed.

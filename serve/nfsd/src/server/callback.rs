@@ -1,12 +1,12 @@
-//! Calls to clients: CB_RECALL, CB_GETATTR, CB_NOTIFY_LOCK.
+//! Calls to clients: CB_RECALL, CB_GETATTR, CB_NOTIFY_LOCK, CB_OFFLOAD.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::callback::{
-    CALLBACK_VERSION, CbCompoundArgs, CbCompoundRes, CbGetAttrArgs, CbNotifyLockArgs, CbOp, CbRecallArgs,
-    CbResult, PROC_CB_COMPOUND,
+    CALLBACK_VERSION, CbCompoundArgs, CbCompoundRes, CbGetAttrArgs, CbNotifyLockArgs, CbOffloadArgs, CbOp,
+    CbRecallArgs, CbResult, PROC_CB_COMPOUND,
 };
 use ivers_nfs4::rpc::OpaqueAuth;
 use ivers_nfs4::status::NfsStat;
@@ -23,7 +23,7 @@ use crate::state::{Answer, Call, Channel, File, Identity, NoChannel, Ticket, Tol
 
 /// So long a client has for his answer.
 pub(super) const TIME: Duration = Duration::from_secs(5);
-/// So many calls wait for a free slot; beyond that a lock's waiter is not told, and a file's holder not asked.
+/// So many calls wait for a free slot (recalls and ends of copies, whose number is bounded, beside); beyond that a lock's waiter is not told, and a file's holder not asked.
 const DEFERRED_MAX: usize = 4096;
 
 impl Core {
@@ -88,6 +88,11 @@ impl Core {
                 file: self.handle(*file)?,
                 attrs: Bitmap::of([attr::CHANGE, attr::SIZE]),
             }),
+            Call::Offload { stateid, file, info } => CbOp::Offload(CbOffloadArgs {
+                file: self.handle(*file)?,
+                stateid: *stateid,
+                info: info.clone(),
+            }),
             Call::NotifyLock { file, owner } => CbOp::NotifyLock(CbNotifyLockArgs {
                 file: self.handle(*file)?,
                 owner: Owner { clientid: client, owner: Opaque(owner.clone()) },
@@ -97,7 +102,7 @@ impl Core {
 
     fn defer(self: &Arc<Self>, client: ClientId, call: Call) {
         let mut deferred = self.deferred.lock();
-        if deferred.len() < DEFERRED_MAX || matches!(call, Call::Recall { .. }) {
+        if deferred.len() < DEFERRED_MAX || matches!(call, Call::Recall { .. } | Call::Offload { .. }) {
             deferred.push((client, call));
             return;
         }
@@ -113,7 +118,7 @@ impl Core {
         }
     }
 
-    /// A client could not be asked. A recall comes again when he can be; who waits for a lock asks by himself.
+    /// A client could not be asked. A recall, or the end of a copy, comes again when he can be; who waits for a lock asks by himself.
     fn unheard(self: &Arc<Self>, call: Call) {
         if let Call::GetAttr { ticket, file, .. } = call {
             self.later(move |core| core.tell(ticket, file, None));
@@ -135,9 +140,12 @@ impl Core {
         };
         match (&call, last) {
             (Call::GetAttr { ticket, file, .. }, last) => self.tell(*ticket, *file, attributes(last)),
-            (Call::Recall { .. }, Some(last)) if last.status() == NfsStat::Delay => self.defer(client, call),
+            (Call::Recall { .. } | Call::Offload { .. }, Some(last)) if last.status() == NfsStat::Delay => {
+                self.defer(client, call);
+            }
             // Over another connection, if there is one.
-            (Call::Recall { .. }, None) if !answered => self.defer(client, call),
+            (Call::Recall { .. } | Call::Offload { .. }, None) if !answered => self.defer(client, call),
+            (Call::Offload { stateid, .. }, _) => self.with(|state, _| state.copy_told(stateid)),
             (Call::Recall { .. } | Call::NotifyLock { .. }, _) => {}
         }
     }

@@ -13,7 +13,7 @@ use ivers_nfs4::xdr::{Encoder, List, Xdr};
 
 use super::core::Core;
 use super::stats::welcome;
-use crate::compound::{Answered, Clients, Context, Held, Object, Origin};
+use crate::compound::{Answered, Clients, Context, CopyOrder, Held, Object, Origin};
 use crate::rpc::Credential;
 use crate::state::{
     self, Caller, Does, File, LockRequest, Principal, Reply, Request, Running, Sequenced, Step, Stop, Turn,
@@ -337,6 +337,17 @@ impl Front {
                 core.with(|state, _| state.free_stateid(client, &stateid))?;
                 OpResult::FreeStateId(Ok(()))
             }
+            Op::OffloadStatus(stateid) => {
+                let (client, file) = (client(context, 0)?, regular(context)?.file());
+                let stateid = context.meant(stateid)?;
+                OpResult::OffloadStatus(Ok(core.with(|state, _| state.copy_status(client, file, &stateid))?))
+            }
+            Op::OffloadCancel(stateid) => {
+                let (client, file) = (client(context, 0)?, regular(context)?.file());
+                let stateid = context.meant(stateid)?;
+                core.with(|state, _| state.copy_cancel(client, file, &stateid))?;
+                OpResult::OffloadCancel(Ok(()))
+            }
             // [RFC8881 10.2.1] Nothing is kept for clients that restart.
             _ => return Err(Stop::Fail(NfsStat::Notsupp)),
         })
@@ -357,6 +368,13 @@ impl Clients for Front {
     fn look(&self, caller: Caller, file: File) -> Step<Held> {
         let permit = self.0.with(|state, now| state.look(now, caller, file))?;
         Ok(self.0.hold(permit))
+    }
+
+    fn copy(&self, context: &Context, order: CopyOrder) -> Step<Option<StateId>> {
+        match context.caller {
+            Caller::Client(client) => self.0.copy(client, running(context), order),
+            Caller::V40 => Ok(None),
+        }
     }
 
     fn operate(&self, context: &mut Context, op: &Op) -> Step<Answered> {

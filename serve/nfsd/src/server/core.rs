@@ -1,6 +1,6 @@
 //! The one [`State`] behind its mutex, and what carries out what it asks for.
 //!
-//! Lock order: `carrying`, then `state`, then `queue`; `waiting`, `connections` and `dialled` are taken alone. No call of the VFS is made, and nothing is sent, under
+//! Lock order: `carrying`, then `state`, then `queue`; `waiting`, `connections`, `copies` and `dialled` are taken alone. No call of the VFS is made, and nothing is sent, under
 //! `state`.
 
 use std::collections::{HashMap, VecDeque};
@@ -13,6 +13,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Ino, InodeRef, Touch};
 use parking_lot::Mutex;
 
+use super::copies::Copies;
 use super::outside::{Clock, Crew};
 use super::waiting::Waiters;
 use crate::compound::{Held, News, Service};
@@ -45,6 +46,8 @@ pub(super) struct Core {
     pub asks: Mutex<HashMap<Ticket, (u64, Call)>>,
     /// Calls to clients that found no free slot.
     pub deferred: Mutex<Vec<(u64, Call)>>,
+    /// Copies that go on behind their reply.
+    pub copies: Arc<Copies>,
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
     /// Files that somebody has open: they are there until he closes them, also without a name.
     open: Mutex<HashMap<File, InodeRef>>,
@@ -78,6 +81,7 @@ impl Core {
             waiting: Waiters::default(),
             asks: Mutex::default(),
             deferred: Mutex::default(),
+            copies: Arc::default(),
             connections: Mutex::default(),
             open: Mutex::default(),
             dialled: Mutex::default(),
@@ -262,6 +266,7 @@ impl Core {
             self.go_on(waiter, News::Late);
         }
         self.call_deferred();
+        self.copy_again();
         let wait = next.since(self.now()).0.clamp(20, 250);
         let again = Arc::downgrade(self);
         if let Some(crew) = self.crew.get() {

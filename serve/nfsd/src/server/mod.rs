@@ -7,6 +7,7 @@
 //! | `open` | OPEN |
 //! | `waiting` | requests that wait for a ticket |
 //! | `callback` | calls to clients |
+//! | `copies` | copies that go on behind their reply |
 //! | `dial` | the way to clients of NFSv4.0 |
 //! | `program` | the RPC program |
 //! | `outside` | threads, clock and askers: of a server with sockets, or of one without |
@@ -16,6 +17,7 @@
 mod alone;
 mod callback;
 mod clients;
+mod copies;
 mod core;
 mod dial;
 mod open;
@@ -34,7 +36,7 @@ use thiserror::Error;
 
 use self::core::Core;
 use self::outside::{Clock, Crew};
-use crate::compound::{Exports, Filesystem, Service};
+use crate::compound::{Exports, Filesystem, Service, Tables};
 use crate::exports::config::ExportConfig;
 use crate::exports::handle::Handles;
 use crate::exports::table::{TableError, digest};
@@ -94,6 +96,8 @@ pub struct Setup {
     pub listeners: Vec<TcpListener>,
     /// TLS, if it is offered.
     pub tls: Option<Tls>,
+    /// Names of owners; none: they are numbers.
+    pub names: Option<Tables>,
     /// The exports.
     pub exports: Vec<Exported>,
 }
@@ -109,6 +113,7 @@ impl Setup {
             state_limits: state::Limits::default(),
             listeners,
             tls: None,
+            names: None,
             exports,
         }
     }
@@ -177,8 +182,17 @@ impl Parts {
 impl NfsServer {
     /// Serve.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
-        let Setup { stable, lease_seconds, delegations, limits, state_limits, listeners, tls, exports } =
-            setup;
+        let Setup {
+            stable,
+            lease_seconds,
+            delegations,
+            limits,
+            state_limits,
+            listeners,
+            tls,
+            names,
+            exports,
+        } = setup;
         let stable = Arc::new(stable);
         let handles = Handles::new(stable.identity().secret);
         let exports = table(&stable, &handles, exports)?;
@@ -194,6 +208,7 @@ impl NfsServer {
             Clock::Since(Instant::now()),
             callbacks.clone(),
         )?;
+        service.owners.set(names);
         let program = Arc::new(Nfs { core: core.clone(), service: service.clone() });
         let server = Server::start(limits, listeners, tls, vec![program], callbacks)?;
         let _ = core.crew.set(Crew::Threads(server.workers()));
@@ -211,6 +226,11 @@ impl NfsServer {
         self.server.counters()
     }
 
+    /// Owners are spelled so from now on.
+    pub fn set_names(&self, names: Option<Tables>) {
+        self.service.owners.set(names);
+    }
+
     /// For who wants to know how it is.
     pub fn watch(&self) -> Watch {
         Watch::new(&self.core, &self.service, self.server.workers(), self.stable.boot())
@@ -225,6 +245,7 @@ impl NfsServer {
             );
         }
         drop(self.core.waiting.take_all());
+        self.core.copies.close();
         if quiet {
             // Before what was shown ends: who held that may claim it.
             self.core.with(|state, _| state.strike_idle());

@@ -116,6 +116,10 @@ impl State {
                     assert!(self.owners[&open.owner].held.contains(index));
                     (false, self.files[&held.file].opens.contains(index))
                 }
+                Kind::Copy(_) => {
+                    assert!(self.copies.contains(index));
+                    (false, true)
+                }
                 Kind::Lock(lock) => {
                     assert!(self.owners[&lock.owner].held.contains(index));
                     (false, self.open_at(lock.open).unwrap().locks.contains(index))
@@ -125,6 +129,8 @@ impl State {
             assert!(on_file);
         }
         assert_eq!(recalled.len(), self.recalls.len());
+        let copies = self.held.values().filter(|held| matches!(held.kind, Kind::Copy(_))).count();
+        assert!(copies == self.copies.len() && copies <= limits.copies.1, "S9");
     }
 
     fn audit_names(&self) {

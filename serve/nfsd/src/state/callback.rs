@@ -93,6 +93,10 @@ impl State {
             let (Some(conn), Some(identity)) = (session.back_connection(), session.identity.clone()) else {
                 continue;
             };
+            // [RFC7862 16.1] It is of NFSv4.2.
+            if matches!(call, Call::Offload { .. }) && session.minor < 2 {
+                continue;
+            }
             none = NoChannel::Busy;
             let again = session
                 .back_slots
@@ -144,8 +148,9 @@ impl State {
         }
     }
 
-    /// Recalls that did not get through are made again.
+    /// What did not get through is said again: recalls, and ends of copies.
     pub(super) fn path_is_up(&mut self, id: ClientId) {
+        self.copies_to_tell(id);
         let Some(client) = self.clients.get(&id).filter(|client| client.delegations > 0) else { return };
         let undelivered = |index: &&u32| {
             matches!(&self.held[*index].kind, Kind::Delegation(it)
@@ -159,13 +164,21 @@ impl State {
         }
     }
 
-    /// The request in which a delegation was given, as long as the client may not have seen its reply: he waits for that first.
+    /// The request in which a delegation was given, or a copy begun, as long as the client may not have seen its reply: he waits for that first.
     fn referring(&self, id: ClientId, call: &Call) -> Vec<ReferringCalls> {
-        let (Call::Recall { stateid, .. } | Call::GetAttr { stateid, .. }) = call else { return Vec::new() };
+        let (Call::Recall { stateid, .. } | Call::GetAttr { stateid, .. } | Call::Offload { stateid, .. }) =
+            call
+        else {
+            return Vec::new();
+        };
         let Ok(index) = self.find(self.caller_of(id), stateid) else { return Vec::new() };
-        let Kind::Delegation(delegation) = &self.held[&index].kind else { return Vec::new() };
+        let born = match &self.held[&index].kind {
+            Kind::Delegation(delegation) => delegation.born,
+            Kind::Copy(copy) => copy.born,
+            Kind::Open(_) | Kind::Lock(_) => None,
+        };
         // [RFC8881 2.10.6.3]
-        let Some(born) = delegation.born else { return Vec::new() };
+        let Some(born) = born else { return Vec::new() };
         let slot = self.sessions.get(&born.session).and_then(|it| it.slots.get(born.slot as usize));
         if slot.is_none_or(|slot| slot.is_past(born.sequence)) {
             return Vec::new();

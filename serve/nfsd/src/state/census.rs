@@ -25,6 +25,8 @@ pub struct Census {
     pub delegations_read: usize,
     /// Delegations for writing.
     pub delegations_write: usize,
+    /// Copies that go on, or of whose end the client may not know.
+    pub copies: usize,
     /// Delegations that were asked back and are still out.
     pub recalls_pending: usize,
     /// What was held before the restart may still be claimed.
@@ -75,6 +77,7 @@ impl State {
                 Kind::Delegation(delegation) if delegation.revoked => {}
                 Kind::Delegation(delegation) if delegation.write => census.delegations_write += 1,
                 Kind::Delegation(_) => census.delegations_read += 1,
+                Kind::Copy(_) => census.copies += 1,
             }
         }
         census

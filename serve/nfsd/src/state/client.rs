@@ -367,6 +367,7 @@ impl State {
             match self.held.get(&index).map(|held| &held.kind) {
                 Some(Kind::Open(_)) => self.drop_open(index),
                 Some(Kind::Delegation(_)) => self.end_delegation(index),
+                Some(Kind::Copy(_)) => self.drop_copy(index),
                 Some(Kind::Lock(_)) | None => {}
             }
             if v40 {

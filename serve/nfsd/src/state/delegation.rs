@@ -399,7 +399,7 @@ impl State {
         if client.is_some_and(|id| self.clients.get(&id).is_none_or(|client| client.condemned.is_some())) {
             return fail(NfsStat::Delay);
         }
-        Ok(Permit(self.set_out(UnderWay { client, file: Some(file), at: At::Look })))
+        Ok(Permit(self.set_out(UnderWay { client, file: Some(file), at: At::Look, quiet: false })))
     }
 
     fn known(&mut self, now: Time, caller: Caller, file: File) -> Step<()> {
@@ -468,7 +468,9 @@ impl State {
             delegation.answering = Some(out);
         }
         let at = At::Answer(index, out);
-        let permit = Permit(self.set_out(UnderWay { client: Some(holder), file: Some(file), at }));
+        // An answer about somebody is no word of his.
+        let permit =
+            Permit(self.set_out(UnderWay { client: Some(holder), file: Some(file), at, quiet: true }));
         Ok(if untouched { Told::Untouched(permit) } else { Told::Written { size: answer.size, permit } })
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
+use super::copy::Copy;
 use super::delegation::Delegation;
 use super::lock::LockState;
 use super::open::Open;
@@ -16,6 +17,7 @@ pub(super) enum Kind {
     Open(Open),
     Lock(LockState),
     Delegation(Delegation),
+    Copy(Copy),
 }
 
 /// A piece of state. Its stateid is: boot count, index, random word.

@@ -60,6 +60,8 @@ pub struct Limits {
     pub ranges: (usize, usize),
     /// Locks that are waited for: of a client, and in all.
     pub waiters: (usize, usize),
+    /// Copies that go on behind their reply: of a client, and in all. Others are done before it.
+    pub copies: (usize, usize),
     /// Owners of NFSv4.0, and permits: of a client, and in all.
     pub owners: (usize, usize),
 }
@@ -81,6 +83,7 @@ impl Default for Limits {
             delegations: (16_384, 131_072),
             ranges: (65_536, 1 << 20),
             waiters: (256, 16_384),
+            copies: (16, 1024),
             owners: (65_536, 1 << 20),
         }
     }

@@ -23,6 +23,7 @@
 //! | GETATTR, VERIFY, READDIR of change, size and times | [`State::look`], the VFS, [`State::end`] |
 //! | OPEN | [`State::open_plan`]; [`State::open_claim`] as soon as the file is known, before anybody else can reach it; the VFS; [`State::open_commit`] or [`State::open_abort`] |
 //! | LOCK, LOCKT, LOCKU, CLOSE, OPEN_DOWNGRADE, DELEGRETURN | one of that name |
+//! | COPY that goes on behind its reply | [`State::copy_begin`]; for each slice [`State::copy_slice`], the VFS, [`State::end`] twice, [`State::copy_progress`] |
 //! | operations with a seqid (4.0) | [`State::turn`] before, [`State::turn_end`] after |
 //!
 //! From time to time, and at the moment that it last asked for: [`State::tick`].
@@ -46,6 +47,7 @@ mod base;
 mod callback;
 mod census;
 mod client;
+mod copy;
 mod delegation;
 mod file;
 mod grace;
@@ -67,11 +69,13 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ivers_nfs4::callback::OffloadInfo;
 use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
 pub use base::{Caller, Conn, Dice, Digest, File, Principal, Reply, Span, Step, Stop, Ticket, Time};
 pub use callback::{Channel, NoChannel};
 pub use census::{Census, Events, Note};
+pub use copy::CopyWanted;
 pub use delegation::{Answer, Granted, Told, Why};
 pub use grace::Past;
 pub use limits::{Config, Limits};
@@ -160,6 +164,15 @@ pub enum Call {
         /// The lock-owner who wanted it.
         owner: Vec<u8>,
     },
+    /// CB_OFFLOAD: a copy has ended. If he has heard it: [`State::copy_told`].
+    Offload {
+        /// The copy.
+        stateid: StateId,
+        /// Into which file.
+        file: File,
+        /// How.
+        info: OffloadInfo,
+    },
 }
 
 /// A client as stable storage knows him: what he held when the server stops he may claim again.
@@ -240,6 +253,7 @@ pub struct State {
     delegations: usize,
     /// Delegations that are recalled, by when they are looked at again.
     recalls: BTreeSet<(Time, u32)>,
+    copies: BTreeSet<u32>,
     ranges: usize,
     waiters: usize,
     grace: Grace,
@@ -277,6 +291,7 @@ impl State {
             last_under_way: 0,
             delegations: 0,
             recalls: BTreeSet::new(),
+            copies: BTreeSet::new(),
             ranges: 0,
             waiters: 0,
             grace: Grace::new(now, past),

@@ -148,7 +148,7 @@ impl State {
             born: request.running.map(Into::into),
             touches: request.access,
         };
-        Ok(Plan(self.set_out(UnderWay { client: Some(id), file: None, at: At::Plan(planned) })))
+        Ok(Plan(self.set_out(UnderWay { client: Some(id), file: None, at: At::Plan(planned), quiet: false })))
     }
 
     /// The file is known, and nobody else can reach it, or the VFS will say that it was another one by then. If it is going to be
@@ -234,7 +234,7 @@ impl State {
                 let owner = by.and_then(|index| match &self.held.get(&index)?.kind {
                     Kind::Open(open) => Some(open.owner),
                     Kind::Lock(lock) => self.open_at(lock.open).map(|open| open.owner),
-                    Kind::Delegation(_) => None,
+                    Kind::Delegation(_) | Kind::Copy(_) => None,
                 });
                 let same = owner.is_some() && owner == own;
                 !same && bits & deny != 0
@@ -313,7 +313,7 @@ impl State {
         let open = match &self.held[&index].kind {
             Kind::Open(open) => Some(open),
             Kind::Lock(lock) => self.open_at(lock.open),
-            Kind::Delegation(_) => None,
+            Kind::Delegation(_) | Kind::Copy(_) => None,
         };
         open.is_some_and(|open| open.openers.contains(principal))
     }

@@ -207,7 +207,7 @@ impl State {
         match &self.held[&index].kind {
             Kind::Open(open) => Ok(open.owner),
             Kind::Lock(lock) => Ok(lock.owner),
-            Kind::Delegation(_) => fail(NfsStat::BadStateid),
+            Kind::Delegation(_) | Kind::Copy(_) => fail(NfsStat::BadStateid),
         }
     }
 

@@ -45,6 +45,8 @@ pub(super) struct UnderWay {
     pub client: Option<ClientId>,
     pub file: Option<File>,
     pub at: At,
+    /// It is no word of the client's: his lease is as it was.
+    pub quiet: bool,
 }
 
 #[derive(Debug)]
@@ -70,13 +72,39 @@ impl State {
         stateid: &StateId,
         does: Does,
     ) -> Step<Permit> {
+        self.permit_as(now, caller, file, stateid, does, false)
+    }
+
+    /// The same for what a client has asked for long ago: it renews nothing.
+    pub(super) fn permit_quietly(
+        &mut self,
+        now: Time,
+        caller: Caller,
+        file: File,
+        stateid: &StateId,
+        does: Does,
+    ) -> Step<Permit> {
+        self.permit_as(now, caller, file, stateid, does, true)
+    }
+
+    fn permit_as(
+        &mut self,
+        now: Time,
+        caller: Caller,
+        file: File,
+        stateid: &StateId,
+        does: Does,
+        quiet: bool,
+    ) -> Step<Permit> {
         let (by, client) = self.right(caller, file, stateid, does)?;
         if let Some(client) = client {
             if self.clients.get(&client).is_none_or(|client| client.condemned.is_some()) {
                 return fail(NfsStat::Delay);
             }
             // [RFC7530 9.5]
-            self.renew(now, client);
+            if !quiet {
+                self.renew(now, client);
+            }
         }
         self.bumped(file)?;
         // [RFC8881 8.4.2.1]
@@ -91,7 +119,7 @@ impl State {
         {
             delegation.used = now;
         }
-        let number = self.set_out(UnderWay { client, file: Some(file), at: At::Permit { does, by } });
+        let number = self.set_out(UnderWay { client, file: Some(file), at: At::Permit { does, by }, quiet });
         Ok(Permit(number))
     }
 
@@ -132,8 +160,7 @@ impl State {
             if let Some(client) = self.clients.get_mut(&id) {
                 client.busy -= 1;
             }
-            // An answer about somebody is no word of his.
-            if !matches!(under_way.at, At::Answer(..)) {
+            if !under_way.quiet {
                 self.renew(now, id);
             }
         }
@@ -169,6 +196,7 @@ impl State {
             Kind::Lock(lock) => self.open_at(lock.open).map_or(0, |open| open.access),
             Kind::Delegation(delegation) if delegation.write => share::BOTH,
             Kind::Delegation(_) => share::READ,
+            Kind::Copy(_) => return fail(NfsStat::BadStateid),
         };
         // [RFC8881 18.32.3]
         if does.access() & share::WRITE != 0 && access & share::WRITE == 0 {

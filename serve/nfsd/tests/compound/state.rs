@@ -8,7 +8,7 @@ use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{ReadArgs, WriteArgs};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, StableHow, StateId};
-use ivers_nfsd::compound::{Answered, Clients, Context, Held, Origin, Service};
+use ivers_nfsd::compound::{Answered, Clients, Context, CopyOrder, Held, Origin, Service};
 use ivers_nfsd::exports::handle::Handles;
 use ivers_nfsd::state::{
     Caller, ClientRecord, Config, Dice, Does, File, Past, Permit, Principal, State, Step, Stop, Time,
@@ -59,6 +59,10 @@ impl Clients for Real {
     fn look(&self, caller: Caller, file: File) -> Step<Held> {
         let permit = self.0.lock().look(Time(0), caller, file)?;
         Ok(self.held(permit))
+    }
+
+    fn copy(&self, _: &Context, _: CopyOrder) -> Step<Option<StateId>> {
+        Ok(None)
     }
 
     fn operate(&self, _: &mut Context, _: &Op) -> Step<Answered> {

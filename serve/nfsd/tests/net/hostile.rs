@@ -143,6 +143,21 @@ fn who_does_not_read_costs_little_and_is_closed() {
 }
 
 #[test]
+fn a_client_that_took_turns_and_takes_none_any_more_does_not_wait_for_itself() {
+    let served = serve(Limits::default(), None);
+    let mut client = connect(served.address);
+    // Long enough for a thread to stay with it.
+    for _ in 0..100 {
+        assert_eq!(client.call(ECHO, b"turn"), b"turn");
+    }
+    client.send(&call_to(1, SLEEP, sys(0), &5000u32.to_be_bytes()));
+    std::thread::sleep(Duration::from_millis(20));
+    client.send(&call_to(2, ECHO, sys(0), b"late"));
+    assert_eq!(client.reply().0, 2, "the one that takes long has not been waited for");
+    assert_eq!(client.reply().0, 1);
+}
+
+#[test]
 fn who_floods_without_listening_is_closed() {
     let bounds = Bounds { connection_bytes: 100_000, ..Limits::default().bounds };
     let served = serve(Limits { bounds, choke_bytes: 1 << 16, ..Limits::default() }, None);

@@ -1,6 +1,7 @@
 //! The whole server over a socket, with clients that are made of the wire alone.
 
 mod called_back;
+mod copies;
 mod of_old;
 
 use std::net::SocketAddr;

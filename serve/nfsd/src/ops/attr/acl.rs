@@ -10,7 +10,7 @@ use ivers_nfs4::xdr::List;
 use ivers_vfs::acl::{self, Acl, Entry, GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OBJ};
 use ivers_vfs::{Attr, Cred, Error, FileType, NameError};
 
-use crate::compound::{Context, Object};
+use crate::compound::{Context, Names, Object};
 use crate::ops::status::status;
 
 pub(super) const ALLOW: u32 = 0;
@@ -84,7 +84,7 @@ impl Mapping<'_> {
     }
 
     fn who(&self, entry: &Entry) -> (Vec<u8>, u32) {
-        let names = &self.context.service.names;
+        let names = self.context.names();
         match entry.tag {
             USER_OBJ => (b"OWNER@".to_vec(), 0),
             USER => (names.user(entry.id), 0),

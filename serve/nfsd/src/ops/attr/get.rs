@@ -7,7 +7,7 @@ use ivers_nfs4::types::{Bitmap, Ftype, NfsTime, OpenArguments, SpecData};
 use ivers_vfs::{Attr, FileType};
 
 use super::{EXCLUSIVE, acl, supported, time};
-use crate::compound::{Context, Object, Place, Shown};
+use crate::compound::{Context, Names, Object, Place, Shown};
 use crate::exports::table::PSEUDO_FSID;
 use crate::ops::status::OrStatus;
 
@@ -100,8 +100,8 @@ fn pseudo(context: &Context, number: u64, want: &Bitmap, attrs: &mut Attrs) {
     attrs.maxname = has(attr::MAXNAME).then_some(PSEUDO_NAME_MAX);
     attrs.mode = has(attr::MODE).then_some(0o555);
     attrs.numlinks = has(attr::NUMLINKS).then_some(2);
-    attrs.owner = has(attr::OWNER).then(|| context.service.names.user(0));
-    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.service.names.group(0));
+    attrs.owner = has(attr::OWNER).then(|| context.names().user(0));
+    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.names().group(0));
     attrs.rawdev = has(attr::RAWDEV).then_some(SpecData { major: 0, minor: 0 });
     attrs.space_avail = none(attr::SPACE_AVAIL);
     attrs.space_free = none(attr::SPACE_FREE);
@@ -166,7 +166,6 @@ fn of_object(
 
 fn of_stat(context: &Context, stat: &Attr, want: &Bitmap, attrs: &mut Attrs) {
     let has = |bit: u32| want.contains(bit);
-    let names = &context.service.names;
     let used = stat.blocks_512.saturating_mul(512);
     let rdev =
         SpecData { major: stat.rdev >> 8 & 0xfff, minor: stat.rdev & 0xff | stat.rdev >> 12 & 0xfff00 };
@@ -174,8 +173,8 @@ fn of_stat(context: &Context, stat: &Attr, want: &Bitmap, attrs: &mut Attrs) {
     attrs.size = has(attr::SIZE).then_some(stat.size);
     attrs.mode = has(attr::MODE).then_some(stat.perm & 0o7777);
     attrs.numlinks = has(attr::NUMLINKS).then_some(stat.nlink);
-    attrs.owner = has(attr::OWNER).then(|| names.user(stat.uid));
-    attrs.owner_group = has(attr::OWNER_GROUP).then(|| names.group(stat.gid));
+    attrs.owner = has(attr::OWNER).then(|| context.names().user(stat.uid));
+    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.names().group(stat.gid));
     attrs.rawdev = has(attr::RAWDEV).then_some(rdev);
     attrs.space_used = has(attr::SPACE_USED).then_some(used);
     attrs.space_freed = has(attr::SPACE_FREED).then_some(if stat.nlink <= 1 { used } else { 0 });

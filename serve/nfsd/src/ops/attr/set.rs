@@ -8,7 +8,7 @@ use ivers_vfs::{CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
 use super::acl_given::NewAcl;
 use super::{SETTABLE, wanted};
-use crate::compound::Context;
+use crate::compound::{Context, Names};
 use crate::ops::data::is_special;
 use crate::ops::settle;
 use crate::ops::status::OrStatus;
@@ -63,7 +63,7 @@ impl Wanted {
         if attrs.mode.is_some() && attrs.mode_umask.is_some() {
             return Err(NfsStat::Inval);
         }
-        let names = &context.service.names;
+        let names = context.names();
         let perm = attrs.mode.or(attrs.mode_umask.as_ref().map(|mode| mode.mode));
         let umask = attrs.mode_umask.as_ref().map_or(0, |mode| mode.umask);
         if (perm.unwrap_or(0) | umask) & !0o7777 != 0 {
@@ -84,7 +84,7 @@ impl Wanted {
             mtime: attrs.time_modify_set.as_ref().map(time).transpose()?,
             ..SetAttr::default()
         };
-        let acl = attrs.acl.map(|aces| NewAcl::of(&**names, kind, &aces.0)).transpose()?;
+        let acl = attrs.acl.map(|aces| NewAcl::of(&names, kind, &aces.0)).transpose()?;
         Ok(Self { set, mask: given.mask.clone(), umask, acl })
     }
 

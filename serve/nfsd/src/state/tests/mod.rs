@@ -1,6 +1,7 @@
 //! The state machine with a clock, dice and clients of the test's own.
 
 mod census;
+mod copies;
 mod delegations;
 mod driver;
 mod locks;

@@ -625,6 +625,7 @@ impl World {
                 self.answers.push((ticket, at, answer, dirty.unwrap_or(server)));
             }
             Call::NotifyLock { .. } => self.done.note("notify"),
+            Call::Offload { .. } => panic!("nobody copies here"),
         }
     }
 

@@ -1,0 +1,31 @@
+//! Writing blocks home.
+
+use std::sync::Arc;
+
+use crate::{Device, Result};
+
+/// At most this much is written in one write.
+const RUN_BYTES: usize = 1 << 20;
+
+/// Writes blocks of `block_size` bytes, sorted by number, neighbours together.
+pub fn write_home(device: &dyn Device, block_size: u32, blocks: &[(u64, Arc<[u8]>)]) -> Result<()> {
+    let size = block_size as usize;
+    let mut rest = blocks;
+    while let Some((first, _)) = rest.first() {
+        let mut run = 1;
+        while run < rest.len() && rest[run].0 == first + run as u64 && run * size < RUN_BYTES {
+            run += 1;
+        }
+        let (now, later) = rest.split_at(run);
+        let offset = first * size as u64;
+        if let [(_, data)] = now {
+            device.write_at(offset, data)?;
+        } else {
+            let mut bytes = Vec::with_capacity(run * size);
+            now.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
+            device.write_at(offset, &bytes)?;
+        }
+        rest = later;
+    }
+    Ok(())
+}
