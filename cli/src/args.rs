@@ -92,6 +92,9 @@ pub enum Task {
     /// The process that parses an image for another one
     #[command(hide = true)]
     Keeper,
+    /// The process outside the sandbox of a server
+    #[command(hide = true)]
+    Attendant,
 }
 
 /// Options of `mount`.

@@ -1,4 +1,4 @@
-//! What the two processes of a mount say to each other: JSON over a socket that keeps messages apart, with descriptors beside it.
+//! What two processes of this program say to each other: JSON over a socket that keeps messages apart, with descriptors beside it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -67,6 +67,12 @@ impl Channel {
         Ok((Self(ours), theirs))
     }
 
+    /// Wait for no answer longer than this.
+    pub fn wait_at_most(&self, time: std::time::Duration) -> Result<()> {
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        Ok(set_socket_timeout(&self.0, Timeout::Recv, Some(time))?)
+    }
+
     /// The end that this process was started with.
     pub fn inherited() -> Result<Self> {
         Ok(Self(std::io::stdin().as_fd().try_clone_to_owned()?))
@@ -85,7 +91,7 @@ impl Channel {
             rustix::net::sendmsg(&self.0, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL)
         })
         .map(drop)
-        .context("the other process of the mount is gone")
+        .context("the other process is gone")
     }
 
     /// Say that nothing more will be said.

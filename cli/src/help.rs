@@ -114,12 +114,16 @@ Options of an export, separated by commas (\\, is a comma in a name):
   dirsync, commit=, trust-foreign, norecovery
                    as `ivers mount` has them
 
-It stays in the foreground; messages go to standard error. SIGTERM, SIGINT or SIGHUP end it in good order: no new calls, those under way are answered \
+It stays in the foreground; messages go to standard error. SIGHUP has it read its file, the certificates and the names of owners again: exports get other clients, access and names, \
+or vanish (their handles are stale then); images are not opened any more. What is wrong changes nothing, and is said. At a terminal SIGHUP ends it.
+
+SIGTERM or SIGINT end it in good order: no new calls, those under way are answered \
 (for at most five seconds), everything is written and the images are closed. Another signal, a second later or more, ends it at once, which is a crash to images and clients. What \
 clients hold survives either: it is written down in the state directory, and after the next start they claim it again, within a grace time of one and a half times the \
 lease at most, in which nobody gets anything else.
 
-Before it reads an image the process locks itself in by Landlock and seccomp: it can open no file but those of its state directory, and connect to nobody.
+Before it reads an image the process locks itself in by Landlock and seccomp: it can open no file but those of its state directory, and connect to nobody. \
+A process beside it, which reads nothing of the images, opens the files for SIGHUP and connects to clients of NFSv4.0 who want to be called back.
 
 Sockets that systemd has opened (LISTEN_FDS) take the place of --listen; readiness is told to NOTIFY_SOCKET. Unit files are in packaging/systemd.
 

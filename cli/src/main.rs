@@ -92,6 +92,7 @@ fn main() -> ExitCode {
         Task::Completions { shell } => pages::completions(shell),
         Task::Man { dir } => pages::man(&dir),
         Task::Keeper => keeper::keep(),
+        Task::Attendant => serve::attend(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use common::served::{Server, export, image_with_file};
+use common::{signal, wait_until};
 use ivers_nfs_peer::{Client, data, decoded, guarded, named, open, opened};
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::Op;
@@ -13,6 +14,7 @@ use ivers_nfs4::ops::v40::{SetAttrArgs, share};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Bitmap, FileHandle, StateId};
 use ivers_oracle::have_programs;
+use rustix::process::Signal;
 
 fn can_serve() -> bool {
     have_programs(&["mkfs.ext4", "e2fsck"])
@@ -41,6 +43,91 @@ fn config(image: &Path, more: &str) -> String {
     format!("{more}\n[[export]]\nname = \"/data\"\nimage = {image:?}\nroot_squash = false\n")
 }
 
+/// Told to read again, and done.
+fn read_again(server: &Server) {
+    let count = |what: &str| server.log().matches(what).count();
+    let (done, failed) = (count("read again"), count("nothing is changed"));
+    signal(server.pid(), Signal::HUP);
+    wait_until("it has read again", || count("read again") > done || count("nothing is changed") > failed);
+    assert_eq!(count("nothing is changed"), failed, "{}", server.log());
+}
+
+/// Told to read what makes no sense: it says what is wrong.
+fn not_read(server: &Server, why: &str) {
+    let count = || server.log().matches("nothing is changed").count();
+    let failed = count();
+    signal(server.pid(), Signal::HUP);
+    wait_until("it has refused", || count() > failed);
+    let last = server.log().lines().rfind(|line| line.contains("nothing is changed")).unwrap().to_owned();
+    assert!(last.contains(why), "{why} not in: {last}");
+}
+
+fn status(client: &mut Client, handle: &FileHandle) -> NfsStat {
+    let ask = Op::GetAttr(Bitmap::of([attr::SIZE]));
+    client.call(vec![Op::PutFh(handle.clone()), ask]).0
+}
+
+#[test]
+fn exports_come_and_go_while_it_serves() {
+    if !can_serve() {
+        return;
+    }
+    let (image, other) = (image_with_file(), image_with_file());
+    for sandbox in [true, false] {
+        let path = |name: &str| image.dir().join(format!("{sandbox}-{name}"));
+        let more = format!("[[export]]\nname = \"/other\"\nimage = {:?}\n", other.path());
+        let say = |text: &str| fs::write(path("serve.toml"), format!("sandbox = {sandbox}\n{text}")).unwrap();
+        say(&config(image.path(), &more));
+        let server = Server::start(&path("state"), ["--config".as_ref(), path("serve.toml").as_os_str()]);
+        let mut client = Client::new(server.address(), "a");
+        let file = make(&mut client, &format!("f-{sandbox}"));
+        let there = |client: &mut Client, name: &str| {
+            client.call(vec![Op::PutRootFh(()), Op::Lookup(name.as_bytes().to_vec())]).0
+        };
+        // What is wrong changes nothing.
+        say("nonsense");
+        not_read(&server, "line 2");
+        say(&config(&image.dir().join("elsewhere"), &more));
+        not_read(&server, "start it again");
+        say(&config(image.path(), &format!("{more}tls = \"required\"\n")));
+        not_read(&server, "no certificate");
+        fs::remove_file(path("serve.toml")).unwrap();
+        not_read(&server, "cannot read");
+        assert_eq!((status(&mut client, &file), there(&mut client, "other")), (NfsStat::Ok, NfsStat::Ok));
+
+        // One is not exported any more: handles of it are stale, and good when it is again, under whatever name.
+        say(&more);
+        read_again(&server);
+        assert_eq!(
+            (status(&mut client, &file), there(&mut client, "data")),
+            (NfsStat::Stale, NfsStat::Noent)
+        );
+        say(&config(image.path(), "").replace("/data", "/renamed"));
+        read_again(&server);
+        assert_eq!((status(&mut client, &file), there(&mut client, "renamed")), (NfsStat::Ok, NfsStat::Ok));
+        assert_eq!(there(&mut client, "other"), NfsStat::Noent);
+
+        // For others, and for reading alone.
+        say(&(config(image.path(), "") + "access = \"ro\"\n"));
+        read_again(&server);
+        let change = Attrs { mode: Some(0o600), ..Attrs::default() }.encode();
+        let change = Op::SetAttr(SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: change });
+        let changed = |client: &mut Client| client.call(vec![Op::PutFh(file.clone()), change.clone()]).0;
+        assert_eq!(changed(&mut client), NfsStat::Rofs);
+        say(&(config(image.path(), "") + "access = \"rw\"\nclients = [\"192.0.2.1\"]\n"));
+        read_again(&server);
+        assert_eq!(status(&mut client, &file), NfsStat::Access);
+        say(&format!("lease_s = 7\n{}", config(image.path(), "")));
+        read_again(&server);
+        assert!(server.log().contains("lease_s"), "that stays: {}", server.log());
+        assert_eq!(changed(&mut client), NfsStat::Ok);
+        assert!(server.stop().success());
+    }
+    for image in [image, other] {
+        image.check().unwrap();
+    }
+}
+
 /// [RFC8881 5.9] [RFC7530 5.9]
 #[test]
 fn owners_have_names_in_a_domain() {
@@ -67,6 +154,13 @@ fn owners_have_names_in_a_domain() {
     for stranger in ["bob@example.org", "ann@example.net", "ann", "staff@example.org"] {
         assert_eq!(give(&mut client, &file, stranger, "root@example.org"), NfsStat::Badowner, "{stranger}");
     }
+    // Somebody has a name now, and somebody another one.
+    fs::write(path("passwd"), "root:x:0:0::/:\nanna:x:1000:100::/:\n").unwrap();
+    read_again(&server);
+    assert_eq!(owners(&mut client, &file), ["anna@example.org", "staff@example.org"]);
+    fs::remove_file(path("passwd")).unwrap();
+    not_read(&server, "cannot read");
+    assert_eq!(owners(&mut client, &file), ["anna@example.org", "staff@example.org"]);
     // A number without a name is one, and to who sends numbers all are.
     assert_eq!(give(&mut client, &file, "", "51"), NfsStat::Ok);
     assert_eq!(owners(&mut client, &file), ["1000", "51"]);

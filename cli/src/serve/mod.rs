@@ -1,33 +1,39 @@
 //! `serve`: images over NFSv4.
 //!
-//! One process. First it opens all that it will ever need: images, sockets, certificates, its state directory. Then it locks itself in, and only then reads the
-//! first byte of an image and answers the first client: from there on it makes no socket, connects to nobody, and opens no file but those of its state.
+//! First it opens all that it will ever need: images, sockets, certificates, its state directory. Then it locks itself in, and only then reads the
+//! first byte of an image and answers the first client: from there on it makes no socket, connects to nobody, and opens no file but those of its state. A small process
+//! beside it, which stays outside, reads its files again and connects to clients who want that.
 //!
 //! | module | what lives there |
 //! |---|---|
 //! | [`plan`] | what the file and the command line say |
+//! | [`attendant`] | the process outside the sandbox |
+//! | [`reload`] | what is read again |
 //! | [`endpoint`] | where it is asked how it is |
 //! | [`stats`] | what it answers |
 //! | [`notify`] | what systemd is told |
 
+mod attendant;
 mod endpoint;
 mod notify;
 mod plan;
+mod reload;
 mod stats;
 
+use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ivers_block::FileDevice;
 use ivers_nfsd::compound::Tables;
-use ivers_nfsd::exports::config::{ExportConfig, LogFormat, OwnersConfig};
+use ivers_nfsd::exports::config::{ExportConfig, LogFormat};
 use ivers_nfsd::net::listen::{self, ListenError};
 use ivers_nfsd::net::tls::Tls;
-use ivers_nfsd::server::{Exported, NfsServer, Setup, StartError};
+use ivers_nfsd::server::{Dial, Exported, NfsServer, Setup, StartError};
 use ivers_nfsd::stable::{Stable, StableError};
 use ivers_vfs::Vfs;
 use serde_json::json;
@@ -35,11 +41,15 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::failure::{BUSY, CORRUPT, FAILED, REFUSED, failure, line, usage};
+use crate::image::How;
 use crate::{args, daemon, image, show};
+use attendant::{Attendant, Contents};
 use notify::Notify;
 use plan::{Plan, Planned};
+use reload::Reload;
 use stats::Board;
 
+pub use attendant::attend;
 pub use endpoint::ask;
 pub use stats::{label, lines, prometheus};
 
@@ -57,6 +67,7 @@ struct Opened {
 struct Mounted {
     config: ExportConfig,
     vfs: Arc<Vfs>,
+    how: How,
     image: PathBuf,
     device: Option<Vec<u8>>,
     read_only_because: Option<String>,
@@ -72,6 +83,7 @@ struct Ready {
     stable: Stable,
     tls: Option<Tls>,
     names: Option<Tables>,
+    attendant: Option<Arc<Attendant>>,
     images: Vec<Opened>,
 }
 
@@ -79,15 +91,16 @@ struct Ready {
 pub fn serve(args: &args::Serve, json: bool) -> Result<()> {
     let mut plan = Plan::of(args)?;
     daemon::start_log_as(plan.log_format == LogFormat::Json);
-    let ready = prepare(&mut plan)?;
-    let result = run(&plan, ready, json);
+    let ready = prepare(args, &mut plan)?;
+    let result = run(args, &plan, ready, json);
     endpoint::leave(&plan.state);
     result
 }
 
-fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
+fn run(args: &args::Serve, plan: &Plan, ready: Ready, json: bool) -> Result<()> {
     let sandbox = lock_in(plan);
-    let Ready { mut signals, notify, listeners, metrics, stats, stable, tls, names, images } = ready;
+    let Ready { mut signals, notify, listeners, metrics, stats, stable, tls, names, attendant, images } =
+        ready;
     let mounted = mount(images)?;
     let addresses: Vec<SocketAddr> = listeners.iter().filter_map(|it| it.local_addr().ok()).collect();
     let server = NfsServer::start(Setup {
@@ -99,6 +112,7 @@ fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
         listeners,
         tls,
         names,
+        dial: attendant.clone().map(dial),
         exports: mounted.iter().map(exported).collect(),
     });
     let server = match server {
@@ -124,7 +138,18 @@ fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
     }
     notify.tell("READY=1\nSTATUS=serving");
 
-    let first = signals.forever().next();
+    let reload = Reload { args, plan, mounted: &mounted, attendant: attendant.as_deref() };
+    let first = signals.forever().find(|&signal| {
+        if signal != SIGHUP || std::io::stdin().is_terminal() {
+            return true;
+        }
+        notify.tell("RELOADING=1\nSTATUS=reading again");
+        if let Err(error) = reload.apply(&server) {
+            log::error!("nothing is changed: {}", line(&error));
+        }
+        notify.tell("READY=1\nSTATUS=serving");
+        false
+    });
     log::info!("signal {}: ending; another one ends it at once", first.unwrap_or_default());
     notify.tell("STOPPING=1\nSTATUS=finishing what is under way");
     hasten(signals)?;
@@ -141,7 +166,8 @@ fn run(plan: &Plan, ready: Ready, json: bool) -> Result<()> {
 fn hasten(mut signals: Signals) -> Result<()> {
     let begun = Instant::now();
     let wait = move || {
-        if let Some(signal) = signals.forever().find(|_| begun.elapsed() >= TOGETHER) {
+        let ends = |signal: &i32| *signal != SIGHUP && begun.elapsed() >= TOGETHER;
+        if let Some(signal) = signals.forever().find(ends) {
             log::warn!("signal {signal}: ending at once, as in a crash");
             std::process::exit(FAILED.into());
         }
@@ -151,16 +177,18 @@ fn hasten(mut signals: Signals) -> Result<()> {
 }
 
 /// Open everything, and read nothing of any image.
-fn prepare(plan: &mut Plan) -> Result<Ready> {
+fn prepare(args: &args::Serve, plan: &mut Plan) -> Result<Ready> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let notify = Notify::from_env();
     let listeners = listeners(plan)?;
     let metrics = plan.metrics.map(|address| listen::on(address).map_err(not_listening)).transpose()?;
-    let tls = plan.tls.as_ref().map(Tls::from_files).transpose()?;
+    let paths = reload::paths(args, plan);
+    let contents = Contents::read(&paths);
+    let tls = plan.tls.as_ref().map(|files| reload::tls(files, &contents)).transpose()?;
     if tls.is_none() && plan.exports.iter().any(|export| wants_tls(&export.config)) {
         return Err(usage("an export wants TLS, and no certificate is given: --tls-certificate, --tls-key"));
     }
-    let names = plan.owners.as_ref().map(names).transpose()?;
+    let names = plan.owners.as_ref().map(|owners| reload::names(owners, &contents)).transpose()?;
     let mut images: Vec<Opened> = Vec::new();
     for export in plan.exports.drain(..) {
         let opened = open(export)?;
@@ -177,16 +205,12 @@ fn prepare(plan: &mut Plan) -> Result<Ready> {
     }
     let stats = endpoint::listen(&plan.state);
     let stats = stats.with_context(|| format!("cannot answer in {}", plan.state.display()))?;
-    Ok(Ready { signals, notify, listeners, metrics, stats, stable, tls, names, images })
+    let attendant = plan.sandbox.then(|| Attendant::start(paths)).transpose()?.map(Arc::new);
+    Ok(Ready { signals, notify, listeners, metrics, stats, stable, tls, names, attendant, images })
 }
 
-fn names(owners: &OwnersConfig) -> Result<Tables> {
-    let read = |path: &Path| {
-        let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        // A name that is not UTF-8 cannot be sent; the others can.
-        Ok::<_, anyhow::Error>(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    Ok(Tables::new(&read(&owners.passwd)?, &read(&owners.group)?, &owners.domain.0))
+fn dial(attendant: Arc<Attendant>) -> Dial {
+    Box::new(move |to, client| attendant.connect(to, client))
 }
 
 fn device(opened: &Opened) -> Vec<u8> {
@@ -301,7 +325,7 @@ fn mount_one(opened: Opened) -> Result<Mounted> {
         }
         log::warn!("{}: served read-only: {why}", config.name);
     }
-    Ok(Mounted { config, vfs, image, device: name, read_only_because })
+    Ok(Mounted { config, vfs, how, image, device: name, read_only_because })
 }
 
 fn exported(mounted: &Mounted) -> Exported {

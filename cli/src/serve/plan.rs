@@ -66,6 +66,11 @@ impl Plan {
             Some(path) => ServerConfig::read(path).map_err(refused)?,
             None => ServerConfig::default(),
         };
+        Self::of_file(args, file)
+    }
+
+    /// The same, when the file has been read.
+    pub fn of_file(args: &args::Serve, file: ServerConfig) -> Result<Self> {
         let exports = exports(args, file.exports)?;
         if exports.is_empty() {
             return Err(usage("nothing to serve: name an image, or --config FILE with [[export]] in it"));
@@ -113,10 +118,17 @@ impl Plan {
             exports,
         })
     }
+
+    /// What stays as it is while a server runs, to be compared.
+    pub fn fixed(&self) -> String {
+        let Self { listen, state, metrics, lease_seconds, delegations, sandbox, log_format, .. } = self;
+        let limits = (&self.limits, &self.state_limits);
+        format!("{:?}", (listen, state, metrics, lease_seconds, delegations, sandbox, log_format, limits))
+    }
 }
 
 /// A file that is not there has a code of its own.
-fn refused(error: ConfigError) -> anyhow::Error {
+pub fn refused(error: ConfigError) -> anyhow::Error {
     match error {
         ConfigError::Read { .. } => anyhow!(error),
         error => failure(USAGE, error.to_string()),

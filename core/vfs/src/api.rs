@@ -117,6 +117,8 @@ pub enum TimeSet {
 pub struct SetAttr {
     /// Permission bits (07777).
     pub perm: Option<u32>,
+    /// Of those, the ones that stay as they are whatever `perm` says.
+    pub keep_perm: u32,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.

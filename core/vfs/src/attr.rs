@@ -99,15 +99,16 @@ impl Vfs {
         let kill = chown || set.kill_priv || (set.size.is_some() && !cred.privileged());
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
+        if kill && inode.kind != FileType::Directory {
+            new.perm = without_set_id(new.perm);
+        }
         if let Some(perm) = set.perm {
-            new.perm = perm & 0o7777;
+            new.perm = perm & 0o7777 & !set.keep_perm | new.perm & set.keep_perm;
             let foreign_group = !cred.privileged() && !cred.in_group(new.gid);
-            if inode.kind != FileType::Directory && foreign_group {
+            // What is only kept was given by somebody who could.
+            if inode.kind != FileType::Directory && foreign_group && set.keep_perm & 0o2000 == 0 {
                 new.perm &= !0o2000;
             }
-        }
-        if kill && inode.kind != FileType::Directory && set.perm.is_none() {
-            new.perm = without_set_id(new.perm);
         }
         if let Some(flags) = set.flags {
             new.flags = flags;

@@ -1,5 +1,6 @@
 //! What all requests share.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use crate::exports::table::Table;
 use crate::state::Digest;
 
 /// What is exported.
+#[derive(Clone)]
 pub struct Filesystem {
     /// The filesystem.
     pub vfs: Arc<Vfs>,
@@ -45,6 +47,10 @@ impl fmt::Debug for Filesystem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.vfs.info().fs_type, self.vfs.info().label)
     }
+}
+
+fn filesystems(exports: &Exports) -> impl Iterator<Item = (u32, Filesystem)> {
+    exports.exports().map(|export| (export.identity, export.filesystem.clone()))
 }
 
 /// The table of exports.
@@ -94,6 +100,8 @@ pub struct Service {
     /// Who was refused.
     pub refusals: Refusals,
     exports: RwLock<Arc<Exports>>,
+    /// All that were ever exported, by their identities: clients hold something of those that are not any more.
+    filesystems: RwLock<HashMap<u32, Filesystem>>,
     digest_key: [u8; 16],
     unvouched: AtomicU64,
     pub(super) replies: Replies,
@@ -113,6 +121,7 @@ impl Service {
             bounds: Bounds::default(),
             tally: Tally::default(),
             refusals: Refusals::default(),
+            filesystems: RwLock::new(filesystems(&exports).collect()),
             exports: RwLock::new(Arc::new(exports)),
             digest_key: rand::random(),
             unvouched: AtomicU64::new(u64::from(boot) << 40),
@@ -125,8 +134,19 @@ impl Service {
         self.exports.read().clone()
     }
 
+    /// One that is exported, or was.
+    pub fn filesystem(&self, identity: u32) -> Option<Filesystem> {
+        self.filesystems.read().get(&identity).cloned()
+    }
+
+    /// All of these.
+    pub fn filesystems(&self) -> Vec<(u32, Filesystem)> {
+        self.filesystems.read().iter().map(|(identity, filesystem)| (*identity, filesystem.clone())).collect()
+    }
+
     /// Export something else from now on.
     pub fn set_exports(&self, exports: Exports) {
+        self.filesystems.write().extend(filesystems(&exports));
         *self.exports.write() = Arc::new(exports);
     }
 

@@ -388,7 +388,12 @@ impl ServerConfig {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::parse(&text).map_err(|error| match error {
+        Self::of(path, &text)
+    }
+
+    /// Read what a file held.
+    pub fn of(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text).map_err(|error| match error {
             ConfigError::Toml { why, .. } => ConfigError::Toml { path: path.to_owned(), why },
             ConfigError::Export { place, export, why } => {
                 let place = place.map(|line| format!("{}, {line}", path.display()));

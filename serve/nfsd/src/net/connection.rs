@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -181,6 +182,11 @@ impl Connection {
     /// Who TLS says is there, once the handshake is over; nothing without TLS.
     pub fn tls(&self) -> Option<&TlsPeer> {
         self.tls_peer.get()
+    }
+
+    /// The socket, to be shown to somebody.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 
     /// Somebody has made a session over it, or is known to be there in another way: silence is no reason to close it any more, nor is a lack of room for new

@@ -277,10 +277,6 @@ impl Hub {
         time: Duration,
     ) -> std::io::Result<Arc<Connection>> {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
-        let account = self
-            .budget
-            .open(peer.ip().into())
-            .map_err(|why| std::io::Error::other(format!("too many connections ({why:?})")))?;
         let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket =
             socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
@@ -288,7 +284,21 @@ impl Hub {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
-        let connection = self.adopt(TcpStream::from(socket), peer, account, true)?;
+        self.dialled(TcpStream::from(socket), peer, time)
+    }
+
+    /// Take over a connection to somebody that is there, or on its way.
+    pub(crate) fn dialled(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        time: Duration,
+    ) -> std::io::Result<Arc<Connection>> {
+        let account = self
+            .budget
+            .open(peer.ip().into())
+            .map_err(|why| std::io::Error::other(format!("too many connections ({why:?})")))?;
+        let connection = self.adopt(stream, peer, account, true)?;
         let waiting = Arc::downgrade(&connection);
         let job = move || {
             if let Some(connection) = waiting.upgrade()

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -59,10 +60,21 @@ pub struct TlsFiles {
     pub client_required: bool,
 }
 
-/// What connections are secured with.
+/// What the files hold.
+#[derive(Clone, Copy)]
+pub struct TlsPem<'a> {
+    /// See [`TlsFiles`].
+    pub certificate: &'a [u8],
+    /// Its key.
+    pub key: &'a [u8],
+    /// The authorities of clients.
+    pub client_authorities: Option<&'a [u8]>,
+}
+
+/// What connections are secured with. Its clones are one.
 #[derive(Clone)]
 pub struct Tls {
-    config: Arc<ServerConfig>,
+    config: Arc<RwLock<Arc<ServerConfig>>>,
 }
 
 impl std::fmt::Debug for Tls {
@@ -71,10 +83,10 @@ impl std::fmt::Debug for Tls {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let wrong = |why: String| TlsError::File { path: path.to_owned(), what: "one or more certificates", why };
-    let found: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
         .map_err(|error| wrong(error.to_string()))?;
     if found.is_empty() { Err(wrong("nothing found".into())) } else { Ok(found) }
 }
@@ -82,21 +94,37 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 impl Tls {
     /// From files.
     pub fn from_files(files: &TlsFiles) -> Result<Self, TlsError> {
-        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::File {
+        let read = |path: &PathBuf| {
+            std::fs::read(path).map_err(|error| TlsError::File {
+                path: path.clone(),
+                what: "certificates, or a key",
+                why: error.to_string(),
+            })
+        };
+        let authorities = files.client_authorities.as_ref().map(read).transpose()?;
+        let (certificate, key) = (read(&files.certificate)?, read(&files.key)?);
+        let client_authorities = authorities.as_deref();
+        Self::from_pem(files, &TlsPem { certificate: &certificate, key: &key, client_authorities })
+    }
+
+    /// From what these files hold.
+    pub fn from_pem(files: &TlsFiles, pem: &TlsPem<'_>) -> Result<Self, TlsError> {
+        let key = PrivateKeyDer::from_pem_slice(pem.key).map_err(|error| TlsError::File {
             path: files.key.clone(),
             what: "a private key",
             why: error.to_string(),
         })?;
-        let clients = match (&files.client_authorities, files.client_required) {
+        let authorities = files.client_authorities.as_deref().zip(pem.client_authorities);
+        let clients = match (authorities, files.client_required) {
             (None, true) => {
                 let why = "client certificates are required, but no authorities are given to check them with";
                 return Err(TlsError::Config(why.into()));
             }
             (None, false) => ClientCertificates::Unasked,
-            (Some(path), false) => ClientCertificates::Optional(certificates(path)?),
-            (Some(path), true) => ClientCertificates::Required(certificates(path)?),
+            (Some((path, pem)), false) => ClientCertificates::Optional(certificates(path, pem)?),
+            (Some((path, pem)), true) => ClientCertificates::Required(certificates(path, pem)?),
         };
-        Self::new(certificates(&files.certificate)?, key, clients)
+        Self::new(certificates(&files.certificate, pem.certificate)?, key, clients)
     }
 
     /// From what files hold.
@@ -133,12 +161,18 @@ impl Tls {
         // [RFC9289 8.2]
         config.alpn_protocols = vec![ALPN.to_vec()];
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config) })
+        Ok(Self { config: Arc::new(RwLock::new(Arc::new(config))) })
+    }
+
+    /// Connections that begin from now on are secured by this; the others stay what they are.
+    pub fn replace(&self, by: &Self) {
+        let config = by.config.read().clone();
+        *self.config.write() = config;
     }
 
     /// Another connection.
     pub(super) fn connection(&self) -> Result<Box<ServerConnection>, rustls::Error> {
-        let mut connection = ServerConnection::new(self.config.clone())?;
+        let mut connection = ServerConnection::new(self.config.read().clone())?;
         // What is encrypted is taken out at once: the queue's bounds are the ones that count.
         connection.set_buffer_limit(None);
         Ok(Box::new(connection))

@@ -10,7 +10,7 @@ mod call;
 mod callback;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
@@ -78,7 +78,15 @@ impl Workers {
         Some(self.hub.upgrade()?.stats())
     }
 
-    /// Connect to somebody, for calls to him ([`Callbacks::call`]). What is called before he answers waits; if he does not answer in time, the calls end so.
+    /// Take a connection to somebody over, for calls to him ([`Callbacks::call`]). What is called before he answers waits; if he does not answer in time, the calls end so.
+    pub fn dialled(&self, stream: TcpStream, to: SocketAddr, time: Duration) -> io::Result<Arc<Connection>> {
+        match self.hub.upgrade() {
+            Some(hub) => hub.dialled(stream, to, time),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// The same, by a connection that this makes.
     pub fn dial(&self, to: SocketAddr, time: Duration) -> io::Result<Arc<Connection>> {
         match self.hub.upgrade() {
             Some(hub) => hub.dial(to, time),

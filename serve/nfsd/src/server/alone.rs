@@ -49,8 +49,18 @@ impl Alone {
         let rows = exports.into_iter().zip(1..).map(|((config, vfs), at)| (config, at, filesystem(vfs)));
         let exports = Table::new(&handles, rows.collect(), 1)?;
         let clock = Clock::Told(AtomicU64::new(0));
-        let parts =
-            Parts::new(stable, handles, exports, lease_seconds, true, limits, dice, clock, Callbacks::new())?;
+        let parts = Parts::new(
+            stable,
+            handles,
+            exports,
+            lease_seconds,
+            true,
+            limits,
+            dice,
+            clock,
+            Callbacks::new(),
+            None,
+        )?;
         let _ = parts.core.crew.set(Crew::Caller { jobs: Mutex::default(), peer });
         parts.core.tick();
         Ok(Self(parts))

@@ -28,18 +28,11 @@ pub(super) struct Front(pub Arc<Core>);
 
 /// Who somebody is: what he says of himself, and what TLS says of him.
 pub(super) fn principal(origin: &Origin) -> Principal {
-    let mut bytes = Encoder::default();
-    match &origin.credential {
-        Credential::None => bytes.word(0),
-        Credential::Sys(sys) => {
-            bytes.word(1);
-            bytes.word(sys.uid);
-        }
-    }
-    if let Some(certificate) = origin.tls.as_ref().and_then(|tls| tls.certificate.as_ref()) {
-        bytes.opaque(certificate);
-    }
-    Principal::new(bytes.as_bytes())
+    let user = match &origin.credential {
+        Credential::None => None,
+        Credential::Sys(sys) => Some(sys.uid),
+    };
+    Principal::of(user, origin.tls.as_ref().and_then(|tls| tls.certificate.as_deref()))
 }
 
 /// The request of a session that this is.
@@ -291,7 +284,7 @@ impl Front {
                 OpResult::BackchannelCtl(Ok(()))
             }
             Op::BindConnToSession(args) => {
-                let bound = core.with(|state, now| state.bind_conn_to_session(now, conn, args))?;
+                let bound = core.with(|state, now| state.bind_conn_to_session(now, conn, &who, args))?;
                 self.keep(context);
                 OpResult::BindConnToSession(Ok(bound))
             }
@@ -311,11 +304,11 @@ impl Front {
             }
             Op::DestroySession(session) => {
                 let inside = running(context);
-                core.with(|state, _| state.destroy_session(conn, inside, session))?;
+                core.with(|state, _| state.destroy_session(conn, &who, inside, session))?;
                 OpResult::DestroySession(Ok(()))
             }
             Op::DestroyClientId(client) => {
-                core.with(|state, _| state.destroy_clientid(*client))?;
+                core.with(|state, _| state.destroy_clientid(&who, *client))?;
                 OpResult::DestroyClientId(Ok(()))
             }
             Op::ReclaimComplete(one_fs) => {

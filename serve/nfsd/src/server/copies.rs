@@ -198,6 +198,12 @@ impl Core {
             }
         };
         copy.stalled = None;
+        let exported =
+            self.service().is_some_and(|it| it.exports().export(copy.order.target.file().export).is_some());
+        if !exported {
+            drop(leave);
+            return self.with(|state, now| state.copy_ends(now, &stateid, NfsStat::Stale));
+        }
         let want = (copy.order.length - copy.done).min(SLICE_BYTES);
         let copied = catch_unwind(AssertUnwindSafe(|| copy.order.slice(copy.done, want)));
         drop(leave);

@@ -4,7 +4,7 @@
 //! `state`.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use ivers_vfs::{Ino, InodeRef, Touch};
 use parking_lot::Mutex;
 
 use super::copies::Copies;
-use super::outside::{Clock, Crew};
+use super::outside::{Clock, Crew, Dial};
 use super::waiting::Waiters;
 use crate::compound::{Held, News, Service};
 use crate::exports::handle::Target;
@@ -53,6 +53,8 @@ pub(super) struct Core {
     open: Mutex<HashMap<File, InodeRef>>,
     /// Connections that this server has made, to clients of NFSv4.0.
     pub dialled: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
+    /// By whom, if not by this process.
+    pub dial: Option<Dial>,
     /// It is written down that grace is over.
     settled: AtomicBool,
 }
@@ -65,6 +67,7 @@ impl Core {
         lease: Span,
         delegations: bool,
         callbacks: Arc<Callbacks>,
+        dial: Option<Dial>,
     ) -> Self {
         let settled = AtomicBool::new(!state.in_grace());
         Self {
@@ -85,6 +88,7 @@ impl Core {
             connections: Mutex::default(),
             open: Mutex::default(),
             dialled: Mutex::default(),
+            dial,
             settled,
         }
     }
@@ -159,8 +163,7 @@ impl Core {
 
     /// A file that somebody holds something of.
     pub fn file(&self, file: File) -> Option<(Arc<ivers_vfs::Vfs>, InodeRef)> {
-        let export = self.service()?.exports().export(file.export)?.clone();
-        let vfs = export.filesystem.vfs.clone();
+        let vfs = self.service()?.filesystem(file.export)?.vfs;
         match vfs.get_generation(Ino(file.inode), file.generation) {
             Ok(inode) => Some((vfs, inode)),
             Err(error) => {
@@ -197,7 +200,7 @@ impl Core {
     /// As clients know it.
     pub fn handle(&self, file: File) -> Option<ivers_nfs4::types::FileHandle> {
         let service = self.service()?;
-        let instance = service.exports().export(file.export)?.filesystem.instance;
+        let instance = service.filesystem(file.export)?.instance;
         let File { export, inode, generation } = file;
         Some(service.handles.encode(Target::Object { export, inode, generation: generation ^ instance }))
     }
@@ -248,6 +251,15 @@ impl Core {
 
     pub fn connection(&self, conn: Conn) -> Option<Arc<Connection>> {
         self.connections.lock().get(&conn.0)?.upgrade()
+    }
+
+    /// One that a host has made.
+    pub fn connection_of(&self, host: IpAddr) -> Option<Arc<Connection>> {
+        let connections = self.connections.lock();
+        let open = |connection: &Arc<Connection>| {
+            !connection.is_closed() && connection.peer().ip().to_canonical() == host
+        };
+        connections.values().filter_map(Weak::upgrade).find(open)
     }
 
     // ---- time ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 //! The way to clients of NFSv4.0, who say where they want to be called (RFC 7530 sections 10.2.1, 16.33.5): over connections that the server makes.
 //!
-//! One is made to the caller's own host and to no other: nobody can have the server knock at a stranger's door. Clients who are called at one address share a
+//! One is made to the caller's own host and to no other: nobody can have the server knock at a stranger's door. A server in a sandbox makes none itself ([`Dial`](super::Dial)): it shows
+//! whoever does it a connection of the client's. Clients who are called at one address share a
 //! connection; it ends when nothing was said over it for a while, and is made again.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -75,7 +76,9 @@ impl Core {
             return Some(connection);
         }
         dialled.retain(|_, weak| open(weak).is_some());
-        match self.crew.get()?.dial(to, TIME) {
+        // Who is gone is not called.
+        let client = self.connection_of(to.ip())?;
+        match self.crew.get()?.dial(self.dial.as_ref(), to, &client, TIME) {
             Ok(connection) => {
                 dialled.insert(to, Arc::downgrade(&connection));
                 Some(connection)

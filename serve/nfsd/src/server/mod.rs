@@ -47,7 +47,7 @@ use crate::stable::{Stable, StableError};
 use crate::state::{self, Config, Dice, Span, State};
 pub use alone::{Alone, AloneSetup};
 use clients::Front;
-pub use outside::Peer;
+pub use outside::{Dial, Peer};
 use program::Nfs;
 
 pub use stats::{ExportStats, Stats, Watch};
@@ -98,6 +98,8 @@ pub struct Setup {
     pub tls: Option<Tls>,
     /// Names of owners; none: they are numbers.
     pub names: Option<Tables>,
+    /// Who connects to clients of NFSv4.0; none: the server itself.
+    pub dial: Option<Dial>,
     /// The exports.
     pub exports: Vec<Exported>,
 }
@@ -114,6 +116,7 @@ impl Setup {
             listeners,
             tls: None,
             names: None,
+            dial: None,
             exports,
         }
     }
@@ -133,6 +136,9 @@ pub struct NfsServer {
     core: Arc<Core>,
     service: Arc<Service>,
     stable: Arc<Stable>,
+    tls: Option<Tls>,
+    /// The identities of [`Setup::exports`], in their order.
+    places: Vec<u32>,
 }
 
 /// What answers requests, wherever they come from.
@@ -153,6 +159,7 @@ impl Parts {
         dice: Box<dyn Dice>,
         clock: Clock,
         callbacks: Arc<Callbacks>,
+        dial: Option<Dial>,
     ) -> Result<Self, StartError> {
         let lease = Span::seconds(u64::from(lease_seconds));
         stable.lease(lease, false)?;
@@ -170,7 +177,7 @@ impl Parts {
             log::info!(clients = past.clients.len(), seconds_at_most = seconds; "grace begins: clients of the last start may claim what they held");
         }
         let state = State::new(clock.now(), config, boot, past, dice);
-        let core = Arc::new(Core::new(clock, state, stable, lease, delegations, callbacks));
+        let core = Arc::new(Core::new(clock, state, stable, lease, delegations, callbacks, dial));
         let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, boot);
         service.lease_seconds = lease_seconds;
         let service = Arc::new(service);
@@ -191,11 +198,14 @@ impl NfsServer {
             listeners,
             tls,
             names,
+            dial,
             exports,
         } = setup;
         let stable = Arc::new(stable);
         let handles = Handles::new(stable.identity().secret);
-        let exports = table(&stable, &handles, exports)?;
+        let rows = rows(&stable, exports)?;
+        let places = rows.iter().map(|(_, identity, _)| *identity).collect();
+        let exports = table(&stable, &handles, rows)?;
         let callbacks = Callbacks::new();
         let Parts { core, service } = Parts::new(
             stable.clone(),
@@ -207,13 +217,15 @@ impl NfsServer {
             Box::new(Thrown),
             Clock::Since(Instant::now()),
             callbacks.clone(),
+            dial,
         )?;
         service.owners.set(names);
         let program = Arc::new(Nfs { core: core.clone(), service: service.clone() });
+        let offered = tls.clone();
         let server = Server::start(limits, listeners, tls, vec![program], callbacks)?;
         let _ = core.crew.set(Crew::Threads(server.workers()));
         core.tick();
-        Ok(Self { server, core, service, stable })
+        Ok(Self { server, core, service, stable, tls: offered, places })
     }
 
     /// Where it listens.
@@ -224,6 +236,25 @@ impl NfsServer {
     /// What has happened to connections.
     pub fn counters(&self) -> &Counters {
         self.server.counters()
+    }
+
+    /// Connections that begin from now on are secured by this, if TLS is offered.
+    pub fn set_tls(&self, tls: &Tls) {
+        if let Some(offered) = &self.tls {
+            offered.replace(tls);
+        }
+    }
+
+    /// Export these from now on, each told by its place in [`Setup::exports`]. What is under way ends as it began. Handles of what is not exported any more are stale,
+    /// until it is exported again: the filesystem stays, and what clients hold of it.
+    pub fn set_exports(&self, exports: Vec<(ExportConfig, usize)>) -> Result<(), StartError> {
+        let row = |(config, place): (ExportConfig, usize)| {
+            let identity = *self.places.get(place)?;
+            Some((config, identity, self.service.filesystem(identity)?))
+        };
+        let rows = exports.into_iter().filter_map(row).collect();
+        self.service.set_exports(table(&self.stable, &self.service.handles, rows)?);
+        Ok(())
     }
 
     /// Owners are spelled so from now on.
@@ -253,22 +284,23 @@ impl NfsServer {
         self.core.with(|state, _| state.shut_down());
         self.core.release_all();
         let mut kept = Ok(());
-        for export in self.service.exports().exports() {
-            let filesystem = &export.filesystem;
+        for (identity, filesystem) in self.service.filesystems() {
             match filesystem.vfs.sync() {
                 Ok(()) => {
                     // One that is not written down counts as one that did not flush; the others need not.
-                    kept = kept.and(self.stable.detach(export.identity, filesystem.newest_verifier()));
+                    kept = kept.and(self.stable.detach(identity, filesystem.newest_verifier()));
                 }
                 // It counts as one that did not flush.
-                Err(error) => log::error!("{}: {error}", export.path),
+                Err(error) => log::error!("{filesystem:?}: {error}"),
             }
         }
         Ok(kept?)
     }
 }
 
-fn table(stable: &Stable, handles: &Handles, exports: Vec<Exported>) -> Result<Exports, StartError> {
+type Row = (ExportConfig, u32, Filesystem);
+
+fn rows(stable: &Stable, exports: Vec<Exported>) -> Result<Vec<Row>, StartError> {
     let mut rows = Vec::new();
     for Exported { config, vfs, device } in exports {
         let (identity, instance) = match device {
@@ -278,6 +310,10 @@ fn table(stable: &Stable, handles: &Handles, exports: Vec<Exported>) -> Result<E
         let write_verifier = stable.attach(identity)?;
         rows.push((config, identity, Filesystem { vfs, write_verifier, instance }));
     }
+    Ok(rows)
+}
+
+fn table(stable: &Stable, handles: &Handles, rows: Vec<Row>) -> Result<Exports, StartError> {
     let digest = digest(rows.iter().map(|(config, identity, _)| (config, *identity)));
     Ok(Exports::new(handles, rows, stable.pseudo_change(digest)?)?)
 }

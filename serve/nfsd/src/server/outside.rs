@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -35,6 +36,10 @@ impl Clock {
 /// A client, called over one of his connections by the arguments of a CB_COMPOUND: its results, or silence.
 pub type Peer = Box<dyn Fn(Conn, &[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
+/// Connects to a client's host, in the name of a server that may connect to nobody: to where, and a connection that this client has made. It may still be on its way
+/// when it is given.
+pub type Dial = Box<dyn Fn(SocketAddr, BorrowedFd<'_>) -> io::Result<TcpStream> + Send + Sync>;
+
 /// Work that is not done where it falls due.
 pub(super) enum Crew {
     /// By the server's threads.
@@ -58,10 +63,17 @@ impl Crew {
     }
 
     /// Connect to a client, for calls to him.
-    pub fn dial(&self, to: SocketAddr, time: Duration) -> io::Result<Arc<Connection>> {
-        match self {
-            Self::Threads(workers) => workers.dial(to, time),
-            Self::Caller { .. } => Err(io::ErrorKind::NotConnected.into()),
+    pub fn dial(
+        &self,
+        by: Option<&Dial>,
+        to: SocketAddr,
+        client: &Connection,
+        time: Duration,
+    ) -> io::Result<Arc<Connection>> {
+        match (self, by) {
+            (Self::Threads(workers), None) => workers.dial(to, time),
+            (Self::Threads(workers), Some(by)) => workers.dialled(by(to, client.socket())?, to, time),
+            (Self::Caller { .. }, _) => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ivers_nfs4::ops::v40::LockDenied;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
+use ivers_nfs4::xdr::Encoder;
 
 /// A moment: milliseconds since the server started, by a clock that never goes back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,14 +64,37 @@ pub struct File {
     pub generation: u32,
 }
 
-/// Who a request is from, as RPC says it: compared, never looked into.
+/// Who a request is from, as RPC and TLS say it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Principal(Arc<[u8]>);
 
 impl Principal {
-    /// Flavour, user and whatever else tells one from another.
+    /// A user as RPC names him (nobody: AUTH_NONE), and the certificate of the machine, if TLS has shown one.
+    pub fn of(user: Option<u32>, certificate: Option<&[u8]>) -> Self {
+        let mut bytes = u32::from(user.is_some()).to_be_bytes().to_vec();
+        bytes.extend(user.into_iter().flat_map(u32::to_be_bytes));
+        if let Some(certificate) = certificate {
+            let mut opaque = Encoder::default();
+            opaque.opaque(certificate);
+            bytes.extend(opaque.as_bytes());
+        }
+        Self::new(&bytes)
+    }
+
+    /// As it was written down.
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
+    }
+
+    /// The part that says of which machine he is; empty: anybody's.
+    fn machine(&self) -> &[u8] {
+        let user = if self.0.starts_with(&[0; 4]) { 4 } else { 8 };
+        self.0.get(user..).unwrap_or_default()
+    }
+
+    /// Whether another one may speak for his machine: one that has shown a certificate is spoken for by nobody without it.
+    pub(super) fn is_spoken_for_by(&self, other: &Self) -> bool {
+        self.machine().is_empty() || self.machine() == other.machine()
     }
 
     /// What it was made of.
@@ -147,6 +171,22 @@ pub(super) fn fail<T>(status: NfsStat) -> Step<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is kept over restarts has to stay what it was.
+    #[test]
+    fn machines_with_certificates_are_spoken_for_by_themselves() {
+        let [ann, bob] = [Some(1000), Some(1001)];
+        assert_eq!(Principal::of(ann, Some(b"abc")).bytes(), b"\0\0\0\x01\0\0\x03\xe8\0\0\0\x03abc\0");
+        assert_eq!(Principal::of(None, None).bytes(), [0; 4]);
+        let with = |user, certificate: &str| Principal::of(user, Some(certificate.as_bytes()));
+        assert!(Principal::of(ann, None).is_spoken_for_by(&Principal::of(bob, None)));
+        assert!(Principal::of(ann, None).is_spoken_for_by(&with(bob, "a")));
+        assert!(with(ann, "a").is_spoken_for_by(&with(bob, "a")));
+        for stranger in [with(ann, "b"), Principal::of(ann, None), Principal::of(None, None)] {
+            assert!(!with(ann, "a").is_spoken_for_by(&stranger));
+            assert!(!with(None, "a").is_spoken_for_by(&stranger));
+        }
+    }
 
     #[test]
     fn times_do_not_run_over() {

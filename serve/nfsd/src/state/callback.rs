@@ -93,7 +93,7 @@ impl State {
             let (Some(conn), Some(identity)) = (session.back_connection(), session.identity.clone()) else {
                 continue;
             };
-            // [RFC7862 16.1] It is of NFSv4.2.
+            // [RFC7862 16.1.3] It is of NFSv4.2.
             if matches!(call, Call::Offload { .. }) && session.minor < 2 {
                 continue;
             }

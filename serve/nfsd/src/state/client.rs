@@ -178,8 +178,13 @@ impl State {
         verifier: Verifier,
         principal: &Principal,
     ) -> ClientId {
-        self.last_client += 1;
-        let id = u64::from(self.boot) << 32 | u64::from(self.last_client);
+        // Who knows one does not know the next: whoever can name a client can ask for sessions of his.
+        let id = loop {
+            let id = u64::from(self.boot) << 32 | self.dice.roll() >> 32;
+            if !self.clients.contains_key(&id) {
+                break id;
+            }
+        };
         let name = self.names.entry((with_sessions, owner.to_vec())).or_default();
         if let Some(replaced) = name.unconfirmed.replace(id) {
             self.clients.remove(&replaced);
@@ -242,11 +247,22 @@ impl State {
         Ok(())
     }
 
+    /// Without state protection any user of a client's machine may speak for the client once he is confirmed (RFC 8881 section 18.36.3). Which machine that is only
+    /// a certificate can say.
+    pub(super) fn speaks_for(&self, principal: &Principal, id: ClientId) -> Step<()> {
+        match self.clients.get(&id) {
+            // [RFC8881 15.1.10.3]
+            Some(client) if !client.principal.is_spoken_for_by(principal) => fail(NfsStat::WrongCred),
+            _ => Ok(()),
+        }
+    }
+
     /// DESTROY_CLIENTID (RFC 8881 section 18.50).
-    pub fn destroy_clientid(&mut self, id: ClientId) -> Step<()> {
+    pub fn destroy_clientid(&mut self, principal: &Principal, id: ClientId) -> Step<()> {
         let Some(client) = self.clients.get(&id).filter(|client| client.with_sessions) else {
             return fail(NfsStat::StaleClientid);
         };
+        self.speaks_for(principal, id)?;
         // [RFC8881 18.50.3]
         if !client.sessions.is_empty() || client.holds() || client.busy > 0 {
             return fail(NfsStat::ClientidBusy);

@@ -192,6 +192,7 @@ impl State {
     pub fn copy_status(&self, id: ClientId, file: File, stateid: &StateId) -> Step<OffloadStatusOk> {
         let index = self.find_copy(id, file, stateid)?;
         let Kind::Copy(copy) = &self.held[&index].kind else { return fail(NfsStat::BadStateid) };
+        // [RFC7862 15.9.3] How it ended is said once it has.
         let complete = copy.ended.iter().map(|(_, status)| *status).collect();
         Ok(OffloadStatusOk { count: copy.count, complete: List(complete) })
     }
@@ -199,6 +200,7 @@ impl State {
     /// OFFLOAD_CANCEL (RFC 7862 section 15.8): when it is answered nothing more is written.
     pub fn copy_cancel(&mut self, id: ClientId, file: File, stateid: &StateId) -> Step<()> {
         let index = self.find_copy(id, file, stateid)?;
+        // [RFC7862 15.8.3] A copy that has ended can be cancelled, too: then nobody has to be told of it any more.
         match self.copy(index) {
             Some(Copy { busy: true, cancelled: Some(ticket), .. }) => Err(Stop::Gate(*ticket)),
             Some(Copy { busy: true, cancelled: None, .. }) => {

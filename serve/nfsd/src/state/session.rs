@@ -171,6 +171,9 @@ impl State {
         if client.condemned.is_some() {
             return fail(NfsStat::Delay);
         }
+        if client.confirmed {
+            self.speaks_for(principal, args.clientid)?;
+        }
         // [RFC8881 18.36.4]
         if args.sequence == client.create.sequence {
             return client.create.reply.clone().map_err(Stop::Fail);
@@ -260,10 +263,12 @@ impl State {
     pub fn destroy_session(
         &mut self,
         conn: Conn,
+        principal: &Principal,
         inside: Option<&Running>,
         sessionid: &SessionId,
     ) -> Step<()> {
         let Some(session) = self.sessions.get(sessionid) else { return fail(NfsStat::Badsession) };
+        self.speaks_for(principal, session.client)?;
         // [RFC8881 18.37.3]
         if !session.connections.contains_key(&conn) {
             return fail(NfsStat::ConnNotBoundToSession);
@@ -282,8 +287,16 @@ impl State {
     }
 
     /// BIND_CONN_TO_SESSION (RFC 8881 section 18.34).
-    pub fn bind_conn_to_session(&mut self, now: Time, conn: Conn, args: &BindConn) -> Step<BindConn> {
+    pub fn bind_conn_to_session(
+        &mut self,
+        now: Time,
+        conn: Conn,
+        principal: &Principal,
+        args: &BindConn,
+    ) -> Step<BindConn> {
         let limit = self.config.limits.connections;
+        let Some(session) = self.sessions.get(&args.sessionid) else { return fail(NfsStat::Badsession) };
+        self.speaks_for(principal, session.client)?;
         let Some(session) = self.sessions.get_mut(&args.sessionid) else { return fail(NfsStat::Badsession) };
         let can_back = session.identity.is_some();
         let way = match args.direction {

@@ -139,6 +139,10 @@ impl State {
         if self.clients.get(&id).is_none_or(|client| client.condemned.is_some()) {
             return fail(NfsStat::Delay);
         }
+        if !session.connections.contains_key(&conn) && self.speaks_for(&request.principal, id).is_err() {
+            // He is told why when he asks for it.
+            return fail(NfsStat::ConnNotBoundToSession);
+        }
         // [RFC8881 18.46.3]
         if request.bytes > session.fore.max_request {
             return fail(NfsStat::ReqTooBig);

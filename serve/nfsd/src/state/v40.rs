@@ -156,7 +156,7 @@ impl State {
     pub(super) fn caller(&self, id: ClientId) -> Step<Caller> {
         let Some(client) = self.clients.get(&id).filter(|client| client.confirmed) else {
             // [RFC7530 9.1.1]
-            let ours = id >> 32 == u64::from(self.boot) && (id as u32) <= self.last_client;
+            let ours = id >> 32 == u64::from(self.boot);
             let known = self.clients.contains_key(&id);
             return fail(if ours && !known { NfsStat::Expired } else { NfsStat::StaleClientid });
         };

@@ -1,11 +1,11 @@
 //! GETATTR, SETATTR, VERIFY, NVERIFY, ACCESS, and extended attributes.
 
 use ivers_nfs4::attr::{self, Attrs};
-use ivers_nfs4::ops::v40::SetAttrArgs;
+use ivers_nfs4::ops::v40::{CreateArgs, SetAttrArgs};
 use ivers_nfs4::ops::v42::{ListXattrsArgs, ListXattrsOk, SetXattrArgs, SetXattrOption};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{Ace, Bitmap, FileHandle, Ftype, NfsTime, SetTime, StateId};
+use ivers_nfs4::types::{Ace, Bitmap, CreateType, FileHandle, Ftype, ModeMasked, NfsTime, SetTime, StateId};
 use ivers_nfsd::state::Does;
 use ivers_vfs::{Cred, XattrMode};
 
@@ -127,6 +127,52 @@ fn attributes_are_set() {
         let does: Vec<Does> = asked.into_iter().map(|(_, does)| does).collect();
         assert_eq!(does, [Does::Resize, Does::Change]);
         assert_eq!(set_as(server, 0, &file, &Attrs::default()), (NfsStat::Ok, Bitmap::default()));
+    });
+}
+
+/// [RFC8881 6.2.5]
+#[test]
+fn bits_of_the_mode_are_set_one_by_one() {
+    everywhere(|server| {
+        let file = server.file("f", b"hello");
+        let masked =
+            |value, mask| Attrs { mode_set_masked: Some(ModeMasked { value, mask }), ..Attrs::default() };
+        let mode = |server: &Server| server.attrs(0, &file, &[attr::MODE]).mode.unwrap();
+        assert_eq!(
+            set_as(server, 0, &file, &Attrs { mode: Some(0o4640), ..Attrs::default() }).0,
+            NfsStat::Ok
+        );
+        for (value, mask, after) in [
+            (0o007, 0o007, 0o4647),
+            (0o777, 0o010, 0o4657),
+            (0, 0o200, 0o4457),
+            (0o7777, 0, 0o4457),
+            (0o124, 0o7777, 0o124),
+            (0o4000, 0o4000, 0o4124),
+        ] {
+            let attrs = masked(value, mask);
+            assert_eq!(set_as(server, 0, &file, &attrs), (NfsStat::Ok, attrs.mask()));
+            assert_eq!(mode(server), after, "{value:o} {mask:o}");
+        }
+        // Who gives it away has its set-id bits gone, unless he says that they are to be.
+        let given = |bits: Attrs, owner: &str| Attrs { owner: Some(owner.into()), ..bits };
+        assert_eq!(set_as(server, 0, &file, &given(masked(0o600, 0o700), "7")).0, NfsStat::Ok);
+        assert_eq!(mode(server), 0o624);
+        assert_eq!(set_as(server, 0, &file, &given(masked(0o4000, 0o4000), "8")).0, NfsStat::Ok);
+        assert_eq!(mode(server), 0o4624);
+        for wrong in [masked(0o10000, 0), masked(0, 0o10000), Attrs { mode: Some(0o600), ..masked(0, 0o7) }] {
+            assert_eq!(set_as(server, 0, &file, &wrong).0, NfsStat::Inval);
+        }
+        assert_eq!(set_as(server, 4242, &file, &masked(0, 0)).0, NfsStat::Perm);
+        let made = Op::Create(CreateArgs {
+            kind: CreateType::Dir,
+            name: b"new".to_vec(),
+            attrs: masked(0o700, 0o700).encode(),
+        });
+        assert_eq!(server.call(1, vec![put(&server.handle(&[])), made]).0, NfsStat::Inval);
+        // NFSv4.0 does not know it.
+        let op = Op::SetAttr(SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: masked(0, 0).encode() });
+        assert_eq!(server.call(0, vec![put(&file), op]).0, NfsStat::Attrnotsupp);
     });
 }
 

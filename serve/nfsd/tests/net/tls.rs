@@ -230,6 +230,23 @@ fn a_handshake_that_does_not_end_is_ended() {
 }
 
 #[test]
+fn another_certificate_is_for_those_who_come_later() {
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let tls = |by: &Authority| {
+        let (certificate, key) = by.issue(&["server.example"]);
+        Tls::new(vec![certificate], key, ClientCertificates::Unasked).unwrap()
+    };
+    let offered = tls(&authority);
+    let case = Case { served: serve(Limits::default(), Some(offered.clone())), authority };
+    let mut first = case.secured(&["sunrpc"], None).unwrap();
+    offered.replace(&tls(&stranger));
+    assert!(case.secured(&["sunrpc"], None).is_err(), "he does not know who that is");
+    assert_eq!(first.call(ECHO, b"here"), b"here");
+    offered.replace(&tls(&case.authority));
+    assert_eq!(case.secured(&["sunrpc"], None).unwrap().call(ECHO, b"anew"), b"anew");
+}
+
+#[test]
 fn files_that_do_not_do_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, contents: &str| {

@@ -105,7 +105,7 @@ pub fn supported(minor: u32, place: &Place) -> &'static Bitmap {
             attr::OPEN_ARGUMENTS,
         ];
         let more = [
-            (minor >= 1, &[attr::SUPPATTR_EXCLCREAT, attr::FS_CHARSET_CAP][..]),
+            (minor >= 1, &[attr::SUPPATTR_EXCLCREAT, attr::FS_CHARSET_CAP, attr::MODE_SET_MASKED][..]),
             (minor >= 2, &later),
             (acls, &[attr::ACL, attr::ACLSUPPORT]),
             (birth, &[attr::TIME_CREATE]),

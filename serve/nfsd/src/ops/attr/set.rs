@@ -46,27 +46,32 @@ impl Wanted {
         making: bool,
     ) -> Res<Self> {
         for bit in given.mask.iter() {
-            let umask = bit == attr::MODE_UMASK;
+            let (umask, masked) = (bit == attr::MODE_UMASK, bit == attr::MODE_SET_MASKED);
             // [RFC8881 18.30.3]
             if !supported.contains(bit) {
                 return Err(NfsStat::Attrnotsupp);
             }
-            if is_read_only(bit) || (umask && !making) {
+            // [RFC8881 6.2.5] A new object has no mode of which something could be left as it is.
+            if is_read_only(bit) || (umask && !making) || (masked && making) {
                 return Err(NfsStat::Inval);
             }
-            if !SETTABLE.contains(&bit) && !umask {
+            if !SETTABLE.contains(&bit) && !umask && !masked {
                 return Err(NfsStat::Attrnotsupp);
             }
         }
         let attrs = Attrs::decode(given).map_err(NfsStat::from)?;
-        // Two modes at once would be two answers to one question.
-        if attrs.mode.is_some() && attrs.mode_umask.is_some() {
+        let masked = attrs.mode_set_masked.as_ref();
+        // [RFC8881 6.2.5] Two modes at once would be two answers to one question.
+        if attrs.mode.is_some() && (attrs.mode_umask.is_some() || masked.is_some()) {
             return Err(NfsStat::Inval);
         }
         let names = context.names();
         let perm = attrs.mode.or(attrs.mode_umask.as_ref().map(|mode| mode.mode));
+        let perm = perm.or(masked.map(|mode| mode.value));
+        let mask = masked.map_or(0o7777, |mode| mode.mask);
         let umask = attrs.mode_umask.as_ref().map_or(0, |mode| mode.umask);
-        if (perm.unwrap_or(0) | umask) & !0o7777 != 0 {
+        // [RFC8881 6.2.5] Also of bits that the mask leaves out.
+        if (perm.unwrap_or(0) | umask | mask) & !0o7777 != 0 {
             return Err(NfsStat::Inval);
         }
         // [RFC8881 14.5]
@@ -77,6 +82,7 @@ impl Wanted {
         let id = |id: Option<u32>| id.ok_or(NfsStat::Badowner);
         let set = SetAttr {
             perm,
+            keep_perm: 0o7777 & !mask,
             uid: attrs.owner.map(|name| id(names.uid(&name))).transpose()?,
             gid: attrs.owner_group.map(|name| id(names.gid(&name))).transpose()?,
             size: attrs.size,

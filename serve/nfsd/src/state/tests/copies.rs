@@ -68,7 +68,7 @@ fn a_copy_tells_how_far_it_is_and_how_it_ended() {
     assert_eq!(failed(state.copy_status(b, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(failed(state.copy_cancel(b, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(state.test_stateid(a, &[copy]), [NfsStat::Ok]);
-    assert_eq!(failed(state.destroy_clientid(a)), NfsStat::ClientidBusy);
+    assert_eq!(failed(state.destroy_clientid(&who(1), a)), NfsStat::ClientidBusy);
     state.copy_told(&copy);
     assert_eq!(failed(state.copy_status(a, TO, &copy)), NfsStat::BadStateid);
     state.audit();
@@ -138,7 +138,7 @@ fn copies_go_with_the_lease() {
     assert_eq!(state.evict(a), Err(Stop::Fail(NfsStat::Delay)), "not while something of his is under way");
     state.end(T, read);
     state.end(T, write);
-    state.destroy_session(Conn(1), None, &session).unwrap();
+    state.destroy_session(Conn(1), &who(1), None, &session).unwrap();
     assert_eq!(state.copy_begin(T, a, None, &wanted), Ok(None), "nobody could be told");
     state.remove_client(a);
     state.copy_progress(T, &copy, 1, Some(NfsStat::Ok));
@@ -185,7 +185,7 @@ fn who_could_not_be_told_is_told_later_and_not_for_ever() {
     slice(&mut state, T, &copy, 10, Some(NfsStat::Nospc));
     assert_eq!(told(&mut state), [OffloadInfo::Failed(NfsStat::Nospc, 10)]);
     let bind = ivers_nfs4::ops::v41::BindConn { sessionid: session, direction: 3, rdma: false };
-    state.bind_conn_to_session(T, Conn(5), &bind).unwrap();
+    state.bind_conn_to_session(T, Conn(5), &who(1), &bind).unwrap();
     assert_eq!(told(&mut state).len(), 1, "over the new connection");
     state.tick(T + Span::seconds(100));
     assert!(state.copy_status(a, TO, &copy).is_ok());

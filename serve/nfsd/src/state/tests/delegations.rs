@@ -326,7 +326,7 @@ fn callbacks_say_what_they_are_about() {
     state.channel_end(a, call, &channel, false);
     assert_eq!(state.channel(a, call), Err(NoChannel::Down));
     let bind = BindConn { sessionid: session, direction: 3, rdma: false };
-    state.bind_conn_to_session(T, Conn(5), &bind).unwrap();
+    state.bind_conn_to_session(T, Conn(5), &who(1), &bind).unwrap();
     let [Effect::Call { call, .. }] = &wanted(&mut state)[..] else { panic!() };
     let other = Call::NotifyLock { file: F, owner: Vec::new() };
     let elsewhere = state.channel(a, &other).unwrap();
@@ -341,7 +341,7 @@ fn callbacks_say_what_they_are_about() {
     state.channel_end(a, call, &again, true);
     state.channel_end(a, &other, &elsewhere, true);
     // It was told: it does not come again. And when the client goes on in that slot he has seen the reply.
-    state.bind_conn_to_session(T, Conn(6), &bind).unwrap();
+    state.bind_conn_to_session(T, Conn(6), &who(1), &bind).unwrap();
     assert_eq!(wanted(&mut state), []);
     let args = sequence_args(session, 2, 2);
     let Sequenced::New(running, _) = state.sequence(T, Conn(1), &request(2), &args).unwrap() else {

@@ -68,6 +68,55 @@ fn exchange_id_knows_all_cases() {
     assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("b", 1, 0x10))), NfsStat::Inval);
 }
 
+/// [RFC8881 15.1.10.3] [RFC8881 18.36.3] A machine with a certificate is spoken for over connections with that certificate; any user of it may.
+#[test]
+fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
+    let mut state = state();
+    let [me, friend, plain, thief] = [(1, Some("m")), (2, Some("m")), (1, None), (1, Some("t"))]
+        .map(|(user, certificate)| Principal::of(Some(user), certificate.map(str::as_bytes)));
+    let id = state.exchange_id(T, &me, &exchange("a", 1, 0)).unwrap();
+    let make = |state: &mut State, who: &Principal, sequence| {
+        state.create_session(T, Conn(1), 1, who, &create(id.clientid, sequence))
+    };
+    let session = make(&mut state, &me, id.sequenceid).unwrap().sessionid;
+    let bind = BindConn { sessionid: session, direction: 3, rdma: false };
+    let by = |principal: &Principal| Request { principal: principal.clone(), ..request(1) };
+    let first = sequence_args(session, 0, 1);
+    for stranger in [&plain, &thief] {
+        assert_eq!(failed(make(&mut state, stranger, id.sequenceid + 1)), NfsStat::WrongCred);
+        assert_eq!(failed(state.bind_conn_to_session(T, Conn(2), stranger, &bind)), NfsStat::WrongCred);
+        assert_eq!(failed(state.destroy_session(Conn(1), stranger, None, &session)), NfsStat::WrongCred);
+        assert_eq!(failed(state.destroy_clientid(stranger, id.clientid)), NfsStat::WrongCred);
+        let refused = state.sequence(T, Conn(2), &by(stranger), &first);
+        assert_eq!(failed(refused), NfsStat::ConnNotBoundToSession);
+    }
+    let Ok(Sequenced::New(running, _)) = state.sequence(T, Conn(2), &by(&friend), &first) else { panic!() };
+    state.finish(T, running, b"x");
+    let second = make(&mut state, &friend, id.sequenceid + 1).unwrap().sessionid;
+    state.bind_conn_to_session(T, Conn(3), &friend, &bind).unwrap();
+    for session in [session, second] {
+        state.destroy_session(Conn(1), &friend, None, &session).unwrap();
+    }
+    state.destroy_clientid(&friend, id.clientid).unwrap();
+    // Who has shown none is anybody's whom his address lets in (section 2.10.8.3).
+    let id = state.exchange_id(T, &plain, &exchange("b", 1, 0)).unwrap();
+    state.create_session(T, Conn(1), 1, &plain, &create(id.clientid, id.sequenceid)).unwrap();
+    state.create_session(T, Conn(1), 1, &friend, &create(id.clientid, id.sequenceid + 1)).unwrap();
+    state.audit();
+}
+
+/// Nobody can count to another one's number.
+#[test]
+fn numbers_of_clients_are_not_in_order() {
+    let mut state = state();
+    let ids = [1, 2, 3]
+        .map(|at: u8| state.exchange_id(T, &who(1), &exchange(&at.to_string(), 1, 0)).unwrap().clientid);
+    for pair in ids.windows(2) {
+        assert_eq!(pair[0] >> 32, pair[1] >> 32, "of one boot");
+        assert!(pair[0].abs_diff(pair[1]) > 1 << 16, "{ids:x?}");
+    }
+}
+
 /// [RFC8881 18.36.3] [RFC8881 18.36.4] [RFC8881 2.10.6.4]
 #[test]
 fn create_session_is_done_once() {
@@ -188,16 +237,19 @@ fn sessions_and_clients_end() {
     };
     let none = BackchannelCtlArgs { program: 1, security: List(Vec::new()) };
     assert_eq!(failed(state.backchannel_ctl(&running, &none)), NfsStat::Noent);
-    assert_eq!(failed(state.destroy_session(Conn(9), None, &session)), NfsStat::ConnNotBoundToSession);
-    assert_eq!(failed(state.destroy_session(Conn(1), None, &session)), NfsStat::Delay);
-    assert_eq!(failed(state.destroy_clientid(id)), NfsStat::ClientidBusy);
-    state.destroy_session(Conn(1), Some(&running), &session).unwrap();
+    assert_eq!(
+        failed(state.destroy_session(Conn(9), &who(1), None, &session)),
+        NfsStat::ConnNotBoundToSession
+    );
+    assert_eq!(failed(state.destroy_session(Conn(1), &who(1), None, &session)), NfsStat::Delay);
+    assert_eq!(failed(state.destroy_clientid(&who(1), id)), NfsStat::ClientidBusy);
+    state.destroy_session(Conn(1), &who(1), Some(&running), &session).unwrap();
     state.finish(T, running, b"x");
-    assert_eq!(failed(state.destroy_session(Conn(1), None, &session)), NfsStat::Badsession);
+    assert_eq!(failed(state.destroy_session(Conn(1), &who(1), None, &session)), NfsStat::Badsession);
     assert_eq!(state.kept_bytes, 0);
-    state.destroy_clientid(id).unwrap();
+    state.destroy_clientid(&who(1), id).unwrap();
     assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
-    assert_eq!(failed(state.destroy_clientid(id)), NfsStat::StaleClientid);
+    assert_eq!(failed(state.destroy_clientid(&who(1), id)), NfsStat::StaleClientid);
     assert!(state.clients.is_empty() && state.names.is_empty());
 }
 
@@ -219,12 +271,12 @@ fn connections_are_bound() {
     state.disconnected(Conn(1));
     // [RFC8881 18.46.3]
     assert_eq!(flags(&mut state, 2), seq4_status::CB_PATH_DOWN | seq4_status::CB_PATH_DOWN_SESSION);
-    assert_eq!(state.bind_conn_to_session(T, Conn(2), &bind(7)).unwrap().direction, 3);
-    assert_eq!(state.bind_conn_to_session(T, Conn(3), &bind(1)).unwrap().direction, 1);
-    assert_eq!(failed(state.bind_conn_to_session(T, Conn(3), &bind(4))), NfsStat::Inval);
+    assert_eq!(state.bind_conn_to_session(T, Conn(2), &who(1), &bind(7)).unwrap().direction, 3);
+    assert_eq!(state.bind_conn_to_session(T, Conn(3), &who(1), &bind(1)).unwrap().direction, 1);
+    assert_eq!(failed(state.bind_conn_to_session(T, Conn(3), &who(1), &bind(4))), NfsStat::Inval);
     assert_eq!(flags(&mut state, 3), 0);
     for conn in 10..100 {
-        let _ = state.bind_conn_to_session(T, Conn(conn), &bind(3));
+        let _ = state.bind_conn_to_session(T, Conn(conn), &who(1), &bind(3));
     }
     assert_eq!(state.sessions[&session].connections.len(), state.config.limits.connections);
 }

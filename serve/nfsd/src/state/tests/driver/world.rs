@@ -409,7 +409,7 @@ impl World {
         self.peers[at].conn = Conn(self.next_conn);
         if let Some(sessionid) = self.peers[at].session {
             let bind = BindConn { sessionid, direction: 7, rdma: false };
-            let _ = self.state.bind_conn_to_session(self.now, self.peers[at].conn, &bind);
+            let _ = self.state.bind_conn_to_session(self.now, self.peers[at].conn, &who(1), &bind);
         }
     }
 
