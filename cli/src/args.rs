@@ -8,7 +8,7 @@ use ivers_nfsd::exports::config::{Address, Domain};
 use crate::help;
 use crate::image::How;
 
-/// Open ext4 images, mount them in userspace, and know exactly what changed.
+/// Open ext4 and FAT images, mount them in userspace, and know exactly what changed.
 ///
 /// Every inode has a change attribute: a 64-bit number that is different, and larger, whenever anything about the inode changed
 /// since somebody last looked. `ivers stat` shows it, `ivers changed` compares it.
@@ -108,8 +108,8 @@ pub struct Mount {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The filesystem: ext4 (ext2 and ext3 too), or mem for one in memory
-    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "ext4")]
+    /// The filesystem: auto (told from what the image holds), ext4 (ext2 and ext3 too), fat, or mem for one in memory
+    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "auto")]
     pub fs_type: String,
     /// Stay in the foreground until unmounted
     #[arg(short, long)]

@@ -39,6 +39,12 @@ Mount options (-o), separated by commas:
                    (default 256M)
   offset=SIZE      where in the image the filesystem begins (a partition),
                    in bytes or as 1M
+  uid=N, gid=N     whose all files are, where the format keeps no owners (FAT;
+                   default: of whoever mounts)
+  umask=, fmask=, dmask=
+                   permission bits that all, files, directories do not have
+                   there (octal; default: the umask of whoever mounts)
+  utc_offset=MIN   how far times on a FAT medium are ahead of UTC (default: 0)
   commit=SECONDS   longest time that a change stays out of the journal:
                    1 to 900 (default 5)
   trust-foreign    believe stored change attributes though another system
@@ -109,9 +115,10 @@ Options of an export, separated by commas (\\, is a comma in a name):
   tls=required     only over TLS
   tls=certificate  only over TLS, with a certificate of the client's
   names=LIST       one of these must be among the certificate's DNS names
-  type=TYPE        ext4 (the default; ext2 and ext3 too) or mem
+  type=TYPE        auto (the default), ext4 (ext2 and ext3 too), fat or mem
   offset=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
-  dirsync, commit=, trust-foreign, norecovery
+  dirsync, commit=, trust-foreign, norecovery, uid=, gid=, umask=, fmask=,
+  dmask=, utc_offset=
                    as `ivers mount` has them
 
 It stays in the foreground; messages go to standard error. SIGHUP has it read its file, the certificates and the names of owners again: exports get other clients, access and names, \

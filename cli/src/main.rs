@@ -1,4 +1,4 @@
-//! `ivers`: open ext4 images, mount them in userspace, and know exactly what changed.
+//! `ivers`: open ext4 and FAT images, mount them in userspace, and know exactly what changed.
 
 #![forbid(unsafe_code)]
 // They panic where nothing can be written: a closed pipe must not end what the command was asked to do.
@@ -12,6 +12,7 @@ mod confine;
 mod copy;
 mod daemon;
 mod dirs;
+mod drivers;
 mod facts;
 mod failure;
 mod files;

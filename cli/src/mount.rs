@@ -32,7 +32,8 @@ use crate::{args, daemon, facts, image, show, worker};
 /// `ivers mount`.
 pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
     args.options = mounted::absolute(&args.options)?;
-    let options = parse(&args.options)?;
+    let mut options = parse(&args.options)?;
+    options.how = options.how.of_format(&args.fs_type);
     if args.worker {
         return worker::work(&args, options);
     }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use ivers_fuse::FuseOptions;
 use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
+use crate::drivers::Owners;
 use crate::failure::usage;
 use crate::image::How;
 use crate::measure::mounted::Wish;
@@ -114,6 +115,12 @@ pub fn parse(words: &[String]) -> Result<Options> {
             )
             | ("comment", Some(_)) => {}
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
+            (name, value) if Owners::has(name) => {
+                how.owners_said = true;
+                how.owners
+                    .set(name, value)
+                    .ok_or_else(|| bad("uid and gid take numbers, masks octal ones, utc_offset minutes"))?;
+            }
             _ => {
                 if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
                     return Err(bad("unknown; see ivers mount --help"));
@@ -138,8 +145,21 @@ pub fn parse(words: &[String]) -> Result<Options> {
 }
 
 /// Those that mean something where an image is only looked into.
-const LOOKING: &[&str] =
-    &["offset", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
+const LOOKING: &[&str] = &[
+    "offset",
+    "cache",
+    "sandbox",
+    "nosandbox",
+    "norecovery",
+    "noload",
+    "trust-foreign",
+    "uid",
+    "gid",
+    "umask",
+    "fmask",
+    "dmask",
+    "utc_offset",
+];
 
 /// The words behind `-o` of a command that opens images without mounting them.
 pub fn parse_looking(words: &[String]) -> Result<How> {
@@ -174,6 +194,12 @@ const SERVING: &[&str] = &[
     "trust-foreign",
     "norecovery",
     "noload",
+    "uid",
+    "gid",
+    "umask",
+    "fmask",
+    "dmask",
+    "utc_offset",
 ];
 
 /// Whether an export takes this option of a mount.

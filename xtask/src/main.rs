@@ -72,6 +72,8 @@ fn test() -> bool {
         ("openssl", "openssl"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
+        ("mkfs.fat", "dosfstools"),
+        ("mcopy", "mtools"),
     ];
     ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])

@@ -7,10 +7,12 @@
 use crate::api::Cred;
 use crate::error::Result;
 use crate::inode::Inode;
+use crate::places::Place;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use bitflags::bitflags;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 /// No honest tree is deeper.
 const DEPTH_MAX: usize = 4096;
@@ -73,6 +75,8 @@ impl Vfs {
         let mut ino = inode.ino;
         while ino != self.info.root {
             let (dir, name) = self.names.places.find(ino).or_else(|| self.place_of_dir(ino))?;
+            // Of several spellings the one that the directory has: rules are written for that.
+            let name = if self.fs.names_alias() { self.name_in(&self.get(dir).ok()?, ino)? } else { name };
             names.push(name);
             ino = dir;
             if names.len() > DEPTH_MAX {
@@ -91,18 +95,23 @@ impl Vfs {
     }
 
     /// Of a directory that left the cache meanwhile: it knows its parent.
-    fn place_of_dir(&self, ino: Ino) -> Option<(Ino, std::sync::Arc<[u8]>)> {
+    fn place_of_dir(&self, ino: Ino) -> Option<Place> {
         let dir = self.get(ino).ok().filter(|dir| dir.kind == FileType::Directory)?;
         let parent = self.lookup(&Cred::root(), &dir, b"..").ok()?;
+        Some((parent.ino, self.name_in(&parent, ino)?))
+    }
+
+    /// The name of an inode as its directory spells it.
+    fn name_in(&self, dir: &InodeRef, ino: Ino) -> Option<Arc<[u8]>> {
         let mut name = None;
-        let search = self.readdir(&parent, 0, &mut |entry| {
+        let search = self.readdir(dir, 0, &mut |entry| {
             if entry.ino != ino || entry.name == b"." || entry.name == b".." {
                 return ControlFlow::Continue(());
             }
-            name = Some(std::sync::Arc::from(entry.name));
+            name = Some(Arc::from(entry.name));
             ControlFlow::Break(())
         });
         search.ok()?;
-        Some((parent.ino, name?))
+        name
     }
 }

@@ -116,7 +116,7 @@ impl Vfs {
         let dirty = Arc::new(DirtyList::new());
         let background = options.background && !read_only;
         let interval = options.writeback_interval;
-        let names = NameCache::new(budget, Places::new(options.watch.is_some()));
+        let names = NameCache::new(budget, fs.names_alias(), Places::new(options.watch.is_some()));
         let vfs = Arc::new_cyclic(|me| Vfs {
             me: me.clone(),
             fs,

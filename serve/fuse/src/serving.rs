@@ -96,6 +96,8 @@ impl Serving {
         let block_size = vfs.info().block_size.max(4096).checked_next_power_of_two().unwrap_or(4096);
         // Where we check, every user's lookups must reach us, or one would walk through another's directories.
         let shared_and_unchecked = options.allow_other && !options.kernel_checks();
+        // Where several spellings are one name, what is done to one of them is done to others that the kernel would not ask about.
+        let asks_each_time = shared_and_unchecked || vfs.fs().names_alias();
         Self {
             vfs,
             nodes,
@@ -104,7 +106,7 @@ impl Serving {
             kernel_keeps_times: AtomicBool::new(false),
             mounter: rustix::process::geteuid().as_raw(),
             block_size,
-            ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
+            ttl: if asks_each_time { Duration::ZERO } else { FOREVER },
             linger: Linger::new(options.longest_linger()),
             rhythm: Rhythm::default(),
             device: OnceLock::new(),

@@ -3,6 +3,7 @@
 //! | module | who is asked |
 //! |---|---|
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
+//! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
 //! | [`tree()`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
@@ -10,11 +11,13 @@
 #![forbid(unsafe_code)]
 
 pub mod e2fs;
+pub mod fat;
 pub mod kernel;
 pub mod machine;
 pub mod tree;
 
 pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_version};
+pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_repair};
 pub use kernel::LoopMount;
 pub use tree::{TreeOptions, tree};
 
