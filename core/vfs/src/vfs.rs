@@ -280,11 +280,11 @@ impl Vfs {
             self.unlist_dirty(inode);
         }
         self.policy.retire_unstored_version(inode.version.peek());
-        self.names.places.forget(inode.ino);
         if inode.kind == FileType::Directory {
             self.names.forget(inode.ino);
         }
         self.memory.budget.uncharge(INODE_BYTES);
+        self.names.places.forget(inode.ino);
     }
 
     // ---- the change attribute -------------------------------------------------------------------------------------
