@@ -347,7 +347,8 @@ again, also of several runs.
 
 Rows:
   overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 alone:
-  sequential_4k_8_jobs_queried, query_hammer_1, _2, _8: while as many threads ask for the change attribute without rest
+  sequential_4k_8_jobs_queried: the same while a thread asks for the change attribute in a loop, each time with a system call, as a process would
+  query_hammer_1, _2, _8: while as many threads ask without rest
   query_curve: by how often somebody asks
   write_sizes: 1 byte to 1 MiB
   scaling_own_files, scaling_one_file: one and two threads
