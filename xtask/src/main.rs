@@ -68,6 +68,8 @@ fn test() -> bool {
         ("fio", "fio"),
         ("fuse2fs", "fuse2fs"),
         ("python3", "python3"),
+        ("evmctl", "ima-evm-utils"),
+        ("openssl", "openssl"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
         ("unadf", "unadf"),
