@@ -10,7 +10,7 @@ use ivers_vfs::{Cred, FileType, InodeRef, NameError, Vfs};
 use serde_json::{Value, json};
 
 use crate::dirs::Dirs;
-use crate::failure::{FAILED, Output, Tally, failure, usage};
+use crate::failure::{FAILED, Output, REFUSED, Tally, failure, usage};
 use crate::image::{self, Images, Place};
 use crate::{args, facts, serve, show};
 
@@ -374,7 +374,11 @@ pub fn stats(args: &args::Stats, json: bool) -> Result<()> {
     if let Some(stats) = serve::ask(&args.dir)? {
         return server_stats(&stats, args.prometheus, json);
     }
-    let stats = facts::served_json(&args.dir, ivers_fuse::STATS)?;
+    let Some(stats) = facts::served_json_if_any(&args.dir, ivers_fuse::STATS)? else {
+        let dir = args.dir.display();
+        let what = format!("{dir}: not on an ivers mount, and no `ivers serve` keeps its state there now");
+        return Err(failure(REFUSED, what));
+    };
     if json {
         return show::json_line(&stats);
     }

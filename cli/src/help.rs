@@ -137,7 +137,7 @@ A process beside it, which reads nothing of the images, opens the files for SIGH
 
 Sockets that systemd has opened (LISTEN_FDS) take the place of --listen; readiness is told to NOTIFY_SOCKET. Unit files are in packaging/systemd.
 
-The file that --config names:
+The file that --config names (relative paths in it begin in its directory):
   listen = [\"192.0.2.1\", \"[2001:db8::1]:2049\"]
   state = \"/var/lib/ivers/serve\"
   metrics = \"127.0.0.1:9149\"     # Prometheus text over HTTP

@@ -204,6 +204,8 @@ fn mistakes_are_named_with_their_line() {
     refused(command(&state).args(["--export", "image"]), 2, "NAME=IMAGE");
     refused(command(&state).arg("image,clients=host.example"), 2, "neither an address");
     refused(command(&state).arg("image,allow_other"), 2, "\"allow_other\": not known");
+    refused(command(&state).arg("image,ro,rw"), 2, "the opposite was said before");
+    refused(command(&state).args(["a/disk.img", "b/disk.img"]), 2, "two exports are named /disk");
     assert!(!state.exists(), "a refused call keeps nothing");
 }
 

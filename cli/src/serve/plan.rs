@@ -152,7 +152,7 @@ fn default_state() -> Result<PathBuf> {
 
 /// Those of the file, and those of the command line, which take the place of what has their name.
 fn exports(args: &args::Serve, file: Vec<ExportConfig>) -> Result<Vec<Planned>> {
-    let mut exports = file;
+    let (mut exports, mut told) = (file, Vec::<ExportConfig>::new());
     let named = args.export.iter().map(|word| match word.split_once('=') {
         Some((name, rest)) if !name.contains(',') => Ok((Some(name), rest)),
         _ => Err(usage(format!("--export {word}: must be NAME=IMAGE[,OPTIONS]"))),
@@ -167,9 +167,17 @@ fn exports(args: &args::Serve, file: Vec<ExportConfig>) -> Result<Vec<Planned>> 
             export.name = format!("{slash}{name}");
             export.check().map_err(refused)?;
         }
+        // Of two with one name here one would not be served, and nobody would be told.
+        if let Some(first) = told.iter().find(|other| other.name == export.name) {
+            let (name, one, other) = (&export.name, first.image.display(), export.image.display());
+            return Err(usage(format!(
+                "two exports are named {name} ({one} and {other}): name=/PATH gives one of them another name"
+            )));
+        }
         exports.retain(|other| other.name != export.name);
-        exports.push(export);
+        told.push(export);
     }
+    exports.append(&mut told);
     exports.into_iter().map(plan).collect()
 }
 

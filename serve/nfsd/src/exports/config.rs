@@ -391,16 +391,30 @@ impl ServerConfig {
         Self::of(path, &text)
     }
 
-    /// Read what a file held.
+    /// Read what a file held. Paths in it that are relative begin in its directory.
     pub fn of(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        Self::parse(text).map_err(|error| match error {
+        let mut config = Self::parse(text).map_err(|error| match error {
             ConfigError::Toml { why, .. } => ConfigError::Toml { path: path.to_owned(), why },
             ConfigError::Export { place, export, why } => {
                 let place = place.map(|line| format!("{}, {line}", path.display()));
                 ConfigError::Export { place, export, why }
             }
             other => other,
-        })
+        })?;
+        if let Some(dir) = path.parent() {
+            config.paths().for_each(|path| *path = dir.join(&*path));
+        }
+        Ok(config)
+    }
+
+    /// Those of files that are there whatever the type of an export: one of `mem` has no image.
+    fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let images = self.exports.iter_mut().filter(|export| export.fs_type.as_deref() != Some("mem"));
+        let tls = self.tls.iter_mut().flat_map(|tls| {
+            [&mut tls.certificate, &mut tls.key].into_iter().chain(&mut tls.client_authorities)
+        });
+        let owners = self.owners.iter_mut().flat_map(|owners| [&mut owners.passwd, &mut owners.group]);
+        images.map(|export| &mut export.image).chain(tls).chain(owners).chain(&mut self.state)
     }
 
     /// Read what a file holds.
@@ -414,6 +428,14 @@ impl ServerConfig {
             export.check().map_err(|error| placed(error, text, at))?;
         }
         Ok(config)
+    }
+}
+
+/// Set what may be said in one way only: of two that contradict each other nobody knows which was meant.
+fn once<T: PartialEq>(place: &mut Option<T>, value: T) -> Result<(), &'static str> {
+    match place.replace(value) {
+        Some(before) if place.as_ref() != Some(&before) => Err("the opposite was said before"),
+        _ => Ok(()),
     }
 }
 
@@ -466,10 +488,10 @@ impl ExportConfig {
             match (key, value) {
                 ("name", path) => export.name = path.to_owned(),
                 ("type", fs_type) => export.fs_type = Some(fs_type.to_owned()),
-                ("ro", "") => settings.access = Some(Mode::Ro),
-                ("rw", "") => settings.access = Some(Mode::Rw),
-                ("root_squash", "") => settings.root_squash = Some(true),
-                ("no_root_squash", "") => settings.root_squash = Some(false),
+                ("ro", "") => once(&mut settings.access, Mode::Ro).map_err(bad)?,
+                ("rw", "") => once(&mut settings.access, Mode::Rw).map_err(bad)?,
+                ("root_squash", "") => once(&mut settings.root_squash, true).map_err(bad)?,
+                ("no_root_squash", "") => once(&mut settings.root_squash, false).map_err(bad)?,
                 ("all_squash", "") => settings.all_squash = Some(true),
                 ("anonuid", _) => settings.anonuid = Some(id()?),
                 ("anongid", _) => settings.anongid = Some(id()?),
@@ -545,6 +567,18 @@ mod tests {
 
     fn toml(text: &str) -> Result<ServerConfig, String> {
         ServerConfig::parse(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn relative_paths_begin_in_the_directory_of_the_file() {
+        let text = "state = \"state\"\n[tls]\ncertificate = \"a.pem\"\nkey = \"/k.pem\"\n\
+            [[export]]\nname = \"/a\"\nimage = \"a.img\"\n[[export]]\nname = \"/m\"\nimage = \"none\"\ntype = \"mem\"\n";
+        let config = ServerConfig::of(Path::new("/etc/ivers/a.toml"), text).unwrap();
+        let tls = config.tls.unwrap();
+        assert_eq!((tls.certificate.to_str(), tls.key.to_str()), (Some("/etc/ivers/a.pem"), Some("/k.pem")));
+        let images: Vec<_> = config.exports.iter().map(|export| export.image.to_str().unwrap()).collect();
+        assert_eq!(images, ["/etc/ivers/a.img", "none"]);
+        assert_eq!(config.state.as_deref(), Some(Path::new("/etc/ivers/state")));
     }
 
     #[test]

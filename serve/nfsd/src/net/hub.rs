@@ -321,11 +321,11 @@ impl Hub {
         let mut stay: Option<Stay> = None;
         loop {
             match self.pool.next(finished.take()) {
-                Next::Run { job, whose, wake } => {
+                Next::Run { job, whose, connection, wake } => {
                     if wake {
                         self.wake();
                     }
-                    stay = stay.filter(|stay| whose == Some(stay.connection().client()));
+                    stay = stay.filter(|stay| connection == Some(stay.connection().id()));
                     // What it held ends by its handles' being dropped; the thread is of further use.
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
                         self.counters.panics.fetch_add(1, Ordering::Relaxed);

@@ -22,8 +22,10 @@ pub enum Next {
     Run {
         /// What.
         job: Job,
-        /// For whom, and on which connection; nobody if it was urgent.
+        /// For whom; nobody if it was urgent.
         whose: Option<ClientKey>,
+        /// And on which connection.
+        connection: Option<u64>,
         /// Another thread should be woken: there is more to do.
         wake: bool,
     },
@@ -61,14 +63,14 @@ impl Client {
         self.lines.iter().any(|line| !line.choked && !line.jobs.is_empty())
     }
 
-    fn pop(&mut self) -> Option<Job> {
+    fn pop(&mut self) -> Option<(Job, u64)> {
         let at = self.lines.iter().position(|line| !line.choked && !line.jobs.is_empty())?;
         let mut line = self.lines.remove(at)?;
-        let job = line.jobs.pop_front();
+        let (job, connection) = (line.jobs.pop_front()?, line.connection);
         if !line.jobs.is_empty() {
             self.lines.push_back(line);
         }
-        job
+        Some((job, connection))
     }
 }
 
@@ -160,7 +162,10 @@ impl Pool {
             return Next::Stop;
         }
         match self.take(&mut queues) {
-            Some((job, whose)) => Next::Run { job, whose, wake: self.wanted(&queues) },
+            Some((job, of)) => {
+                let (whose, connection) = of.unzip();
+                Next::Run { job, whose, connection, wake: self.wanted(&queues) }
+            }
             None => {
                 self.idle.fetch_add(1, Ordering::Relaxed);
                 Next::Wait
@@ -185,7 +190,7 @@ impl Pool {
         left
     }
 
-    fn take(&self, queues: &mut Queues) -> Option<(Job, Option<ClientKey>)> {
+    fn take(&self, queues: &mut Queues) -> Option<(Job, Option<(ClientKey, u64)>)> {
         if queues.running == self.running_max {
             return None;
         }
@@ -197,11 +202,11 @@ impl Pool {
         while let Some(client) = queues.ring.pop_front() {
             let Some(entry) = queues.clients.get_mut(&client) else { continue };
             entry.in_ring = false;
-            let Some(job) = entry.pop() else { continue };
+            let Some((job, connection)) = entry.pop() else { continue };
             entry.running += 1;
             queues.running += 1;
             self.enter(queues, client);
-            return Some((job, Some(client)));
+            return Some((job, Some((client, connection))));
         }
         None
     }
