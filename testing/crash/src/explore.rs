@@ -301,6 +301,9 @@ impl Shared<'_> {
             },
             Recovery::Fsck(_) | Recovery::Kernel(_) => {
                 fs::write(scratch, bytes_of(&image)?)?;
+                if let Err(error) = target.raw_check(scratch) {
+                    return Ok(Err(format!("fsck complains before recovery: {error:#}")));
+                }
                 let recovered = match recovery {
                     Recovery::Fsck(_) => Some(target.repair(scratch)),
                     _ => target.kernel_recovers(scratch),
@@ -329,7 +332,7 @@ impl Shared<'_> {
                 verify::worker(&vfs, history, state, closed && recovery == Recovery::Ours, promises)
                     .map_err(|what| format!("worker {}: {what}", history.index))?;
             }
-            verify::moves_on(&vfs, histories, state.at)?;
+            verify::moves_on(&vfs, histories, state.at, promises)?;
             vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
         })();
         if checked.is_err() {
