@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod base;
+mod fat;
 mod fix;
 pub mod input;
 mod journal;
@@ -47,6 +48,7 @@ pub const TARGETS: &[Target] = &[
         run: |input| work::run(input, Class::ALL),
         classes: Class::ALL,
     },
+    Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
     Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
     Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },

@@ -8,7 +8,7 @@ use ivers_block::Device;
 use ivers_vfs::epoch::EpochRecord;
 
 /// Calls of every sort, each on another inode.
-fn all_calls(out: &mut Vec<u8>) {
+pub(crate) fn all_calls(out: &mut Vec<u8>) {
     for what in 0..24u8 {
         out.extend_from_slice(&[what, what.wrapping_mul(7), 0x13, 0x04]);
     }
@@ -55,6 +55,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
                 seeds.push(seed);
             }
         }
+        "fat" => seeds.extend(crate::fat::seeds()),
         "journal" => {
             seeds.iter_mut().for_each(|seed| seed.insert(0, journal::ON_IMAGES));
             seeds.extend(journal::seeds());
