@@ -50,8 +50,13 @@ fn contract() -> bool {
 }
 
 fn crash() -> bool {
-    let args = ["-p", "ivers-ext4", "--test", "explore"];
-    test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+    let one = |package| {
+        let args = ["-p", package, "--test", "explore"];
+        test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+    };
+    // FAT whatever came of ext4.
+    let ext4 = one("ivers-ext4");
+    one("ivers-fat") && ext4
 }
 
 fn shuttle() -> bool {

@@ -23,6 +23,8 @@ pub struct InProcess {
     /// Where values are stored nowhere, they rest only as long as the inode stays: hold whatever was asked for.
     held: Option<HashMap<Ino, InodeRef>>,
     remount: Option<Box<dyn FnMut() -> MountedVfs>>,
+    /// The format keeps owners and permissions, and times before 1980.
+    keeps_owners: bool,
 }
 
 impl InProcess {
@@ -42,7 +44,13 @@ impl InProcess {
         let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs>);
         let held = hold.then(HashMap::new);
         let mounted = Some((vfs, budget));
-        Self { name: name.into(), mounted, open: Default::default(), held, remount }
+        Self { name: name.into(), mounted, open: Default::default(), held, remount, keeps_owners: true }
+    }
+
+    /// Of a format that keeps neither owners nor permissions, nor times before 1980 or shorter than a day apart.
+    pub fn without_owners(mut self) -> Self {
+        self.keeps_owners = false;
+        self
     }
 
     /// The mount, to look at its figures.
@@ -108,6 +116,10 @@ impl InProcess {
 
     fn set_times(&mut self, on: On<'_>, sec: Option<i64>) -> Result<()> {
         let there = self.inode(on)?.attr();
+        let sec =
+            sec.map(
+                |sec| if self.keeps_owners { sec } else { 1_000_000_000 + sec.rem_euclid(1 << 10) * 172_800 },
+            );
         let time = |old: Timestamp| Some(TimeSet::At(sec.map_or(old, |sec| Timestamp { sec, nsec: 0 })));
         let set = SetAttr { atime: time(there.atime), mtime: time(there.mtime), ..SetAttr::default() };
         self.set_attr(on, set)
@@ -125,6 +137,9 @@ impl InProcess {
     }
 
     fn born(&mut self, path: &str, perm: u32, size: u32, info: bool) -> Result<Vec<(u64, u64)>> {
+        if !self.keeps_owners {
+            return Err(Refused::Unsupported);
+        }
         let (dir, name) = self.parent(path)?;
         let at = Some(TimeSet::At(Timestamp { sec: 7, nsec: 0 }));
         let spec = CreateSpec {
@@ -272,6 +287,7 @@ impl Subject for InProcess {
             }
             Op::Range { on, space, at, len } => self.range(on, space, at, len)?,
             Op::Map { .. } | Op::Store { .. } | Op::Unmap { .. } => return Err(Refused::Unsupported),
+            Op::Chmod { .. } if !self.keeps_owners => return Err(Refused::Unsupported),
             Op::Chmod { on, perm } => {
                 self.set_attr(on, SetAttr { perm: Some(perm), ..SetAttr::default() })?
             }
@@ -437,7 +453,7 @@ fn nothing_open() -> Refused {
 
 fn refused(error: Error) -> Refused {
     match error {
-        Error::Name(NameError::NotSupported) => Refused::Unsupported,
+        Error::Name(NameError::NotSupported | NameError::NotPermitted) => Refused::Unsupported,
         Error::Name(NameError::NoSpace | NameError::AttributeTooLarge) => Refused::NoSpace,
         error => Refused::Error(error.to_string()),
     }

@@ -36,6 +36,28 @@ fn ext4_keeps_the_contract() {
     }
 }
 
+#[test]
+fn fat_keeps_the_contract() {
+    if !ivers_oracle::have_programs(ivers_oracle::FAT_PROGRAMS) {
+        return;
+    }
+    let kinds: [(&[&str], u64); 3] = [
+        (&["-F", "12"], 8 << 20),
+        (&["-F", "16", "-s", "2"], 32 << 20),
+        (&["-F", "32", "-s", "1"], 64 << 20),
+    ];
+    for (nth, (args, bytes)) in kinds.into_iter().enumerate() {
+        for (how, hold_inodes) in [(LAZY, true), (EAGER, true), (LAZYTIME, false), (TIGHT, false)] {
+            let report = hold(&mut || fat(args, bytes, how, hold_inodes), seed() + nth as u64, steps(2000));
+            let checked = |promise| report.tallies.of(promise).checked;
+            assert!(
+                checked(Promise::Data) > 60 && (!hold_inodes || checked(Promise::Rests) > 60),
+                "{report:?}"
+            );
+        }
+    }
+}
+
 /// A mount that serves no value says so, and nothing that it changed is vouched for by an older value.
 #[test]
 fn off_serves_nothing_and_nothing_vouches_for_its_changes() {

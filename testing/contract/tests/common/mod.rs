@@ -107,6 +107,26 @@ pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProc
     }))
 }
 
+/// FAT of one width on a device in memory. Permissions are those that the suite makes files with.
+pub fn fat(args: &[&str], bytes: u64, how: How, hold: bool) -> Box<InProcess> {
+    let image = ivers_oracle::FatImage::mkfs(bytes, args).expect("mkfs.fat");
+    let device: Arc<dyn Device> =
+        Arc::new(MemDevice::from_bytes(&std::fs::read(image.path()).expect("the image")));
+    let name = format!("FAT {args:?}, {}", how.label());
+    let mount = move || {
+        let budget = how.budget();
+        let options = ivers_fat::OpenOptions {
+            budget: budget.clone(),
+            fmask: 0o133,
+            commit_interval: Duration::from_millis(7),
+            ..ivers_fat::OpenOptions::default()
+        };
+        let fs = ivers_fat::Fat::open(device.clone(), options).expect("it opens");
+        how.mount(fs, budget)
+    };
+    Box::new(InProcess::new(name, hold, true, mount).without_owners())
+}
+
 /// False where FUSE tests cannot run. On CI that is a failure, elsewhere a message.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["python3", "fusermount3"])
