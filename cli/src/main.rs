@@ -21,6 +21,7 @@ mod fuse2fs;
 mod help;
 mod image;
 mod keeper;
+mod measure;
 mod mkfs;
 mod mount;
 mod options;
@@ -77,6 +78,7 @@ fn main() -> ExitCode {
         Task::Unmount(args) => unmount::unmount(&args, json),
         Task::Stat(args) => files::stat(&args, json),
         Task::Changed(args) => changed::changed(&args, json),
+        Task::Measure(args) => measure::measure(&args, json),
         Task::Ls(args) => files::ls(&args, json),
         Task::Cat(args) => files::cat(&args, json),
         Task::Cp(args) => copy::cp(&args, json),

@@ -8,6 +8,7 @@
 //! marked as seen then, so that the next change moves it.
 
 use crate::inode::Inode;
+use crate::places::Places;
 use crate::sync::Mutex;
 use crate::types::Ino;
 use ivers_block::Budget;
@@ -50,6 +51,8 @@ pub(crate) struct NameCache {
     shards: Vec<Mutex<Shard>>,
     budget: Arc<Budget>,
     alias: bool,
+    /// The same the other way round.
+    pub(crate) places: Places,
 }
 
 fn cost(name: &[u8]) -> u64 {
@@ -58,8 +61,8 @@ fn cost(name: &[u8]) -> u64 {
 
 impl NameCache {
     /// `alias`: several spellings may be one name.
-    pub(crate) fn new(budget: Arc<Budget>, alias: bool) -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget, alias }
+    pub(crate) fn new(budget: Arc<Budget>, alias: bool, places: Places) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget, alias, places }
     }
 
     fn shard(&self, dir: Ino) -> &Mutex<Shard> {
@@ -80,6 +83,9 @@ impl NameCache {
 
     /// Remember.
     pub(crate) fn put(&self, dir: &Inode, name: &[u8], ino: Option<Ino>) {
+        if let Some(ino) = ino {
+            self.places.note(ino, dir.ino, name);
+        }
         let seen = if self.alias { dir.query() } else { 0 };
         let mut shard = self.shard(dir.ino).lock();
         let shard = &mut *shard;

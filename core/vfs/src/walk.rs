@@ -46,10 +46,11 @@ impl Vfs {
     /// The inode that a name in a directory stands for. Some lock of the directory is held: the name cannot go, and so its inode cannot be
     /// deleted or its number be used again.
     pub(crate) fn named(&self, dir: &Inode, name: &[u8], ino: Ino) -> Result<InodeRef> {
-        self.numbered(dir, ino, || {
+        let inode = self.numbered(dir, ino, || {
             self.names.doubt(dir.ino, name);
             self.find(dir, name)
-        })
+        });
+        inode.inspect(|inode| self.names.places.note(inode.ino, dir.ino, name))
     }
 
     /// The directory that a directory is in, which is locked.

@@ -58,7 +58,12 @@ impl Target for Kind {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: false, lasting_numbers: false, crash_safe_values: false }
+        Promises {
+            ordered_names: false,
+            lasting_numbers: false,
+            crash_safe_values: false,
+            generations: false,
+        }
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {

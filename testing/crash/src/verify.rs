@@ -31,11 +31,15 @@ pub fn worker(
     }
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
-            data(path, node, steps, (oldest, names, newest), kept)?;
+            data(path, node, steps, (names, newest), kept, promises)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
 }
+
+/// Files of one history, told apart by their own names.
+const TOLD_APART: Promises =
+    Promises { ordered_names: true, lasting_numbers: true, crash_safe_values: false, generations: true };
 
 /// Where numbers do not last: what has a name is what had it at some step since names were last durable, with bytes of that time; and what had its name throughout has it.
 fn by_names(
@@ -58,7 +62,7 @@ fn by_names(
             // What a rename promises is owed only where its new name shows.
             let shown = steps[..=newest].iter().rposition(|step| held(step) == Some(id)).unwrap_or(newest);
             let same = Node { id, ..node.clone() };
-            data(path, &same, steps, (oldest, shown, newest), kept)
+            data(path, &same, steps, (shown, newest), kept, TOLD_APART)
                 .inspect_err(|error| why.clone_from(error))
                 .is_ok()
         });
@@ -155,17 +159,23 @@ fn matching_step(
     ))
 }
 
+/// Whether these are one file, as far as the format can tell after a crash.
+fn same_file(a: Identity, b: Identity, promises: Promises) -> bool {
+    a.0 == b.0 && (a.1 == b.1 || !promises.generations)
+}
+
 /// Whether a step made the contents of a file durable, or ordered them before what is found.
-fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize) -> bool {
+fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, promises: Promises) -> bool {
+    let about = step.about.is_some_and(|about| same_file(about, id, promises));
     let durable = step.ok
         && step.done <= at
         && match step.op {
             None | Some(Op::Sync) => true,
-            Some(Op::Fsync(_) | Op::Fdatasync(_)) => step.about == Some(id),
+            Some(Op::Fsync(_) | Op::Fdatasync(_)) => about,
             _ => false,
         };
-    // A rename over a file that shows must show the whole new file.
-    durable || (step.replaced && step.about == Some(id) && nth <= names)
+    // A rename over a file that shows must show the whole new file; whether it shows, only ordered names tell.
+    durable || (promises.ordered_names && step.replaced && about && nth <= names)
 }
 
 /// The bytes of a file are ones that it held since they were last bound.
@@ -173,13 +183,17 @@ fn data(
     path: &str,
     node: &Node,
     steps: &[Step],
-    (_, names, newest): (usize, usize, usize),
+    (names, newest): (usize, usize),
     at: usize,
+    promises: Promises,
 ) -> Result<(), String> {
-    let from = (0..=newest).rev().find(|&nth| binds_data(&steps[nth], nth, node.id, names, at)).unwrap_or(0);
+    let from = (0..=newest)
+        .rev()
+        .find(|&nth| binds_data(&steps[nth], nth, node.id, names, at, promises))
+        .unwrap_or(0);
     let mut versions: Vec<&Arc<[u8]>> = Vec::new();
     for step in &steps[from..=newest] {
-        if let Some(version) = step.tree.values().find(|other| other.id == node.id)
+        if let Some(version) = step.tree.values().find(|other| same_file(other.id, node.id, promises))
             && versions.last().is_none_or(|last| !Arc::ptr_eq(last, &version.data))
         {
             versions.push(&version.data);
@@ -192,7 +206,7 @@ fn data(
     };
     let size = node.data.len();
     // A file that was made in between had no bytes before.
-    let made_between = !steps[from].tree.values().any(|other| other.id == node.id);
+    let made_between = !steps[from].tree.values().any(|other| same_file(other.id, node.id, promises));
     if size > most || (size < least && !made_between) {
         return Err(format!("{path}: {size} bytes, where it had {least} to {most} (since step {from})"));
     }
@@ -286,7 +300,7 @@ fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String
     }
 }
 
-/// After the checks: let every file grow, change it, and see its value move past all that were handed out.
+/// After the checks: let every file grow, change it, and see its value move past all that were handed out, where values are stored.
 pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promises) -> Result<(), String> {
     for history in histories {
         let found =

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod affs;
 pub mod base;
 mod fat;
 mod fix;
@@ -49,6 +50,7 @@ pub const TARGETS: &[Target] = &[
         classes: Class::ALL,
     },
     Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
+    Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
     Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
     Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },

@@ -69,6 +69,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
                 }
             }
         }
+        "affs" => seeds.extend(crate::affs::seeds()),
         "saved_state" => seeds.extend(crate::plain::states()),
         "nfs_wire" => seeds.extend(crate::nfs::wire::seeds()),
         "nfs_session" => seeds.extend(crate::nfs::session::seeds()),

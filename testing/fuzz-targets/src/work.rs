@@ -85,7 +85,7 @@ struct Seen {
     name: Vec<u8>,
 }
 
-/// Looks at all that there is, then makes calls.
+/// Walks a mount, and makes these calls in it.
 pub(crate) fn session(vfs: &Arc<Vfs>, calls: &[Call]) {
     let Ok(root) = vfs.root() else { return };
     let _ = vfs.stat_fs();

@@ -46,10 +46,15 @@ impl Boot {
 
     /// A machine of this name.
     pub fn boot(&self, name: &str) -> Result<Guest> {
+        self.boot_with(name, "")
+    }
+
+    /// The same, with more words for its kernel.
+    pub fn boot_with(&self, name: &str, more: &str) -> Result<Guest> {
         let dir = tempfile::Builder::new().prefix("ivers-guest-").tempdir()?;
         let console = dir.path().join("console");
         // A name before the kernel's own words is put in the environment of its first process.
-        let append = format!("loglevel=6 machine={name}");
+        let append = format!("loglevel=6 machine={name} {more}");
         let mut child = machine(&self.kernel, &self.archive, &console, &append)?
             .args(["-smp", "1", "-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"])
             .args(["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile="])
