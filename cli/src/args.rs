@@ -108,7 +108,7 @@ pub struct Mount {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The filesystem: auto (told from what the image holds), ext4 (ext2 and ext3 too), fat, or mem for one in memory
+    /// The filesystem: auto (told from what the image holds), ext4 (ext2 and ext3 too), fat, affs (the Amiga's OFS and FFS), or mem for one in memory
     #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "auto")]
     pub fs_type: String,
     /// Stay in the foreground until unmounted

@@ -37,6 +37,7 @@ pub const FORMATS: &[Format] = &[
         probe: ivers_fat::probe,
         open: open_fat,
     },
+    Format { names: &["affs", "ofs", "ffs"], keeps_owners: true, probe: ivers_affs::probe, open: open_affs },
 ];
 
 /// Whose files are, and what may be done with them, where the format does not say.
@@ -164,6 +165,22 @@ fn open_fat(
         place,
     };
     Ok(ivers_fat::Fat::open(device, options)?)
+}
+
+fn open_affs(
+    device: Arc<dyn Device>,
+    how: &How,
+    budget: Arc<Budget>,
+    place: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let options = ivers_affs::OpenOptions {
+        read_only: how.read_only,
+        partition: how.partition.clone(),
+        budget,
+        commit_interval: Duration::from_secs(how.commit_s),
+        place,
+    };
+    Ok(ivers_affs::Affs::open(device, options)?)
 }
 
 #[cfg(test)]

@@ -90,6 +90,8 @@ pub struct How {
     pub read_only: bool,
     /// Where in the image the filesystem begins.
     pub offset_bytes: u64,
+    /// Which partition of an Amiga's disk.
+    pub partition: Option<String>,
     /// See `OpenOptions::trust_foreign`.
     pub trust_foreign: bool,
     /// See `OpenOptions::no_replay`.
@@ -126,6 +128,7 @@ impl Default for How {
         Self {
             read_only: true,
             offset_bytes: 0,
+            partition: None,
             trust_foreign: false,
             no_replay: false,
             commit_s: 5,

@@ -82,6 +82,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("must be where the filesystem begins in the image, in bytes or as 1M")
                 })?;
             }
+            ("partition", Some(name)) => how.partition = Some(name.to_owned()),
             ("sync", None) => {
                 vfs.at_once |= InodeFlags::SYNC;
                 fuse.sync = true;
@@ -147,6 +148,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
 /// Those that mean something where an image is only looked into.
 const LOOKING: &[&str] = &[
     "offset",
+    "partition",
     "cache",
     "sandbox",
     "nosandbox",
@@ -187,6 +189,7 @@ const SERVING: &[&str] = &[
     "atime",
     "cache",
     "offset",
+    "partition",
     "sync",
     "async",
     "dirsync",

@@ -72,6 +72,8 @@ fn test() -> bool {
         ("openssl", "openssl"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
+        ("unadf", "unadf"),
+        ("pip3", "python3-pip python3-venv"),
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
     ];

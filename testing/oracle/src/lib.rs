@@ -2,6 +2,7 @@
 //!
 //! | module | who is asked |
 //! |---|---|
+//! | [`affs`] | amitools and unadf, and a checker of our own for OFS and FFS |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
@@ -10,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod affs;
 pub mod e2fs;
 pub mod fat;
 pub mod kernel;
