@@ -336,3 +336,16 @@ fn of_fat_within_a_mount() {
     let image = ivers_oracle::fat::FatImage::mkfs(32 << 20, &[]).unwrap();
     vouches_within_a_mount_alone(&image.path());
 }
+
+#[test]
+fn of_affs_within_a_mount() {
+    if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
+        return;
+    }
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../oracles/amitools");
+    let tools = ivers_oracle::affs::Amitools::new(&work).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image.hdf");
+    tools.xdftool(&image, &["create", "size=24Mi", "+", "format", "Measured", "DOS3"]).unwrap();
+    vouches_within_a_mount_alone(&image);
+}
