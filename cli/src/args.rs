@@ -8,7 +8,7 @@ use ivers_nfsd::exports::config::{Address, Domain};
 use crate::help;
 use crate::image::How;
 
-/// Open ext4 images, mount them in userspace, and know exactly what changed.
+/// Open ext4 and FAT images, mount them in userspace, and know exactly what changed.
 ///
 /// Every inode has a change attribute: a 64-bit number that is different, and larger, whenever anything about the inode changed
 /// since somebody last looked. `ivers stat` shows it, `ivers changed` compares it.
@@ -59,6 +59,8 @@ pub enum Task {
     Stat(Stat),
     /// Which files changed since a saved state, without reading their contents
     Changed(Changed),
+    /// Keep a measurement list of files, as the kernel's IMA does; only what changed is read
+    Measure(Measure),
     /// List a directory in an image
     Ls(Ls),
     /// Write files of an image to standard output
@@ -106,8 +108,8 @@ pub struct Mount {
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// The filesystem: ext4 (ext2 and ext3 too), or mem for one in memory
-    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "ext4")]
+    /// The filesystem: auto (told from what the image holds), ext4 (ext2 and ext3 too), fat, affs (the Amiga's OFS and FFS), or mem for one in memory
+    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "auto")]
     pub fs_type: String,
     /// Stay in the foreground until unmounted
     #[arg(short, long)]
@@ -228,6 +230,44 @@ pub struct Changed {
     /// Report only these
     #[arg(long, value_delimiter = ',', value_name = "STATUS")]
     pub only: Vec<crate::changed::Status>,
+    #[command(flatten)]
+    pub image: Image,
+}
+
+/// Options of `measure`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::MEASURE)]
+pub struct Measure {
+    /// Files and directories of the system, or IMAGE:/path
+    #[arg(required_unless_present = "of", value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Which files are measured and appraised, in the kernel's syntax (see below; default: all are measured)
+    #[arg(short, long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// The measurement list, in binary, which grows (default: ivers/measure/list under $XDG_STATE_HOME or ~/.local/state); with --of: put a copy there
+    #[arg(short, long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
+    /// What was measured, and when it was the same (default: beside the default list)
+    #[arg(short, long, value_name = "FILE", conflicts_with = "of")]
+    pub store: Option<PathBuf>,
+    /// Write the whole list in ascii too
+    #[arg(long, value_name = "FILE")]
+    pub ascii: Option<PathBuf>,
+    /// Write the registers of each bank into files in this directory, as evmctl ima_measurement --pcrs reads them
+    #[arg(long, value_name = "DIR")]
+    pub pcrs: Option<PathBuf>,
+    /// Keys to check signatures in security.ima with: certificates or public keys, PEM or DER
+    #[arg(short, long = "key", value_name = "FILE", conflicts_with = "of")]
+    pub keys: Vec<PathBuf>,
+    /// How files are hashed whose security.ima does not say: sha1, sha256, sha384 or sha512
+    #[arg(long, value_name = "NAME", default_value = "sha256", conflicts_with = "of")]
+    pub hash: String,
+    /// The template of entries, where no policy says: ima-ng or ima-sig
+    #[arg(long, value_name = "NAME", default_value = "ima-ng", conflicts_with_all = ["of", "policy"])]
+    pub template: String,
+    /// Show the list of a mount that measures (mount -o measure=POLICY), checked against the mount's own registers
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "policy"])]
+    pub of: Option<PathBuf>,
     #[command(flatten)]
     pub image: Image,
 }

@@ -120,14 +120,20 @@ fn carry_over(path: &[u8], old: &State, new: &mut State) {
     }
 }
 
-/// In the keeper of an image.
-pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
+/// Which filesystem it is: values of different ones are never compared.
+pub fn instance(vfs: &Vfs) -> String {
     let info = vfs.info();
     let mut instance: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
     if !info.semantics.persistent {
         // Nothing outlives this opening: no other value may be compared with these.
         instance += &format!("-{}", uuid::Uuid::new_v4().simple());
     }
+    instance
+}
+
+/// In the keeper of an image.
+pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
+    let instance = instance(vfs);
     let identity = |inode: &InodeRef| Identity {
         ino: inode.ino.0,
         generation: inode.generation,

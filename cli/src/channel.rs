@@ -11,9 +11,13 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::measure::mounted::Orders;
+
 /// From the supervisor to the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
+    /// Measure what will be opened in the mount; the list and other files come along.
+    Measure(Orders),
     /// Open what is in the image, whose descriptor comes along.
     Open,
     /// Serve: the device and the sockets of `ivers_fuse::Connection` come along.
@@ -49,7 +53,7 @@ pub enum Report {
 /// No honest message is longer: two paths of PATH_MAX, of which JSON makes up to six times as much.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Nor does one bring more descriptors.
-const DESCRIPTORS_MAX: usize = 16;
+const DESCRIPTORS_MAX: usize = 32;
 
 /// One end.
 #[derive(Debug)]

@@ -39,6 +39,14 @@ Mount options (-o), separated by commas:
                    (default 256M)
   offset=SIZE      where in the image the filesystem begins (a partition),
                    in bytes or as 1M
+  partition=NAME   which partition of an Amiga's hard disk (Rigid Disk Block), by
+                   name or number
+  uid=N, gid=N     whose all files are, where the format keeps no owners (FAT;
+                   default: of whoever mounts)
+  umask=, fmask=, dmask=
+                   permission bits that all, files, directories do not have
+                   there (octal; default: the umask of whoever mounts)
+  utc_offset=MIN   how far times on a FAT medium are ahead of UTC (default: 0)
   commit=SECONDS   longest time that a change stays out of the journal:
                    1 to 900 (default 5)
   trust-foreign    believe stored change attributes though another system
@@ -46,6 +54,16 @@ Mount options (-o), separated by commas:
   norecovery       with ro: do not replay the journal, not even in memory
   nonempty         mount though there is something in the directory, which
                    then cannot be seen
+  measure=POLICY   measure files when they are opened, as IMA does (see
+                   ivers measure --help)
+  measure_list=FILE
+                   where the measurement list goes, which only grows
+                   (default: ivers/measure/mounts/IMAGE.list under
+                   $XDG_STATE_HOME or ~/.local/state)
+  appraise         refuse to open what is not what its security.ima says
+                   (all files, unless the policy says which)
+  appraise_key=FILE
+                   a key that signatures are checked with; may be repeated
   nosandbox        do not lock the process in that parses the image
                    (for debugging)
   fakeroot         who mounts is root inside the image, as far as the
@@ -99,9 +117,11 @@ Options of an export, separated by commas (\\, is a comma in a name):
   tls=required     only over TLS
   tls=certificate  only over TLS, with a certificate of the client's
   names=LIST       one of these must be among the certificate's DNS names
-  type=TYPE        ext4 (the default; ext2 and ext3 too) or mem
-  offset=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
-  dirsync, commit=, trust-foreign, norecovery
+  type=TYPE        auto (the default), ext4 (ext2 and ext3 too), fat, affs or
+                   mem
+  offset=, partition=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
+  dirsync, commit=, trust-foreign, norecovery, uid=, gid=, umask=, fmask=,
+  dmask=, utc_offset=
                    as `ivers mount` has them
 
 It stays in the foreground; messages go to standard error. SIGHUP has it read its file, the certificates and the names of owners again: exports get other clients, access and names, \
@@ -201,6 +221,41 @@ Examples, to remember how things are, to see what changed since, and to copy tha
   ivers changed mnt --since state --save state.new -0 > list &&
     rsync -a0 --files-from=list mnt/ copy/ && mv state.new state";
 
+/// Of `measure`.
+pub const MEASURE: &str = "\
+Each regular file below PATH that the policy names gets an entry in the measurement list, in the format of the kernel's IMA (ima-ng or ima-sig): \
+its digest and its name. The list only grows: an entry that it has is not added again. Beside it the store keeps each digest under filesystem, \
+inode number, generation and change attribute; a file for which all of these are as they were is not read again. Where there is no change \
+attribute, or one that does not outlive the mount, files are read again each time, or in each mount.
+
+The aggregate of the list (PCR 10, in software) is printed for the banks SHA-1, SHA-256 and SHA-512; evmctl checks one against the other.
+
+A policy has a rule a line: measure, dont_measure, appraise or dont_appraise, and conditions, all of which must fit. The first rule that fits \
+decides. What is not understood is refused with its line.
+  func=FILE_CHECK         a file is opened (BPRM_CHECK: to be run)
+  mask=MAY_READ           for this alone (MAY_WRITE, MAY_EXEC, MAY_APPEND);
+                          ^MAY_READ: for this among others
+  uid=N uid>N uid<N       by whom; so too gid, fowner, fgroup
+  fsuuid=UUID fsname=ext4 on which filesystem
+  path=/etc               what is below this directory of the filesystem (not
+                          in the kernel's policies); \\040 is a space
+  template=ima-sig        of measure: with the signature
+  appraise_type=imasig    of appraise: a digest in security.ima will not do
+
+Files of a mount have the names that they have in the system, files of an image those that they have in it. A file that the policy appraises and \
+that is not what its security.ima says is named on standard error, and the exit code is 1; without a policy that appraises, --key checks the \
+signatures that are there.
+
+JSON, one object a file: path, ino, generation, change, digest, size, read, verified (null if nothing was checked); then one with files, read, \
+read_bytes, not_read, not_read_bytes, verified, refused, list, store, entries, new_entries, violations, aggregates.
+
+Examples, the last one for what a mount measured by itself:
+  ivers measure disk.img:/
+  ivers measure mnt --policy policy --list list --key cert.pem
+  ivers measure mnt --list list --pcrs pcrs
+  evmctl ima_measurement --pcrs sha256,pcrs/sha256 list
+  ivers measure --of mnt --ascii /dev/stdout";
+
 /// Of `ls`.
 pub const LS: &str = "\
 With --long: type and permissions, links, owner, group, size (of a device: its numbers), time of modification in UTC, name. Numbers, since \
@@ -295,7 +350,8 @@ again, also of several runs.
 
 Rows:
   overwrite_1_byte, append_1_byte (dd bs=1), append_4k, sequential_4k_8_jobs (fio), on mem too; on ext4 alone:
-  sequential_4k_8_jobs_queried, query_hammer_1, _2, _8: while as many threads ask for the change attribute without rest
+  sequential_4k_8_jobs_queried: the same while a thread asks for the change attribute in a loop, each time with a system call, as a process would
+  query_hammer_1, _2, _8: while as many threads ask without rest
   query_curve: by how often somebody asks
   write_sizes: 1 byte to 1 MiB
   scaling_own_files, scaling_one_file: one and two threads
@@ -360,7 +416,9 @@ mod tests {
 
     #[test]
     fn lists_stay_narrow() {
-        for text in [super::IVERS, super::MOUNT, super::SERVE, super::MKFS, super::CP, super::CHANGED] {
+        for text in
+            [super::IVERS, super::MOUNT, super::SERVE, super::MKFS, super::CP, super::CHANGED, super::MEASURE]
+        {
             for line in text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("  ivers ")) {
                 assert!(line.len() < 80, "{line}");
             }

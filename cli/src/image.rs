@@ -4,16 +4,15 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ivers_block::{Budget, Device, FileDevice, OffsetDevice, OpenMode};
-use ivers_ext4::Ext4;
 use ivers_mem::Mem;
 use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{NOT_FOUND, REFUSED, failure};
+use crate::drivers::{self, AUTO, Owners};
+use crate::failure::{NOT_FOUND, REFUSED, USAGE, failure};
 use crate::{confine, formats, show};
 
 /// What a word on the command line stands for.
@@ -91,6 +90,8 @@ pub struct How {
     pub read_only: bool,
     /// Where in the image the filesystem begins.
     pub offset_bytes: u64,
+    /// Which partition of an Amiga's disk.
+    pub partition: Option<String>,
     /// See `OpenOptions::trust_foreign`.
     pub trust_foreign: bool,
     /// See `OpenOptions::no_replay`.
@@ -101,9 +102,21 @@ pub struct How {
     pub cache_bytes: u64,
     /// Lock the process that parses in.
     pub sandbox: bool,
+    /// The name of the format. None: told from what the image holds.
+    pub format: Option<String>,
+    /// Whose files are where the format does not say.
+    pub owners: Owners,
+    /// Options have said it.
+    pub owners_said: bool,
 }
 
 impl How {
+    /// As what `-t` says.
+    pub fn of_format(mut self, name: &str) -> Self {
+        self.format = (name != AUTO).then(|| name.to_owned());
+        self
+    }
+
     /// How to open the file.
     pub fn open_mode(&self) -> OpenMode {
         if self.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite }
@@ -115,11 +128,15 @@ impl Default for How {
         Self {
             read_only: true,
             offset_bytes: 0,
+            partition: None,
             trust_foreign: false,
             no_replay: false,
             commit_s: 5,
             cache_bytes: 256 << 20,
             sandbox: true,
+            format: None,
+            owners: Owners::default(),
+            owners_said: false,
         }
     }
 }
@@ -128,12 +145,13 @@ impl Default for How {
 pub fn open_device(fs_type: &str, image: &Path, how: &How) -> Result<Option<FileDevice>> {
     match fs_type {
         "mem" => Ok(None),
-        "ext2" | "ext3" | "ext4" => FileDevice::open(image, how.open_mode())
+        name if name == AUTO || drivers::named(name).is_some() => FileDevice::open(image, how.open_mode())
             .map(Some)
             .map_err(|error| missing_or(image, error.into())),
-        other => {
-            Err(failure(REFUSED, format!("no filesystem {other:?} in here; there are ext4, ext3, ext2, mem")))
-        }
+        other => Err(failure(
+            REFUSED,
+            format!("no filesystem {other:?} in here; there are {}, mem", drivers::all_names()),
+        )),
     }
 }
 
@@ -163,15 +181,25 @@ pub fn mount_on(
     let fs: Arc<dyn FileSystem> = match device {
         None => Arc::new(Mem::new(how.cache_bytes)),
         Some(device) => {
-            let open = ivers_ext4::OpenOptions {
-                read_only: how.read_only,
-                trust_foreign: how.trust_foreign,
-                no_replay: how.no_replay,
-                budget: budget.clone(),
-                commit_interval: Duration::from_secs(how.commit_s),
-                place: image.display().to_string(),
+            // Who knows no format of it says what it holds instead.
+            let format = match how.format.as_deref().and_then(drivers::named) {
+                Some(format) => format,
+                None => drivers::of(&*device)?.unwrap_or(&drivers::FORMATS[0]),
             };
-            Ext4::open(device.clone(), open).map_err(|error| with_hint(error, &*device))?
+            if how.owners_said && format.keeps_owners {
+                let name = format.names[0];
+                return Err(failure(
+                    USAGE,
+                    format!(
+                        "{}: {name} keeps owners and permissions: uid, gid and masks are not for it",
+                        image.display()
+                    ),
+                ));
+            }
+            let place = image.display().to_string();
+            format
+                .open(device.clone(), how, budget.clone(), place)
+                .map_err(|error| with_hint(error, &*device))?
         }
     };
     options.read_only |= how.read_only;
@@ -203,7 +231,7 @@ fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {
 
 /// Open and lock an image that is asked about paths. Reads nothing of it.
 pub fn open_image(image: &Path, how: &How) -> Result<FileDevice> {
-    open_device("ext4", image, how)?.with_context(|| image.display().to_string())
+    open_device(AUTO, image, how)?.with_context(|| image.display().to_string())
 }
 
 /// The images of a command line that are only read. All are opened before the first is parsed, since this process locks itself in

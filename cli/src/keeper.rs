@@ -27,7 +27,7 @@ use crate::copy::source::{self, Emitter, Wish};
 use crate::copy::stream::{BrokeOff, Number, Sender};
 use crate::failure::{FAILED, failure};
 use crate::image::{self, How};
-use crate::{changed, confine, daemon, mount, progress, state};
+use crate::{changed, confine, daemon, measure, mount, progress, state};
 
 /// What a command asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,6 +43,11 @@ pub enum Order {
     },
     /// Write the state of a tree into the pipe that comes along.
     Walk {
+        /// The tree.
+        path: Vec<u8>,
+    },
+    /// Measure a tree; the job comes, and what was found goes, through the socket that comes along.
+    Measure {
         /// The tree.
         path: Vec<u8>,
     },
@@ -240,6 +245,7 @@ impl Work {
                 let state = changed::walk_image(&self.vfs, &self.image, &path)?;
                 Ok(pipe.write_all(&state::encode(&state)?)?)
             }
+            Order::Measure { path } => measure::inside::measure(&self.vfs, &self.image, &path, pipe),
             Order::Absorb(Absorb { path, many, preserve, origin }) => {
                 let shown = image::name(&self.image, &path);
                 let target = sink::Image::new(self.vfs.clone(), origin, &path, &shown, many, preserve)?;

@@ -1,4 +1,4 @@
-//! `ivers`: open ext4 images, mount them in userspace, and know exactly what changed.
+//! `ivers`: open ext4 and FAT images, mount them in userspace, and know exactly what changed.
 
 #![forbid(unsafe_code)]
 // They panic where nothing can be written: a closed pipe must not end what the command was asked to do.
@@ -12,6 +12,7 @@ mod confine;
 mod copy;
 mod daemon;
 mod dirs;
+mod drivers;
 mod facts;
 mod failure;
 mod files;
@@ -20,6 +21,7 @@ mod fuse2fs;
 mod help;
 mod image;
 mod keeper;
+mod measure;
 mod mkfs;
 mod mount;
 mod options;
@@ -76,6 +78,7 @@ fn main() -> ExitCode {
         Task::Unmount(args) => unmount::unmount(&args, json),
         Task::Stat(args) => files::stat(&args, json),
         Task::Changed(args) => changed::changed(&args, json),
+        Task::Measure(args) => measure::measure(&args, json),
         Task::Ls(args) => files::ls(&args, json),
         Task::Cat(args) => files::cat(&args, json),
         Task::Cp(args) => copy::cp(&args, json),

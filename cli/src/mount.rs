@@ -24,13 +24,16 @@ use crate::channel::{Channel, Order, Report};
 use crate::daemon::Served;
 use crate::failure::{BUSY, FAILED, REFUSED, failure, line, say, usage};
 use crate::image::How;
+use crate::measure::mounted::{self, Opened};
 use crate::options::{Options, parse};
 use crate::outcome::Outcome;
 use crate::{args, daemon, facts, image, show, worker};
 
 /// `ivers mount`.
 pub fn mount(mut args: args::Mount, json: bool) -> Result<()> {
-    let options = parse(&args.options)?;
+    args.options = mounted::absolute(&args.options)?;
+    let mut options = parse(&args.options)?;
+    options.how = options.how.of_format(&args.fs_type);
     if args.worker {
         return worker::work(&args, options);
     }
@@ -158,7 +161,12 @@ fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(Served)) -
         fuse.fsname = args.image.display().to_string();
     }
     let device = open(args, &options.how)?;
+    // Before the worker: a policy that cannot be read is the caller's to mend.
+    let measure = (!options.measure.is_none()).then(|| options.measure.open(&args.image)).transpose()?;
     let mut worker = Worker::start(args)?;
+    if let Some(Opened { orders, files }) = measure {
+        worker.channel.send(&Order::Measure(orders), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    }
     worker.channel.send(&Order::Open, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
     // The lock on the image is the worker's now.
     drop(device);

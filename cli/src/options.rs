@@ -4,8 +4,10 @@ use anyhow::Result;
 use ivers_fuse::FuseOptions;
 use ivers_vfs::{AtimeMode, ChangeMode, InodeFlags, MountOptions};
 
+use crate::drivers::Owners;
 use crate::failure::usage;
 use crate::image::How;
+use crate::measure::mounted::Wish;
 use crate::show;
 
 /// What `-o` said, sorted by whom it concerns.
@@ -16,6 +18,8 @@ pub struct Options {
     pub vfs: MountOptions,
     /// For the front end.
     pub fuse: FuseOptions,
+    /// What is measured.
+    pub measure: Wish,
     /// Mount though the directory is not empty.
     pub nonempty: bool,
     /// `rw` was said: read-only will not do.
@@ -52,6 +56,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
     let mut vfs = MountOptions::default();
     let mut fuse = FuseOptions::default();
     let (mut nonempty, mut writable) = (false, false);
+    let mut measure = Wish::default();
     for option in split(words) {
         let bad = |why: &str| usage(format!("mount option {option}: {why}"));
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(n, v)| (n, Some(v)));
@@ -77,6 +82,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
                     bad("must be where the filesystem begins in the image, in bytes or as 1M")
                 })?;
             }
+            ("partition", Some(name)) => how.partition = Some(name.to_owned()),
             ("sync", None) => {
                 vfs.at_once |= InodeFlags::SYNC;
                 fuse.sync = true;
@@ -95,6 +101,11 @@ pub fn parse(words: &[String]) -> Result<Options> {
             ("sandbox", None) => how.sandbox = true,
             ("nosandbox", None) => how.sandbox = false,
             ("nonempty", None) => nonempty = true,
+            ("measure", Some(path)) if !path.is_empty() => measure.policy = Some(path.into()),
+            ("measure_list", Some(path)) if !path.is_empty() => measure.list = Some(path.into()),
+            ("appraise_key", Some(path)) if !path.is_empty() => measure.keys.push(path.into()),
+            ("measure" | "measure_list" | "appraise_key", _) => return Err(bad("needs the name of a file")),
+            ("appraise", None) => measure.appraise = true,
             ("trust-foreign", None) => how.trust_foreign = true,
             ("norecovery" | "noload", None) => how.no_replay = true,
             // What mount(8), systemd and fstab say for themselves.
@@ -105,6 +116,12 @@ pub fn parse(words: &[String]) -> Result<Options> {
             )
             | ("comment", Some(_)) => {}
             (name, _) if name.starts_with("x-") || name.starts_with("X-") => {}
+            (name, value) if Owners::has(name) => {
+                how.owners_said = true;
+                how.owners
+                    .set(name, value)
+                    .ok_or_else(|| bad("uid and gid take numbers, masks octal ones, utc_offset minutes"))?;
+            }
             _ => {
                 if !fuse.set(&option).map_err(|e| usage(e.to_string()))? {
                     return Err(bad("unknown; see ivers mount --help"));
@@ -114,15 +131,37 @@ pub fn parse(words: &[String]) -> Result<Options> {
     }
     how.read_only = fuse.read_only;
     writable &= !how.read_only;
+    if measure.policy.is_none() && !measure.appraise && !measure.is_none() {
+        return Err(usage(
+            "mount options measure_list and appraise_key: only with measure=POLICY or appraise",
+        ));
+    }
+    if !measure.keys.is_empty() && !measure.appraise {
+        return Err(usage("mount option appraise_key: only with appraise"));
+    }
     if how.no_replay && !how.read_only {
         return Err(usage("mount option norecovery: only with ro, or the journal would be lost"));
     }
-    Ok(Options { how, vfs, fuse, nonempty, writable })
+    Ok(Options { how, vfs, fuse, measure, nonempty, writable })
 }
 
 /// Those that mean something where an image is only looked into.
-const LOOKING: &[&str] =
-    &["offset", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
+const LOOKING: &[&str] = &[
+    "offset",
+    "partition",
+    "cache",
+    "sandbox",
+    "nosandbox",
+    "norecovery",
+    "noload",
+    "trust-foreign",
+    "uid",
+    "gid",
+    "umask",
+    "fmask",
+    "dmask",
+    "utc_offset",
+];
 
 /// The words behind `-o` of a command that opens images without mounting them.
 pub fn parse_looking(words: &[String]) -> Result<How> {
@@ -150,6 +189,7 @@ const SERVING: &[&str] = &[
     "atime",
     "cache",
     "offset",
+    "partition",
     "sync",
     "async",
     "dirsync",
@@ -157,6 +197,12 @@ const SERVING: &[&str] = &[
     "trust-foreign",
     "norecovery",
     "noload",
+    "uid",
+    "gid",
+    "umask",
+    "fmask",
+    "dmask",
+    "utc_offset",
 ];
 
 /// Whether an export takes this option of a mount.
@@ -196,6 +242,9 @@ mod tests {
         for (text, writable) in [("rw", true), ("noatime", false), ("rw,ro", false), ("ro,rw", true)] {
             assert_eq!(options(text).unwrap().writable, writable, "{text}");
         }
+        let measure = options("measure=/p\\,q,appraise,appraise_key=/a,appraise_key=/b").unwrap().measure;
+        assert_eq!(measure.policy.as_deref(), Some("/p,q".as_ref()));
+        assert!(measure.appraise && measure.list.is_none() && measure.keys.len() == 2);
         assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
         let serving = parse_serving("noatime,offset=1M", true).unwrap();
         assert!(serving.how.read_only && serving.vfs.atime == AtimeMode::Never);
@@ -211,6 +260,9 @@ mod tests {
             "commit=0",
             "norecovery",
             "offset=-1",
+            "measure",
+            "measure_list=/x",
+            "appraise_key=/x",
             "nonsense",
             "threads=0",
         ] {

@@ -100,21 +100,25 @@ pub fn dir_of(path: &Path) -> &Path {
 
 /// Save: a regular file whole or not at all.
 pub fn save(state: &State, path: &Path) -> Result<()> {
-    let place = || format!("cannot save the state {}", path.display());
-    let bytes = encode(state)?;
+    put(path, &encode(state)?, "the state")
+}
+
+/// Put bytes under a name, which errors call `what`: a regular file is replaced as a whole or not at all.
+pub fn put(path: &Path, bytes: &[u8], what: &str) -> Result<()> {
+    let place = || format!("cannot save {what} {}", path.display());
     match target(path)? {
         Target::Replace(path) => {
             let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(place)?;
-            file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).with_context(place)?;
+            file.write_all(bytes).and_then(|()| file.as_file().sync_all()).with_context(place)?;
             file.persist(path).with_context(place)?;
         }
         Target::Through(path) => {
             let opened = OpenOptions::new().write(true).open(path);
-            opened.and_then(|mut file| file.write_all(&bytes)).with_context(place)?;
+            opened.and_then(|mut file| file.write_all(bytes)).with_context(place)?;
         }
         Target::Output => {
             let mut out = std::io::stdout().lock();
-            out.write_all(&bytes).and_then(|()| out.flush()).with_context(place)?;
+            out.write_all(bytes).and_then(|()| out.flush()).with_context(place)?;
         }
     }
     Ok(())

@@ -18,6 +18,9 @@
 
 use std::collections::BTreeMap;
 
+pub use ivers_measure::record::Identity;
+use ivers_measure::record::{put, put_bytes, take, take_bytes};
+
 /// What a state begins with.
 pub const MAGIC: &[u8; 8] = b"ivstate2";
 /// The part of it that all versions have in common.
@@ -25,39 +28,6 @@ pub const MAGIC_FAMILY: &[u8; 7] = b"ivstate";
 
 /// No state is longer: some 150 million files.
 pub const LEN_MAX: u64 = 4 << 30;
-
-/// What tells lives of a file apart, and whether it changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Identity {
-    /// The inode number.
-    pub ino: u64,
-    /// Which life of that number.
-    pub generation: u32,
-    /// The change attribute, if there is one.
-    pub change: Option<u64>,
-}
-
-impl Identity {
-    /// The same file in the same life, changed or not.
-    pub fn is_same_file(&self, other: &Self) -> bool {
-        (self.ino, self.generation) == (other.ino, other.generation)
-    }
-
-    fn put(&self, out: &mut Vec<u8>) {
-        put(out, self.ino);
-        put(out, u64::from(self.generation));
-        out.push(u8::from(self.change.is_some()));
-        put(out, self.change.unwrap_or(0));
-    }
-
-    fn take(bytes: &mut &[u8]) -> Option<Self> {
-        let ino = take(bytes)?;
-        let generation = u32::try_from(take(bytes)?).ok()?;
-        let has_change = take(bytes)? != 0;
-        let change = take(bytes)?;
-        Some(Self { ino, generation, change: has_change.then_some(change) })
-    }
-}
 
 /// One file of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,35 +47,6 @@ pub struct State {
     pub root: Identity,
     /// By path, relative to the tree.
     pub files: BTreeMap<Vec<u8>, Record>,
-}
-
-fn put(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn take(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        let part = u64::from(byte & 0x7f);
-        value |= part.checked_shl(shift).filter(|v| v >> shift == part)?;
-        if byte < 0x80 {
-            return Some(value);
-        }
-    }
-    None
-}
-
-fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let len = usize::try_from(take(bytes)?).ok()?;
-    let (taken, rest) = bytes.split_at_checked(len)?;
-    *bytes = rest;
-    Some(taken)
 }
 
 fn check(bytes: &[u8]) -> u64 {
@@ -149,16 +90,14 @@ impl State {
     /// The bytes to save.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
-        put(&mut out, self.instance.len() as u64);
-        out.extend_from_slice(self.instance.as_bytes());
+        put_bytes(&mut out, self.instance.as_bytes());
         self.root.put(&mut out);
         put(&mut out, self.files.len() as u64);
         let mut before: &[u8] = b"";
         for (path, record) in &self.files {
             let shared = path.iter().zip(before).take_while(|(a, b)| a == b).count();
             put(&mut out, shared as u64);
-            put(&mut out, (path.len() - shared) as u64);
-            out.extend_from_slice(&path[shared..]);
+            put_bytes(&mut out, &path[shared..]);
             out.push(u8::from(record.is_dir));
             record.identity.put(&mut out);
             before = path;

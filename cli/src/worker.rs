@@ -12,6 +12,7 @@ use ivers_vfs::Vfs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::channel::{Channel, Order, Report};
+use crate::measure::mounted;
 use crate::options::Options;
 use crate::{args, daemon, failure, image};
 
@@ -33,8 +34,14 @@ pub fn work(args: &args::Mount, options: Options) -> Result<()> {
 }
 
 fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
-    let Some((Order::Open, fds)) = channel.receive()? else { bail!("the worker has no supervisor") };
-    let Options { how, vfs, fuse, .. } = options;
+    let Options { how, mut vfs, fuse, .. } = options;
+    let mut order = channel.receive()?;
+    let mut measure = None;
+    if let Some((Order::Measure(orders), fds)) = order {
+        measure = Some((orders, fds));
+        order = channel.receive()?;
+    }
+    let Some((Order::Open, fds)) = order else { bail!("the worker has no supervisor") };
     let image = fds
         .into_iter()
         .next()
@@ -44,6 +51,7 @@ fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
     if let Some(sandbox) = sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {
         log::warn!("{}: the sandbox is not whole: {sandbox}", args.dir.display());
     }
+    vfs.watch = measure.map(|(orders, fds)| mounted::watch(orders, fds)).transpose()?;
     let vfs = image::open_on(image, &args.image, &how, vfs)?;
     let served = serve(channel, vfs.clone(), fuse, sandbox.map(|sandbox| sandbox.to_string()));
     // Whatever ended the session: what was written goes to the image.

@@ -69,6 +69,11 @@ fn without_a_mount() {
     assert!(is_decimal(&facts[0]["change"]) && is_decimal(&facts[0]["stored"]), "{facts:?}");
     let changed = ask(&["changed", &image, "--since", &state]);
     holds("changed", &changed);
+    let measured =
+        ask(&["measure", &format!("{image}:/"), "--list", &path("list"), "--store", &path("store")]);
+    let (end, files) = measured.split_last().unwrap();
+    holds("measure", files);
+    holds("measure (end)", std::slice::from_ref(end));
     assert!(changed[0]["path"] == "." && changed[0]["status"] == "changed", "{changed:?}");
     assert!(changed[1]["status"] == "new" && is_decimal(&changed[1]["change"]), "{changed:?}");
     holds("ls", &ask(&["ls", &image]));

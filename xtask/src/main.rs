@@ -68,8 +68,14 @@ fn test() -> bool {
         ("fio", "fio"),
         ("fuse2fs", "fuse2fs"),
         ("python3", "python3"),
+        ("evmctl", "ima-evm-utils"),
+        ("openssl", "openssl"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
+        ("unadf", "unadf"),
+        ("pip3", "python3-pip python3-venv"),
+        ("mkfs.fat", "dosfstools"),
+        ("mcopy", "mtools"),
     ];
     ensure(&[&programs[..], &machine::PROGRAMS].concat())
         && run("format", "cargo", &["fmt", "--all", "--check"], &[])

@@ -87,6 +87,8 @@ pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
         ("fuse2fs", "fuse2fs"),
         ("mkfs.xfs", "xfsprogs"),
         ("mkfs.btrfs", "btrfs-progs"),
+        ("mkfs.fat", "dosfstools"),
+        ("mcopy", "mtools"),
     ];
     if !ensure(&programs) {
         return Some(false);

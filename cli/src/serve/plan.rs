@@ -179,8 +179,9 @@ fn plan(config: ExportConfig) -> Result<Planned> {
     let read_only = config.settings.access == Some(Mode::Ro) && !writable;
     let of = |error: anyhow::Error| failure(USAGE, format!("export {}: {error}", config.name));
     let parsed = options::parse_serving(&config.options, read_only).map_err(of)?;
-    let fs_type = config.fs_type.clone().unwrap_or_else(|| "ext4".to_owned());
-    Ok(Planned { fs_type, how: parsed.how, vfs: parsed.vfs, writable, config })
+    let fs_type = config.fs_type.clone().unwrap_or_else(|| crate::drivers::AUTO.to_owned());
+    let how = parsed.how.of_format(&fs_type);
+    Ok(Planned { fs_type, how, vfs: parsed.vfs, writable, config })
 }
 
 fn tls(args: &args::Serve, file: Option<TlsConfig>) -> Option<TlsFiles> {

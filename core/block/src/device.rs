@@ -1,5 +1,7 @@
 //! What a device is.
 
+use std::sync::Arc;
+
 use crate::{BlockError, Result};
 
 /// A medium of fixed size that is read and written at byte offsets, by several threads at once.
@@ -38,6 +40,40 @@ pub trait Device: Send + Sync {
 
     /// The device's name for messages.
     fn describe(&self) -> String;
+}
+
+impl<D: Device + ?Sized> Device for Arc<D> {
+    fn size_bytes(&self) -> u64 {
+        (**self).size_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        (**self).read_at(offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        (**self).write_at(offset, buf)
+    }
+
+    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+        (**self).write_fua(offset, buf)
+    }
+
+    fn flush(&self) -> Result<()> {
+        (**self).flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+        (**self).discard(offset, len)
+    }
+
+    fn is_read_only(&self) -> bool {
+        (**self).is_read_only()
+    }
+
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
 }
 
 /// Checks that `len` bytes at `offset` lie inside `device`.

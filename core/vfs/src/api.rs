@@ -1,5 +1,6 @@
 //! What a caller of the VFS hands in and gets back, beside the types that drivers share.
 
+use crate::opens::Watch;
 use crate::policy::{AtimeMode, ChangeMode, Clock};
 use crate::types::*;
 use bitflags::bitflags;
@@ -32,6 +33,8 @@ pub struct MountOptions {
     pub background: bool,
     /// A memory bound shared with the driver's buffers.
     pub budget: Option<Arc<ivers_block::Budget>>,
+    /// Who hears of opens and closes.
+    pub watch: Option<Arc<dyn Watch>>,
 }
 
 impl Default for MountOptions {
@@ -49,6 +52,7 @@ impl Default for MountOptions {
             clock: None,
             background: true,
             budget: None,
+            watch: None,
         }
     }
 }

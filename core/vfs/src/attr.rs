@@ -114,8 +114,9 @@ impl Vfs {
             new.flags = flags;
         }
         new.project = set.project.unwrap_or(old.project);
-        new.atime = set.atime.map_or(old.atime, at);
+        new.atime = set.atime.map_or(old.atime, |time| self.fs.stored_atime(at(time)));
         new.mtime = set.mtime.map_or(old.mtime, at);
+        self.fs.fit(inode, &old, &mut new)?;
         if kill {
             self.remove_capability(inode)?;
         }

@@ -67,7 +67,7 @@ impl Vfs {
             rdev,
             target,
             size: spec.size,
-            atime: time(spec.atime),
+            atime: self.fs.stored_atime(time(spec.atime)),
             mtime: time(spec.mtime),
             xattrs,
             ..NewInode::new(spec.kind, now)
@@ -122,7 +122,7 @@ impl Vfs {
             let created = self.deletions.with_room(|| self.fs.create(dir, name, &new));
             let loaded = self.trusting(&[(dir, name)], created)?;
             let ino = loaded.ino;
-            self.names.put(dir.ino, name, Some(ino));
+            self.names.put(dir, name, Some(ino));
             let inode = self.adopt(loaded)?;
             claim(&inode);
             (inode, self.info_since(dir, before))

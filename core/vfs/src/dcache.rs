@@ -2,7 +2,13 @@
 //!
 //! Entries are put in and taken out under the directory's lock (shared is enough to remember what a lookup found, since
 //! names change only under the exclusive lock), so that an entry is right whenever that lock is held.
+//!
+//! Where several spellings are one name (case, short names: [`FileSystem::names_alias`](crate::FileSystem::names_alias)), a change of one is one of others that
+//! nobody can list. There an entry is believed, absence included, only while the directory's change counter is what it was when the entry was put in: the counter is
+//! marked as seen then, so that the next change moves it.
 
+use crate::inode::Inode;
+use crate::places::Places;
 use crate::sync::Mutex;
 use crate::types::Ino;
 use ivers_block::Budget;
@@ -16,6 +22,8 @@ const ENTRY_BYTES: u64 = 128;
 
 struct Entry {
     ino: Option<Ino>,
+    /// The directory's counter when this was put in; 0 where names have one spelling.
+    seen: u64,
     recent: bool,
 }
 
@@ -42,6 +50,9 @@ impl Shard {
 pub(crate) struct NameCache {
     shards: Vec<Mutex<Shard>>,
     budget: Arc<Budget>,
+    alias: bool,
+    /// The same the other way round.
+    pub(crate) places: Places,
 }
 
 fn cost(name: &[u8]) -> u64 {
@@ -49,8 +60,9 @@ fn cost(name: &[u8]) -> u64 {
 }
 
 impl NameCache {
-    pub(crate) fn new(budget: Arc<Budget>) -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget }
+    /// `alias`: several spellings may be one name.
+    pub(crate) fn new(budget: Arc<Budget>, alias: bool, places: Places) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget, alias, places }
     }
 
     fn shard(&self, dir: Ino) -> &Mutex<Shard> {
@@ -59,26 +71,33 @@ impl NameCache {
     }
 
     /// What is known: nothing, absence, or an inode number.
-    pub(crate) fn get(&self, dir: Ino, name: &[u8]) -> Option<Option<Ino>> {
-        let mut shard = self.shard(dir).lock();
-        let entry = shard.directories.get_mut(&dir)?.get_mut(name)?;
+    pub(crate) fn get(&self, dir: &Inode, name: &[u8]) -> Option<Option<Ino>> {
+        let mut shard = self.shard(dir.ino).lock();
+        let entry = shard.directories.get_mut(&dir.ino)?.get_mut(name)?;
+        if self.alias && entry.seen != dir.version.peek() {
+            return None;
+        }
         entry.recent = true;
         Some(entry.ino)
     }
 
     /// Remember.
-    pub(crate) fn put(&self, dir: Ino, name: &[u8], ino: Option<Ino>) {
-        let mut shard = self.shard(dir).lock();
+    pub(crate) fn put(&self, dir: &Inode, name: &[u8], ino: Option<Ino>) {
+        if let Some(ino) = ino {
+            self.places.note(ino, dir.ino, name);
+        }
+        let seen = if self.alias { dir.query() } else { 0 };
+        let mut shard = self.shard(dir.ino).lock();
         let shard = &mut *shard;
-        let names = shard.directories.entry(dir).or_default();
+        let names = shard.directories.entry(dir.ino).or_default();
         if let Some(entry) = names.get_mut(name) {
-            entry.ino = ino;
+            (entry.ino, entry.seen) = (ino, seen);
             return;
         }
         let name: Arc<[u8]> = name.into();
         self.budget.charge(cost(&name));
-        names.insert(name.clone(), Entry { ino, recent: false });
-        shard.queue.push_back((dir, name));
+        names.insert(name.clone(), Entry { ino, seen, recent: false });
+        shard.queue.push_back((dir.ino, name));
         shard.entries += 1;
         shard.tidy();
     }

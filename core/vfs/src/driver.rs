@@ -208,8 +208,16 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Free space and such.
     fn stat_fs(&self) -> Result<StatFs>;
 
-    /// Decode an inode. Free or reserved slots are [`NameError::Stale`].
+    /// Decode an inode. Free or reserved slots are [`NameError::Stale`], and so are numbers that were good only while the inode was in memory.
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode>;
+    /// Attributes are to be set to `new`: cut them down to what the format keeps, or refuse. Under the inode's exclusive lock.
+    fn fit(&self, _inode: &Inode, _old: &Attr, _new: &mut Attr) -> Result<()> {
+        Ok(())
+    }
+    /// An access time as the format keeps it, where its granule is another than that of the other times.
+    fn stored_atime(&self, atime: Timestamp) -> Timestamp {
+        atime
+    }
     /// Put the inode's attributes and `peek` of its counter into the log (or mark them for writing). The disk size
     /// never runs ahead of written data.
     fn log_inode(&self, inode: &Inode) -> Result<()>;
@@ -220,6 +228,15 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Find a name, never `.` or `..`.
     fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>>;
+    /// Whether several spellings may be one name (case that does not count, short names beside long ones). The VFS then believes what it remembers of names only
+    /// while their directory has not changed.
+    fn names_alias(&self) -> bool {
+        false
+    }
+    /// Whether two names differ in their spelling alone: a rename from one to the other comes with no target.
+    fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
+        a == b
+    }
     /// The parent of a directory (its `..`).
     fn parent(&self, dir: &Inode) -> Result<Ino>;
     /// Emit entries, `.` and `..` included, from a cursor on (0: the start) until `emit` breaks. Entries that stay

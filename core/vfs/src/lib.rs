@@ -18,7 +18,9 @@ mod format_call;
 mod icache;
 pub mod inode;
 pub mod names;
+mod opens;
 mod pages;
+mod places;
 pub mod policy;
 mod ranges;
 pub mod stats;
@@ -37,6 +39,7 @@ pub use driver::{
 pub use error::{Error, NameError, Result};
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use names::Meant;
+pub use opens::{OpenMode, Watch};
 pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, ManualClock, Policy};
 pub use ranges::Piece;
 pub use stats::{Stats, StatsSnapshot};

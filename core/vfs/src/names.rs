@@ -120,7 +120,7 @@ impl Vfs {
     /// What a name stands for now, with a reference.
     fn find_ref(&self, dir: &Inode, name: &[u8]) -> Result<Option<InodeRef>> {
         let _names = self.shared(dir)?;
-        self.find(dir, name)?.map(|ino| self.named(dir, ino)).transpose()
+        self.find(dir, name)?.map(|ino| self.named(dir, name, ino)).transpose()
     }
 
     /// What happened to names of directories that are marked for it is durable before the call returns. Under no lock.
@@ -175,7 +175,7 @@ impl Vfs {
             let linked = self.deletions.with_room(|| self.fs.link(dir, name, inode));
             self.trusting(&[(dir, name)], linked)?;
             inode.awaits_name.store(false, Ordering::Relaxed);
-            self.names.put(dir.ino, name, Some(inode.ino));
+            self.names.put(dir, name, Some(inode.ino));
             self.info_since(dir, before)
         };
         self.notify(dir, ChangeKind::Names);
@@ -265,7 +265,7 @@ impl Vfs {
             }
             let before = self.before(dir, want_info);
             self.trusting(&[(dir, name)], self.fs.unlink(dir, name, &victim))?;
-            self.names.put(dir.ino, name, None);
+            self.names.put(dir, name, None);
             let info = self.info_since(dir, before);
             drop(locks);
             self.notify(dir, ChangeKind::Names);
@@ -287,7 +287,7 @@ impl Vfs {
             }
             let parent = {
                 let _names = self.shared(&at)?;
-                self.get(self.fs.parent(&at)?)?
+                self.parent(&at)?
             };
             at = parent;
         }
@@ -347,13 +347,16 @@ impl Vfs {
         self.access(cred, new_dir, EXECUTE)?;
         let crosses = old_dir.ino != new_dir.ino;
         loop {
-            let (inode, target) = match meant {
+            let (inode, found) = match meant {
                 Some(Meant { moved, replaced }) => (moved.clone(), replaced.cloned()),
                 None => (
                     self.find_ref(old_dir, old_name)?.ok_or(NameError::NotFound)?,
                     self.find_ref(new_dir, new_name)?,
                 ),
             };
+            // Another spelling of the name that it has: nothing is in the way.
+            let respells = !crosses && old_name != new_name && self.fs.same_name(old_name, new_name);
+            let target = found.clone().filter(|found| !(respells && found.ino == inode.ino));
             // Who writes a new file and renames it over the old one expects to find one of the two after a crash: the name
             // must not become durable before the data that was written by now. Nothing is lost if this fails.
             let replaces = !exchange && target.as_ref().is_some_and(|target| target.ino != inode.ino);
@@ -379,7 +382,8 @@ impl Vfs {
             all.extend(target.as_deref());
             let locks = self.lock_all(&all)?;
             let target_ino = target.as_ref().map(|target| target.ino);
-            if self.find(old_dir, old_name)? != Some(inode.ino) || self.find(new_dir, new_name)? != target_ino
+            if self.find(old_dir, old_name)? != Some(inode.ino)
+                || self.find(new_dir, new_name)? != found.as_ref().map(|found| found.ino)
             {
                 if meant.is_some() {
                     return Err(NameError::Changed.into());
@@ -411,8 +415,8 @@ impl Vfs {
             };
             let result = self.deletions.with_room(|| self.fs.rename(&rename));
             self.trusting(&[(old_dir, old_name), (new_dir, new_name)], result)?;
-            self.names.put(old_dir.ino, old_name, if exchange { target_ino } else { None });
-            self.names.put(new_dir.ino, new_name, Some(inode.ino));
+            self.names.put(old_dir, old_name, if exchange { target_ino } else { None });
+            self.names.put(new_dir, new_name, Some(inode.ino));
             let info = self.info_since(old_dir, before.0).zip(self.info_since(new_dir, before.1));
             drop(locks);
             drop(move_guard);

@@ -8,7 +8,9 @@ use crate::driver::{FileSystem, FsInfo, LoadedInode};
 use crate::error::{Error, NameError, Result};
 use crate::icache::{Found, InodeCache};
 use crate::inode::{Inode, Logged, Touch};
+use crate::opens::Watch;
 use crate::pages::Memory;
+use crate::places::Places;
 use crate::policy::{ChangeMode, CoarseClock, Policy};
 use crate::stats::{Stats, StatsSnapshot};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -114,6 +116,7 @@ impl Vfs {
         let dirty = Arc::new(DirtyList::new());
         let background = options.background && !read_only;
         let interval = options.writeback_interval;
+        let names = NameCache::new(budget, fs.names_alias(), Places::new(options.watch.is_some()));
         let vfs = Arc::new_cyclic(|me| Vfs {
             me: me.clone(),
             fs,
@@ -121,7 +124,7 @@ impl Vfs {
             options,
             policy,
             inodes: InodeCache::new(),
-            names: NameCache::new(budget),
+            names,
             deletions: Deletions::default(),
             memory,
             dirty: dirty.clone(),
@@ -157,6 +160,11 @@ impl Vfs {
     /// The options; the clock has moved into the policy.
     pub fn options(&self) -> &MountOptions {
         &self.options
+    }
+
+    /// Who hears of opens and closes.
+    pub(crate) fn watch(&self) -> Option<&dyn Watch> {
+        self.options.watch.as_deref()
     }
 
     /// What every inode looks at.
@@ -221,6 +229,9 @@ impl Vfs {
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
                 // Nothing that is inherited is one.
                 inode.no_capability.store(true, Ordering::Release);
+                if let Some(watch) = self.watch().filter(|_| inode.kind == FileType::Regular) {
+                    watch.made(&inode);
+                }
                 self.memory.budget.charge(INODE_BYTES);
                 Ok(self.counted(claim.fill(inode)))
             }
@@ -253,6 +264,9 @@ impl Vfs {
                 log::error!("cannot delete inode {}: {error}", inode.ino);
             }
         }
+        if let Some(watch) = self.watch() {
+            watch.gone(inode.ino);
+        }
         self.leave(inode);
         drop(claim);
         self.notify(inode, ChangeKind::Deleted);
@@ -270,6 +284,7 @@ impl Vfs {
             self.names.forget(inode.ino);
         }
         self.memory.budget.uncharge(INODE_BYTES);
+        self.names.places.forget(inode.ino);
     }
 
     // ---- the change attribute -------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ use std::ops::ControlFlow;
 const MAX_SYMLINKS: u32 = 40;
 /// Entries that one hold of the directory's lock collects.
 const READDIR_BATCH: usize = 512;
+/// How often an inode may leave memory between the finding of its number and its use.
+const MOST_NUMBERS: usize = 16;
 
 struct Entry {
     ino: Ino,
@@ -33,24 +35,45 @@ pub struct Listed {
 impl Vfs {
     /// What a directory says about a name; some lock of the directory is held.
     pub(crate) fn find(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
-        if let Some(known) = self.names.get(dir.ino, name) {
+        if let Some(known) = self.names.get(dir, name) {
             return Ok(known);
         }
         let found = self.fs.lookup(dir, name)?;
-        self.names.put(dir.ino, name, found);
+        self.names.put(dir, name, found);
         Ok(found)
     }
 
     /// The inode that a name in a directory stands for. Some lock of the directory is held: the name cannot go, and so its inode cannot be
     /// deleted or its number be used again.
-    pub(crate) fn named(&self, dir: &Inode, ino: Ino) -> Result<InodeRef> {
-        self.get(ino).map_err(|error| match error {
-            Error::Name(NameError::Stale) => Error::corrupt(
-                format!("a name leads to inode {ino}, which is no file in use"),
-                format!("directory inode {}", dir.ino),
-            ),
-            other => other,
-        })
+    pub(crate) fn named(&self, dir: &Inode, name: &[u8], ino: Ino) -> Result<InodeRef> {
+        let inode = self.numbered(dir, ino, || {
+            self.names.doubt(dir.ino, name);
+            self.find(dir, name)
+        });
+        inode.inspect(|inode| self.names.places.note(inode.ino, dir.ino, name))
+    }
+
+    /// The directory that a directory is in, which is locked.
+    pub(crate) fn parent(&self, dir: &Inode) -> Result<InodeRef> {
+        self.numbered(dir, self.fs.parent(dir)?, || self.fs.parent(dir).map(Some))
+    }
+
+    /// An inode that a directory leads to. Where numbers are given in memory, one that was remembered may have left it: then `again` says by which it goes now.
+    fn numbered(&self, dir: &Inode, ino: Ino, again: impl Fn() -> Result<Option<Ino>>) -> Result<InodeRef> {
+        let mut asked = ino;
+        for _ in 0..MOST_NUMBERS {
+            match self.get(asked) {
+                Err(Error::Name(NameError::Stale)) => match again()? {
+                    Some(other) if other != asked => asked = other,
+                    _ => break,
+                },
+                other => return other,
+            }
+        }
+        Err(Error::corrupt(
+            format!("a name leads to inode {asked}, which is no file in use"),
+            format!("directory inode {}", dir.ino),
+        ))
     }
 
     pub(crate) fn check_name(&self, name: &[u8]) -> Result<()> {
@@ -79,14 +102,10 @@ impl Vfs {
         }
         let _names = self.shared(dir)?;
         if name == b".." {
-            return if dir.ino == self.info.root {
-                Ok(dir.clone())
-            } else {
-                self.named(dir, self.fs.parent(dir)?)
-            };
+            return if dir.ino == self.info.root { Ok(dir.clone()) } else { self.parent(dir) };
         }
         match self.find(dir, name)? {
-            Some(ino) => self.named(dir, ino),
+            Some(ino) => self.named(dir, name, ino),
             None => Err(NameError::NotFound.into()),
         }
     }
@@ -175,7 +194,10 @@ impl Vfs {
             if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         // Behind the driver's back: it may hold locks of its own while it emits.
-        let resolved = |(name, next, ino)| Listed { name, next, inode: self.named(dir, ino) };
+        let resolved = |(name, next, ino): (Vec<u8>, _, _)| {
+            let inode = self.named(dir, &name, ino);
+            Listed { name, next, inode }
+        };
         Ok(entries.into_iter().map(resolved).collect())
     }
 

@@ -398,7 +398,7 @@ impl Vfs {
         if self.policy.read_only || self.policy.atime == AtimeMode::Never {
             return;
         }
-        let now = self.policy.now();
+        let now = self.fs.stored_atime(self.policy.now());
         let moved = inode.with_attr(|attr| {
             if attr.flags.contains(InodeFlags::NOATIME) || attr.atime == now {
                 return false;

@@ -17,6 +17,9 @@ pub const GENERATION: &str = "system.ivers.generation";
 /// What is mounted and who serves it, JSON.
 pub const MOUNT: &str = "system.ivers.mount";
 
+/// What a mount that measures tells of its list, JSON.
+pub const MEASUREMENT: &str = "system.ivers.measurement";
+
 /// What all names of ours begin with.
 const PREFIX: &[u8] = b"system.ivers.";
 
@@ -37,6 +40,7 @@ pub(crate) enum Asked {
     Stats,
     Generation,
     Mount,
+    Measurement,
     /// Ours by its prefix, but there is none of that name.
     Unknown,
 }
@@ -53,6 +57,7 @@ pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
         b"stats" => Asked::Stats,
         b"generation" => Asked::Generation,
         b"mount" => Asked::Mount,
+        b"measurement" => Asked::Measurement,
         _ => Asked::Unknown,
     })
 }

@@ -52,7 +52,9 @@ mod outside;
 mod serving;
 mod session;
 
-pub use cookie::{CHANGE, GENERATION, IVERS_IOC_CHANGE, MOUNT, SEMANTICS, STATS, STORED, semantics};
+pub use cookie::{
+    CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, SEMANTICS, STATS, STORED, semantics,
+};
 pub use mounting::MountError;
 pub use mounts::{MountEntry, mounts_of};
 pub use options::{FuseOptions, OptionError};

@@ -30,6 +30,8 @@ pub(crate) const O_DIRECT: i32 = 0o40000;
 pub(crate) const O_ACCMODE: i32 = 3;
 pub(crate) const O_RDONLY: i32 = 0;
 const O_WRONLY: i32 = 1;
+/// `__FMODE_EXEC` of the kernel, among the flags of an OPEN for execve(2).
+const FMODE_EXEC: i32 = 0o40;
 
 /// An open file is known by three facts, which its handle carries: no table to look up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,16 +42,23 @@ pub(crate) struct Handle {
     pub(crate) ours: bool,
     /// Opened by somebody who may not use the reserve: who a write comes from cannot be told later.
     pub(crate) open_room: bool,
+    /// What it was opened for, as the VFS was told; nothing, if it was not.
+    pub(crate) mode: OpenMode,
 }
+
+/// Where in a handle the mode begins.
+const MODE_SHIFT: u32 = 8;
 
 impl Handle {
     pub(crate) fn pack(self) -> FileHandle {
-        FileHandle(u64::from(self.holds_back) | u64::from(self.ours) << 1 | u64::from(self.open_room) << 2)
+        let facts = u64::from(self.holds_back) | u64::from(self.ours) << 1 | u64::from(self.open_room) << 2;
+        FileHandle(facts | u64::from(self.mode.bits()) << MODE_SHIFT)
     }
 
     pub(crate) fn unpack(handle: FileHandle) -> Self {
         let is = |bit: u64| handle.0 & bit != 0;
-        Self { holds_back: is(1), ours: is(2), open_room: is(4) }
+        let mode = OpenMode::from_bits_truncate((handle.0 >> MODE_SHIFT) as u32);
+        Self { holds_back: is(1), ours: is(2), open_room: is(4), mode }
     }
 }
 
@@ -87,6 +96,8 @@ impl Serving {
         let block_size = vfs.info().block_size.max(4096).checked_next_power_of_two().unwrap_or(4096);
         // Where we check, every user's lookups must reach us, or one would walk through another's directories.
         let shared_and_unchecked = options.allow_other && !options.kernel_checks();
+        // Where several spellings are one name, what is done to one of them is done to others that the kernel would not ask about.
+        let asks_each_time = shared_and_unchecked || vfs.fs().names_alias();
         Self {
             vfs,
             nodes,
@@ -95,7 +106,7 @@ impl Serving {
             kernel_keeps_times: AtomicBool::new(false),
             mounter: rustix::process::geteuid().as_raw(),
             block_size,
-            ttl: if shared_and_unchecked { Duration::ZERO } else { FOREVER },
+            ttl: if asks_each_time { Duration::ZERO } else { FOREVER },
             linger: Linger::new(options.longest_linger()),
             rhythm: Rhythm::default(),
             device: OnceLock::new(),
@@ -166,9 +177,12 @@ impl Serving {
             O_WRONLY => self.options.writeback_cache,
             _ => true,
         };
+        let ours = self.flusher.outside().is_ours(request.pid());
         Handle {
             holds_back,
-            ours: self.flusher.outside().is_ours(request.pid()),
+            ours,
+            // A flush is no use of the file.
+            mode: if ours { OpenMode::empty() } else { Self::open_mode(flags) },
             open_room: flags & O_ACCMODE != O_RDONLY
                 && self.vfs.room(&self.cred_for_room(request, cred.clone())) == Room::Open,
         }
@@ -192,6 +206,40 @@ impl Serving {
             _ => 6,
         };
         if flags & O_TRUNC != 0 { mask | 2 } else { mask }
+    }
+
+    /// The VFS hears of an OPEN; it may refuse it.
+    pub(crate) fn tell_open(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        handle: Handle,
+    ) -> std::result::Result<(), Errno> {
+        if handle.mode.is_empty() {
+            return Ok(());
+        }
+        self.vfs.open(cred, &node.inode, handle.mode).or_errno()
+    }
+
+    /// And of its end.
+    pub(crate) fn tell_close(&self, node: &Node, handle: Handle) {
+        if !handle.mode.is_empty() {
+            self.vfs.close(&node.inode, handle.mode);
+        }
+    }
+
+    fn open_mode(flags: i32) -> OpenMode {
+        let mut mode = match flags & O_ACCMODE {
+            O_RDONLY => OpenMode::READ,
+            O_WRONLY => OpenMode::WRITE,
+            _ => OpenMode::READ | OpenMode::WRITE,
+        };
+        mode.set(OpenMode::EXECUTE, flags & FMODE_EXEC != 0);
+        mode.set(OpenMode::APPEND, flags & O_APPEND != 0);
+        if flags & O_TRUNC != 0 {
+            mode |= OpenMode::WRITE;
+        }
+        mode
     }
 
     /// Answer a query of the change attribute, at once or after the kernel has handed over what it holds back.

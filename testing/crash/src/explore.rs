@@ -329,7 +329,7 @@ impl Shared<'_> {
                 verify::worker(&vfs, history, state, closed && recovery == Recovery::Ours, promises)
                     .map_err(|what| format!("worker {}: {what}", history.index))?;
             }
-            verify::moves_on(&vfs, histories, state.at)?;
+            verify::moves_on(&vfs, histories, state.at, promises)?;
             vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
         })();
         if checked.is_err() {

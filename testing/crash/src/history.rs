@@ -129,7 +129,11 @@ fn wear(vfs: &Arc<Vfs>, root: &InodeRef) -> ivers_vfs::Result<()> {
     for _ in 0..2 {
         for name in &names {
             let (dir, _) = vfs.create(&cred, root, name.as_bytes(), &CreateSpec::directory(0o700), false)?;
-            vfs.set_xattr(&cred, &dir, b"user.worn", &[0xA6; 900], XattrMode::Any)?;
+            match vfs.set_xattr(&cred, &dir, b"user.worn", &[0xA6; 900], XattrMode::Any) {
+                // Not every format keeps attributes.
+                Err(Error::Name(_)) => {}
+                set => set?,
+            }
         }
         vfs.sync()?;
         for name in &names {

@@ -13,6 +13,8 @@ pub struct Promises {
     pub ordered_names: bool,
     /// Change values are stored, and never vouch for other contents after a crash.
     pub crash_safe_values: bool,
+    /// Generations are stored. Where they are not, a number tells files apart only among those of one moment.
+    pub generations: bool,
 }
 
 /// A format under exploration.

@@ -28,7 +28,7 @@ pub fn worker(
     }
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
-            data(path, node, steps, (oldest, names, newest), kept)?;
+            data(path, node, steps, (names, newest), kept, promises)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
@@ -112,17 +112,23 @@ fn matching_step(
     ))
 }
 
+/// Whether these are one file, as far as the format can tell after a crash.
+fn same_file(a: Identity, b: Identity, promises: Promises) -> bool {
+    a.0 == b.0 && (a.1 == b.1 || !promises.generations)
+}
+
 /// Whether a step made the contents of a file durable, or ordered them before what is found.
-fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize) -> bool {
+fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, promises: Promises) -> bool {
+    let about = step.about.is_some_and(|about| same_file(about, id, promises));
     let durable = step.ok
         && step.done <= at
         && match step.op {
             None | Some(Op::Sync) => true,
-            Some(Op::Fsync(_) | Op::Fdatasync(_)) => step.about == Some(id),
+            Some(Op::Fsync(_) | Op::Fdatasync(_)) => about,
             _ => false,
         };
-    // A rename over a file that shows must show the whole new file.
-    durable || (step.replaced && step.about == Some(id) && nth <= names)
+    // A rename over a file that shows must show the whole new file; whether it shows, only ordered names tell.
+    durable || (promises.ordered_names && step.replaced && about && nth <= names)
 }
 
 /// The bytes of a file are ones that it held since they were last bound.
@@ -130,13 +136,17 @@ fn data(
     path: &str,
     node: &Node,
     steps: &[Step],
-    (_, names, newest): (usize, usize, usize),
+    (names, newest): (usize, usize),
     at: usize,
+    promises: Promises,
 ) -> Result<(), String> {
-    let from = (0..=newest).rev().find(|&nth| binds_data(&steps[nth], nth, node.id, names, at)).unwrap_or(0);
+    let from = (0..=newest)
+        .rev()
+        .find(|&nth| binds_data(&steps[nth], nth, node.id, names, at, promises))
+        .unwrap_or(0);
     let mut versions: Vec<&Arc<[u8]>> = Vec::new();
     for step in &steps[from..=newest] {
-        if let Some(version) = step.tree.values().find(|other| other.id == node.id)
+        if let Some(version) = step.tree.values().find(|other| same_file(other.id, node.id, promises))
             && versions.last().is_none_or(|last| !Arc::ptr_eq(last, &version.data))
         {
             versions.push(&version.data);
@@ -149,7 +159,7 @@ fn data(
     };
     let size = node.data.len();
     // A file that was made in between had no bytes before.
-    let made_between = !steps[from].tree.values().any(|other| other.id == node.id);
+    let made_between = !steps[from].tree.values().any(|other| same_file(other.id, node.id, promises));
     if size > most || (size < least && !made_between) {
         return Err(format!("{path}: {size} bytes, where it had {least} to {most} (since step {from})"));
     }
@@ -243,8 +253,8 @@ fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String
     }
 }
 
-/// After the checks: let every file grow, change it, and see its value move past all that were handed out.
-pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize) -> Result<(), String> {
+/// After the checks: let every file grow, change it, and see its value move past all that were handed out, where values are stored.
+pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promises) -> Result<(), String> {
     for history in histories {
         let found =
             read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
@@ -259,7 +269,7 @@ pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize) -> Result<(), S
             grows_by_zeros(vfs, &inode, node).map_err(|what| format!("{place}: {what}"))?;
             vfs.write(&Cred::root(), &inode, 0, b"after", WriteFlags::empty())
                 .map_err(|error| format!("{place}: cannot be written after recovery: {error}"))?;
-            let Some(now) = vfs.change(&inode) else { continue };
+            let Some(now) = vfs.change(&inode).filter(|_| promises.crash_safe_values) else { continue };
             for old in history.handed.iter().filter(|old| old.at <= at && old.id == node.id) {
                 if now <= old.value {
                     return Err(format!(

@@ -8,7 +8,7 @@ use ivers_block::Device;
 use ivers_vfs::epoch::EpochRecord;
 
 /// Calls of every sort, each on another inode.
-fn all_calls(out: &mut Vec<u8>) {
+pub(crate) fn all_calls(out: &mut Vec<u8>) {
     for what in 0..24u8 {
         out.extend_from_slice(&[what, what.wrapping_mul(7), 0x13, 0x04]);
     }
@@ -68,6 +68,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
                 }
             }
         }
+        "affs" => seeds.extend(crate::affs::seeds()),
         "saved_state" => seeds.extend(crate::plain::states()),
         "nfs_wire" => seeds.extend(crate::nfs::wire::seeds()),
         "nfs_session" => seeds.extend(crate::nfs::session::seeds()),

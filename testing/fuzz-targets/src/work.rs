@@ -85,7 +85,8 @@ struct Seen {
     name: Vec<u8>,
 }
 
-fn session(vfs: &Arc<Vfs>, calls: &[Call]) {
+/// Walks a mount, and makes these calls in it.
+pub(crate) fn session(vfs: &Arc<Vfs>, calls: &[Call]) {
     let Ok(root) = vfs.root() else { return };
     let _ = vfs.stat_fs();
     let mut seen = vec![Seen { inode: root.clone(), dir: root.clone(), name: b"..".to_vec() }];

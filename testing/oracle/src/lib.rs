@@ -2,19 +2,24 @@
 //!
 //! | module | who is asked |
 //! |---|---|
+//! | [`affs`] | amitools and unadf, and a checker of our own for OFS and FFS |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
+//! | [`fat`] | dosfstools and mtools |
 //! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
 //! | [`tree()`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
 
 #![forbid(unsafe_code)]
 
+pub mod affs;
 pub mod e2fs;
+pub mod fat;
 pub mod kernel;
 pub mod machine;
 pub mod tree;
 
 pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_version};
+pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_repair};
 pub use kernel::LoopMount;
 pub use tree::{TreeOptions, tree};
 

@@ -1,6 +1,9 @@
 //! The jobs that the seeds ran with fio, at the size of a round.
 
+use std::fs::File;
+
 use anyhow::{Context, Result};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::{BLOCK, Lap, Turn, Workload, at_once};
 use crate::bench::volume::{Access, Volume};
@@ -9,7 +12,8 @@ use crate::bench::volume::{Access, Volume};
 /// removing it are not timed.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::bench) struct SharedFile {
-    /// So many threads ask for the change attribute as fast as they can.
+    /// So many threads ask for the change attribute in a loop, each time with a system call: the seeds' querier was a process beside the jobs, which
+    /// cannot ask without one. (Those of [`super::crowd`] ask without.)
     pub(in crate::bench) queriers: u64,
     /// Time each write.
     pub(in crate::bench) laps: bool,
@@ -42,7 +46,13 @@ impl Workload for SharedFile {
             }
             Ok(laps.map_or_else(Vec::new, Lap::into_laps))
         };
-        let turn = at_once(Self::JOBS, write, self.queriers, || volume.query(&file))?;
+        let outside = File::open("/").context("/")?;
+        let ask = || {
+            volume.query(&file);
+            // What a process asks for attributes by; whatever it answers, it took its time.
+            let _ = statx(&outside, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
+        };
+        let turn = at_once(Self::JOBS, write, self.queriers, ask)?;
         volume.sync(&file)?;
         volume.remove(Self::NAME, file)?;
         Ok(Turn { ops: blocks * Self::JOBS, ..turn })

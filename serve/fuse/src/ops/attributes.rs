@@ -100,6 +100,10 @@ impl Ops {
             Asked::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
             Asked::Mount => reply::value(cookie::mount(&s.vfs, &s.server).as_bytes(), size, reply),
             Asked::Generation => reply::value(node.inode.generation.to_string().as_bytes(), size, reply),
+            Asked::Measurement => match s.vfs.watch_report() {
+                Some(report) => reply::value(report.as_bytes(), size, reply),
+                None => reply.error(none),
+            },
             Asked::Unknown => reply.error(none),
             Asked::Change | Asked::Stored if s.vfs.no_cookie().is_some() => reply.error(none),
             // A caller that only wants room is not one who looks: the longest number there is.

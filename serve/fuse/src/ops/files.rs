@@ -33,10 +33,15 @@ impl Ops {
             return Err(Errno::EPERM);
         }
         let handle = s.handle(request, &cred, flags);
+        s.tell_open(&cred, &node, handle)?;
         if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
-            s.vfs.set_attr(&cred, &node.inode, &set).or_errno()?;
-            s.vfs.drop_capability(&node.inode).or_errno()?;
+            let emptied = s.vfs.set_attr(&cred, &node.inode, &set);
+            let emptied = emptied.and_then(|_| s.vfs.drop_capability(&node.inode)).or_errno();
+            if let Err(error) = emptied {
+                s.tell_close(&node, handle);
+                return Err(error);
+            }
         }
         // Before the reply: from then on the kernel may hold back.
         if handle.holds_back {
@@ -102,11 +107,11 @@ impl Ops {
     }
 
     pub(super) fn release_file(&self, ino: INodeNo, handle: Handle) {
-        if handle.holds_back
-            && let Ok(node) = self.0.node(ino)
-        {
+        let Ok(node) = self.0.node(ino) else { return };
+        if handle.holds_back {
             node.writer_closes();
         }
+        self.0.tell_close(&node, handle);
     }
 
     pub(super) fn sync(&self, ino: INodeNo, datasync: bool) -> Reply<()> {

@@ -79,6 +79,11 @@ impl Ops {
         let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (node, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
         let handle = s.handle(request, &cred, flags);
+        if let Err(error) = s.tell_open(&cred, &node, handle) {
+            // The kernel learns nothing of it.
+            s.nodes.forget(node.id, 1);
+            return Err(error);
+        }
         if handle.holds_back {
             node.writer_opens();
         }

@@ -46,19 +46,24 @@ impl Boot {
 
     /// A machine of this name.
     pub fn boot(&self, name: &str) -> Result<Guest> {
-        self.boot_with(name, "user,id=n0")
+        self.boot_with(name, "")
+    }
+
+    /// The same, with more words for its kernel.
+    pub fn boot_with(&self, name: &str, more: &str) -> Result<Guest> {
+        self.boot_on(name, more, "user,id=n0")
     }
 
     /// The same; who connects to this port of the host's loopback reaches that of the machine.
     pub fn boot_reached(&self, name: &str, port: u16) -> Result<Guest> {
-        self.boot_with(name, &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{port}"))
+        self.boot_on(name, "", &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{port}"))
     }
 
-    fn boot_with(&self, name: &str, network: &str) -> Result<Guest> {
+    fn boot_on(&self, name: &str, more: &str, network: &str) -> Result<Guest> {
         let dir = tempfile::Builder::new().prefix("ivers-guest-").tempdir()?;
         let console = dir.path().join("console");
         // A name before the kernel's own words is put in the environment of its first process.
-        let append = format!("loglevel=6 machine={name}");
+        let append = format!("loglevel=6 machine={name} {more}");
         let mut child = machine(&self.kernel, &self.archive, &console, &append)?
             .args(["-smp", "1", "-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"])
             .args(["-netdev", network, "-device", "virtio-net-pci,netdev=n0,romfile="])

@@ -1,0 +1,277 @@
+//! What a second run reads.
+
+use super::*;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Instant;
+
+fn times(path: &Path) -> Timestamps {
+    let meta = fs::metadata(path).unwrap();
+    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    Timestamps {
+        last_access: time(meta.atime(), meta.atime_nsec()),
+        last_modification: time(meta.mtime(), meta.mtime_nsec()),
+    }
+}
+
+fn set_times(path: &Path, times: &Timestamps) {
+    utimensat(CWD, path, times, AtFlags::empty()).unwrap();
+}
+
+/// Other bytes in the middle, and the time of before.
+fn change_in_secret(path: &Path) {
+    let before = times(path);
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(b"other", 3).unwrap();
+    drop(file);
+    set_times(path, &before);
+    assert_eq!(fs::metadata(path).unwrap().mtime_nsec(), before.last_modification.tv_nsec);
+}
+
+#[test]
+fn of_many_files_one_is_read_again() {
+    if !can_mount() {
+        return;
+    }
+    let files: usize =
+        std::env::var("IVERS_MEASURED_FILES").map_or(400, |text| text.parse().expect("a number of files"));
+    // Large enough that reading is what takes long.
+    let bytes = 64 << 10;
+    let size = (files * (bytes + 8192)) as u64 + (64 << 20);
+    let place = Place::of(ivers_oracle::Image::new("ext4", size, &[]).unwrap());
+    place.mount("");
+    fill(&place.dir, files, bytes);
+    place.unmount();
+    let kept = Kept::new();
+    let timed = |what: &str| {
+        let begin = Instant::now();
+        let sums = kept.measure(root_of(&place));
+        println!("{what}: {} ms, {}", begin.elapsed().as_millis(), sums);
+        (begin.elapsed(), sums)
+    };
+    let (first, sums) = timed("first");
+    assert_eq!((sums["read"].as_u64(), sums["not_read"].as_u64()), (Some(files as u64), Some(0)));
+    assert_eq!(sums["new_entries"], files as u64);
+    place.mount("");
+    change_in_secret(&place.path("d002/f00222"));
+    place.unmount();
+    let (second, sums) = timed("second, one changed");
+    assert_eq!((sums["read"].as_u64(), sums["not_read"].as_u64()), (Some(1), Some(files as u64 - 1)));
+    assert_eq!((&sums["new_entries"], &sums["read_bytes"]), (&1.into(), &bytes.into()));
+    let (_, sums) = timed("third");
+    assert_eq!((&sums["read"], &sums["new_entries"]), (&0.into(), &0.into()));
+    println!("the second took {:.1} % of the first", 100.0 * second.as_secs_f64() / first.as_secs_f64());
+    // The figure that counts comes from many files and a release build.
+    if files >= 20_000 && !cfg!(debug_assertions) {
+        assert!(second * 20 < first, "{second:?} against {first:?}");
+    }
+}
+
+#[test]
+fn what_is_touched_without_change_is_not_read() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount("");
+    fill(&place.dir, 10, 5000);
+    let (kept, on_mount) = (Kept::new(), Kept::new());
+    assert_eq!(on_mount.counts(&place.dir), (10, 0));
+    assert_eq!(on_mount.counts(&place.dir), (0, 10));
+    let touched = place.path("d000/f00003");
+    let touch = || {
+        // Opened and closed, for writing too; read.
+        drop(OpenOptions::new().write(true).open(&touched).unwrap());
+        drop(OpenOptions::new().append(true).open(&touched).unwrap());
+        fs::read(&touched).unwrap();
+    };
+    touch();
+    assert_eq!(on_mount.counts(&place.dir), (0, 10), "on the mount");
+    change_in_secret(&place.path("d000/f00004"));
+    assert_eq!(on_mount.counts(&place.dir), (1, 9), "put back with its old time");
+    // utimes(2) moves the ctime, whatever times it sets: a change, and no entry for the same contents.
+    set_times(&touched, &times(&touched));
+    let sums = on_mount.measure(&place.dir);
+    assert_eq!((&sums["read"], &sums["new_entries"]), (&1.into(), &0.into()));
+    place.unmount();
+    assert_eq!(kept.counts(root_of(&place)), (10, 0));
+    place.mount("");
+    touch();
+    place.unmount();
+    assert_eq!(kept.counts(root_of(&place)), (0, 10), "in the image");
+    // What was measured on the mount is known of the image too: the keys are the filesystem's.
+    assert_eq!(on_mount.counts(root_of(&place)), (0, 10), "over a remount");
+}
+
+#[test]
+fn after_a_crash_nothing_is_believed() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount("");
+    fill(&place.dir, 20, 3000);
+    place.unmount();
+    let kept = Kept::new();
+    assert_eq!(kept.counts(root_of(&place)), (20, 0));
+    // A clean mount that changes nothing costs nothing.
+    place.mount("");
+    place.unmount();
+    assert_eq!(kept.counts(root_of(&place)), (0, 20));
+    let supervisor = place.mount("");
+    let file = File::options().write(true).open(place.path("d000/f00007")).unwrap();
+    file.write_all_at(b"before the crash", 9).unwrap();
+    file.sync_all().unwrap();
+    // Measured while it is mounted, at values that the crash may lose.
+    fs::write(place.path("d000/f00008"), "not yet durable").unwrap();
+    assert_eq!(kept.counts(&place.dir), (2, 18), "on the mount, before the crash");
+    let all: Vec<i32> = children(supervisor).into_iter().chain([supervisor]).collect();
+    for pid in &all {
+        signal(*pid, rustix::process::Signal::KILL);
+    }
+    wait_until("they are gone", || all.iter().all(|&pid| !runs(pid)));
+    drop(file);
+    let output = ivers([OsStr::new("unmount"), "--lazy".as_ref(), place.dir.as_os_str()]);
+    assert!(place.path("d000").symlink_metadata().is_err(), "{}", said(&output));
+    // The mount that recovers raises the epoch: no value of before vouches for anything.
+    place.mount("");
+    place.unmount();
+    let (read, not_read) = kept.counts(root_of(&place));
+    assert_eq!((read, not_read), (20, 0), "everything is suspicious");
+    assert_eq!(kept.counts(root_of(&place)), (0, 20), "and settled");
+}
+
+#[test]
+fn nothing_vouches_beyond_what_keeps_no_numbers() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let mount = |dir: &Path| {
+        let output = ivers([
+            OsStr::new("mount"),
+            "-t".as_ref(),
+            "mem".as_ref(),
+            "--log".as_ref(),
+            place.image.dir().join("log").as_os_str(),
+            "none".as_ref(),
+            dir.as_os_str(),
+        ]);
+        assert!(output.status.success(), "{}", said(&output));
+    };
+    let kept = Kept::new();
+    for round in 0..2 {
+        mount(&place.dir);
+        fill(&place.dir, 5, 100);
+        assert_eq!(kept.counts(&place.dir), (5, 0), "round {round}: the same numbers, and another mount");
+        assert_eq!(kept.counts(&place.dir), (0, 5), "round {round}: within the mount");
+        place.unmount();
+    }
+    // Without a change attribute everything is read each time, here and on any other filesystem.
+    place.mount("noiversion");
+    fill(&place.dir, 5, 100);
+    assert_eq!((kept.counts(&place.dir), kept.counts(&place.dir)), ((5, 0), (5, 0)));
+    let plain = tempfile::tempdir().unwrap();
+    fill(plain.path(), 5, 100);
+    assert_eq!((kept.counts(plain.path()), kept.counts(plain.path())), ((5, 0), (5, 0)));
+}
+
+#[test]
+fn a_number_that_is_used_again_is_another_file() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount("");
+    fill(&place.dir, 3, 100);
+    let kept = Kept::new();
+    assert_eq!(kept.counts(&place.dir), (3, 0));
+    let path = place.path("d000/f00001");
+    let ino = fs::metadata(&path).unwrap().ino();
+    fs::remove_file(&path).unwrap();
+    // Once the mount has ended nobody holds the number any more.
+    place.unmount();
+    place.mount("");
+    fs::write(&path, "another one").unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().ino(), ino, "ext4 takes the first free number");
+    assert_eq!(kept.counts(&place.dir), (1, 2));
+    // Another name of a file is not read again, and has an entry of its own.
+    fs::hard_link(&path, place.path("d000/link")).unwrap();
+    fs::remove_file(kept.path("store")).unwrap();
+    let sums = kept.measure(&place.dir);
+    assert_eq!((&sums["read"], &sums["not_read"], &sums["new_entries"]), (&3.into(), &1.into(), &1.into()));
+}
+
+#[test]
+fn an_interrupted_run_vouches_for_nothing_that_is_in_no_list() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount("");
+    fill(&place.dir, 60, 200_000);
+    place.unmount();
+    let kept = Kept::new();
+    let (list, store) = (kept.path("list"), kept.path("store"));
+    for delay_ms in [2, 20, 60, 150] {
+        let mut child = std::process::Command::new(IVERS)
+            .args([
+                "measure".as_ref(),
+                "--list".as_ref(),
+                list.as_os_str(),
+                "--store".as_ref(),
+                store.as_os_str(),
+            ])
+            .arg(root_of(&place))
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(delay_ms));
+        let _ = child.kill();
+        child.wait().unwrap();
+        // Its keeper sees that, and lets the image go.
+        wait_until("the image is free", || {
+            let (sums, well) = Kept::new().run(&[root_of(&place).as_ref()]);
+            well && sums["files"] == 60
+        });
+        let known = if store.exists() { 60 } else { 0 };
+        let in_list = fs::read(&list).map_or(0, |bytes| ivers_measure::reader::Reader::new(&bytes).count());
+        assert!(known == 0 || in_list == 61, "{known} known and {in_list} in the list");
+    }
+    let sums = kept.measure(root_of(&place));
+    assert_eq!((&sums["files"], &sums["entries"]), (&60.into(), &61.into()));
+}
+
+#[test]
+fn policies_and_files_that_are_none_are_refused() {
+    let kept = Kept::new();
+    let dir = kept.path("tree");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("f"), "x").unwrap();
+    fs::write(kept.path("policy"), "measure\nmeasure func=MODULE_CHECK\n").unwrap();
+    let refused = |words: &[&OsStr], code: i32, part: &str| {
+        let (list, store) = (kept.path("list"), kept.path("store"));
+        let fixed: [&OsStr; 5] =
+            ["measure".as_ref(), "--list".as_ref(), list.as_ref(), "--store".as_ref(), store.as_ref()];
+        let output = ivers(fixed.iter().chain(words));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", said(&output));
+        assert!(text.contains(part), "{words:?}: no {part:?}: {text}");
+    };
+    let (policy, dir) = (kept.path("policy"), dir.as_os_str());
+    refused(&["--policy".as_ref(), policy.as_os_str(), dir], 2, "policy: line 2: func=MODULE_CHECK");
+    refused(&["--key".as_ref(), policy.as_os_str(), dir], 2, "policy: key 1");
+    refused(&["--hash".as_ref(), "md5".as_ref(), dir], 2, "there are sha1");
+    let output = ivers([OsStr::new("measure"), "--of".as_ref(), dir]);
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    kept.measure(dir);
+    let store = fs::read(kept.path("store")).unwrap();
+    fs::write(kept.path("store"), &store[1..]).unwrap();
+    refused(&[dir], 5, "move it away");
+    fs::remove_file(kept.path("store")).unwrap();
+    let mut list = fs::read(kept.path("list")).unwrap();
+    list[30] ^= 1;
+    fs::write(kept.path("list"), list).unwrap();
+    refused(&[dir], 5, "entry 1 of the measurement list");
+}

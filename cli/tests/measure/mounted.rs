@@ -1,0 +1,241 @@
+//! Mounts that measure and appraise.
+
+use super::*;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::time::Duration;
+
+/// A mount with a policy, and its list.
+struct Measured {
+    place: Place,
+    kept: Kept,
+    options: String,
+}
+
+impl Measured {
+    fn new(policy: &str, more: &str) -> Self {
+        let (place, kept) = (Place::new(), Kept::new());
+        fs::write(kept.path("policy"), policy).unwrap();
+        let (file, list) = (kept.path("policy"), kept.path("mount.list"));
+        let options = format!("measure={},measure_list={}{more}", file.display(), list.display());
+        Self { place, kept, options }
+    }
+
+    fn mount(&self) {
+        self.place.mount(&self.options);
+    }
+
+    /// The entries of the list, without the first: name, and what kind it is.
+    fn entries(&self) -> Vec<(String, &'static str)> {
+        let bytes = fs::read(self.kept.path("mount.list")).unwrap();
+        let entries = ivers_measure::reader::Reader::new(&bytes).map(Result::unwrap).skip(1);
+        let shown = entries.map(|entry| {
+            let kind = if entry.is_violation() { "violation" } else { "measured" };
+            (String::from_utf8_lossy(entry.fields().name).into_owned(), kind)
+        });
+        shown.collect()
+    }
+
+    /// What was added since, once there is something: RELEASE comes behind close(2).
+    fn added(&self, before: &mut usize, count: usize) -> Vec<(String, &'static str)> {
+        wait_until("the list has grown", || self.entries().len() >= *before + count);
+        std::thread::sleep(Duration::from_millis(100));
+        let added = self.entries().split_off(*before);
+        *before += added.len();
+        added
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> Vec<u8> {
+    fs::read(path).unwrap()
+}
+
+fn owned(entries: &[(&str, &'static str)]) -> Vec<(String, &'static str)> {
+    entries.iter().map(|(name, kind)| ((*name).to_owned(), *kind)).collect()
+}
+
+const READERS: &str = "dont_measure path=/quiet\nmeasure func=FILE_CHECK mask=^MAY_READ\n";
+
+#[test]
+fn opens_closes_and_violations_are_recorded_as_ima_does() {
+    if !can_mount() {
+        return;
+    }
+    let measured = Measured::new(READERS, "");
+    let place = &measured.place;
+    place.mount("");
+    fs::create_dir_all(place.path("etc")).unwrap();
+    fs::create_dir_all(place.path("quiet")).unwrap();
+    for name in ["etc/a", "etc/b", "etc/c", "quiet/d"] {
+        fs::write(place.path(name), name).unwrap();
+    }
+    place.unmount();
+    measured.mount();
+    let mut seen = 0;
+    read(place.path("etc/a"));
+    read(place.path("quiet/d"));
+    assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/a", "measured")]));
+    // Read again, and touched: nothing.
+    read(place.path("etc/a"));
+    drop(OpenOptions::new().write(true).open(place.path("etc/a")).unwrap());
+    read(place.path("etc/a"));
+    assert_eq!(measured.added(&mut seen, 0), []);
+    // Changed: at the last close, and not again when it is read.
+    fs::write(place.path("etc/a"), "other contents").unwrap();
+    assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/a", "measured")]));
+    read(place.path("etc/a"));
+    // A new file, once it is complete.
+    let mut new = File::create(place.path("etc/new")).unwrap();
+    new.write_all(b"half").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(measured.added(&mut seen, 0), []);
+    new.write_all(b" and half").unwrap();
+    drop(new);
+    assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/new", "measured")]));
+    // open_writers: said once, however often it is read meanwhile.
+    let mut writer = OpenOptions::new().append(true).open(place.path("etc/b")).unwrap();
+    read(place.path("etc/b"));
+    read(place.path("etc/b"));
+    assert_eq!(measured.added(&mut seen, 2), owned(&[("/etc/b", "violation"), ("/etc/b", "measured")]));
+    writer.write_all(b"more").unwrap();
+    drop(writer);
+    assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/b", "measured")]));
+    // ToMToU.
+    let mut reader = File::open(place.path("etc/c")).unwrap();
+    reader.read_to_end(&mut Vec::new()).unwrap();
+    let writer = OpenOptions::new().write(true).open(place.path("etc/c")).unwrap();
+    assert_eq!(measured.added(&mut seen, 2), owned(&[("/etc/c", "measured"), ("/etc/c", "violation")]));
+    drop((reader, writer));
+    // A file that moves keeps what is known of it; its name is another one when it changes.
+    fs::rename(place.path("etc"), place.path("moved")).unwrap();
+    read(place.path("moved/a"));
+    assert_eq!(measured.added(&mut seen, 0), []);
+    fs::write(place.path("moved/a"), "moved").unwrap();
+    assert_eq!(measured.added(&mut seen, 1), owned(&[("/moved/a", "measured")]));
+
+    let (list, pcrs) = (measured.kept.path("copy"), measured.kept.path("pcrs"));
+    let output = ivers([
+        OsStr::new("measure"),
+        "--json".as_ref(),
+        "--of".as_ref(),
+        place.dir.as_ref(),
+        "--list".as_ref(),
+        list.as_ref(),
+        "--pcrs".as_ref(),
+        pcrs.as_ref(),
+    ]);
+    assert!(output.status.success(), "{}", said(&output));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&told["violations"], &told["entries"]), (&2.into(), &(seen + 1).into()));
+    if ivers_oracle::have_programs(&["evmctl", "python3"]) {
+        super::evmctl::agree(&list, &pcrs, &told["aggregates"]);
+    }
+    // The next mount goes on with the list; what it has already it does not add.
+    place.unmount();
+    measured.mount();
+    read(place.path("moved/a"));
+    assert_eq!(measured.added(&mut seen, 0), []);
+    // Whoever writes to it is found out.
+    let mut bytes = fs::read(measured.kept.path("mount.list")).unwrap();
+    let last = bytes.len() - 1;
+    bytes.truncate(last);
+    fs::write(measured.kept.path("mount.list"), bytes).unwrap();
+    let output = ivers([OsStr::new("measure"), "--of".as_ref(), place.dir.as_ref()]);
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+}
+
+#[test]
+fn two_mounts_do_not_share_a_list() {
+    if !can_mount() {
+        return;
+    }
+    let (first, second) = (Measured::new(READERS, ""), Place::new());
+    first.mount();
+    let options = &first.options;
+    let output = ivers([
+        OsStr::new("mount"),
+        "-o".as_ref(),
+        options.as_ref(),
+        second.image.path().as_ref(),
+        second.dir.as_ref(),
+    ]);
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    fs::write(first.kept.path("policy"), "measure\nhash\n").unwrap();
+    let output = ivers([
+        OsStr::new("mount"),
+        "-o".as_ref(),
+        format!("measure={}", first.kept.path("policy").display()).as_ref(),
+        second.image.path().as_ref(),
+        second.dir.as_ref(),
+    ]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("line 2: hash"), "{}", said(&output));
+}
+
+#[test]
+fn without_a_number_files_are_measured_each_time() {
+    if !can_mount() {
+        return;
+    }
+    let measured = Measured::new("measure\n", ",noiversion");
+    measured.mount();
+    let path = measured.place.path("f");
+    fs::write(&path, "one").unwrap();
+    let mut seen = 0;
+    assert_eq!(measured.added(&mut seen, 1).len(), 1);
+    read(&path);
+    assert_eq!(measured.added(&mut seen, 0), []);
+    // The same length, and nothing that a clock could tell.
+    OpenOptions::new().write(true).open(&path).unwrap().write_all(b"two").unwrap();
+    assert_eq!(measured.added(&mut seen, 1).len(), 1);
+}
+
+#[test]
+fn what_does_not_match_is_not_opened() {
+    if !can_mount() || !is_root() {
+        // Attributes of `security.` are root's.
+        return;
+    }
+    let measured = Measured::new("measure\ndont_appraise path=/open\nappraise\n", ",appraise");
+    let place = &measured.place;
+    let label = |contents: &[u8]| {
+        let digest = ivers_measure::digest::Algorithm::Sha256.digest(contents);
+        ivers_measure::signature::Label::encode_digest(&digest)
+    };
+    place.mount("");
+    fs::create_dir(place.path("open")).unwrap();
+    for name in ["good", "bad", "none", "open/none"] {
+        fs::write(place.path(name), name).unwrap();
+    }
+    xattr::set(place.path("good"), "security.ima", &label(b"good")).unwrap();
+    xattr::set(place.path("bad"), "security.ima", &label(b"good")).unwrap();
+    place.unmount();
+    measured.mount();
+    let denied = |name: &str| {
+        let error = fs::read(place.path(name)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{name}: {error}");
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::ACCESS.raw_os_error()));
+    };
+    assert_eq!(read(place.path("good")), b"good");
+    assert_eq!(read(place.path("open/none")), b"open/none");
+    denied("bad");
+    denied("none");
+    let written = OpenOptions::new().write(true).truncate(true).open(place.path("bad"));
+    assert_eq!(written.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    // What who may open a file writes is labelled when he is done, and so is what he makes.
+    for (name, contents) in [("good", "better"), ("new", "made here")] {
+        fs::write(place.path(name), contents).unwrap();
+        wait_until("it is labelled", || {
+            xattr::get(place.path(name), "security.ima").unwrap().as_deref()
+                == Some(&label(contents.as_bytes()))
+        });
+        assert_eq!(read(place.path(name)), contents.as_bytes());
+    }
+    // A label that is taken away, or put on something else, is seen at the next open.
+    xattr::remove(place.path("new"), "security.ima").unwrap();
+    denied("new");
+    place.unmount();
+    // Elsewhere it opens: the label is the mount's wish alone.
+    place.mount("");
+    assert_eq!(read(place.path("bad")), b"bad");
+}

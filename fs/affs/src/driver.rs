@@ -1,0 +1,292 @@
+//! The calls of the VFS.
+
+use crate::file::FILE_MAX;
+use crate::layout::{
+    COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, kept_date, mode_of, protect_of, put_tail32, put_text, tail,
+    to_latin, to_utf8,
+};
+use crate::node::{block_of, node};
+use crate::volume::{Affs, Kind, order_error};
+use ivers_ordered::Stage;
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+
+const PROTECTION: &[u8] = b"user.amiga.protection";
+const COMMENT: &[u8] = b"user.amiga.comment";
+
+impl Affs {
+    /// A protection word as users write it: a number, decimal or with `0x`.
+    fn parse_protection(text: &[u8]) -> Result<u32> {
+        let text = std::str::from_utf8(text).map_err(|_| NameError::Invalid)?.trim();
+        let parsed = match text.strip_prefix("0x") {
+            Some(hex) => u32::from_str_radix(hex, 16),
+            None => text.parse(),
+        };
+        parsed.map_err(|_| NameError::Invalid.into())
+    }
+
+    /// Whether a header has room for what the attributes say.
+    fn has_attributes(inode: &Inode) -> bool {
+        matches!(node(inode).kind, Kind::File | Kind::Directory)
+    }
+
+    fn set_protection(&self, inode: &Inode, protect: u32) -> Result<()> {
+        let change = self.change()?;
+        let mut state = node(inode).state.lock();
+        state.protect = protect;
+        inode.with_attr(|attr| attr.perm = mode_of(protect, node(inode).kind.is_dir()));
+        self.edit(&change, block_of(inode), Stage::Attach, |bytes| put_tail32(bytes, tail::PROTECT, protect))
+    }
+
+    fn set_comment(&self, inode: &Inode, comment: Vec<u8>) -> Result<()> {
+        let change = self.change()?;
+        let mut state = node(inode).state.lock();
+        self.edit(&change, block_of(inode), Stage::Attach, |bytes| {
+            put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
+        })?;
+        state.comment = comment;
+        Ok(())
+    }
+}
+
+impl FileSystem for Affs {
+    fn info(&self) -> FsInfo {
+        FsInfo {
+            fs_type: "affs",
+            label: self.label.clone(),
+            uuid: [0; 16],
+            block_size: self.shape.block_size,
+            root: Ino(u64::from(self.shape.root)),
+            // A character of Latin-1 takes up to two bytes of UTF-8; `name_from` counts characters.
+            name_max: if self.shape.flavour.long_names { 220 } else { 2 * NAME_MAX as u32 },
+            max_file_size: FILE_MAX,
+            max_links: u32::MAX,
+            time_granularity_ns: TICK_NS,
+            semantics: ChangeSemantics {
+                data: true,
+                metadata: true,
+                monotonic: true,
+                persistent: false,
+                crash_safe: false,
+            },
+            no_cookie: None,
+            read_only: self.read_only.clone(),
+            xattr_value_max: 2 * COMMENT_MAX as u32,
+            projects: false,
+            reserve: None,
+        }
+    }
+
+    fn stat_fs(&self) -> Result<StatFs> {
+        let (free, available) = self.space.figures();
+        Ok(StatFs {
+            block_size: self.shape.block_size,
+            blocks: u64::from(self.shape.blocks - self.shape.reserved),
+            blocks_free: free,
+            blocks_available: available,
+            // Any block can become a header.
+            files: 0,
+            files_free: 0,
+            name_max: if self.shape.flavour.long_names { 110 } else { NAME_MAX as u32 },
+        })
+    }
+
+    fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
+        self.fs_load_inode(ino)
+    }
+
+    fn names_alias(&self) -> bool {
+        true
+    }
+
+    fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
+        let flavour = self.shape.flavour;
+        to_latin(a).zip(to_latin(b)).is_some_and(|(a, b)| flavour.same(&a, &b))
+    }
+
+    fn fit(&self, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
+        let kind = node(inode).kind;
+        if new.flags != old.flags {
+            return Err(NameError::NotSupported.into());
+        }
+        if new.uid > OWNER_MAX || new.gid > OWNER_MAX {
+            return Err(NameError::Invalid.into());
+        }
+        // The root block keeps other things where headers have these.
+        if kind == Kind::Root && (new.uid, new.gid, new.perm) != (old.uid, old.gid, old.perm) {
+            return Err(NameError::NotPermitted.into());
+        }
+        new.perm = match kind {
+            Kind::SoftLink | Kind::LinkDirectory | Kind::Root => old.perm,
+            _ => {
+                mode_of(protect_of(new.perm, node(inode).state.lock().protect, kind.is_dir()), kind.is_dir())
+            }
+        };
+        new.mtime = kept_date(new.mtime);
+        Ok(())
+    }
+
+    fn log_inode(&self, inode: &Inode) -> Result<()> {
+        self.guard(self.fs_log_inode(inode))
+    }
+
+    fn delete_inode(&self, inode: &Inode) -> Result<()> {
+        self.guard(self.fs_delete_inode(inode))
+    }
+
+    fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
+        self.fs_lookup(dir, name)
+    }
+
+    fn parent(&self, dir: &Inode) -> Result<Ino> {
+        self.fs_parent(dir)
+    }
+
+    fn readdir(
+        &self,
+        dir: &Inode,
+        cursor: u64,
+        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.fs_readdir(dir, cursor, emit)
+    }
+
+    fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        self.guard(self.fs_create(dir, name, new))
+    }
+
+    fn create_unnamed(&self, _dir: &Inode, _new: &NewInode) -> Result<LoadedInode> {
+        Err(NameError::NotSupported.into())
+    }
+
+    fn link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.guard(self.fs_link(dir, name, inode))
+    }
+
+    fn unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.guard(self.fs_unlink(dir, name, inode))
+    }
+
+    fn rename(&self, rename: &Rename<'_>) -> Result<()> {
+        self.guard(self.fs_rename(rename))
+    }
+
+    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+        self.link_target(&self.header(block_of(inode))?)
+    }
+
+    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.fs_read(inode, offset, buf)
+    }
+
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
+        self.fs_reserve(inode, offset, len)
+    }
+
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        self.guard(self.fs_write_back(inode, offset, data))
+    }
+
+    fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
+        self.fs_unreserve(inode, offset, len);
+    }
+
+    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+        self.guard(self.fs_truncate(inode, size))
+    }
+
+    fn fallocate(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        _room: Room,
+    ) -> Result<()> {
+        self.guard(self.fs_fallocate(inode, mode, offset, len))
+    }
+
+    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+        self.fs_map(inode, offset)
+    }
+
+    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+        if !Self::has_attributes(inode) {
+            return Err(NameError::NoAttribute.into());
+        }
+        let state = node(inode).state.lock();
+        match name {
+            PROTECTION => Ok(format!("{:#010x}", state.protect).into_bytes()),
+            COMMENT if !state.comment.is_empty() => Ok(to_utf8(&state.comment)),
+            _ => Err(NameError::NoAttribute.into()),
+        }
+    }
+
+    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+        if !Self::has_attributes(inode) {
+            return Ok(Vec::new());
+        }
+        let mut names = vec![PROTECTION.to_vec()];
+        if !node(inode).state.lock().comment.is_empty() {
+            names.push(COMMENT.to_vec());
+        }
+        Ok(names)
+    }
+
+    fn set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+        let there = match self.get_xattr(inode, name) {
+            Ok(_) => true,
+            Err(Error::Name(NameError::NoAttribute)) => false,
+            Err(error) => return Err(error),
+        };
+        if !Self::has_attributes(inode) || !matches!(name, PROTECTION | COMMENT) {
+            // Nothing of another name was ever there.
+            return Err(if value.is_some() { NameError::NotSupported } else { NameError::NoAttribute }.into());
+        }
+        match (value, mode) {
+            (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
+            (Some(_), XattrMode::Replace) | (None, _) if !there => return Err(NameError::NoAttribute.into()),
+            _ => {}
+        }
+        let done = match (name, value) {
+            // The word is always there.
+            (PROTECTION, None) => return Err(NameError::NotPermitted.into()),
+            (PROTECTION, Some(value)) => self.set_protection(inode, Self::parse_protection(value)?),
+            (_, value) => {
+                let comment = to_latin(value.unwrap_or_default()).ok_or(NameError::Invalid)?;
+                if comment.len() > COMMENT_MAX {
+                    return Err(NameError::AttributeTooLarge.into());
+                }
+                self.set_comment(inode, comment)
+            }
+        };
+        self.guard(done)?;
+        inode.changed(Touch::Metadata, Logged::Anyway);
+        self.log_inode(inode)
+    }
+
+    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
+        self.sync()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
+    }
+
+    fn unmount(&self) -> Result<()> {
+        self.close()
+    }
+
+    fn forget_inode(&self, inode: &Inode) {
+        self.forget_promises(inode);
+    }
+
+    fn describe(&self) -> Vec<(String, String)> {
+        let shape = &self.shape;
+        vec![
+            ("variant".into(), shape.flavour.name()),
+            ("blocks".into(), format!("{} of {} bytes", shape.blocks, shape.block_size)),
+            ("root block".into(), shape.root.to_string()),
+        ]
+    }
+}

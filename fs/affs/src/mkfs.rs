@@ -1,0 +1,68 @@
+//! An empty volume (FAQ 5).
+
+use crate::layout::{BM_VALID, Flavour, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_SHORT};
+use crate::layout::{head, put_date, put_tail32, put_text, put32, seal, table_len, tail, to_latin};
+use ivers_block::Device;
+use ivers_vfs::{Error, NameError, Result, Timestamp};
+
+const RESERVED: u32 = 2;
+
+/// Makes an empty volume on all of a device. `low`: the last byte of its `DOS` word, 0 to 3.
+pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: Timestamp) -> Result<()> {
+    let tag = u32::from_be_bytes([b'D', b'O', b'S', low]);
+    let known = Flavour::of(tag).filter(|flavour| !flavour.cached && !flavour.long_names);
+    let blocks = u32::try_from(device.size_bytes() / u64::from(block_size.max(1))).unwrap_or(u32::MAX);
+    let sound = [512, 1024, 2048, 4096].contains(&block_size) && blocks > RESERVED + 8;
+    let label = to_latin(label.as_bytes()).filter(|label| !label.is_empty() && label.len() <= NAME_MAX);
+    let (Some(_), true, Some(label)) = (known, sound, label) else {
+        return Err(Error::Name(NameError::Invalid));
+    };
+    let size = block_size as usize;
+    let root = (RESERVED + blocks - 1) / 2;
+    let per_page = (size / 4 - 1) * 32;
+    let pages = ((blocks - RESERVED) as usize).div_ceil(per_page);
+    let named = size / 4 - 1;
+    let extensions = pages.saturating_sub(ROOT_BM_PAGES).div_ceil(named);
+    let own = root..root + 1 + (pages + extensions) as u32;
+    if own.end > blocks {
+        return Err(NameError::NoSpace.into());
+    }
+    let page = |nth: usize| root + 1 + nth as u32;
+    let extension = |nth: usize| if nth < extensions { root + 1 + (pages + nth) as u32 } else { 0 };
+    let write = |block: u32, bytes: &[u8]| device.write_at(u64::from(block) * u64::from(block_size), bytes);
+    for nth in 0..pages {
+        let mut bytes = vec![0xff; size];
+        let first = RESERVED as usize + nth * per_page;
+        for block in own.clone().filter(|&block| (first..first + per_page).contains(&(block as usize))) {
+            let at = block as usize - first;
+            bytes[4 + at / 32 * 4 + 3 - at % 32 / 8] &= !(1 << (at % 8));
+        }
+        seal(&mut bytes, 0);
+        write(page(nth), &bytes)?;
+    }
+    for nth in 0..extensions {
+        let mut bytes = vec![0; size];
+        let first = ROOT_BM_PAGES + nth * named;
+        (first..pages.min(first + named)).for_each(|at| put32(&mut bytes, (at - first) * 4, page(at)));
+        put32(&mut bytes, named * 4, extension(nth + 1));
+        write(extension(nth), &bytes)?;
+    }
+    let mut bytes = vec![0; size];
+    put32(&mut bytes, head::TYPE, T_SHORT);
+    put32(&mut bytes, head::TABLE_SIZE, table_len(block_size) as u32);
+    put_tail32(&mut bytes, tail::BM_FLAG, BM_VALID);
+    (0..pages.min(ROOT_BM_PAGES)).for_each(|nth| put_tail32(&mut bytes, tail::BM_PAGES - nth * 4, page(nth)));
+    put_tail32(&mut bytes, tail::BM_EXT, extension(0));
+    for at in [tail::DATE, tail::VOLUME_DATE, tail::CREATION_DATE] {
+        put_date(&mut bytes, at, now);
+    }
+    put_text(&mut bytes, tail::NAME, NAME_MAX, &label);
+    put_tail32(&mut bytes, tail::SEC_TYPE, ST_ROOT);
+    seal(&mut bytes, head::CHECKSUM);
+    write(root, &bytes)?;
+    let mut boot = vec![0; size];
+    put32(&mut boot, 0, tag);
+    write(0, &boot)?;
+    write(1, &vec![0; size])?;
+    Ok(device.flush()?)
+}

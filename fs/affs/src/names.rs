@@ -1,0 +1,599 @@
+//! Directories: hash chains, and the order in which they change.
+//!
+//! An entry is a header block: name, directory and next entry of the chain lie in it. So a name comes or goes by one write of one block (the
+//! header before it in the chain, or the directory), and an entry cannot stand in two chains at a time. To move one without a moment in
+//! which a crash would lose it, a hard link takes its place in between:
+//!
+//! 1. a link block with the new name is made and put into the chain of links ([`Stage::Fresh`], [`Stage::Detach`]), then where the new
+//!    name belongs, in place of what is replaced, if anything ([`Stage::Attach`]). All this is settled: both names lead to the entry.
+//! 2. The entry leaves its old chain ([`Stage::Detach`]), takes the link's name and place ([`Stage::Turn`]), and stands where the link stood ([`Stage::Attach`]);
+//!    the link leaves the chain of links ([`Stage::Cut`]).
+//!
+//! The same second half is what happens when the own name of an entry with hard links is removed: it takes the name of the newest link.
+//!
+//! A change of the same batch that takes another name away would be written before the second half is complete, and could lead from
+//! a chain into the other: so whoever takes a name away settles [`Affs::moved`] first.
+
+use crate::layout::{
+    NAME_MAX, OWNER_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR, T_SHORT,
+};
+use crate::layout::{
+    amiga_path, head, name_from, protect_of, put_date, put_tail32, put_text, put32, tail, to_utf8,
+};
+use crate::node::{block_of, node};
+use crate::volume::{Affs, Header, Hops, Kind, order_error};
+use ivers_ordered::{Change, Stage, Ticket};
+use ivers_vfs::sync::atomic::Ordering;
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+
+/// What leads to an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// The directory's hash table, at this slot.
+    Table(usize),
+    /// The entry before it in the chain.
+    Entry(u32),
+}
+
+/// An entry, and what leads to it.
+pub(crate) struct Found {
+    pub before: Before,
+    pub entry: Header,
+}
+
+/// The entries of one chain, in the order in which they are handed out.
+pub(crate) struct Listing {
+    /// The directory's value when they were read: they count while it is the same.
+    version: u64,
+    slot: usize,
+    entries: Vec<Listed>,
+}
+
+struct Listed {
+    key: u64,
+    ino: Ino,
+    kind: Option<FileType>,
+    name: Vec<u8>,
+}
+
+/// Cursors: 1 stands behind `.`, 2 behind `..`; above these the slot (from 1) and, below it, the key of the last entry.
+const KEY_BITS: u32 = 48;
+
+impl Affs {
+    pub(crate) fn slot_of(&self, name: &[u8]) -> usize {
+        self.shape.flavour.hash(name, self.shape.table_len())
+    }
+
+    /// Walks a chain of a directory. Every entry is checked: it is one, and says that it is in this directory.
+    pub(crate) fn walk_chain(
+        &self,
+        dir: u32,
+        slot: usize,
+        mut each: impl FnMut(Before, Header) -> Result<ControlFlow<()>>,
+    ) -> Result<()> {
+        let mut next = self.header(dir)?.slot(slot);
+        let mut before = Before::Table(slot);
+        let mut hops = Hops::new();
+        while next != 0 {
+            let entry = self.header(next)?;
+            if entry.kind == Kind::Root || entry.parent() != dir {
+                return Err(self.shape.damaged(
+                    next,
+                    format!("it stands in directory {dir} and says that it is in {}", entry.parent()),
+                ));
+            }
+            if !hops.step(next) {
+                return Err(self.shape.damaged(next, "the hash chain goes round"));
+            }
+            let (block, chain) = (next, entry.chain());
+            if each(before, entry)?.is_break() {
+                break;
+            }
+            (before, next) = (Before::Entry(block), chain);
+        }
+        Ok(())
+    }
+
+    /// The entry of a name, in Latin-1.
+    pub(crate) fn find(&self, dir: u32, name: &[u8]) -> Result<Option<Found>> {
+        let mut found = None;
+        self.walk_chain(dir, self.slot_of(name), |before, entry| {
+            if self.shape.flavour.same(self.name_of(&entry)?, name) {
+                found = Some(Found { before, entry });
+                return Ok(ControlFlow::Break(()));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    fn found(&self, dir: u32, name: &[u8]) -> Result<Found> {
+        self.find(dir, name)?.ok_or_else(|| NameError::NotFound.into())
+    }
+
+    /// Where a new entry of this name goes: the end of its chain.
+    fn end_of(&self, dir: u32, name: &[u8]) -> Result<Before> {
+        let slot = self.slot_of(name);
+        let mut end = Before::Table(slot);
+        self.walk_chain(dir, slot, |_, entry| {
+            end = Before::Entry(entry.block);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(end)
+    }
+
+    /// What leads to a block in the chain of its own name.
+    fn before(&self, entry: &Header) -> Result<Before> {
+        let found = self.found(entry.parent(), self.name_of(entry)?)?;
+        if found.entry.block != entry.block {
+            return Err(self.shape.damaged(entry.block, "another entry has the same name"));
+        }
+        Ok(found.before)
+    }
+
+    /// Lets what leads to an entry lead to another one.
+    fn point(&self, change: &Change<'_>, dir: u32, before: Before, stage: Stage, to: u32) -> Result<()> {
+        match before {
+            Before::Table(slot) => {
+                self.edit(change, dir, stage, |bytes| put32(bytes, head::TABLE + slot * 4, to))
+            }
+            Before::Entry(entry) => {
+                self.edit(change, entry, stage, |bytes| put_tail32(bytes, tail::HASH_CHAIN, to))
+            }
+        }
+    }
+
+    /// Takes a link out of the chain of links, when its name is gone: links that have a name are in the chain at any time.
+    fn unchain(&self, change: &Change<'_>, link: &Header) -> Result<()> {
+        let real = self.header(link.real())?;
+        let mut before = real.block;
+        for other in self.links_of(&real)? {
+            if other.block == link.block {
+                let next = link.next_link();
+                *self.moved.lock() = change.ticket();
+                return self
+                    .edit(change, before, Stage::Cut, |bytes| put_tail32(bytes, tail::NEXT_LINK, next));
+            }
+            before = other.block;
+        }
+        Err(self.shape.damaged(link.block, format!("a link that block {} does not know of", real.block)))
+    }
+
+    fn free_header(&self, change: &Change<'_>, block: u32) -> Result<()> {
+        self.space.give_up(change, &[block])?;
+        self.has_died(block);
+        Ok(())
+    }
+
+    /// An entry that stands in no chain (any more) takes the place, the name and the directory of a link to it, whose block is freed.
+    pub(crate) fn replace_link(&self, change: &Change<'_>, block: u32, link: &Header) -> Result<()> {
+        let before = self.before(link)?;
+        self.unchain(change, link)?;
+        let (name, dir, chain) = (self.name_of(link)?, link.parent(), link.chain());
+        self.edit(change, block, Stage::Turn, |bytes| {
+            put_text(bytes, tail::NAME, NAME_MAX, name);
+            put_tail32(bytes, tail::PARENT, dir);
+            put_tail32(bytes, tail::HASH_CHAIN, chain);
+        })?;
+        self.point(change, dir, before, Stage::Attach, block)?;
+        self.free_header(change, link.block)
+    }
+
+    /// Takes one name away: the entry's own, or a link's.
+    fn drop_name(&self, change: &Change<'_>, dir: u32, found: &Found) -> Result<()> {
+        let Found { before, entry } = found;
+        self.point(change, dir, *before, Stage::Detach, entry.chain())?;
+        self.drop_nameless(change, entry)
+    }
+
+    /// The same for what nothing leads to any more.
+    fn drop_nameless(&self, change: &Change<'_>, entry: &Header) -> Result<()> {
+        match entry.kind {
+            Kind::LinkFile => {
+                self.unchain(change, entry)?;
+                self.free_header(change, entry.block)
+            }
+            // Its block is an inode of its own: freed with that.
+            Kind::LinkDirectory => self.unchain(change, entry),
+            _ => match self.links_of(entry)?.first() {
+                Some(link) => self.replace_link(change, entry.block, link),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// A directory may go: nothing is in it, and no hard link leads to it.
+    fn may_go(&self, inode: &Inode) -> Result<()> {
+        if inode.kind != FileType::Directory {
+            return Ok(());
+        }
+        let header = self.header(block_of(inode))?;
+        if (0..self.shape.table_len()).any(|slot| header.slot(slot) != 0) {
+            return Err(NameError::NotEmpty.into());
+        }
+        if header.next_link() != 0 { Err(NameError::Busy.into()) } else { Ok(()) }
+    }
+
+    /// What an entry stands for: links to files for the file.
+    pub(crate) fn meant_by(&self, entry: &Header) -> Result<Ino> {
+        Ok(Ino(u64::from(if entry.kind == Kind::LinkFile { entry.real() } else { entry.block })))
+    }
+
+    pub(crate) fn fs_lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
+        let name = match self.shape.flavour.long_names {
+            true => crate::layout::to_latin(name).ok_or(NameError::Invalid),
+            false => name_from(name),
+        };
+        let name = match name {
+            Ok(name) => name,
+            // No entry can have it.
+            Err(NameError::Invalid) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let _links = self.links.read();
+        self.find(block_of(dir), &name)?.map(|found| self.meant_by(&found.entry)).transpose()
+    }
+
+    /// Places are kept by name: blocks change places when a link's name becomes an entry's own.
+    fn key_of(&self, name: &[u8]) -> u64 {
+        // FNV-1a.
+        let hash = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &c| {
+            (hash ^ u64::from(self.shape.flavour.upper(c))).wrapping_mul(0x100_0000_01b3)
+        });
+        (hash ^ hash >> KEY_BITS) & ((1 << KEY_BITS) - 1)
+    }
+
+    fn list(&self, dir: u32, version: u64, slot: usize) -> Result<Listing> {
+        let mut entries = Vec::new();
+        let _links = self.links.read();
+        self.walk_chain(dir, slot, |_, entry| {
+            let name = self.name_of(&entry)?;
+            let kind = match entry.kind {
+                Kind::Directory => Some(FileType::Directory),
+                Kind::File => Some(FileType::Regular),
+                Kind::SoftLink | Kind::LinkDirectory => Some(FileType::Symlink),
+                Kind::LinkFile | Kind::Root => None,
+            };
+            entries.push(Listed {
+                key: self.key_of(name),
+                ino: self.meant_by(&entry)?,
+                kind,
+                name: to_utf8(name),
+            });
+            Ok(ControlFlow::Continue(()))
+        })?;
+        entries.sort_by_key(|entry| entry.key);
+        Ok(Listing { version, slot, entries })
+    }
+
+    pub(crate) fn fs_readdir(
+        &self,
+        dir: &Inode,
+        cursor: u64,
+        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let parent = self.fs_parent(dir)?;
+        for (next, (name, ino)) in (1..).zip([(b".".as_slice(), dir.ino), (b"..", parent)]) {
+            let entry = DirEntry { ino, name, kind: Some(FileType::Directory), next };
+            if cursor < next && emit(&entry).is_break() {
+                return Ok(());
+            }
+        }
+        let (first, behind) = match cursor >> KEY_BITS {
+            0 => (0, None),
+            slot => (slot as usize - 1, Some(cursor & ((1 << KEY_BITS) - 1))),
+        };
+        // Every change of names moves it, whoever looks or not: see `renamed_in`.
+        let version = dir.version.peek();
+        for slot in first..self.shape.table_len() {
+            let kept = node(dir).state.lock().listing.take();
+            let listing = match kept {
+                Some(kept) if kept.version == version && kept.slot == slot => kept,
+                _ => self.list(block_of(dir), version, slot)?,
+            };
+            let mut stopped = false;
+            for Listed { key, ino, kind, name } in &listing.entries {
+                if slot == first && behind.is_some_and(|behind| *key <= behind) {
+                    continue;
+                }
+                let next = (slot as u64 + 1) << KEY_BITS | key;
+                if emit(&DirEntry { ino: *ino, name, kind: *kind, next }).is_break() {
+                    stopped = true;
+                    break;
+                }
+            }
+            if stopped {
+                node(dir).state.lock().listing = Some(listing);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fs_parent(&self, dir: &Inode) -> Result<Ino> {
+        let header = self.header(block_of(dir))?;
+        Ok(Ino(u64::from(if header.kind == Kind::Root { header.block } else { header.parent() })))
+    }
+
+    /// The names in a directory have changed: its date goes to the header, so its value moves in any case.
+    fn renamed_in(&self, dir: &Inode) -> Result<()> {
+        dir.changed(Touch::Data, Logged::Anyway);
+        self.fs_log_inode(dir)
+    }
+
+    /// Inode attributes have changed with names.
+    fn relinked(&self, inode: &Inode, by: i32) -> Result<()> {
+        inode.with_attr(|attr| attr.nlink = attr.nlink.saturating_add_signed(by));
+        inode.changed(Touch::Metadata, Logged::Anyway);
+        if inode.with_attr(|attr| attr.nlink) == 0 {
+            self.orphans.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.fs_log_inode(inode)
+    }
+
+    /// Puts a header that nothing leads to yet at the end of its chain.
+    fn attach(&self, change: &Change<'_>, dir: u32, name: &[u8], block: u32) -> Result<()> {
+        let end = self.end_of(dir, name)?;
+        self.point(change, dir, end, Stage::Attach, block)
+    }
+
+    pub(crate) fn fs_create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        let name = name_from(name)?;
+        let block = self.with_room(|| self.make(block_of(dir), &name, new))?;
+        self.renamed_in(dir)?;
+        let header = self.header(block)?;
+        let mut loaded = self.loaded(&header, self.is_born(block))?;
+        // The header has one time only.
+        (loaded.attr.atime, loaded.attr.ctime) = (new.atime, new.now);
+        Ok(loaded)
+    }
+
+    /// A header with a name, and what it stands for, all of it in one batch.
+    fn make(&self, dir: u32, name: &[u8], new: &NewInode) -> Result<u32> {
+        let target = match new.kind {
+            FileType::Symlink => amiga_path(&new.target).ok_or(NameError::Invalid)?,
+            FileType::Regular | FileType::Directory => Vec::new(),
+            _ => return Err(NameError::NotPermitted.into()),
+        };
+        // A zero ends it, and behind the table there is more.
+        if target.len() + 1 > self.shape.block_size as usize - head::TABLE - tail::BM_FLAG {
+            return Err(NameError::NameTooLong.into());
+        }
+        if new.uid > OWNER_MAX || new.gid > OWNER_MAX {
+            return Err(NameError::Invalid.into());
+        }
+        if !new.xattrs.is_empty() {
+            return Err(NameError::NotSupported.into());
+        }
+        let block = self.space.take(&self.change()?, dir, 1, 0)?[0];
+        let map = match new.size {
+            0 => None,
+            size => match self.make_zeros(block, size) {
+                Ok(map) => Some(map),
+                Err(error) => {
+                    self.space.give_up(&self.change()?, &[block])?;
+                    return Err(error);
+                }
+            },
+        };
+        let (sec_type, is_dir) = match new.kind {
+            FileType::Directory => (ST_USERDIR, true),
+            FileType::Symlink => (ST_SOFTLINK, false),
+            _ => (ST_FILE, false),
+        };
+        let protect = if new.kind == FileType::Symlink { 0 } else { protect_of(new.perm, 0, is_dir) };
+        let owner = self.owner_word(new.uid, new.gid);
+        let change = self.change()?;
+        let _links = self.links.read();
+        self.write_fresh(&change, block, |bytes| {
+            put32(bytes, head::TYPE, T_SHORT);
+            put32(bytes, head::OWN_KEY, block);
+            bytes[head::TABLE..head::TABLE + target.len()].copy_from_slice(&target);
+            put_tail32(bytes, tail::UID, owner);
+            put_tail32(bytes, tail::PROTECT, protect);
+            put_date(bytes, tail::DATE, new.mtime);
+            put_text(bytes, tail::NAME, NAME_MAX, name);
+            put_tail32(bytes, tail::PARENT, dir);
+            put_tail32(bytes, tail::SEC_TYPE, sec_type);
+        })?;
+        if let Some(map) = &map {
+            self.put_new_map(&change, block, map)?;
+        }
+        self.attach(&change, dir, name, block)?;
+        Ok(block)
+    }
+
+    /// A link block with a name, in the chain of links of what it leads to, and in no other chain yet.
+    fn make_link(
+        &self,
+        change: &Change<'_>,
+        real: &Header,
+        dir: u32,
+        name: &[u8],
+        chain: u32,
+    ) -> Result<u32> {
+        let block = self.space.take(change, real.block, 1, 0)?[0];
+        let sec_type = if real.kind == Kind::Directory { ST_LINKDIR } else { ST_LINKFILE };
+        let (to, next) = (real.block, real.next_link());
+        let (protect, date) = (real.protect(), self.shape.flavour.date_in(&real.bytes));
+        self.write_fresh(change, block, |bytes| {
+            put32(bytes, head::TYPE, T_SHORT);
+            put32(bytes, head::OWN_KEY, block);
+            put_tail32(bytes, tail::PROTECT, protect);
+            put_date(bytes, tail::DATE, date);
+            put_text(bytes, tail::NAME, NAME_MAX, name);
+            put_tail32(bytes, tail::REAL_ENTRY, to);
+            put_tail32(bytes, tail::NEXT_LINK, next);
+            put_tail32(bytes, tail::HASH_CHAIN, chain);
+            put_tail32(bytes, tail::PARENT, dir);
+            put_tail32(bytes, tail::SEC_TYPE, sec_type);
+        })?;
+        self.edit(change, to, Stage::Detach, |bytes| put_tail32(bytes, tail::NEXT_LINK, block))?;
+        self.is_born(block);
+        Ok(block)
+    }
+
+    pub(crate) fn fs_link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        let name = name_from(name)?;
+        if inode.kind != FileType::Regular {
+            return Err(NameError::NotPermitted.into());
+        }
+        self.settle_moved()?;
+        self.with_room(|| {
+            let change = self.change()?;
+            let _links = self.links.read();
+            let end = self.end_of(block_of(dir), &name)?;
+            let real = self.header(block_of(inode))?;
+            let link = self.make_link(&change, &real, block_of(dir), &name, 0)?;
+            self.point(&change, block_of(dir), end, Stage::Attach, link)?;
+            // Its other name may be taken away in reliance on this one.
+            *self.moved.lock() = change.ticket();
+            Ok(())
+        })?;
+        self.relinked(inode, 1)?;
+        self.renamed_in(dir)
+    }
+
+    fn settle_moved(&self) -> Result<()> {
+        let moved: Ticket = *self.moved.lock();
+        self.settle(moved)
+    }
+
+    pub(crate) fn fs_unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        let name = name_from(name)?;
+        self.may_go(inode)?;
+        self.settle_moved()?;
+        {
+            let change = self.change()?;
+            let _links = self.links.write();
+            let found = self.found(block_of(dir), &name)?;
+            self.drop_name(&change, block_of(dir), &found)?;
+        }
+        let gone = if inode.kind == FileType::Directory { -(inode.attr().nlink as i32) } else { -1 };
+        self.relinked(inode, gone)?;
+        self.renamed_in(dir)
+    }
+
+    pub(crate) fn fs_rename(&self, rename: &Rename<'_>) -> Result<()> {
+        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = rename;
+        let (old_name, new_name) = (name_from(old_name)?, name_from(new_name)?);
+        if exchange {
+            return Err(NameError::NotSupported.into());
+        }
+        target.map_or(Ok(()), |target| self.may_go(target))?;
+        self.settle_moved()?;
+        let (from, to) = (block_of(old_dir), block_of(new_dir));
+        let stays = from == to && target.is_none() && self.slot_of(&old_name) == self.slot_of(&new_name);
+        if stays {
+            let change = self.change()?;
+            let _links = self.links.read();
+            let entry = self.found(from, &old_name)?.entry;
+            self.edit(&change, entry.block, Stage::Attach, |bytes| {
+                put_text(bytes, tail::NAME, NAME_MAX, &new_name)
+            })?;
+        } else if node(inode).kind == Kind::LinkDirectory {
+            return Err(NameError::NotSupported.into());
+        } else {
+            let placed = self.with_room(|| self.place_link(rename, &new_name));
+            let settled = match &placed {
+                Ok((_, ticket)) => self.settle(*ticket),
+                Err(_) => Ok(()),
+            };
+            settled?;
+            self.leave_old_place(rename, &old_name, placed?.0)?;
+        }
+        if let Some(target) = target {
+            let gone = if target.kind == FileType::Directory { -(target.attr().nlink as i32) } else { -1 };
+            self.relinked(target, gone)?;
+        }
+        self.relinked(inode, 0)?;
+        if from != to {
+            self.renamed_in(old_dir)?;
+        }
+        self.renamed_in(new_dir)
+    }
+
+    /// The first half of a move: a link under the new name. What stood there, if anything, stands in no chain then.
+    fn place_link(&self, rename: &Rename<'_>, new_name: &[u8]) -> Result<((u32, Option<Header>), Ticket)> {
+        let to = block_of(rename.new_dir);
+        let change = self.change()?;
+        let _links = self.links.read();
+        let replaced = match rename.target {
+            Some(_) => Some(self.found(to, new_name)?),
+            None => None,
+        };
+        let before = match &replaced {
+            Some(found) => found.before,
+            None => self.end_of(to, new_name)?,
+        };
+        let real = self.header(block_of(rename.inode))?;
+        let chain = replaced.as_ref().map_or(0, |found| found.entry.chain());
+        let link = self.make_link(&change, &real, to, new_name, chain)?;
+        self.point(&change, to, before, Stage::Attach, link)?;
+        Ok(((link, replaced.map(|found| found.entry)), change.ticket()))
+    }
+
+    /// The second half.
+    fn leave_old_place(
+        &self,
+        rename: &Rename<'_>,
+        old_name: &[u8],
+        (link, replaced): (u32, Option<Header>),
+    ) -> Result<()> {
+        let change = self.change()?;
+        let _links = self.links.write();
+        let from = block_of(rename.old_dir);
+        let old = self.found(from, old_name)?;
+        self.point(&change, from, old.before, Stage::Detach, old.entry.chain())?;
+        if old.entry.kind == Kind::LinkFile {
+            // A link's name moves: the new link stays, the old one goes.
+            self.unchain(&change, &old.entry)?;
+            self.free_header(&change, old.entry.block)?;
+        } else {
+            self.replace_link(&change, old.entry.block, &self.header(link)?)?;
+        }
+        if let Some(replaced) = replaced {
+            // Its header as it is now: the chain may have changed under it.
+            self.drop_nameless(&change, &self.header(replaced.block)?)?;
+        }
+        *self.moved.lock() = change.ticket();
+        Ok(())
+    }
+
+    /// Frees what an inode without names holds.
+    pub(crate) fn fs_delete_inode(&self, inode: &Inode) -> Result<()> {
+        let blocks = if inode.kind == FileType::Regular {
+            let map = self.map_of(inode)?;
+            map.data.iter().chain(&map.extensions).copied().chain([block_of(inode)]).collect()
+        } else {
+            vec![block_of(inode)]
+        };
+        self.forget_promises(inode);
+        let change = self.change()?;
+        self.space.give_up(&change, &blocks)?;
+        self.has_died(block_of(inode));
+        self.orphans.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Damage met in the midst of a change: half of it must not become durable, and the bitmap is not to be believed.
+    pub(crate) fn guard<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error @ (Error::Corrupt { .. } | Error::Io(_))) = &result
+            && let Some(ordered) = &self.ordered
+        {
+            self.space.keep_mark();
+            ordered.stop(error);
+        }
+        result
+    }
+
+    /// Closes: see [`ivers_ordered::Ordered::close`].
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.orphans.load(Ordering::Relaxed) > 0 {
+            self.space.keep_mark();
+        }
+        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.close().map_err(order_error))
+    }
+}

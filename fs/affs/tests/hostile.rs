@@ -1,0 +1,192 @@
+//! One damage planted, and exactly that found: an error that names the block, never a panic, a loop or a flood of memory.
+
+mod common;
+
+use common::*;
+use ivers_affs::layout::{get32, head, put_tail32, put32, seal, tail, tail32};
+use ivers_block::MemDevice;
+use ivers_vfs::*;
+use std::sync::Arc;
+
+const BLOCK: usize = 512;
+
+struct Image {
+    bytes: Vec<u8>,
+}
+
+impl Image {
+    fn new(low: u8) -> Self {
+        let device = fresh(low, 512, DD);
+        let vfs = mount(&device);
+        make(&vfs, "/dir", &CreateSpec::directory(0o755));
+        // One chain: the FAQ's example.
+        for name in ["/file_1a", "/file_24", "/file_5u"] {
+            put(&vfs, name, &pattern(1, 2000));
+        }
+        put(&vfs, "/dir/large", &pattern(2, 100_000));
+        put(&vfs, "/plain", &pattern(3, 1000));
+        link(&vfs, "/plain", "/dir/linked");
+        vfs.unmount().unwrap();
+        Self { bytes: device.to_bytes() }
+    }
+
+    /// The header of a path.
+    fn header(&self, path: &str) -> usize {
+        let device = Arc::new(MemDevice::from_bytes(&self.bytes));
+        let vfs = mount(&device);
+        find(&vfs, path).ino.0 as usize
+    }
+
+    fn block(&mut self, block: usize) -> &mut [u8] {
+        &mut self.bytes[block * BLOCK..(block + 1) * BLOCK]
+    }
+
+    fn change(mut self, block: usize, change: impl FnOnce(&mut [u8])) -> Self {
+        change(self.block(block));
+        seal(self.block(block), head::CHECKSUM);
+        self
+    }
+
+    fn vfs(&self, options: ivers_affs::OpenOptions) -> Arc<Vfs> {
+        mount_fs(open(&Arc::new(MemDevice::from_bytes(&self.bytes)), options).unwrap())
+    }
+
+    /// An error of this kind, with these words, from a call.
+    fn fails<T>(&self, words: &[&str], call: impl FnOnce(&Arc<Vfs>) -> ivers_vfs::Result<T>) {
+        let error = call(&self.vfs(writable())).err().unwrap_or_else(|| panic!("no error of {words:?}"));
+        let text = error.to_string();
+        assert!(matches!(error, Error::Corrupt { .. }), "{text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{text}: {words:?}");
+    }
+}
+
+fn resolve(path: &str) -> impl FnOnce(&Arc<Vfs>) -> ivers_vfs::Result<InodeRef> + '_ {
+    move |vfs| vfs.resolve(&root(), path, false)
+}
+
+#[test]
+fn chains_that_go_round_are_noticed() {
+    let image = Image::new(1);
+    let (first, second) = (image.header("/file_1a"), image.header("/file_24"));
+    let image = image.change(second, |block| put_tail32(block, tail::HASH_CHAIN, first as u32));
+    image.fails(&["goes round", "block "], resolve("/file_5u"));
+    let image = Image::new(1).change(first, |block| put_tail32(block, tail::HASH_CHAIN, first as u32));
+    image.fails(&["goes round"], |vfs| vfs.list(&vfs.root().unwrap(), 0, 100));
+}
+
+#[test]
+fn blocks_that_cannot_be_are_named() {
+    let place = |path: &str| Image::new(0).header(path);
+    let file = place("/file_24");
+    let out = Image::new(0).change(place("/file_1a"), |block| put_tail32(block, tail::HASH_CHAIN, 1_000_000));
+    out.fails(&["block 1000000"], resolve("/file_24"));
+    let root_as_entry =
+        Image::new(0).change(place("/file_1a"), |block| put_tail32(block, tail::HASH_CHAIN, 880));
+    root_as_entry.fails(&["block 880"], resolve("/file_24"));
+    let other_parent = Image::new(0).change(file, |block| put_tail32(block, tail::PARENT, 7));
+    other_parent.fails(&["says that it is in 7", &format!("block {file}")], resolve("/file_24"));
+    let key = Image::new(0).change(file, |block| put32(block, head::OWN_KEY, 99));
+    key.fails(&["says that it is block 99"], resolve("/file_24"));
+    let kind = Image::new(0).change(file, |block| put_tail32(block, tail::SEC_TYPE, 17));
+    kind.fails(&["type 17"], resolve("/file_24"));
+    let name = Image::new(0).change(file, |block| {
+        let at = block.len() - tail::NAME;
+        block[at] = 31;
+    });
+    name.fails(&["name is impossible", &format!("block {file}")], resolve("/file_5u"));
+    let mut sum = Image::new(0);
+    sum.block(file)[100] ^= 1;
+    sum.fails(&["checksum", &format!("block {file}")], resolve("/file_24"));
+}
+
+#[test]
+fn files_lie_within_the_volume() {
+    let read = |path: &'static str| {
+        move |vfs: &Arc<Vfs>| {
+            let file = vfs.resolve(&root(), path, false)?;
+            vfs.read(&file, 0, &mut [0; 200_000])
+        }
+    };
+    for low in [0, 1] {
+        let large = Image::new(low).header("/dir/large");
+        let huge = Image::new(low).change(large, |block| put_tail32(block, tail::BYTE_SIZE, u32::MAX));
+        huge.fails(&["on a smaller volume", &format!("block {large}")], read("/dir/large"));
+        let first = head::TABLE + 71 * 4;
+        for wrong in [0, 1, 880, 881, 1760, u32::MAX] {
+            let image = Image::new(low).change(large, |block| put32(block, first, wrong));
+            image.fails(&[&format!("cannot be block {wrong}")], read("/dir/large"));
+        }
+        let image = Image::new(low);
+        let extension = tail32(&image.bytes[large * BLOCK..(large + 1) * BLOCK], tail::EXTENSION) as usize;
+        let round = image.change(extension, |block| put_tail32(block, tail::EXTENSION, extension as u32));
+        round.fails(&["go round"], read("/dir/large"));
+        let other = Image::new(low).change(extension, |block| put_tail32(block, tail::PARENT, 900));
+        other.fails(&["no extension block", &format!("block {extension}")], read("/dir/large"));
+    }
+    // OFS: a data block of another file, and one that was damaged.
+    let mut image = Image::new(0);
+    let large = image.header("/dir/large");
+    let data = get32(image.block(large), head::FIRST_DATA) as usize;
+    image.block(data)[200] ^= 1;
+    image.fails(&[&format!("block {data}"), "checksum"], read("/dir/large"));
+    let other = Image::new(0).change(data, |block| put32(block, head::HIGH_SEQ, 3));
+    other.fails(&["block 3 of file"], read("/dir/large"));
+}
+
+#[test]
+fn links_that_go_round_are_noticed() {
+    let mut image = Image::new(1);
+    let plain = image.header("/plain");
+    let link = tail32(image.block(plain), tail::NEXT_LINK) as usize;
+    let round = image.change(link, |block| put_tail32(block, tail::NEXT_LINK, link as u32));
+    round.fails(&["no link to block"], resolve("/plain"));
+    let elsewhere = Image::new(1).change(link, |block| put_tail32(block, tail::REAL_ENTRY, 880));
+    elsewhere.fails(&["no link to block"], resolve("/plain"));
+    let itself = Image::new(1).change(link, |block| put_tail32(block, tail::REAL_ENTRY, link as u32));
+    itself.fails(&["no file in use"], resolve("/dir/linked"));
+}
+
+/// The bitmap lies where something else does, or its checksum is wrong: nothing is written, and the reason is said. That a block in use is free shows when it
+/// is given up.
+#[test]
+fn bitmaps_that_lie_stop_writing() {
+    let mut image = Image::new(1);
+    let page = tail32(image.block(880), tail::BM_PAGES) as usize;
+    image.block(page)[50] ^= 1;
+    let vfs = image.vfs(writable());
+    assert!(vfs.is_read_only());
+    let why = vfs.info().read_only.clone().unwrap();
+    assert!(why.contains("bitmap") && why.contains(&format!("block {page}")), "{why}");
+    let outside = Image::new(1).change(880, |block| put_tail32(block, tail::BM_PAGES, 5000));
+    assert!(outside.vfs(writable()).info().read_only.clone().unwrap().contains("block 5000"));
+    let mut all_free = Image::new(1);
+    all_free.block(page)[4..].fill(0xff);
+    seal(all_free.block(page), 0);
+    assert!(all_free.vfs(writable()).info().read_only.clone().unwrap().contains("is free"));
+    let mut one_free = Image::new(1);
+    let plain = one_free.header("/file_24");
+    let (word, bit) = (4 + (plain - 2) / 32 * 4, (plain - 2) % 32);
+    let old = get32(one_free.block(page), word);
+    put32(one_free.block(page), word, old | 1 << bit);
+    seal(one_free.block(page), 0);
+    let device = Arc::new(MemDevice::from_bytes(&one_free.bytes));
+    let vfs = mount(&device);
+    assert!(matches!(vfs.resolve(&root(), "/file_24", false), Err(Error::Corrupt { .. })));
+}
+
+/// A volume that was left by a crash, and damaged: it is read, and not written to.
+#[test]
+fn damage_beside_a_crash_makes_it_read_only() {
+    let file = Image::new(1).header("/file_24");
+    let crashed = |image: Image| image.change(880, |block| put_tail32(block, tail::BM_FLAG, 0));
+    assert!(!crashed(Image::new(1)).vfs(writable()).is_read_only());
+    let twice = crashed(Image::new(1).change(file, |block| {
+        let first = head::TABLE + 71 * 4;
+        let again = get32(block, first);
+        put32(block, first - 4, again);
+    }));
+    let vfs = twice.vfs(writable());
+    let why = vfs.info().read_only.clone().unwrap();
+    assert!(why.contains("not closed") && why.contains("belongs to two"), "{why}");
+    assert_eq!(get(&vfs, &find(&vfs, "/plain")), pattern(3, 1000));
+}

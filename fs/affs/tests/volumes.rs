@@ -1,0 +1,415 @@
+//! Volumes that ivers writes, seen by itself, by a checker of our own, by amitools and by unadf; and volumes made by amitools.
+
+mod common;
+
+use common::*;
+use ivers_affs::OpenOptions;
+use ivers_block::MemDevice;
+use ivers_vfs::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What the shapes of volumes are: the low byte, the block size, the size.
+const SHAPES: &[(u8, u32, u64)] = &[
+    (0, 512, DD),
+    (1, 512, DD),
+    (2, 512, DD),
+    (3, 512, HD),
+    (1, 512, 24 << 20),
+    (2, 1024, 4 << 20),
+    (3, 2048, 8 << 20),
+    (3, 4096, 16 << 20),
+];
+
+/// A day's work: everything that changes something. `links`: others take them for damage.
+fn work(vfs: &Arc<Vfs>, links: bool) {
+    for nth in 0..60 {
+        put(vfs, &format!("/file{nth:02}"), &pattern(nth, nth * 97));
+    }
+    make(vfs, "/Dir", &CreateSpec::directory(0o755));
+    make(vfs, "/Dir/Unter", &CreateSpec::directory(0o700));
+    put(vfs, "/Dir/\u{e4}\u{f6}\u{fc} lang", &pattern(1, 90_000));
+    let big = put(vfs, "/Dir/Unter/big", &pattern(2, 150_000));
+    vfs.fsync(&big, false).unwrap();
+    write(vfs, &big, 150_000, &pattern(3, 30_000));
+    write(vfs, &big, 1000, b"in the midst");
+    vfs.set_attr(&root(), &big, &SetAttr { size: Some(70_001), ..SetAttr::default() }).unwrap();
+    vfs.sync().unwrap();
+    vfs.set_attr(&root(), &big, &SetAttr { size: Some(100_000), ..SetAttr::default() }).unwrap();
+    write(vfs, &big, 120_000, b"far");
+    for nth in (0..60).step_by(3) {
+        unlink(vfs, &format!("/file{nth:02}"));
+    }
+    rename(vfs, "/file01", "/Dir/moved").unwrap();
+    rename(vfs, "/file02", "/file04").unwrap();
+    rename(vfs, "/Dir/Unter", "/Unter").unwrap();
+    rename(vfs, "/file05", "/Unter/file05").unwrap();
+    let file = find(vfs, "/file07");
+    vfs.set_attr(
+        &root(),
+        &file,
+        &SetAttr { perm: Some(0o421), uid: Some(1000), gid: Some(33), ..SetAttr::default() },
+    )
+    .unwrap();
+    vfs.set_xattr(&root(), &file, "user.amiga.comment", "na \u{fc}nd".as_bytes(), XattrMode::Any).unwrap();
+    if links {
+        link(vfs, "/file08", "/Dir/hard");
+        link(vfs, "/Dir/hard", "/Unter/hard too");
+        unlink(vfs, "/file08");
+        link(vfs, "/file10", "/ten");
+        rename(vfs, "/ten", "/Dir/zehn").unwrap();
+        rename(vfs, "/file10", "/Unter/ten").unwrap();
+        link(vfs, "/file11", "/Dir/eleven");
+        rename(vfs, "/file13", "/file11").unwrap();
+        make(vfs, "/soft", &CreateSpec::symlink("Dir/../Unter/big"));
+        make(vfs, "/softer", &CreateSpec::symlink("/Dir"));
+        rename(vfs, "/softer", "/Dir/soft").unwrap();
+    }
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    for &(low, block_size, bytes) in SHAPES {
+        let device = fresh(low, block_size, bytes);
+        let vfs = mount(&device);
+        work(&vfs, true);
+        let before = tree(&vfs);
+        vfs.unmount().unwrap();
+        let report = check(&device, block_size);
+        assert_eq!(report.tree.len(), before.len(), "DOS\\{low} {block_size}");
+        let vfs = mount_fs(open(&device, OpenOptions::default()).unwrap());
+        assert_eq!(tree(&vfs), before, "DOS\\{low} {block_size}");
+        assert_eq!(get(&vfs, &find(&vfs, "/Unter/big")).len(), 120_003);
+        let comment = vfs.get_xattr(&root(), &find(&vfs, "/file07"), "user.amiga.comment").unwrap();
+        assert_eq!(comment, "na \u{fc}nd".as_bytes());
+        let attr = find(&vfs, "/file07").attr();
+        assert_eq!((attr.perm, attr.uid, attr.gid), (0o421, 1000, 33));
+        assert_eq!(vfs.read_link(&find(&vfs, "/soft")).unwrap(), b"Dir/../Unter/big");
+        drop(vfs);
+        // Everything goes, and all its room comes back.
+        let vfs = mount(&device);
+        let empty = mount(&fresh(low, block_size, bytes)).stat_fs().unwrap().blocks_free;
+        for path in before.keys().rev() {
+            let (dir, name) = split(&vfs, path);
+            let inode = find(&vfs, path);
+            match inode.kind {
+                FileType::Directory => vfs.rmdir(&root(), &dir, name, false).unwrap(),
+                _ => vfs.unlink(&root(), &dir, name, false).unwrap(),
+            };
+        }
+        vfs.sync().unwrap();
+        assert_eq!(vfs.stat_fs().unwrap().blocks_free, empty);
+        vfs.unmount().unwrap();
+        assert!(check(&device, block_size).tree.is_empty());
+    }
+}
+
+#[test]
+fn amitools_and_unadf_agree_on_what_ivers_wrote() {
+    let Some(tools) = amitools() else { return };
+    if !ivers_oracle::have_programs(&["unadf"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (low, bytes) in [(0, DD), (1, DD), (2, DD), (3, DD), (0, 6 << 20), (3, 24 << 20)] {
+        let device = fresh(low, 512, bytes);
+        let vfs = mount(&device);
+        work(&vfs, false);
+        let files: BTreeMap<String, Vec<u8>> = tree(&vfs)
+            .keys()
+            .filter(|path| find(&vfs, path).kind == FileType::Regular)
+            .map(|path| (path.clone(), get(&vfs, &find(&vfs, path))))
+            .collect();
+        vfs.unmount().unwrap();
+        let is_floppy = bytes == DD;
+        let path = dir.path().join(format!("image{low}.{}", if is_floppy { "adf" } else { "hdf" }));
+        std::fs::write(&path, device.to_bytes()).unwrap();
+        tools.xdfscan(&path).unwrap_or_else(|error| panic!("DOS\\{low}, {bytes} bytes: {error:#}"));
+        let out = dir.path().join(format!("xdf{low}{bytes}"));
+        tools.xdftool(&path, &["unpack", out.to_str().unwrap(), "fsuae"]).unwrap();
+        let unpacked = if out.join("Test").is_dir() { out.join("Test") } else { out };
+        compare(&unpacked, &files, "xdftool");
+        let listed = tools.xdftool(&path, &["list"]).unwrap();
+        assert!(listed.contains("na \u{fc}nd"), "{listed}");
+        if is_floppy {
+            let out = dir.path().join(format!("unadf{low}"));
+            std::fs::create_dir(&out).unwrap();
+            ivers_oracle::affs::unadf(&path, &out).unwrap();
+            compare(&out, &files, "unadf");
+        }
+    }
+}
+
+/// The files below a directory are these. Names of others' tools are not all UTF-8: such ones are compared by what they hold.
+fn compare(dir: &std::path::Path, want: &BTreeMap<String, Vec<u8>>, who: &str) {
+    let mut found: Vec<Vec<u8>> = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(at) = dirs.pop() {
+        for entry in std::fs::read_dir(&at).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                dirs.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(dir).unwrap();
+            if path.extension().is_some_and(|extension| extension == "uaem") {
+                continue;
+            }
+            let data = std::fs::read(&path).unwrap();
+            if let Some(want) = name.to_str().and_then(|name| want.get(&format!("/{name}"))) {
+                assert!(*want == data, "{who}: {} differs", name.display());
+            }
+            found.push(data);
+        }
+    }
+    let mut want: Vec<Vec<u8>> = want.values().cloned().collect();
+    want.sort();
+    found.sort();
+    assert!(found == want, "{who}: {} files, not {}", found.len(), want.len());
+}
+
+#[test]
+fn volumes_of_amitools_are_read_and_written() {
+    let Some(tools) = amitools() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("data");
+    std::fs::write(&source, pattern(5, 80_000)).unwrap();
+    let source = source.to_str().unwrap();
+    for (low, options) in
+        ["ofs", "ffs", "ofs+intl", "ffs+intl", "ofs+dc", "ffs+dc", "ofs+ln", "ffs+ln"].into_iter().enumerate()
+    {
+        for (name, size) in [("a.adf", None), ("a.hdf", Some("size=12Mi"))] {
+            let path = dir.path().join(format!("{low}{name}"));
+            let long = if low >= 6 { "a name of more than thirty characters" } else { "Data" };
+            let mut words: Vec<&str> = vec!["create"];
+            words.extend(size);
+            words.extend(["+", "format", "Volume", options, "+", "makedir", "Dir", "+", "write", source]);
+            let inside = format!("Dir/{long}");
+            words.extend([inside.as_str(), "+", "write", source, "Top", "+", "protect", "Top", "rwd"]);
+            tools.xdftool(&path, &words).unwrap();
+            let device = image(&path);
+            let fs = open(&device, writable()).unwrap();
+            assert_eq!(fs.info().label, "Volume");
+            assert_eq!(fs.info().read_only.is_some(), low >= 4, "{options}");
+            let vfs = mount_fs(fs);
+            assert_eq!(names(&vfs, &vfs.root().unwrap()), ["Dir", "Top"]);
+            assert_eq!(get(&vfs, &find(&vfs, &format!("/dir/{}", long.to_uppercase()))), pattern(5, 80_000));
+            let top = find(&vfs, "/TOP");
+            assert_eq!(top.attr().perm, 0o600);
+            assert_eq!(vfs.get_xattr(&root(), &top, "user.amiga.protection").unwrap(), b"0x00000002");
+            if low >= 4 {
+                let refused =
+                    vfs.create(&root(), &vfs.root().unwrap(), b"x", &CreateSpec::file(0o600), false);
+                assert!(matches!(refused, Err(Error::Name(NameError::ReadOnly))));
+                continue;
+            }
+            put(&vfs, "/Dir/new", &pattern(6, 40_000));
+            drop(top);
+            unlink(&vfs, "/Top");
+            vfs.unmount().unwrap();
+            check(&device, 512);
+            std::fs::write(&path, device.to_bytes()).unwrap();
+            tools.xdfscan(&path).unwrap_or_else(|error| panic!("{options} {name}: {error:#}"));
+            let out = dir.path().join("out");
+            tools.xdftool(&path, &["read", "Dir/new", out.to_str().unwrap()]).unwrap();
+            assert!(std::fs::read(&out).unwrap() == pattern(6, 40_000));
+            std::fs::remove_file(&out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn partitions_are_found_by_name_and_number() {
+    let Some(tools) = amitools() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.rdb");
+    let words = [
+        "create",
+        "size=20Mi",
+        "+",
+        "init",
+        "+",
+        "add",
+        "start=2",
+        "end=300",
+        "name=DH0",
+        "dostype=ffs+intl",
+        "+",
+        "add",
+        "start=301",
+        "end=600",
+        "name=Work",
+        "dostype=ofs",
+    ];
+    tools.rdbtool(&path, &words).unwrap();
+    for (part, kind) in [("DH0", "ffs+intl"), ("Work", "ofs")] {
+        let with = format!("part={part}");
+        tools.xdftool(&path, &["open", &with, "+", "format", part, kind, "+", "makedir", part]).unwrap();
+    }
+    let device = image(&path);
+    let choose =
+        |partition: Option<&str>| OpenOptions { partition: partition.map(str::to_owned), ..writable() };
+    let error = open(&device, choose(None)).err().unwrap().to_string();
+    assert!(error.contains("partition=DH0") && error.contains("1: Work (DOS\\0"), "{error}");
+    let error = open(&device, choose(Some("DH9"))).err().unwrap().to_string();
+    assert!(error.contains("no partition \"DH9\""), "{error}");
+    for (wanted, label) in [("dh0", "DH0"), ("0", "DH0"), ("Work", "Work"), ("1", "Work")] {
+        let vfs = mount_fs(open(&device, choose(Some(wanted))).unwrap());
+        assert_eq!(vfs.info().label, label);
+        let name = format!("/{label}/by {wanted}");
+        put(&vfs, &name, &pattern(9, 30_000));
+        vfs.unmount().unwrap();
+    }
+    std::fs::write(&path, device.to_bytes()).unwrap();
+    for part in ["DH0", "Work"] {
+        let with = format!("part={part}");
+        let listed = tools.xdftool(&path, &["open", &with, "+", "list", part]).unwrap();
+        assert!(listed.contains("by ") && listed.matches("30000").count() == 2, "{listed}");
+    }
+    // A loop of partitions, and one that lies nowhere.
+    let mut bytes = device.to_bytes();
+    let part = (0..64).find(|nth| bytes[nth * 512..].starts_with(b"PART")).unwrap();
+    bytes[part * 512 + 16..part * 512 + 20].copy_from_slice(&(part as u32).to_be_bytes());
+    reseal(&mut bytes[part * 512..part * 512 + 256], 8);
+    let error = open(&Arc::new(MemDevice::from_bytes(&bytes)), choose(Some("DH0"))).err().unwrap();
+    assert!(matches!(&error, Error::Corrupt { what, .. } if what.contains("no end")), "{error}");
+}
+
+fn reseal(block: &mut [u8], at: usize) {
+    ivers_affs::layout::seal(block, at);
+}
+
+#[test]
+fn names_are_found_in_any_case_and_keep_theirs() {
+    let device = fresh(3, 512, DD);
+    let vfs = mount(&device);
+    let file = put(&vfs, "/R\u{e9}sum\u{e9}", b"text");
+    assert_eq!(find(&vfs, "/r\u{c9}SUM\u{e9}").ino, file.ino);
+    let (dir, name) = split(&vfs, "/R\u{c9}SUM\u{c9}");
+    let again = vfs.create(&root(), &dir, name, &CreateSpec::file(0o600), false);
+    assert!(matches!(again, Err(Error::Name(NameError::Exists))));
+    assert_eq!(names(&vfs, &dir), ["R\u{e9}sum\u{e9}"]);
+    for (name, error) in [
+        ("a".repeat(31), NameError::NameTooLong),
+        ("a:b".into(), NameError::Invalid),
+        ("\u{20ac}".into(), NameError::Invalid),
+    ] {
+        let made = vfs.create(&root(), &dir, name.as_bytes(), &CreateSpec::file(0o600), false);
+        assert!(matches!(made, Err(Error::Name(found)) if found == error), "{name}");
+    }
+    make(&vfs, &format!("/{}", "\u{e9}".repeat(30)), &CreateSpec::directory(0o700));
+    rename(&vfs, "/r\u{e9}sum\u{e9}", "/RESUME").unwrap();
+    assert_eq!(get(&vfs, &find(&vfs, "/resume")), b"text");
+    vfs.unmount().unwrap();
+    check(&device, 512);
+}
+
+#[test]
+fn a_full_volume_says_so_and_loses_nothing() {
+    for low in [0, 1] {
+        let device = fresh(low, 512, DD);
+        let vfs = mount(&device);
+        let mut made = 0;
+        let full = loop {
+            let file = make(&vfs, &format!("/file{made}"), &CreateSpec::file(0o600));
+            match vfs.write(&root(), &file, 0, &pattern(made, 70_000), WriteFlags::empty()) {
+                Ok(70_000) => made += 1,
+                other => break other,
+            }
+        };
+        assert!(matches!(full, Ok(_) | Err(Error::Name(NameError::NoSpace))), "{full:?}");
+        assert!(made >= 11, "{made}");
+        vfs.sync().unwrap();
+        unlink(&vfs, "/file3");
+        put(&vfs, "/again", &pattern(3, 60_000));
+        vfs.unmount().unwrap();
+        check(&device, 512);
+        let vfs = mount(&device);
+        assert_eq!(get(&vfs, &find(&vfs, "/again")), pattern(3, 60_000));
+        for nth in (0..made).filter(|&nth| nth != 3) {
+            assert_eq!(get(&vfs, &find(&vfs, &format!("/file{nth}"))), pattern(nth, 70_000));
+        }
+    }
+}
+
+/// Entries that stay are listed exactly once, whatever comes and goes between the calls.
+#[test]
+fn listing_goes_on_where_it_was() {
+    let device = fresh(1, 512, DD);
+    let vfs = mount(&device);
+    make(&vfs, "/d", &CreateSpec::directory(0o755));
+    make(&vfs, "/e", &CreateSpec::directory(0o755));
+    for nth in 0..300 {
+        make(&vfs, &format!("/d/stays{nth}"), &CreateSpec::file(0o600));
+        make(&vfs, &format!("/d/goes{nth}"), &CreateSpec::file(0o600));
+    }
+    // Names that are links': their blocks change when the original's name goes.
+    for nth in 0..20 {
+        make(&vfs, &format!("/e/orig{nth}"), &CreateSpec::file(0o600));
+        link(&vfs, &format!("/e/orig{nth}"), &format!("/d/stays as link{nth}"));
+    }
+    let dir = find(&vfs, "/d");
+    let (mut cursor, mut seen, mut round) = (0, Vec::new(), 0);
+    loop {
+        let batch = vfs.list(&dir, cursor, 7).unwrap();
+        let Some(last) = batch.last() else { break };
+        cursor = last.next;
+        seen.extend(batch.iter().map(|entry| String::from_utf8(entry.name.clone()).unwrap()));
+        for nth in round * 8..(round * 8 + 8).min(300) {
+            unlink(&vfs, &format!("/d/goes{nth}"));
+            make(&vfs, &format!("/d/comes{nth}"), &CreateSpec::file(0o600));
+        }
+        if round < 20 {
+            unlink(&vfs, &format!("/e/orig{round}"));
+        }
+        round += 1;
+    }
+    for nth in 0..300 {
+        let name = format!("stays{nth}");
+        assert_eq!(seen.iter().filter(|seen| **seen == name).count(), 1, "{name}");
+    }
+    for nth in 0..20 {
+        let name = format!("stays as link{nth}");
+        assert_eq!(seen.iter().filter(|seen| **seen == name).count(), 1, "{name}");
+    }
+    drop(dir);
+    vfs.unmount().unwrap();
+    check(&device, 512);
+}
+
+/// What is in use without a name when the volume is closed is lost then, and the volume says so.
+#[test]
+fn files_in_use_without_a_name_are_told_of() {
+    let device = fresh(1, 512, DD);
+    let vfs = mount(&device);
+    let file = put(&vfs, "/file", &pattern(1, 50_000));
+    unlink(&vfs, "/file");
+    assert_eq!(get(&vfs, &file), pattern(1, 50_000));
+    vfs.unmount().unwrap();
+    let report = ivers_oracle::affs::check(&device.to_bytes(), 512).crashed().unwrap();
+    assert!(!report.valid && report.lost.len() == 100, "{report:?}");
+    drop((file, vfs));
+    mount(&device).unmount().unwrap();
+    assert!(ivers_oracle::affs::check(&device.to_bytes(), 512).crashed().unwrap().valid);
+    check(&device, 512);
+}
+
+#[test]
+fn the_mark_tells_of_a_volume_that_was_not_closed() {
+    let device = fresh(0, 512, DD);
+    let vfs = mount(&device);
+    let valid = |device: &MemDevice| ivers_oracle::affs::check(&device.to_bytes(), 512).valid;
+    assert!(valid(&device), "nothing was changed yet");
+    let file = put(&vfs, "/file", &pattern(1, 50_000));
+    vfs.fsync(&file, false).unwrap();
+    assert!(!valid(&device));
+    drop((file, vfs));
+    // As a crash leaves it: read only, it is read; to write, the bitmap is made anew.
+    let read_only = mount_fs(open(&device, OpenOptions::default()).unwrap());
+    assert_eq!(get(&read_only, &find(&read_only, "/file")), pattern(1, 50_000));
+    drop(read_only);
+    let vfs = mount(&device);
+    assert_eq!(get(&vfs, &find(&vfs, "/file")), pattern(1, 50_000));
+    vfs.unmount().unwrap();
+    check(&device, 512);
+}

@@ -1,0 +1,323 @@
+//! Names: short ones of a code page, long ones of UTF-16, and which are one name.
+//!
+//! Sources: fatgen103, "FAT Long Directory Entries" and its name rules; what is refused, stripped and made up follows Linux's vfat (its
+//! documentation in `filesystems/vfat.rst`, and trying it), so that both give one file one name.
+
+use crate::layout::{FREE, KANJI, RawLong};
+use ivers_vfs::{NameError, Result};
+use zerocopy::little_endian::U16;
+
+/// Code page 437, from 0x80 on (as Unicode's mapping table CP437.TXT has it).
+const CP437: &str = "ÇüéâäàåçêëèïîìÄÅÉæÆôöòûùÿÖÜ¢£¥₧ƒáíóúñÑªº¿⌐¬½¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■ ";
+/// UTF-16 units in one entry of a long name.
+const UNITS: usize = 13;
+/// Units of the longest name.
+const MOST_UNITS: usize = 255;
+/// `LDIR_Ord` of the last part, which comes first.
+const LAST_PART: u8 = 0x40;
+/// `DIR_NTRes`: the name, the extension is in lower case.
+const LOWER_BASE: u8 = 0x08;
+const LOWER_EXTENSION: u8 = 0x10;
+
+fn from_cp437(byte: u8) -> char {
+    if byte < 0x80 { byte as char } else { CP437.chars().nth(usize::from(byte) - 0x80).unwrap_or('_') }
+}
+
+fn to_cp437(c: char) -> Option<u8> {
+    match c {
+        ' '..='~' => Some(c as u8),
+        _ => CP437.chars().position(|other| other == c).map(|at| at as u8 + 0x80),
+    }
+}
+
+/// The name without what does not count at its end.
+pub(crate) fn stripped(name: &[u8]) -> &[u8] {
+    let len = name.iter().rposition(|byte| *byte != b'.').map_or(0, |at| at + 1);
+    &name[..len]
+}
+
+/// What all spellings of a name have in common. What is no UTF-8 is no name here.
+pub(crate) fn folded(name: &[u8]) -> Option<String> {
+    let name = std::str::from_utf8(stripped(name)).ok()?;
+    Some(name.chars().map(upper).collect())
+}
+
+/// One character for one, as directories compare them.
+fn upper(c: char) -> char {
+    let mut upper = c.to_uppercase();
+    match (upper.next(), upper.next()) {
+        (Some(single), None) => single,
+        _ => c,
+    }
+}
+
+/// A name that may be made, in UTF-16.
+pub(crate) fn checked(name: &[u8]) -> Result<Vec<u16>> {
+    let name = stripped(name);
+    if name.is_empty() {
+        return Err(NameError::NotFound.into());
+    }
+    let text = std::str::from_utf8(name).map_err(|_| NameError::Invalid)?;
+    let bad = |c: char| c < ' ' || "*?<>|\":/\\".contains(c);
+    if text.chars().any(bad) || text.ends_with(' ') {
+        return Err(NameError::Invalid.into());
+    }
+    let units: Vec<u16> = text.encode_utf16().collect();
+    if units.len() > MOST_UNITS {
+        return Err(NameError::NameTooLong.into());
+    }
+    Ok(units)
+}
+
+/// `ChkSum` of a short name.
+pub(crate) fn checksum(short: &[u8; 11]) -> u8 {
+    short.iter().fold(0, |sum: u8, byte| sum.rotate_right(1).wrapping_add(*byte))
+}
+
+/// A short name as it is shown.
+pub(crate) fn shown(short: &[u8; 11], nt_res: u8) -> String {
+    let part = |bytes: &[u8], lower: bool| -> String {
+        let used = bytes.iter().rposition(|byte| *byte != b' ').map_or(0, |at| at + 1);
+        let chars = bytes[..used].iter().map(|byte| match from_cp437(*byte) {
+            // Neither can be in a name here.
+            c if c < ' ' || c == '/' => '_',
+            c if lower => c.to_lowercase().next().unwrap_or(c),
+            c => c,
+        });
+        chars.collect()
+    };
+    let mut bytes = *short;
+    if bytes[0] == KANJI {
+        bytes[0] = FREE;
+    }
+    let mut name = part(&bytes[..8], nt_res & LOWER_BASE != 0);
+    let extension = part(&bytes[8..], nt_res & LOWER_EXTENSION != 0);
+    if !extension.is_empty() {
+        name.push('.');
+        name += &extension;
+    }
+    name
+}
+
+/// A volume label as it is shown.
+pub(crate) fn label(bytes: &[u8; 11]) -> String {
+    let text: String = bytes.iter().map(|byte| from_cp437(*byte)).collect();
+    text.trim_end_matches([' ', '\0']).to_owned()
+}
+
+/// A short name that a long one may have, and whether it says all that the long one says.
+struct Short {
+    base: Vec<u8>,
+    extension: Vec<u8>,
+    exact: bool,
+    fits: bool,
+}
+
+impl Short {
+    fn of(units: &[u16]) -> Self {
+        let text = String::from_utf16_lossy(units);
+        // A dot at the beginning begins no extension.
+        let body = text.trim_start_matches('.');
+        let led = body.len() < text.len();
+        let (base, extension) = body.rsplit_once('.').unwrap_or((body, ""));
+        let (mut exact, mut fits) = (!led, !led);
+        let mut part = |part: &str, most: usize| {
+            let mut bytes = Vec::new();
+            for c in part.chars() {
+                let byte = match c {
+                    ' ' | '.' => None,
+                    '+' | ',' | ';' | '=' | '[' | ']' => Some((b'_', false)),
+                    c => Some(to_cp437(upper(c)).map_or((b'_', false), |byte| (byte, true))),
+                };
+                let (Some((byte, true)), true) = (byte, bytes.len() < most) else {
+                    (exact, fits) = (false, false);
+                    bytes.extend(byte.filter(|_| bytes.len() < most).map(|(byte, _)| byte));
+                    continue;
+                };
+                exact &= upper(c) == c;
+                bytes.push(byte);
+            }
+            bytes
+        };
+        let (base, extension) = (part(base, 8), part(extension, 3));
+        let there = !base.is_empty();
+        Self { base, extension, exact: exact && there, fits: fits && there }
+    }
+
+    fn bytes(&self, base: &[u8]) -> [u8; 11] {
+        let mut bytes = [b' '; 11];
+        bytes[..base.len()].copy_from_slice(base);
+        bytes[8..8 + self.extension.len()].copy_from_slice(&self.extension);
+        if bytes[0] == FREE {
+            bytes[0] = KANJI;
+        }
+        bytes
+    }
+}
+
+/// How a name is written down: its short form, and the entries of the long one that go before it, none if the short one says all.
+pub(crate) fn written(units: &[u16], taken: impl Fn(&str) -> bool) -> Result<([u8; 11], Vec<RawLong>)> {
+    let short = Short::of(units);
+    let free = |bytes: &[u8; 11]| folded(shown(bytes, 0).as_bytes()).is_some_and(|name| !taken(&name));
+    if short.fits {
+        let bytes = short.bytes(&short.base);
+        if free(&bytes) {
+            let long = if short.exact { Vec::new() } else { long_entries(units, checksum(&bytes)) };
+            return Ok((bytes, long));
+        }
+    }
+    // Up to six characters and a number; when these are used up, two, a number that looks random, and another.
+    let stem = if short.base.is_empty() { &b"_"[..] } else { &short.base };
+    let few = (1..=9u32).map(|nth| [&stem[..stem.len().min(6)], format!("~{nth}").as_bytes()].concat());
+    let seed = units.iter().fold(0u32, |hash, unit| hash.wrapping_mul(31).wrapping_add(u32::from(*unit)));
+    let many = (0..0x10000u32 * 9).map(|nth| {
+        let number = seed.wrapping_add(nth / 9) & 0xFFFF;
+        [&stem[..stem.len().min(2)], format!("{number:04X}~{}", nth % 9 + 1).as_bytes()].concat()
+    });
+    for base in few.chain(many) {
+        let bytes = short.bytes(&base);
+        if free(&bytes) {
+            return Ok((bytes, long_entries(units, checksum(&bytes))));
+        }
+    }
+    Err(NameError::NoSpace.into())
+}
+
+fn long_entries(units: &[u16], sum: u8) -> Vec<RawLong> {
+    let parts = units.len().div_ceil(UNITS);
+    let part = |nth: usize| {
+        let unit = |at: usize| {
+            U16::new(match nth * UNITS + at {
+                at if at < units.len() => units[at],
+                at if at == units.len() => 0,
+                _ => 0xFFFF,
+            })
+        };
+        RawLong {
+            ldir_ord: (nth + 1) as u8 | if nth + 1 == parts { LAST_PART } else { 0 },
+            ldir_name1: std::array::from_fn(unit),
+            ldir_attr: crate::layout::attr::LONG_NAME,
+            ldir_type: 0,
+            ldir_chksum: sum,
+            ldir_name2: std::array::from_fn(|at| unit(5 + at)),
+            ldir_fst_clus_lo: U16::new(0),
+            ldir_name3: std::array::from_fn(|at| unit(11 + at)),
+        }
+    };
+    (0..parts).rev().map(part).collect()
+}
+
+/// Collects the parts of a long name as they come, and forgets them if they do not belong together.
+#[derive(Default)]
+pub(crate) struct LongName {
+    units: Vec<u16>,
+    /// The part that comes next; 0: the short entry.
+    next: u8,
+    sum: u8,
+    /// The slot of the first part.
+    first: u32,
+}
+
+impl LongName {
+    pub fn take(&mut self, slot: u32, part: &RawLong) {
+        let nth = part.ldir_ord & !LAST_PART;
+        if part.ldir_ord & LAST_PART != 0 {
+            let parts = usize::from(nth);
+            let valid = (1..=MOST_UNITS.div_ceil(UNITS)).contains(&parts);
+            let len = if valid { parts * UNITS } else { 0 };
+            *self = Self { units: vec![0xFFFF; len], next: nth, sum: part.ldir_chksum, first: slot };
+        }
+        if self.units.is_empty() || nth == 0 || nth != self.next || part.ldir_chksum != self.sum {
+            *self = Self::default();
+            return;
+        }
+        let all = part.ldir_name1.iter().chain(&part.ldir_name2).chain(&part.ldir_name3);
+        let from = (usize::from(nth) - 1) * UNITS;
+        self.units[from..from + UNITS].iter_mut().zip(all).for_each(|(unit, value)| *unit = value.get());
+        self.next = nth - 1;
+    }
+
+    /// The name that goes with a short entry, if all parts came before it, and the slot where it begins.
+    pub fn finish(&mut self, short: &[u8; 11]) -> Option<(String, u32)> {
+        let whole = std::mem::take(self);
+        if whole.units.is_empty() || whole.next != 0 || whole.sum != checksum(short) {
+            return None;
+        }
+        let len = whole.units.iter().position(|unit| *unit == 0).unwrap_or(whole.units.len());
+        let name: String = char::decode_utf16(whole.units[..len].iter().copied())
+            .map(|unit| unit.unwrap_or(char::REPLACEMENT_CHARACTER))
+            .collect();
+        let usable = !name.is_empty() && !name.contains('/') && stripped(name.as_bytes()).len() == name.len();
+        usable.then_some((name, whole.first))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short(name: &str, taken: &[&str]) -> (String, usize) {
+        let units = checked(name.as_bytes()).unwrap();
+        let (bytes, long) = written(&units, |other| taken.contains(&other)).unwrap();
+        (shown(&bytes, 0), long.len())
+    }
+
+    #[test]
+    fn short_names_are_made_as_linux_makes_them() {
+        assert_eq!(CP437.chars().count(), 128);
+        for (name, made, parts) in [
+            ("README.TXT", "README.TXT", 0),
+            ("Readme.txt", "README.TXT", 1),
+            ("a long name.text", "ALONGN~1.TEX", 2),
+            ("foo.tar.gz", "FOOTAR~1.GZ", 1),
+            (".profile", "PROFIL~1", 1),
+            ("a+b", "A_B~1", 1),
+            ("é", "É", 1),
+            ("日本", "__~1", 1),
+            ("x y", "XY~1", 1),
+            ("12345678.123", "12345678.123", 0),
+        ] {
+            assert_eq!(short(name, &[]), (made.to_owned(), parts), "{name}");
+        }
+        assert_eq!(short("a long name.text", &["ALONGN~1.TEX"]).0, "ALONGN~2.TEX");
+        let nine: Vec<String> = (1..=9).map(|nth| format!("ALONGN~{nth}.TEX")).collect();
+        let nine: Vec<&str> = nine.iter().map(String::as_str).collect();
+        let (made, _) = short("a long name.text", &nine);
+        assert!(made.starts_with("AL") && made.ends_with("~1.TEX"), "{made}");
+    }
+
+    #[test]
+    fn names_that_cannot_be_are_refused() {
+        for bad in ["a*b", "a?", "x:y", "q\"", "tail ", "\u{1}"] {
+            assert!(
+                matches!(checked(bad.as_bytes()), Err(ivers_vfs::Error::Name(NameError::Invalid))),
+                "{bad}"
+            );
+        }
+        assert!(checked(b"\xff").is_err() && checked(b"...").is_err());
+        assert_eq!(checked(b"dots...").unwrap(), checked(b"dots").unwrap());
+        assert!(checked("ä".repeat(255).as_bytes()).is_ok());
+        assert!(checked("ä".repeat(256).as_bytes()).is_err());
+        assert_eq!(folded("Grün.".as_bytes()), folded("GRÜN".as_bytes()));
+    }
+
+    #[test]
+    fn long_names_come_back() {
+        for name in ["a", "thirteen char", "fourteen chars", "Ünïcödé 日本 😀 name", &"x".repeat(255)]
+        {
+            let units = checked(name.as_bytes()).unwrap();
+            let entries = long_entries(&units, 7 ^ checksum(b"AAAAAAAAAAA") ^ 7);
+            let mut long = LongName::default();
+            entries.iter().zip(5..).for_each(|(part, slot)| long.take(slot, part));
+            assert_eq!(long.finish(b"AAAAAAAAAAA"), Some((name.to_owned(), 5)));
+            let mut long = LongName::default();
+            entries.iter().zip(5..).for_each(|(part, slot)| long.take(slot, part));
+            assert_eq!(long.finish(b"BAAAAAAAAAA"), None, "another checksum");
+            let mut long = LongName::default();
+            entries.iter().skip(1).zip(5..).for_each(|(part, slot)| long.take(slot, part));
+            assert_eq!(long.finish(b"AAAAAAAAAAA"), None, "the first part is missing");
+        }
+        assert_eq!(shown(b"FOO     TXT", 0x18), "foo.txt");
+        assert_eq!(shown(b"\x05OO        ", 0), "σOO");
+    }
+}

@@ -1,0 +1,89 @@
+//! Times as directory entries have them: years from 1980 to 2107, without a time zone. (fatgen103, "Date and Time Formats".)
+
+use ivers_vfs::Timestamp;
+
+const DAY: i64 = 24 * 3600;
+/// 1980-01-01 and the end of 2107, in seconds of Unix.
+const FIRST: i64 = 315_532_800;
+const LAST: i64 = 4_354_819_199;
+
+/// The time nearest to it that can be kept, to two seconds.
+pub(crate) fn kept(time: Timestamp, offset_s: i64) -> Timestamp {
+    let local = (time.sec + offset_s).clamp(FIRST, LAST - 1);
+    Timestamp { sec: local - local.rem_euclid(2) - offset_s, nsec: 0 }
+}
+
+/// The day that it is in, as access times are kept.
+pub(crate) fn day(time: Timestamp, offset_s: i64) -> Timestamp {
+    let local = (time.sec + offset_s).clamp(FIRST, LAST);
+    Timestamp { sec: local - local.rem_euclid(DAY) - offset_s, nsec: 0 }
+}
+
+/// Date, time to two seconds, and the hundredths of a second above that.
+pub(crate) fn encode(time: Timestamp, offset_s: i64) -> (u16, u16, u8) {
+    let local = (time.sec + offset_s).clamp(FIRST, LAST);
+    let (days, second) = (local.div_euclid(DAY), local.rem_euclid(DAY));
+    // Days to a date of the Gregorian calendar, in eras of 400 years that begin in March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let date = (year - 1980) << 9 | month << 5 | day;
+    let clock = ((second / 3600) << 11) | ((second / 60 % 60) << 5) | (second % 60 / 2);
+    let hundredths = second % 2 * 100 + i64::from(time.nsec / 10_000_000);
+    (date as u16, clock as u16, hundredths as u8)
+}
+
+/// Whatever bits there are, some time results.
+pub(crate) fn decode(date: u16, clock: u16, hundredths: u8, offset_s: i64) -> Timestamp {
+    let (year, month, day) = (i64::from(date >> 9) + 1980, i64::from(date >> 5 & 15), i64::from(date & 31));
+    let (month, day) = (month.clamp(1, 12), day.max(1));
+    let shifted_year = year - i64::from(month <= 2);
+    let (era, year_of_era) = (shifted_year.div_euclid(400), shifted_year.rem_euclid(400));
+    let day_of_year = (153 * (if month > 2 { month - 3 } else { month + 9 }) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    let days = era * 146_097 + day_of_era - 719_468;
+    let clock = i64::from(clock);
+    let second = (clock >> 11) * 3600 + (clock >> 5 & 63) * 60 + (clock & 31) * 2;
+    let hundredths = hundredths.min(199);
+    let sec = days * DAY + second + i64::from(hundredths / 100) - offset_s;
+    Timestamp { sec, nsec: u32::from(hundredths % 100) * 10_000_000 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_round_trip() {
+        for (sec, date, clock) in [
+            (FIRST, 1 << 5 | 1, 0),
+            (951_782_400, 20 << 9 | 2 << 5 | 29, 0),
+            (1_513_036_801, 37 << 9 | 12 << 5 | 12, 0),
+            (LAST - 1, 127 << 9 | 12 << 5 | 31, 23 << 11 | 59 << 5 | 29),
+        ] {
+            let time = Timestamp { sec, nsec: 990_000_000 };
+            let (day, at, hundredths) = encode(time, 0);
+            assert_eq!((day, at), (date, clock), "{sec}");
+            assert_eq!(decode(day, at, hundredths, 0), time);
+        }
+        for sec in (FIRST..LAST).step_by(86_399 * 7) {
+            let time = kept(Timestamp { sec, nsec: 5 }, 3600);
+            let (date, clock, _) = encode(time, 3600);
+            assert_eq!(decode(date, clock, 0, 3600), time);
+            assert!((0..2).contains(&(sec - time.sec)));
+        }
+        assert_eq!(kept(Timestamp { sec: 0, nsec: 0 }, 0).sec, FIRST);
+        assert_eq!(kept(Timestamp { sec: i64::MAX / 2, nsec: 0 }, 0).sec, LAST - 1);
+        assert_eq!(day(Timestamp { sec: 951_782_401, nsec: 3 }, 0).sec, 951_782_400);
+        // Months and days that there are not.
+        for bits in [0u16, u16::MAX] {
+            let time = decode(bits, bits, 255, 0);
+            assert!(time.nsec < 1_000_000_000);
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! A checker of OFS and FFS volumes, written from the format's description alone (Laurent Clévy, "The .ADF format FAQ").
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What is wrong, with its block.
+    pub errors: Vec<String>,
+    /// Blocks that are marked as in use and that nothing leads to.
+    pub lost: Vec<usize>,
+    /// The volume says that its bitmap holds.
+    pub valid: bool,
+    /// Paths of all entries, with what they are: `f` with its size, `d`, `l`, `h` with what they lead to.
+    pub tree: BTreeMap<String, String>,
+}
+
+impl Report {
+    /// A volume that was closed: nothing is wrong, and nothing is lost.
+    pub fn closed(self) -> Result<Self, String> {
+        let valid = self.valid;
+        let report = self.crashed()?;
+        match (valid, report.lost.is_empty()) {
+            (true, true) => Ok(report),
+            (false, _) => Err("the bitmap is marked as invalid".into()),
+            (_, false) => Err(format!("lost blocks: {:?}", report.lost)),
+        }
+    }
+
+    /// A volume that was left by a crash: nothing is wrong but that blocks are lost, and then it says so.
+    pub fn crashed(self) -> Result<Self, String> {
+        if !self.errors.is_empty() {
+            return Err(self.errors.join("; "));
+        }
+        if self.valid && !self.lost.is_empty() {
+            return Err(format!("lost blocks on a volume that says it is whole: {:?}", self.lost));
+        }
+        Ok(self)
+    }
+}
+
+struct Checker<'a> {
+    image: &'a [u8],
+    size: usize,
+    blocks: usize,
+    root: usize,
+    low: u8,
+    /// What a crash may leave half done is let pass.
+    lenient: bool,
+    used: BTreeSet<usize>,
+    report: Report,
+    links: Vec<(usize, usize, String)>,
+    known_links: Vec<usize>,
+}
+
+const RESERVED: usize = 2;
+
+/// Checks an image of a volume with blocks of this size. What a crash may leave beside lost blocks and their traces (a hard link that nothing names
+/// any more, block numbers behind a file's end) is only let pass on a volume that is marked as invalid.
+pub fn check(image: &[u8], block_size: usize) -> Report {
+    let blocks = image.len() / block_size;
+    let mut checker = Checker {
+        image,
+        size: block_size,
+        blocks,
+        root: (RESERVED + blocks - 1) / 2,
+        low: image[3],
+        lenient: false,
+        used: BTreeSet::new(),
+        report: Report::default(),
+        links: Vec::new(),
+        known_links: Vec::new(),
+    };
+    checker.all();
+    checker.report
+}
+
+impl Checker<'_> {
+    fn word(&self, block: usize, nth: usize) -> usize {
+        let at = block * self.size + nth * 4;
+        u32::from_be_bytes(self.image[at..at + 4].try_into().expect("four bytes")) as usize
+    }
+
+    /// Words counted from the end of the block: 1 is the last.
+    fn last(&self, block: usize, nth: usize) -> usize {
+        self.word(block, self.size / 4 - nth)
+    }
+
+    fn wrong(&mut self, block: usize, what: impl Into<String>) {
+        self.report.errors.push(format!("block {block}: {}", what.into()));
+    }
+
+    fn sums_up(&self, block: usize) -> bool {
+        let words = (0..self.size / 4).map(|nth| self.word(block, nth) as u32);
+        words.fold(0u32, |sum, word| sum.wrapping_add(word)) == 0
+    }
+
+    /// Something of the volume lies in this block, and nothing else does.
+    fn claim(&mut self, block: usize, by: &str) -> bool {
+        if block < RESERVED || block >= self.blocks {
+            self.wrong(block, format!("{by} lies outside of the volume"));
+            return false;
+        }
+        if !self.used.insert(block) {
+            self.wrong(block, format!("{by} lies where something else does"));
+            return false;
+        }
+        true
+    }
+
+    fn claim_sealed(&mut self, block: usize, by: &str) -> bool {
+        if !self.claim(block, by) {
+            return false;
+        }
+        if !self.sums_up(block) {
+            self.wrong(block, format!("the checksum of {by} is wrong"));
+            return false;
+        }
+        true
+    }
+
+    fn table_len(&self) -> usize {
+        self.size / 4 - 56
+    }
+
+    fn name(&self, block: usize) -> Vec<u8> {
+        let at = block * self.size + self.size - 80;
+        let len = usize::from(self.image[at]).min(30);
+        self.image[at + 1..at + 1 + len].to_vec()
+    }
+
+    fn upper(&self, c: u8) -> u8 {
+        match c {
+            b'a'..=b'z' => c - 32,
+            0xe0..=0xfe if self.low >= 2 && c != 0xf7 => c - 32,
+            _ => c,
+        }
+    }
+
+    fn hash(&self, name: &[u8]) -> usize {
+        let mut hash = name.len();
+        for &c in name {
+            hash = (hash * 13 + usize::from(self.upper(c))) & 0x7ff;
+        }
+        hash % self.table_len()
+    }
+
+    fn all(&mut self) {
+        let root = self.root;
+        if self.word(root, 0) != 2 || self.last(root, 1) != 1 || self.word(root, 3) != self.table_len() {
+            return self.wrong(root, "no root block");
+        }
+        self.report.valid = self.last(root, 50) == 0xffff_ffff;
+        self.lenient = !self.report.valid;
+        self.claim_sealed(root, "the root");
+        let pages = self.bitmap_pages();
+        let mut directories = vec![(root, String::new())];
+        loop {
+            while let Some((dir, path)) = directories.pop() {
+                self.directory(dir, &path, &mut directories);
+            }
+            // The original of a hard link that has lost its own name.
+            let nameless = self.links.iter().find(|(_, real, _)| !self.used.contains(real)).cloned();
+            let Some((link, real, path)) = nameless else { break };
+            if !self.lenient {
+                return self.wrong(link, format!("{path} leads to block {real}, which has no name"));
+            }
+            if !self.entry(real, &path, &mut directories) {
+                return;
+            }
+        }
+        self.check_links();
+        self.check_bitmap(&pages);
+    }
+
+    fn bitmap_pages(&mut self) -> Vec<usize> {
+        let per = (self.size / 4 - 1) * 32;
+        let want = (self.blocks - RESERVED).div_ceil(per);
+        let mut pages: Vec<usize> = (0..25).map(|nth| self.last(self.root, 49 - nth)).collect();
+        let mut next = self.last(self.root, 24);
+        while pages.len() < want && self.claim(next, "a bitmap extension block") {
+            pages.extend((0..self.size / 4 - 1).map(|nth| self.word(next, nth)));
+            next = self.last(next, 1);
+        }
+        pages.truncate(want);
+        for &page in &pages {
+            self.claim_sealed(page, "a bitmap block");
+        }
+        pages
+    }
+
+    fn directory(&mut self, dir: usize, path: &str, directories: &mut Vec<(usize, String)>) {
+        for slot in 0..self.table_len() {
+            let mut names: Vec<Vec<u8>> = Vec::new();
+            let mut at = self.word(dir, 6 + slot);
+            while at != 0 {
+                if at >= self.blocks {
+                    return self.wrong(at, "a hash chain leads out of the volume");
+                }
+                let name = self.name(at);
+                let shown: String = name.iter().map(|&c| char::from(c)).collect();
+                let below = format!("{path}/{shown}");
+                if !self.entry(at, &below, directories) {
+                    return;
+                }
+                if self.last(at, 3) != dir {
+                    self.wrong(at, format!("{below} says that its directory is block {}", self.last(at, 3)));
+                }
+                if self.hash(&name) != slot {
+                    self.wrong(at, format!("{below} stands in chain {slot}"));
+                }
+                let folded: Vec<u8> = name.iter().map(|&c| self.upper(c)).collect();
+                if name.is_empty() || names.contains(&folded) {
+                    self.wrong(at, format!("{below} is there twice, or has no name"));
+                }
+                names.push(folded);
+                at = self.last(at, 4);
+            }
+        }
+    }
+
+    /// An entry and what it holds.
+    fn entry(&mut self, block: usize, path: &str, directories: &mut Vec<(usize, String)>) -> bool {
+        if !self.claim_sealed(block, path) {
+            return false;
+        }
+        if self.word(block, 0) != 2 || self.word(block, 1) != block {
+            self.wrong(block, format!("{path} has no header"));
+            return false;
+        }
+        let shown = match self.last(block, 1) as u32 as i32 {
+            2 => {
+                directories.push((block, path.to_owned()));
+                "d".to_owned()
+            }
+            -3 => {
+                self.file(block, path);
+                format!("f {}", self.last(block, 47))
+            }
+            3 => "l".to_owned(),
+            kind @ (4 | -4) => {
+                let real = self.last(block, 11);
+                if real < RESERVED || real >= self.blocks {
+                    self.wrong(block, format!("{path} leads out of the volume"));
+                    return false;
+                }
+                self.links.push((block, real, path.to_owned()));
+                let shown = if kind == 4 { "hd" } else { "h" };
+                self.report.tree.insert(path.to_owned(), format!("{shown} {real}"));
+                return true;
+            }
+            other => {
+                self.wrong(block, format!("{path} is of type {other}"));
+                return false;
+            }
+        };
+        if self.last(block, 10) != 0 {
+            self.known_links.push(block);
+        }
+        self.report.tree.insert(path.to_owned(), shown);
+        true
+    }
+
+    fn file(&mut self, header: usize, path: &str) {
+        let bytes = self.last(header, 47);
+        let per_block = if self.low & 1 == 1 { self.size } else { self.size - 24 };
+        let want = bytes.div_ceil(per_block);
+        let mut data = Vec::new();
+        let mut table = header;
+        loop {
+            let entries: Vec<usize> = (0..self.table_len())
+                .map(|nth| self.word(table, 5 + self.table_len() - nth))
+                .take_while(|&entry| entry != 0)
+                .collect();
+            if self.word(table, 2) != entries.len() {
+                let said = self.word(table, 2);
+                self.wrong(table, format!("{path}: {} entries, and it says {said}", entries.len()));
+            }
+            let full = entries.len() == self.table_len();
+            data.extend(entries);
+            let next = self.last(table, 2);
+            if next == 0 {
+                break;
+            }
+            if !full || !self.claim_sealed(next, &format!("a table of {path}")) {
+                return self.wrong(next, format!("{path}: a table behind one that is not full, or damaged"));
+            }
+            if self.word(next, 0) != 16 || self.word(next, 1) != next || self.last(next, 3) != header {
+                return self.wrong(next, format!("{path}: no table of this file"));
+            }
+            table = next;
+        }
+        if data.len() != want && !(self.lenient && data.len() > want) {
+            self.wrong(header, format!("{path}: {} blocks for {bytes} bytes", data.len()));
+        }
+        if self.word(header, 4) != data.first().copied().unwrap_or(0) {
+            self.wrong(header, format!("{path}: another first block than in its table"));
+        }
+        for (nth, &block) in data.iter().enumerate() {
+            if !self.claim(block, &format!("data of {path}")) || self.low & 1 == 1 || nth >= want {
+                continue;
+            }
+            let sound = self.sums_up(block)
+                && self.word(block, 0) == 8
+                && self.word(block, 1) == header
+                && self.word(block, 2) == nth + 1;
+            if !sound {
+                self.wrong(block, format!("{path}: not its data block {}", nth + 1));
+            }
+            // What follows the last one that counts, and how much of that counts, a crash may leave as it was to become.
+            let is_last = nth + 1 == want;
+            let (len, next) = (self.word(block, 3), self.word(block, 4));
+            let want_len = if is_last { bytes - nth * per_block } else { per_block };
+            let want_next = data.get(nth + 1).copied().unwrap_or(0);
+            if (len, next) != (want_len, want_next) && !(self.lenient && is_last) {
+                self.wrong(
+                    block,
+                    format!("{path}: {len} bytes and then block {next}, not {want_len} and {want_next}"),
+                );
+            }
+        }
+    }
+
+    /// Each link is known to what it leads to.
+    fn check_links(&mut self) {
+        let mut by_real: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        for (link, real, _) in &self.links {
+            by_real.entry(*real).or_default().insert(*link);
+        }
+        for &real in &self.known_links {
+            by_real.entry(real).or_default();
+        }
+        for (real, named) in by_real {
+            let mut chain = BTreeSet::new();
+            let mut at = self.last(real, 10);
+            while at != 0 && at < self.blocks && chain.insert(at) {
+                if self.last(at, 11) != real || ![4, -4].contains(&(self.last(at, 1) as u32 as i32)) {
+                    self.wrong(at, format!("in the chain of links of block {real}, and no such link"));
+                }
+                at = self.last(at, 10);
+            }
+            let sound = if self.lenient { named.is_subset(&chain) } else { named == chain };
+            if !sound || at != 0 {
+                self.wrong(real, format!("links {named:?}, and a chain of {chain:?}"));
+            }
+        }
+    }
+
+    fn check_bitmap(&mut self, pages: &[usize]) {
+        let per = (self.size / 4 - 1) * 32;
+        for block in RESERVED..self.blocks {
+            let bit = block - RESERVED;
+            let Some(&page) = pages.get(bit / per) else { return };
+            let free = self.word(page, 1 + bit % per / 32) >> (bit % 32) & 1 != 0;
+            match (self.used.contains(&block), free) {
+                (true, true) => self.wrong(block, "in use, and marked as free"),
+                (false, false) => self.report.lost.push(block),
+                _ => {}
+            }
+        }
+    }
+}
