@@ -37,7 +37,7 @@ fn of_many_files_one_is_read_again() {
     let files: usize =
         std::env::var("IVERS_MEASURED_FILES").map_or(400, |text| text.parse().expect("a number of files"));
     // Large enough that reading is what takes long.
-    let bytes = 128 << 10;
+    let bytes = if files < 20_000 { 64 << 10 } else { 256 << 10 };
     let size = (files * (bytes + 8192)) as u64 + (64 << 20);
     let place = Place::of(ivers_oracle::Image::new("ext4", size, &[]).unwrap());
     place.mount("");
