@@ -566,7 +566,13 @@ impl Affs {
     pub(crate) fn fs_delete_inode(&self, inode: &Inode) -> Result<()> {
         let blocks = if inode.kind == FileType::Regular {
             let map = self.map_of(inode)?;
-            map.data.iter().chain(&map.extensions).copied().chain([block_of(inode)]).collect()
+            map.data
+                .iter()
+                .chain(&map.extensions)
+                .chain(&map.surplus)
+                .copied()
+                .chain([block_of(inode)])
+                .collect()
         } else {
             vec![block_of(inode)]
         };

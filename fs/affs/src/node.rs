@@ -39,6 +39,8 @@ pub(crate) struct Map {
     pub size: u64,
     pub data: Vec<u32>,
     pub extensions: Vec<u32>,
+    /// What the tables name beyond what the size needs: others (Linux) leave such blocks. They go when the tables change.
+    pub surplus: Vec<u32>,
 }
 
 pub(crate) fn node(inode: &Inode) -> &Node {
