@@ -438,7 +438,7 @@ impl Affs {
     pub(crate) fn fs_link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let name = name_from(name)?;
         if inode.kind != FileType::Regular {
-            return Err(NameError::NotPermitted.into());
+            return Err(NameError::NotSupported.into());
         }
         self.settle_moved()?;
         self.with_room(|| {
