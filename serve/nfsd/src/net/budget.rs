@@ -17,6 +17,13 @@ const OVERHEAD_BYTES: usize = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientKey(IpAddr);
 
+impl ClientKey {
+    /// The address that stands for all of them.
+    pub(crate) fn address(self) -> IpAddr {
+        self.0
+    }
+}
+
 impl From<IpAddr> for ClientKey {
     fn from(address: IpAddr) -> Self {
         Self(match address.to_canonical() {

@@ -14,10 +14,11 @@ use ivers_nfs4::xdr::{Encoder, List, Xdr};
 use super::core::Core;
 use super::stats::welcome;
 use crate::compound::{Answered, Clients, Context, CopyOrder, Held, Object, Origin};
+use crate::net::budget::ClientKey;
 use crate::rpc::Credential;
 use crate::state::{
-    self, Caller, Does, File, LockRequest, Principal, Reply, Request, Running, Sequenced, Step, Stop, Turn,
-    TurnOf,
+    self, Caller, Does, File, Home, LockRequest, Principal, Reply, Request, Running, Sequenced, Step, Stop,
+    Turn, TurnOf,
 };
 
 /// So often what had to be done first is done, and the operation tried again.
@@ -33,6 +34,11 @@ pub(super) fn principal(origin: &Origin) -> Principal {
         Credential::Sys(sys) => Some(sys.uid),
     };
     Principal::of(user, origin.tls.as_ref().and_then(|tls| tls.certificate.as_deref()))
+}
+
+/// Where a client is at home, for the room that clients share.
+fn home(context: &Context) -> Home {
+    Home(ClientKey::from(context.origin.address).address())
 }
 
 /// The request of a session that this is.
@@ -264,7 +270,7 @@ impl Front {
                 OpResult::Renew(Ok(()))
             }
             Op::SetClientId(args) => {
-                let confirm = core.with(|state, now| state.set_client_id(now, &who, args))?;
+                let confirm = core.with(|state, now| state.set_client_id(now, home(context), &who, args))?;
                 OpResult::SetClientId(SetClientIdRes::Ok(confirm))
             }
             Op::SetClientIdConfirm(args) => {
@@ -293,7 +299,8 @@ impl Front {
                 if context.minor < 2 && args.flags & exchgid::SUPP_FENCE_OPS != 0 {
                     return Err(Stop::Fail(NfsStat::Inval));
                 }
-                OpResult::ExchangeId(Ok(core.with(|state, now| state.exchange_id(now, &who, args))?))
+                let made = core.with(|state, now| state.exchange_id(now, home(context), &who, args))?;
+                OpResult::ExchangeId(Ok(made))
             }
             Op::CreateSession(args) => {
                 let minor = context.minor;

@@ -1,5 +1,6 @@
 //! What everything here is made of: times, random numbers, who asks, which file.
 
+use std::net::IpAddr;
 use std::ops::Add;
 use std::sync::Arc;
 
@@ -63,6 +64,10 @@ pub struct File {
     /// Which file in that inode.
     pub generation: u32,
 }
+
+/// Where a client is at home: an address that stands for all that one machine can easily have. The room for clients is shared among these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Home(pub IpAddr);
 
 /// Who a request is from, as RPC and TLS say it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -10,7 +10,9 @@ use ivers_nfs4::xdr::List;
 use super::held::{Kind, OwnerKind};
 use super::session::CreateSlot;
 use super::v40::V40;
-use super::{ClientRecord, File, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail};
+use super::{
+    ClientRecord, File, Home, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail,
+};
 
 /// The flags that a client may set.
 const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
@@ -52,6 +54,7 @@ pub(super) enum Mark {
 #[derive(Debug)]
 pub(super) struct Client {
     pub id: ClientId,
+    pub home: Home,
     pub with_sessions: bool,
     pub owner: Vec<u8>,
     pub verifier: Verifier,
@@ -105,6 +108,7 @@ impl State {
     pub fn exchange_id(
         &mut self,
         now: Time,
+        home: Home,
         principal: &Principal,
         args: &ExchangeIdArgs,
     ) -> Step<ExchangeIdOk> {
@@ -150,8 +154,8 @@ impl State {
             }
             // Otherwise he has restarted: what he held goes when the new one is confirmed, not before.
         }
-        self.make_room(now)?;
-        let id = self.new_client(now, true, &args.owner.id.0, verifier, principal);
+        self.make_room(now, home)?;
+        let id = self.new_client(now, home, true, &args.owner.id.0, verifier, principal);
         Ok(self.exchanged(id))
     }
 
@@ -173,6 +177,7 @@ impl State {
     pub(super) fn new_client(
         &mut self,
         now: Time,
+        home: Home,
         with_sessions: bool,
         owner: &[u8],
         verifier: Verifier,
@@ -191,6 +196,7 @@ impl State {
         }
         let client = Client {
             id,
+            home,
             with_sessions,
             owner: owner.to_vec(),
             verifier,

@@ -32,7 +32,7 @@ impl Default for Config {
 /// Bounds. Where two stand side by side, the first is for one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients, confirmed or not.
+    /// Clients, confirmed or not. Half as many more get in where few come from.
     pub clients: usize,
     /// Sessions of a client.
     pub sessions: usize,

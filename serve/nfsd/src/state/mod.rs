@@ -72,7 +72,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ivers_nfs4::callback::OffloadInfo;
 use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
-pub use base::{Caller, Conn, Dice, Digest, File, Principal, Reply, Span, Step, Stop, Ticket, Time};
+pub use base::{Caller, Conn, Dice, Digest, File, Home, Principal, Reply, Span, Step, Stop, Ticket, Time};
 pub use callback::{Channel, NoChannel};
 pub use census::{Census, Events, Note};
 pub use copy::CopyWanted;

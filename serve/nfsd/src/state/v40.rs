@@ -5,7 +5,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, Verifier};
 
 use super::held::OwnerKind;
-use super::{Caller, Principal, State, Step, Time, fail};
+use super::{Caller, Home, Principal, State, Step, Time, fail};
 
 /// What a client of NFSv4.0 has beside.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +24,7 @@ impl State {
     pub fn set_client_id(
         &mut self,
         now: Time,
+        home: Home,
         principal: &Principal,
         args: &SetClientIdArgs,
     ) -> Step<ConfirmArgs> {
@@ -54,8 +55,8 @@ impl State {
                 return Ok(ConfirmArgs { clientid: id, confirm });
             }
         }
-        self.make_room(now)?;
-        let id = self.new_client(now, false, &args.client.id.0, args.client.verifier, principal);
+        self.make_room(now, home)?;
+        let id = self.new_client(now, home, false, &args.client.id.0, args.client.verifier, principal);
         if let Some(client) = self.clients.get_mut(&id) {
             client.v40 = Some(V40 {
                 callback: args.callback.clone(),

@@ -36,6 +36,8 @@ pub(super) fn state() -> State {
     State::new(Time(0), Config::default(), 1, Past::default(), Box::new(Seeded(7)))
 }
 
+pub(super) const HERE: Home = Home(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+
 pub(super) fn who(user: u8) -> Principal {
     Principal::new(&[user])
 }
@@ -102,7 +104,7 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
 
 /// A client with a session, who has nothing to reclaim.
 pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
-    let id = state.exchange_id(now, &who(1), &exchange(name, 1, 0)).unwrap();
+    let id = state.exchange_id(now, HERE, &who(1), &exchange(name, 1, 0)).unwrap();
     let session =
         state.create_session(now, Conn(conn), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));

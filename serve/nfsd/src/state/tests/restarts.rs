@@ -18,7 +18,7 @@ fn restarted(records: &[ClientRecord]) -> State {
 }
 
 fn back(state: &mut State, name: &str, verifier: u8) -> ClientId {
-    let id = state.exchange_id(T, &who(1), &exchange(name, verifier, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &who(1), &exchange(name, verifier, 0)).unwrap();
     state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     id.clientid
 }
@@ -124,7 +124,7 @@ fn who_restarted_too_wants_nothing() {
 #[test]
 fn a_stranger_of_that_name_reclaims_nothing() {
     let mut state = restarted(&[record("a", 1)]);
-    let id = state.exchange_id(T, &who(9), &exchange("a", 1, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &who(9), &exchange("a", 1, 0)).unwrap();
     state.create_session(T, Conn(1), 1, &who(9), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(failed(reclaim(&mut state, id.clientid, 1, 0, 0)), NfsStat::NoGrace);
     state.tick(T);

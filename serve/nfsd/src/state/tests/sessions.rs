@@ -7,14 +7,14 @@ fn exchange_id_knows_all_cases() {
     let mut state = state();
     // 7: an update of nobody.
     assert_eq!(
-        failed(state.exchange_id(T, &who(1), &exchange("a", 1, exchgid::UPD_CONFIRMED_REC_A))),
+        failed(state.exchange_id(T, HERE, &who(1), &exchange("a", 1, exchgid::UPD_CONFIRMED_REC_A))),
         NfsStat::Noent
     );
     // 1: a new name.
-    let first = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
+    let first = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     assert_eq!(first.flags & exchgid::CONFIRMED_R, 0);
     // 4: in the place of an unconfirmed one, whoever that was.
-    let second = state.exchange_id(T, &who(2), &exchange("a", 1, 0)).unwrap();
+    let second = state.exchange_id(T, HERE, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_ne!(first.clientid, second.clientid);
     assert_eq!(
         failed(state.create_session(T, Conn(1), 1, &who(1), &create(first.clientid, first.sequenceid))),
@@ -33,17 +33,17 @@ fn exchange_id_knows_all_cases() {
         .create_session(T, Conn(1), 1, &who(2), &create(second.clientid, second.sequenceid + 1))
         .unwrap();
     // 2: the same again.
-    let again = state.exchange_id(T, &who(2), &exchange("a", 1, 0)).unwrap();
+    let again = state.exchange_id(T, HERE, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_eq!((again.clientid, again.flags & exchgid::CONFIRMED_R), (second.clientid, exchgid::CONFIRMED_R));
     // 6, 8, 9: updates.
     let update = |state: &mut State, user, verifier| {
-        state.exchange_id(T, &who(user), &exchange("a", verifier, exchgid::UPD_CONFIRMED_REC_A))
+        state.exchange_id(T, HERE, &who(user), &exchange("a", verifier, exchgid::UPD_CONFIRMED_REC_A))
     };
     assert_eq!(update(&mut state, 2, 1).unwrap().clientid, second.clientid);
     assert_eq!(failed(update(&mut state, 2, 9)), NfsStat::NotSame);
     assert_eq!(failed(update(&mut state, 3, 1)), NfsStat::Perm);
     // 5: a restart; the old one lives until the new one is confirmed.
-    let restarted = state.exchange_id(T, &who(2), &exchange("a", 2, 0)).unwrap();
+    let restarted = state.exchange_id(T, HERE, &who(2), &exchange("a", 2, 0)).unwrap();
     assert!(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 1)).is_ok());
     // He works on a request: he cannot go, and that answer is not remembered.
     let args = create(restarted.clientid, restarted.sequenceid);
@@ -63,9 +63,9 @@ fn exchange_id_knows_all_cases() {
         NfsStat::Badsession
     );
     // 3: a stranger of that name; nothing is held, so it is his.
-    let stranger = state.exchange_id(T, &who(7), &exchange("a", 2, 0)).unwrap();
+    let stranger = state.exchange_id(T, HERE, &who(7), &exchange("a", 2, 0)).unwrap();
     assert_eq!(stranger.flags & exchgid::CONFIRMED_R, 0);
-    assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("b", 1, 0x10))), NfsStat::Inval);
+    assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0x10))), NfsStat::Inval);
 }
 
 /// [RFC8881 15.1.10.3] [RFC8881 18.36.3] A machine with a certificate is spoken for over connections with that certificate; any user of it may.
@@ -74,7 +74,7 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
     let mut state = state();
     let [me, friend, plain, thief] = [(1, Some("m")), (2, Some("m")), (1, None), (1, Some("t"))]
         .map(|(user, certificate)| Principal::of(Some(user), certificate.map(str::as_bytes)));
-    let id = state.exchange_id(T, &me, &exchange("a", 1, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &me, &exchange("a", 1, 0)).unwrap();
     let make = |state: &mut State, who: &Principal, sequence| {
         state.create_session(T, Conn(1), 1, who, &create(id.clientid, sequence))
     };
@@ -99,7 +99,7 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
     }
     state.destroy_clientid(&friend, id.clientid).unwrap();
     // Who has shown none is anybody's whom his address lets in (section 2.10.8.3).
-    let id = state.exchange_id(T, &plain, &exchange("b", 1, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &plain, &exchange("b", 1, 0)).unwrap();
     state.create_session(T, Conn(1), 1, &plain, &create(id.clientid, id.sequenceid)).unwrap();
     state.create_session(T, Conn(1), 1, &friend, &create(id.clientid, id.sequenceid + 1)).unwrap();
     state.audit();
@@ -109,8 +109,9 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
 #[test]
 fn numbers_of_clients_are_not_in_order() {
     let mut state = state();
-    let ids = [1, 2, 3]
-        .map(|at: u8| state.exchange_id(T, &who(1), &exchange(&at.to_string(), 1, 0)).unwrap().clientid);
+    let ids = [1, 2, 3].map(|at: u8| {
+        state.exchange_id(T, HERE, &who(1), &exchange(&at.to_string(), 1, 0)).unwrap().clientid
+    });
     for pair in ids.windows(2) {
         assert_eq!(pair[0] >> 32, pair[1] >> 32, "of one boot");
         assert!(pair[0].abs_diff(pair[1]) > 1 << 16, "{ids:x?}");
@@ -121,7 +122,7 @@ fn numbers_of_clients_are_not_in_order() {
 #[test]
 fn create_session_is_done_once() {
     let mut state = state();
-    let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     let args = create(id.clientid, id.sequenceid);
     assert_eq!(
         failed(state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1))),
@@ -285,7 +286,7 @@ fn connections_are_bound() {
 #[test]
 fn a_client_is_durable_before_he_is_told_so() {
     let mut state = state();
-    let id = state.exchange_id(T, &who(1), &exchange("a", 1, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     let Err(Stop::Gate(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
     assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Gate(ticket)));
@@ -305,7 +306,7 @@ fn the_silent_go_in_slices() {
     let mut state = state();
     state.config.limits.clients = 300;
     for number in 0..200 {
-        state.exchange_id(T, &who(1), &exchange(&format!("{number}"), 1, 0)).unwrap();
+        state.exchange_id(T, HERE, &who(1), &exchange(&format!("{number}"), 1, 0)).unwrap();
     }
     let (kept, session) = client(&mut state, T, "kept", 1);
     let late = T + state.config.lease + Span(1);
@@ -338,15 +339,45 @@ fn room_is_made_by_those_who_need_it_least() {
     let mut state = state();
     state.config.limits.clients = 2;
     let (old, _) = client(&mut state, T, "old", 1);
-    state.exchange_id(T, &who(1), &exchange("b", 1, 0)).unwrap();
-    let third = state.exchange_id(T, &who(1), &exchange("c", 1, 0)).unwrap();
+    state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0)).unwrap();
+    let third = state.exchange_id(T, HERE, &who(1), &exchange("c", 1, 0)).unwrap();
     assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [old, third.clientid]);
     state.create_session(T, Conn(1), 1, &who(1), &create(third.clientid, third.sequenceid)).unwrap();
-    assert_eq!(failed(state.exchange_id(T, &who(1), &exchange("d", 1, 0))), NfsStat::Delay);
+    assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("d", 1, 0))), NfsStat::Delay);
     let late = T + state.config.lease + Span(1);
-    assert!(matches!(state.exchange_id(late, &who(1), &exchange("d", 1, 0)), Err(Stop::Gate(_))));
+    assert!(matches!(state.exchange_id(late, HERE, &who(1), &exchange("d", 1, 0)), Err(Stop::Gate(_))));
     settle(&mut state);
-    state.exchange_id(late, &who(1), &exchange("d", 1, 0)).unwrap();
+    state.exchange_id(late, HERE, &who(1), &exchange("d", 1, 0)).unwrap();
+}
+
+#[test]
+fn one_address_does_not_keep_the_others_out() {
+    let there = |n: u8| Home(std::net::IpAddr::from([192, 0, 2, n]));
+    let mut state = state();
+    state.config.limits.clients = 16;
+    for number in 0..16 {
+        client(&mut state, T, &format!("{number}"), 1);
+    }
+    assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("more", 1, 0))), NfsStat::Delay);
+    // Neither of two who come at the same time sends the other away, nor does who has had his share.
+    let first = state.exchange_id(T, there(1), &who(1), &exchange("first", 1, 0)).unwrap();
+    let second = state.exchange_id(T, there(2), &who(1), &exchange("second", 1, 0)).unwrap();
+    assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("more", 1, 0))), NfsStat::Delay);
+    for id in [first, second] {
+        state.create_session(T, Conn(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    }
+    // It is a share, and there is an end to it.
+    let mut room = 0;
+    for n in 1..=200 {
+        for number in 0..4 {
+            let name = format!("{n} {number}");
+            let Ok(id) = state.exchange_id(T, there(n), &who(1), &exchange(&name, 1, 0)) else { continue };
+            state.create_session(T, Conn(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+            room += 1;
+        }
+    }
+    assert!((2..=6).contains(&room), "{room}");
+    assert!(state.clients.len() <= 24);
 }
 
 #[test]
@@ -367,7 +398,7 @@ fn slots_are_given_up_when_memory_is_short() {
     assert_eq!(go(&mut state, 3, 1), (1, 1));
     assert_eq!(state.kept_bytes, 2 * 4096);
     // What is left is shared out.
-    let id = state.exchange_id(T, &who(1), &exchange("b", 1, 0)).unwrap();
+    let id = state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0)).unwrap();
     let created = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(created.fore.max_requests, 3);
 }

@@ -17,7 +17,7 @@ fn set(name: &str, verifier: u8, ident: u32) -> SetClientIdArgs {
 }
 
 fn old_client(state: &mut State, name: &str) -> ClientId {
-    let confirm = state.set_client_id(T, &who(1), &set(name, 1, 1)).unwrap();
+    let confirm = state.set_client_id(T, HERE, &who(1), &set(name, 1, 1)).unwrap();
     state.set_client_id_confirm(T, &who(1), &confirm).unwrap();
     confirm.clientid
 }
@@ -56,8 +56,8 @@ fn open40(state: &mut State, id: ClientId, owner: &str, seqid: u32, access: u32)
 fn setclientid_knows_all_cases() {
     let mut state = state();
     // 5: nobody of that name; then 4: one who never confirmed.
-    let first = state.set_client_id(T, &who(1), &set("a", 1, 1)).unwrap();
-    let second = state.set_client_id(T, &who(1), &set("a", 1, 1)).unwrap();
+    let first = state.set_client_id(T, HERE, &who(1), &set("a", 1, 1)).unwrap();
+    let second = state.set_client_id(T, HERE, &who(1), &set("a", 1, 1)).unwrap();
     assert_ne!(first.clientid, second.clientid);
     assert_eq!(failed(state.set_client_id_confirm(T, &who(1), &first)), NfsStat::StaleClientid);
     let wrong = ConfirmArgs { confirm: [0; 8], ..second.clone() };
@@ -66,7 +66,7 @@ fn setclientid_knows_all_cases() {
     state.set_client_id_confirm(T, &who(1), &second).unwrap();
     state.set_client_id_confirm(T, &who(1), &second).unwrap();
     // 1: a new way back.
-    let third = state.set_client_id(T, &who(1), &set("a", 1, 7)).unwrap();
+    let third = state.set_client_id(T, HERE, &who(1), &set("a", 1, 7)).unwrap();
     assert_eq!(third.clientid, second.clientid);
     assert_eq!(state.callback_of(third.clientid).unwrap().1, 1);
     state.set_client_id_confirm(T, &who(1), &third).unwrap();
@@ -75,11 +75,11 @@ fn setclientid_knows_all_cases() {
     // 2 and 3: a restart, confirmed the second time.
     let id = third.clientid;
     open40(&mut state, id, "o", 1, share::READ).unwrap();
-    let lost = state.set_client_id(T, &who(1), &set("a", 2, 1)).unwrap();
-    let fourth = state.set_client_id(T, &who(1), &set("a", 2, 1)).unwrap();
+    let lost = state.set_client_id(T, HERE, &who(1), &set("a", 2, 1)).unwrap();
+    let fourth = state.set_client_id(T, HERE, &who(1), &set("a", 2, 1)).unwrap();
     assert_eq!(failed(state.set_client_id_confirm(T, &who(1), &lost)), NfsStat::StaleClientid);
     assert_eq!(state.renew_client(T, id), Ok(()));
-    assert_eq!(failed(state.set_client_id(T, &who(5), &set("a", 2, 1))), NfsStat::ClidInuse);
+    assert_eq!(failed(state.set_client_id(T, HERE, &who(5), &set("a", 2, 1))), NfsStat::ClidInuse);
     state.set_client_id_confirm(T, &who(1), &fourth).unwrap();
     assert_eq!(failed(state.renew_client(T, id)), NfsStat::Expired);
     assert_eq!(failed(state.renew_client(T, 77)), NfsStat::StaleClientid);

@@ -11,7 +11,7 @@ use ivers_nfs4::types::ClientId;
 
 use super::super::super::held::Kind;
 use super::super::super::*;
-use super::super::{Seeded, create, exchange, who};
+use super::super::{HERE, Seeded, create, exchange, who};
 use super::peer::{FILES, Op, Peer, Phase, Reply, SLOTS, Sent};
 use super::shadow::Shadow;
 
@@ -449,7 +449,9 @@ impl World {
     fn introduce(&mut self, at: usize) {
         let (name, verifier, conn) =
             (self.peers[at].name.clone(), self.peers[at].verifier, self.peers[at].conn);
-        let Ok(id) = self.state.exchange_id(self.now, &who(1), &exchange(&name, verifier, 0)) else { return };
+        let Ok(id) = self.state.exchange_id(self.now, HERE, &who(1), &exchange(&name, verifier, 0)) else {
+            return;
+        };
         let args = create(id.clientid, id.sequenceid);
         let Ok(created) = self.state.create_session(self.now, conn, 1, &who(1), &args) else { return };
         if self.chance(2) {
