@@ -47,7 +47,7 @@ fn ofs_and_ffs_keep_the_contract() {
                 let checked = |promise| report.tallies.of(promise).checked;
                 assert!(checked(Promise::Data) > 100, "{report:?}");
                 assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
-                assert!(!report.claims.persistent && checked(Promise::Model) > 500, "{report:?}");
+                assert!(!report.claims.persistent && checked(Promise::Model) > 100, "{report:?}");
             }
         }
     }
