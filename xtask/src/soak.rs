@@ -52,7 +52,9 @@ fn contract() -> bool {
 
 fn crash() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
+    let amiga = ["-p", "ivers-affs", "--test", "explore"];
     test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+        & test("80,000 crash states of OFS and FFS", &amiga, &[], &[("IVERS_CRASH_STATES", "40000")])
 }
 
 fn measure() -> bool {
@@ -95,6 +97,8 @@ pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
         ("mkfs.btrfs", "btrfs-progs"),
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
+        ("unadf", "unadf"),
+        ("pip3", "python3-pip python3-venv"),
     ];
     if !ensure(&programs) {
         return Some(false);
