@@ -12,6 +12,8 @@ use std::sync::Arc;
 pub type MountedVfs = (Arc<Vfs>, Arc<Budget>);
 
 const TOP: &str = "contract";
+/// When files are made that get their times at birth. Formats that begin to count at 1978 or 1980 know it.
+const BORN: i64 = 1_000_000_006;
 const ACL: &str = "system.posix_acl_access";
 
 /// Anything behind [`Vfs`].
@@ -23,8 +25,6 @@ pub struct InProcess {
     /// Where values are stored nowhere, they rest only as long as the inode stays: hold whatever was asked for.
     held: Option<HashMap<Ino, InodeRef>>,
     remount: Option<Box<dyn FnMut() -> MountedVfs>>,
-    /// The format keeps owners and permissions, and times before 1980.
-    keeps_owners: bool,
 }
 
 impl InProcess {
@@ -44,13 +44,7 @@ impl InProcess {
         let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs>);
         let held = hold.then(HashMap::new);
         let mounted = Some((vfs, budget));
-        Self { name: name.into(), mounted, open: Default::default(), held, remount, keeps_owners: true }
-    }
-
-    /// Of a format that keeps neither owners nor permissions, nor times before 1980 or shorter than a day apart.
-    pub fn without_owners(mut self) -> Self {
-        self.keeps_owners = false;
-        self
+        Self { name: name.into(), mounted, open: Default::default(), held, remount }
     }
 
     /// The mount, to look at its figures.
@@ -116,10 +110,6 @@ impl InProcess {
 
     fn set_times(&mut self, on: On<'_>, sec: Option<i64>) -> Result<()> {
         let there = self.inode(on)?.attr();
-        let sec =
-            sec.map(
-                |sec| if self.keeps_owners { sec } else { 1_000_000_000 + sec.rem_euclid(1 << 10) * 172_800 },
-            );
         let time = |old: Timestamp| Some(TimeSet::At(sec.map_or(old, |sec| Timestamp { sec, nsec: 0 })));
         let set = SetAttr { atime: time(there.atime), mtime: time(there.mtime), ..SetAttr::default() };
         self.set_attr(on, set)
@@ -137,11 +127,8 @@ impl InProcess {
     }
 
     fn born(&mut self, path: &str, perm: u32, size: u32, info: bool) -> Result<Vec<(u64, u64)>> {
-        if !self.keeps_owners {
-            return Err(Refused::Unsupported);
-        }
         let (dir, name) = self.parent(path)?;
-        let at = Some(TimeSet::At(Timestamp { sec: 7, nsec: 0 }));
+        let at = Some(TimeSet::At(Timestamp { sec: BORN, nsec: 0 }));
         let spec = CreateSpec {
             uid: Some(70),
             gid: Some(71),
@@ -157,7 +144,7 @@ impl InProcess {
         let (ino, attr) = claimed.ok_or_else(|| Refused::Error("nobody claimed it".into()))?;
         let now = inode.attr();
         let whole = (attr.uid, attr.gid, attr.size) == (70, 71, size.into())
-            && [attr.atime.sec, attr.mtime.sec, now.mtime.sec] == [7; 3];
+            && [attr.atime.sec, attr.mtime.sec, now.mtime.sec] == [BORN; 3];
         if ino == inode.ino && whole && attr == now {
             Ok(pairs(info))
         } else {
@@ -287,7 +274,6 @@ impl Subject for InProcess {
             }
             Op::Range { on, space, at, len } => self.range(on, space, at, len)?,
             Op::Map { .. } | Op::Store { .. } | Op::Unmap { .. } => return Err(Refused::Unsupported),
-            Op::Chmod { .. } if !self.keeps_owners => return Err(Refused::Unsupported),
             Op::Chmod { on, perm } => {
                 self.set_attr(on, SetAttr { perm: Some(perm), ..SetAttr::default() })?
             }
@@ -453,7 +439,7 @@ fn nothing_open() -> Refused {
 
 fn refused(error: Error) -> Refused {
     match error {
-        Error::Name(NameError::NotSupported | NameError::NotPermitted) => Refused::Unsupported,
+        Error::Name(NameError::NotSupported) => Refused::Unsupported,
         Error::Name(NameError::NoSpace | NameError::AttributeTooLarge) => Refused::NoSpace,
         error => Refused::Error(error.to_string()),
     }

@@ -37,23 +37,18 @@ fn ext4_keeps_the_contract() {
 }
 
 #[test]
-fn fat_keeps_the_contract() {
-    if !ivers_oracle::have_programs(ivers_oracle::FAT_PROGRAMS) {
-        return;
-    }
-    let kinds: [(&[&str], u64); 3] = [
-        (&["-F", "12"], 8 << 20),
-        (&["-F", "16", "-s", "2"], 32 << 20),
-        (&["-F", "32", "-s", "1"], 64 << 20),
-    ];
-    for (nth, (args, bytes)) in kinds.into_iter().enumerate() {
-        for (how, hold_inodes) in [(LAZY, true), (EAGER, true), (LAZYTIME, false), (TIGHT, false)] {
-            let report = hold(&mut || fat(args, bytes, how, hold_inodes), seed() + nth as u64, steps(2000));
-            let checked = |promise| report.tallies.of(promise).checked;
-            assert!(
-                checked(Promise::Data) > 60 && (!hold_inodes || checked(Promise::Rests) > 60),
-                "{report:?}"
-            );
+fn ofs_and_ffs_keep_the_contract() {
+    for (low, name) in [(0, "OFS"), (3, "FFS, international")] {
+        let base = Arc::new(amiga(low));
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+            for hold_inodes in [true, false] {
+                let seed = seed() + nth as u64;
+                let report = hold(&mut || affs(name, &base, how, hold_inodes), seed, steps(2500));
+                let checked = |promise| report.tallies.of(promise).checked;
+                assert!(checked(Promise::Data) > 100, "{report:?}");
+                assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
+                assert!(!report.claims.persistent && checked(Promise::Model) > 100, "{report:?}");
+            }
         }
     }
 }

@@ -59,8 +59,8 @@ fn by_names(
             if kind(node) != regular {
                 return true;
             }
-            // What a rename promises is owed only where its new name shows.
-            let shown = steps[..=newest].iter().rposition(|step| held(step) == Some(id)).unwrap_or(newest);
+            // What a rename promises is owed only where its new name shows, and this may be what an earlier step showed.
+            let shown = between.iter().position(|step| held(step) == Some(id)).unwrap_or(0) + oldest;
             let same = Node { id, ..node.clone() };
             data(path, &same, steps, (shown, newest), kept, TOLD_APART)
                 .inspect_err(|error| why.clone_from(error))
