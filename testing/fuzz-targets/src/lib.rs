@@ -13,6 +13,7 @@ pub mod base;
 mod fix;
 pub mod input;
 mod journal;
+mod measure;
 mod nfs;
 pub mod place;
 mod plain;
@@ -50,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
+    Target { name: "measure", max_len: 4096, run: measure::run, classes: &[] },
     Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
     Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },
     Target { name: "nfs_session", max_len: 1200, run: nfs::session::run, classes: &[] },

@@ -70,6 +70,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
         }
         "affs" => seeds.extend(crate::affs::seeds()),
         "saved_state" => seeds.extend(crate::plain::states()),
+        "measure" => seeds.extend(crate::measure::seeds()),
         "nfs_wire" => seeds.extend(crate::nfs::wire::seeds()),
         "nfs_session" => seeds.extend(crate::nfs::session::seeds()),
         "nfs_compound" => seeds.extend(crate::nfs::compound::seeds()),
