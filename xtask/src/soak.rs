@@ -10,7 +10,7 @@ const FUZZ_MINUTES: u64 = 30;
 type Step = fn() -> bool;
 
 /// The name by which a step can be run alone, and what it does.
-const STEPS: [(&str, Step); 11] = [
+const STEPS: [(&str, Step); 12] = [
     ("days", days),
     ("contract", contract),
     ("crash", crash),
@@ -19,6 +19,7 @@ const STEPS: [(&str, Step); 11] = [
     ("roundtrip", roundtrip),
     ("suites", suites::suites),
     ("kill9", kill9),
+    ("measure", measure),
     ("kmod", kmod::kmod),
     ("nfs", nfs::nfs),
     ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
@@ -51,7 +52,16 @@ fn contract() -> bool {
 
 fn crash() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
+    let amiga = ["-p", "ivers-affs", "--test", "explore"];
+    let fat = ["-p", "ivers-fat", "--test", "explore"];
     test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+        & test("80,000 crash states of OFS and FFS", &amiga, &[], &[("IVERS_CRASH_STATES", "40000")])
+        & test("80,000 crash states of FAT", &fat, &[], &[("IVERS_CRASH_STATES", "20000")])
+}
+
+fn measure() -> bool {
+    let args = ["-p", "ivers", "--test", "measure"];
+    test("20,000 files, one of them changed", &args, &["of_many_files"], &[("IVERS_MEASURED_FILES", "20000")])
 }
 
 fn shuttle() -> bool {
@@ -89,6 +99,8 @@ pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
         ("mkfs.btrfs", "btrfs-progs"),
         ("mkfs.fat", "dosfstools"),
         ("mcopy", "mtools"),
+        ("unadf", "unadf"),
+        ("pip3", "python3-pip python3-venv"),
     ];
     if !ensure(&programs) {
         return Some(false);

@@ -1,5 +1,6 @@
 //! Others' test suites on our mounts: pjdfstest and fsx, built beside the project.
 
+use ivers_oracle::affs::{Amitools, check};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -120,18 +121,57 @@ fn pjdfstest(tools: &Path, ivers: &Path, scratch: &Path, images: Option<&[&str]>
     Some(passed && unmounted && (images.is_none() || is_clean(&scratch.join("first.img"))))
 }
 
-fn fsx(tools: &Path, ivers: &Path, scratch: &Path, images: &[&str], cache: &str) -> Option<bool> {
+/// What fsx works on.
+struct Volume<'a> {
+    name: String,
+    /// What `--type` says.
+    kind: &'a str,
+    make: &'a dyn Fn(&Path) -> bool,
+    is_clean: &'a dyn Fn(&Path) -> bool,
+    weights: &'a str,
+}
+
+fn fsx_on_ext(tools: &Path, ivers: &Path, scratch: &Path, images: &[&str], cache: &str) -> Option<bool> {
+    let volume = Volume {
+        name: images.join(" "),
+        kind: "ext4",
+        make: &|image| make_image(image, images),
+        is_clean: &is_clean,
+        weights: FSX_WEIGHTS,
+    };
+    fsx(tools, ivers, scratch, &volume, cache)
+}
+
+/// OFS or FFS, made by xdftool; there are no holes to punch.
+fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache: &str) -> Option<bool> {
+    let amitools = Amitools::new(&tools.join("../../oracles/amitools")).ok()?;
+    let volume = Volume {
+        name: variant.to_owned(),
+        kind: "affs",
+        make: &|image| {
+            let image = image.with_extension("hdf");
+            let _ = fs::remove_file(&image);
+            let words = ["create", "size=64Mi", "+", "format", "Fsx", variant];
+            amitools.xdftool(&image, &words).is_ok()
+                && fs::rename(&image, image.with_extension("img")).is_ok()
+        },
+        is_clean: &|image| fs::read(image).is_ok_and(|bytes| check(&bytes, 512).closed().is_ok()),
+        weights: &FSX_WEIGHTS.replace("punch_hole = 5\n", ""),
+    };
+    fsx(tools, ivers, scratch, &volume, cache)
+}
+
+fn fsx(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>, cache: &str) -> Option<bool> {
     let small = "flen = 1048576\n[opsize]\nmax = 131072\n";
     let large = "flen = 33554432\n[opsize]\nmax = 131072\nmin = 512\nalign = 512\n";
     for (shape, sizes) in [("small", small), ("large", large)] {
         let config = scratch.join("fsx.toml");
-        fs::write(&config, format!("{sizes}{FSX_WEIGHTS}")).ok()?;
+        fs::write(&config, format!("{sizes}{}", volume.weights)).ok()?;
         for seed in FSX_SEEDS {
-            println!("== fsx on {}, {cache}, {shape} file, seed {seed}", images.join(" "));
+            println!("== fsx on {}, {cache}, {shape} file, seed {seed}", volume.name);
             let image = scratch.join("fsx.img");
-            let made = make_image(&image, images);
-            let mount =
-                made.then(|| Mount::new(ivers, "ext4", &image, scratch.join("fsx"), cache)).flatten()?;
+            let mounted = || Mount::new(ivers, volume.kind, &image, scratch.join("fsx"), cache);
+            let mount = (volume.make)(&image).then(mounted).flatten()?;
             let passed = Command::new(tools.join("fsx"))
                 .args(["-q", "-N", FSX_OPERATIONS, "-S", seed, "-P"])
                 .arg(scratch)
@@ -140,7 +180,7 @@ fn fsx(tools: &Path, ivers: &Path, scratch: &Path, images: &[&str], cache: &str)
                 .arg(mount.dir.join("file"))
                 .status()
                 .is_ok_and(|status| status.success());
-            if !(mount.unmount() && passed && is_clean(&image)) {
+            if !(mount.unmount() && passed && (volume.is_clean)(&image)) {
                 return Some(false);
             }
         }
@@ -166,10 +206,13 @@ fn run_all() -> Option<bool> {
         Some(
             pjdfstest(&tools, &ivers, &scratch, None)?
                 && pjdfstest(&tools, &ivers, &scratch, Some(IMAGES[0]))?
-                && IMAGES.iter().all(|images| {
-                    ["writeback_cache", "no_writeback_cache"]
+                && ["writeback_cache", "no_writeback_cache"].iter().all(|cache| {
+                    IMAGES
                         .iter()
-                        .all(|cache| fsx(&tools, &ivers, &scratch, images, cache) == Some(true))
+                        .all(|images| fsx_on_ext(&tools, &ivers, &scratch, images, cache) == Some(true))
+                        && ["ofs", "ffs+intl"].iter().all(|variant| {
+                            fsx_on_affs(&tools, &ivers, &scratch, variant, cache) == Some(true)
+                        })
                 }),
         )
     };

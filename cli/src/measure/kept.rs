@@ -35,12 +35,12 @@ pub struct List {
     fresh: Vec<u8>,
 }
 
-/// Open the file of a list, for this process alone. What a crash cut off is taken off its end.
-pub fn open(path: &Path) -> Result<File> {
+/// Open a list, for this process alone. What a crash cut off is taken off its end.
+pub fn open(path: &Path) -> Result<List> {
     let place = || format!("cannot keep the measurement list {}", path.display());
     make_parent(path).with_context(place)?;
     let mut options = OpenOptions::new();
-    let mut file = options.read(true).append(true).create(true).mode(0o600).open(path).with_context(place)?;
+    let file = options.read(true).append(true).create(true).mode(0o600).open(path).with_context(place)?;
     if !file.metadata().with_context(place)?.is_file() {
         return Err(failure(FAILED, format!("{}: a regular file is wanted", place())));
     }
@@ -50,15 +50,14 @@ pub fn open(path: &Path) -> Result<File> {
         }
         locked => locked.with_context(place)?,
     }
-    let bytes = read(&mut file).with_context(place)?;
-    let mut reader = Reader::new(&bytes);
-    for entry in reader.by_ref() {
-        entry.map_err(|error| damaged(path, &error))?;
+    let (list, whole) = List::of(file).map_err(|error| match error.downcast_ref() {
+        Some(error) => damaged(path, error),
+        None => error.context(place()),
+    })?;
+    if whole < list.file.metadata().with_context(place)?.len() {
+        list.file.set_len(whole).with_context(place)?;
     }
-    if reader.whole() < bytes.len() {
-        file.set_len(reader.whole() as u64).with_context(place)?;
-    }
-    Ok(file)
+    Ok(list)
 }
 
 fn damaged(path: &Path, error: &ivers_measure::reader::ListError) -> anyhow::Error {
@@ -80,8 +79,8 @@ fn make_parent(path: &Path) -> std::io::Result<()> {
 }
 
 impl List {
-    /// Go on with a list that [`open`] opened. An empty one begins as the kernel's does.
-    pub fn adopt(mut file: File, template: Template, algorithm: Algorithm) -> Result<Self> {
+    /// Read a list, and tell how long it is up to the end of its last entry.
+    fn of(mut file: File) -> Result<(Self, u64)> {
         // Opened by another process perhaps, which has read it to its end.
         rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
         let bytes = read(&mut file)?;
@@ -93,14 +92,30 @@ impl List {
             violations: 0,
             fresh: Vec::new(),
         };
-        for entry in Reader::new(&bytes) {
+        let mut reader = Reader::new(&bytes);
+        for entry in reader.by_ref() {
             list.count(&entry?);
         }
-        if list.entries == 0 {
-            list.add(&Entry::boot_aggregate(template, algorithm));
-            list.sync()?;
+        Ok((list, reader.whole() as u64))
+    }
+
+    /// The same list in another process, which has [`List::into_file`] from the one that opened it.
+    pub fn adopt(file: File) -> Result<Self> {
+        Ok(Self::of(file)?.0)
+    }
+
+    /// Its file, for another process.
+    pub fn into_file(self) -> File {
+        self.file
+    }
+
+    /// An empty one begins as the kernel's does.
+    pub fn begin(mut self, template: Template, algorithm: Algorithm) -> Result<Self> {
+        if self.entries == 0 {
+            self.add(&Entry::boot_aggregate(template, algorithm));
+            self.sync()?;
         }
-        Ok(list)
+        Ok(self)
     }
 
     /// Whether it was not there yet. Violations are as many as happen.
@@ -237,7 +252,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/list");
         let entry = |byte| Entry::measured(Template::ImaNg, &Algorithm::Sha256.digest(&[byte]), b"/x", None);
-        let adopt = || List::adopt(open(&path).unwrap(), Template::ImaNg, Algorithm::Sha256).unwrap();
+        let adopt = || open(&path).unwrap().begin(Template::ImaNg, Algorithm::Sha256).unwrap();
         let mut list = adopt();
         assert_eq!(list.entries(), 1, "boot_aggregate");
         assert!(open(&path).is_err(), "kept by one at a time");

@@ -267,7 +267,7 @@ pub fn measure(args: &args::Measure, json: bool) -> Result<()> {
         return Err(usage("--list and --store are one file"));
     }
     // The lock on the list is one on the store too: two commands must not each forget what the other has measured.
-    let list = List::adopt(kept::open(&list_path)?, policy.template(), algorithm)?;
+    let list = kept::open(&list_path)?.begin(policy.template(), algorithm)?;
     let mut run = Run {
         policy_text,
         policy,

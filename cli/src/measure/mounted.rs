@@ -83,7 +83,7 @@ impl Wish {
             policy: self.policy.is_some(),
             appraise: self.appraise,
         };
-        let mut files = vec![kept::open(&list)?];
+        let mut files = vec![kept::open(&list)?.into_file()];
         for path in self.policy.iter().chain(&self.keys) {
             files.push(File::open(path).with_context(|| path.display().to_string())?);
         }
@@ -143,7 +143,7 @@ pub fn watch(orders: Orders, fds: Vec<OwnedFd>) -> Result<Arc<dyn Watch>> {
     for file in files {
         keys.add(&text(file)?)?;
     }
-    let list = List::adopt(list, policy.template(), ALGORITHM)?;
+    let list = List::adopt(list)?.begin(policy.template(), ALGORITHM)?;
     let sink = Keeping { path: orders.list, list: Mutex::new(Some(list)) };
     Ok(Arc::new(Guard::new(policy, ALGORITHM, keys, orders.appraise, Box::new(sink))))
 }

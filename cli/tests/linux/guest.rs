@@ -92,7 +92,17 @@ fn pack_tree(archive: &Path) -> Result<()> {
 impl Machines {
     /// A client of the server at this port.
     pub fn client(&self, name: &str, port: u16) -> Result<Client> {
-        let mut guest = self.boot.boot(name)?;
+        Self::set_up(self.boot.boot(name)?, port)
+    }
+
+    /// The same, who is called back at this port of the host, by NFSv4.0.
+    pub fn called_client(&self, name: &str, port: u16, called_at: u16) -> Result<Client> {
+        let mut client = Self::set_up(self.boot.boot_reached(name, called_at)?, port)?;
+        client.guest.run(&format!("echo {called_at} > /sys/module/nfs/parameters/callback_tcpport"))?;
+        Ok(client)
+    }
+
+    fn set_up(mut guest: Guest, port: u16) -> Result<Client> {
         for event in EVENTS {
             guest.run(&format!("echo 1 > /sys/kernel/tracing/events/nfs4/{event}/enable"))?;
         }

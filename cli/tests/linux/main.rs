@@ -6,6 +6,7 @@
 mod common;
 mod guest;
 mod killed;
+mod old;
 mod one;
 mod server;
 mod several;

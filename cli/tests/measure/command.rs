@@ -37,7 +37,7 @@ fn of_many_files_one_is_read_again() {
     let files: usize =
         std::env::var("IVERS_MEASURED_FILES").map_or(400, |text| text.parse().expect("a number of files"));
     // Large enough that reading is what takes long.
-    let bytes = 64 << 10;
+    let bytes = if files < 20_000 { 64 << 10 } else { 256 << 10 };
     let size = (files * (bytes + 8192)) as u64 + (64 << 20);
     let place = Place::of(ivers_oracle::Image::new("ext4", size, &[]).unwrap());
     place.mount("");
@@ -274,4 +274,78 @@ fn policies_and_files_that_are_none_are_refused() {
     list[30] ^= 1;
     fs::write(kept.path("list"), list).unwrap();
     refused(&[dir], 5, "entry 1 of the measurement list");
+}
+
+/// A mount of this image, on a directory beside it.
+struct Elsewhere<'a> {
+    image: &'a Path,
+    dir: PathBuf,
+}
+
+impl Elsewhere<'_> {
+    fn mount(&self) {
+        let log = self.dir.with_extension("log");
+        let words: [&OsStr; 3] = ["mount".as_ref(), "--log".as_ref(), log.as_ref()];
+        let output = ivers(words.into_iter().chain([self.image.as_os_str(), self.dir.as_os_str()]));
+        assert!(output.status.success(), "{}", said(&output));
+    }
+
+    fn unmount(&self) {
+        wait_until("the mount is no longer busy", || {
+            let output = ivers([OsStr::new("unmount"), self.dir.as_os_str()]);
+            assert!(matches!(output.status.code(), Some(0 | 6)), "{}", said(&output));
+            output.status.success()
+        });
+    }
+}
+
+impl Drop for Elsewhere<'_> {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("fusermount3").args(["-q", "-u", "-z"]).arg(&self.dir).output();
+    }
+}
+
+/// Formats that store no number vouch within a mount, and for nothing beyond it: their files may have been changed by anybody, with any times.
+fn vouches_within_a_mount_alone(image: &Path) {
+    let kept = Kept::new();
+    let place = Elsewhere { image, dir: kept.path("mnt") };
+    fs::create_dir(&place.dir).unwrap();
+    place.mount();
+    fill(&place.dir, 250, 20_000);
+    assert_eq!(kept.counts(&place.dir), (250, 0));
+    assert_eq!(kept.counts(&place.dir), (0, 250));
+    change_in_secret(&place.dir.join("d001/f00111"));
+    drop(OpenOptions::new().write(true).open(place.dir.join("d001/f00112")).unwrap());
+    let sums = kept.measure(&place.dir);
+    assert_eq!((&sums["read"], &sums["not_read"]), (&1.into(), &249.into()));
+    assert_eq!((&sums["read_bytes"], &sums["new_entries"]), (&20_000.into(), &1.into()));
+    place.unmount();
+    let root = format!("{}:/", image.display());
+    assert_eq!((kept.counts(&root), kept.counts(&root)), ((250, 0), (250, 0)), "an image by itself");
+    place.mount();
+    assert_eq!(kept.counts(&place.dir), (250, 0), "over a remount");
+    assert_eq!(kept.counts(&place.dir), (0, 250));
+    place.unmount();
+}
+
+#[test]
+fn of_fat_within_a_mount() {
+    if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat"]) {
+        return;
+    }
+    let image = ivers_oracle::fat::FatImage::mkfs(32 << 20, &[]).unwrap();
+    vouches_within_a_mount_alone(&image.path());
+}
+
+#[test]
+fn of_affs_within_a_mount() {
+    if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
+        return;
+    }
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../oracles/amitools");
+    let tools = ivers_oracle::affs::Amitools::new(&work).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image.hdf");
+    tools.xdftool(&image, &["create", "size=24Mi", "+", "format", "Measured", "DOS3"]).unwrap();
+    vouches_within_a_mount_alone(&image);
 }

@@ -256,7 +256,7 @@ impl Guard {
     /// A file that was written by somebody who could open it is what it shall be (ima_update_xattr). Signed ones are not: whoever writes
     /// to one has spoilt it.
     fn relabel(&self, vfs: &Vfs, inode: &InodeRef, state: &mut State) {
-        let Some(found) = &state.found else { return };
+        let Some(found) = &mut state.found else { return };
         let label = Label::encode_digest(&found.digest);
         if found.label == label || vfs.is_read_only() {
             return;
@@ -265,8 +265,7 @@ impl Guard {
             log::warn!("inode {}: security.ima cannot be set, it will not open again: {error}", inode.ino);
         }
         // The label is a change too: what vouched before does so no longer.
-        state.found = None;
-        state.recorded = None;
+        (found.change, found.verdict) = (None, None);
     }
 }
 

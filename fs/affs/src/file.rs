@@ -10,7 +10,7 @@ use crate::layout::{
     DATA_HEAD, T_DATA, T_LIST, get32, head, is_sealed, put_tail32, put32, seal, table_slot, tail, tail32,
 };
 use crate::node::{Map, State, block_of, node};
-use crate::volume::Affs;
+use crate::volume::{Affs, Hops};
 use ivers_ordered::{Change, Stage};
 use ivers_vfs::*;
 use std::collections::HashSet;
@@ -71,6 +71,8 @@ impl Affs {
                 map.data.push(data);
             }
             if map.data.len() as u64 == want {
+                let full = map.data.len() - map.extensions.len() * self.shape.table_len();
+                self.load_surplus(&mut map, block, at, full)?;
                 return Ok(map);
             }
             at = tail32(&table, tail::EXTENSION);
@@ -79,6 +81,34 @@ impl Affs {
             }
             table = self.extension(at, block)?;
             map.extensions.push(at);
+        }
+    }
+
+    /// Blocks that are named behind entry `full` of the last table that the size needs.
+    fn load_surplus(&self, map: &mut Map, file: u32, mut at: u32, mut full: usize) -> Result<()> {
+        let mut hops = Hops::new();
+        loop {
+            let table = self.sealed(at, "a table of blocks")?.read();
+            let slots = full..self.shape.table_len();
+            let entries = slots.map(|nth| get32(&table, table_slot(self.shape.block_size, nth)));
+            map.surplus.extend(entries.take_while(|&entry| entry != 0));
+            let next = tail32(&table, tail::EXTENSION);
+            if let Some(wrong) = map.surplus.iter().find(|&&entry| !self.is_inside(entry)) {
+                return Err(self
+                    .shape
+                    .damaged(at, format!("a block behind the end of file {file} cannot be block {wrong}")));
+            }
+            if next == 0 {
+                return Ok(());
+            }
+            if !hops.step(next) {
+                return Err(self
+                    .shape
+                    .damaged(next, format!("the extension blocks of file {file} go round")));
+            }
+            self.extension(next, file)?;
+            map.surplus.push(next);
+            (at, full) = (next, 0);
         }
     }
 
@@ -244,7 +274,7 @@ impl Affs {
                     put_tail32(bytes, tail::SEC_TYPE, ST_FILE);
                     write(bytes);
                 })?;
-            } else if part != self.part_of(old, nth) {
+            } else if part != self.part_of(old, nth) || !old.surplus.is_empty() {
                 self.edit(change, extension, if grows { Stage::Detach } else { Stage::Cut }, write)?;
             }
         }
@@ -252,6 +282,9 @@ impl Affs {
         let stage = if protect.is_some() { Stage::Attach } else { Stage::Fresh };
         let entries = &map.data[..map.data.len().min(self.shape.table_len())];
         let next = map.extensions.first().copied().unwrap_or(0);
+        if !old.surplus.is_empty() {
+            self.space.give_up(change, &old.surplus)?;
+        }
         self.edit(change, file, stage, |bytes| {
             self.put_table(bytes, entries, next);
             put32(bytes, head::FIRST_DATA, entries.first().copied().unwrap_or(0));
@@ -269,8 +302,7 @@ impl Affs {
         let new_extensions = self.shape.extensions(data).saturating_sub(old.extensions.len() as u64);
         let goal = old.data.last().map_or(goal, |last| last + 1);
         let mut blocks = self.space.take(change, goal, new_data + new_extensions, promised)?;
-        let mut map = old.clone();
-        map.size = size;
+        let mut map = Map { size, surplus: Vec::new(), ..old.clone() };
         map.extensions.extend(blocks.drain(new_data as usize..));
         map.data.extend(blocks);
         Ok(map)
@@ -393,8 +425,7 @@ impl Affs {
         self.settle(shrunk)?;
         let data = self.shape.data_blocks(size);
         let extensions = self.shape.extensions(data) as usize;
-        let mut map = old.clone();
-        map.size = size;
+        let mut map = Map { size, surplus: Vec::new(), ..old.clone() };
         let mut freed = map.data.split_off(data as usize);
         freed.extend(map.extensions.split_off(extensions));
         let change = self.change()?;

@@ -438,7 +438,7 @@ impl Affs {
     pub(crate) fn fs_link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let name = name_from(name)?;
         if inode.kind != FileType::Regular {
-            return Err(NameError::NotPermitted.into());
+            return Err(NameError::NotSupported.into());
         }
         self.settle_moved()?;
         self.with_room(|| {
@@ -566,7 +566,13 @@ impl Affs {
     pub(crate) fn fs_delete_inode(&self, inode: &Inode) -> Result<()> {
         let blocks = if inode.kind == FileType::Regular {
             let map = self.map_of(inode)?;
-            map.data.iter().chain(&map.extensions).copied().chain([block_of(inode)]).collect()
+            map.data
+                .iter()
+                .chain(&map.extensions)
+                .chain(&map.surplus)
+                .copied()
+                .chain([block_of(inode)])
+                .collect()
         } else {
             vec![block_of(inode)]
         };

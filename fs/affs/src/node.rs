@@ -39,6 +39,8 @@ pub(crate) struct Map {
     pub size: u64,
     pub data: Vec<u32>,
     pub extensions: Vec<u32>,
+    /// What the tables name beyond what the size needs: others (Linux) leave such blocks. They go when the tables change.
+    pub surplus: Vec<u32>,
 }
 
 pub(crate) fn node(inode: &Inode) -> &Node {
@@ -78,7 +80,11 @@ impl Affs {
         if block != self.shape.root && (!self.is_inside(block) || self.space.is_free(block)) {
             return Err(NameError::Stale.into());
         }
-        let header = self.header(block)?;
+        let header = match self.header(block) {
+            // A number that was kept for long may be that of any block by now.
+            Err(Error::Corrupt { .. }) if block != self.shape.root => return Err(NameError::Stale.into()),
+            header => header?,
+        };
         if header.kind == Kind::LinkFile {
             return Err(NameError::Stale.into());
         }

@@ -4,7 +4,7 @@
 //! order of writes sees to it that the tree is right at any time. If it is not right the volume was damaged by something else. Then nothing is changed,
 //! and the volume is opened for reading only, with the damage as the reason.
 
-use crate::layout::{get32, put_tail32, table_slot, tail, tail32};
+use crate::layout::{put_tail32, tail};
 use crate::names::Before;
 use crate::space::Bits;
 use crate::volume::{Affs, Header, Kind};
@@ -101,14 +101,7 @@ impl Affs {
                 for &block in map.data.iter().chain(&map.extensions) {
                     self.use_block(walk, block)?;
                 }
-                let last = match map.extensions.last() {
-                    Some(&extension) => self.extension(extension, entry.block)?,
-                    None => entry.bytes.clone(),
-                };
-                let per = self.shape.table_len();
-                let full = map.data.len() - map.extensions.len() * per;
-                let more = (full..per).any(|nth| get32(&last, table_slot(self.shape.block_size, nth)) != 0);
-                if more || tail32(&last, tail::EXTENSION) != 0 {
+                if !map.surplus.is_empty() {
                     walk.long.push(entry.block);
                 }
             }

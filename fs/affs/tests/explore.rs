@@ -54,7 +54,7 @@ impl Target for Amiga {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: false, crash_safe_values: false, generations: false }
+        Promises { ordered_names: false, lasting_numbers: true, crash_safe_values: false, generations: false }
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {

@@ -113,7 +113,11 @@ fn linux_reads_what_ivers_wrote_and_the_other_way_round() {
         assert_eq!(vfs.read_link(&find(&vfs, "/Guest/soft")).unwrap(), b"Dir/heir", "{name}");
         assert_eq!(find(&vfs, "/Guest/hard").ino, find(&vfs, "/file36").ino, "{name}");
         assert_eq!(find(&vfs, "/file36").attr().nlink, 2, "{name}");
-        // And goes on from there.
+        // And goes on from there, also with files that Linux cut: it leaves blocks behind their ends.
+        for path in ["/file38", "/Guest/copy"] {
+            let file = find(&vfs, path);
+            vfs.set_attr(&root(), &file, &SetAttr { size: Some(5), ..SetAttr::default() }).unwrap();
+        }
         unlink(&vfs, "/file36");
         put(&vfs, "/Guest/again", &pattern(3, 30_000));
         vfs.unmount().unwrap();

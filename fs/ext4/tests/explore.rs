@@ -63,7 +63,7 @@ impl Target for Ext {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: true, crash_safe_values: true, generations: true }
+        Promises { ordered_names: true, lasting_numbers: true, crash_safe_values: true, generations: true }
     }
 
     /// A commit block of a log with checksums of version 3.

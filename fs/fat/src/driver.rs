@@ -137,7 +137,7 @@ impl Fat {
     fn move_name(&self, rename: &Rename<'_>) -> Result<()> {
         let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = rename;
         if exchange {
-            return Err(NameError::Invalid.into());
+            return Err(NameError::NotSupported.into());
         }
         let is_dir = inode.kind == FileType::Directory;
         if let Some(target) = target.filter(|target| target.kind == FileType::Directory) {

@@ -155,37 +155,27 @@ impl Fat {
         0o777 & !self.options.fmask & !read_only
     }
 
-    fn loaded(&self, ino: Ino, generation: u32, attr: Attr, state: State) -> LoadedInode {
-        LoadedInode {
-            ino,
-            generation,
-            attr,
-            version: InitialVersion::NotStored,
-            private: Box::new(Arc::new(Node { state: Mutex::new(state) })),
-        }
+    fn loaded(&self, ino: Ino, generation: u32, attr: Attr, node: Arc<Node>) -> LoadedInode {
+        LoadedInode { ino, generation, attr, version: InitialVersion::NotStored, private: Box::new(node) }
     }
 
-    fn directory_attr(&self, state: State, attr: Attr) -> Result<(State, Attr)> {
-        let node = Arc::new(Node { state: Mutex::new(state) });
-        let (nlink, size) = {
-            let mut state = node.state.lock();
-            let slots = u64::from(self.slots(&mut state)?);
-            (2 + self.index(&node, &mut state)?.subdirs(), slots * SLOT)
-        };
-        let Some(Node { state }) = Arc::into_inner(node) else { return Err(NameError::Stale.into()) };
-        Ok((state.into_inner(), Attr { nlink, size, blocks_512: size / 512, ..attr }))
+    fn directory_attr(&self, node: &Arc<Node>, attr: Attr) -> Result<Attr> {
+        let mut state = node.state.lock();
+        let size = u64::from(self.slots(&mut state)?) * SLOT;
+        let nlink = 2 + self.index(node, &mut state)?.subdirs();
+        Ok(Attr { nlink, size, blocks_512: size / 512, ..attr })
     }
 
     pub(crate) fn load_root(&self) -> Result<LoadedInode> {
-        let state = self.directory_at(0);
+        let node = Arc::new(Node { state: Mutex::new(self.directory_at(0)) });
         let root = NewInode {
             perm: self.permissions(attr::DIRECTORY),
             uid: self.options.uid,
             gid: self.options.gid,
             ..NewInode::new(FileType::Directory, Timestamp::default())
         };
-        let (state, attr) = self.directory_attr(state, root.attr(2))?;
-        Ok(self.loaded(ROOT, self.geometry.serial, attr, state))
+        let attr = self.directory_attr(&node, root.attr(2))?;
+        Ok(self.loaded(ROOT, self.geometry.serial, attr, node))
     }
 
     /// What tells files in one place apart, over mounts too: when it was made, and how often the place has changed hands in this mount.
@@ -215,13 +205,12 @@ impl Fat {
                 format!("{}, entry at byte {byte}", self.options.place),
             ));
         }
-        let attr = self.attr_of(&entry, size);
-        let mut state = self.new_state(Some(place), first, size);
-        let mut full = attr;
+        let node = Arc::new(Node { state: Mutex::new(self.new_state(Some(place), first, size)) });
+        let mut attr = self.attr_of(&entry, size);
         if is_dir {
-            (state, full) = self.directory_attr(state, full)?;
+            attr = self.directory_attr(&node, attr)?;
         }
-        Ok(self.loaded(ino, self.generation(place, &entry), full, state))
+        Ok(self.loaded(ino, self.generation(place, &entry), attr, node))
     }
 
     pub(crate) fn attr_of(&self, entry: &RawEntry, size: u64) -> Attr {

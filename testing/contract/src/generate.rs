@@ -90,10 +90,15 @@ fn any(rng: &mut StdRng, model: &Model) -> Op {
             Op::Store { slot, at, byte: rng.random() }
         }
         500..508 => Op::Unmap { slot: slot(rng) },
-        508..540 => Op::Chmod { on: on(rng), perm: 0o700 | rng.random_range(0..0o100) },
+        508..540 => {
+            let perm: u32 = rng.random_range(0..0o100);
+            // Who may read a directory of the Amiga may search it: there are no others.
+            Op::Chmod { on: on(rng), perm: 0o700 | perm | (perm & 0o44) >> 2 }
+        }
         540..550 => Op::Chown { on: on(rng), uid: rng.random_range(0..4), gid: rng.random_range(0..4) },
         550..570 => {
-            let sec = rng.random_bool(0.6).then(|| rng.random_range(1..2_000_000_000));
+            // In the range of formats that begin to count at 1978 or 1980.
+            let sec = rng.random_bool(0.6).then(|| rng.random_range(400_000_000..2_000_000_000));
             Op::Times { on: on(rng), sec }
         }
         570..595 => {

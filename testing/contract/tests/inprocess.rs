@@ -36,6 +36,23 @@ fn ext4_keeps_the_contract() {
     }
 }
 
+#[test]
+fn ofs_and_ffs_keep_the_contract() {
+    for (low, name) in [(0, "OFS"), (3, "FFS, international")] {
+        let base = Arc::new(amiga(low));
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+            for hold_inodes in [true, false] {
+                let seed = seed() + nth as u64;
+                let report = hold(&mut || affs(name, &base, how, hold_inodes), seed, steps(2500));
+                let checked = |promise| report.tallies.of(promise).checked;
+                assert!(checked(Promise::Data) > 100, "{report:?}");
+                assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
+                assert!(!report.claims.persistent && checked(Promise::Model) > 100, "{report:?}");
+            }
+        }
+    }
+}
+
 /// A mount that serves no value says so, and nothing that it changed is vouched for by an older value.
 #[test]
 fn off_serves_nothing_and_nothing_vouches_for_its_changes() {

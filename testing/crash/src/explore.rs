@@ -301,6 +301,9 @@ impl Shared<'_> {
             },
             Recovery::Fsck(_) | Recovery::Kernel(_) => {
                 fs::write(scratch, bytes_of(&image)?)?;
+                if let Err(error) = target.raw_check(scratch) {
+                    return Ok(Err(format!("fsck complains before recovery: {error:#}")));
+                }
                 let recovered = match recovery {
                     Recovery::Fsck(_) => Some(target.repair(scratch)),
                     _ => target.kernel_recovers(scratch),

@@ -477,7 +477,8 @@ pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
         data.truncate(got);
     }
     let mut xattrs = BTreeMap::new();
-    for name in vfs.list_xattr(&cred, inode)? {
+    let kept = vfs.info().xattr_value_max > 0;
+    for name in if kept { vfs.list_xattr(&cred, inode)? } else { Vec::new() } {
         let value = vfs.get_xattr(&cred, inode, &name)?;
         xattrs.insert(name, value);
     }

@@ -11,6 +11,9 @@ pub struct Promises {
     /// Names and attributes become durable in the order in which they were changed, whole operations only (a journal). fsync of a
     /// file then takes along all that came before the newest change to its own.
     pub ordered_names: bool,
+    /// An inode keeps its number and generation over a mount. Without, files are told by their names; then no order of names is promised either, and a file whose
+    /// name is being changed may have none.
+    pub lasting_numbers: bool,
     /// Change values are stored, and never vouch for other contents after a crash.
     pub crash_safe_values: bool,
     /// Generations are stored. Where they are not, a number tells files apart only among those of one moment.
@@ -35,6 +38,11 @@ pub trait Target: Send + Sync {
     }
     /// The format's own fsck finds nothing to say about an image that was closed in good order.
     fn check(&self, image: &Path) -> anyhow::Result<()>;
+    /// What the format's own fsck finds in a crash state that nobody has recovered is no more than the format allows. With a journal, which is to be replayed first,
+    /// there is nothing to ask.
+    fn raw_check(&self, _image: &Path) -> anyhow::Result<()> {
+        Ok(())
+    }
     /// Recover by the format's own fsck, as at boot.
     fn repair(&self, image: &Path) -> anyhow::Result<()>;
     /// Recover by mounting with the kernel. `None`: not possible here.

@@ -22,6 +22,9 @@ pub fn worker(
     let steps = &history.steps;
     let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
     let oldest = durable_step(steps, kept);
+    if !promises.lasting_numbers {
+        return by_names(&found, steps, (oldest, newest), kept);
+    }
     let names = matching_step(steps, oldest, newest, &found, promises)?;
     if promises.ordered_names {
         born_whole(steps, names, newest, &found)?;
@@ -32,6 +35,50 @@ pub fn worker(
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
+}
+
+/// Files of one history, told apart by their own names.
+const TOLD_APART: Promises =
+    Promises { ordered_names: true, lasting_numbers: true, crash_safe_values: false, generations: true };
+
+/// Where numbers do not last: what has a name is what had it at some step since names were last durable, with bytes of that time; and what had its name throughout has it.
+fn by_names(
+    found: &Tree,
+    steps: &[Step],
+    (oldest, newest): (usize, usize),
+    kept: usize,
+) -> Result<(), String> {
+    let kind = |node: &Node| node.meta.mode & 0o170000;
+    let regular = FileType::Regular.mode_bits();
+    let between = &steps[oldest..=newest];
+    for (path, node) in found {
+        let mut why = format!("{path}: had no such name since step {oldest}");
+        let mut seen = HashSet::new();
+        let held = |step: &Step| step.tree.get(path).filter(|old| kind(old) == kind(node)).map(|old| old.id);
+        let is_one_of_these = between.iter().filter_map(held).filter(|id| seen.insert(*id)).any(|id| {
+            if kind(node) != regular {
+                return true;
+            }
+            // What a rename promises is owed only where its new name shows, and this may be what an earlier step showed.
+            let shown = between.iter().position(|step| held(step) == Some(id)).unwrap_or(0) + oldest;
+            let same = Node { id, ..node.clone() };
+            data(path, &same, steps, (shown, newest), kept, TOLD_APART)
+                .inspect_err(|error| why.clone_from(error))
+                .is_ok()
+        });
+        if !is_one_of_these {
+            return Err(why);
+        }
+    }
+    for (path, node) in steps[oldest].tree.iter() {
+        let stays = between.iter().all(|step| step.tree.get(path).is_some_and(|now| now.id == node.id));
+        if stays && !found.contains_key(path) {
+            return Err(format!(
+                "{path}: is gone, though its name was durable by step {oldest} and never changed"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The newest step whose names and attributes had been promised as durable.

@@ -10,9 +10,11 @@
 
 mod affs;
 pub mod base;
+mod fat;
 mod fix;
 pub mod input;
 mod journal;
+mod measure;
 mod nfs;
 pub mod place;
 mod plain;
@@ -48,8 +50,10 @@ pub const TARGETS: &[Target] = &[
         run: |input| work::run(input, Class::ALL),
         classes: Class::ALL,
     },
+    Target { name: "fat", max_len: 1024, run: fat::run, classes: &[] },
     Target { name: "affs", max_len: 2048, run: affs::run, classes: &[] },
     Target { name: "saved_state", max_len: 4096, run: plain::saved_state, classes: &[] },
+    Target { name: "measure", max_len: 4096, run: measure::run, classes: &[] },
     Target { name: "nfs_wire", max_len: 1200, run: nfs::wire::run, classes: &[] },
     Target { name: "nfs_compound", max_len: 1200, run: nfs::compound::run, classes: &[] },
     Target { name: "nfs_session", max_len: 1200, run: nfs::session::run, classes: &[] },

@@ -55,6 +55,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
                 seeds.push(seed);
             }
         }
+        "fat" => seeds.extend(crate::fat::seeds()),
         "journal" => {
             seeds.iter_mut().for_each(|seed| seed.insert(0, journal::ON_IMAGES));
             seeds.extend(journal::seeds());
@@ -70,6 +71,7 @@ pub fn seeds(target: &Target) -> Vec<Vec<u8>> {
         }
         "affs" => seeds.extend(crate::affs::seeds()),
         "saved_state" => seeds.extend(crate::plain::states()),
+        "measure" => seeds.extend(crate::measure::seeds()),
         "nfs_wire" => seeds.extend(crate::nfs::wire::seeds()),
         "nfs_session" => seeds.extend(crate::nfs::session::seeds()),
         "nfs_compound" => seeds.extend(crate::nfs::compound::seeds()),

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 /// Bound of the caches: a damaged image must not need more.
-const CACHE_BYTES: u64 = 8 << 20;
+pub(crate) const CACHE_BYTES: u64 = 8 << 20;
 /// Inodes that a walk visits.
 const MAX_VISITED: usize = 160;
 /// Names read from one directory.
@@ -100,8 +100,13 @@ pub(crate) fn session(vfs: &Arc<Vfs>, calls: &[Call]) {
 
 fn names_of(vfs: &Arc<Vfs>, dir: &InodeRef, cursor: u64) -> Vec<Vec<u8>> {
     let mut names = Vec::new();
+    let most = vfs.info().name_max as usize;
     let _ = vfs.readdir(dir, cursor, &mut |entry| {
-        assert!(!entry.name.is_empty() && entry.name.len() <= 255, "a name of {} bytes", entry.name.len());
+        assert!(
+            !entry.name.is_empty() && entry.name.len() <= most && !entry.name.contains(&b'/'),
+            "a name of {} bytes",
+            entry.name.len()
+        );
         names.push(entry.name.to_vec());
         if names.len() < MAX_NAMES { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });

@@ -66,8 +66,9 @@ const ONLY_SPACE: &[&str] = &[
     "There are differences between boot sector and its backup.",
     "This is mostly harmless. Differences: (offset:original/backup)",
     "  65:01/00",
+    "  65:00/01",
     "  Not automatically fixing this.",
-    "FATs differ but appear to be intact. Using first FAT.",
+    "  Using first FAT.",
     "FATs differ but appear to be intact.",
     "  File size is ",
     "  Truncating file to ",
@@ -75,6 +76,9 @@ const ONLY_SPACE: &[&str] = &[
     "  Auto-deleting.",
     "Leaving filesystem unchanged.",
     "fsck.fat ",
+    "Warning: Filesystem is FAT32 according to",
+    "  but has only ",
+    "  This may lead to problems on some systems.",
 ];
 
 /// What fsck.fat finds in an image that a crash may have left, beyond lost space: each line of it is an error.

@@ -157,12 +157,12 @@ impl Core {
                 self.copies.changed.notify_all();
             }
             Some(crew @ Crew::Caller { .. }) => {
+                // One slice, and another one with each tick: whoever asks waits for it.
                 let core = self.clone();
                 crew.run(move || {
                     let next = core.copies.queue.lock().pop();
                     if let Some(copy) = next {
                         core.copy_slice(copy);
-                        core.copy_on();
                     }
                 });
             }

@@ -185,7 +185,7 @@ impl State {
     ) -> ClientId {
         // Who knows one does not know the next: whoever can name a client can ask for sessions of his.
         let id = loop {
-            let id = u64::from(self.boot) << 32 | self.dice.roll() >> 32;
+            let id = u64::from(self.boot) << 32 | u64::from(self.dice.roll() as u32);
             if !self.clients.contains_key(&id) {
                 break id;
             }

@@ -7,7 +7,7 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_fuse::{FuseOptions, MountError, Session};
 use ivers_mem::Mem;
 use ivers_oracle::Image;
-use ivers_vfs::{AtimeMode, ChangeMode, FileSystem, MountOptions, Vfs};
+use ivers_vfs::{AtimeMode, ChangeMode, FileSystem, MountOptions, Timestamp, Vfs};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -104,6 +104,33 @@ pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProc
         let how = *mounts.next().expect("a cycle");
         let budget = how.budget();
         how.mount(open_ext4(device.clone(), budget.clone()), budget)
+    }))
+}
+
+/// An empty volume of the Amiga: the low byte of its `DOS` word.
+pub fn amiga(low: u8) -> Vec<u8> {
+    let device = MemDevice::new(32 << 20);
+    let now = Timestamp { sec: 1_763_766_000, nsec: 0 };
+    ivers_affs::mkfs::format(&device, low, 512, "Contract", now).expect("it is made");
+    device.to_bytes()
+}
+
+pub fn open_affs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<ivers_affs::Affs> {
+    let options = ivers_affs::OpenOptions {
+        read_only: false,
+        budget,
+        place: "memory".into(),
+        ..ivers_affs::OpenOptions::default()
+    };
+    ivers_affs::Affs::open(device, options).expect("it opens")
+}
+
+/// OFS or FFS on a device in memory.
+pub fn affs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProcess> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    Box::new(InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
+        let budget = how.budget();
+        how.mount(open_affs(device.clone(), budget.clone()), budget)
     }))
 }
 

@@ -51,13 +51,22 @@ impl Boot {
 
     /// The same, with more words for its kernel.
     pub fn boot_with(&self, name: &str, more: &str) -> Result<Guest> {
+        self.boot_on(name, more, "user,id=n0")
+    }
+
+    /// The same; who connects to this port of the host's loopback reaches that of the machine.
+    pub fn boot_reached(&self, name: &str, port: u16) -> Result<Guest> {
+        self.boot_on(name, "", &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{port}"))
+    }
+
+    fn boot_on(&self, name: &str, more: &str, network: &str) -> Result<Guest> {
         let dir = tempfile::Builder::new().prefix("ivers-guest-").tempdir()?;
         let console = dir.path().join("console");
         // A name before the kernel's own words is put in the environment of its first process.
         let append = format!("loglevel=6 machine={name} {more}");
         let mut child = machine(&self.kernel, &self.archive, &console, &append)?
             .args(["-smp", "1", "-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"])
-            .args(["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile="])
+            .args(["-netdev", network, "-device", "virtio-net-pci,netdev=n0,romfile="])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

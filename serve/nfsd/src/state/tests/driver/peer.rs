@@ -48,6 +48,12 @@ pub enum Op {
     Rename {
         file: usize,
     },
+    Copy {
+        from: usize,
+        to: usize,
+        read: StateId,
+        write: StateId,
+    },
     GetAttr {
         file: usize,
     },
@@ -274,7 +280,13 @@ impl Peer {
                 let (access, deny) = (access & (1 + dice.roll() as u32 % 3), deny & (dice.roll() as u32 % 4));
                 Op::Downgrade { file, owner, stateid, access, deny }
             }
-            9 | 10 => Op::Write { file, stateid, content: None },
+            9 => Op::Write { file, stateid, content: None },
+            10 => {
+                let (write, ..) = open?;
+                let at = (dice.roll() % self.opens.len() as u64) as usize;
+                let (&(from, _), &(read, ..)) = self.opens.iter().nth(at)?;
+                Op::Copy { from, to: file, read, write }
+            }
             11 => Op::Read { file, stateid },
             12 => Op::Rename { file },
             13..=15 => Op::GetAttr { file },

@@ -1,5 +1,6 @@
 //! The server with everything around it.
 
+mod copying;
 mod serving;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,6 +15,7 @@ use super::super::super::*;
 use super::super::{HERE, Seeded, create, exchange, who};
 use super::peer::{FILES, Op, Peer, Phase, Reply, SLOTS, Sent};
 use super::shadow::Shadow;
+use copying::Copying;
 
 /// A file of the VFS.
 #[derive(Debug, Clone, Default)]
@@ -108,6 +110,10 @@ impl Done {
             "notify",
             "peer restart",
             "false retry",
+            "slice",
+            "copied",
+            "cancelled",
+            "offload",
         ] {
             let count = self.0.get(what).copied().unwrap_or_default();
             assert!(count >= 5, "{what} happened {count} times: {self:?}");
@@ -136,6 +142,7 @@ pub struct World {
     /// Files that are kept because somebody has them open.
     open: BTreeSet<File>,
     answers: Vec<AnswerOut>,
+    copies: Vec<Copying>,
     /// Answers that are known, and not yet out: permit, file, what the holder's file held.
     written: Vec<(Ticket, Permit, usize, Option<u64>)>,
     shadow: Shadow,
@@ -182,6 +189,7 @@ impl World {
             todo: VecDeque::new(),
             open: BTreeSet::new(),
             answers: Vec::new(),
+            copies: Vec::new(),
             written: Vec::new(),
             shadow: Shadow::default(),
             old: Shadow::default(),
@@ -237,6 +245,10 @@ impl World {
             141..=200 if !self.todo.is_empty() => self.carry_out(),
             201..=220 if !self.answers.is_empty() => self.tell(),
             221..=235 if !self.written.is_empty() => self.answer_out(),
+            236..=255 if !self.copies.is_empty() => {
+                let at = self.pick(self.copies.len());
+                self.copy(at);
+            }
             _ => {
                 let peer = self.pick(self.peers.len());
                 self.act(peer);
@@ -261,14 +273,19 @@ impl World {
             for at in (0..self.jobs.len()).rev() {
                 self.work(at);
             }
+            for at in (0..self.copies.len()).rev() {
+                self.copy(at);
+            }
             self.state.tick(self.now);
             self.now = self.now + Span(5);
             self.observe();
-            if self.jobs.is_empty() && self.todo.is_empty() && self.answers.is_empty() {
+            let idle = self.jobs.is_empty() && self.copies.is_empty();
+            if idle && self.todo.is_empty() && self.answers.is_empty() {
                 break;
             }
         }
         assert!(self.jobs.is_empty(), "never answered: {:?}", self.jobs);
+        assert!(self.copies.is_empty(), "never done: {:?}", self.copies);
         assert!(self.written.is_empty() && self.state.pending.is_empty(), "{:?}", self.state.pending);
         assert!(self.state.under_way.is_empty());
         self.state.audit();
@@ -397,6 +414,7 @@ impl World {
         self.todo.clear();
         self.open.clear();
         self.answers.clear();
+        self.copies.clear();
         self.written.clear();
         self.complete.clear();
         self.known.clear();
@@ -453,10 +471,10 @@ impl World {
             return;
         };
         let args = create(id.clientid, id.sequenceid);
-        let Ok(created) = self.state.create_session(self.now, conn, 1, &who(1), &args) else { return };
+        let Ok(created) = self.state.create_session(self.now, conn, 2, &who(1), &args) else { return };
         if self.chance(2) {
             assert_eq!(
-                self.state.create_session(self.now, conn, 1, &who(1), &args),
+                self.state.create_session(self.now, conn, 2, &who(1), &args),
                 Ok(created.clone()),
                 "S5"
             );
@@ -590,7 +608,8 @@ impl World {
                     Call::GetAttr { ticket, file, .. } if self.chance(4) => {
                         self.answers.push((ticket, number(file), None, 0));
                     }
-                    Call::Recall { .. } | Call::NotifyLock { .. } if self.chance(4) => {}
+                    Call::Recall { .. } | Call::NotifyLock { .. } | Call::Offload { .. }
+                        if self.chance(4) => {}
                     call => self.todo.push_back(Effect::Call { client, call }),
                 }
                 return;
@@ -627,7 +646,12 @@ impl World {
                 self.answers.push((ticket, at, answer, dirty.unwrap_or(server)));
             }
             Call::NotifyLock { .. } => self.done.note("notify"),
-            Call::Offload { .. } => panic!("nobody copies here"),
+            Call::Offload { stateid, .. } => {
+                if peer.is_some() {
+                    self.state.copy_told(&stateid);
+                    self.done.note("offload");
+                }
+            }
         }
     }
 

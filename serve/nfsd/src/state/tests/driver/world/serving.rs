@@ -216,6 +216,7 @@ impl World {
                 self.done.note("return");
                 Ok(Reply::Status(NfsStat::Ok))
             }
+            Op::Copy { .. } => self.begin_copy(op, client),
             Op::Complete => {
                 self.state.reclaim_complete(now, client, false)?;
                 self.complete.insert(client);
@@ -234,7 +235,7 @@ impl World {
     }
 
     /// The VFS acts: whatever was decided has to be so still.
-    fn vfs(&mut self, client: ClientId, at: usize, changes: bool, content: Option<u64>) {
+    pub(super) fn vfs(&mut self, client: ClientId, at: usize, changes: bool, content: Option<u64>) {
         self.observe();
         let record = self.shadow.records[&client].clone();
         self.shadow.check_act(at, &record, changes, "S3, S4");

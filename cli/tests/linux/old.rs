@@ -1,0 +1,49 @@
+//! A client of NFSv4.0, who is called back over a connection that the server has made for him.
+
+use std::net::TcpListener;
+
+use anyhow::{Result, ensure};
+use ivers_nfs4::ops::number;
+
+use crate::guest::machines;
+use crate::server::Server;
+use crate::several::eventually;
+use crate::{DIGEST, holds, image};
+
+const EXPECTED: [(u32, &str); 3] =
+    [(number::LOOKUP, "ENOENT"), (number::OPEN, "ENOENT"), (number::OPEN, "DELAY")];
+
+fn run() -> Result<()> {
+    let Some(machines) = machines() else { return Ok(()) };
+    let image = image();
+    let server = Server::start(image.path())?;
+    // Of the system's choice, and free again.
+    let called_at = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let mut client = machines.called_client("a", server.port(), called_at)?;
+    // To the server his host is the one that his machine runs on.
+    client.mount("4.0", "/mnt0", ",clientaddr=127.0.0.1")?;
+    client.mount("4.2", "/mnt2", "")?;
+    client.guest.run("echo first > /mnt0/file && cat /mnt0/file")?;
+    // Not before it is known that he answers.
+    eventually(&mut client, "cat /mnt0/file && grep -q ' nfs4_set_delegation: ' /sys/kernel/tracing/trace")?;
+    ensure!(client.events("nfs4_cb_recall")? == 0, "nobody needs it yet");
+    client.guest.run("echo second > /mnt2/file")?;
+    ensure!(client.events("nfs4_cb_recall")? > 0, "the other one did not wait for it");
+    let seen = client.guest.run("cat /mnt0/file")?;
+    ensure!(seen == "second", "{seen:?}");
+    let stats = server.stats()?;
+    ensure!(stats["total"]["recalls"].as_u64() > Some(0), "{stats}");
+    ensure!(stats["total"]["revocations"] == 0, "he was not heard: {stats}");
+    client.unmount("/mnt0")?;
+    let seen = client.guest.run(&format!("cd /mnt2 && {DIGEST}"))?;
+    client.unmount("/mnt2")?;
+    client.was_told(&EXPECTED)?;
+    client.end()?;
+    server.stop()?;
+    holds(image.path(), &seen)
+}
+
+#[test]
+fn a_client_of_old_is_called_back() {
+    run().unwrap();
+}

@@ -1,0 +1,135 @@
+//! Every crash point of many workloads (see `ivers_crash`): what a crash leaves costs space and nothing else, whoever looks at it first.
+//!
+//! `IVERS_CRASH_STATES` bounds the number of states of each kind of image, `IVERS_CRASH_SEED` decides what is sampled, and
+//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names.
+
+use ivers_block::{Device, MemDevice};
+use ivers_crash::{Explorer, Promises, Target, Workload};
+use ivers_fat::{Fat, OpenOptions};
+use ivers_oracle::{FAT_PROGRAMS, fsck_fat_after_crash, fsck_fat_repair, have_programs};
+use ivers_vfs::FileSystem;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Kind {
+    name: &'static str,
+    options: &'static [&'static str],
+}
+
+/// Small clusters, so that chains have links.
+const KINDS: &[Kind] = &[
+    Kind { name: "FAT12", options: &["-F", "12", "-s", "4"] },
+    Kind { name: "FAT16", options: &["-F", "16", "-s", "1"] },
+    Kind { name: "FAT32", options: &["-F", "32", "-s", "1"] },
+    Kind {
+        name: "FAT32, sectors of 2 KiB, one FAT",
+        options: &["-F", "32", "-S", "2048", "-s", "1", "-f", "1"],
+    },
+];
+
+impl Target for Kind {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn format(&self) -> anyhow::Result<MemDevice> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("image");
+        // What mkfs leaves alone stays like this, and no workload writes it.
+        std::fs::write(&path, vec![0xa6; 4 << 20])?;
+        let text = path.display().to_string();
+        ivers_oracle::run("mkfs.fat", self.options.iter().copied().chain([text.as_str()]))?;
+        Ok(MemDevice::from_bytes(&std::fs::read(&path)?))
+    }
+
+    fn open(&self, device: Arc<dyn Device>, _trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
+        let options = OpenOptions {
+            place: "test image".into(),
+            // No thread of its own: a workload writes the same every time.
+            commit_interval: Duration::from_secs(3600),
+            ..OpenOptions::default()
+        };
+        Ok(Fat::open(device, options)?)
+    }
+
+    fn promises(&self) -> Promises {
+        Promises {
+            ordered_names: false,
+            lasting_numbers: false,
+            crash_safe_values: false,
+            generations: false,
+        }
+    }
+
+    fn check(&self, image: &Path) -> anyhow::Result<()> {
+        fsck_fat_after_crash(image)
+    }
+
+    fn raw_check(&self, image: &Path) -> anyhow::Result<()> {
+        fsck_fat_after_crash(image)
+    }
+
+    fn repair(&self, image: &Path) -> anyhow::Result<()> {
+        fsck_fat_repair(image).map(drop)
+    }
+
+    fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
+        None
+    }
+}
+
+fn env(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Sequences of one to three operations and long mixes, in an order that the seed decides.
+fn workloads(seed: u64) -> Vec<Workload> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut mixed: Vec<Workload> = (1..=2)
+        .flat_map(|len| (0..Workload::sequences(len)).map(move |nth| Workload::sequence(len, nth)))
+        .collect();
+    let threes = Workload::sequences(3);
+    mixed.extend((0..2000).map(|_| Workload::sequence(3, rng.random_range(0..threes))));
+    mixed.extend((0..200).map(|nth| Workload::long(rng.random_range(0..1 << 32), [1, 1, 3][nth % 3], 60)));
+    mixed.shuffle(&mut rng);
+    mixed
+}
+
+#[test]
+fn a_crash_costs_space_and_nothing_else() {
+    if !have_programs(FAT_PROGRAMS) {
+        return;
+    }
+    let states = env("IVERS_CRASH_STATES").unwrap_or(400);
+    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
+    for (nth, kind) in (0..).zip(KINDS) {
+        let workloads = match &only {
+            Some(name) => vec![Workload::by_name(name).expect("a workload's name, as a report gives it")],
+            None => workloads(seed + nth),
+        };
+        let summary = Explorer {
+            target: Box::new(Kind { ..*kind }),
+            workloads,
+            whole: if only.is_some() { 1 } else { 0 },
+            unmount_one_in: 8,
+            most_states: states,
+            most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(3) as usize,
+            seed,
+            fsck_first_every: 6,
+            kernel_first_every: 0,
+            threads: std::thread::available_parallelism().map_or(2, usize::from),
+            progress: std::io::stderr().is_terminal(),
+        }
+        .run()
+        .unwrap();
+        println!("{summary}");
+        assert!(summary.violations.is_empty(), "{summary}");
+        assert!(only.is_some() || summary.states >= states, "{summary}");
+    }
+}

@@ -1,0 +1,115 @@
+//! Damages a FAT image, mounts it, walks it, makes the calls that the input asks for, and mounts what that leaves.
+//!
+//! The form of inputs is that of [`crate::input`]. A class is a region of the image, a place a sector of it.
+
+use crate::input::{Flags, Input, Patch};
+use crate::work::{CACHE_BYTES, session};
+use flate2::read::DeflateDecoder;
+use ivers_block::{Budget, Device, MemDevice, OverlayDevice};
+use ivers_fat::{Fat, OpenOptions};
+use ivers_vfs::{MountOptions, Vfs};
+use std::io::Read;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+const SECTOR: u64 = 512;
+
+/// An image, and where its regions begin, in sectors: reserved, FATs, directories and data, and the end of what is in use.
+struct Base {
+    device: Arc<dyn Device>,
+    regions: [u64; 4],
+}
+
+/// Made by `examples/fat_bases.rs`.
+static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
+    let packed: [&[u8]; 3] = [
+        include_bytes!("../bases/fat12.z"),
+        include_bytes!("../bases/fat16.z"),
+        include_bytes!("../bases/fat32.z"),
+    ];
+    packed.into_iter().map(load).collect()
+});
+
+fn load(packed: &[u8]) -> Base {
+    let mut image = Vec::new();
+    DeflateDecoder::new(packed).read_to_end(&mut image).expect("a base unpacks");
+    let word = |at: usize| u64::from(u16::from_le_bytes([image[at], image[at + 1]]));
+    let fat_sectors = if word(22) == 0 { word(36) } else { word(22) };
+    let data = word(14) + u64::from(image[16]) * fat_sectors;
+    let used = image.iter().rposition(|byte| *byte != 0).unwrap_or(0) as u64 / SECTOR + 1;
+    Base { device: Arc::new(MemDevice::from_bytes(&image)), regions: [0, word(14), data, used.max(data + 1)] }
+}
+
+/// Runs an input.
+pub fn run(input: &[u8]) {
+    let mut rest = Input::new(input);
+    let base = &BASES[usize::from(rest.byte()) % BASES.len()];
+    let flags = Flags(rest.byte());
+    let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
+    for patch in rest.patches() {
+        let region = usize::from(patch.class) % 3;
+        let sectors = base.regions[region + 1] - base.regions[region];
+        let sector = base.regions[region] + u64::from(patch.place) % sectors;
+        let offset = u64::from(patch.offset) % SECTOR;
+        let bytes = &patch.bytes[..patch.bytes.len().min((SECTOR - offset) as usize)];
+        device.write_at(sector * SECTOR + offset, bytes).expect("regions lie in the image");
+    }
+    let calls = rest.calls();
+    if let Some(vfs) = mount(&device, flags) {
+        session(&vfs, &calls);
+        if flags.crash() {
+            drop(vfs);
+        } else {
+            let _ = vfs.unmount();
+        }
+    }
+    // What we left must at least not harm the next mount.
+    if !flags.read_only()
+        && !calls.is_empty()
+        && let Some(vfs) = mount(&device, Flags(0))
+    {
+        session(&vfs, &[]);
+        let _ = vfs.unmount();
+    }
+}
+
+fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
+    let budget = Arc::new(Budget::new(CACHE_BYTES));
+    let options = OpenOptions {
+        read_only: flags.read_only(),
+        budget: budget.clone(),
+        // What a thread does at a time of its own cannot be had again.
+        commit_interval: Duration::from_secs(3600),
+        ..OpenOptions::default()
+    };
+    let fs = Fat::open(device.clone(), options).ok()?;
+    let options = MountOptions {
+        cache_bytes: CACHE_BYTES,
+        budget: Some(budget),
+        background: false,
+        read_only: flags.read_only(),
+        ..MountOptions::default()
+    };
+    Vfs::mount(fs, options).ok()
+}
+
+/// Each region of each base, patched with what is there, and all calls.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (number, base) in BASES.iter().enumerate() {
+        for region in 0..3 {
+            let sectors = base.regions[region + 1] - base.regions[region];
+            for place in (0..sectors).step_by(sectors.div_ceil(8) as usize) {
+                let mut bytes = [0; 96];
+                let at = (base.regions[region] + place) * SECTOR;
+                base.device.read_at(at, &mut bytes).expect("regions lie in the image");
+                let mut seed = vec![number as u8, if place == 0 { 8 } else { 0 }, 1];
+                Patch { class: region as u8, place: place as u16, offset: 0, bytes: &bytes }
+                    .encode(&mut seed);
+                crate::seeds::all_calls(&mut seed);
+                seeds.push(seed);
+            }
+        }
+    }
+    seeds
+}
