@@ -1,6 +1,6 @@
 //! The formats that can be opened: how each is told from its first bytes, and what opens it. A driver more is an entry more.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ivers_block::{Budget, Device};
@@ -56,10 +56,15 @@ pub struct Owners {
 }
 
 impl Default for Owners {
-    /// Of this process. Asked for before it locks itself in.
+    /// Of this process.
     fn default() -> Self {
-        let umask = rustix::process::umask(rustix::fs::Mode::empty());
-        rustix::process::umask(umask);
+        // Asked for once, before the process locks itself in and starts threads: a server looks at its options again later, and asking sets it for a moment.
+        static UMASK: OnceLock<rustix::fs::Mode> = OnceLock::new();
+        let umask = *UMASK.get_or_init(|| {
+            let umask = rustix::process::umask(rustix::fs::Mode::empty());
+            rustix::process::umask(umask);
+            umask
+        });
         Self {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),

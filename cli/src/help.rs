@@ -39,8 +39,8 @@ Mount options (-o), separated by commas:
                    (default 256M)
   offset=SIZE      where in the image the filesystem begins (a partition),
                    in bytes or as 1M
-  partition=NAME   which partition of an Amiga's hard disk (Rigid Disk Block), by
-                   name or number
+  partition=NAME   which partition of an Amiga's hard disk (Rigid Disk Block),
+                   by name or number
   uid=N, gid=N     whose all files are, where the format keeps no owners (FAT;
                    default: of whoever mounts)
   umask=, fmask=, dmask=
@@ -119,9 +119,9 @@ Options of an export, separated by commas (\\, is a comma in a name):
   names=LIST       one of these must be among the certificate's DNS names
   type=TYPE        auto (the default), ext4 (ext2 and ext3 too), fat, affs or
                    mem
-  offset=, partition=, cache=, iversion=, lazytime, relatime, noatime, strictatime, sync,
-  dirsync, commit=, trust-foreign, norecovery, uid=, gid=, umask=, fmask=,
-  dmask=, utc_offset=
+  offset=, partition=, cache=, iversion=, lazytime, relatime, noatime,
+  strictatime, sync, dirsync, commit=, trust-foreign, norecovery, uid=, gid=,
+  umask=, fmask=, dmask=, utc_offset=
                    as `ivers mount` has them
 
 It stays in the foreground; messages go to standard error. SIGHUP has it read its file, the certificates and the names of owners again: exports get other clients, access and names, \
