@@ -25,6 +25,8 @@ pub struct InProcess {
     /// Where values are stored nowhere, they rest only as long as the inode stays: hold whatever was asked for.
     held: Option<HashMap<Ino, InodeRef>>,
     remount: Option<Box<dyn FnMut() -> MountedVfs>>,
+    /// See [`Self::without_modes`].
+    no_modes: bool,
 }
 
 impl InProcess {
@@ -44,7 +46,13 @@ impl InProcess {
         let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs>);
         let held = hold.then(HashMap::new);
         let mounted = Some((vfs, budget));
-        Self { name: name.into(), mounted, open: Default::default(), held, remount }
+        Self { name: name.into(), mounted, open: Default::default(), held, remount, no_modes: false }
+    }
+
+    /// The format keeps no permission bits, owners, links or attributes, and is not asked to.
+    pub fn without_modes(mut self) -> Self {
+        self.no_modes = true;
+        self
     }
 
     /// The mount, to look at its figures.
@@ -254,6 +262,19 @@ impl Subject for InProcess {
 
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
         match *op {
+            Op::Born { .. }
+            | Op::Create { kind: Kind::Symlink, .. }
+            | Op::Link { .. }
+            | Op::Chmod { .. }
+            | Op::Chown { .. }
+            | Op::SetXattr { .. }
+            | Op::RemoveXattr { .. }
+            | Op::SetAcl { .. }
+            | Op::RemoveAcl { .. }
+                if self.no_modes =>
+            {
+                return Err(Refused::Unsupported);
+            }
             Op::Create { path, kind, info } => return self.create(path, kind, info),
             Op::Born { path, perm, size, info } => return self.born(path, perm, size, info),
             Op::Remove { path, info } => return self.remove(path, info),

@@ -53,6 +53,26 @@ fn ofs_and_ffs_keep_the_contract() {
     }
 }
 
+#[test]
+fn fat_keeps_the_contract() {
+    if !ivers_oracle::have_programs(&["mkfs.fat"]) {
+        return;
+    }
+    for (name, args) in [("FAT16", &["-F", "16"] as &[&str]), ("FAT32", &["-F", "32", "-s", "1"])] {
+        let base = Arc::new(vfat(args));
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+            for hold_inodes in [true, false] {
+                let report =
+                    hold(&mut || fat(name, &base, how, hold_inodes), seed() + nth as u64, steps(2500));
+                let checked = |promise| report.tallies.of(promise).checked;
+                assert!(checked(Promise::Data) > 100, "{report:?}");
+                assert!(!hold_inodes || checked(Promise::Rests) > 100, "{report:?}");
+                assert!(!report.claims.persistent && checked(Promise::Model) > 100, "{report:?}");
+            }
+        }
+    }
+}
+
 /// A mount that serves no value says so, and nothing that it changed is vouched for by an older value.
 #[test]
 fn off_serves_nothing_and_nothing_vouches_for_its_changes() {

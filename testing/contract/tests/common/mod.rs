@@ -134,6 +134,30 @@ pub fn affs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProc
     }))
 }
 
+/// An empty FAT volume, as mkfs.fat makes it with these arguments.
+pub fn vfat(args: &[&str]) -> Vec<u8> {
+    let image = ivers_oracle::fat::FatImage::mkfs(48 << 20, args).expect("mkfs.fat");
+    std::fs::read(image.path()).expect("the image")
+}
+
+/// FAT on a device in memory, with the permission bits that the model expects.
+pub fn fat(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProcess> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    let subject = InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
+        let budget = how.budget();
+        let options = ivers_fat::OpenOptions {
+            read_only: false,
+            fmask: 0o133,
+            dmask: 0o022,
+            budget: budget.clone(),
+            place: "memory".into(),
+            ..ivers_fat::OpenOptions::default()
+        };
+        how.mount(ivers_fat::Fat::open(device.clone(), options).expect("it opens"), budget)
+    });
+    Box::new(subject.without_modes())
+}
+
 /// False where FUSE tests cannot run. On CI that is a failure, elsewhere a message.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["python3", "fusermount3"])
