@@ -125,11 +125,11 @@ fn planted_mistakes_are_caught_and_cut_down() {
     let mem = || mem(LAZY, true);
     caught(Mistake::MissesChmod, Promise::Metadata, 4, mem);
     caught(Mistake::BumpsOnQuery, Promise::Rests, 2, mem);
-    caught(Mistake::MissesLongWrites, Promise::Data, 4, mem);
+    // Some seeds end with a rename that puts the file in place or moves it out of a directory, or with an open one: leaving out one operation makes that no shorter.
+    caught(Mistake::MissesLongWrites, Promise::Data, 5, mem);
     caught(Mistake::NoCookie, Promise::Cookie, 1, mem);
     caught(Mistake::BumpsOnEvict, Promise::Rests, 3, mem);
     caught(Mistake::LosesRename, Promise::Model, 3, mem);
-    // Some seeds end with a rename that puts the file in place, or moves it out of a directory: leaving out one operation makes that no shorter.
     caught(Mistake::ReplacesAlways, Promise::Model, 5, mem);
 }
 
