@@ -4,14 +4,13 @@
 //! says nothing, and checksums are made right in the way of the block that was hit.
 
 use crate::input::{Flags, Input, Patch};
-use crate::work::session;
+use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
 use ivers_affs::layout::{head, put_tail32, put32, seal, tail};
 use ivers_affs::{Affs, OpenOptions, mkfs};
 use ivers_block::{Budget, Device, MemDevice, OverlayDevice};
 use ivers_vfs::*;
 use std::sync::{Arc, LazyLock};
 
-const CACHE_BYTES: u64 = 8 << 20;
 const BLOCK: usize = 512;
 /// Where the volume begins in the image with partitions.
 const CYLINDER: usize = 32;
@@ -124,22 +123,7 @@ pub fn run(input: &[u8]) {
     }
     let calls = rest.calls();
     for partition in ["DH0", "1"] {
-        if let Some(vfs) = mount(&device, flags, partition) {
-            session(&vfs, &calls);
-            if flags.crash() {
-                drop(vfs);
-            } else {
-                let _ = vfs.unmount();
-            }
-        }
-    }
-    // What we left must at least not harm the next mount.
-    if !flags.read_only()
-        && !calls.is_empty()
-        && let Some(vfs) = mount(&device, Flags(0), "DH0")
-    {
-        session(&vfs, &[]);
-        let _ = vfs.unmount();
+        mount_twice(flags, &calls, |flags| mount(&device, flags, partition));
     }
 }
 
@@ -173,14 +157,7 @@ fn mount(device: &Arc<dyn Device>, flags: Flags, partition: &str) -> Option<Arc<
         ..OpenOptions::default()
     };
     let fs = Affs::open(device.clone(), options).ok()?;
-    let options = MountOptions {
-        cache_bytes: CACHE_BYTES,
-        budget: Some(budget),
-        background: false,
-        read_only: flags.read_only(),
-        ..MountOptions::default()
-    };
-    Vfs::mount(fs, options).ok()
+    on_vfs(fs, flags, budget)
 }
 
 /// First inputs: each block of each volume with its own first bytes, and all calls.

@@ -3,11 +3,11 @@
 //! The form of inputs is that of [`crate::input`]. A class is a region of the image, a place a sector of it.
 
 use crate::input::{Flags, Input, Patch};
-use crate::work::{CACHE_BYTES, session};
+use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
 use ivers_block::{Budget, Device, MemDevice, OverlayDevice};
 use ivers_fat::{Fat, OpenOptions};
-use ivers_vfs::{MountOptions, Vfs};
+use ivers_vfs::Vfs;
 use std::io::Read;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -55,22 +55,7 @@ pub fn run(input: &[u8]) {
         device.write_at(sector * SECTOR + offset, bytes).expect("regions lie in the image");
     }
     let calls = rest.calls();
-    if let Some(vfs) = mount(&device, flags) {
-        session(&vfs, &calls);
-        if flags.crash() {
-            drop(vfs);
-        } else {
-            let _ = vfs.unmount();
-        }
-    }
-    // What we left must at least not harm the next mount.
-    if !flags.read_only()
-        && !calls.is_empty()
-        && let Some(vfs) = mount(&device, Flags(0))
-    {
-        session(&vfs, &[]);
-        let _ = vfs.unmount();
-    }
+    mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
@@ -83,14 +68,7 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
         ..OpenOptions::default()
     };
     let fs = Fat::open(device.clone(), options).ok()?;
-    let options = MountOptions {
-        cache_bytes: CACHE_BYTES,
-        budget: Some(budget),
-        background: false,
-        read_only: flags.read_only(),
-        ..MountOptions::default()
-    };
-    Vfs::mount(fs, options).ok()
+    on_vfs(fs, flags, budget)
 }
 
 /// Each region of each base, patched with what is there, and all calls.

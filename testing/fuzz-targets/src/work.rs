@@ -25,18 +25,22 @@ pub fn run(input: &[u8], classes: &[Class]) {
     let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
     damage(base, &device, classes, flags, &mut rest);
     let calls = rest.calls();
-    if let Some(vfs) = mount(&device, flags) {
-        session(&vfs, &calls);
+    mount_twice(flags, &calls, |flags| mount(&device, flags));
+}
+
+/// Mount, work, and close it or let it crash; then look at what that left, which must at least not harm the next mount.
+pub(crate) fn mount_twice(flags: Flags, calls: &[Call], mount: impl Fn(Flags) -> Option<Arc<Vfs>>) {
+    if let Some(vfs) = mount(flags) {
+        session(&vfs, calls);
         if flags.crash() {
             drop(vfs);
         } else {
             let _ = vfs.unmount();
         }
     }
-    // What we left must at least not harm the next mount.
     if !flags.read_only()
         && !calls.is_empty()
-        && let Some(vfs) = mount(&device, Flags(0))
+        && let Some(vfs) = mount(Flags(0))
     {
         session(&vfs, &[]);
         let _ = vfs.unmount();
@@ -68,6 +72,11 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
         ..OpenOptions::default()
     };
     let fs = Ext4::open(device.clone(), options).ok()?;
+    on_vfs(fs, flags, budget)
+}
+
+/// What a driver has opened, mounted.
+pub(crate) fn on_vfs(fs: Arc<dyn FileSystem>, flags: Flags, budget: Arc<Budget>) -> Option<Arc<Vfs>> {
     let options = MountOptions {
         cache_bytes: CACHE_BYTES,
         budget: Some(budget),
