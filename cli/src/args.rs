@@ -8,7 +8,7 @@ use ivers_nfsd::exports::config::{Address, Domain};
 use crate::help;
 use crate::image::How;
 
-/// Open ext4 and FAT images, mount them in userspace, and know exactly what changed.
+/// Open ext4, FAT and Amiga images, mount them in userspace, and know exactly what changed.
 ///
 /// Every inode has a change attribute: a 64-bit number that is different, and larger, whenever anything about the inode changed
 /// since somebody last looked. `ivers stat` shows it, `ivers changed` compares it.

@@ -132,7 +132,16 @@ pub fn instance(vfs: &Vfs) -> String {
 }
 
 /// In the keeper of an image.
-pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
+pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool) -> Result<State> {
+    if to_save && !vfs.info().semantics.persistent {
+        let (image, format) = (image.display(), vfs.info().fs_type);
+        return Err(failure(
+            REFUSED,
+            format!(
+                "{image}: {format} stores no change attributes: a state of it would vouch for nothing the next time; mount it, and save one of the mount"
+            ),
+        ));
+    }
     let instance = instance(vfs);
     let identity = |inode: &InodeRef| Identity {
         ino: inode.ino.0,
@@ -166,7 +175,7 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8]) -> Result<State> {
 }
 
 /// Have a tree of an image looked at.
-fn ask_image(image: &Path, path: Vec<u8>, how: &How) -> Result<State> {
+fn ask_image(image: &Path, path: Vec<u8>, to_save: bool, how: &How) -> Result<State> {
     let device = image::open_image(image, how)?;
     let mut keeper = Keeper::start(&device, image, how)?;
     drop(device);
@@ -175,7 +184,7 @@ fn ask_image(image: &Path, path: Vec<u8>, how: &How) -> Result<State> {
         let walk = scope.spawn(|| {
             // Held until it is answered, and no longer: the reader waits for the end.
             let into = into;
-            keeper.order(&Order::Walk { path }, &[into.as_fd()])
+            keeper.order(&Order::Walk { path, to_save }, &[into.as_fd()])
         });
         let mut bytes = Vec::new();
         // Closed after that: a keeper that was taken over must not go on for ever.
@@ -228,7 +237,8 @@ pub fn changed(args: &args::Changed, json: bool) -> Result<()> {
     let Walked { state: mut new, unseen } = match Place::parse_image(&args.tree) {
         Place::Host(dir) => walk_mount(&dir)?,
         Place::Image { image, path } => {
-            let state = ask_image(&image, path, &how).map_err(|error| with_hint(error, &args.tree))?;
+            let asked = ask_image(&image, path, args.save.is_some(), &how);
+            let state = asked.map_err(|error| with_hint(error, &args.tree))?;
             Walked { state, unseen: Vec::new() }
         }
     };

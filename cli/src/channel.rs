@@ -19,7 +19,10 @@ pub enum Order {
     /// Measure what will be opened in the mount; the list and other files come along.
     Measure(Orders),
     /// Open what is in the image, whose descriptor comes along.
-    Open,
+    Open {
+        /// It can only be read, whatever the options say.
+        read_only: bool,
+    },
     /// Serve: the device and the sockets of `ivers_fuse::Connection` come along.
     Serve {
         /// The other part of the connection.
@@ -136,10 +139,10 @@ mod tests {
         let (ours, theirs) = Channel::pair().unwrap();
         let theirs = Channel(theirs);
         let file = tempfile::tempfile().unwrap();
-        ours.send(&Order::Open, &[file.as_fd()]).unwrap();
+        ours.send(&Order::Open { read_only: false }, &[file.as_fd()]).unwrap();
         ours.send(&Order::Serve { thread_ids: vec![7], pid: 1 }, &[]).unwrap();
         let (first, fds) = theirs.receive::<Order>().unwrap().unwrap();
-        assert!(matches!(first, Order::Open) && fds.len() == 1, "{first:?}");
+        assert!(matches!(first, Order::Open { read_only: false }) && fds.len() == 1, "{first:?}");
         let (second, fds) = theirs.receive::<Order>().unwrap().unwrap();
         assert!(matches!(second, Order::Serve { pid: 1, .. }) && fds.is_empty(), "{second:?}");
         let long = |len| Report::Failed { code: 1, line: "x".repeat(len) };
@@ -152,6 +155,6 @@ mod tests {
         assert!(ours.receive::<Report>().is_err());
         drop(theirs);
         assert!(ours.receive::<Report>().unwrap().is_none());
-        assert!(ours.send(&Order::Open, &[]).is_err());
+        assert!(ours.send(&Order::Open { read_only: false }, &[]).is_err());
     }
 }

@@ -134,15 +134,19 @@ pub struct Log {
 
 /// What a record says beside its text.
 #[derive(Default)]
-struct Fields(Vec<(String, String)>);
+struct Fields(Vec<(String, serde_json::Value)>);
 
 impl<'kvs> log::kv::VisitSource<'kvs> for Fields {
     fn visit_pair(
         &mut self,
         key: log::kv::Key<'kvs>,
-        value: log::kv::Value<'kvs>,
+        kv: log::kv::Value<'kvs>,
     ) -> Result<(), log::kv::Error> {
-        self.0.push((key.to_string(), value.to_string()));
+        // Numbers stay numbers: whoever reads the objects counts with them.
+        let number = kv.to_u64().map(serde_json::Value::from).or_else(|| kv.to_i64().map(Into::into));
+        let number = number.or_else(|| kv.to_f64().map(Into::into)).filter(|it| it.is_number());
+        let value = number.or_else(|| kv.to_bool().map(Into::into));
+        self.0.push((key.to_string(), value.unwrap_or_else(|| kv.to_string().into())));
         Ok(())
     }
 }
@@ -182,6 +186,7 @@ fn text_line(second: u64, level: log::Level, text: &str, fields: &Fields) -> Str
     let time = crate::show::time(second as i64);
     let mut line = format!("{time} ivers[{}] {level}: {text}", std::process::id());
     for (key, value) in &fields.0 {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let bare = !value.is_empty() && !value.contains([' ', '"']);
         line += &if bare { format!(" {key}={value}") } else { format!(" {key}={value:?}") };
     }
@@ -191,7 +196,7 @@ fn text_line(second: u64, level: log::Level, text: &str, fields: &Fields) -> Str
 fn json_line(second: u64, level: log::Level, text: &str, fields: &Fields) -> String {
     let mut line = serde_json::Map::new();
     for (key, value) in &fields.0 {
-        line.insert(key.clone(), value.as_str().into());
+        line.insert(key.clone(), value.clone());
     }
     line.insert("time".into(), format!("{}Z", crate::show::time(second as i64).replace(' ', "T")).into());
     line.insert("level".into(), level.as_str().to_lowercase().into());
@@ -234,6 +239,36 @@ mod tests {
         assert_eq!(json["name"], "a\n\"b");
         let rest = [&json["time"], &json["level"], &json["message"]];
         assert_eq!(rest, ["1970-01-01T00:00:00Z", "warn", "came\nin"]);
+    }
+
+    #[test]
+    fn numbers_are_numbers_and_words_words() {
+        use log::kv::{Source, Value};
+        let digits = format!("{:x}", 0x17);
+        let pairs = [
+            ("count", Value::from(7u64)),
+            ("below", Value::from(-7i64)),
+            ("part", Value::from(0.5)),
+            ("none", Value::from(f64::NAN)),
+            ("whether", Value::from(true)),
+            ("name", Value::from("17")),
+            ("client", Value::from_display(&digits)),
+        ];
+        let mut fields = Fields::default();
+        pairs.visit(&mut fields).unwrap();
+        let line = json_line(0, log::Level::Info, "came", &fields);
+        let json: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let known = serde_json::json!({
+            "count": 7, "below": -7, "part": 0.5, "none": "NaN", "whether": true, "name": "17", "client": "17",
+        });
+        for (key, value) in known.as_object().unwrap() {
+            assert_eq!(json[key], *value, "{line}");
+        }
+        let text = text_line(0, log::Level::Info, "came", &fields);
+        assert!(
+            text.ends_with("count=7 below=-7 part=0.5 none=NaN whether=true name=17 client=17"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -18,6 +18,10 @@ pub struct Format {
     pub names: &'static [&'static str],
     /// Whether it keeps owners and permissions: if it does not, options say whose files are.
     pub keeps_owners: bool,
+    /// Whether files can have a `security.ima`.
+    pub keeps_labels: bool,
+    /// Whether it lies in partitions that have names.
+    pub has_partitions: bool,
     probe: fn(head: &[u8]) -> bool,
     open: Open,
 }
@@ -30,15 +34,34 @@ const HEAD_BYTES: u64 = 4096;
 
 /// All of them. The first whose probe says yes opens a device.
 pub const FORMATS: &[Format] = &[
-    Format { names: &["ext4", "ext3", "ext2"], keeps_owners: true, probe: is_ext, open: open_ext4 },
+    Format {
+        names: &["ext4", "ext3", "ext2"],
+        keeps_owners: true,
+        keeps_labels: true,
+        has_partitions: false,
+        probe: is_ext,
+        open: open_ext4,
+    },
     Format {
         names: &["fat", "vfat", "msdos", "fat12", "fat16", "fat32"],
         keeps_owners: false,
+        keeps_labels: false,
+        has_partitions: false,
         probe: ivers_fat::probe,
         open: open_fat,
     },
-    Format { names: &["affs", "ofs", "ffs"], keeps_owners: true, probe: ivers_affs::probe, open: open_affs },
+    Format {
+        names: &["affs", "ofs", "ffs"],
+        keeps_owners: true,
+        keeps_labels: false,
+        has_partitions: true,
+        probe: ivers_affs::probe,
+        open: open_affs,
+    },
 ];
+
+/// What they are, in words.
+pub const KNOWN: &str = "ext2, ext3, ext4, FAT, OFS or FFS";
 
 /// Whose files are, and what may be done with them, where the format does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,9 +116,12 @@ impl Owners {
         Some(())
     }
 
+    /// The options of a mount that are these.
+    pub const OPTIONS: [&str; 6] = ["uid", "gid", "umask", "fmask", "dmask", "utc_offset"];
+
     /// Whether an option of a mount is one of these.
     pub fn has(name: &str) -> bool {
-        ["uid", "gid", "umask", "fmask", "dmask", "utc_offset"].contains(&name)
+        Self::OPTIONS.contains(&name)
     }
 }
 

@@ -308,7 +308,7 @@ pub fn tree(args: &args::Tree, json: bool) -> Result<()> {
 
 /// `ivers info`.
 pub fn info(args: &args::Info, json: bool) -> Result<()> {
-    let facts: Value = if args.target.is_dir() {
+    let mut facts: Value = if args.target.is_dir() {
         let mut mount = facts::served_json(&args.target, ivers_fuse::MOUNT)?;
         mount["semantics"] = facts::served_json(&args.target, ivers_fuse::SEMANTICS)?;
         let space = rustix::fs::statvfs(&args.target).with_context(|| args.target.display().to_string())?;
@@ -341,6 +341,10 @@ pub fn info(args: &args::Info, json: bool) -> Result<()> {
             "details": vfs.fs().describe().into_iter().map(|(k, v)| (k, Value::from(v))).collect::<serde_json::Map<_, _>>(),
         })
     };
+    // AFFS has none.
+    if facts["uuid"] == uuid::Uuid::nil().to_string() {
+        facts["uuid"] = Value::Null;
+    }
     if json {
         return show::json_line(&facts);
     }

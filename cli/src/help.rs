@@ -12,7 +12,8 @@ Exit codes, of every command:
   3  a file, path or image is not there
   4  refused: the image needs a feature that ivers does not have, or holds
      no filesystem that it knows; the directory is on no mount of ivers
-  5  the image is damaged: run e2fsck
+  5  the image is damaged: the checker of its format may mend it (e2fsck,
+     fsck.fat; xdfscan finds damage of AFFS)
   6  the image or the mount is in use
 
 To begin with:
@@ -61,7 +62,8 @@ Mount options (-o), separated by commas:
                    (default: ivers/measure/mounts/IMAGE.list under
                    $XDG_STATE_HOME or ~/.local/state)
   appraise         refuse to open what is not what its security.ima says
-                   (all files, unless the policy says which)
+                   (all files, unless the policy says which); implies
+                   no_writeback_cache. ext4 and mem alone keep security.ima
   appraise_key=FILE
                    a key that signatures are checked with; may be repeated
   nosandbox        do not lock the process in that parses the image
@@ -112,6 +114,10 @@ Options of an export, separated by commas (\\, is a comma in a name):
   all_squash       everybody becomes nobody
   anonuid=N, anongid=N
                    who nobody is (default 65534)
+  async            changes of names and attributes are answered before they
+                   are durable; a crash may take those of the last seconds
+                   (commit=). Data is durable when WRITE and COMMIT say so,
+                   with the names that lead to it
   sec=LIST         flavours, with semicolons between them: sys (the default),
                    none
   tls=required     only over TLS
@@ -137,7 +143,7 @@ A process beside it, which reads nothing of the images, opens the files for SIGH
 
 Sockets that systemd has opened (LISTEN_FDS) take the place of --listen; readiness is told to NOTIFY_SOCKET. Unit files are in packaging/systemd.
 
-The file that --config names (relative paths in it begin in its directory):
+The file that --config names (relative paths in it begin in its directory; of one that comes by a descriptor, /dev/stdin or <(...), in the current one, and it is not read again):
   listen = [\"192.0.2.1\", \"[2001:db8::1]:2049\"]
   state = \"/var/lib/ivers/serve\"
   metrics = \"127.0.0.1:9149\"     # Prometheus text over HTTP
@@ -164,7 +170,8 @@ The file that --config names (relative paths in it begin in its directory):
   image = \"/srv/photos.img\"
   options = \"noatime,cache=1G\"   # as of ivers mount; also: type
   access = \"ro\"                  # also: clients, root_squash, all_squash,
-                                   # anonuid, anongid, sec, tls, names
+                                   # anonuid, anongid, async, sec, tls,
+                                   # names
   [[export.rule]]                  # the first that names the address counts
   clients = [\"192.0.2.7\"]        # before the above
   access = \"rw\"
@@ -247,13 +254,15 @@ that is not what its security.ima says is named on standard error, and the exit 
 signatures that are there.
 
 JSON, one object a file: path, ino, generation, change, digest, size, read, verified (null if nothing was checked); then one with files, read, \
-read_bytes, not_read, not_read_bytes, verified, refused, list, store, entries, new_entries, violations, aggregates.
+read_bytes, not_read, not_read_bytes, verified, refused, unvouched (what is read each time), list, store, entries, new_entries, violations, \
+aggregates.
 
 Examples, the last one for what a mount measured by itself:
   ivers measure disk.img:/
   ivers measure mnt --policy policy --list list --key cert.pem
   ivers measure mnt --list list --pcrs pcrs
   evmctl ima_measurement --pcrs sha256,pcrs/sha256 list
+                          (with --ignore-violations if there are any)
   ivers measure --of mnt --ascii /dev/stdout";
 
 /// Of `ls`.

@@ -1,17 +1,18 @@
 //! Opening what the command line names: an image file, a path in it, a filesystem in memory.
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::{Budget, Device, FileDevice, OffsetDevice, OpenMode};
+use ivers_block::{BlockError, Budget, Device, FileDevice, OffsetDevice, OpenMode};
 use ivers_mem::Mem;
 use ivers_vfs::{Error, FileSystem, MountOptions, Vfs};
 use serde::{Deserialize, Serialize};
 
-use crate::drivers::{self, AUTO, Owners};
+use crate::drivers::{self, AUTO, Format, Owners};
 use crate::failure::{NOT_FOUND, REFUSED, USAGE, failure};
 use crate::{confine, formats, show};
 
@@ -108,6 +109,8 @@ pub struct How {
     pub owners: Owners,
     /// Options have said it.
     pub owners_said: bool,
+    /// Files are opened only if their `security.ima` fits them.
+    pub appraises: bool,
 }
 
 impl How {
@@ -137,6 +140,7 @@ impl Default for How {
             format: None,
             owners: Owners::default(),
             owners_said: false,
+            appraises: false,
         }
     }
 }
@@ -152,6 +156,26 @@ pub fn open_device(fs_type: &str, image: &Path, how: &How) -> Result<Option<File
             REFUSED,
             format!("no filesystem {other:?} in here; there are {}, mem", drivers::all_names()),
         )),
+    }
+}
+
+/// The same. What may only be read is opened so, with the reason.
+pub fn open_device_or_fall_back(
+    fs_type: &str,
+    image: &Path,
+    how: &How,
+) -> Result<(Option<FileDevice>, Option<String>)> {
+    let denied = [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem];
+    let error = match open_device(fs_type, image, how) {
+        Ok(device) => return Ok((device, None)),
+        Err(error) => error,
+    };
+    match error.downcast_ref() {
+        Some(BlockError::Open { source, .. }) if !how.read_only && denied.contains(&source.kind()) => {
+            let device = open_device(fs_type, image, &How { read_only: true, ..how.clone() })?;
+            Ok((device, Some(format!("it can only be read: {source}"))))
+        }
+        _ => Err(error),
     }
 }
 
@@ -181,25 +205,23 @@ pub fn mount_on(
     let fs: Arc<dyn FileSystem> = match device {
         None => Arc::new(Mem::new(how.cache_bytes)),
         Some(device) => {
-            // Who knows no format of it says what it holds instead.
-            let format = match how.format.as_deref().and_then(drivers::named) {
-                Some(format) => format,
-                None => drivers::of(&*device)?.unwrap_or(&drivers::FORMATS[0]),
+            let found = match how.format.as_deref().and_then(drivers::named) {
+                Some(format) => Some(format),
+                None => drivers::of(&*device)?,
             };
-            if how.owners_said && format.keeps_owners {
-                let name = format.names[0];
-                return Err(failure(
-                    USAGE,
-                    format!(
-                        "{}: {name} keeps owners and permissions: uid, gid and masks are not for it",
-                        image.display()
-                    ),
-                ));
-            }
             let place = image.display().to_string();
-            format
-                .open(device.clone(), how, budget.clone(), place)
-                .map_err(|error| with_hint(error, &*device))?
+            if let Some(format) = found {
+                check_options(format, how).map_err(|error| error.context(place.clone()))?;
+            }
+            // Who knows no format of it says what it holds instead.
+            let format = found.unwrap_or(&drivers::FORMATS[0]);
+            format.open(device.clone(), how, budget.clone(), place.clone()).map_err(|error| match error {
+                Error::Incompatible(_) if found.is_none() => {
+                    with_hint(format!("{place} holds no {} filesystem", drivers::KNOWN), &*device)
+                }
+                Error::Incompatible(text) if text.contains("holds no") => with_hint(text, &*device),
+                error => error,
+            })?
         }
     };
     options.read_only |= how.read_only;
@@ -208,15 +230,30 @@ pub fn mount_on(
     Vfs::mount(fs, options).with_context(|| image.display().to_string())
 }
 
-/// The same error; if the device holds something else, with its name.
-fn with_hint(error: Error, device: &dyn Device) -> Error {
-    match error {
-        Error::Incompatible(text) if text.contains("holds no") => match formats::recognise(device) {
-            Some(what) => Error::Incompatible(format!("{text}, but {what}")),
-            None => Error::Incompatible(text),
-        },
-        error => error,
+/// What a format cannot honour is refused, not passed over.
+fn check_options(format: &Format, how: &How) -> Result<()> {
+    let name = format.names[0];
+    if how.owners_said && format.keeps_owners {
+        let why = "keeps owners and permissions: uid, gid and masks are not for it";
+        return Err(failure(USAGE, format!("{name} {why}")));
     }
+    if how.partition.is_some() && !format.has_partitions {
+        let why = "has no Rigid Disk Block: partition= is for an Amiga's disk (offset= says where a filesystem begins)";
+        return Err(failure(USAGE, format!("{name} {why}")));
+    }
+    if how.appraises && !format.keeps_labels {
+        let why = "has no place for security.ima, so that no file could be opened: appraise is not for it";
+        return Err(failure(REFUSED, format!("{name} {why}")));
+    }
+    Ok(())
+}
+
+/// An image without a filesystem that is wanted; if it holds something else, with its name.
+fn with_hint(text: String, device: &dyn Device) -> Error {
+    Error::Incompatible(match formats::recognise(device) {
+        Some(what) => format!("{text}, but {what}"),
+        None => text,
+    })
 }
 
 fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {

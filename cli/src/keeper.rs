@@ -45,6 +45,8 @@ pub enum Order {
     Walk {
         /// The tree.
         path: Vec<u8>,
+        /// For another time: refused where nothing lasts until then.
+        to_save: bool,
     },
     /// Measure a tree; the job comes, and what was found goes, through the socket that comes along.
     Measure {
@@ -241,8 +243,8 @@ impl Work {
     fn carry_out(&mut self, order: Order, mut pipe: File) -> Result<()> {
         match order {
             Order::Open { .. } => bail!("an image is open already"),
-            Order::Walk { path } => {
-                let state = changed::walk_image(&self.vfs, &self.image, &path)?;
+            Order::Walk { path, to_save } => {
+                let state = changed::walk_image(&self.vfs, &self.image, &path, to_save)?;
                 Ok(pipe.write_all(&state::encode(&state)?)?)
             }
             Order::Measure { path } => measure::inside::measure(&self.vfs, &self.image, &path, pipe),

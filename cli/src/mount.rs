@@ -5,8 +5,6 @@
 //! worker has given up, and opening mounted files to flush them needs rights that it has given up too.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
@@ -15,7 +13,7 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use ivers_block::{BlockError, FileDevice};
+use ivers_block::FileDevice;
 use ivers_fuse::{Attached, FuseOptions, MountError};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
@@ -23,7 +21,6 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGSYS, SIGTERM};
 use crate::channel::{Channel, Order, Report};
 use crate::daemon::Served;
 use crate::failure::{BUSY, FAILED, REFUSED, failure, line, say, usage};
-use crate::image::How;
 use crate::measure::mounted::{self, Opened};
 use crate::options::{Options, parse};
 use crate::outcome::Outcome;
@@ -140,46 +137,43 @@ fn serve(args: &args::Mount, options: Options, json: bool) -> Result<()> {
     result
 }
 
-/// Open the image, with the way out for who may only read it.
-fn open(args: &args::Mount, how: &How) -> Result<Option<FileDevice>> {
-    image::open_device(&args.fs_type, &args.image, how).map_err(|error| {
-        let denied = [ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem];
-        let is_denied = matches!(
-            error.downcast_ref(), Some(BlockError::Open { source, .. }) if denied.contains(&source.kind())
-        );
-        if !how.read_only && is_denied && File::open(&args.image).is_ok() {
-            failure(FAILED, format!("{}: it can only be read: -o ro mounts it so", line(&error)))
-        } else {
-            error
-        }
-    })
+/// Whoever asked for `rw` gets nothing less.
+fn check_wish(args: &args::Mount, options: &Options, why: &str) -> Result<()> {
+    if options.writable && !args.rw_unasked {
+        let image = args.image.display();
+        return Err(failure(
+            REFUSED,
+            format!("{image}: cannot be mounted for writing: {why}; without rw it is mounted read-only"),
+        ));
+    }
+    Ok(())
 }
 
 fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(Served)) -> Result<()> {
-    let mut fuse = options.fuse;
+    let mut fuse = options.fuse.clone();
     if fuse.fsname == FuseOptions::default().fsname {
         fuse.fsname = args.image.display().to_string();
     }
-    let device = open(args, &options.how)?;
+    let (device, only_read) = image::open_device_or_fall_back(&args.fs_type, &args.image, &options.how)?;
+    if let Some(why) = &only_read {
+        check_wish(args, &options, why)?;
+    }
     // Before the worker: a policy that cannot be read is the caller's to mend.
     let measure = (!options.measure.is_none()).then(|| options.measure.open(&args.image)).transpose()?;
     let mut worker = Worker::start(args)?;
     if let Some(Opened { orders, files }) = measure {
         worker.channel.send(&Order::Measure(orders), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
     }
-    worker.channel.send(&Order::Open, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
+    let order = Order::Open { read_only: only_read.is_some() };
+    worker.channel.send(&order, &device.iter().map(FileDevice::lend).collect::<Vec<_>>())?;
     // The lock on the image is the worker's now.
     drop(device);
     let Report::Opened { read_only } = worker.report()? else { bail!("the worker talks nonsense") };
-    let because = read_only.filter(|_| !options.how.read_only);
+    let because = only_read.or(read_only.filter(|_| !options.how.read_only));
     if let Some(why) = &because {
-        if options.writable && !args.rw_unasked {
+        if let Err(refused) = check_wish(args, &options, why) {
             worker.dismiss()?;
-            let image = args.image.display();
-            return Err(failure(
-                REFUSED,
-                format!("{image}: cannot be mounted for writing: {why}; without rw it is mounted read-only"),
-            ));
+            return Err(refused);
         }
         log::warn!("{}", fallen_back(args, why));
     }

@@ -55,12 +55,13 @@ pub fn parse(words: &[String]) -> Result<Options> {
     let mut how = How { read_only: false, ..How::default() };
     let mut vfs = MountOptions::default();
     let mut fuse = FuseOptions::default();
-    let (mut nonempty, mut writable) = (false, false);
+    let (mut nonempty, mut writable, mut wants_write_back) = (false, false, false);
     let mut measure = Wish::default();
     for option in split(words) {
         let bad = |why: &str| usage(format!("mount option {option}: {why}"));
         let (name, value) = option.split_once('=').map_or((option.as_str(), None), |(n, v)| (n, Some(v)));
         writable |= option == "rw";
+        wants_write_back |= option == "writeback_cache";
         match (name, value) {
             ("iversion", Some("lazy")) | ("i_version", None) => vfs.mode = ChangeMode::Lazy,
             ("iversion", Some("eager")) => vfs.mode = ChangeMode::Eager,
@@ -129,6 +130,15 @@ pub fn parse(words: &[String]) -> Result<Options> {
             }
         }
     }
+    how.appraises = measure.appraise;
+    if measure.appraise {
+        if wants_write_back && fuse.writeback_cache {
+            return Err(usage(
+                "mount option writeback_cache: not with appraise, which would judge what the kernel has not handed over yet",
+            ));
+        }
+        fuse.writeback_cache = false;
+    }
     how.read_only = fuse.read_only;
     writable &= !how.read_only;
     if measure.policy.is_none() && !measure.appraise && !measure.is_none() {
@@ -145,30 +155,17 @@ pub fn parse(words: &[String]) -> Result<Options> {
     Ok(Options { how, vfs, fuse, measure, nonempty, writable })
 }
 
-/// Those that mean something where an image is only looked into.
-const LOOKING: &[&str] = &[
-    "offset",
-    "partition",
-    "cache",
-    "sandbox",
-    "nosandbox",
-    "norecovery",
-    "noload",
-    "trust-foreign",
-    "uid",
-    "gid",
-    "umask",
-    "fmask",
-    "dmask",
-    "utc_offset",
-];
+/// Those that mean something where an image is only looked into, beside those of [`Owners`].
+const LOOKING: &[&str] =
+    &["offset", "partition", "cache", "sandbox", "nosandbox", "norecovery", "noload", "trust-foreign"];
 
 /// The words behind `-o` of a command that opens images without mounting them.
 pub fn parse_looking(words: &[String]) -> Result<How> {
     for option in split(words) {
         let name = option.split_once('=').map_or(option.as_str(), |(name, _)| name);
-        if !LOOKING.contains(&name) {
-            return Err(usage(format!("option {option}: there are {}", LOOKING.join(", "))));
+        if !LOOKING.contains(&name) && !Owners::has(name) {
+            let known = [LOOKING, &Owners::OPTIONS].concat().join(", ");
+            return Err(usage(format!("option {option}: there are {known}")));
         }
     }
     let mut words = words.to_vec();
@@ -176,7 +173,7 @@ pub fn parse_looking(words: &[String]) -> Result<How> {
     Ok(parse(&words)?.how)
 }
 
-/// Those that mean something where an image is served to other machines: all but those of FUSE.
+/// Those that mean something where an image is served to other machines, beside those of [`Owners`]: all but those of FUSE.
 const SERVING: &[&str] = &[
     "iversion",
     "i_version",
@@ -191,28 +188,26 @@ const SERVING: &[&str] = &[
     "offset",
     "partition",
     "sync",
-    "async",
     "dirsync",
     "commit",
     "trust-foreign",
     "norecovery",
     "noload",
-    "uid",
-    "gid",
-    "umask",
-    "fmask",
-    "dmask",
-    "utc_offset",
 ];
 
 /// Whether an export takes this option of a mount.
 pub fn is_serving(option: &str) -> bool {
-    SERVING.contains(&option.split_once('=').map_or(option, |(name, _)| name))
+    let name = option.split_once('=').map_or(option, |(name, _)| name);
+    SERVING.contains(&name) || Owners::has(name)
 }
 
 /// The options of a mount that an export has.
 pub fn parse_serving(words: &str, read_only: bool) -> Result<Options> {
     let mut words = split(&[words.to_owned()]);
+    if words.iter().any(|option| option == "async") {
+        // Of a mount it is the opposite of sync, of an export that of durable names.
+        return Err(usage("option async: an export takes it by itself, as async = true"));
+    }
     if let Some(other) = words.iter().find(|option| !is_serving(option)) {
         return Err(usage(format!("option {other}: an export takes {}", SERVING.join(", "))));
     }
@@ -242,13 +237,16 @@ mod tests {
         for (text, writable) in [("rw", true), ("noatime", false), ("rw,ro", false), ("ro,rw", true)] {
             assert_eq!(options(text).unwrap().writable, writable, "{text}");
         }
+        let appraising = options("appraise,threads=2").unwrap();
+        assert!(appraising.how.appraises && !appraising.fuse.writeback_cache);
+        assert!(options("measure=/p").unwrap().fuse.writeback_cache);
         let measure = options("measure=/p\\,q,appraise,appraise_key=/a,appraise_key=/b").unwrap().measure;
         assert_eq!(measure.policy.as_deref(), Some("/p,q".as_ref()));
         assert!(measure.appraise && measure.list.is_none() && measure.keys.len() == 2);
         assert_eq!(options("noiversion").unwrap().vfs.mode, ChangeMode::Off);
         let serving = parse_serving("noatime,offset=1M", true).unwrap();
         assert!(serving.how.read_only && serving.vfs.atime == AtimeMode::Never);
-        for other in ["allow_other", "ro", "nosandbox", "nonsense", "offset=x"] {
+        for other in ["allow_other", "ro", "nosandbox", "nonsense", "offset=x", "async"] {
             assert!(parse_serving(other, false).is_err(), "{other}");
         }
         assert_eq!(split(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
@@ -263,6 +261,7 @@ mod tests {
             "measure",
             "measure_list=/x",
             "appraise_key=/x",
+            "appraise,writeback_cache",
             "nonsense",
             "threads=0",
         ] {

@@ -8,19 +8,12 @@ use anyhow::Result;
 
 use crate::failure::Output;
 use ivers_vfs::FileType;
+use ivers_vfs::calendar::date_of;
 
 /// `2017-12-13 14:19:58` in UTC.
 pub fn time(sec: i64) -> String {
     let (days, second) = (sec.div_euclid(86_400), sec.rem_euclid(86_400));
-    // Civil date from days, with years that begin in March so that the leap day is the last one.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (year, month, day) = date_of(days);
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60)
 }
 

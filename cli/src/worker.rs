@@ -34,14 +34,15 @@ pub fn work(args: &args::Mount, options: Options) -> Result<()> {
 }
 
 fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
-    let Options { how, mut vfs, fuse, .. } = options;
+    let Options { mut how, mut vfs, fuse, .. } = options;
     let mut order = channel.receive()?;
     let mut measure = None;
     if let Some((Order::Measure(orders), fds)) = order {
         measure = Some((orders, fds));
         order = channel.receive()?;
     }
-    let Some((Order::Open, fds)) = order else { bail!("the worker has no supervisor") };
+    let Some((Order::Open { read_only }, fds)) = order else { bail!("the worker has no supervisor") };
+    how.read_only |= read_only;
     let image = fds
         .into_iter()
         .next()

@@ -237,7 +237,7 @@ fn tails_and_device_writes_are_counted() {
 
 #[test]
 fn mounts_are_measured_beside_their_peers() {
-    if !ivers_oracle::have_fuse() || !ivers_oracle::have_programs(&["mkfs.ext4", "tar"]) {
+    if !ivers_oracle::can_mount(&["mkfs.ext4", "tar"]) {
         return;
     }
     let tree = tempfile::tempdir().unwrap();

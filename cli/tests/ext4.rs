@@ -15,7 +15,6 @@ const SWAP_BOOT: &str = "import fcntl,sys; fcntl.ioctl(open(sys.argv[1],'r+'), 0
 #[test]
 fn the_reserve_is_for_root() {
     if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv"]) {
-        eprintln!("left out: needs root, FUSE and setpriv");
         return;
     }
     let place = Place::of(Image::new("ext4", 64 << 20, &["-m", "25"]).unwrap());
@@ -47,7 +46,6 @@ fn the_reserve_is_for_root() {
 #[test]
 fn the_boot_loader_is_swapped_in() {
     if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
-        eprintln!("left out: needs FUSE and python3");
         return;
     }
     let place = Place::new();

@@ -15,7 +15,7 @@ const SYSTEM_DIR: &str = "/usr/local/sbin";
 
 fn may_run() -> bool {
     if !is_root() {
-        eprintln!("skipped: mount(8) with a table of one's own is root's");
+        ivers_oracle::skipped("mount(8) with a table of one's own is root's");
         return false;
     }
     let needed = ["mount", "umount", "unshare", "mount.fuse3", "getfattr"];

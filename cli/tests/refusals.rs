@@ -272,6 +272,86 @@ fn bigalloc_is_read_only_and_says_so() {
     assert!(fs::read(image.path()).unwrap() == before, "written to");
 }
 
+struct Loop(String);
+
+impl Loop {
+    fn attach(args: &[&str]) -> Self {
+        let attached =
+            std::process::Command::new("losetup").args(["-f", "--show"]).args(args).output().unwrap();
+        assert!(attached.status.success(), "{}", said(&attached));
+        Self(String::from_utf8(attached.stdout).unwrap().trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").args(["-q", &self.0]).status();
+        let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+/// The kernel lets root open such a device for writing.
+#[test]
+fn a_read_only_device_mounts_read_only_and_says_so() {
+    if !can_mount() || !ivers_oracle::have_programs(&["losetup", "mkfs.fat"]) {
+        return;
+    }
+    if !is_root() {
+        eprintln!("not root: no loop devices here");
+        return;
+    }
+    let place = Place::new();
+    let fat = ivers_oracle::fat::FatImage::mkfs(16 << 20, &[]).unwrap();
+    for image in [place.image.path(), &fat.path()] {
+        let before = fs::read(image).unwrap();
+        let device = Loop::attach(&["-r", image.to_str().unwrap()]);
+        let dir = place.dir.to_str().unwrap();
+        refused(&["mount", "-o", "rw", &device.0, dir], 4, "the block device is read-only");
+        let mounted = ivers(["--json", "mount", &device.0, dir]);
+        let told = said(&mounted);
+        assert!(
+            mounted.status.success() && told.contains("mounted read-only: it can only be read"),
+            "{told}"
+        );
+        let answer: serde_json::Value = serde_json::from_slice(&mounted.stdout).unwrap();
+        assert!(answer["read_only"] == true, "{answer}");
+        assert!(fs::write(place.path("x"), b"").is_err());
+        place.unmount();
+        assert!(fs::read(image).unwrap() == before, "written to");
+    }
+}
+
+#[test]
+fn options_that_a_format_cannot_honour_are_refused() {
+    if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat"]) {
+        return;
+    }
+    let place = Place::new();
+    let (dir, kept) = (place.dir.to_str().unwrap(), tempfile::tempdir().unwrap());
+    let list = kept.path().join("list");
+    let appraise = format!("appraise,measure_list={}", list.display());
+    let fat = ivers_oracle::fat::FatImage::mkfs(16 << 20, &[]).unwrap();
+    let affs = kept.path().join("disk.adf");
+    let device = ivers_block::MemDevice::new(880 << 10);
+    ivers_affs::mkfs::format(&device, 1, 512, "Test", ivers_vfs::Timestamp::default()).unwrap();
+    fs::write(&affs, device.to_bytes()).unwrap();
+    let (fat, affs) = (fat.path(), affs.to_str().unwrap());
+    let fat = fat.to_str().unwrap();
+    for image in [fat, affs] {
+        let before = fs::read(image).unwrap();
+        refused(&["mount", "-o", &appraise, image, dir], 4, "security.ima");
+        let state = kept.path().join("state");
+        refused(&["changed", "--save", state.to_str().unwrap(), image], 4, "stores no change attributes");
+        assert!(fs::read(image).unwrap() == before && !state.exists());
+    }
+    for image in [fat, place.image.path().to_str().unwrap()] {
+        refused(&["mount", "-o", "partition=DH1", image, dir], 2, "partition=");
+    }
+    let about = ivers(["info", affs]);
+    assert!(about.status.success() && !said(&about).contains("uuid"), "{}", said(&about));
+    assert!(mount_line(&place.dir).is_none());
+}
+
 /// One image has several names: those of the loop devices that lie on it. Whoever has it under one keeps the others out, the kernel too.
 #[test]
 fn an_image_is_in_use_under_all_its_names() {
@@ -282,21 +362,12 @@ fn an_image_is_in_use_under_all_its_names() {
         eprintln!("not root: no loop devices here");
         return;
     }
-    struct Loop(String);
-    impl Drop for Loop {
-        fn drop(&mut self) {
-            let _ = std::process::Command::new("umount").args(["-q", &self.0]).status();
-            let _ = std::process::Command::new("losetup").args(["-d", &self.0]).status();
-        }
-    }
     let run = |program: &str, args: &[&str]| std::process::Command::new(program).args(args).output().unwrap();
     let place = Place::new();
     let other = place.image.dir().join("other");
     fs::create_dir(&other).unwrap();
     let [image, dir, other] = [place.image.path(), &place.dir, &other].map(|path| path.to_str().unwrap());
-    let attached = run("losetup", &["-f", "--show", image]);
-    assert!(attached.status.success(), "{}", said(&attached));
-    let device = Loop(String::from_utf8(attached.stdout).unwrap().trim().to_owned());
+    let device = Loop::attach(&[image]);
 
     let mounted = run("mount", &["-t", "ext4", &device.0, other]);
     assert!(mounted.status.success(), "{}", said(&mounted));

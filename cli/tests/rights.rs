@@ -263,3 +263,27 @@ fn access_times_as_the_options_say() {
         place.unmount();
     }
 }
+
+/// Where a format has neither owners nor lists, the mount's bits are for everybody: the kernel must not ask for a list.
+#[test]
+fn formats_without_owners_have_the_bits_of_the_mount() {
+    if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv", "mkfs.fat"]) {
+        return;
+    }
+    let image = ivers_oracle::Image::new("ext4", 16 << 20, &[]).unwrap();
+    ivers_oracle::run("mkfs.fat", [image.path()]).unwrap();
+    let place = Place::of(image);
+    for path in [place.image.dir(), &place.dir] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    place.mount("allow_other");
+    fs::write(place.path("f"), "x").unwrap();
+    assert_eq!(does(&place, OTHER, "cat f; ls"), "xf");
+    let refused = shell(&place, OTHER, &[], "echo y > f");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("Permission denied"), "{}", said(&refused));
+    place.unmount();
+    place.mount(&format!("allow_other,umask=0,uid={OWNER}"));
+    assert_eq!(does(&place, OTHER, "echo y > f; mkdir d; mv f d; cat d/f"), "y");
+    assert_eq!(fs::metadata(place.path("d/f")).unwrap().uid(), OWNER);
+    place.unmount();
+}

@@ -151,6 +151,49 @@ fn a_signal_ends_it_in_good_order_and_a_crash_is_told_from_that() {
     image.check().unwrap();
 }
 
+fn fetch(client: &mut Client, name: &str) -> NfsStat {
+    client.call_patiently(&[data(), vec![Op::Lookup(name.into()), Op::GetFh(())]].concat()).0
+}
+
+/// What an export answers before it is durable, and what it does not.
+#[test]
+fn a_crash_takes_names_that_async_has_deferred_and_no_committed_data() {
+    if !can_serve() {
+        return;
+    }
+    let image = image_with_file();
+    let state = image.dir().join("state");
+    // (options, whether a name that nobody has committed is there after the crash, seconds until then)
+    let cases = [("commit=900", true, 0), ("commit=900,async", false, 0), ("commit=1,async", true, 3)];
+    for (nth, (options, kept, seconds)) in cases.into_iter().enumerate() {
+        let export = export(&image, &format!("name=/data,no_root_squash,{options}"));
+        let words = ["--lease", "1", &export].map(str::to_owned);
+        let server = Server::start(&state, &words);
+        let mut client = Client::new(server.address(), "a");
+        let [committed, gone, new] = ["committed", "gone", "new"].map(|name| format!("{name}{nth}"));
+        let (stateid, handle) = make(&mut client, &committed);
+        let before = write(&mut client, &handle, stateid, b"all of it");
+        make(&mut client, &gone);
+        assert_eq!(commit(&mut client, &handle), before);
+        let (_, results) = client.call([data(), vec![Op::Remove(gone.clone().into())]].concat());
+        assert!(matches!(results.last(), Some(OpResult::Remove(Ok(_)))), "{results:?}");
+        make(&mut client, &new);
+        std::thread::sleep(Duration::from_secs(seconds));
+        server.kill();
+
+        let server = Server::start(&state, &words);
+        let mut client = after_grace(&server, "b");
+        assert_eq!(read(&mut client, &handle), b"all of it", "{options}");
+        assert_ne!(commit(&mut client, &handle), before, "something may have been lost");
+        let (there, not) = (NfsStat::Ok, NfsStat::Noent);
+        let expected = if kept { (there, there, not) } else { (there, not, there) };
+        let found = (fetch(&mut client, &committed), fetch(&mut client, &new), fetch(&mut client, &gone));
+        assert_eq!(found, expected, "{options}");
+        assert!(server.stop().success());
+        image.check().unwrap();
+    }
+}
+
 #[test]
 fn what_is_read_only_or_not_for_an_address_is_refused() {
     if !can_serve() {
@@ -195,6 +238,12 @@ fn mistakes_are_named_with_their_line() {
     refused(&mut with(&format!("\n{export}names = [\"x\"]\n")), 2, "line 2: export /a: names are those");
     refused(&mut with(&format!("{export}options = \"allow_other\"\n")), 2, "export /a: option allow_other");
     refused(&mut with(&format!("{export}tls = \"required\"\n")), 2, "no certificate is given");
+    refused(&mut with(&format!("{export}async = true\noptions = \"sync\"\n")), 2, "async contradicts sync");
+    refused(
+        &mut with(&format!("{export}options = \"async\"\n")),
+        2,
+        "option async: an export takes it by itself",
+    );
     refused(&mut with("lease_s = 90\n"), 2, "nothing to serve");
     refused(&mut with(&format!("lease_s = 0\n{export}")), 2, "from 1 to 3600");
     refused(&mut with(&format!("{export}[limits]\nclients = 0\n")), 2, "limits.clients");
@@ -205,6 +254,9 @@ fn mistakes_are_named_with_their_line() {
     refused(command(&state).arg("image,clients=host.example"), 2, "neither an address");
     refused(command(&state).arg("image,allow_other"), 2, "\"allow_other\": not known");
     refused(command(&state).arg("image,ro,rw"), 2, "the opposite was said before");
+    for options in ["async,sync", "dirsync,async"] {
+        refused(command(&state).arg(format!("image,{options}")), 2, "async contradicts sync and dirsync");
+    }
     refused(command(&state).args(["a/disk.img", "b/disk.img"]), 2, "two exports are named /disk");
     assert!(!state.exists(), "a refused call keeps nothing");
 }

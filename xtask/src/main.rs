@@ -66,7 +66,7 @@ fn test() -> bool {
         ("tar", "tar"),
         ("gcc", "gcc"),
         ("fio", "fio"),
-        ("fuse2fs", "fuse2fs"),
+        ("fuse2fs", "fuse2fs libfuse3-dev pkgconf"),
         ("python3", "python3"),
         ("evmctl", "ima-evm-utils"),
         ("openssl", "openssl"),

@@ -10,10 +10,11 @@ const FUZZ_MINUTES: u64 = 30;
 type Step = fn() -> bool;
 
 /// The name by which a step can be run alone, and what it does.
-const STEPS: [(&str, Step); 12] = [
+const STEPS: [(&str, Step); 13] = [
     ("days", days),
     ("contract", contract),
     ("crash", crash),
+    ("sequences", sequences),
     ("shuttle", shuttle),
     ("mutants", || mutants::mutants(None)),
     ("roundtrip", roundtrip),
@@ -54,14 +55,25 @@ fn crash() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
     let amiga = ["-p", "ivers-affs", "--test", "explore"];
     let fat = ["-p", "ivers-fat", "--test", "explore"];
-    test("100,000 crash states", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
-        & test("80,000 crash states of OFS and FFS", &amiga, &[], &[("IVERS_CRASH_STATES", "40000")])
+    test("140,000 crash states of ext4, ext3 and ext2", &args, &[], &[("IVERS_CRASH_STATES", "20000")])
+        & test("120,000 crash states of OFS and FFS", &amiga, &[], &[("IVERS_CRASH_STATES", "40000")])
         & test("80,000 crash states of FAT", &fat, &[], &[("IVERS_CRASH_STATES", "20000")])
+}
+
+fn sequences() -> bool {
+    let args = ["-p", "ivers-ext4", "--test", "explore"];
+    let what = "all sequences of up to three operations, at every crash point";
+    test(what, &args, &["every_short_sequence"], &[("IVERS_CRASH_SEQUENCES", "3")])
 }
 
 fn measure() -> bool {
     let args = ["-p", "ivers", "--test", "measure"];
-    test("20,000 files, one of them changed", &args, &["of_many_files"], &[("IVERS_MEASURED_FILES", "20000")])
+    test(
+        "20,000 files, one of them changed",
+        &args,
+        &["of_many_files", "--test-threads=1"],
+        &[("IVERS_MEASURED_FILES", "20000")],
+    )
 }
 
 fn shuttle() -> bool {

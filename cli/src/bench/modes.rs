@@ -158,7 +158,7 @@ const ROWS: [Spec; 29] = [
     tiobench("tiobench_randwrite", Stage::RandomWrite),
     tiobench("tiobench_read", Stage::Read),
     tiobench("tiobench_randread", Stage::RandomRead),
-    spec("msync_pages", Asked::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 40).seeds(
+    spec("msync_pages", Asked::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 8).seeds(
         1.435,
         None,
         "vm-scalability case-msync-mt: threads write a shared sparse mapping of half the memory, then msync",

@@ -1,5 +1,7 @@
 //! Measuring a tree of the system: of a mount of ivers, whose files have change attributes, or of any other filesystem, whose files have none.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -7,12 +9,15 @@ use std::os::unix::fs::{FileExt as _, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use ivers_fuse::{CHANGE, GENERATION, MOUNT, SEMANTICS};
+use ivers_fuse::{
+    CHANGE, CHILDREN, CHILDREN_MAX, Child, GENERATION, MOUNT, SEMANTICS, all_mounts, parse_children,
+};
 use ivers_measure::digest::Algorithm;
-use ivers_measure::policy::{Func, Mask, Policy, Use};
+use ivers_measure::policy::{Decision, Func, Mask, Policy, Use};
 use ivers_measure::record::Identity;
-use ivers_measure::store::Files;
+use ivers_measure::store::{Files, Known};
 use ivers_measure::taking::{self, Subject};
+use ivers_vfs::FileType;
 use serde_json::Value;
 use xattr::FileExt as _;
 
@@ -20,6 +25,9 @@ use super::decide;
 use super::wire::{Finding, Told};
 use crate::progress::Progress;
 use crate::{facts, failure};
+
+/// No honest directory holds more.
+const CHILDREN_AT_MOST: usize = 50_000_000;
 
 /// A filesystem of the system.
 pub struct Mount {
@@ -32,6 +40,8 @@ pub struct Mount {
     device: u64,
     /// The directory that it begins at.
     root: PathBuf,
+    /// Where something else is mounted over a name of it; nothing if nobody knows.
+    covered: Option<HashSet<PathBuf>>,
 }
 
 impl Mount {
@@ -42,8 +52,17 @@ impl Mount {
         let device = meta.dev();
         let is_here = |dir: &&Path| std::fs::symlink_metadata(dir).is_ok_and(|meta| meta.dev() == device);
         let root = full.ancestors().take_while(is_here).last().unwrap_or(&full).to_owned();
-        let mut mount =
-            Self { instance: None, vouches: false, fsname: String::new(), uuid: [0; 16], device, root };
+        let mounts: HashSet<_> = all_mounts().into_iter().map(|mount| mount.dir).collect();
+        let covered = (!mounts.is_empty()).then_some(mounts);
+        let mut mount = Self {
+            instance: None,
+            vouches: false,
+            fsname: String::new(),
+            uuid: [0; 16],
+            device,
+            root,
+            covered,
+        };
         if let Some(told) = facts::served_json_if_any(path, MOUNT)? {
             let promises = facts::served_json(path, SEMANTICS)?;
             let kept = |promise: &str| promises[promise] == true;
@@ -132,6 +151,11 @@ impl Walk<'_> {
         }
         let mut dirs = vec![path];
         while let Some(dir) = dirs.pop() {
+            if let Some(children) = self.children(&dir) {
+                let below = self.look_at_all(&dir, children, tell, &progress)?;
+                dirs.extend(below.into_iter().rev());
+                continue;
+            }
             let names = std::fs::read_dir(&dir).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
             let mut names = match names {
                 Ok(names) => names,
@@ -180,7 +204,81 @@ impl Walk<'_> {
         }
     }
 
-    fn find(&mut self, path: &Path, meta: &Metadata) -> Result<Option<Finding>> {
+    /// What a directory holds, by name, with the change attributes: a few requests for all its files, and nothing about them that a
+    /// walk by names would not have found. `None` where the mount does not say it, and where it is not worth the question.
+    fn children(&self, dir: &Path) -> Option<Vec<Child>> {
+        if !self.mount.vouches || self.known.is_empty() {
+            return None;
+        }
+        // The mount does not know what is mounted over its names.
+        let is_covered = |child: &Child| {
+            let covered = self.mount.covered.as_ref();
+            covered.is_none_or(|covered| covered.contains(&dir.join(OsStr::from_bytes(&child.name))))
+        };
+        let (mut all, mut name) = (Vec::new(), CHILDREN.to_owned());
+        let mut value = vec![0; CHILDREN_MAX];
+        let mut last = 0;
+        loop {
+            let len = rustix::fs::getxattr(dir, &name, &mut value).ok()?;
+            let (children, next) = parse_children(value.get(..len)?)?;
+            if children.iter().any(is_covered) {
+                return None;
+            }
+            all.extend(children);
+            let Some(next) = next else { break };
+            // Whoever serves this may be anybody.
+            if next == last || all.len() > CHILDREN_AT_MOST {
+                return None;
+            }
+            last = next;
+            name = format!("{CHILDREN}.{next}");
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Some(all)
+    }
+
+    /// Measure the files among what a directory holds; the directories.
+    fn look_at_all(
+        &mut self,
+        dir: &Path,
+        children: Vec<Child>,
+        tell: &mut dyn FnMut(Told) -> Result<()>,
+        progress: &Progress,
+    ) -> Result<Vec<PathBuf>> {
+        let mut below = Vec::new();
+        for child in children {
+            let path = dir.join(OsStr::from_bytes(&child.name));
+            match FileType::from_mode(child.mode) {
+                Some(FileType::Directory) => below.push(path),
+                Some(FileType::Regular) => {
+                    let Child { ino, generation, change, mode, uid, gid, size, .. } = child;
+                    let decision = self.decision(&path, (uid, gid, mode));
+                    if decision.is_idle() {
+                        continue;
+                    }
+                    let identity = Identity { ino, generation, change };
+                    match self.vouched(&identity) {
+                        Some(known) => {
+                            let finding = unread(&path, decision, identity, known, size);
+                            tell(Told::Finding(finding))?;
+                            progress.step(1, |files| super::progress_of(files, 0));
+                        }
+                        None => match std::fs::symlink_metadata(&path) {
+                            Ok(meta) if meta.is_file() => self.look(&path, &meta, tell, progress)?,
+                            Ok(_) => {}
+                            Err(error) if error.kind() == ErrorKind::NotFound => {}
+                            Err(error) => tell(problem(&path, error.into()))?,
+                        },
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(below)
+    }
+
+    /// What the policy says of a file with this owner, group and mode.
+    fn decision(&self, path: &Path, (fowner, fgroup, mode): (u32, u32, u32)) -> Decision {
         let inside = path.strip_prefix(&self.mount.root).unwrap_or(path);
         let inside = [b"/", inside.as_os_str().as_bytes()].concat();
         let used = Use {
@@ -188,32 +286,29 @@ impl Walk<'_> {
             mask: Mask::READ,
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            fowner: meta.uid(),
-            fgroup: meta.gid(),
+            fowner,
+            fgroup,
             fsuuid: self.mount.uuid,
             fsname: &self.mount.fsname,
             path: &inside,
         };
-        let decision = decide(self.policy, &used, meta.mode());
+        decide(self.policy, &used, mode)
+    }
+
+    /// What need not be taken again.
+    fn vouched(&self, identity: &Identity) -> Option<&Known> {
+        self.known.find(identity).filter(|known| super::is_of(known, self.algorithm))
+    }
+
+    fn find(&mut self, path: &Path, meta: &Metadata) -> Result<Option<Finding>> {
+        let decision = self.decision(path, (meta.uid(), meta.gid(), meta.mode()));
         if decision.is_idle() {
             return Ok(None);
         }
-        let name = path.as_os_str().as_bytes().to_vec();
         if self.mount.vouches && !self.known.is_empty() {
             let identity = facts::identity(path, meta.ino())?;
-            if let Some(known) = self.known.find(&identity)
-                && super::is_of(known, self.algorithm)
-            {
-                return Ok(Some(Finding {
-                    path: name,
-                    decision,
-                    identity,
-                    digest: known.digest.clone(),
-                    label: known.label.clone(),
-                    size: meta.size(),
-                    read: None,
-                    moved: false,
-                }));
+            if let Some(known) = self.vouched(&identity) {
+                return Ok(Some(unread(path, decision, identity, known, meta.size())));
             }
         }
         // What was there when it was looked at may be a FIFO now: that must not be waited for.
@@ -225,7 +320,7 @@ impl Walk<'_> {
         let taken = taking::take(&mut outside, self.algorithm)?;
         self.known.put(&taken.identity, &taken.digest, &taken.label);
         Ok(Some(Finding {
-            path: name,
+            path: path.as_os_str().as_bytes().to_vec(),
             decision,
             identity: taken.identity,
             digest: taken.digest,
@@ -235,6 +330,13 @@ impl Walk<'_> {
             moved: taken.moved,
         }))
     }
+}
+
+/// A file for which its change attribute vouches.
+fn unread(path: &Path, decision: Decision, identity: Identity, known: &Known, size: u64) -> Finding {
+    let (digest, label) = (known.digest, known.label.clone());
+    let path = path.as_os_str().as_bytes().to_vec();
+    Finding { path, decision, identity, digest, label, size, read: None, moved: false }
 }
 
 fn problem(path: &Path, error: anyhow::Error) -> Told {

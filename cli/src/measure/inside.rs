@@ -128,7 +128,7 @@ impl Walk<'_> {
                 path,
                 decision,
                 identity,
-                digest: known.digest.clone(),
+                digest: known.digest,
                 label: known.label.clone(),
                 size: attr.size,
                 read: None,

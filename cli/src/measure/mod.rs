@@ -16,7 +16,7 @@ pub mod wire;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,9 @@ use wire::{Finding, Told};
 /// What has been measured is kept at least this often, so that a long run that is cut off need not begin anew.
 const KEEP_INTERVAL: Duration = Duration::from_secs(30);
 
+/// No honest policy is longer.
+const POLICY_MAX: u64 = 1 << 20;
+
 /// What a policy says of a file that may be read and, if its mode has it so, run.
 fn decide(policy: &Policy, used: &Use<'_>, mode: u32) -> Decision {
     let decision = policy.decide(used);
@@ -63,9 +66,20 @@ fn progress_of(files: u64, last_read: u64) -> String {
 
 /// The text of a policy, which is one.
 pub fn read_policy(path: &Path) -> Result<String> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let wrong = |why: String| usage(format!("{}: {why}", path.display()));
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(POLICY_MAX + 1).read_to_end(&mut bytes));
+    read.with_context(|| path.display().to_string())?;
+    if bytes.len() as u64 > POLICY_MAX {
+        return Err(wrong(format!("no policy is longer than {POLICY_MAX} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        wrong(format!("line {line}: not UTF-8 (a byte of a path is written as \\ooo)"))
+    })?;
     let parsed: Result<Policy, _> = text.parse();
-    parsed.map_err(|error| usage(format!("{}: {error}", path.display())))?;
+    parsed.map_err(|error| wrong(error.to_string()))?;
     Ok(text)
 }
 
@@ -100,8 +114,12 @@ struct Run {
     list: List,
     store: Store,
     store_path: PathBuf,
+    /// There is something in the store that its file has not.
+    is_store_new: bool,
     saved: Instant,
     sums: Sums,
+    /// Where no change attribute vouches for anything beyond this run.
+    unvouched: Vec<String>,
     tally: Tally,
 }
 
@@ -150,8 +168,11 @@ impl Run {
             }
             None => {}
         }
-        files.forget(identity.ino);
-        files.put(identity, digest, label);
+        if finding.read.is_some() {
+            files.forget(identity.ino);
+            files.put(identity, digest, label);
+            self.is_store_new = true;
+        }
         if json {
             show::json_line(&json!({
                 "path": show::json_name(path),
@@ -171,7 +192,10 @@ impl Run {
     fn keep(&mut self) -> Result<()> {
         self.list.sync().context("the measurement list")?;
         self.saved = Instant::now();
-        kept::save_store(&self.store_path, &self.store)
+        if std::mem::take(&mut self.is_store_new) {
+            kept::save_store(&self.store_path, &self.store)?;
+        }
+        Ok(())
     }
 
     fn keep_now_and_then(&mut self, instance: &str, files: &Files) -> Result<()> {
@@ -186,6 +210,9 @@ impl Run {
         let mount = host::Mount::of(path)?;
         let mut files =
             mount.instance.as_ref().map(|name| self.store.files(name).clone()).unwrap_or_default();
+        if mount.instance.is_none() {
+            self.unvouched.push(show::name(path.as_os_str().as_encoded_bytes()));
+        }
         let policy = self.policy.clone();
         let mut walk =
             host::Walk { mount: &mount, policy: &policy, algorithm: self.algorithm, known: files.clone() };
@@ -212,7 +239,7 @@ impl Run {
                 let order = Order::Measure { path: path.to_vec() };
                 keeper.order(&order, &[theirs.as_fd()])
             });
-            let listened = self.listen(ours, json);
+            let listened = self.listen(ours, image, json);
             // What the keeper says of its end is the better reason.
             ordered.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).and(listened)
         });
@@ -220,8 +247,11 @@ impl Run {
         keeper.finish().map(drop)
     }
 
-    fn listen(&mut self, mut socket: File, json: bool) -> Result<()> {
+    fn listen(&mut self, mut socket: File, image: &Path, json: bool) -> Result<()> {
         let instance = String::from_utf8(wire::receive(&mut socket, 256)?)?;
+        if instance.is_empty() {
+            self.unvouched.push(show::name(image.as_os_str().as_encoded_bytes()));
+        }
         let mut files =
             if instance.is_empty() { Files::default() } else { self.store.files(&instance).clone() };
         wire::send(&mut socket, self.policy_text.as_bytes())?;
@@ -248,6 +278,9 @@ impl Run {
 
 /// `ivers measure`.
 pub fn measure(args: &args::Measure, json: bool) -> Result<()> {
+    // Of a run that finds everything unchanged a third of the time went into clearing the huge pages that the allocator asks for, and most of
+    // such a page is never used. The process that parses inherits it. A kernel that refuses is slower, and that is all.
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
     if let Some(dir) = &args.of {
         return of_mount(dir, args, json);
     }
@@ -276,8 +309,10 @@ pub fn measure(args: &args::Measure, json: bool) -> Result<()> {
         list,
         store: kept::load_store(&store_path)?,
         store_path,
+        is_store_new: false,
         saved: Instant::now(),
         sums: Sums::default(),
+        unvouched: Vec::new(),
         tally: Tally::default(),
     };
     for word in &args.paths {
@@ -300,6 +335,7 @@ pub fn measure(args: &args::Measure, json: bool) -> Result<()> {
             "not_read_bytes": sums.not_read_bytes,
             "verified": sums.verified,
             "refused": sums.refused,
+            "unvouched": run.unvouched,
             "list": list_path.to_string_lossy(),
             "store": run.store_path.to_string_lossy(),
             "entries": run.list.entries(),
@@ -309,13 +345,17 @@ pub fn measure(args: &args::Measure, json: bool) -> Result<()> {
         }))?;
     } else {
         show::line(format_args!(
-            "{} files: {} read ({}), {} not read ({}): unchanged since they were measured",
+            "{} files: {} read ({}), {} not read ({}): unchanged since they were measured, by this or another name",
             sums.files,
             sums.read,
             progress::bytes(sums.read_bytes),
             sums.not_read,
             progress::bytes(sums.not_read_bytes),
         ))?;
+        for place in &run.unvouched {
+            let why = "no change attribute that outlives this run: all is read each time";
+            show::line(format_args!("{place}: {why}"))?;
+        }
         if sums.verified + sums.refused > 0 {
             show::line(format_args!("{} match their security.ima, {} do not", sums.verified, sums.refused))?;
         }
@@ -365,12 +405,27 @@ fn write_forms(list: &Path, entries: u64, args: &args::Measure) -> Result<()> {
     Ok(())
 }
 
+/// What is said of a list that took no more.
+fn gave_up(list: &str, why: &str) -> anyhow::Error {
+    let size = std::fs::metadata(list).map_or("gone".to_owned(), |meta| format!("of {} bytes", meta.len()));
+    failure(
+        FAILED,
+        format!(
+            "{list}: the list ({size}) could not take an entry ({}), so that the mount opens nothing more that would need one: make room, unmount, and mount again, which goes on with it",
+            show::one_line(why)
+        ),
+    )
+}
+
 /// The list of a mount, checked against the aggregates that the mount itself has.
 fn of_mount(dir: &Path, args: &args::Measure, json: bool) -> Result<()> {
     let told = facts::served_json_if_any(dir, ivers_fuse::MEASUREMENT)?.ok_or_else(|| {
         failure(REFUSED, format!("{}: no mount that measures (-o measure=POLICY)", dir.display()))
     })?;
     let list = told["list"].as_str().context("the mount does not say where its list is")?;
+    if told["broken"] == true {
+        return Err(gave_up(list, told["why"].as_str().unwrap_or("writing to it failed")));
+    }
     let entries = told["entries"].as_u64().unwrap_or(0);
     let shown = kept::show(Path::new(list), entries)?;
     if aggregates_json(&shown.aggregates) != told["aggregates"] {

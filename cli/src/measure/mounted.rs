@@ -94,24 +94,25 @@ impl Wish {
 /// The list of a mount.
 struct Keeping {
     path: String,
-    /// None: writing to it failed, and an entry may be cut off in the middle.
-    list: Mutex<Option<List>>,
+    /// Or why writing to it failed: an entry may be cut off in the middle then.
+    list: Mutex<Result<List, String>>,
 }
 
 impl Sink for Keeping {
     fn record(&self, entry: &Entry) -> std::io::Result<()> {
         let mut kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        let list = kept.as_mut().ok_or_else(|| std::io::Error::other("writing to it failed before"))?;
+        let list = kept.as_mut().map_err(|why| std::io::Error::other(format!("it failed before: {why}")))?;
         if !list.add(entry) {
             return Ok(());
         }
-        list.write().inspect_err(|_| *kept = None)
+        list.write().inspect_err(|error| *kept = Err(error.to_string()))
     }
 
     fn report(&self) -> String {
         let kept = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(list) = kept.as_ref() else {
-            return json!({ "list": self.path, "broken": true }).to_string();
+        let list = match kept.as_ref() {
+            Ok(list) => list,
+            Err(why) => return json!({ "list": self.path, "broken": true, "why": why }).to_string(),
         };
         json!({
             "list": self.path,
@@ -144,7 +145,7 @@ pub fn watch(orders: Orders, fds: Vec<OwnedFd>) -> Result<Arc<dyn Watch>> {
         keys.add(&text(file)?)?;
     }
     let list = List::adopt(list)?.begin(policy.template(), ALGORITHM)?;
-    let sink = Keeping { path: orders.list, list: Mutex::new(Some(list)) };
+    let sink = Keeping { path: orders.list, list: Mutex::new(Ok(list)) };
     Ok(Arc::new(Guard::new(policy, ALGORITHM, keys, orders.appraise, Box::new(sink))))
 }
 

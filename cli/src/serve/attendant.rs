@@ -5,13 +5,12 @@
 //!
 //! It ends with the server.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,13 +20,12 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::given::{self, Contents};
 use crate::channel::Channel;
 use crate::daemon;
 
 /// So long the server waits for an answer. Nothing that is asked takes long, but for a file on a filesystem that hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// No file that a server is told by is longer.
-const FILE_BYTES: u64 = 16 << 20;
 /// Below are the ports of services that trust whoever comes from such a port.
 const FIRST_PORT: u16 = 1024;
 /// So many connections at once, and so many a second.
@@ -62,35 +60,6 @@ pub struct Attendant {
     paths: Vec<PathBuf>,
     /// None: it did not answer, and what it says now would be the answer to something else.
     channel: Mutex<Option<Channel>>,
-}
-
-/// What files hold, by their paths.
-pub struct Contents(Vec<(PathBuf, Result<Vec<u8>, String>)>);
-
-impl Contents {
-    /// Read them by name.
-    pub fn read(paths: &[PathBuf]) -> Self {
-        Self::of(paths.iter().map(|path| (path.clone(), open(path).map_err(|error| error.to_string()))))
-    }
-
-    fn of(files: impl Iterator<Item = (PathBuf, Result<File, String>)>) -> Self {
-        let read = |file: Result<File, String>| {
-            let mut bytes = Vec::new();
-            let read =
-                file?.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-            if read as u64 > FILE_BYTES { Err("it is far too long".to_owned()) } else { Ok(bytes) }
-        };
-        Self(files.map(|(path, file)| (path, read(file))).collect())
-    }
-
-    /// What one of them holds.
-    pub fn get(&self, path: &Path) -> Result<&[u8]> {
-        match self.0.iter().find(|(name, _)| name == path) {
-            Some((_, Ok(bytes))) => Ok(bytes),
-            Some((_, Err(why))) => bail!("cannot read {}: {why}", path.display()),
-            None => bail!("{} was not named when the server was started: start it again", path.display()),
-        }
-    }
 }
 
 impl Attendant {
@@ -165,13 +134,6 @@ impl Drop for Attendant {
     }
 }
 
-/// Without waiting for whoever writes into a pipe that has such a name.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = rustix::fs::OFlags::NONBLOCK.bits();
-    let file = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
-}
-
 /// The process itself.
 pub fn attend() -> Result<()> {
     let channel = Channel::inherited()?;
@@ -190,7 +152,7 @@ pub fn attend() -> Result<()> {
         match order {
             Order::Files(_) => bail!("it was told what it may read"),
             Order::Open => {
-                let opened: Vec<io::Result<File>> = paths.iter().map(|path| open(path)).collect();
+                let opened: Vec<io::Result<File>> = paths.iter().map(|path| given::open(path)).collect();
                 let failures = opened.iter().map(|file| file.as_ref().err().map(ToString::to_string));
                 let answer = Answer::Opened(failures.collect());
                 let files: Vec<BorrowedFd<'_>> = opened.iter().flatten().map(AsFd::as_fd).collect();
@@ -278,20 +240,5 @@ mod tests {
         assert_eq!((0..100).filter(|_| pace.admit(begin)).count(), CONNECTIONS as usize);
         let later = begin + Duration::from_secs(1);
         assert_eq!((0..100).filter(|_| pace.admit(later)).count(), CONNECTIONS_A_SECOND as usize);
-    }
-
-    #[test]
-    fn files_are_read_and_nothing_else_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = ["file", "missing", "dir"].map(|name| dir.path().join(name)).to_vec();
-        std::fs::write(&paths[0], "text").unwrap();
-        std::fs::create_dir(&paths[2]).unwrap();
-        let contents = Contents::read(&paths);
-        assert_eq!(contents.get(&paths[0]).unwrap(), b"text");
-        for (path, why) in
-            [(&paths[1], "cannot read"), (&paths[2], "no file"), (&dir.path().join("x"), "start it again")]
-        {
-            assert!(contents.get(path).unwrap_err().to_string().contains(why));
-        }
     }
 }

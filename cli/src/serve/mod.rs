@@ -9,12 +9,14 @@
 //! | [`plan`] | what the file and the command line say |
 //! | [`attendant`] | the process outside the sandbox |
 //! | [`reload`] | what is read again |
+//! | [`given`] | the files that it is told by |
 //! | [`endpoint`] | where it is asked how it is |
 //! | [`stats`] | what it answers |
 //! | [`notify`] | what systemd is told |
 
 mod attendant;
 mod endpoint;
+mod given;
 mod notify;
 mod plan;
 mod reload;
@@ -23,7 +25,7 @@ mod stats;
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,7 +45,8 @@ use signal_hook::iterator::Signals;
 use crate::failure::{BUSY, CORRUPT, FAILED, REFUSED, failure, line, usage};
 use crate::image::How;
 use crate::{args, daemon, image, show};
-use attendant::{Attendant, Contents};
+use attendant::Attendant;
+use given::Contents;
 use notify::Notify;
 use plan::{Plan, Planned};
 use reload::Reload;
@@ -60,6 +63,8 @@ const TOGETHER: Duration = Duration::from_secs(1);
 struct Opened {
     plan: Planned,
     device: Option<FileDevice>,
+    /// Why it is open for reading alone, though that was not asked for.
+    only_read: Option<String>,
     image: PathBuf,
 }
 
@@ -182,8 +187,7 @@ fn prepare(args: &args::Serve, plan: &mut Plan) -> Result<Ready> {
     let notify = Notify::from_env();
     let listeners = listeners(plan)?;
     let metrics = plan.metrics.map(|address| listen::on(address).map_err(not_listening)).transpose()?;
-    let paths = reload::paths(args, plan);
-    let contents = Contents::read(&paths);
+    let contents = Contents::first(&reload::named(plan));
     let tls = plan.tls.as_ref().map(|files| reload::tls(files, &contents)).transpose()?;
     if tls.is_none() && plan.exports.iter().any(|export| wants_tls(&export.config)) {
         return Err(usage("an export wants TLS, and no certificate is given: --tls-certificate, --tls-key"));
@@ -205,7 +209,8 @@ fn prepare(args: &args::Serve, plan: &mut Plan) -> Result<Ready> {
     }
     let stats = endpoint::listen(&plan.state);
     let stats = stats.with_context(|| format!("cannot answer in {}", plan.state.display()))?;
-    let attendant = plan.sandbox.then(|| Attendant::start(paths)).transpose()?.map(Arc::new);
+    let attendant =
+        plan.sandbox.then(|| Attendant::start(reload::paths(args, plan))).transpose()?.map(Arc::new);
     Ok(Ready { signals, notify, listeners, metrics, stats, stable, tls, names, attendant, images })
 }
 
@@ -277,8 +282,12 @@ fn open(plan: Planned) -> Result<Opened> {
         image =
             image.canonicalize().with_context(|| format!("{}: cannot open {}", place(), image.display()))?;
     }
-    let device = image::open_device(&plan.fs_type, &image, &plan.how).with_context(place)?;
-    Ok(Opened { plan, device, image })
+    let opened = image::open_device_or_fall_back(&plan.fs_type, &image, &plan.how);
+    let (device, only_read) = opened.with_context(place)?;
+    if let Some(why) = only_read.as_ref().filter(|_| plan.writable) {
+        return Err(not_writable(&plan.config, &image, why));
+    }
+    Ok(Opened { plan, device, only_read, image })
 }
 
 /// Give up what is not needed any more. What holds the process from here on, in words.
@@ -292,6 +301,14 @@ fn lock_in(plan: &Plan) -> Option<String> {
         log::warn!("the sandbox is not whole: {sandbox}");
     }
     Some(sandbox.to_string())
+}
+
+fn not_writable(config: &ExportConfig, image: &Path, why: &str) -> anyhow::Error {
+    let (name, image) = (&config.name, image.display());
+    failure(
+        REFUSED,
+        format!("export {name}: {image} cannot be written: {why}; without rw it is served read-only"),
+    )
 }
 
 fn mount(images: Vec<Opened>) -> Result<Vec<Mounted>> {
@@ -311,17 +328,16 @@ fn mount(images: Vec<Opened>) -> Result<Vec<Mounted>> {
 
 fn mount_one(opened: Opened) -> Result<Mounted> {
     let name = opened.device.as_ref().map(|_| device(&opened));
-    let Opened { plan: Planned { config, how, vfs, writable, .. }, device, image } = opened;
-    let vfs = image::open_on(device, &image, &how, vfs).with_context(|| format!("export {}", config.name))?;
-    let read_only_because = vfs.info().read_only.clone().filter(|_| !how.read_only);
+    let Opened { plan: Planned { config, how, vfs, writable, .. }, device, only_read, image } = opened;
+    // What was asked for is kept: a reload is compared with that.
+    let opened_as = How { read_only: how.read_only || only_read.is_some(), ..how.clone() };
+    let vfs =
+        image::open_on(device, &image, &opened_as, vfs).with_context(|| format!("export {}", config.name))?;
+    let read_only_because = only_read.or(vfs.info().read_only.clone().filter(|_| !how.read_only));
     if let Some(why) = &read_only_because {
         if writable {
             vfs.unmount()?;
-            let (name, image) = (&config.name, image.display());
-            return Err(failure(
-                REFUSED,
-                format!("export {name}: {image} cannot be written: {why}; without rw it is served read-only"),
-            ));
+            return Err(not_writable(&config, &image, why));
         }
         log::warn!("{}: served read-only: {why}", config.name);
     }

@@ -4,15 +4,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use ivers_nfsd::exports::config::{
     ConfigError, ExportConfig, LimitsConfig, LogFormat, Mode, OwnersConfig, ServerConfig, TlsConfig,
 };
 use ivers_nfsd::net::Limits;
 use ivers_nfsd::net::tls::TlsFiles;
 use ivers_nfsd::state;
-use ivers_vfs::MountOptions;
+use ivers_vfs::{InodeFlags, MountOptions};
 
+use super::given;
 use crate::failure::{USAGE, failure, usage};
 use crate::image::How;
 use crate::{args, options};
@@ -63,7 +64,10 @@ impl Plan {
     /// What the command line says, and the file that it names.
     pub fn of(args: &args::Serve) -> Result<Self> {
         let file = match &args.config {
-            Some(path) => ServerConfig::read(path).map_err(refused)?,
+            Some(path) => {
+                let bytes = given::read_first(path);
+                file(path, &bytes.with_context(|| format!("cannot read {}", path.display()))?)?
+            }
             None => ServerConfig::default(),
         };
         Self::of_file(args, file)
@@ -127,12 +131,15 @@ impl Plan {
     }
 }
 
-/// A file that is not there has a code of its own.
-pub fn refused(error: ConfigError) -> anyhow::Error {
-    match error {
-        ConfigError::Read { .. } => anyhow!(error),
-        error => failure(USAGE, error.to_string()),
-    }
+/// What a server's file says. Relative paths in it begin where it lies; if it has come through a descriptor, where the server was started.
+pub fn file(path: &Path, bytes: &[u8]) -> Result<ServerConfig> {
+    let text = std::str::from_utf8(bytes).with_context(|| format!("{} is no text", path.display()))?;
+    let dir = if given::is_handed_over(path) { None } else { path.parent() };
+    ServerConfig::of(path, dir, text).map_err(refused)
+}
+
+fn refused(error: ConfigError) -> anyhow::Error {
+    failure(USAGE, error.to_string())
 }
 
 fn default_state() -> Result<PathBuf> {
@@ -187,6 +194,12 @@ fn plan(config: ExportConfig) -> Result<Planned> {
     let read_only = config.settings.access == Some(Mode::Ro) && !writable;
     let of = |error: anyhow::Error| failure(USAGE, format!("export {}: {error}", config.name));
     let parsed = options::parse_serving(&config.options, read_only).map_err(of)?;
+    let at_once = InodeFlags::SYNC | InodeFlags::DIRSYNC;
+    if parsed.vfs.at_once.intersects(at_once) && all().any(|settings| settings.deferred == Some(true)) {
+        return Err(of(anyhow!(
+            "async contradicts sync and dirsync: either names are durable when they are answered or they are not. Leave one out"
+        )));
+    }
     let fs_type = config.fs_type.clone().unwrap_or_else(|| crate::drivers::AUTO.to_owned());
     let how = parsed.how.of_format(&fs_type);
     Ok(Planned { fs_type, how, vfs: parsed.vfs, writable, config })

@@ -3,25 +3,31 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use ivers_nfsd::compound::Tables;
 use ivers_nfsd::exports::config::{ExportConfig, OwnersConfig, ServerConfig};
 use ivers_nfsd::net::tls::{Tls, TlsFiles, TlsPem};
 use ivers_nfsd::server::NfsServer;
 
-use super::attendant::{Attendant, Contents};
-use super::plan::{Plan, Planned, refused};
+use super::attendant::Attendant;
+use super::given::Contents;
+use super::plan::{self, Plan, Planned};
 use super::{Mounted, wants_tls};
 use crate::args;
 use crate::failure::usage;
 
 /// The files that a server is told by.
 pub fn paths(args: &args::Serve, plan: &Plan) -> Vec<PathBuf> {
+    args.config.iter().cloned().chain(named(plan)).collect()
+}
+
+/// Those that its own file names, or the command line.
+pub fn named(plan: &Plan) -> Vec<PathBuf> {
     let tls = plan.tls.iter().flat_map(|files| {
         [&files.certificate, &files.key].into_iter().chain(&files.client_authorities).cloned()
     });
     let owners = plan.owners.iter().flat_map(|owners| [owners.passwd.clone(), owners.group.clone()]);
-    args.config.iter().cloned().chain(tls).chain(owners).collect()
+    tls.chain(owners).collect()
 }
 
 /// TLS by what the files hold.
@@ -55,14 +61,10 @@ impl Reload<'_> {
     pub fn apply(&self, server: &NfsServer) -> Result<()> {
         let contents = match self.attendant {
             Some(attendant) => attendant.read()?,
-            None => Contents::read(&paths(self.args, self.plan)),
+            None => Contents::again(&paths(self.args, self.plan)),
         };
         let file = match &self.args.config {
-            Some(path) => {
-                let text = std::str::from_utf8(contents.get(path)?)
-                    .with_context(|| format!("{} is no text", path.display()))?;
-                ServerConfig::of(path, text).map_err(refused)?
-            }
+            Some(path) => plan::file(path, contents.get(path)?)?,
             None => ServerConfig::default(),
         };
         let plan = Plan::of_file(self.args, file)?;

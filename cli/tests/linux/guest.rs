@@ -120,10 +120,15 @@ pub struct Client {
 impl Client {
     /// Mount the export.
     pub fn mount(&mut self, version: &str, at: &str, options: &str) -> Result<()> {
+        self.mount_of("data", version, at, options)
+    }
+
+    /// Mount one of several.
+    pub fn mount_of(&mut self, export: &str, version: &str, at: &str, options: &str) -> Result<()> {
         let port = self.port;
         self.guest.run(&format!(
             "mkdir -p {at} && mount -i -t nfs4 -o \
-             vers={version},proto=tcp,port={port},sec=sys,addr=10.0.2.2,clientaddr=10.0.2.15{options} 10.0.2.2:/data {at}"
+             vers={version},proto=tcp,port={port},sec=sys,addr=10.0.2.2,clientaddr=10.0.2.15{options} 10.0.2.2:/{export} {at}"
         ))?;
         let there = self.guest.run(&format!("grep ' {at} ' /proc/mounts"))?;
         ensure!(there.contains(&format!("vers={version},")), "{there}");

@@ -4,10 +4,13 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod copied;
+mod formats;
 mod guest;
 mod killed;
 mod old;
 mod one;
+mod reloaded;
 mod server;
 mod several;
 

@@ -170,6 +170,20 @@ fn two_mounts_do_not_share_a_list() {
     ]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("line 2: hash"), "{}", said(&output));
+    for (policy, why) in
+        [(b"measure\nmeasure path=/\xff\n".to_vec(), "line 2: not UTF-8"), (vec![b'#'; 2 << 20], "longer")]
+    {
+        fs::write(first.kept.path("policy"), policy).unwrap();
+        let policy = first.kept.path("policy");
+        let output = ivers([
+            "measure".as_ref(),
+            "--policy".as_ref(),
+            policy.as_os_str(),
+            second.image.path().as_ref(),
+        ]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(why), "{}", said(&output));
+    }
 }
 
 #[test]
@@ -238,4 +252,60 @@ fn what_does_not_match_is_not_opened() {
     // Elsewhere it opens: the label is the mount's wish alone.
     place.mount("");
     assert_eq!(read(place.path("bad")), b"bad");
+}
+
+/// What a writer has handed over counts, synced or not.
+#[test]
+fn nobody_reads_what_a_writer_has_just_spoilt() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let measured = Measured::new("dont_measure\nappraise\n", ",appraise");
+    let place = &measured.place;
+    place.mount("");
+    fs::write(place.path("file"), b"contents").unwrap();
+    let digest = ivers_measure::digest::Algorithm::Sha256.digest(b"contents");
+    let label = ivers_measure::signature::Label::encode_digest(&digest);
+    xattr::set(place.path("file"), "security.ima", &label).unwrap();
+    place.unmount();
+    measured.mount();
+    assert_eq!(read(place.path("file")), b"contents");
+    let writer = OpenOptions::new().write(true).open(place.path("file")).unwrap();
+    std::os::unix::fs::FileExt::write_at(&writer, b"TAMPERED", 0).unwrap();
+    let error = fs::read(place.path("file")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+    drop(writer);
+}
+
+/// A list that cannot grow says so, and not that somebody has been at it.
+#[test]
+fn a_full_disk_is_called_one() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    struct Small(PathBuf);
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+    let (place, kept) = (Place::new(), Kept::new());
+    place.mount("");
+    fill(&place.dir, 100, 64);
+    place.unmount();
+    let small = Small(kept.path("small"));
+    fs::create_dir(&small.0).unwrap();
+    let words = ["-t", "tmpfs", "-o", "size=4k", "none"];
+    let made = std::process::Command::new("mount").args(words).arg(&small.0).output().unwrap();
+    assert!(made.status.success(), "{}", said(&made));
+    fs::write(kept.path("policy"), "measure\n").unwrap();
+    let list = small.0.join("list");
+    place.mount(&format!("measure={},measure_list={}", kept.path("policy").display(), list.display()));
+    let mut opened = (0..100).map(|number| fs::read(place.path(&format!("d000/f{number:05}"))));
+    assert!(opened.any(|read| read.is_err()), "the list outgrew its disk");
+    let output = ivers([OsStr::new("measure"), "--of".as_ref(), place.dir.as_ref()]);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("of 4096 bytes") && text.contains("No space left"), "{text}");
+    place.unmount();
 }

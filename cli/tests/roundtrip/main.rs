@@ -47,7 +47,7 @@ fn assert_same_tree(kind: &str, what: &str, left: &str, right: &str) {
 
 fn round_trip(kind: &str, mkfs: &str, options: &[&str]) {
     let programs = ["mke2fs", "e2fsck", "debugfs", "tar", "fusermount3"];
-    if !ivers_oracle::have_programs(&programs) || !ivers_oracle::have_fuse() {
+    if !ivers_oracle::can_mount(&programs) {
         return;
     }
     let root = ivers_oracle::kernel::may_loop_mount();

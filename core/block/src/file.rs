@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,6 +65,14 @@ impl FileDevice {
             Some(Errno::BUSY) => busy(),
             _ => open_error(error),
         })?;
+        if kind.is_block_device() && mode == OpenMode::ReadWrite {
+            let number = file.metadata().map_err(open_error)?.rdev();
+            if is_write_protected(number) {
+                // The kernel lets root open such a device for writing, and fails the writes.
+                let why = "the block device is read-only";
+                return Err(open_error(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why)));
+            }
+        }
         let lock = match mode {
             OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,
             OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -217,6 +225,12 @@ impl Device for FileDevice {
     fn describe(&self) -> String {
         self.path.display().to_string()
     }
+}
+
+/// What BLKROGET tells, without an ioctl (Documentation/ABI/stable/sysfs-block). Without sysfs the first write tells.
+fn is_write_protected(number: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).is_ok_and(|ro| ro.trim() == "1")
 }
 
 #[cfg(test)]

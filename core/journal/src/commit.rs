@@ -31,7 +31,11 @@ impl Inner {
     /// Commits `tid`, or whatever runs (`None`, which flushes in any case).
     pub fn commit(&self, tid: Option<Tid>) -> Result<()> {
         let Some(log) = &self.log else {
-            self.state.lock().check()?;
+            let mut state = self.state.lock();
+            state.check()?;
+            // Before: what is changed while this writes is for the next one.
+            state.unwritten = None;
+            drop(state);
             return self.or_abort(self.cache.sync().map_err(JournalError::from));
         };
         match tid {
@@ -93,7 +97,10 @@ impl Inner {
 
     /// Commits the running transaction, if there is one, for the commit thread.
     pub fn commit_background(&self) -> Result<()> {
-        let Some(log) = &self.log else { return Ok(()) };
+        let Some(log) = &self.log else {
+            let some = self.state.lock().unwritten.is_some();
+            return if some { self.commit(None) } else { Ok(()) };
+        };
         let mut log = log.lock();
         if self.state.lock().running.is_none() {
             return Ok(());

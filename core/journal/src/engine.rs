@@ -179,6 +179,8 @@ pub(crate) struct State {
     pub leading: bool,
     pub pending: BTreeMap<u64, Pending>,
     pub aborted: Option<String>,
+    /// No-journal mode: since when there are changes that no commit has brought home.
+    pub unwritten: Option<Instant>,
     /// Shut down in good order.
     pub closed: bool,
 }
@@ -225,6 +227,13 @@ impl Journal {
     /// No-journal mode: changes mark buffers dirty, a commit writes them home and flushes, and a crash may leave anything.
     pub fn none(cache: Arc<BufferCache>) -> Self {
         Self { inner: Arc::new(Self::inner(cache, None, JournalOptions::default(), u64::MAX)) }
+    }
+
+    /// [`none`](Self::none), with a thread that commits what nobody has for so long.
+    pub fn none_for(cache: Arc<BufferCache>, interval: Duration) -> Result<Self> {
+        let journal = Self::none(cache);
+        journal.inner.timer.start(Arc::downgrade(&journal.inner), interval)?;
+        Ok(journal)
     }
 
     /// A journal that logs to `log`, which must not need recovery any more.

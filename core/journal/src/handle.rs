@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ivers_block::Buffer;
 use parking_lot::Mutex;
@@ -160,6 +161,7 @@ impl Handle {
             let tid = self.tid;
             state.running = None;
             state.committed = tid;
+            state.unwritten.get_or_insert_with(Instant::now);
         }
         drop(state);
         own.callbacks.drain(..).for_each(|f| f());

@@ -45,7 +45,8 @@ fn work(journal: &Inner, wishes: u32, interval: Duration) -> ControlFlow<()> {
         if state.aborted.is_some() {
             return ControlFlow::Break(());
         }
-        state.running.as_ref().is_some_and(|r| r.started.elapsed() >= interval / 2)
+        let since = state.unwritten.or(state.running.as_ref().map(|running| running.started));
+        since.is_some_and(|since| since.elapsed() >= interval / 2)
     };
     // An error stops the journal, which is how everybody learns of it.
     if wishes & COMMIT != 0 || old {

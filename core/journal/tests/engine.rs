@@ -257,6 +257,32 @@ fn no_journal_mode() {
 }
 
 #[test]
+fn without_a_journal_changes_come_home_in_time() {
+    let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(1 << 20))));
+    let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::unlimited())));
+    let journal = Journal::none_for(cache.clone(), Duration::from_millis(20)).unwrap();
+    for block in [5, 6] {
+        let handle = journal.begin(1).unwrap();
+        handle.modify(&cache.get(block).unwrap(), |bytes| bytes.fill(4));
+        drop(handle);
+        let durable = || {
+            let image = device.image_where(device.len(), |_| false).unwrap();
+            let mut byte = [0];
+            image.read_at(block * u64::from(BLOCK), &mut byte).unwrap();
+            byte == [4]
+        };
+        let start = Instant::now();
+        while !durable() {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    let events = device.len();
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(device.len(), events, "nothing to do");
+}
+
+#[test]
 fn a_dropped_journal_ends_its_thread() {
     let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_millis(5)), u64::MAX);
     let cache = Arc::downgrade(&r.cache);

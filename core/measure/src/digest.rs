@@ -73,22 +73,32 @@ impl std::fmt::Display for Algorithm {
     }
 }
 
+/// Of the longest digest.
+const LEN_MAX: usize = 64;
+
 /// What a hash algorithm made of some bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest {
     algorithm: Algorithm,
-    bytes: Vec<u8>,
+    /// Behind the digest zeros, so that equal digests are equal here. In place: there are some of them for each file.
+    bytes: [u8; LEN_MAX],
 }
 
 impl Digest {
     /// Take bytes for a digest; nothing if there are too few or too many.
     pub fn new(algorithm: Algorithm, bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == algorithm.digest_len()).then(|| Self { algorithm, bytes: bytes.to_vec() })
+        (bytes.len() == algorithm.digest_len()).then(|| Self::of(algorithm, bytes))
     }
 
     /// All bytes are this one.
     pub fn filled(algorithm: Algorithm, byte: u8) -> Self {
-        Self { algorithm, bytes: vec![byte; algorithm.digest_len()] }
+        Self::of(algorithm, &[byte; LEN_MAX][..algorithm.digest_len()])
+    }
+
+    fn of(algorithm: Algorithm, digest: &[u8]) -> Self {
+        let mut bytes = [0; LEN_MAX];
+        bytes[..digest.len()].copy_from_slice(digest);
+        Self { algorithm, bytes }
     }
 
     /// What made it.
@@ -98,12 +108,12 @@ impl Digest {
 
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[..self.algorithm.digest_len()]
     }
 
     /// Its bytes, two digits each.
     pub fn hex(&self) -> String {
-        hex(&self.bytes)
+        hex(self.bytes())
     }
 }
 
@@ -146,10 +156,10 @@ impl Hasher {
     /// The digest of all bytes.
     pub fn finish(self) -> Digest {
         match self.0 {
-            State::Sha1(state) => Digest { algorithm: Algorithm::Sha1, bytes: state.finalize().to_vec() },
-            State::Sha256(state) => Digest { algorithm: Algorithm::Sha256, bytes: state.finalize().to_vec() },
-            State::Sha384(state) => Digest { algorithm: Algorithm::Sha384, bytes: state.finalize().to_vec() },
-            State::Sha512(state) => Digest { algorithm: Algorithm::Sha512, bytes: state.finalize().to_vec() },
+            State::Sha1(state) => Digest::of(Algorithm::Sha1, &state.finalize()),
+            State::Sha256(state) => Digest::of(Algorithm::Sha256, &state.finalize()),
+            State::Sha384(state) => Digest::of(Algorithm::Sha384, &state.finalize()),
+            State::Sha512(state) => Digest::of(Algorithm::Sha512, &state.finalize()),
         }
     }
 }

@@ -403,6 +403,13 @@ fn path(value: &str) -> Result<Vec<u8>, String> {
         bytes.push(value.ok_or("behind a backslash three octal digits are wanted")?);
         rest = &tail[3..];
     }
+    // Files are listed without such parts: the rule would fit none. A slash at the end says what is below.
+    let mut parts = bytes[1..].split(|&byte| byte == b'/').rev();
+    let below = parts.next().unwrap_or_default();
+    let is_odd = |part: &[u8]| matches!(part, b"." | b"..");
+    if is_odd(below) || parts.any(|part| part.is_empty() || is_odd(part)) {
+        return Err("a path without . and .. and doubled slashes is wanted".into());
+    }
     Ok(bytes)
 }
 
@@ -456,7 +463,11 @@ mod tests {
         assert!(!fits("func=BPRM_CHECK", Mask::READ) && fits("func=PATH_CHECK", Mask::READ));
         assert!(fits("uid<4 gid=0 fgroup>7", Mask::READ) && !fits("uid<3", Mask::READ));
         assert!(fits("fsuuid=abababab-abab-abab-abab-abababababab fsname=ext4", Mask::READ));
-        assert!(fits("path=/a\\040b", Mask::READ) && fits("path=/", Mask::READ));
+        assert!(
+            fits("path=/a\\040b", Mask::READ)
+                && fits("path=/", Mask::READ)
+                && fits("path=/a\\040b/", Mask::READ)
+        );
     }
 
     #[test]
@@ -472,6 +483,10 @@ mod tests {
             "measure path>/x",
             "measure path=x",
             "measure path=/\\9",
+            "measure path=/a/../b",
+            "measure path=/a/\\056",
+            "measure path=//a",
+            "measure path=/a//",
             "measure fsuuid=ab",
             "measure appraise_type=imasig",
             "appraise template=ima-ng",

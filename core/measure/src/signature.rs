@@ -154,9 +154,9 @@ mod tests {
         let sha1 = Algorithm::Sha1.digest(b"x");
         let sha512 = Algorithm::Sha512.digest(b"x");
         let old = [&[DIGEST], sha1.bytes()].concat();
-        assert_eq!(Label::decode(&old), Ok(Label::Digest(sha1.clone())));
+        assert_eq!(Label::decode(&old), Ok(Label::Digest(sha1)));
         let new = Label::encode_digest(&sha512);
-        assert_eq!(Label::decode(&new), Ok(Label::Digest(sha512.clone())));
+        assert_eq!(Label::decode(&new), Ok(Label::Digest(sha512)));
         assert_eq!((algorithm(&new, Algorithm::Sha256), listed(&new)), (Algorithm::Sha512, None));
         let signed = [3, 2, 4, 1, 2, 3, 4, 0, 2, 9, 9];
         assert_eq!(algorithm(&signed, Algorithm::Sha512), Algorithm::Sha256);

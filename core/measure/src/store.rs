@@ -58,7 +58,7 @@ impl Files {
     /// Remember. Nothing without a change attribute is.
     pub fn put(&mut self, identity: &Identity, digest: &Digest, label: &[u8]) {
         let Some(change) = identity.change else { return };
-        let (digest, label) = (digest.clone(), label.to_vec());
+        let (digest, label) = (*digest, label.to_vec());
         if label.len() <= LABEL_MAX {
             self.0.insert(identity.ino, Known { generation: identity.generation, change, digest, label });
         }

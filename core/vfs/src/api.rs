@@ -144,6 +144,12 @@ pub struct SetAttr {
 }
 
 impl SetAttr {
+    /// Whether set-id bits and capabilities go with it.
+    pub(crate) fn kills(&self, cred: &Cred) -> bool {
+        let owner = self.uid.is_some() || self.gid.is_some();
+        owner || self.kill_priv || (self.size.is_some() && !cred.privileged())
+    }
+
     /// Whether it sets times alone, and to the present. A kernel that keeps times says "now" by the ctime that it gives.
     pub(crate) fn is_touch(&self) -> bool {
         let now = |time: TimeSet| match time {

@@ -76,6 +76,8 @@ impl Vfs {
             self.begin_change()?;
             self.check_set_attr(cred, inode, set)?;
             if let Some(size) = set.size {
+                // What the format cannot keep is refused before anything is done.
+                self.planned(cred, inode, set)?;
                 self.set_size(inode, size)?;
             }
             self.set_plain(cred, inode, set)?;
@@ -86,7 +88,8 @@ impl Vfs {
         Ok(attr)
     }
 
-    fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+    /// What the attributes will be, but for the change time.
+    fn planned(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<Attr> {
         let now = self.policy.now();
         let granularity = self.info.time_granularity_ns;
         let at = |time: TimeSet| match time {
@@ -95,8 +98,7 @@ impl Vfs {
         };
         let old = inode.attr();
         let mut new = old.clone();
-        let chown = set.uid.is_some() || set.gid.is_some();
-        let kill = chown || set.kill_priv || (set.size.is_some() && !cred.privileged());
+        let kill = set.kills(cred);
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
         if kill && inode.kind != FileType::Directory {
@@ -117,10 +119,17 @@ impl Vfs {
         new.atime = set.atime.map_or(old.atime, |time| self.fs.stored_atime(at(time)));
         new.mtime = set.mtime.map_or(old.mtime, at);
         self.fs.fit(inode, &old, &mut new)?;
-        if kill {
+        Ok(new)
+    }
+
+    fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+        let old = inode.attr();
+        let mut new = self.planned(cred, inode, set)?;
+        let chown = set.uid.is_some() || set.gid.is_some();
+        if set.kills(cred) {
             self.remove_capability(inode)?;
         }
-        new.ctime = set.ctime.map_or(old.ctime, |ctime| ctime.truncate(granularity));
+        new.ctime = set.ctime.map_or(old.ctime, |ctime| ctime.truncate(self.info.time_granularity_ns));
         if new == old {
             // A chown that changes nothing still counts in POSIX; utimensat(UTIME_OMIT) and repeated times do not.
             if chown || set.perm.is_some() {

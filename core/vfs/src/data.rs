@@ -202,7 +202,12 @@ impl Vfs {
             visible.pending = true;
             return Ok(());
         }
-        if !inode.pages.all_dirty(offset, data.len() as u64) {
+        // A dirty page has the room that it needed as far as the file went.
+        let more = || {
+            let step = self.fs.room_step();
+            end > size && end.div_ceil(step) > size.div_ceil(step)
+        };
+        if !inode.pages.all_dirty(offset, data.len() as u64) || more() {
             self.deletions.with_room(|| self.fs.reserve(inode, offset, data.len() as u64, room))?;
         }
         let mut loaded = Vec::new();

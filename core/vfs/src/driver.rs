@@ -21,6 +21,7 @@
 
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
+use crate::pages::PAGE;
 use crate::types::*;
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -56,6 +57,8 @@ pub struct FsInfo {
     pub xattr_value_max: u32,
     /// Project ids are kept.
     pub projects: bool,
+    /// A number with its generation means the same inode, or none, when the filesystem is mounted again. The root's do in any case.
+    pub numbers_last: bool,
     /// Who may use the blocks that are kept from everybody else; `None`: none are.
     pub reserve: Option<Reserve>,
 }
@@ -265,8 +268,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// size is zero.
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()>;
     /// Promise room for dirtying these bytes later (delayed allocation), or `NoSpace` now. Called before pages become
-    /// dirty; repeated calls for one range promise once, from the room of the first.
+    /// dirty, and before a file grows past a step of [`FileSystem::room_step`] within a dirty page; repeated calls for one range promise once, from
+    /// the room of the first.
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, room: Room) -> Result<()>;
+    /// In steps of how many bytes of a file room is promised. Formats with blocks smaller than pages either promise whole pages, or say
+    /// here that a page that is dirty already may need more.
+    fn room_step(&self) -> u64 {
+        PAGE as u64
+    }
     /// Write a run of page data: allocate what is missing, put the data on the device, then map it and carry the disk
     /// size up to `min(offset + data.len(), Attr::size)`, in that order, so that a crash never shows another file's bytes. `offset` is
     /// page-aligned; `data` ends at a page or at the end of the file.

@@ -52,6 +52,8 @@ pub struct Found<'a> {
     pub clean: bool,
     /// Take no notice of foreign writers.
     pub trust_foreign: bool,
+    /// This session writes nothing, so it cannot record what it hands out.
+    pub read_only: bool,
 }
 
 /// The epoch to serve, and why it rose.
@@ -109,18 +111,22 @@ pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
         return Ok(Decision { epoch: 1, raised: None });
     };
     let record = EpochRecord::decode(bytes)?;
+    let foreign = record.foreign != found.foreign && !found.trust_foreign;
     let reason = if record.open {
         Some("the last session did not end in good order")
     } else if !found.clean {
         Some("the filesystem was not closed in good order")
     } else if record.uuid != found.uuid {
         Some("the filesystem has another UUID")
-    } else if record.foreign != found.foreign && !found.trust_foreign {
+    } else if foreign {
         Some("somebody else wrote to the filesystem")
     } else {
         None
     };
-    Ok(Decision { epoch: record.epoch + u64::from(reason.is_some()), raised: reason })
+    // A reader may have handed out the next epoch, recorded nothing, and somebody else have written since: then the next is
+    // not enough for a writer.
+    let unseen = foreign && !found.read_only;
+    Ok(Decision { epoch: record.epoch + u64::from(reason.is_some()) + u64::from(unseen), raised: reason })
 }
 
 /// What is added to stored counters.
@@ -135,7 +141,14 @@ mod tests {
     const RECORD: EpochRecord = EpochRecord { open: false, uuid: [7; 16], epoch: 41, foreign: [1, 2, 3, 4] };
 
     fn found(record: Option<&[u8]>) -> Found<'_> {
-        Found { record, uuid: [7; 16], foreign: [1, 2, 3, 4], clean: true, trust_foreign: false }
+        Found {
+            record,
+            uuid: [7; 16],
+            foreign: [1, 2, 3, 4],
+            clean: true,
+            trust_foreign: false,
+            read_only: false,
+        }
     }
 
     #[test]
@@ -169,7 +182,22 @@ mod tests {
         assert_eq!(epoch(&found(Some(&open))), 42);
         assert_eq!(epoch(&Found { clean: false, ..found(Some(&closed)) }), 42);
         assert_eq!(epoch(&Found { uuid: [8; 16], ..found(Some(&closed)) }), 42);
-        assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], ..found(Some(&closed)) }), 42);
+        assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], ..found(Some(&closed)) }), 43);
         assert_eq!(epoch(&Found { foreign: [1, 2, 3, 5], trust_foreign: true, ..found(Some(&closed)) }), 41);
+    }
+
+    #[test]
+    fn a_writer_serves_what_the_reader_did_unless_somebody_wrote_in_between() {
+        let open = EpochRecord { open: true, ..RECORD }.encode();
+        for (record, clean) in
+            [(RECORD.encode(), true), (RECORD.encode(), false), (open, true), (open, false)]
+        {
+            let alone = Found { clean, ..found(Some(&record)) };
+            let others = Found { foreign: [9; 4], ..alone };
+            let epoch = |found: Found<'_>| decide(&found).unwrap().epoch;
+            let reads = |found| epoch(Found { read_only: true, ..found });
+            assert_eq!(reads(alone), epoch(alone));
+            assert!(reads(alone) < epoch(others) && reads(others) < epoch(others));
+        }
     }
 }

@@ -7,6 +7,7 @@ pub mod access;
 pub mod acl;
 pub mod api;
 mod attr;
+pub mod calendar;
 mod create;
 mod data;
 mod dcache;

@@ -167,6 +167,12 @@ pub struct ChangeSemantics {
     pub crash_safe: bool,
 }
 
+impl ChangeSemantics {
+    /// What a format keeps that stores no counter: everything within a mount, and nothing over its end.
+    pub const WITHIN_A_MOUNT: Self =
+        Self { data: true, metadata: true, monotonic: true, persistent: false, crash_safe: false };
+}
+
 /// The values of a directory's change attribute around one namespace change, atomic in the NFS sense
 /// (RFC 8881, section 3.3.3 `change_info4`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

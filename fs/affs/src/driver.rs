@@ -2,10 +2,11 @@
 
 use crate::file::FILE_MAX;
 use crate::layout::{
-    COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, kept_date, mode_of, protect_of, put_tail32, put_text, tail,
-    to_latin, to_utf8,
+    COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, cache_record, kept_date, mode_of, protect_of, put_tail32,
+    put_text, tail, to_latin, to_utf8,
 };
 use crate::node::{block_of, node};
+use crate::space::Claim;
 use crate::volume::{Affs, Kind, order_error};
 use ivers_ordered::Stage;
 use ivers_vfs::*;
@@ -39,12 +40,21 @@ impl Affs {
     }
 
     fn set_comment(&self, inode: &Inode, comment: Vec<u8>) -> Result<()> {
-        let change = self.change()?;
-        let mut state = node(inode).state.lock();
-        self.edit(&change, block_of(inode), Stage::Attach, |bytes| {
-            put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
+        self.with_room(|| {
+            let change = self.change()?;
+            let _links = self.links.read();
+            let header = self.header(block_of(inode))?;
+            // What has no name is in no cache.
+            if inode.attr().nlink > 0 {
+                let name = self.name_of(&header)?;
+                let record = cache_record(header.block, &header.bytes, name, &comment);
+                self.recache(&change, header.parent(), &[], Some(record), Claim::Plain)?;
+            }
+            self.edit(&change, header.block, Stage::Attach, |bytes| {
+                put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
+            })
         })?;
-        state.comment = comment;
+        node(inode).state.lock().comment = comment;
         Ok(())
     }
 }
@@ -62,17 +72,12 @@ impl FileSystem for Affs {
             max_file_size: FILE_MAX,
             max_links: u32::MAX,
             time_granularity_ns: TICK_NS,
-            semantics: ChangeSemantics {
-                data: true,
-                metadata: true,
-                monotonic: true,
-                persistent: false,
-                crash_safe: false,
-            },
+            semantics: ChangeSemantics::WITHIN_A_MOUNT,
             no_cookie: None,
             read_only: self.read_only.clone(),
             xattr_value_max: 2 * COMMENT_MAX as u32,
             projects: false,
+            numbers_last: false,
             reserve: None,
         }
     }
@@ -181,6 +186,10 @@ impl FileSystem for Affs {
 
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
         self.fs_reserve(inode, offset, len)
+    }
+
+    fn room_step(&self) -> u64 {
+        self.shape.data_len()
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {

@@ -10,6 +10,7 @@ use crate::layout::{
     DATA_HEAD, T_DATA, T_LIST, get32, head, is_sealed, put_tail32, put32, seal, table_slot, tail, tail32,
 };
 use crate::node::{Map, State, block_of, node};
+use crate::space::Claim;
 use crate::volume::{Affs, Hops};
 use ivers_ordered::{Change, Stage};
 use ivers_vfs::*;
@@ -280,6 +281,7 @@ impl Affs {
         }
         // Nothing leads to a new file yet: it is whole when something does.
         let stage = if protect.is_some() { Stage::Attach } else { Stage::Fresh };
+        self.is_stale(file);
         let entries = &map.data[..map.data.len().min(self.shape.table_len())];
         let next = map.extensions.first().copied().unwrap_or(0);
         if !old.surplus.is_empty() {
@@ -296,12 +298,12 @@ impl Affs {
     }
 
     /// The map with so many more bytes: new blocks are taken and lie behind those that are there.
-    fn longer(&self, change: &Change<'_>, old: &Map, size: u64, goal: u32, promised: u64) -> Result<Map> {
+    fn longer(&self, change: &Change<'_>, old: &Map, size: u64, goal: u32, claim: Claim) -> Result<Map> {
         let data = self.shape.data_blocks(size);
         let new_data = data.saturating_sub(old.data.len() as u64);
         let new_extensions = self.shape.extensions(data).saturating_sub(old.extensions.len() as u64);
         let goal = old.data.last().map_or(goal, |last| last + 1);
-        let mut blocks = self.space.take(change, goal, new_data + new_extensions, promised)?;
+        let mut blocks = self.space.take(change, goal, new_data + new_extensions, claim)?;
         let mut map = Map { size, surplus: Vec::new(), ..old.clone() };
         map.extensions.extend(blocks.drain(new_data as usize..));
         map.data.extend(blocks);
@@ -326,7 +328,8 @@ impl Affs {
         if size > FILE_MAX {
             return Err(NameError::TooLarge.into());
         }
-        let map = self.with_room(|| self.longer(&self.change()?, &old, size, file, promised))?;
+        let map =
+            self.with_room(|| self.longer(&self.change()?, &old, size, file, Claim::Promised(promised)))?;
         if let Err(error) = self.store(file, &old, &map, new) {
             let change = self.change()?;
             self.space.give_up(&change, &map.data[old.data.len()..])?;
@@ -437,12 +440,7 @@ impl Affs {
             // Data goes past the cache: what is there may be old.
             self.cache.forget(u64::from(last));
             self.unwrap(&self.sealed(last, "a data block")?.read(), last, file, data as usize - 1)?;
-            let len = self.shape.data_len();
-            let rest = (size - (data - 1) * len) as u32;
-            self.edit(&change, last, Stage::Cut, |bytes| {
-                put32(bytes, head::TABLE_SIZE, rest);
-                put32(bytes, head::FIRST_DATA, 0);
-            })?;
+            self.put_end(&change, last, self.last_len(&map))?;
         }
         state.shrunk = change.ticket();
         state.map = Some(Arc::new(map));
@@ -453,10 +451,39 @@ impl Affs {
         Ok(())
     }
 
+    /// How many bytes the last data block of OFS counts.
+    fn last_len(&self, map: &Map) -> u32 {
+        (map.size - (map.data.len() as u64 - 1) * self.shape.data_len()) as u32
+    }
+
+    /// Lets a data block of OFS be the last one.
+    pub(crate) fn put_end(&self, change: &Change<'_>, last: u32, len: u32) -> Result<()> {
+        self.edit(change, last, Stage::Cut, |bytes| {
+            put32(bytes, head::TABLE_SIZE, len);
+            put32(bytes, head::FIRST_DATA, 0);
+        })
+    }
+
+    /// The last data block of a file of OFS that says more than the file's size, and what it should count: what an append wrote that a crash cut off. One that is damaged is left to
+    /// whoever reads it.
+    pub(crate) fn loose_end(&self, map: &Map) -> Result<Option<(u32, u32)>> {
+        let (Some(&last), false) = (map.data.last(), self.shape.flavour.ffs) else { return Ok(None) };
+        let len = self.last_len(map);
+        match self.sealed(last, "a data block") {
+            Ok(block) => {
+                let bytes = block.read();
+                let is_end = (get32(&bytes, head::TABLE_SIZE), get32(&bytes, head::FIRST_DATA)) == (len, 0);
+                Ok((!is_end).then_some((last, len)))
+            }
+            Err(Error::Corrupt { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Data and tables of a file that is being made with zeros; gives its map. The header is the caller's.
     pub(crate) fn make_zeros(&self, file: u32, size: u64) -> Result<Map> {
         let none = Map::default();
-        let map = self.longer(&self.change()?, &none, size, file, 0)?;
+        let map = self.longer(&self.change()?, &none, size, file, Claim::Plain)?;
         self.store(file, &none, &map, &Bytes { offset: size, data: &[] })?;
         Ok(map)
     }

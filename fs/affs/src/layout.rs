@@ -14,6 +14,8 @@ pub const T_SHORT: u32 = 2;
 pub const T_DATA: u32 = 8;
 /// A file extension block.
 pub const T_LIST: u32 = 16;
+/// A directory cache block (FAQ 4.7).
+pub const T_DIRCACHE: u32 = 33;
 
 /// Secondary types (FAQ 4.2, 4.4 to 4.6).
 pub const ST_ROOT: u32 = 1;
@@ -44,6 +46,36 @@ pub mod head {
     pub const CHECKSUM: usize = 20;
     /// The hash table, the data block table (from its end), the path of a soft link, the data.
     pub const TABLE: usize = 24;
+}
+
+/// A directory cache block, where it differs from a header (FAQ 4.7).
+pub mod dirc {
+    /// The directory.
+    pub const PARENT: usize = 8;
+    /// How many records follow.
+    pub const RECORDS: usize = 12;
+    /// The next block of the same cache.
+    pub const NEXT: usize = 16;
+    /// The records, one behind the other.
+    pub const LIST: usize = 24;
+}
+
+/// A record of a directory cache: a copy of what stands in the entry's header (FAQ 4.7).
+pub mod record {
+    /// The entry's header.
+    pub const HEADER: usize = 0;
+    /// Size of a file; 0 of anything else.
+    pub const SIZE: usize = 4;
+    /// Protection bits.
+    pub const PROTECT: usize = 8;
+    /// Owner and group, 16 bits each.
+    pub const OWNER: usize = 12;
+    /// Last change: days, minutes, ticks, 16 bits each.
+    pub const DATE: usize = 16;
+    /// Secondary type, its low byte.
+    pub const TYPE: usize = 22;
+    /// Length and text of the name, behind it those of the comment.
+    pub const NAME: usize = 23;
 }
 
 /// Distances from the end of a block.
@@ -261,6 +293,43 @@ pub fn put_text(block: &mut [u8], from_end: usize, room: usize, text: &[u8]) {
     field[1..1 + text.len()].copy_from_slice(text);
 }
 
+/// What a directory's cache tells of an entry that shall have this name and comment, and the rest from its header.
+pub fn cache_record(block: u32, header: &[u8], name: &[u8], comment: &[u8]) -> Vec<u8> {
+    let sec_type = tail32(header, tail::SEC_TYPE);
+    let mut bytes = vec![0; record::NAME];
+    put32(&mut bytes, record::HEADER, block);
+    put32(&mut bytes, record::SIZE, if sec_type == ST_FILE { tail32(header, tail::BYTE_SIZE) } else { 0 });
+    put32(&mut bytes, record::PROTECT, tail32(header, tail::PROTECT));
+    put32(&mut bytes, record::OWNER, tail32(header, tail::UID));
+    for nth in 0..3 {
+        // A header has room for days that a record has not: from 2157 on.
+        let value = tail32(header, tail::DATE - nth * 4).min(u32::from(u16::MAX)) as u16;
+        let at = record::DATE + nth * 2;
+        bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+    }
+    bytes[record::TYPE] = sec_type as u8;
+    for text in [name, comment] {
+        bytes.push(text.len() as u8);
+        bytes.extend_from_slice(text);
+    }
+    bytes.resize(bytes.len().next_multiple_of(2), 0);
+    bytes
+}
+
+/// The records in a directory cache block. `None`: they are damaged.
+pub fn cache_records(block: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut rest = block.get(dirc::LIST..)?;
+    let mut records = Vec::new();
+    for _ in 0..get32(block, dirc::RECORDS) {
+        let name = usize::from(*rest.get(record::NAME).filter(|&&len| len > 0)?);
+        let comment = usize::from(*rest.get(record::NAME + 1 + name)?);
+        let len = (record::NAME + 2 + name + comment).next_multiple_of(2);
+        records.push(rest.get(..len)?);
+        rest = &rest[len..];
+    }
+    Some(records)
+}
+
 /// The four characters of a type word, as the Amiga writes them.
 pub fn shown_tag(tag: u32) -> String {
     let [a, b, c, low] = tag.to_be_bytes();
@@ -442,6 +511,32 @@ mod tests {
         // A bit that no mode shows stays while the mode stays.
         assert_eq!(protect_of(0o700, 1, false), 1);
         assert_eq!(mode_of(protect_of(0o744, 0, true), true), 0o755);
+    }
+
+    #[test]
+    fn records_are_told_apart() {
+        let mut header = vec![0; 512];
+        put_tail32(&mut header, tail::BYTE_SIZE, 77);
+        put_tail32(&mut header, tail::SEC_TYPE, ST_FILE);
+        put_tail32(&mut header, tail::DATE, u32::MAX);
+        let records = [(9, &b"a"[..], &b""[..]), (10, b"bc", b"why"), (11, &[b'x'; 30], &[b'y'; 79])]
+            .map(|(block, name, comment)| cache_record(block, &header, name, comment));
+        assert_eq!(records.each_ref().map(Vec::len), [26, 30, 134]);
+        assert_eq!((get32(&records[1], record::SIZE), records[1][record::TYPE]), (77, 0xfd));
+        assert_eq!(records[1][record::DATE..record::DATE + 2], [0xff; 2]);
+        let mut block = vec![0; 512];
+        put32(&mut block, dirc::RECORDS, 3);
+        let list = records.concat();
+        block[dirc::LIST..dirc::LIST + list.len()].copy_from_slice(&list);
+        assert_eq!(cache_records(&block).unwrap(), records);
+        for wrong in [14, u32::MAX] {
+            put32(&mut block, dirc::RECORDS, wrong);
+            assert_eq!(cache_records(&block), None);
+        }
+        put32(&mut block, dirc::RECORDS, 1);
+        block[dirc::LIST + record::NAME] = 255;
+        block[dirc::LIST + record::NAME + 256] = 255;
+        assert_eq!(cache_records(&block), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The Amiga's filesystems: OFS and FFS, in their plain and international variants.
+//! The Amiga's filesystems: OFS and FFS, plain, international and with directory caches.
 //!
 //! [`Affs::open`] finds a volume in a floppy or hard disk image, checks it, and gives a filesystem for `ivers_vfs::Vfs::mount`.
 //!
@@ -9,7 +9,9 @@
 //! | `open`, `recover` | finding the root; a volume that was not closed |
 //! | `volume` | the opened volume: checked blocks, and changes of them |
 //! | `space` | the bitmap, and the mark that says whether it holds |
-//! | `names`, `file`, `node` | directories, data, attributes |
+//! | `names`, `rename`, `listing` | directories: names that come and go, that move, and how they are listed |
+//! | `dircache` | what `DOS\4` and `DOS\5` keep beside a directory |
+//! | `file`, `node` | data, attributes |
 //! | `driver` | the calls of the VFS |
 //! | [`mkfs`] | an empty volume |
 //!
@@ -17,15 +19,18 @@
 
 #![forbid(unsafe_code)]
 
+mod dircache;
 mod driver;
 mod file;
 pub mod layout;
+mod listing;
 pub mod mkfs;
 mod names;
 mod node;
 mod open;
 pub mod rdb;
 mod recover;
+mod rename;
 mod space;
 mod volume;
 

@@ -1,20 +1,20 @@
 //! An empty volume (FAQ 5).
 
-use crate::layout::{BM_VALID, Flavour, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_SHORT};
-use crate::layout::{head, put_date, put_tail32, put_text, put32, seal, table_len, tail, to_latin};
+use crate::layout::{BM_VALID, Flavour, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_DIRCACHE, T_SHORT};
+use crate::layout::{dirc, head, put_date, put_tail32, put_text, put32, seal, table_len, tail, to_latin};
 use ivers_block::Device;
 use ivers_vfs::{Error, NameError, Result, Timestamp};
 
 const RESERVED: u32 = 2;
 
-/// Makes an empty volume on all of a device. `low`: the last byte of its `DOS` word, 0 to 3.
+/// Makes an empty volume on all of a device. `low`: the last byte of its `DOS` word, 0 to 5.
 pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: Timestamp) -> Result<()> {
     let tag = u32::from_be_bytes([b'D', b'O', b'S', low]);
-    let known = Flavour::of(tag).filter(|flavour| !flavour.cached && !flavour.long_names);
+    let known = Flavour::of(tag).filter(|flavour| !flavour.long_names);
     let blocks = u32::try_from(device.size_bytes() / u64::from(block_size.max(1))).unwrap_or(u32::MAX);
     let sound = [512, 1024, 2048, 4096].contains(&block_size) && blocks > RESERVED + 8;
     let label = to_latin(label.as_bytes()).filter(|label| !label.is_empty() && label.len() <= NAME_MAX);
-    let (Some(_), true, Some(label)) = (known, sound, label) else {
+    let (Some(flavour), true, Some(label)) = (known, sound, label) else {
         return Err(Error::Name(NameError::Invalid));
     };
     let size = block_size as usize;
@@ -23,7 +23,9 @@ pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: T
     let pages = ((blocks - RESERVED) as usize).div_ceil(per_page);
     let named = size / 4 - 1;
     let extensions = pages.saturating_sub(ROOT_BM_PAGES).div_ceil(named);
-    let own = root..root + 1 + (pages + extensions) as u32;
+    // Behind all these the root's cache, which no directory is without.
+    let cache = root + 1 + (pages + extensions) as u32;
+    let own = root..cache + u32::from(flavour.cached);
     if own.end > blocks {
         return Err(NameError::NoSpace.into());
     }
@@ -57,6 +59,15 @@ pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: T
         put_date(&mut bytes, at, now);
     }
     put_text(&mut bytes, tail::NAME, NAME_MAX, &label);
+    if flavour.cached {
+        put_tail32(&mut bytes, tail::EXTENSION, cache);
+        let mut empty = vec![0; size];
+        put32(&mut empty, head::TYPE, T_DIRCACHE);
+        put32(&mut empty, head::OWN_KEY, cache);
+        put32(&mut empty, dirc::PARENT, root);
+        seal(&mut empty, head::CHECKSUM);
+        write(cache, &empty)?;
+    }
     put_tail32(&mut bytes, tail::SEC_TYPE, ST_ROOT);
     seal(&mut bytes, head::CHECKSUM);
     write(root, &bytes)?;

@@ -1,28 +1,17 @@
 //! Directories: hash chains, and the order in which they change.
 //!
 //! An entry is a header block: name, directory and next entry of the chain lie in it. So a name comes or goes by one write of one block (the
-//! header before it in the chain, or the directory), and an entry cannot stand in two chains at a time. To move one without a moment in
-//! which a crash would lose it, a hard link takes its place in between:
-//!
-//! 1. a link block with the new name is made and put into the chain of links ([`Stage::Fresh`], [`Stage::Detach`]), then where the new
-//!    name belongs, in place of what is replaced, if anything ([`Stage::Attach`]). All this is settled: both names lead to the entry.
-//! 2. The entry leaves its old chain ([`Stage::Detach`]), takes the link's name and place ([`Stage::Turn`]), and stands where the link stood ([`Stage::Attach`]);
-//!    the link leaves the chain of links ([`Stage::Cut`]).
-//!
-//! The same second half is what happens when the own name of an entry with hard links is removed: it takes the name of the newest link.
-//!
-//! A change of the same batch that takes another name away would be written before the second half is complete, and could lead from
-//! a chain into the other: so whoever takes a name away settles [`Affs::moved`] first.
+//! header before it in the chain, or the directory), and an entry cannot stand in two chains at a time: how one is moved is told in
+//! [`crate::rename`].
 
 use crate::layout::{
-    NAME_MAX, OWNER_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR, T_SHORT,
+    COMMENT_MAX, NAME_MAX, OWNER_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR, T_SHORT,
 };
-use crate::layout::{
-    amiga_path, head, name_from, protect_of, put_date, put_tail32, put_text, put32, tail, to_utf8,
-};
-use crate::node::{block_of, node};
+use crate::layout::{amiga_path, head, name_from, protect_of, put_date, put_tail32, put_text, put32, tail};
+use crate::node::block_of;
+use crate::space::Claim;
 use crate::volume::{Affs, Header, Hops, Kind, order_error};
-use ivers_ordered::{Change, Stage, Ticket};
+use ivers_ordered::{Change, Stage};
 use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::*;
 use std::ops::ControlFlow;
@@ -41,24 +30,6 @@ pub(crate) struct Found {
     pub before: Before,
     pub entry: Header,
 }
-
-/// The entries of one chain, in the order in which they are handed out.
-pub(crate) struct Listing {
-    /// The directory's value when they were read: they count while it is the same.
-    version: u64,
-    slot: usize,
-    entries: Vec<Listed>,
-}
-
-struct Listed {
-    key: u64,
-    ino: Ino,
-    kind: Option<FileType>,
-    name: Vec<u8>,
-}
-
-/// Cursors: 1 stands behind `.`, 2 behind `..`; above these the slot (from 1) and, below it, the key of the last entry.
-const KEY_BITS: u32 = 48;
 
 impl Affs {
     pub(crate) fn slot_of(&self, name: &[u8]) -> usize {
@@ -108,12 +79,12 @@ impl Affs {
         Ok(found)
     }
 
-    fn found(&self, dir: u32, name: &[u8]) -> Result<Found> {
+    pub(crate) fn found(&self, dir: u32, name: &[u8]) -> Result<Found> {
         self.find(dir, name)?.ok_or_else(|| NameError::NotFound.into())
     }
 
     /// Where a new entry of this name goes: the end of its chain.
-    fn end_of(&self, dir: u32, name: &[u8]) -> Result<Before> {
+    pub(crate) fn end_of(&self, dir: u32, name: &[u8]) -> Result<Before> {
         let slot = self.slot_of(name);
         let mut end = Before::Table(slot);
         self.walk_chain(dir, slot, |_, entry| {
@@ -124,7 +95,7 @@ impl Affs {
     }
 
     /// What leads to a block in the chain of its own name.
-    fn before(&self, entry: &Header) -> Result<Before> {
+    pub(crate) fn before(&self, entry: &Header) -> Result<Before> {
         let found = self.found(entry.parent(), self.name_of(entry)?)?;
         if found.entry.block != entry.block {
             return Err(self.shape.damaged(entry.block, "another entry has the same name"));
@@ -133,7 +104,14 @@ impl Affs {
     }
 
     /// Lets what leads to an entry lead to another one.
-    fn point(&self, change: &Change<'_>, dir: u32, before: Before, stage: Stage, to: u32) -> Result<()> {
+    pub(crate) fn point(
+        &self,
+        change: &Change<'_>,
+        dir: u32,
+        before: Before,
+        stage: Stage,
+        to: u32,
+    ) -> Result<()> {
         match before {
             Before::Table(slot) => {
                 self.edit(change, dir, stage, |bytes| put32(bytes, head::TABLE + slot * 4, to))
@@ -145,7 +123,7 @@ impl Affs {
     }
 
     /// Takes a link out of the chain of links, when its name is gone: links that have a name are in the chain at any time.
-    fn unchain(&self, change: &Change<'_>, link: &Header) -> Result<()> {
+    pub(crate) fn unchain(&self, change: &Change<'_>, link: &Header) -> Result<()> {
         let real = self.header(link.real())?;
         let mut before = real.block;
         for other in self.links_of(&real)? {
@@ -160,35 +138,22 @@ impl Affs {
         Err(self.shape.damaged(link.block, format!("a link that block {} does not know of", real.block)))
     }
 
-    fn free_header(&self, change: &Change<'_>, block: u32) -> Result<()> {
+    pub(crate) fn free_header(&self, change: &Change<'_>, block: u32) -> Result<()> {
         self.space.give_up(change, &[block])?;
         self.has_died(block);
         Ok(())
     }
 
-    /// An entry that stands in no chain (any more) takes the place, the name and the directory of a link to it, whose block is freed.
-    pub(crate) fn replace_link(&self, change: &Change<'_>, block: u32, link: &Header) -> Result<()> {
-        let before = self.before(link)?;
-        self.unchain(change, link)?;
-        let (name, dir, chain) = (self.name_of(link)?, link.parent(), link.chain());
-        self.edit(change, block, Stage::Turn, |bytes| {
-            put_text(bytes, tail::NAME, NAME_MAX, name);
-            put_tail32(bytes, tail::PARENT, dir);
-            put_tail32(bytes, tail::HASH_CHAIN, chain);
-        })?;
-        self.point(change, dir, before, Stage::Attach, block)?;
-        self.free_header(change, link.block)
-    }
-
     /// Takes one name away: the entry's own, or a link's.
     fn drop_name(&self, change: &Change<'_>, dir: u32, found: &Found) -> Result<()> {
         let Found { before, entry } = found;
+        self.recache_surely(change, dir, &[entry.block], None)?;
         self.point(change, dir, *before, Stage::Detach, entry.chain())?;
         self.drop_nameless(change, entry)
     }
 
     /// The same for what nothing leads to any more.
-    fn drop_nameless(&self, change: &Change<'_>, entry: &Header) -> Result<()> {
+    pub(crate) fn drop_nameless(&self, change: &Change<'_>, entry: &Header) -> Result<()> {
         match entry.kind {
             Kind::LinkFile => {
                 self.unchain(change, entry)?;
@@ -204,7 +169,7 @@ impl Affs {
     }
 
     /// A directory may go: nothing is in it, and no hard link leads to it.
-    fn may_go(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn may_go(&self, inode: &Inode) -> Result<()> {
         if inode.kind != FileType::Directory {
             return Ok(());
         }
@@ -235,95 +200,19 @@ impl Affs {
         self.find(block_of(dir), &name)?.map(|found| self.meant_by(&found.entry)).transpose()
     }
 
-    /// Places are kept by name: blocks change places when a link's name becomes an entry's own.
-    fn key_of(&self, name: &[u8]) -> u64 {
-        // FNV-1a.
-        let hash = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &c| {
-            (hash ^ u64::from(self.shape.flavour.upper(c))).wrapping_mul(0x100_0000_01b3)
-        });
-        (hash ^ hash >> KEY_BITS) & ((1 << KEY_BITS) - 1)
-    }
-
-    fn list(&self, dir: u32, version: u64, slot: usize) -> Result<Listing> {
-        let mut entries = Vec::new();
-        let _links = self.links.read();
-        self.walk_chain(dir, slot, |_, entry| {
-            let name = self.name_of(&entry)?;
-            let kind = match entry.kind {
-                Kind::Directory => Some(FileType::Directory),
-                Kind::File => Some(FileType::Regular),
-                Kind::SoftLink | Kind::LinkDirectory => Some(FileType::Symlink),
-                Kind::LinkFile | Kind::Root => None,
-            };
-            entries.push(Listed {
-                key: self.key_of(name),
-                ino: self.meant_by(&entry)?,
-                kind,
-                name: to_utf8(name),
-            });
-            Ok(ControlFlow::Continue(()))
-        })?;
-        entries.sort_by_key(|entry| entry.key);
-        Ok(Listing { version, slot, entries })
-    }
-
-    pub(crate) fn fs_readdir(
-        &self,
-        dir: &Inode,
-        cursor: u64,
-        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        let parent = self.fs_parent(dir)?;
-        for (next, (name, ino)) in (1..).zip([(b".".as_slice(), dir.ino), (b"..", parent)]) {
-            let entry = DirEntry { ino, name, kind: Some(FileType::Directory), next };
-            if cursor < next && emit(&entry).is_break() {
-                return Ok(());
-            }
-        }
-        let (first, behind) = match cursor >> KEY_BITS {
-            0 => (0, None),
-            slot => (slot as usize - 1, Some(cursor & ((1 << KEY_BITS) - 1))),
-        };
-        // Every change of names moves it, whoever looks or not: see `renamed_in`.
-        let version = dir.version.peek();
-        for slot in first..self.shape.table_len() {
-            let kept = node(dir).state.lock().listing.take();
-            let listing = match kept {
-                Some(kept) if kept.version == version && kept.slot == slot => kept,
-                _ => self.list(block_of(dir), version, slot)?,
-            };
-            let mut stopped = false;
-            for Listed { key, ino, kind, name } in &listing.entries {
-                if slot == first && behind.is_some_and(|behind| *key <= behind) {
-                    continue;
-                }
-                let next = (slot as u64 + 1) << KEY_BITS | key;
-                if emit(&DirEntry { ino: *ino, name, kind: *kind, next }).is_break() {
-                    stopped = true;
-                    break;
-                }
-            }
-            if stopped {
-                node(dir).state.lock().listing = Some(listing);
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) fn fs_parent(&self, dir: &Inode) -> Result<Ino> {
         let header = self.header(block_of(dir))?;
         Ok(Ino(u64::from(if header.kind == Kind::Root { header.block } else { header.parent() })))
     }
 
     /// The names in a directory have changed: its date goes to the header, so its value moves in any case.
-    fn renamed_in(&self, dir: &Inode) -> Result<()> {
+    pub(crate) fn renamed_in(&self, dir: &Inode) -> Result<()> {
         dir.changed(Touch::Data, Logged::Anyway);
         self.fs_log_inode(dir)
     }
 
     /// Inode attributes have changed with names.
-    fn relinked(&self, inode: &Inode, by: i32) -> Result<()> {
+    pub(crate) fn relinked(&self, inode: &Inode, by: i32) -> Result<()> {
         inode.with_attr(|attr| attr.nlink = attr.nlink.saturating_add_signed(by));
         inode.changed(Touch::Metadata, Logged::Anyway);
         if inode.with_attr(|attr| attr.nlink) == 0 {
@@ -367,17 +256,33 @@ impl Affs {
         if !new.xattrs.is_empty() {
             return Err(NameError::NotSupported.into());
         }
-        let block = self.space.take(&self.change()?, dir, 1, 0)?[0];
+        let needs_page = new.kind == FileType::Directory && self.shape.flavour.cached;
+        let mut taken = self.space.take(&self.change()?, dir, 1 + u64::from(needs_page), Claim::Plain)?;
+        let made = self.fill(dir, name, new, &target, &mut taken);
+        if made.is_err() {
+            self.space.give_up(&self.change()?, &taken)?;
+        }
+        made
+    }
+
+    /// Makes a new entry in the first of these blocks, and whatever belongs to it; what it takes more is in the list then.
+    fn fill(
+        &self,
+        dir: u32,
+        name: &[u8],
+        new: &NewInode,
+        target: &[u8],
+        taken: &mut Vec<u32>,
+    ) -> Result<u32> {
+        let block = taken[0];
+        let page = taken.get(1).copied();
         let map = match new.size {
             0 => None,
-            size => match self.make_zeros(block, size) {
-                Ok(map) => Some(map),
-                Err(error) => {
-                    self.space.give_up(&self.change()?, &[block])?;
-                    return Err(error);
-                }
-            },
+            size => Some(self.make_zeros(block, size)?),
         };
+        if let Some(map) = &map {
+            taken.extend(map.data.iter().chain(&map.extensions));
+        }
         let (sec_type, is_dir) = match new.kind {
             FileType::Directory => (ST_USERDIR, true),
             FileType::Symlink => (ST_SOFTLINK, false),
@@ -390,31 +295,41 @@ impl Affs {
         self.write_fresh(&change, block, |bytes| {
             put32(bytes, head::TYPE, T_SHORT);
             put32(bytes, head::OWN_KEY, block);
-            bytes[head::TABLE..head::TABLE + target.len()].copy_from_slice(&target);
+            bytes[head::TABLE..head::TABLE + target.len()].copy_from_slice(target);
             put_tail32(bytes, tail::UID, owner);
             put_tail32(bytes, tail::PROTECT, protect);
             put_date(bytes, tail::DATE, new.mtime);
             put_text(bytes, tail::NAME, NAME_MAX, name);
             put_tail32(bytes, tail::PARENT, dir);
+            put_tail32(bytes, tail::EXTENSION, page.unwrap_or(0));
             put_tail32(bytes, tail::SEC_TYPE, sec_type);
         })?;
         if let Some(map) = &map {
             self.put_new_map(&change, block, map)?;
         }
+        if let Some(page) = page {
+            self.make_page(&change, page, block)?;
+        }
+        let record = self.record_of(&self.header(block)?, None)?;
+        self.recache(&change, dir, &[], Some(record), Claim::Plain)?;
         self.attach(&change, dir, name, block)?;
         Ok(block)
     }
 
-    /// A link block with a name, in the chain of links of what it leads to, and in no other chain yet.
-    fn make_link(
+    /// A link block with a name, in the chain of links of what it leads to and in the directory's cache, and in no other chain yet. It leads to what `replaced` leads to in its chain, if
+    /// that is given, and its record replaces that one's.
+    pub(crate) fn make_link(
         &self,
         change: &Change<'_>,
         real: &Header,
-        dir: u32,
-        name: &[u8],
-        chain: u32,
+        (dir, name): (u32, &[u8]),
+        replaced: Option<&Header>,
+        claim: Claim,
     ) -> Result<u32> {
-        let block = self.space.take(change, real.block, 1, 0)?[0];
+        let block = self.space.take(change, real.block, 1, claim)?[0];
+        let chain = replaced.map_or(0, Header::chain);
+        // With its comment, so that its record has room for what will take its place.
+        let comment = self.comment_of(real)?;
         let sec_type = if real.kind == Kind::Directory { ST_LINKDIR } else { ST_LINKFILE };
         let (to, next) = (real.block, real.next_link());
         let (protect, date) = (real.protect(), self.shape.flavour.date_in(&real.bytes));
@@ -422,6 +337,7 @@ impl Affs {
             put32(bytes, head::TYPE, T_SHORT);
             put32(bytes, head::OWN_KEY, block);
             put_tail32(bytes, tail::PROTECT, protect);
+            put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
             put_date(bytes, tail::DATE, date);
             put_text(bytes, tail::NAME, NAME_MAX, name);
             put_tail32(bytes, tail::REAL_ENTRY, to);
@@ -430,6 +346,12 @@ impl Affs {
             put_tail32(bytes, tail::PARENT, dir);
             put_tail32(bytes, tail::SEC_TYPE, sec_type);
         })?;
+        let record = self.record_of(&self.header(block)?, None)?;
+        let gone: Vec<u32> = replaced.iter().map(|header| header.block).collect();
+        if let Err(error) = self.recache(change, dir, &gone, Some(record), claim) {
+            self.space.give_up(change, &[block])?;
+            return Err(error);
+        }
         self.edit(change, to, Stage::Detach, |bytes| put_tail32(bytes, tail::NEXT_LINK, block))?;
         self.is_born(block);
         Ok(block)
@@ -446,7 +368,7 @@ impl Affs {
             let _links = self.links.read();
             let end = self.end_of(block_of(dir), &name)?;
             let real = self.header(block_of(inode))?;
-            let link = self.make_link(&change, &real, block_of(dir), &name, 0)?;
+            let link = self.make_link(&change, &real, (block_of(dir), &name), None, Claim::Plain)?;
             self.point(&change, block_of(dir), end, Stage::Attach, link)?;
             // Its other name may be taken away in reliance on this one.
             *self.moved.lock() = change.ticket();
@@ -454,11 +376,6 @@ impl Affs {
         })?;
         self.relinked(inode, 1)?;
         self.renamed_in(dir)
-    }
-
-    fn settle_moved(&self) -> Result<()> {
-        let moved: Ticket = *self.moved.lock();
-        self.settle(moved)
     }
 
     pub(crate) fn fs_unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
@@ -476,92 +393,6 @@ impl Affs {
         self.renamed_in(dir)
     }
 
-    pub(crate) fn fs_rename(&self, rename: &Rename<'_>) -> Result<()> {
-        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = rename;
-        let (old_name, new_name) = (name_from(old_name)?, name_from(new_name)?);
-        if exchange {
-            return Err(NameError::NotSupported.into());
-        }
-        target.map_or(Ok(()), |target| self.may_go(target))?;
-        self.settle_moved()?;
-        let (from, to) = (block_of(old_dir), block_of(new_dir));
-        let stays = from == to && target.is_none() && self.slot_of(&old_name) == self.slot_of(&new_name);
-        if stays {
-            let change = self.change()?;
-            let _links = self.links.read();
-            let entry = self.found(from, &old_name)?.entry;
-            self.edit(&change, entry.block, Stage::Attach, |bytes| {
-                put_text(bytes, tail::NAME, NAME_MAX, &new_name)
-            })?;
-        } else if node(inode).kind == Kind::LinkDirectory {
-            return Err(NameError::NotSupported.into());
-        } else {
-            let placed = self.with_room(|| self.place_link(rename, &new_name));
-            let settled = match &placed {
-                Ok((_, ticket)) => self.settle(*ticket),
-                Err(_) => Ok(()),
-            };
-            settled?;
-            self.leave_old_place(rename, &old_name, placed?.0)?;
-        }
-        if let Some(target) = target {
-            let gone = if target.kind == FileType::Directory { -(target.attr().nlink as i32) } else { -1 };
-            self.relinked(target, gone)?;
-        }
-        self.relinked(inode, 0)?;
-        if from != to {
-            self.renamed_in(old_dir)?;
-        }
-        self.renamed_in(new_dir)
-    }
-
-    /// The first half of a move: a link under the new name. What stood there, if anything, stands in no chain then.
-    fn place_link(&self, rename: &Rename<'_>, new_name: &[u8]) -> Result<((u32, Option<Header>), Ticket)> {
-        let to = block_of(rename.new_dir);
-        let change = self.change()?;
-        let _links = self.links.read();
-        let replaced = match rename.target {
-            Some(_) => Some(self.found(to, new_name)?),
-            None => None,
-        };
-        let before = match &replaced {
-            Some(found) => found.before,
-            None => self.end_of(to, new_name)?,
-        };
-        let real = self.header(block_of(rename.inode))?;
-        let chain = replaced.as_ref().map_or(0, |found| found.entry.chain());
-        let link = self.make_link(&change, &real, to, new_name, chain)?;
-        self.point(&change, to, before, Stage::Attach, link)?;
-        Ok(((link, replaced.map(|found| found.entry)), change.ticket()))
-    }
-
-    /// The second half.
-    fn leave_old_place(
-        &self,
-        rename: &Rename<'_>,
-        old_name: &[u8],
-        (link, replaced): (u32, Option<Header>),
-    ) -> Result<()> {
-        let change = self.change()?;
-        let _links = self.links.write();
-        let from = block_of(rename.old_dir);
-        let old = self.found(from, old_name)?;
-        self.point(&change, from, old.before, Stage::Detach, old.entry.chain())?;
-        if old.entry.kind == Kind::LinkFile {
-            // A link's name moves: the new link stays, the old one goes.
-            self.unchain(&change, &old.entry)?;
-            self.free_header(&change, old.entry.block)?;
-        } else {
-            self.replace_link(&change, old.entry.block, &self.header(link)?)?;
-        }
-        if let Some(replaced) = replaced {
-            // Its header as it is now: the chain may have changed under it.
-            self.drop_nameless(&change, &self.header(replaced.block)?)?;
-        }
-        *self.moved.lock() = change.ticket();
-        Ok(())
-    }
-
     /// Frees what an inode without names holds.
     pub(crate) fn fs_delete_inode(&self, inode: &Inode) -> Result<()> {
         let blocks = if inode.kind == FileType::Regular {
@@ -573,6 +404,9 @@ impl Affs {
                 .copied()
                 .chain([block_of(inode)])
                 .collect()
+        } else if inode.kind == FileType::Directory {
+            let pages = self.pages(block_of(inode))?;
+            pages.iter().map(|page| page.block).chain([block_of(inode)]).collect()
         } else {
             vec![block_of(inode)]
         };
@@ -598,6 +432,9 @@ impl Affs {
     /// Closes: see [`ivers_ordered::Ordered::close`].
     pub(crate) fn close(&self) -> Result<()> {
         if self.orphans.load(Ordering::Relaxed) > 0 {
+            self.space.keep_mark();
+        } else if let Err(error) = self.ordered.as_ref().map_or(Ok(()), |_| self.copy_stale()) {
+            log::warn!("{}: the directory caches are not as they should be: {error}", self.shape.place);
             self.space.keep_mark();
         }
         self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.close().map_err(order_error))

@@ -3,7 +3,7 @@
 use crate::layout::{
     ARCHIVED, TICK_NS, head, mode_of, posix_path, protect_of, put_date, put_tail32, tail, tail32, to_utf8,
 };
-use crate::names::Listing;
+use crate::listing::Listing;
 use crate::volume::{Affs, Header, Hops, Kind};
 use ivers_ordered::{Stage, Ticket};
 use ivers_vfs::sync::Mutex;
@@ -156,7 +156,7 @@ impl Affs {
         })
     }
 
-    fn comment_of(&self, header: &Header) -> Result<Vec<u8>> {
+    pub(crate) fn comment_of(&self, header: &Header) -> Result<Vec<u8>> {
         let flavour = self.shape.flavour;
         let impossible = || self.shape.damaged(header.block, "the comment is impossible");
         let comment = flavour.comment_in(&header.bytes).ok_or_else(impossible)?;
@@ -231,6 +231,7 @@ impl Affs {
             state.protect &= !ARCHIVED;
         }
         drop(header);
+        self.is_stale(block);
         let (protect, owner) = (state.protect, self.owner_word(attr.uid, attr.gid));
         self.edit(&change, block, Stage::Attach, |bytes| {
             put_date(bytes, tail::DATE, date);

@@ -1,5 +1,6 @@
 //! Opening a volume: where it lies, where its root is, and whether it may be written to.
 
+use crate::dircache::Caches;
 use crate::layout::{
     BM_VALID, Flavour, ST_ROOT, T_SHORT, get32, head, is_sealed, shown_tag, table_len, tail, tail32, to_utf8,
 };
@@ -102,6 +103,7 @@ impl Affs {
             read_only: None,
             links: RwLock::new(()),
             moved: Mutex::new(Ticket::default()),
+            caches: Caches::default(),
             orphans: AtomicU64::new(0),
             lives: Mutex::new(HashMap::new()),
         };
@@ -122,9 +124,6 @@ impl Affs {
         let flavour = self.shape.flavour;
         if options.read_only || self.device().is_read_only() {
             return Some("opened for reading only".into());
-        }
-        if flavour.cached {
-            return Some(format!("{}: directory caches are not written", flavour.name()));
         }
         if flavour.long_names {
             return Some(format!("{}: long names are not written", flavour.name()));

@@ -22,6 +22,10 @@ struct Walk {
     known: Vec<u32>,
     /// Files whose tables name more blocks than their size needs.
     long: Vec<u32>,
+    /// Last data blocks of OFS that say more than the size of their file, and what they should count.
+    ends: Vec<(u32, u32)>,
+    /// All directories.
+    directories: Vec<u32>,
 }
 
 impl Affs {
@@ -33,6 +37,11 @@ impl Affs {
             Err(error @ (Error::Corrupt { .. } | Error::Io(_))) => {
                 self.ordered = None;
                 self.read_only = Some(format!("not closed in good order, and damaged: {error}"));
+            }
+            Err(Error::Name(NameError::NoSpace)) => {
+                self.ordered = None;
+                self.read_only =
+                    Some("not closed in good order, and too full to mend its directory caches".into());
             }
             Err(error) => return Err(error),
         }
@@ -47,8 +56,14 @@ impl Affs {
     }
 
     fn walk(&self) -> Result<Walk> {
-        let mut walk =
-            Walk { used: self.space.no_bits(), links: BTreeMap::new(), known: Vec::new(), long: Vec::new() };
+        let mut walk = Walk {
+            used: self.space.no_bits(),
+            links: BTreeMap::new(),
+            known: Vec::new(),
+            long: Vec::new(),
+            ends: Vec::new(),
+            directories: Vec::new(),
+        };
         for block in self.space.own() {
             walk.used.set(self.space.bit_of(block), true);
         }
@@ -71,6 +86,10 @@ impl Affs {
     }
 
     fn walk_directory(&self, walk: &mut Walk, dir: u32, directories: &mut Vec<u32>) -> Result<()> {
+        walk.directories.push(dir);
+        for page in self.pages(dir)? {
+            self.use_block(walk, page.block)?;
+        }
         for slot in 0..self.shape.table_len() {
             self.walk_chain(dir, slot, |_: Before, entry| {
                 self.use_block(walk, entry.block)?;
@@ -104,6 +123,7 @@ impl Affs {
                 if !map.surplus.is_empty() {
                     walk.long.push(entry.block);
                 }
+                walk.ends.extend(self.loose_end(&map)?);
             }
             _ => {}
         }
@@ -118,11 +138,20 @@ impl Affs {
             for &file in &walk.long {
                 self.shorten(&change, file)?;
             }
+            for &(last, len) in &walk.ends {
+                self.put_end(&change, last, len)?;
+            }
             self.relink(&change, &walk.links, &walk.known)?;
         }
         self.sync()?;
         self.space.rebuild(&self.change()?, &walk.used)?;
         self.sync()?;
+        if self.shape.flavour.cached {
+            for &dir in &walk.directories {
+                self.mend_cache(&self.change()?, dir)?;
+            }
+            self.sync()?;
+        }
         for (&real, links) in &walk.links {
             let header = self.header(real)?;
             let parent_is_there = self.is_inside(header.parent()) || header.parent() == self.shape.root;

@@ -56,6 +56,21 @@ impl Bits {
     }
 }
 
+/// So many free blocks are kept for what must not fail for want of room: a move takes one for a moment, and perhaps one for a directory cache. As soon as
+/// what it freed is free they are there again.
+const KEPT: u64 = 2;
+
+/// On what grounds somebody takes blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Anybody's.
+    Plain,
+    /// So many of them were promised to him.
+    Promised(u64),
+    /// Those that are kept may be among them.
+    Kept,
+}
+
 #[derive(Default)]
 struct State {
     /// Those that can be given away.
@@ -224,12 +239,18 @@ impl Space {
         Ok(())
     }
 
-    /// So many free blocks, those behind `goal` first; `promised` of them were promised to the one who asks.
-    pub fn take(&self, change: &Change<'_>, goal: u32, count: u64, promised: u64) -> Result<Vec<u32>> {
+    /// So many free blocks, those behind `goal` first.
+    pub fn take(&self, change: &Change<'_>, goal: u32, count: u64, claim: Claim) -> Result<Vec<u32>> {
         let blocks = {
             let mut state = self.state.lock();
-            let own_promise = promised.min(count).min(state.promised);
-            if state.count < count || state.count - count < state.promised - own_promise {
+            let (own_promise, kept) = match claim {
+                Claim::Plain => (0, KEPT),
+                Claim::Promised(promised) => (promised.min(count).min(state.promised), KEPT),
+                Claim::Kept => (0, 0),
+            };
+            // What was promised is there, whatever became of the kept ones.
+            let asked = count - own_promise;
+            if asked > 0 && state.count < state.promised + asked + kept || state.count < count {
                 return Err(NameError::NoSpace.into());
             }
             state.promised -= own_promise;
@@ -266,7 +287,7 @@ impl Space {
     /// Promises blocks to what is to be written later.
     pub fn promise(&self, count: u64) -> Result<()> {
         let mut state = self.state.lock();
-        if state.count - state.promised < count {
+        if count > 0 && state.count < state.promised + count + KEPT {
             return Err(NameError::NoSpace.into());
         }
         state.promised += count;
@@ -285,11 +306,11 @@ impl Space {
         state.count > 0 && state.free.get(self.bit_of(block))
     }
 
-    /// Free blocks: all, and those that nobody is promised.
+    /// Free blocks: all, and those that anybody can have.
     pub fn figures(&self) -> (u64, u64) {
         let state = self.state.lock();
         let free = state.count + state.leaving.len() as u64;
-        (free, free - state.promised.min(free))
+        (free, free.saturating_sub(state.promised + KEPT))
     }
 
     /// Something was changed at this time.

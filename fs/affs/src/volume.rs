@@ -1,5 +1,6 @@
 //! The opened volume: its blocks, checked as they are read, and how they are changed.
 
+use crate::dircache::Caches;
 use crate::layout::{Flavour, T_SHORT, get32, head, is_sealed, seal, tail, tail32};
 use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_USERDIR};
 use crate::space::Space;
@@ -25,6 +26,7 @@ pub struct Affs {
     pub(crate) links: RwLock<()>,
     /// The last change in which an entry went to another chain: what takes names away must come behind it (see [`crate::names`]).
     pub(crate) moved: Mutex<Ticket>,
+    pub(crate) caches: Caches,
     /// Inodes that have lost their names and are still in use: closed now, the volume would keep their blocks and not know of it.
     pub(crate) orphans: AtomicU64,
     /// Headers that were deleted in this mount, and which life their block is in.
@@ -296,6 +298,7 @@ impl Affs {
 
     /// A header's block is free: who comes with its number must not find what was there.
     pub(crate) fn has_died(&self, block: u32) {
+        self.is_not_stale(block);
         let mut lives = self.lives.lock();
         let life = lives.entry(block).or_insert(Life { generation: 1, dead: false });
         (life.generation, life.dead) = (life.generation.wrapping_add(1).max(1), true);

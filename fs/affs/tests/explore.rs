@@ -9,11 +9,12 @@ use common::*;
 use ivers_affs::Affs;
 use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
 use ivers_crash::states::States;
-use ivers_crash::{Explorer, Promises, Target, Workload};
+use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_vfs::{Error, FileSystem, Vfs};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,7 +24,11 @@ struct Amiga {
     low: u8,
 }
 
-const KINDS: &[Amiga] = &[Amiga { name: "OFS", low: 0 }, Amiga { name: "FFS, international", low: 3 }];
+const KINDS: &[Amiga] = &[
+    Amiga { name: "OFS", low: 0 },
+    Amiga { name: "FFS, international", low: 3 },
+    Amiga { name: "FFS, directory caches", low: 5 },
+];
 const BLOCK: usize = 512;
 
 fn bytes_of(device: &dyn Device) -> Vec<u8> {
@@ -54,7 +59,13 @@ impl Target for Amiga {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: false, lasting_numbers: true, crash_safe_values: false, generations: false }
+        Promises {
+            ordered_names: false,
+            lasting_numbers: true,
+            crash_safe_values: false,
+            generations: false,
+            only_values: false,
+        }
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
@@ -62,17 +73,13 @@ impl Target for Amiga {
         report.map(drop).map_err(anyhow::Error::msg)
     }
 
-    fn repair(&self, _image: &Path) -> anyhow::Result<()> {
+    fn repair(&self, _image: &Path) -> anyhow::Result<Repaired> {
         anyhow::bail!("there is no other tool that repairs")
     }
 
     fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
         None
     }
-}
-
-fn env(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
 }
 
 fn workloads(seed: u64) -> Vec<Workload> {
@@ -107,8 +114,10 @@ fn a_crash_loses_blocks_at_worst() {
             seed,
             fsck_first_every: 0,
             kernel_first_every: 0,
+            fresh_every: 8,
+            check_every: 1,
             threads: std::thread::available_parallelism().map_or(2, usize::from),
-            progress: false,
+            progress: std::io::stderr().is_terminal(),
         };
         let summary = explorer.run().expect("the explorer itself works");
         println!("{summary}");
@@ -130,7 +139,7 @@ fn a_rename_loses_nothing_at_any_point() {
         ("/d", "/e"),
         ("/c", "/d/in"),
     ];
-    for low in [0, 1] {
+    for low in [0, 1, 5] {
         for &(old, new) in renames {
             let base = fresh(low, 512, DD);
             let vfs = mount(&base);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ivers_affs::layout::{get32, head, put_tail32, put32, seal, tail, tail32};
+use ivers_affs::layout::{dirc, get32, head, put_tail32, put32, seal, tail, tail32};
 use ivers_block::MemDevice;
 use ivers_vfs::*;
 use std::sync::Arc;
@@ -189,4 +189,55 @@ fn damage_beside_a_crash_makes_it_read_only() {
     let why = vfs.info().read_only.clone().unwrap();
     assert!(why.contains("not closed") && why.contains("belongs to two"), "{why}");
     assert_eq!(get(&vfs, &find(&vfs, "/plain")), pattern(3, 1000));
+}
+
+/// Directory caches that go round, that are another directory's, or that are none: their directories are read, and a change of one is refused with the block's number.
+#[test]
+fn caches_are_followed_with_care() {
+    let mut image = Image::new(5);
+    let root_page = tail32(image.block(880), tail::EXTENSION) as usize;
+    let dir = image.header("/dir");
+    let page = tail32(image.block(dir), tail::EXTENSION) as usize;
+    let create = |vfs: &Arc<Vfs>| {
+        let dir = vfs.resolve(&root(), "/dir", false)?;
+        vfs.create(&root(), &dir, b"new", &CreateSpec::file(0o600), false)
+    };
+    let place = format!("block {page}");
+    let cases: &[(&[&str], usize, usize, u32)] = &[
+        (&["goes round", &place], page, dirc::NEXT, page as u32),
+        (&["no cache block of directory", "block 880"], page, dirc::NEXT, 880),
+        (&["cannot be there", "block 5000000"], page, dirc::NEXT, 5_000_000),
+        (&["cannot be there", "block 1"], page, dirc::NEXT, 1),
+        (&["no cache block of directory", "block "], page, dirc::NEXT, root_page as u32),
+        (&["no cache block of directory", &place], page, dirc::PARENT, 880),
+        (&["no cache block of directory", &place], page, head::OWN_KEY, 3),
+        (&["no cache block of directory", &place], page, head::TYPE, 2),
+        (&["no cache block of directory"], dir, BLOCK - tail::EXTENSION, dir as u32),
+    ];
+    for &(words, block, at, value) in cases {
+        let damaged = Image::new(5).change(block, |block| put32(block, at, value));
+        damaged.fails(words, create);
+        let vfs = damaged.vfs(writable());
+        assert_eq!(names(&vfs, &find(&vfs, "/dir")), ["large", "linked"]);
+        // Left by a crash as well: nothing is written.
+        let crashed = damaged.change(880, |block| put_tail32(block, tail::BM_FLAG, 0)).vfs(writable());
+        assert!(crashed.is_read_only(), "{words:?}");
+        assert_eq!(names(&crashed, &find(&crashed, "/dir")), ["large", "linked"]);
+    }
+    let mut sum = Image::new(5);
+    sum.block(page)[100] ^= 1;
+    sum.fails(&["checksum", &place], create);
+    // Two directories with one cache: whoever comes second is told.
+    let shared = Image::new(5).change(880, |block| put_tail32(block, tail::EXTENSION, page as u32));
+    shared.fails(&["no cache block of directory 880"], |vfs| {
+        vfs.create(&root(), &vfs.root().unwrap(), b"new", &CreateSpec::file(0o600), false)
+    });
+    // The longest records there can be, as many as there cannot be.
+    let full = Image::new(5).change(page, |block| {
+        put32(block, dirc::RECORDS, u32::MAX);
+        block[dirc::LIST..].fill(0xff);
+    });
+    let vfs = full.vfs(writable());
+    create(&vfs).unwrap();
+    assert_eq!(names(&vfs, &find(&vfs, "/dir")), ["large", "linked", "new"]);
 }

@@ -111,6 +111,7 @@ impl FileSystem for Ext4 {
             read_only: self.read_only.clone().or_else(|| self.journal.aborted()),
             xattr_value_max: 65536,
             projects: self.sb.ro_compat.contains(RoCompat::PROJECT),
+            numbers_last: true,
             reserve: (self.sb.reserved_blocks > 0).then_some(self.sb.reserve),
         }
     }

@@ -75,6 +75,7 @@ impl Ext4 {
             foreign: foreign_fields(raw),
             clean,
             trust_foreign,
+            read_only: self.read_only.is_some(),
         };
         let decision = match decide(&found) {
             Ok(decision) => decision,
@@ -90,7 +91,13 @@ impl Ext4 {
         }
         let epoch = match (&self.read_only, value.is_some()) {
             // Nothing was ever recorded: what readers see lies below what the first writer will serve.
-            (Some(_), false) => u64::from(!clean),
+            (Some(_), false) if clean => 0,
+            (Some(_), false) => {
+                self.epoch.give_up(
+                    "somebody else's session did not end in good order, and no epoch is recorded yet: mount it once for writing",
+                );
+                return Ok(());
+            }
             _ => decision.epoch,
         };
         self.epoch.base.store(base_of(epoch), Ordering::Release);

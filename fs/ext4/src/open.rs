@@ -86,6 +86,39 @@ fn weigh_features(sb: &Superblock) -> Option<String> {
         .then(|| format!("the feature {} is not written by this driver", only_read.join(", ")))
 }
 
+/// In which condition a filesystem was found and brought.
+#[derive(Debug, Default)]
+struct Condition {
+    /// Errors were recorded in the superblock.
+    errors: bool,
+    /// An error was recorded in the journal.
+    log_error: bool,
+    /// What the journal held is in effect.
+    replayed: bool,
+    /// The journal holds something that is not.
+    left_in_log: bool,
+}
+
+impl Condition {
+    /// Why no change attribute may be served, if so: what shows now, somebody is still to mend. A value handed out for it would be
+    /// that of the mount that comes after the mending, and vouch for what shows then.
+    fn silences(&self, fs: &Ext4, clean: bool, no_replay: bool) -> Option<&'static str> {
+        if self.errors {
+            Some("errors were recorded in it: run e2fsck")
+        } else if self.log_error {
+            Some("its journal recorded an error: run e2fsck")
+        } else if no_replay && (!clean || self.left_in_log) {
+            Some("the journal was not replayed: mount it without norecovery")
+        } else if fs.read_only.is_none() || (clean && !self.left_in_log) || self.replayed {
+            None
+        } else if self.left_in_log {
+            Some("its journal holds changes that its superblock does not know of: run e2fsck")
+        } else {
+            Some("it was not closed in good order and there was nothing to replay: run e2fsck")
+        }
+    }
+}
+
 impl Ext4 {
     /// Check an image, bring it into a consistent state, and open it.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
@@ -101,7 +134,9 @@ impl Ext4 {
         if has_journal && (sb.journal_dev != 0 || sb.journal_inum == 0) {
             return Err(Error::Incompatible(format!("{place} has its journal on another device")));
         }
-        if raw.s_state.get() & STATE_ERROR != 0 && read_only.is_none() {
+        let mut condition =
+            Condition { errors: raw.s_state.get() & STATE_ERROR != 0, ..Condition::default() };
+        if condition.errors && read_only.is_none() {
             read_only = Some("errors were recorded in it: run e2fsck".to_owned());
         }
         let clean = raw.s_state.get() & STATE_VALID != 0 && !sb.incompat.contains(Incompat::RECOVER);
@@ -126,7 +161,8 @@ impl Ext4 {
             let mut found =
                 Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
             // Whoever stopped this log may not have got as far as the superblock, and replay may take the flag there back.
-            if found.recorded_error() != 0 && read_only.is_none() {
+            condition.log_error = found.recorded_error() != 0;
+            if condition.log_error && read_only.is_none() {
                 read_only = Some("its journal recorded an error: run e2fsck".to_owned());
             }
             // A log without the flag was emptied by somebody who trusts the flag.
@@ -138,14 +174,19 @@ impl Ext4 {
                 let recovered = found.recover().map_err(journal_error)?;
                 log::info!("{place}: journal replayed: {recovered:?}");
                 clean = false;
+                condition.replayed = true;
             } else if found.needs_recovery() && read_only.is_none() {
                 if !options.no_replay {
                     found.recover().map_err(journal_error)?;
                     clean = false;
+                    condition.replayed = true;
                 } else {
                     return Err(Error::Incompatible("a writable mount without replay".to_owned()));
                 }
             }
+            condition.left_in_log = found.needs_recovery() && !condition.replayed;
+            // A log that is in use and empty has been replayed by whoever emptied it.
+            condition.replayed |= sb.incompat.contains(Incompat::RECOVER) && !condition.left_in_log;
             log = Some(found);
         }
         let (raw, sb) = read_super(&*device, &place)?;
@@ -162,10 +203,11 @@ impl Ext4 {
         if fs.read_only.is_none() {
             fs.mark_mounted()?;
         }
-        if options.no_replay && !clean {
-            fs.epoch.give_up("the journal was not replayed");
-        } else {
-            fs.open_epoch(&raw, clean, options.trust_foreign)?;
+        // Replay can bring them back from the log.
+        condition.errors |= raw.s_state.get() & STATE_ERROR != 0;
+        match condition.silences(&fs, clean, options.no_replay) {
+            Some(why) => fs.epoch.give_up(why),
+            None => fs.open_epoch(&raw, clean, options.trust_foreign)?,
         }
         if fs.read_only.is_none() {
             let cleaned = fs.clean_orphans(raw.s_last_orphan.get())?;
@@ -207,7 +249,8 @@ impl Ext4 {
                 let settled = usual.with_commit_interval(options.commit_interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
-            None => Journal::none(cache.clone()),
+            None if read_only.is_some() => Journal::none(cache.clone()),
+            None => Journal::none_for(cache.clone(), options.commit_interval).map_err(journal_error)?,
         };
         let now = CoarseClock.now();
         Ok(Self {

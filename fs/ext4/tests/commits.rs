@@ -144,15 +144,18 @@ fn a_file_is_whole_at_whatever_moment_a_commit_comes() {
     let device = Arc::new(FaultDevice::new(formatted()));
     let vfs = mount(device.clone());
     let root = vfs.root().unwrap();
-    let stop = AtomicBool::new(false);
+    let (stop, commits) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(SeqCst) {
                 vfs.sync().unwrap();
+                commits.fetch_add(1, SeqCst);
             }
         });
-        // Until there are commits enough to stop behind.
-        let made = (0..100_000).take_while(|_| device.len() < 600).try_for_each(|nth| {
+        // Until there are commits enough to stop behind. Writes alone do not tell: one commit of
+        // many files is many writes, and only those after it find a file.
+        let enough = || device.len() >= 600 && commits.load(SeqCst) >= 60;
+        let made = (0..100_000).take_while(|_| !enough()).try_for_each(|nth| {
             let (name, old) = (nth.to_string(), (nth - 100).to_string());
             if nth >= 100 {
                 vfs.unlink(&Cred::root(), &root, old.as_bytes(), false)?;
@@ -163,7 +166,7 @@ fn a_file_is_whole_at_whatever_moment_a_commit_comes() {
         made.unwrap();
     });
     let (points, mut found) = (device.len(), 0);
-    for point in (0..=points).step_by((points / 60).max(1)) {
+    for point in (0..points).step_by((points / 60).max(1)).chain([points]) {
         let crashed = mount(Arc::new(device.image_where(point, |_| false).unwrap()));
         let root = crashed.root().unwrap();
         for entry in crashed.list(&root, 0, 100_000).unwrap() {

@@ -1,12 +1,13 @@
 //! Every crash point of many workloads (see `ivers_crash`).
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states of each kind of image, `IVERS_CRASH_SEED` decides what is sampled, and
-//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names. `IVERS_CRASH_VIOLATIONS` says after how many violations to stop.
+//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names. `IVERS_CRASH_KIND` takes one kind of image. `IVERS_CRASH_VIOLATIONS` says after how many violations to stop,
+//! `IVERS_CRASH_CHECK_EVERY` lets e2fsck look at one state in so many, and `IVERS_CRASH_SEQUENCES` explores all sequences of up to so many operations.
 
 use anyhow::Context;
 use ivers_block::{Device, MemDevice};
 use ivers_crash::ops::MOST_WIDE;
-use ivers_crash::{Explorer, Promises, Target, Workload};
+use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_oracle::kernel::may_loop_mount;
 use ivers_oracle::{LoopMount, e2fs};
@@ -17,25 +18,61 @@ use rand::{Rng, SeedableRng};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// ext4 with some features.
+#[derive(Clone, Copy)]
 struct Ext {
     name: &'static str,
     log_checksums: bool,
+    journal: bool,
+    /// Of the states that a run asks for, it takes one in so many: others have most of it, or each state takes several runs of e2fsck.
+    one_in: u64,
+    /// mkfs makes the files of the workloads: of some sorts that the driver reads and changes, and makes none.
+    prefilled: bool,
     options: &'static [&'static str],
 }
 
+const KIND: Ext = Ext {
+    name: "ext4, 1 KiB blocks",
+    log_checksums: true,
+    journal: true,
+    one_in: 1,
+    prefilled: false,
+    options: &["-b", "1024"],
+};
+
+const UNLOGGED: Ext = Ext { journal: false, one_in: 6, ..KIND };
+
 const KINDS: &[Ext] = &[
-    Ext { name: "ext4, 1 KiB blocks", log_checksums: true, options: &["-b", "1024"] },
-    Ext { name: "ext4, 4 KiB blocks", log_checksums: true, options: &["-b", "4096"] },
+    KIND,
+    Ext { name: "ext4, 4 KiB blocks", options: &["-b", "4096"], ..KIND },
     Ext {
         name: "ext4, journal without checksums",
         log_checksums: false,
         options: &["-b", "1024", "-O", "^metadata_csum,^64bit"],
+        ..KIND
     },
-    Ext { name: "ext3", log_checksums: false, options: &["-b", "1024", "-t", "ext3"] },
-    Ext { name: "ext4, orphan file", log_checksums: true, options: &["-b", "1024", "-O", "orphan_file"] },
-    Ext { name: "ext4, small inodes", log_checksums: true, options: &["-b", "1024", "-I", "128"] },
+    Ext { name: "ext3", log_checksums: false, options: &["-b", "1024", "-t", "ext3"], ..KIND },
+    Ext { name: "ext4, orphan file", options: &["-b", "1024", "-O", "orphan_file"], ..KIND },
+    Ext { name: "ext4, small inodes", options: &["-b", "1024", "-I", "128"], ..KIND },
+    Ext {
+        name: "ext4, inline data",
+        one_in: 3,
+        prefilled: true,
+        options: &["-b", "1024", "-I", "1024", "-O", "inline_data"],
+        ..KIND
+    },
+    Ext {
+        name: "ext4, wide journal without checksums",
+        one_in: 3,
+        log_checksums: false,
+        options: &["-b", "1024", "-O", "^metadata_csum,64bit"],
+        ..KIND
+    },
+    Ext { name: "ext2", options: &["-b", "1024", "-t", "ext2"], ..UNLOGGED },
+    Ext { name: "ext2, small inodes", options: &["-b", "1024", "-t", "ext2", "-I", "128"], ..UNLOGGED },
+    Ext { name: "ext4, no journal", options: &["-b", "1024", "-O", "^has_journal"], ..UNLOGGED },
 ];
 
 impl Target for Ext {
@@ -52,6 +89,12 @@ impl Target for Ext {
         let mut args = vec!["-q", "-F", "-E", "nodiscard,lazy_itable_init=0", "-N", "128"];
         args.extend(self.options);
         let text = path.to_str().context("a path that is no text")?.to_owned();
+        let files = dir.path().join("files");
+        let files_text = files.to_str().context("a path that is no text")?.to_owned();
+        if self.prefilled {
+            ivers_crash::history::prepare_on_host(&files)?;
+            args.extend(["-d", &files_text]);
+        }
         args.push(&text);
         ivers_oracle::run("mkfs.ext4", args)?;
         Ok(MemDevice::from_bytes(&std::fs::read(&path)?))
@@ -63,34 +106,54 @@ impl Target for Ext {
     }
 
     fn promises(&self) -> Promises {
-        Promises { ordered_names: true, lasting_numbers: true, crash_safe_values: true, generations: true }
+        Promises {
+            ordered_names: self.journal,
+            lasting_numbers: true,
+            crash_safe_values: true,
+            generations: true,
+            only_values: !self.journal,
+        }
     }
 
     /// A commit block of a log with checksums of version 3.
     fn seals(&self, record: &[u8]) -> bool {
-        self.log_checksums && record.starts_with(&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2])
+        self.journal && self.log_checksums && record.starts_with(&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2])
     }
 
     fn check(&self, image: &Path) -> anyhow::Result<()> {
         e2fs::e2fsck(image)
     }
 
-    fn repair(&self, image: &Path) -> anyhow::Result<()> {
-        e2fs::e2fsck_repair(image)
+    fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
+        if !self.journal {
+            return e2fs::e2fsck_repair_all(image).map(|_| Repaired::Whole);
+        }
+        let said = e2fs::e2fsck_repair(image)?;
+        Ok(if e2fs::drops_attributes(image, &said)? { Repaired::Spoiled } else { Repaired::Whole })
     }
 
     fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>> {
         may_loop_mount().then(|| LoopMount::new(image, "")?.unmount())
     }
+
+    fn kernel_shows(
+        &self,
+        image: &Path,
+        look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
+    ) -> Option<anyhow::Result<()>> {
+        may_loop_mount().then(|| {
+            let mount = LoopMount::new(image, "ro")?;
+            look(mount.path())?;
+            mount.unmount()
+        })
+    }
 }
 
 const WIDE_AT: usize = 20;
+/// Sequences between two reports of a run of all of them.
+const PART: usize = 500;
 /// Runs of more states of each kind take every workload that there is.
 const MANY_STATES: u64 = 10_000;
-
-fn env(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 /// A sequence of one operation is in every longer one; here alone they make the shortest reports.
 fn ones() -> Vec<Workload> {
@@ -123,6 +186,25 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
     mixed
 }
 
+/// The explorer of a kind, as it is for a run of few states.
+fn explorer(kind: &Ext, seed: u64) -> Explorer {
+    Explorer {
+        target: Box::new(*kind),
+        workloads: Vec::new(),
+        whole: 0,
+        unmount_one_in: 8,
+        most_states: u64::MAX,
+        most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
+        seed,
+        fsck_first_every: 8,
+        kernel_first_every: 150,
+        fresh_every: 8,
+        check_every: env("IVERS_CRASH_CHECK_EVERY").unwrap_or(1),
+        threads: std::thread::available_parallelism().map_or(2, usize::from),
+        progress: std::io::stderr().is_terminal(),
+    }
+}
+
 #[test]
 fn no_crash_point_breaks_a_promise() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
@@ -131,7 +213,12 @@ fn no_crash_point_breaks_a_promise() {
     let states = env("IVERS_CRASH_STATES").unwrap_or(600);
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
+    let only_kind = std::env::var("IVERS_CRASH_KIND").ok();
     for (nth, kind) in (0..).zip(KINDS) {
+        if only_kind.as_ref().is_some_and(|only| kind.name != only) {
+            continue;
+        }
+        let states = states / kind.one_in;
         let all = states > MANY_STATES;
         let (workloads, whole) = match &only {
             Some(name) => {
@@ -141,21 +228,72 @@ fn no_crash_point_breaks_a_promise() {
             None => (workloads(seed + nth, all), if all { Workload::sequences(1) as u64 } else { 0 }),
         };
         let explorer = Explorer {
-            target: Box::new(Ext { ..*kind }),
             workloads,
             whole,
             unmount_one_in: if all { 4 } else { 8 },
             most_states: states,
-            most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
-            seed,
-            fsck_first_every: 8,
-            kernel_first_every: 150,
-            threads: std::thread::available_parallelism().map_or(2, usize::from),
-            progress: std::io::stderr().is_terminal(),
+            ..explorer(kind, seed)
         };
         let summary = explorer.run().expect("the explorer itself works");
         println!("{summary}");
         assert!(summary.violations.is_empty(), "promises were broken: see above");
         assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
     }
+}
+
+/// Every sequence of up to `IVERS_CRASH_SEQUENCES` operations at every crash point of it, on one kind of image. What has been
+/// done is said after each part: three operations take hours.
+#[test]
+fn every_short_sequence_holds_at_every_crash_point() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    let longest = env("IVERS_CRASH_SEQUENCES").unwrap_or(1);
+    let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
+    let mut sequences: Vec<Workload> = (1..=longest as u32)
+        .flat_map(|len| (0..Workload::sequences(len)).map(move |nth| Workload::sequence(len, nth)))
+        .collect();
+    // Stopped before its end, the run has seen some of all sorts.
+    sequences.shuffle(&mut StdRng::seed_from_u64(seed));
+    let (all, begun) = (sequences.len(), Instant::now());
+    let (mut done, mut states) = (0, 0);
+    for part in sequences.chunks(PART) {
+        let explorer = Explorer {
+            workloads: part.to_vec(),
+            whole: u64::MAX,
+            fsck_first_every: 64,
+            kernel_first_every: 20_000,
+            fresh_every: 64,
+            check_every: env("IVERS_CRASH_CHECK_EVERY").unwrap_or(16),
+            ..explorer(&KINDS[0], seed)
+        };
+        let summary = explorer.run().expect("the explorer itself works");
+        (done, states) = (done + part.len(), states + summary.states);
+        println!("{summary}\n{done} of {all} sequences, {states} states in {} s", begun.elapsed().as_secs());
+        assert!(summary.violations.is_empty(), "promises were broken: see above");
+    }
+}
+
+/// What is sampled of a workload does not depend on what is run beside it.
+#[test]
+fn a_named_workload_is_explored_alike_wherever_it_runs() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
+        return;
+    }
+    let names = ["sequence 2:400", "sequence 3:7777", "sequence 2:95"];
+    let run = |names: &[&str], seed: u64| {
+        let explorer = Explorer {
+            workloads: names.iter().filter_map(|name| Workload::by_name(name)).collect(),
+            check_every: 0,
+            kernel_first_every: 0,
+            ..explorer(&KINDS[0], seed)
+        };
+        explorer.run().expect("the explorer itself works").explored
+    };
+    let all = run(&names, 5);
+    assert_eq!(all.len(), names.len());
+    for name in names {
+        assert_eq!(run(&[name], 5)[name], all[name], "{name}");
+    }
+    assert!(names.iter().any(|name| run(&[name], 6)[*name] != all[*name]), "the seed decides nothing");
 }

@@ -212,17 +212,12 @@ impl FileSystem for Fat {
             max_file_size: MOST_BYTES,
             max_links: u32::MAX,
             time_granularity_ns: 2_000_000_000,
-            semantics: ChangeSemantics {
-                data: true,
-                metadata: true,
-                monotonic: true,
-                persistent: false,
-                crash_safe: false,
-            },
+            semantics: ChangeSemantics::WITHIN_A_MOUNT,
             no_cookie: None,
             read_only: self.read_only.clone().or(stopped),
             xattr_value_max: 0,
             projects: false,
+            numbers_last: false,
             reserve: None,
         }
     }
@@ -237,7 +232,8 @@ impl FileSystem for Fat {
             blocks_available: free * per_cluster,
             files: 0,
             files_free: 0,
-            name_max: 765,
+            // What programs make of it: so many letters fit.
+            name_max: 255,
         })
     }
 
@@ -253,11 +249,12 @@ impl FileSystem for Fat {
         if (new.uid, new.gid, new.flags) != (old.uid, old.gid, old.flags) {
             return Err(NameError::NotPermitted.into());
         }
-        // As vfat: all that the masks leave, or the same without writing; anything else is passed over, as no permission can be kept.
-        let full = self.permissions(if inode.kind == FileType::Directory { attr::DIRECTORY } else { 0 });
-        let wanted = new.perm & full;
-        let keeps = inode.kind != FileType::Directory && wanted == full & !0o222;
-        new.perm = if wanted == full || keeps { wanted } else { old.perm };
+        // All that the masks leave, or the same without writing: whether the owner may write is the one permission that can be kept.
+        let is_dir = inode.kind == FileType::Directory;
+        let full = self.permissions(if is_dir { attr::DIRECTORY } else { 0 });
+        if new.perm != old.perm {
+            new.perm = if is_dir || new.perm & 0o200 != 0 { full } else { full & !0o222 };
+        }
         if inode.ino != ROOT {
             new.mtime = time::kept(new.mtime, self.offset_s());
         }
@@ -284,6 +281,9 @@ impl FileSystem for Fat {
     }
 
     fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
+        if names::is_too_long(name) {
+            return Err(NameError::NameTooLong.into());
+        }
         let place = {
             let mut state = node(dir).state.lock();
             self.find_name(node(dir), &mut state, name)?
@@ -375,6 +375,10 @@ impl FileSystem for Fat {
 
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
         self.with_room(|| self.reserve_bytes(inode, offset.saturating_add(len)))
+    }
+
+    fn room_step(&self) -> u64 {
+        u64::from(self.geometry.cluster)
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {

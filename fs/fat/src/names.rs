@@ -51,6 +51,13 @@ fn upper(c: char) -> char {
     }
 }
 
+/// Whether no file can have such a name, whatever is in the directory.
+pub(crate) fn is_too_long(name: &[u8]) -> bool {
+    let name = stripped(name);
+    name.len() > MOST_UNITS
+        && std::str::from_utf8(name).is_ok_and(|text| text.encode_utf16().count() > MOST_UNITS)
+}
+
 /// A name that may be made, in UTF-16.
 pub(crate) fn checked(name: &[u8]) -> Result<Vec<u16>> {
     let name = stripped(name);
@@ -62,11 +69,10 @@ pub(crate) fn checked(name: &[u8]) -> Result<Vec<u16>> {
     if text.chars().any(bad) || text.ends_with(' ') {
         return Err(NameError::Invalid.into());
     }
-    let units: Vec<u16> = text.encode_utf16().collect();
-    if units.len() > MOST_UNITS {
+    if is_too_long(name) {
         return Err(NameError::NameTooLong.into());
     }
-    Ok(units)
+    Ok(text.encode_utf16().collect())
 }
 
 /// `ChkSum` of a short name.

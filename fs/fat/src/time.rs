@@ -1,6 +1,7 @@
 //! Times as directory entries have them: years from 1980 to 2107, without a time zone. (fatgen103, "Date and Time Formats".)
 
 use ivers_vfs::Timestamp;
+use ivers_vfs::calendar::{date_of, day_of};
 
 const DAY: i64 = 24 * 3600;
 /// 1980-01-01 and the end of 2107, in seconds of Unix.
@@ -23,15 +24,7 @@ pub(crate) fn day(time: Timestamp, offset_s: i64) -> Timestamp {
 pub(crate) fn encode(time: Timestamp, offset_s: i64) -> (u16, u16, u8) {
     let local = (time.sec + offset_s).clamp(FIRST, LAST);
     let (days, second) = (local.div_euclid(DAY), local.rem_euclid(DAY));
-    // Days to a date of the Gregorian calendar, in eras of 400 years that begin in March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (year, month, day) = date_of(days);
     let date = (year - 1980) << 9 | month << 5 | day;
     let clock = ((second / 3600) << 11) | ((second / 60 % 60) << 5) | (second % 60 / 2);
     let hundredths = second % 2 * 100 + i64::from(time.nsec / 10_000_000);
@@ -42,11 +35,7 @@ pub(crate) fn encode(time: Timestamp, offset_s: i64) -> (u16, u16, u8) {
 pub(crate) fn decode(date: u16, clock: u16, hundredths: u8, offset_s: i64) -> Timestamp {
     let (year, month, day) = (i64::from(date >> 9) + 1980, i64::from(date >> 5 & 15), i64::from(date & 31));
     let (month, day) = (month.clamp(1, 12), day.max(1));
-    let shifted_year = year - i64::from(month <= 2);
-    let (era, year_of_era) = (shifted_year.div_euclid(400), shifted_year.rem_euclid(400));
-    let day_of_year = (153 * (if month > 2 { month - 3 } else { month + 9 }) + 2) / 5 + day - 1;
-    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
-    let days = era * 146_097 + day_of_era - 719_468;
+    let days = day_of(year, month, day);
     let clock = i64::from(clock);
     let second = (clock >> 11) * 3600 + (clock >> 5 & 63) * 60 + (clock & 31) * 2;
     let hundredths = hundredths.min(199);

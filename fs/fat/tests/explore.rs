@@ -4,7 +4,7 @@
 //! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names.
 
 use ivers_block::{Device, MemDevice};
-use ivers_crash::{Explorer, Promises, Target, Workload};
+use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_fat::{Fat, OpenOptions};
 use ivers_oracle::{FAT_PROGRAMS, fsck_fat_after_crash, fsck_fat_repair, have_programs};
 use ivers_vfs::FileSystem;
@@ -63,6 +63,7 @@ impl Target for Kind {
             lasting_numbers: false,
             crash_safe_values: false,
             generations: false,
+            only_values: false,
         }
     }
 
@@ -74,17 +75,13 @@ impl Target for Kind {
         fsck_fat_after_crash(image)
     }
 
-    fn repair(&self, image: &Path) -> anyhow::Result<()> {
-        fsck_fat_repair(image).map(drop)
+    fn repair(&self, image: &Path) -> anyhow::Result<Repaired> {
+        fsck_fat_repair(image).map(|_| Repaired::Whole)
     }
 
     fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
         None
     }
-}
-
-fn env(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
 }
 
 /// Sequences of one to three operations and long mixes, in an order that the seed decides.
@@ -123,6 +120,8 @@ fn a_crash_costs_space_and_nothing_else() {
             seed,
             fsck_first_every: 6,
             kernel_first_every: 0,
+            fresh_every: 8,
+            check_every: 1,
             threads: std::thread::available_parallelism().map_or(2, usize::from),
             progress: std::io::stderr().is_terminal(),
         }

@@ -153,3 +153,38 @@ fn what_we_write_mtools_and_fsck_read() {
         vfs.unmount().unwrap();
     }
 }
+
+/// Clusters may be smaller than pages: a page that is dirty already may need more of them, and the one who makes it so is told when there are none.
+#[test]
+fn what_a_dirty_page_needs_later_is_promised_or_refused() {
+    if !have_programs(FAT_PROGRAMS) {
+        return;
+    }
+    let cred = Cred::root();
+    for cluster in ["1", "2", "4"] {
+        let image = FatImage::mkfs(720 << 10, &["-F", "12", "-s", cluster, "-r", "2048"]).unwrap();
+        let vfs = open(&image.path(), false);
+        let root = vfs.root().unwrap();
+        write(&vfs, &root, "keep", &bytes(100, 1));
+        let keep = vfs.resolve(&cred, "/keep", true).unwrap();
+        let (filler, _) = vfs.create(&cred, &root, b"filler", &CreateSpec::file(0o644), false).unwrap();
+        let mut filled = 0;
+        while vfs.write(&cred, &filler, filled, &[1; 512], WriteFlags::empty()).is_ok() {
+            filled += 512;
+        }
+        let end = (1..40)
+            .map(|nth| nth * 100)
+            .find(|&at| vfs.write(&cred, &keep, at, &[2; 100], WriteFlags::empty()).is_err());
+        let end = end.expect("there is no room for so much") as usize;
+        vfs.fsync(&keep, false).unwrap();
+        vfs.unmount().unwrap();
+        drop((vfs, keep, filler, root));
+        fsck_fat(&image.path()).unwrap();
+        let vfs = open(&image.path(), true);
+        let mut whole = bytes(100, 1);
+        whole.resize(end, 2);
+        assert_eq!(read(&vfs, "/keep"), whole);
+        assert_eq!(read(&vfs, "/filler"), vec![1; filled as usize]);
+        vfs.unmount().unwrap();
+    }
+}

@@ -126,14 +126,24 @@ fn what_the_format_cannot_do_is_refused() {
     is(create(b"p", &CreateSpec::of(FileType::Fifo, 0o644)), NameError::NotPermitted);
     is(create(b"a?b", &CreateSpec::file(0o644)), NameError::Invalid);
     is(create("x".repeat(256).as_bytes(), &CreateSpec::file(0o644)), NameError::NameTooLong);
+    is(world.find(&"x".repeat(256)).map(drop), NameError::NameTooLong);
+    // What programs are told fits in letters; more bytes than that may fit too.
+    assert_eq!(world.vfs.stat_fs().unwrap().name_max, 255);
+    create("\u{20ac}".repeat(255).as_bytes(), &CreateSpec::file(0o644)).unwrap();
     is(world.vfs.link(&world.cred, &file, &world.root, b"other", false).map(drop), NameError::NotPermitted);
     let set = |set: SetAttr| world.vfs.set_attr(&world.cred, &file, &set).map(drop);
     is(set(SetAttr { uid: Some(7), ..SetAttr::default() }), NameError::NotPermitted);
+    let size = file.attr().size;
+    is(set(SetAttr { uid: Some(7), size: Some(size + 5), ..SetAttr::default() }), NameError::NotPermitted);
+    assert_eq!(file.attr().size, size, "what is refused is not done by half");
     is(set(SetAttr { size: Some(1 << 32), ..SetAttr::default() }), NameError::TooLarge);
-    set(SetAttr { perm: Some(0o444), ..SetAttr::default() }).unwrap();
-    assert_eq!(file.attr().perm, 0o755, "neither all nor none of what the masks leave");
-    set(SetAttr { perm: Some(0o555), ..SetAttr::default() }).unwrap();
-    assert_eq!(file.attr().perm, 0o555);
+    // Whether the owner may write is all that is kept.
+    for (perm, kept) in
+        [(0o444, 0o555), (0o600, 0o755), (0o400, 0o555), (0o422, 0o555), (0o777, 0o755), (0o555, 0o555)]
+    {
+        set(SetAttr { perm: Some(perm), ..SetAttr::default() }).unwrap();
+        assert_eq!(file.attr().perm, kept, "{perm:o}");
+    }
     let time = Timestamp { sec: 1_000_000_001, nsec: 7 };
     let both =
         SetAttr { atime: Some(TimeSet::At(time)), mtime: Some(TimeSet::At(time)), ..SetAttr::default() };

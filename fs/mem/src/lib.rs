@@ -224,17 +224,12 @@ impl FileSystem for Mem {
             max_file_size: i64::MAX as u64,
             max_links: 1 << 30,
             time_granularity_ns: 1,
-            semantics: ChangeSemantics {
-                data: true,
-                metadata: true,
-                monotonic: true,
-                persistent: false,
-                crash_safe: false,
-            },
+            semantics: ChangeSemantics::WITHIN_A_MOUNT,
             no_cookie: None,
             read_only: None,
             xattr_value_max: 64 << 10,
             projects: true,
+            numbers_last: false,
             reserve: None,
         }
     }

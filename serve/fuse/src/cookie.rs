@@ -41,6 +41,8 @@ pub(crate) enum Asked {
     Generation,
     Mount,
     Measurement,
+    /// From this cursor on.
+    Children(u64),
     /// Ours by its prefix, but there is none of that name.
     Unknown,
 }
@@ -58,7 +60,13 @@ pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
         b"generation" => Asked::Generation,
         b"mount" => Asked::Mount,
         b"measurement" => Asked::Measurement,
-        _ => Asked::Unknown,
+        b"children" => Asked::Children(0),
+        rest => {
+            match rest.strip_prefix(b"children.").map(|number| std::str::from_utf8(number).map(str::parse)) {
+                Some(Ok(Ok(cursor))) => Asked::Children(cursor),
+                _ => Asked::Unknown,
+            }
+        }
     })
 }
 

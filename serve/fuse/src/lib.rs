@@ -13,6 +13,7 @@
 //! | `system.ivers.stats` | the counters of the mount, JSON |
 //! | `system.ivers.generation` | the generation of the inode, decimal |
 //! | `system.ivers.mount` | what is mounted and who serves it, JSON |
+//! | `system.ivers.children` | of a directory: its names and what is asked of the files behind them (see [`parse_children`]) |
 //!
 //! `IVERS_IOC_CHANGE` of `include/ivers.h` gives the same through an open file.
 //!
@@ -38,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+mod children;
 mod convert;
 mod cookie;
 mod errno;
@@ -52,11 +54,12 @@ mod outside;
 mod serving;
 mod session;
 
+pub use children::{CHILDREN, CHILDREN_MAX, Child, parse_children};
 pub use cookie::{
     CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, SEMANTICS, STATS, STORED, semantics,
 };
 pub use mounting::MountError;
-pub use mounts::{MountEntry, mounts_of};
+pub use mounts::{MountEntry, all_mounts, mounts_of};
 pub use options::{FuseOptions, OptionError};
 pub use outside::Connection;
 pub use session::{Attached, Served, Server, Session, attach, mount, serve};

@@ -16,14 +16,25 @@ pub struct MountEntry {
 
 /// Where the filesystem with this device number is mounted, as this process sees it.
 pub fn mounts_of(device: (u32, u32)) -> Vec<MountEntry> {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     let number = format!("{}:{}", device.0, device.1);
-    table.split(|&byte| byte == b'\n').filter_map(|line| entry(line, &number)).collect()
+    table(Some(&number))
 }
 
-fn entry(line: &[u8], number: &str) -> Option<MountEntry> {
+/// All that is mounted, as this process sees it.
+pub fn all_mounts() -> Vec<MountEntry> {
+    table(None)
+}
+
+fn table(number: Option<&str>) -> Vec<MountEntry> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|&byte| byte == b'\n').filter_map(|line| entry(line, number)).collect()
+}
+
+/// What a line says, of the device with this number if one is given.
+fn entry(line: &[u8], number: Option<&str>) -> Option<MountEntry> {
     let mut fields = line.split(|&byte| byte == b' ');
-    if fields.nth(2)? != number.as_bytes() {
+    let of = fields.nth(2)?;
+    if number.is_some_and(|number| number.as_bytes() != of) {
         return None;
     }
     let dir = unescaped(fields.nth(1)?);
@@ -67,9 +78,9 @@ mod tests {
     #[test]
     fn lines_are_taken_apart() {
         let line = br"36 35 0:47 / /mnt/a\040b\134c rw,relatime shared:1 - fuse.ivers x rw";
-        assert_eq!(entry(line, "0:47").unwrap().dir, Path::new(r"/mnt/a b\c"));
-        assert_eq!(entry(line, "0:4"), None);
-        assert_eq!(entry(b"36 35", "35"), None);
+        assert_eq!(entry(line, Some("0:47")).unwrap().dir, Path::new(r"/mnt/a b\c"));
+        assert_eq!(entry(line, Some("0:4")), None);
+        assert_eq!(entry(b"36 35", Some("35")), None);
         assert_eq!(unescaped(br"\9\04\777"), br"\9\04\777");
     }
 }

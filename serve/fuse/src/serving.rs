@@ -139,7 +139,7 @@ impl Serving {
         Cred { uid, gid, groups: self.groups_of(request), checked: false }
     }
 
-    fn groups_of(&self, request: &Request) -> Vec<u32> {
+    pub(crate) fn groups_of(&self, request: &Request) -> Vec<u32> {
         self.flusher.outside().groups_of(request.pid())
     }
 

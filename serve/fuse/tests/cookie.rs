@@ -3,11 +3,14 @@
 mod common;
 
 use common::*;
-use ivers_fuse::FuseOptions;
+use ivers_fuse::{CHILDREN, FuseOptions, GENERATION, parse_children};
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Different, and larger.
 #[track_caller]
@@ -187,6 +190,82 @@ fn anyone_who_may_stat_may_ask() {
     }
     let inside = m.path("closed/x");
     assert!(!as_nobody("python3", &["-c", ask, inside.to_str().unwrap()]).status.success());
+}
+
+#[test]
+fn a_directory_tells_of_all_its_children() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let dir = m.path("dir");
+    fs::create_dir(&dir).unwrap();
+    // More than one value holds, some names with blanks, and one file that the kernel holds something back of.
+    let long = "n".repeat(200);
+    for number in 0..700 {
+        fs::write(dir.join(format!("{long} {number:03}")), vec![b'x'; number]).unwrap();
+    }
+    fs::create_dir(dir.join("below")).unwrap();
+    let held = format!("{long} 123");
+    let mut writer = OpenOptions::new().append(true).open(dir.join(&held)).unwrap();
+    writer.write_all(b"more").unwrap();
+    let all = || {
+        let (mut all, mut name) = (Vec::new(), CHILDREN.to_owned());
+        loop {
+            let (children, next) = parse_children(&xattr::get(&dir, &name).unwrap().unwrap()).unwrap();
+            all.extend(children);
+            match next {
+                Some(next) => name = format!("{CHILDREN}.{next}"),
+                None => return all,
+            }
+        }
+    };
+    // A close reaches us after close(2) has returned.
+    let settled = |but: usize| {
+        let patience = Instant::now() + Duration::from_secs(20);
+        loop {
+            let children = all();
+            if children.iter().filter(|child| child.change.is_none()).count() == but {
+                return children;
+            }
+            assert!(Instant::now() < patience, "files stay held back that are closed");
+        }
+    };
+    let children = settled(1);
+    assert_eq!(children.len(), 701);
+    for child in &children {
+        let path = dir.join(OsStr::from_bytes(&child.name));
+        let meta = fs::symlink_metadata(&path).unwrap();
+        assert_eq!((child.ino, child.mode, child.uid), (meta.ino(), meta.mode(), meta.uid()));
+        if child.name == held.as_bytes() {
+            assert_eq!(child.change, None, "it must be asked for alone");
+            continue;
+        }
+        assert_eq!(child.size, meta.len());
+        assert_eq!(child.change, Some(change(&path)));
+        let generation = xattr::get(&path, GENERATION).unwrap().unwrap();
+        assert_eq!(child.generation.to_string().as_bytes(), generation);
+    }
+    // It counts as a look: the next change shows.
+    drop(writer);
+    let other = format!("{long} 007");
+    fs::write(dir.join(&other), "changed").unwrap();
+    let value = |children: &[ivers_fuse::Child], name: &str| {
+        children.iter().find(|child| child.name == name.as_bytes()).unwrap().change
+    };
+    let after = settled(0);
+    assert!(value(&after, &other) > value(&children, &other));
+    assert_eq!(value(&after, &format!("{long} 008")), value(&children, &format!("{long} 008")));
+    // A file has none, nor has a directory that the caller may not read.
+    assert!(xattr::get(dir.join(&other), CHILDREN).is_err());
+    if is_root() {
+        let ask = "import os,sys\nos.getxattr(sys.argv[1],'system.ivers.children')";
+        let may = |mode| {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+            as_nobody("python3", &["-c", ask, dir.to_str().unwrap()]).status.success()
+        };
+        assert!(may(0o755) && !may(0o711) && !may(0o744) && !may(0o700));
+    }
 }
 
 #[test]

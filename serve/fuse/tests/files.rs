@@ -104,6 +104,29 @@ fn data_is_read_as_written() {
     }
 }
 
+/// The kernel looks at the error of a write-back only: one that fits in part must not pass for one that was done.
+#[test]
+fn what_has_no_room_is_told_by_fsync() {
+    if !can_mount() {
+        return;
+    }
+    let options = || FuseOptions { allow_other: is_root(), ..FuseOptions::default() };
+    for (room, at) in [(700 << 10, 512 << 10), (300 << 10, (1 << 20) - (256 << 10)), (2 << 20, 512 << 10)] {
+        let m = mount_vfs(mem_vfs(room), options());
+        let file =
+            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(m.path("f")).unwrap();
+        file.write_all_at(&[7; 1 << 20], at).unwrap();
+        let told = file.sync_all().map_err(|error| error.kind());
+        if room < 1 << 20 {
+            assert_eq!(told, Err(std::io::ErrorKind::StorageFull), "{room}");
+        } else {
+            told.unwrap();
+            drop(file);
+            assert!(fs::read(m.path("f")).unwrap()[at as usize..] == [7; 1 << 20]);
+        }
+    }
+}
+
 #[test]
 fn direct_io_and_the_cache_agree() {
     if !can_mount() {

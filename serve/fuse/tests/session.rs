@@ -72,7 +72,7 @@ fn a_read_only_mount_refuses_changes() {
 
 #[test]
 fn a_missing_directory_is_named() {
-    let error = ivers_fuse::mount(mem_vfs(), "/no/such/place".as_ref(), FuseOptions::default())
+    let error = ivers_fuse::mount(mem_vfs(1 << 30), "/no/such/place".as_ref(), FuseOptions::default())
         .map(drop)
         .unwrap_err();
     assert!(error.to_string().contains("/no/such/place"), "{error}");

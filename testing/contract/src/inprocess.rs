@@ -49,7 +49,7 @@ impl InProcess {
         Self { name: name.into(), mounted, open: Default::default(), held, remount, no_modes: false }
     }
 
-    /// The format keeps no permission bits, owners, links or attributes, and is not asked to.
+    /// The format is not asked for what [`Op::needs_modes`] names.
     pub fn without_modes(mut self) -> Self {
         self.no_modes = true;
         self
@@ -261,20 +261,10 @@ impl Subject for InProcess {
     }
 
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
+        if self.no_modes && op.needs_modes() {
+            return Err(Refused::Unsupported);
+        }
         match *op {
-            Op::Born { .. }
-            | Op::Create { kind: Kind::Symlink, .. }
-            | Op::Link { .. }
-            | Op::Chmod { .. }
-            | Op::Chown { .. }
-            | Op::SetXattr { .. }
-            | Op::RemoveXattr { .. }
-            | Op::SetAcl { .. }
-            | Op::RemoveAcl { .. }
-                if self.no_modes =>
-            {
-                return Err(Refused::Unsupported);
-            }
             Op::Create { path, kind, info } => return self.create(path, kind, info),
             Op::Born { path, perm, size, info } => return self.born(path, perm, size, info),
             Op::Remove { path, info } => return self.remove(path, info),

@@ -35,6 +35,8 @@ pub struct Mounted {
     open: [Option<File>; SLOTS as usize],
     mapper: Option<Mapper>,
     remount: Option<Remount>,
+    /// See [`Self::without_modes`].
+    no_modes: bool,
     /// What the directory lives on. Last: files in it are closed before it goes.
     _kept: Option<Box<dyn Any>>,
 }
@@ -49,7 +51,12 @@ impl Mounted {
         // An existing directory may have any mode; the model begins with this one.
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
         let (open, mapper, dir, _kept) = (Default::default(), None, dir.to_owned(), None);
-        Self { name: name.into(), dir, cookie, claims, open, mapper, remount, _kept }
+        Self { name: name.into(), dir, cookie, claims, open, mapper, remount, no_modes: false, _kept }
+    }
+
+    /// The format is not asked for what [`Op::needs_modes`] names.
+    pub fn without_modes(self) -> Self {
+        Self { no_modes: true, ..self }
     }
 
     /// Keep what the directory lives on, as long as this lives.
@@ -219,6 +226,9 @@ impl Subject for Mounted {
     }
 
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
+        if self.no_modes && op.needs_modes() {
+            return Err(Refused::Unsupported);
+        }
         match *op {
             Op::Create { path, kind, .. } => match kind {
                 Kind::File => {

@@ -194,6 +194,24 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Whether it is about what formats like FAT keep of no file: permission bits, owners, links, attributes.
+    pub fn needs_modes(&self) -> bool {
+        matches!(
+            self,
+            Op::Born { .. }
+                | Op::Create { kind: Kind::Symlink, .. }
+                | Op::Link { .. }
+                | Op::Chmod { .. }
+                | Op::Chown { .. }
+                | Op::SetXattr { .. }
+                | Op::RemoveXattr { .. }
+                | Op::SetAcl { .. }
+                | Op::RemoveAcl { .. }
+        )
+    }
+}
+
 /// The name of the `nth` extended attribute.
 pub fn xattr_name(nth: u8) -> String {
     format!("user.x{nth}")

@@ -1,9 +1,8 @@
-//! The contract through FUSE, write-back cache on: `mem` and ext4, as programs see them. What is claimed is read from the mount.
+//! The contract through FUSE, write-back cache on: `mem`, ext4, FAT, OFS and FFS, as programs see them. What is claimed is read from the mount.
 
 mod common;
 
 use common::*;
-use ivers_block::{Device, MemDevice};
 use ivers_contract::{Promise, Subject, Tallies, observe};
 use ivers_mem::Mem;
 use std::sync::Arc;
@@ -15,14 +14,16 @@ fn mem_mounted(how: How) -> Box<dyn Subject> {
 }
 
 fn ext4_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
-    let mut mounts = hows.iter().cycle();
-    let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
-    fuse(&format!("{name} through FUSE, {}", labels.join(" then ")), true, move || {
-        let how = *mounts.next().expect("a cycle");
-        let budget = how.budget();
-        how.mount(open_ext4(device.clone(), budget.clone()), budget)
-    })
+    image_through_fuse(name, base, hows, open_ext4)
+}
+
+/// Without what FAT cannot keep.
+fn fat_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
+    Box::new(image_through_fuse(name, base, hows, open_fat).without_modes())
+}
+
+fn affs_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
+    image_through_fuse(name, base, hows, open_affs)
 }
 
 #[test]
@@ -50,6 +51,38 @@ fn ext4_keeps_the_contract() {
     }
 }
 
+/// What holds of formats that store no value.
+fn keeps_what_a_mount_can(make: impl Fn(&'static [How]) -> Box<dyn Subject>) {
+    for hows in [&[LAZY] as &[How], &[EAGER, LAZYTIME], &[TIGHT]] {
+        let report = hold(&mut || make(hows), seed(), steps(1000));
+        assert!(report.tallies.of(Promise::Data).checked > 40, "{report:?}");
+        assert!(report.tallies.of(Promise::Rests).checked > 40, "{report:?}");
+        assert!(report.claims.cookie && !report.claims.persistent, "{report:?}");
+    }
+}
+
+#[test]
+fn fat_keeps_the_contract() {
+    if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat"]) {
+        return;
+    }
+    for (name, args) in FATS {
+        let base = Arc::new(vfat(args));
+        keeps_what_a_mount_can(|hows| fat_mounted(name, &base, hows));
+    }
+}
+
+#[test]
+fn ofs_and_ffs_keep_the_contract() {
+    if !can_mount() {
+        return;
+    }
+    for (low, name) in AMIGAS {
+        let base = Arc::new(amiga(low));
+        keeps_what_a_mount_can(|hows| affs_mounted(name, &base, hows));
+    }
+}
+
 #[test]
 fn off_serves_nothing_and_nothing_vouches_for_its_changes() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4"]) {
@@ -66,8 +99,11 @@ fn observers_are_never_misled() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }
-    let base = Arc::new(image("ext4", &[]));
-    for mut subject in [mem_mounted(LAZY), ext4_mounted("ext4", &base, &[LAZY])] {
+    let mut subjects = vec![mem_mounted(LAZY), ext4_mounted("ext4", &Arc::new(image("ext4", &[])), &[LAZY])];
+    if ivers_oracle::have_programs(&["mkfs.fat"]) {
+        subjects.push(fat_mounted("FAT32", &Arc::new(vfat(FATS[1].1)), &[LAZY]));
+    }
+    for mut subject in subjects {
         for pages in [1, 5, 300] {
             let file = subject.share(&format!("shared{pages}")).unwrap();
             let found = observe(&*file, 2, pages, Duration::from_millis(800));

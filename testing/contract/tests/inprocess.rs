@@ -1,4 +1,4 @@
-//! The contract on `mem` and ext4 in this process. `IVERS_SEED` replays a run, `IVERS_STEPS` sets its length.
+//! The contract on `mem`, ext4, AFFS and FAT in this process. `IVERS_SEED` replays a run, `IVERS_STEPS` sets its length.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn ext4_keeps_the_contract() {
 
 #[test]
 fn ofs_and_ffs_keep_the_contract() {
-    for (low, name) in [(0, "OFS"), (3, "FFS, international")] {
+    for (low, name) in AMIGAS {
         let base = Arc::new(amiga(low));
         for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
             for hold_inodes in [true, false] {
@@ -58,7 +58,7 @@ fn fat_keeps_the_contract() {
     if !ivers_oracle::have_programs(&["mkfs.fat"]) {
         return;
     }
-    for (name, args) in [("FAT16", &["-F", "16"] as &[&str]), ("FAT32", &["-F", "32", "-s", "1"])] {
+    for (name, args) in FATS {
         let base = Arc::new(vfat(args));
         for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
             for hold_inodes in [true, false] {

@@ -1,55 +1,22 @@
 //! Many workloads, each at every crash point, on all cores.
 
-use crate::history::{self, Step, Worker, bytes_of, mount_options};
-use crate::ops::{Op, Workload};
+use crate::history::{self, MAX_WORKERS, Step, Worker, mount_options};
+use crate::ops::{Op, Workload, stable};
+use crate::recover::{Aside, Checker, Odds, Plan, Recovery};
 use crate::states::{Kind, State, States};
 use crate::target::Target;
-use crate::verify;
 use crate::watched::Watched;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use ivers_block::{Device, FaultDevice, MemDevice, OverlayDevice};
+use ivers_block::{FaultDevice, MemDevice};
 use ivers_vfs::Vfs;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Workers that the prepared image has directories for.
-pub const MAX_WORKERS: usize = 4;
-/// Who recovers a state before it is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recovery {
-    /// The driver under test.
-    Ours,
-    /// The driver, stopped on its way and begun again.
-    OursTwice,
-    /// The format's fsck, and then the driver; whether that trusts others who wrote.
-    Fsck(bool),
-    /// The kernel, and then the driver; whether that trusts others who wrote.
-    Kernel(bool),
-}
-
-impl Recovery {
-    /// Where it is counted.
-    fn index(self) -> usize {
-        match self {
-            Recovery::Ours => 0,
-            Recovery::OursTwice => 1,
-            Recovery::Fsck(_) => 2,
-            Recovery::Kernel(_) => 3,
-        }
-    }
-
-    fn trusts(self) -> bool {
-        matches!(self, Recovery::Fsck(true) | Recovery::Kernel(true))
-    }
-}
 
 /// Which workloads are explored, and how.
 pub struct Explorer {
@@ -57,8 +24,8 @@ pub struct Explorer {
     pub target: Box<dyn Target>,
     /// What to run, in this order.
     pub workloads: Vec<Workload>,
-    /// Of the first so many workloads, every state is checked. Most states of a short workload are those of its unmount, which
-    /// are much alike: of the others' unmounts one state in `unmount_one_in` is.
+    /// Of the first so many workloads, every state is checked and every write is torn everywhere. Most states of a short workload are those of
+    /// its unmount, which are much alike: of the others' unmounts one state in `unmount_one_in` is.
     pub whole: u64,
     /// See `whole`.
     pub unmount_one_in: u64,
@@ -66,12 +33,16 @@ pub struct Explorer {
     pub most_states: u64,
     /// Stop after so many violations: the rest would say the same.
     pub most_violations: usize,
-    /// Decides what is sampled: subsets of large windows, who recovers.
+    /// Decides, with a workload's name, what is sampled of it: subsets of large windows, who recovers. Which others are run makes no difference.
     pub seed: u64,
     /// One state in so many is recovered by fsck first; 0: none.
     pub fsck_first_every: u64,
-    /// One state in so many is recovered by the kernel first; 0: none.
+    /// One state in so many is recovered by the kernel first, and one in so many is shown by it after our recovery; 0: none.
     pub kernel_first_every: u64,
+    /// One state in so many is closed and looked at by the format's fsck before anything is changed in it; 0: none.
+    pub fresh_every: u64,
+    /// One state in so many is looked at by the format's fsck in the end; 0: none.
+    pub check_every: u64,
     /// Threads.
     pub threads: usize,
     /// Show a progress bar on a terminal.
@@ -83,8 +54,12 @@ pub struct Explorer {
 pub struct Summary {
     /// The format.
     pub target: String,
+    /// See [`Explorer::seed`].
+    pub seed: u64,
     /// Workloads run.
     pub workloads: u64,
+    /// What was explored of each, as a sum: states and recoveries, but for what is the same for all workloads (the mount).
+    pub explored: BTreeMap<String, u64>,
     /// Distinct crash states that were recovered and checked.
     pub states: u64,
     /// Of these, everything written so far.
@@ -99,6 +74,14 @@ pub struct Summary {
     pub recoveries: [u64; 4],
     /// Torn states that fsck or the kernel refused, and the driver recovered.
     pub refused_by_others: u64,
+    /// States that fsck damaged by a known fault of its own, and the driver recovered.
+    pub spoiled_by_fsck: u64,
+    /// Looked at by fsck as they were recovered, and shown by the kernel; worked on and stopped a second time.
+    pub fresh: u64,
+    /// See `fresh`.
+    pub shown: u64,
+    /// See `fresh`.
+    pub again: u64,
     /// How long it took.
     pub time: Duration,
     /// What was broken: a report each.
@@ -119,8 +102,9 @@ impl fmt::Display for Summary {
         let [ours, twice, fsck, kernel] = self.recoveries;
         writeln!(
             f,
-            "{}: {} workloads, {} distinct crash states ({} prefixes, {} torn, {} with writes lost, {} on media that lied) in {:.0} s",
+            "{}: seed {}, {} workloads, {} distinct crash states ({} prefixes, {} torn, {} with writes lost, {} on media that lied) in {:.0} s",
             self.target,
+            self.seed,
             self.workloads,
             self.states,
             self.prefixes,
@@ -131,8 +115,8 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "recovered by the driver {ours}, stopped on its way and recovered again {twice}, by fsck first {fsck}, by the kernel first {kernel} ({} torn states that these refused: by the driver)",
-            self.refused_by_others
+            "recovered by the driver {ours} (also {} torn states that others refused and {} that fsck spoiled), stopped on its way and recovered again {twice}, by fsck first {fsck}, by the kernel first {kernel}; looked at by fsck as recovered {}, compared with what the kernel shows {}, stopped a second time {}",
+            self.refused_by_others, self.spoiled_by_fsck, self.fresh, self.shown, self.again
         )?;
         write!(f, "{} violations", self.violations.len())?;
         if let Some(states) = self.first_violation {
@@ -167,7 +151,11 @@ impl Explorer {
             next: AtomicU64::new(0),
             states: AtomicU64::new(0),
             stop: AtomicBool::new(false),
-            summary: Mutex::new(Summary { target: self.target.name().to_owned(), ..Summary::default() }),
+            summary: Mutex::new(Summary {
+                target: self.target.name().to_owned(),
+                seed: self.seed,
+                ..Summary::default()
+            }),
             bar,
         };
         std::thread::scope(|scope| {
@@ -185,6 +173,12 @@ impl Explorer {
     fn prepared(&self) -> anyhow::Result<MemDevice> {
         let device = Arc::new(self.target.format()?);
         let vfs = Vfs::mount(self.target.open(device.clone(), false)?, mount_options(false).0)?;
+        let (claimed, explored) = (vfs.info().semantics.crash_safe, self.target.promises().crash_safe_values);
+        anyhow::ensure!(
+            claimed == explored,
+            "{}: the mounted filesystem claims crash_safe: {claimed}, and is explored for {explored}",
+            self.target.name()
+        );
         history::prepare(&vfs, MAX_WORKERS)?;
         vfs.unmount()?;
         Ok(MemDevice::from_bytes(&device.to_bytes()))
@@ -235,135 +229,68 @@ impl Shared<'_> {
             self.count(|summary| summary.broken(text));
         }
         let record = device.record();
-        let seed = self.explorer.seed ^ nth;
-        let mut rng = StdRng::seed_from_u64(seed);
-        self.count(|summary| summary.workloads += 1);
+        let number = workload.number(self.explorer.seed);
+        let whole = nth < self.explorer.whole;
         // What mounting writes is the same for all: one of them explores it.
         let from = if nth == 0 { 0 } else { mounted };
         let promised = |at| promised(&histories, at);
         let seals = |bytes: &[u8]| self.explorer.target.seals(bytes);
-        States::new(self.base.clone(), &record, seed).sealed_by(&seals).each(promised, |state, device| {
+        let checker = Checker { target: &*self.explorer.target, histories: &histories, scratch };
+        let mut explored = 0u64;
+        let states = States::new(self.base.clone(), &record, number).sealed_by(&seals).torn_everywhere(whole);
+        states.each(promised, |state, device| {
             if state.at < from || self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let closed = state.at == record.len() && state.kind == Kind::Prefix;
-            let alike = nth >= self.explorer.whole && state.at > begun && !closed;
-            if alike && rng.random_range(0..self.explorer.unmount_one_in.max(1)) != 0 {
+            let alike = !whole && state.at > begun && !closed;
+            // Whether a state is sampled depends on nothing but itself, so that other odds do not move the sample.
+            if alike
+                && !(number ^ state.digest().rotate_left(32))
+                    .is_multiple_of(self.explorer.unmount_one_in.max(1))
+            {
                 return Ok(());
             }
-            let recovery = self.choose(state, &mut rng);
+            let mut plan = Plan::new(number, state, self.odds());
+            let mut aside = Aside::default();
             let checked = catch_unwind(AssertUnwindSafe(|| {
-                self.check(device, state, recovery, &histories, closed, scratch, &mut rng)
+                checker.check(device, state, &mut plan, closed, &mut aside)
             }))
             .unwrap_or_else(|panic| Ok(Err(format!("panic: {}", text_of(&*panic)))))?;
+            if state.at >= mounted {
+                let what = format!("{state:?} {:?}", plan.recovery);
+                explored = explored.wrapping_add(stable(what.bytes()));
+            }
             self.counted(
                 state,
-                recovery,
-                checked.err().map(|what| self.report(workload, state, &histories, recovery, &what)),
+                plan.recovery,
+                &aside,
+                checked.err().map(|what| self.report(workload, state, &histories, plan.recovery, &what)),
             );
             Ok(())
-        })
+        })?;
+        self.count(|summary| {
+            summary.workloads += 1;
+            summary.explored.insert(workload.name.clone(), explored);
+        });
+        Ok(())
     }
 
-    fn choose(&self, state: &State, rng: &mut StdRng) -> Recovery {
-        let mut one_in = |every: u64| every > 0 && rng.random_range(0..every) == 0;
-        // What others make of media that lie is theirs to promise.
-        let honest = !matches!(state.kind, Kind::Unsealed(..));
-        if honest && one_in(self.explorer.kernel_first_every) {
-            Recovery::Kernel(one_in(2))
-        } else if honest && one_in(self.explorer.fsck_first_every) {
-            Recovery::Fsck(one_in(2))
-        } else if one_in(16) {
-            Recovery::OursTwice
-        } else {
-            Recovery::Ours
+    fn odds(&self) -> Odds {
+        Odds {
+            fsck_first_every: self.explorer.fsck_first_every,
+            kernel_first_every: self.explorer.kernel_first_every,
+            fresh_every: self.explorer.fresh_every,
+            check_every: self.explorer.check_every,
+            only_values: self.explorer.target.promises().only_values,
         }
-    }
-
-    /// Recover a state and check it. The outer error is the explorer's own, the inner one a broken promise.
-    #[allow(clippy::too_many_arguments)]
-    fn check(
-        &self,
-        image: OverlayDevice,
-        state: &State,
-        recovery: Recovery,
-        histories: &[Worker],
-        closed: bool,
-        scratch: &Path,
-        rng: &mut StdRng,
-    ) -> anyhow::Result<Result<(), String>> {
-        let target = &*self.explorer.target;
-        let device: Arc<dyn Device> = match recovery {
-            Recovery::Ours => Arc::new(image),
-            Recovery::OursTwice => match self.stopped_recovery(image, rng)? {
-                Ok(device) => device,
-                Err(what) => return Ok(Err(what)),
-            },
-            Recovery::Fsck(_) | Recovery::Kernel(_) => {
-                fs::write(scratch, bytes_of(&image)?)?;
-                if let Err(error) = target.raw_check(scratch) {
-                    return Ok(Err(format!("fsck complains before recovery: {error:#}")));
-                }
-                let recovered = match recovery {
-                    Recovery::Fsck(_) => Some(target.repair(scratch)),
-                    _ => target.kernel_recovers(scratch),
-                };
-                match recovered {
-                    // Not everybody expects torn sectors of everything (ext4's superblock); the driver under test must.
-                    Some(Err(_)) if matches!(state.kind, Kind::Torn(_)) => {
-                        self.count(|summary| summary.refused_by_others += 1);
-                        Arc::new(image)
-                    }
-                    Some(Err(error)) => {
-                        return Ok(Err(format!("{recovery:?} cannot recover it: {error:#}")));
-                    }
-                    _ => Arc::new(MemDevice::from_bytes(&fs::read(scratch)?)),
-                }
-            }
-        };
-        let promises = target.promises();
-        let checked = (|| -> Result<(), String> {
-            let fs = target
-                .open(device.clone(), recovery.trusts())
-                .map_err(|error| format!("cannot be opened: {error}"))?;
-            let vfs = Vfs::mount(fs, mount_options(false).0)
-                .map_err(|error| format!("cannot be mounted: {error}"))?;
-            for history in histories {
-                verify::worker(&vfs, history, state, closed && recovery == Recovery::Ours, promises)
-                    .map_err(|what| format!("worker {}: {what}", history.index))?;
-            }
-            verify::moves_on(&vfs, histories, state.at, promises)?;
-            vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
-        })();
-        if checked.is_err() {
-            return Ok(checked);
-        }
-        fs::write(scratch, bytes_of(&*device)?)?;
-        Ok(target.check(scratch).map_err(|error| format!("fsck complains after recovery: {error:#}")))
-    }
-
-    /// Recover, and stop the medium at a random write of the recovery.
-    fn stopped_recovery(
-        &self,
-        image: OverlayDevice,
-        rng: &mut StdRng,
-    ) -> anyhow::Result<Result<Arc<dyn Device>, String>> {
-        let device = Arc::new(FaultDevice::new(Arc::new(image)));
-        match self.explorer.target.open(device.clone(), false) {
-            Ok(fs) => drop(fs),
-            Err(error) => return Ok(Err(format!("cannot be opened: {error}"))),
-        }
-        let at = rng.random_range(0..=device.len());
-        let salt: u64 = rng.random();
-        let image = device.image_where(at, |nth| salt.rotate_left(nth as u32 % 64) & 1 == 0)?;
-        Ok(Ok(Arc::new(image)))
     }
 
     fn count(&self, change: impl FnOnce(&mut Summary)) {
         change(&mut self.summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     }
 
-    fn counted(&self, state: &State, recovery: Recovery, violation: Option<String>) {
+    fn counted(&self, state: &State, recovery: Recovery, aside: &Aside, violation: Option<String>) {
         self.bar.inc(1);
         if self.states.fetch_add(1, Ordering::Relaxed) + 1 >= self.explorer.most_states {
             self.stop.store(true, Ordering::Relaxed);
@@ -377,6 +304,11 @@ impl Shared<'_> {
                 Kind::Unsealed(..) => summary.unsealed += 1,
             }
             summary.recoveries[recovery.index()] += 1;
+            summary.refused_by_others += aside.refused_by_others;
+            summary.spoiled_by_fsck += aside.spoiled_by_fsck;
+            summary.fresh += aside.fresh;
+            summary.shown += aside.shown;
+            summary.again += aside.again;
             if let Some(what) = violation {
                 summary.broken(what);
             }
@@ -395,10 +327,11 @@ impl Shared<'_> {
         what: &str,
     ) -> String {
         let mut text = format!(
-            "{}, workload `{}`, seed {}, after {} recorded operations, {:?}, recovered by {recovery:?}: {what}\n",
+            "{}, workload `{}`, seed {} (number {:#x}), after {} recorded operations, {:?}, recovered by {recovery:?}: {what}\n",
             self.explorer.target.name(),
             workload.name,
             self.explorer.seed,
+            workload.number(self.explorer.seed),
             state.at,
             state.kind,
         );

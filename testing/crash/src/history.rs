@@ -9,8 +9,11 @@ use ivers_vfs::{
 };
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::Arc;
 
+/// Workers that the prepared image has directories for.
+pub const MAX_WORKERS: usize = 4;
 /// Directories that were there once, with a block of attributes each.
 const WORN_DIRECTORIES: usize = 60;
 
@@ -144,21 +147,45 @@ fn wear(vfs: &Arc<Vfs>, root: &InodeRef) -> ivers_vfs::Result<()> {
     Ok(())
 }
 
-/// Make the directories and files that every workload starts with.
+/// The contents of the files that every workload finds in its directory.
+const PREPARED: [(&str, &[u8]); 2] = [("a", &[b'A'; 9000]), ("d/a", &[b'S'; 700])];
+
+/// Make the directories and files that every workload starts with, as far as the image came without them.
 pub fn prepare(vfs: &Arc<Vfs>, workers: usize) -> ivers_vfs::Result<()> {
     let cred = Cred::root();
     let root = vfs.root()?;
     wear(vfs, &root)?;
+    let found_or_made =
+        |dir: &InodeRef, name: &str, spec: CreateSpec| match vfs.lookup(&cred, dir, name.as_bytes()) {
+            Err(Error::Name(NameError::NotFound)) => {
+                Ok(vfs.create(&cred, dir, name.as_bytes(), &spec, false)?.0)
+            }
+            found => found,
+        };
     for worker in 0..workers {
-        let name = directory(worker);
-        let (dir, _) = vfs.create(&cred, &root, name.as_bytes(), &CreateSpec::directory(0o755), false)?;
-        let (sub, _) = vfs.create(&cred, &dir, b"d", &CreateSpec::directory(0o755), false)?;
-        let (a, _) = vfs.create(&cred, &dir, b"a", &CreateSpec::file(0o644), false)?;
-        vfs.write(&cred, &a, 0, &[b'A'; 9000], WriteFlags::empty())?;
-        let (short, _) = vfs.create(&cred, &sub, b"a", &CreateSpec::file(0o644), false)?;
-        vfs.write(&cred, &short, 0, &[b'S'; 700], WriteFlags::empty())?;
+        let top = found_or_made(&root, &directory(worker), CreateSpec::directory(0o755))?;
+        let sub = found_or_made(&top, "d", CreateSpec::directory(0o755))?;
+        for (path, content) in PREPARED {
+            let (dir, name) = path.strip_prefix("d/").map_or((&top, path), |name| (&sub, name));
+            let file = found_or_made(dir, name, CreateSpec::file(0o644))?;
+            if vfs.stat(&file).size == 0 {
+                vfs.write(&cred, &file, 0, content, WriteFlags::empty())?;
+            }
+        }
     }
     vfs.sync()
+}
+
+/// The same on the system, for tools that make an image of a directory.
+pub fn prepare_on_host(dir: &Path) -> std::io::Result<()> {
+    for worker in 0..MAX_WORKERS {
+        let top = dir.join(directory(worker));
+        std::fs::create_dir_all(top.join("d"))?;
+        for (path, content) in PREPARED {
+            std::fs::write(top.join(path), content)?;
+        }
+    }
+    Ok(())
 }
 
 /// Run a workload; returns each worker's history. `vfs` lies over `watched`, and that over `device`.

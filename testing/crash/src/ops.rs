@@ -126,6 +126,13 @@ pub const ALPHABET: &[Op] = &[
     Op::Watch("a"),
 ];
 
+/// FNV-1a: Rust's own hashes may be others in the next version.
+pub(crate) fn stable(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes
+        .into_iter()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
 /// What is run between a mount and an unmount, by one or more workers at once.
 #[derive(Debug, Clone)]
 pub struct Workload {
@@ -190,6 +197,11 @@ impl Workload {
             }
             _ => None,
         }
+    }
+
+    /// What decides all that is sampled of this workload: the same wherever and whenever it is run.
+    pub fn number(&self, seed: u64) -> u64 {
+        stable(self.name.bytes().chain(seed.to_le_bytes()))
     }
 
     /// The operations, for a report.

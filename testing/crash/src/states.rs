@@ -7,8 +7,10 @@
 //! A log whose records carry checksums promises more than an honest medium asks for: a record of a commit that is there
 //! without all that it seals is told. So for those, media are tried too that lied at the flush between the two.
 
+use crate::ops::stable;
 use ivers_block::{Device, MemDevice, OverlayDevice, Recorded};
 use rand::rngs::StdRng;
+use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,7 +22,7 @@ const SECTOR: usize = 512;
 const ALL_SUBSETS_UP_TO: usize = 6;
 /// Subsets sampled of a larger window.
 const SAMPLED_SUBSETS: usize = 24;
-/// A write of more sectors than this is torn at a sample of them.
+/// A write of more sectors than this is torn at a sample of so many, unless every tear is asked for.
 const ALL_TEARS_UP_TO: usize = 8;
 /// Of a write under a seal, so many single sectors are lost in turn: half of them among its first, since what lies there says
 /// what the others are.
@@ -52,6 +54,11 @@ pub struct State {
 }
 
 impl State {
+    /// Tells it from the other states of its record; the same in every run.
+    pub fn digest(&self) -> u64 {
+        stable(format!("{self:?}").bytes())
+    }
+
     /// How much of the record counts for what had been made durable: what a medium lied about had not.
     pub fn kept(&self) -> usize {
         match self.kind {
@@ -70,7 +77,11 @@ pub struct States<'a> {
     sum: u64,
     sectors: HashMap<u64, u64>,
     seen: HashSet<(u64, u64)>,
-    rng: StdRng,
+    /// One for each kind of sample, so that taking more of one changes no other.
+    tears: StdRng,
+    subsets: StdRng,
+    losses: StdRng,
+    every_tear: bool,
     seals: &'a dyn Fn(&[u8]) -> bool,
 }
 
@@ -81,7 +92,7 @@ fn sector_hash(sector: u64, bytes: &[u8]) -> u64 {
 }
 
 impl<'a> States<'a> {
-    /// The states of a record that was made over `base`.
+    /// The states of a record that was made over `base`; the seed decides what is sampled of those that are too many.
     pub fn new(base: Arc<MemDevice>, record: &'a [Recorded], seed: u64) -> Self {
         Self {
             record,
@@ -89,9 +100,17 @@ impl<'a> States<'a> {
             sum: 0,
             sectors: HashMap::new(),
             seen: HashSet::new(),
-            rng: StdRng::seed_from_u64(seed),
+            tears: StdRng::seed_from_u64(seed ^ 1 << 32),
+            subsets: StdRng::seed_from_u64(seed ^ 2 << 32),
+            losses: StdRng::seed_from_u64(seed ^ 3 << 32),
+            every_tear: false,
             seals: &|_| false,
         }
+    }
+
+    /// With every tear of every write, however large.
+    pub fn torn_everywhere(self, every_tear: bool) -> Self {
+        Self { every_tear, ..self }
     }
 
     /// With those in which what is sealed is incomplete; `seals` tells records that seal.
@@ -132,11 +151,13 @@ impl<'a> States<'a> {
             states.push(State { at, kind: Kind::Prefix });
             if let Some(Recorded::Write { data, .. }) = (at < to).then(|| &self.record[at]) {
                 let sectors = data.len().div_ceil(SECTOR);
-                let tears: Vec<usize> = if sectors <= ALL_TEARS_UP_TO {
-                    (1..sectors).collect()
-                } else {
-                    (0..ALL_TEARS_UP_TO).map(|_| self.rng.random_range(1..sectors)).collect()
-                };
+                let mut tears: Vec<usize> = (1..sectors).collect();
+                if sectors > ALL_TEARS_UP_TO {
+                    let some = sample(&mut self.tears, tears.len(), ALL_TEARS_UP_TO);
+                    if !self.every_tear {
+                        tears = some.into_iter().map(|nth| tears[nth]).collect();
+                    }
+                }
                 states.extend(tears.into_iter().map(|sectors| State { at, kind: Kind::Torn(sectors) }));
             }
         }
@@ -156,12 +177,12 @@ impl<'a> States<'a> {
             }
             // One lost, all but one lost, and subsets of every density.
             for _ in 0..SAMPLED_SUBSETS {
-                let one = loose[self.rng.random_range(0..loose.len())];
-                let density = self.rng.random_range(0.05..0.95);
-                let lost = match self.rng.random_range(0..4) {
+                let one = loose[self.subsets.random_range(0..loose.len())];
+                let density = self.subsets.random_range(0.05..0.95);
+                let lost = match self.subsets.random_range(0..4) {
                     0 => vec![one],
                     1 => loose.iter().copied().filter(|&i| i != one).collect(),
-                    _ => loose.iter().copied().filter(|_| self.rng.random_bool(density)).collect(),
+                    _ => loose.iter().copied().filter(|_| self.subsets.random_bool(density)).collect(),
                 };
                 states.push(State { at, kind: Kind::Omitted(lost) });
             }
@@ -194,10 +215,10 @@ impl<'a> States<'a> {
         } else {
             for nth in 0..SAMPLED_LOSSES {
                 let among = if nth % 2 == 0 { sectors.min(FIRST_SECTORS) } else { sectors };
-                let at = self.rng.random_range(0..among);
+                let at = self.losses.random_range(0..among);
                 losses.push(at..at + 1);
             }
-            losses.push(self.rng.random_range(1..sectors)..sectors);
+            losses.push(self.losses.random_range(1..sectors)..sectors);
         }
         states.extend(
             losses.into_iter().map(|lost| State { at: flush + 2, kind: Kind::Unsealed(flush - 1, lost) }),
@@ -302,6 +323,30 @@ mod tests {
         let expected = [[0, 0, 0, 0], [0, 0, 2, 2], [1, 0, 0, 0], [1, 0, 2, 0], [1, 0, 2, 2]]
             .map(|bytes| bytes.to_vec());
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn large_writes_are_torn_at_different_sectors_and_everywhere_where_asked() {
+        let torn = |everywhere: bool| {
+            let mut tears = Vec::new();
+            let base = Arc::new(MemDevice::new(64 * SECTOR as u64));
+            let data: Vec<u8> = (0..40).flat_map(|sector| [sector + 1; SECTOR]).collect();
+            let record = [Recorded::Write { offset: 0, data: data.into(), fua: false }];
+            let states = States::new(base, &record, 1).torn_everywhere(everywhere);
+            states
+                .each(
+                    |_| 0,
+                    |state, _| {
+                        tears.extend(if let Kind::Torn(at) = state.kind { Some(at) } else { None });
+                        Ok(())
+                    },
+                )
+                .unwrap();
+            tears.sort_unstable();
+            tears
+        };
+        assert_eq!(torn(true), (1..40).collect::<Vec<_>>());
+        assert_eq!((torn(false).len(), torn(false)), (ALL_TEARS_UP_TO, torn(false)));
     }
 
     #[test]

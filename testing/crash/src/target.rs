@@ -18,6 +18,18 @@ pub struct Promises {
     pub crash_safe_values: bool,
     /// Generations are stored. Where they are not, a number tells files apart only among those of one moment.
     pub generations: bool,
+    /// Of what a crash leaves nothing else is promised, and the driver opens it only after the format's own fsck ([`Target::repair`]): names and
+    /// contents are whatever that makes of them, and the values vouch for it.
+    pub only_values: bool,
+}
+
+/// What the format's own fsck made of a crash state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repaired {
+    /// What a driver has to find its promises kept in.
+    Whole,
+    /// It damaged what was whole, by a known fault of its own: what is found behind it says nothing about the driver.
+    Spoiled,
 }
 
 /// A format under exploration.
@@ -44,7 +56,15 @@ pub trait Target: Send + Sync {
         Ok(())
     }
     /// Recover by the format's own fsck, as at boot.
-    fn repair(&self, image: &Path) -> anyhow::Result<()>;
+    fn repair(&self, image: &Path) -> anyhow::Result<Repaired>;
     /// Recover by mounting with the kernel. `None`: not possible here.
     fn kernel_recovers(&self, image: &Path) -> Option<anyhow::Result<()>>;
+    /// Let the kernel show an image that was closed in good order, mounted for reading. `None`: not possible here.
+    fn kernel_shows(
+        &self,
+        _image: &Path,
+        _look: &mut dyn FnMut(&Path) -> anyhow::Result<()>,
+    ) -> Option<anyhow::Result<()>> {
+        None
+    }
 }

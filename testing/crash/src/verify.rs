@@ -19,6 +19,9 @@ pub fn worker(
 ) -> Result<(), String> {
     let (at, kept) = (state.at, state.kept());
     let found = read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
+    if promises.only_values {
+        return values(vfs, history, &found, at, false, promises);
+    }
     let steps = &history.steps;
     let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
     let oldest = durable_step(steps, kept);
@@ -38,8 +41,13 @@ pub fn worker(
 }
 
 /// Files of one history, told apart by their own names.
-const TOLD_APART: Promises =
-    Promises { ordered_names: true, lasting_numbers: true, crash_safe_values: false, generations: true };
+const TOLD_APART: Promises = Promises {
+    ordered_names: true,
+    lasting_numbers: true,
+    crash_safe_values: false,
+    generations: true,
+    only_values: false,
+};
 
 /// Where numbers do not last: what has a name is what had it at some step since names were last durable, with bytes of that time; and what had its name throughout has it.
 fn by_names(
@@ -229,7 +237,7 @@ fn changes_nothing(step: &Step) -> bool {
 }
 
 /// C4, and C3 where the session was closed in good order with nothing after.
-fn values(
+pub(crate) fn values(
     vfs: &Arc<Vfs>,
     history: &Worker,
     found: &Tree,
@@ -313,7 +321,9 @@ pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promi
             if inode.kind != FileType::Regular {
                 continue;
             }
-            grows_by_zeros(vfs, &inode, node).map_err(|what| format!("{place}: {what}"))?;
+            if !promises.only_values {
+                grows_by_zeros(vfs, &inode, node).map_err(|what| format!("{place}: {what}"))?;
+            }
             vfs.write(&Cred::root(), &inode, 0, b"after", WriteFlags::empty())
                 .map_err(|error| format!("{place}: cannot be written after recovery: {error}"))?;
             let Some(now) = vfs.change(&inode).filter(|_| promises.crash_safe_values) else { continue };

@@ -185,6 +185,10 @@ impl FileSystem for Watched {
         self.inner.write_back(inode, offset, data)
     }
 
+    fn room_step(&self) -> u64 {
+        self.inner.room_step()
+    }
+
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
         self.inner.unreserve(inode, offset, len);
     }

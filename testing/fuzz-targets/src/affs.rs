@@ -25,6 +25,8 @@ struct Base {
 static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
     let mut bases: Vec<Base> = (0..4).map(|low| base(volume(low), 0)).collect();
     bases.push(base(disk(&volume(1), &volume(0)), CYLINDER));
+    // With directory caches.
+    bases.extend((4..6).map(|low| base(volume(low), 0)));
     bases
 });
 

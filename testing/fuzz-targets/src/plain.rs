@@ -53,7 +53,8 @@ pub fn epoch(input: &[u8]) {
         assert_eq!(EpochRecord::decode(&decoded.encode()), Ok(decoded));
     }
     let (clean, trust_foreign) = (flags & 4 != 0, flags & 8 != 0);
-    let found = Found { record: Some(&record), uuid, foreign, clean, trust_foreign };
+    let read_only = flags & 16 != 0;
+    let found = Found { record: Some(&record), uuid, foreign, clean, trust_foreign, read_only };
     if let (Ok(decision), Ok(stored)) = (epoch::decide(&found), EpochRecord::decode(&record)) {
         assert!(decision.epoch >= stored.epoch, "an epoch went back");
         assert!(decision.raised.is_none() || decision.epoch > stored.epoch);

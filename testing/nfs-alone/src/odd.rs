@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::compound::CompoundRes;
 use ivers_nfs4::ops::{Op, number};
-use ivers_nfs4::types::FileHandle;
-use ivers_nfs4::xdr::{Encoder, Xdr};
+use ivers_nfs4::types::{Ace, FileHandle};
+use ivers_nfs4::xdr::{Encoder, List, Xdr};
 use ivers_nfsd::compound::{Compound, News, Origin, Progress};
 use ivers_vfs::{CreateSpec, Cred, FileType, RenameFlags, Vfs};
 
@@ -52,7 +53,7 @@ fn arguments(number: u32, handles: &[FileHandle], seed: &mut impl FnMut() -> u64
         number::VERIFY | number::NVERIFY => {
             out.word(1);
             out.word(1 << 4 | seed() as u32 & 1 << 12);
-            out.opaque(&(seed() % 2 * 8).to_be_bytes());
+            out.opaque(&[0_u64, 1, 8, 4096][seed() as usize % 4].to_be_bytes());
         }
         number::SECINFO_NO_NAME => out.word(seed() as u32 % 3),
         number::IO_ADVISE => {
@@ -101,11 +102,18 @@ fn arguments(number: u32, handles: &[FileHandle], seed: &mut impl FnMut() -> u64
         number::SETATTR => {
             stateid(out, seed());
             let values: Vec<u8> = (0..seed() % 5).flat_map(|_| odd(seed()).to_be_bytes()).collect();
-            match seed() % 3 {
+            match seed() % 4 {
                 0 => {
                     out.word(1);
                     out.word(1 << 4);
                     out.opaque(&odd(seed()).to_be_bytes());
+                }
+                3 => {
+                    let List(mut aces) = acl();
+                    aces.rotate_left(seed() as usize % 6);
+                    aces.truncate(seed() as usize % 8);
+                    let size = (seed().is_multiple_of(3)).then(|| odd(seed()));
+                    Attrs { acl: Some(List(aces)), size, ..Attrs::default() }.encode().put(out);
                 }
                 1 => {
                     out.word(2);
@@ -150,6 +158,19 @@ fn arguments(number: u32, handles: &[FileHandle], seed: &mut impl FnMut() -> u64
         }
         _ => {}
     }
+}
+
+/// Entries of each kind that can be kept.
+pub fn acl() -> List<Ace> {
+    let ace = |kind, flags, mask, who: &str| Ace { kind, flags, mask, who: who.into() };
+    List(vec![
+        ace(1, 0, 0x2, "1000"),
+        ace(0, 0, 0x7, "OWNER@"),
+        ace(0, 0x3, 0x23, "1001"),
+        ace(0, 0x40, 0x1, "GROUP@"),
+        ace(0, 0x4b, 0x20, "7"),
+        ace(0, 0, 0x1, "EVERYONE@"),
+    ])
 }
 
 /// Do what the arguments of a COMPOUND say; nothing if they are none. Panics if the answer is not one, or if something is left behind.

@@ -27,6 +27,8 @@ pub struct Server {
     image: PathBuf,
     /// Where the kernel has mounted the image.
     mounted: Option<PathBuf>,
+    /// Ours: the program, and its state directory.
+    asked: Option<(PathBuf, PathBuf)>,
     _dir: TempDir,
 }
 
@@ -55,11 +57,11 @@ fn image(dir: &TempDir) -> Result<PathBuf> {
 }
 
 impl Server {
-    /// `ivers serve` with this mode of the counter.
-    pub fn ivers(program: &Path, name: &'static str, mode: &str) -> Result<Self> {
+    /// `ivers serve` with these options of the export.
+    pub fn ivers(program: &Path, name: &'static str, options: &str) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let (image, state) = (image(&dir)?, dir.path().join("state"));
-        let export = format!("{},name=/data,no_root_squash,iversion={mode}", word(&image)?);
+        let export = format!("{},name=/data,no_root_squash,{options}", word(&image)?);
         let mut child = Command::new(program)
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--state", word(&state)?, &export])
             .stdout(Stdio::piped())
@@ -70,7 +72,8 @@ impl Server {
         let told: serde_json::Value =
             serde_json::from_str(&line).with_context(|| format!("ivers serve said {line:?}"))?;
         let address = told["addresses"][0].as_str().context("an address")?.parse()?;
-        Ok(Self { name, address, export: "/data", child, image, mounted: None, _dir: dir })
+        let asked = Some((program.to_owned(), state));
+        Ok(Self { name, address, export: "/data", child, image, mounted: None, asked, _dir: dir })
     }
 
     /// `ganesha.nfsd` with its VFS backend on the kernel's ext4, mounted with these options.
@@ -100,8 +103,16 @@ impl Server {
             .spawn()
             .context("ganesha.nfsd (Debian's nfs-ganesha and nfs-ganesha-vfs)")?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let mut server =
-            Self { name, address, export: "/data", child, image, mounted: Some(mounted), _dir: dir };
+        let mut server = Self {
+            name,
+            address,
+            export: "/data",
+            child,
+            image,
+            mounted: Some(mounted),
+            asked: None,
+            _dir: dir,
+        };
         server.wait_for_port(&log)?;
         // Its grace period.
         sleep(Duration::from_secs(3));
@@ -126,6 +137,15 @@ impl Server {
         let ticks: u64 =
             fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
         Ok(ticks as f64 / 100.0)
+    }
+
+    /// Inodes that it has put into transactions, and blocks that it has written to its journal; of ours alone.
+    pub fn logged(&self) -> Result<Option<[f64; 2]>> {
+        let Some((program, state)) = &self.asked else { return Ok(None) };
+        let output = Command::new(program).args(["stats", "--json"]).arg(state).output()?;
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).context("its statistics")?;
+        let of = |name: &str| told["exports"][self.export][name].as_f64().with_context(|| name.to_owned());
+        Ok(Some([of("inode_updates")?, of("journal_blocks")?]))
     }
 
     /// End it, and have its image looked at.

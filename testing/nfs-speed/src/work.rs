@@ -29,10 +29,12 @@ const ASKED: [u32; 7] = [
 /// One row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// WRITE of 4 KiB, unstable, and nobody asks: what direct I/O sends.
+    /// WRITE of 4 KiB, unstable, and nobody asks.
     Write4k,
-    /// The same with GETATTR of the change attribute behind it: what buffered I/O sends.
+    /// The same with GETATTR of the change attribute behind it: what buffered I/O of Linux's client sends.
     Write4kAsked,
+    /// WRITE of 4 KiB, durable when it is answered, and nobody asks: what direct I/O of Linux's client sends for a write that fits into one request.
+    Write4kSync,
     /// GETATTR.
     GetAttr,
     /// WRITE of 1 MiB into a new file, one after the other, and a COMMIT.
@@ -45,11 +47,13 @@ pub enum Work {
 
 impl Work {
     /// All, each with how many requests are under way at a time.
-    pub const ROWS: [(&str, Self, usize); 9] = [
+    pub const ROWS: [(&str, Self, usize); 11] = [
         ("write_4k", Self::Write4k, 1),
         ("write_4k_depth_16", Self::Write4k, 16),
         ("write_4k_asked", Self::Write4kAsked, 1),
         ("write_4k_asked_depth_16", Self::Write4kAsked, 16),
+        ("write_4k_sync", Self::Write4kSync, 1),
+        ("write_4k_sync_depth_16", Self::Write4kSync, 16),
         ("getattr", Self::GetAttr, 1),
         ("getattr_depth_16", Self::GetAttr, 16),
         ("write_1m", Self::Write1m, 4),
@@ -96,11 +100,13 @@ impl Course {
         let put = || Op::PutFh(handle.clone());
         let started = Instant::now();
         match work {
-            Work::Write4k | Work::Write4kAsked => {
+            Work::Write4k | Work::Write4kAsked | Work::Write4kSync => {
+                let stable =
+                    if work == Work::Write4kSync { StableHow::FileSync } else { StableHow::Unstable };
                 let data = vec![ops as u8; 4096];
                 let make = |nth: u64| {
                     let offset = nth * 4096 % SMALL_FILE;
-                    let args = WriteArgs { stateid, offset, stable: StableHow::Unstable, data: data.clone() };
+                    let args = WriteArgs { stateid, offset, stable, data: data.clone() };
                     let mut ops = vec![put(), Op::Write(args)];
                     if work == Work::Write4kAsked {
                         ops.push(Op::GetAttr(Bitmap::of(ASKED)));

@@ -11,6 +11,16 @@ pub fn may_loop_mount() -> bool {
     rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists()
 }
 
+/// Whether a test that makes loop mounts can run. Under CI it must.
+pub fn can_loop_mount() -> bool {
+    let can = may_loop_mount();
+    if !can {
+        assert!(std::env::var_os("CI").is_none(), "CI is set and there are no loop mounts: they need root");
+        crate::skipped("loop mounts need root");
+    }
+    can
+}
+
 /// An image mounted by the kernel; unmounted when this is dropped.
 pub struct LoopMount {
     dir: Option<TempDir>,

@@ -54,6 +54,11 @@ pub(in super::super) fn table(rows: &[Value]) -> Vec<String> {
     lines.extend(
         rows.iter().filter_map(|row| Some(format!("{}: {}", text(row, "name"), row["missing"].as_str()?))),
     );
+    for row in rows {
+        for (peer, ops) in row["peer_ops"].as_object().into_iter().flatten() {
+            lines.push(format!("{}: {peer} did {ops} operations", text(row, "name")));
+        }
+    }
     lines.extend(notes(rows));
     lines.push("null: libfuse's passthrough_ll over the kernel's ext4, what FUSE itself costs; kernel: its ext4, loop-mounted".to_owned());
     lines

@@ -363,6 +363,7 @@ fn others(rows: &[&Value]) -> Markup {
                             @if number > 0 { "; " }
                             (plain(name)) " " (cell(&peer["ns_per_op"])) ", "
                             (ratio(&row["new_over_peer"][name.as_str()], &row["spread"]["new_over_peer"][name.as_str()]))
+                            @if let Some(ops) = row["peer_ops"][name.as_str()].as_u64() { " (" (ops) " operations)" }
                         }
                     }
                 } }

@@ -32,6 +32,10 @@ int main(int argc, char **argv)
 		return try_direct();
 	if (!strcmp(what, "append"))
 		return try_append();
+	if (!strcmp(what, "make-source"))
+		return make_source(argc, argv);
+	if (!strcmp(what, "copy-over"))
+		return copy_over(argc, argv);
 	if (!strcmp(what, "write-records"))
 		return write_records(argc, argv);
 	if (!strcmp(what, "count"))

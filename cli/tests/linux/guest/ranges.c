@@ -83,6 +83,48 @@ int try_copies(void)
 	return 0;
 }
 
+/* A file to be copied: `make-source FILE MIBS`. */
+int make_source(int argc, char **argv)
+{
+	unsigned char *bytes = malloc(MB);
+	must(argc == 2);
+	int fd = open(argv[0], O_RDWR | O_CREAT | O_EXCL, 0644);
+	must(fd >= 0);
+	for (off_t at = 0; at < (off_t)atoi(argv[1]) * MB; at += MB) {
+		fill(bytes, MB, at, 6);
+		must(pwrite(fd, bytes, MB, at) == MB);
+	}
+	must(fsync(fd) == 0 && close(fd) == 0);
+	free(bytes);
+	return 0;
+}
+
+/* Copied as a whole by the server, or with an error that is told, and never otherwise than it was: `copy-over FROM TO SAYS`. */
+int copy_over(int argc, char **argv)
+{
+	unsigned char *bytes = malloc(MB);
+	struct stat st;
+	must(argc == 3);
+	int from = open(argv[0], O_RDONLY), to = open(argv[1], O_RDWR | O_CREAT | O_EXCL, 0644);
+	int says = open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0644);
+	must(from >= 0 && to >= 0 && says >= 0 && fstat(from, &st) == 0);
+	loff_t in = 0, out = 0;
+	ssize_t some = 1;
+	while (in < st.st_size && some > 0)
+		some = copy_file_range(from, &in, to, &out, st.st_size - in, 0);
+	if (some < 0 || fsync(to) != 0) {
+		must(dprintf(says, "failed: %s\n", strerror(errno)) > 0);
+		return 0;
+	}
+	must(in == st.st_size && out == in && posix_fadvise(to, 0, 0, POSIX_FADV_DONTNEED) == 0);
+	for (off_t at = 0; at < out; at += MB)
+		must(pread(to, bytes, MB, at) == MB && is_filled(bytes, MB, at, 6));
+	must(fstat(to, &st) == 0 && st.st_size == out);
+	must(close(from) == 0 && close(to) == 0 && dprintf(says, "copied\n") > 0);
+	free(bytes);
+	return 0;
+}
+
 int try_direct(void)
 {
 	unsigned char *bytes;

@@ -91,6 +91,8 @@ int try_sparse(void);
 int try_copies(void);
 int try_direct(void);
 int try_append(void);
+int make_source(int argc, char **argv);
+int copy_over(int argc, char **argv);
 int write_records(int argc, char **argv);
 int count_up(int argc, char **argv);
 int hold_lock(int argc, char **argv);

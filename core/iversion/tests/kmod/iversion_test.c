@@ -27,6 +27,10 @@ static unsigned int seconds = 5;
 module_param(seconds, uint, 0);
 MODULE_PARM_DESC(seconds, "how long the writer and the observers run (0: not at all)");
 
+static unsigned int rounds = 0;
+module_param(rounds, uint, 0);
+MODULE_PARM_DESC(rounds, "how many rounds they go on for at least, and for so long at most: 60 times the seconds");
+
 #define MOST_OBSERVERS 4
 static unsigned int observers = 1;
 module_param(observers, uint, 0);
@@ -94,8 +98,9 @@ static u64 wait_for(const struct padded *round, u64 wanted)
 
 	while ((seen = smp_load_acquire(&round->value)) < wanted) {
 		cpu_relax();
+		/* With fewer processors than threads somebody has to make room. */
 		if (++spins % 256 == 0)
-			cond_resched();
+			yield();
 	}
 	return seen;
 }
@@ -142,7 +147,7 @@ static int observe_rounds(void *who)
 
 static int __init hammer(void)
 {
-	unsigned long end = jiffies + seconds * HZ;
+	unsigned long end = jiffies + seconds * HZ, latest = jiffies + 60ul * seconds * HZ;
 	unsigned int who, running = 0;
 	struct task_struct *task;
 	int error = 0;
@@ -157,7 +162,8 @@ static int __init hammer(void)
 	}
 	if (IS_ERR(task))
 		error = PTR_ERR(task);
-	while (!error && !atomic_read(&lost) && (round % 256 || time_before(jiffies, end))) {
+	while (!error && !atomic_read(&lost) &&
+	       (round % 256 || time_before(jiffies, end) || (round < rounds && time_before(jiffies, latest)))) {
 		smp_store_release(&started.value, ++round);
 		observe(0, round);
 		for (who = 1; who < observers; who++)

@@ -59,7 +59,7 @@ pub fn amitools() -> Option<Amitools> {
         Ok(tools) => Some(tools),
         Err(error) => {
             assert!(std::env::var_os("CI").is_none(), "CI is set, and there are no amitools: {error:#}");
-            eprintln!("skipped: {error:#}");
+            ivers_oracle::skipped(&format!("{error:#}"));
             None
         }
     }

@@ -48,20 +48,24 @@ pub fn fsck(path: &Path, what: &str) {
     ivers_oracle::e2fsck(path).unwrap_or_else(|error| panic!("{what}: {error:#}"));
 }
 
+/// The image as a device.
+pub fn device(path: &Path, mode: OpenMode) -> Arc<FileDevice> {
+    // A child that another test is starting may hold a copy of the locked descriptor until it executes.
+    let mut tries = 0;
+    loop {
+        match FileDevice::open(path, mode) {
+            Err(BlockError::Busy { .. }) if tries < 200 => tries += 1,
+            other => return Arc::new(other.unwrap()),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
 /// See the name.
 pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    // A child that another test is starting may hold a copy of the locked descriptor until it executes.
-    let mut tries = 0;
-    let device = loop {
-        match FileDevice::open(path, mode) {
-            Err(BlockError::Busy { .. }) if tries < 200 => tries += 1,
-            other => break Arc::new(other.unwrap()),
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    };
     let options = OpenOptions { read_only, place: "test image".into(), ..OpenOptions::default() };
-    Ext4::open(device, options).unwrap()
+    Ext4::open(device(path, mode), options).unwrap()
 }
 
 /// Mount without background threads.

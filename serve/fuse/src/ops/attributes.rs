@@ -2,6 +2,7 @@
 
 use super::Ops;
 use super::reply::{self, Reply};
+use crate::children::{self, CHILDREN_MAX};
 use crate::cookie::{self, Asked};
 use crate::errno::errno;
 use crate::serving::{ENODATA, OrErrno};
@@ -88,7 +89,14 @@ impl Ops {
         }
     }
 
-    pub(super) fn cookie_attribute(&self, ino: INodeNo, asked: Asked, size: u32, reply: ReplyXattr) {
+    pub(super) fn cookie_attribute(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        asked: Asked,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         let s = &self.0;
         let node = match s.node(ino) {
             Ok(node) => node,
@@ -105,13 +113,20 @@ impl Ops {
                 None => reply.error(none),
             },
             Asked::Unknown => reply.error(none),
-            Asked::Change | Asked::Stored if s.vfs.no_cookie().is_some() => reply.error(none),
+            Asked::Change | Asked::Stored | Asked::Children(_) if s.vfs.no_cookie().is_some() => {
+                reply.error(none)
+            }
             // A caller that only wants room is not one who looks: the longest number there is.
             Asked::Change if size == 0 => reply.size(cookie::DECIMAL_MAX),
             Asked::Change => s.query(node, move |change| match change {
                 Some(change) => reply::value(change.to_string().as_bytes(), size, reply),
                 None => reply.error(none),
             }),
+            Asked::Children(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
+            Asked::Children(cursor) => {
+                let value = children::value(s, request, ino, cursor, size as usize);
+                self.answer(reply, value, |reply, value| reply.data(&value));
+            }
             Asked::Stored => {
                 reply::value(s.vfs.stored_version(&node.inode).to_string().as_bytes(), size, reply)
             }

@@ -96,7 +96,15 @@ impl Ops {
         // From the page cache: whose identity this is is a guess too.
         let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;
-        let written = s.vfs.write(&cred, &node.inode, offset, data, how).or_errno();
+        let mut written = s.vfs.write(&cred, &node.inode, offset, data, how);
+        // The kernel does not look at how much of its cache's data was written: only an error tells it that some was not.
+        while let (true, Ok(done @ 1..)) = (from_cache, &written) {
+            let Some(rest) = data.get(*done..).filter(|rest| !rest.is_empty()) else { break };
+            let done = *done;
+            written =
+                s.vfs.write(&cred, &node.inode, offset + done as u64, rest, how).map(|more| done + more);
+        }
+        let written = written.or_errno();
         if let (true, Err(error)) = (from_cache, &written) {
             s.report_at_next_write(&node, error.code());
         }

@@ -19,8 +19,9 @@ impl Ops {
             | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
-        if s.options.kernel_checks() {
-            // Also makes the kernel check modes; without that it would be wrong to take it.
+        if s.options.kernel_checks() && s.vfs.info().xattr_value_max > 0 {
+            // Also makes the kernel check modes; without that it would be wrong to take it. Where there are no attributes at all the kernel
+            // must not ask for ACLs: it takes "not supported" for the answer to whoever is not the owner.
             wanted |= InitFlags::FUSE_POSIX_ACL;
         }
         if s.options.writeback_cache {

@@ -295,7 +295,7 @@ impl Filesystem for Ops {
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let name = name.as_bytes();
         if let Some(asked) = cookie::asked(name) {
-            return self.cookie_attribute(ino, asked, size, reply);
+            return self.cookie_attribute(request, ino, asked, size, reply);
         }
         self.answer(reply, self.get_named(request, ino, name), |reply, value| {
             reply::value(&value, size, reply)

@@ -36,12 +36,15 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-pub fn mem_vfs() -> Arc<Vfs> {
-    Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 30)), MountOptions::default()).expect("mem mounts")
+pub fn mem_vfs(capacity: u64) -> Arc<Vfs> {
+    Vfs::mount(Arc::new(ivers_mem::Mem::new(capacity)), MountOptions::default()).expect("mem mounts")
 }
 
 pub fn mount_with(options: FuseOptions) -> Mounted {
-    let vfs = mem_vfs();
+    mount_vfs(mem_vfs(1 << 30), options)
+}
+
+pub fn mount_vfs(vfs: Arc<Vfs>, options: FuseOptions) -> Mounted {
     let dir = tempfile::tempdir().expect("a directory to mount on");
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -53,6 +53,11 @@ impl Object {
         self.vfs().is_read_only() || self.access.as_ref().is_ok_and(|access| access.read_only)
     }
 
+    /// Whether changes of names and attributes are answered before they are durable.
+    pub fn is_deferred(&self) -> bool {
+        self.access.as_ref().is_ok_and(|access| access.deferred)
+    }
+
     /// By its number.
     pub fn file(&self) -> File {
         File { export: self.export.identity, inode: self.inode.ino.0, generation: self.inode.generation }
@@ -92,7 +97,7 @@ impl Place {
             Self::Pseudo(number) => Target::Pseudo(*number),
             Self::Object(object) => {
                 let File { export, inode, generation } = object.file();
-                let generation = generation ^ object.export.filesystem.instance;
+                let generation = object.export.filesystem.in_handles(inode, generation);
                 Target::Object { export, inode, generation }
             }
         }

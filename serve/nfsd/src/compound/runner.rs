@@ -13,6 +13,7 @@ use super::context::{Context, Origin};
 use super::replies::{Key, Known, is_once};
 use super::service::Service;
 use crate::ops;
+use crate::rpc::may_take_long;
 use crate::state::{Stop, Ticket};
 
 /// The last minor version that is spoken.
@@ -60,6 +61,24 @@ impl Waiting {
         }
         compound.run()
     }
+}
+
+/// Operations that are answered out of memory. (A filehandle whose file nobody has used for long, or an ACL, may be one read from the device away.)
+fn is_brief(number: u32) -> bool {
+    matches!(
+        number,
+        number::SEQUENCE
+            | number::PUTFH
+            | number::PUTROOTFH
+            | number::PUTPUBFH
+            | number::GETFH
+            | number::SAVEFH
+            | number::RESTOREFH
+            | number::GETATTR
+            | number::ACCESS
+            | number::RENEW
+            | number::TEST_STATEID
+    )
 }
 
 /// Why the loop is left.
@@ -247,6 +266,9 @@ impl Compound {
             let key = Key::new(&self.context.origin, self.context.digest);
             self.context.service.replies.begin(&key);
             self.once = Some(key);
+        }
+        if !is_brief(number) {
+            may_take_long();
         }
         self.reply.word(number);
         let result = ops::perform(&mut self.context, &op, &mut self.reply);

@@ -27,11 +27,17 @@ pub struct Filesystem {
     pub vfs: Arc<Vfs>,
     /// The write verifier that it began with. What may be lost since is counted by the VFS.
     pub write_verifier: u64,
-    /// Which life of it this is, if it stores nothing and begins anew with each mount; otherwise 0. Handles of another life are stale.
+    /// Which life of it this is, if numbers of files mean something else after the next mount; otherwise 0. Handles of another life are stale.
     pub instance: u32,
 }
 
 impl Filesystem {
+    /// A generation as handles have it, or as they had it: the one is made of the other in the same way.
+    pub fn in_handles(&self, inode: u64, generation: u32) -> u32 {
+        // Whoever has mounted the export begins there.
+        if inode == self.vfs.info().root.0 { generation } else { generation ^ self.instance }
+    }
+
     /// The verifier of writes that begin now, or of a flush that is done now.
     pub fn verifier(&self) -> Verifier {
         self.newest_verifier().to_be_bytes()

@@ -26,6 +26,7 @@
 //! options = "noatime,cache=1G"                 # of the mount, as ivers mount -o takes them
 //! clients = ["192.0.2.0/24", "2001:db8::/64"]  # loopback if nothing is said
 //! access = "ro"
+//! async = false                                # true: names and attributes are answered before they are durable
 //!
 //! [[export.rule]]                              # the first that names the client's address goes before the above
 //! clients = ["192.0.2.7"]
@@ -34,15 +35,16 @@
 //! names = ["*.photos.example"]
 //! ```
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+mod values;
 
-use ipnet::IpNet;
-use ivers_nfs4::NFS_PORT;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
 use serde::Deserialize;
 use thiserror::Error;
+
+pub use values::{Address, Domain, Flavor, LogFormat, Mode, Network, Secured};
 
 /// `nobody` of most systems.
 pub const NOBODY: u32 = 65534;
@@ -50,14 +52,6 @@ pub const NOBODY: u32 = 65534;
 /// What is wrong with what the server was told.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
     /// It is no TOML, or holds what is not known.
     #[error("{}: {why}", path.display())]
     Toml {
@@ -82,87 +76,6 @@ fn wrong(export: &str, why: impl Into<String>) -> ConfigError {
     ConfigError::Export { place: None, export: export.to_owned(), why: why.into() }
 }
 
-/// Where to listen. Without a port it is that of NFS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Address(pub SocketAddr);
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bare = || text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-        let address = text.parse().or_else(|_| bare().map(|address| SocketAddr::new(address, NFS_PORT)));
-        address.map(Self).map_err(|_| {
-            format!("{text:?} is no address like 192.0.2.1, 192.0.2.1:2049 or [2001:db8::1]:2049")
-        })
-    }
-}
-
-impl TryFrom<String> for Address {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-/// One address, or a network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Network(IpNet);
-
-impl TryFrom<String> for Network {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        // A name would have to be looked up, and whoever answers would say who comes in.
-        net.map(|net| Self(net.trunc())).map_err(|_| {
-            format!("{text:?} is neither an address nor a network like 192.0.2.0/24 or 2001:db8::/64")
-        })
-    }
-}
-
-impl Network {
-    /// Whether an address is in it.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.contains(&address.to_canonical())
-    }
-}
-
-/// Reading alone, or writing too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Reading.
-    Ro,
-    /// Both.
-    Rw,
-}
-
-/// A flavour of `sec=`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Flavor {
-    /// `AUTH_NONE`: nobody, always squashed.
-    None,
-    /// `AUTH_SYS`.
-    Sys,
-}
-
-/// What TLS must have shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Secured {
-    /// Nothing: it may be used.
-    Optional,
-    /// It must be used.
-    Required,
-    /// It must be used, and the client must have shown a certificate.
-    Certificate,
-}
-
 /// What holds for some of the clients of an export; what is not said is as for the export itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -179,6 +92,9 @@ pub struct Settings {
     pub anonuid: Option<u32>,
     /// And his group.
     pub anongid: Option<u32>,
+    /// Changes of names and attributes are answered before they are durable, as exports(5) has it (not the default).
+    #[serde(rename = "async")]
+    pub deferred: Option<bool>,
     /// Which flavours; `sys` if nothing is said.
     pub sec: Option<BTreeSet<Flavor>>,
     /// What TLS must have shown; nothing if nothing is said.
@@ -223,6 +139,8 @@ struct Keys {
     all_squash: Option<bool>,
     anonuid: Option<u32>,
     anongid: Option<u32>,
+    #[serde(rename = "async")]
+    deferred: Option<bool>,
     sec: Option<BTreeSet<Flavor>>,
     tls: Option<Secured>,
     names: Option<Vec<String>>,
@@ -231,9 +149,10 @@ struct Keys {
 impl From<Keys> for ExportConfig {
     fn from(keys: Keys) -> Self {
         let Keys { name, image, fs_type, options, rule, clients, access, root_squash, all_squash, .. } = keys;
-        let Keys { anonuid, anongid, sec, tls, names, .. } = keys;
-        let settings =
-            Settings { clients, access, root_squash, all_squash, anonuid, anongid, sec, tls, names };
+        let Keys { anonuid, anongid, deferred, sec, tls, names, .. } = keys;
+        let ids =
+            Settings { clients, access, root_squash, all_squash, anonuid, anongid, ..Settings::default() };
+        let settings = Settings { deferred, sec, tls, names, ..ids };
         Self { name, image, fs_type, options, settings, rules: rule }
     }
 }
@@ -280,42 +199,6 @@ impl OwnersConfig {
     fn group() -> PathBuf {
         "/etc/group".into()
     }
-}
-
-/// What stands behind the `@` of an owner.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub struct Domain(pub String);
-
-impl FromStr for Domain {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        if text.is_empty() || text.len() > 255 || !text.bytes().all(plain) {
-            return Err(format!("{text:?} is no domain like example.org"));
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for Domain {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-/// How messages look.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Lines for people.
-    #[default]
-    Text,
-    /// An object of JSON a line.
-    Json,
 }
 
 /// How much there may be of what clients make.
@@ -384,24 +267,16 @@ struct Places {
 }
 
 impl ServerConfig {
-    /// Read the file.
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::of(path, &text)
-    }
-
-    /// Read what a file held. Paths in it that are relative begin in its directory.
-    pub fn of(path: &Path, text: &str) -> Result<Self, ConfigError> {
+    /// Read what a file held. Paths in it that are relative begin in `dir`.
+    pub fn of(path: &Path, dir: Option<&Path>, text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::parse(text).map_err(|error| match error {
             ConfigError::Toml { why, .. } => ConfigError::Toml { path: path.to_owned(), why },
             ConfigError::Export { place, export, why } => {
                 let place = place.map(|line| format!("{}, {line}", path.display()));
                 ConfigError::Export { place, export, why }
             }
-            other => other,
         })?;
-        if let Some(dir) = path.parent() {
+        if let Some(dir) = dir {
             config.paths().for_each(|path| *path = dir.join(&*path));
         }
         Ok(config)
@@ -456,7 +331,7 @@ fn placed(error: ConfigError, text: &str, at: usize) -> ConfigError {
 }
 
 const FLAG: &str = "IMAGE[,name=/PATH][,type=TYPE][,ro|rw][,clients=ADDRESS;NETWORK...][,root_squash|no_root_squash][,all_squash]\
-    [,anonuid=N][,anongid=N][,sec=sys;none][,tls=required|certificate][,names=NAME;NAME...], and options of the mount";
+    [,anonuid=N][,anongid=N][,async][,sec=sys;none][,tls=required|certificate][,names=NAME;NAME...], and options of the mount";
 
 impl ExportConfig {
     /// An export as a flag says it: see the message about a wrong one. The name is the image's, if none is given.
@@ -495,6 +370,7 @@ impl ExportConfig {
                 ("all_squash", "") => settings.all_squash = Some(true),
                 ("anonuid", _) => settings.anonuid = Some(id()?),
                 ("anongid", _) => settings.anongid = Some(id()?),
+                ("async", "") => settings.deferred = Some(true),
                 ("tls", "required") => settings.tls = Some(Secured::Required),
                 ("tls", "certificate") => settings.tls = Some(Secured::Certificate),
                 ("names", _) => settings.names = Some(list().collect()),
@@ -573,7 +449,10 @@ mod tests {
     fn relative_paths_begin_in_the_directory_of_the_file() {
         let text = "state = \"state\"\n[tls]\ncertificate = \"a.pem\"\nkey = \"/k.pem\"\n\
             [[export]]\nname = \"/a\"\nimage = \"a.img\"\n[[export]]\nname = \"/m\"\nimage = \"none\"\ntype = \"mem\"\n";
-        let config = ServerConfig::of(Path::new("/etc/ivers/a.toml"), text).unwrap();
+        let (file, dir) = (Path::new("/etc/ivers/a.toml"), Path::new("/etc/ivers"));
+        let as_told = ServerConfig::of(file, None, text).unwrap();
+        assert_eq!(as_told.state.as_deref(), Some(Path::new("state")));
+        let config = ServerConfig::of(file, Some(dir), text).unwrap();
         let tls = config.tls.unwrap();
         assert_eq!((tls.certificate.to_str(), tls.key.to_str()), (Some("/etc/ivers/a.pem"), Some("/k.pem")));
         let images: Vec<_> = config.exports.iter().map(|export| export.image.to_str().unwrap()).collect();
@@ -604,7 +483,7 @@ mod tests {
     #[test]
     fn a_flag_says_the_same() {
         let flag = "photos.img,name=/a/b,ro,clients=192.0.2.0/24;::1,no_root_squash,all_squash,anonuid=7,anongid=8,\
-            sec=sys;none,tls=certificate,names=a.example;*.b.example";
+            async,sec=sys;none,tls=certificate,names=a.example;*.b.example";
         let file = r#"
             [[export]]
             image = "photos.img"
@@ -615,6 +494,7 @@ mod tests {
             all_squash = true
             anonuid = 7
             anongid = 8
+            async = true
             sec = ["none", "sys"]
             tls = "certificate"
             names = ["a.example", "*.b.example"]
@@ -684,22 +564,6 @@ mod tests {
         ] {
             let error = toml(&text).unwrap_err();
             assert!(error.contains(&format!("line {line}")), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn addresses_have_the_port_of_nfs_unless_they_say_another() {
-        for (text, address) in [
-            ("192.0.2.1", "192.0.2.1:2049"),
-            ("192.0.2.1:7", "192.0.2.1:7"),
-            ("::1", "[::1]:2049"),
-            ("[::1]", "[::1]:2049"),
-            ("[::1]:7", "[::1]:7"),
-        ] {
-            assert_eq!(text.parse(), Ok(Address(address.parse().unwrap())), "{text}");
-        }
-        for text in ["", "host", "host:2049", "192.0.2.1:", "192.0.2.1:65536"] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Access {
     pub cred: Cred,
     /// Nothing may be changed.
     pub read_only: bool,
+    /// Changes of names and attributes are answered before they are durable.
+    pub deferred: bool,
 }
 
 /// Why not.
@@ -55,6 +57,7 @@ struct Rule {
     all_squash: bool,
     anonuid: u32,
     anongid: u32,
+    deferred: bool,
     sec: BTreeSet<Flavor>,
     tls: Secured,
     names: Option<Vec<String>>,
@@ -71,6 +74,7 @@ impl Rule {
             all_squash: over.all_squash.or(base.all_squash).unwrap_or(false),
             anonuid: over.anonuid.or(base.anonuid).unwrap_or(NOBODY),
             anongid: over.anongid.or(base.anongid).unwrap_or(NOBODY),
+            deferred: over.deferred.or(base.deferred).unwrap_or(false),
             sec: over.sec.clone().or_else(|| base.sec.clone()).unwrap_or_else(|| [Flavor::Sys].into()),
             tls: tls.tls.unwrap_or(Secured::Optional),
             names: tls.names.clone(),
@@ -157,7 +161,7 @@ impl Policy {
         if !rule.sec.contains(&flavor) || !rule.secured(who.tls) {
             return Err(Refusal::Security);
         }
-        Ok(Access { cred, read_only: rule.read_only })
+        Ok(Access { cred, read_only: rule.read_only, deferred: rule.deferred })
     }
 
     /// Which flavours this address may use (SECINFO), the best first.
@@ -275,6 +279,7 @@ mod tests {
             image = "i"
             access = "ro"
             anonuid = 5
+            async = true
             clients = ["192.0.2.0/24"]
             tls = "certificate"
             names = ["a.example"]
@@ -286,16 +291,18 @@ mod tests {
             clients = ["192.0.2.0/29", "198.51.100.1"]
             root_squash = false
             tls = "required"
+            async = false
             "#,
         );
         let policy = Policy::of(&config.unwrap().exports[0]);
         let root = sys(0, 0, &[]);
         let secured = TlsPeer::default();
-        let access =
-            |address, tls| policy.admit(who(address, &root, tls)).map(|it| (it.read_only, it.cred.uid));
-        assert_eq!(access("192.0.2.7", None), Ok((false, 5)));
-        assert_eq!(access("192.0.2.6", Some(&secured)), Ok((true, 0)));
-        assert_eq!(access("198.51.100.1", Some(&secured)), Ok((true, 0)));
+        let access = |address, tls| {
+            policy.admit(who(address, &root, tls)).map(|it| (it.read_only, it.deferred, it.cred.uid))
+        };
+        assert_eq!(access("192.0.2.7", None), Ok((false, true, 5)));
+        assert_eq!(access("192.0.2.6", Some(&secured)), Ok((true, false, 0)));
+        assert_eq!(access("198.51.100.1", Some(&secured)), Ok((true, false, 0)));
         assert_eq!(access("198.51.100.1", None), Err(Refusal::Security));
         assert_eq!(access("192.0.2.8", Some(&secured)), Err(Refusal::Security));
         assert_eq!(access("198.51.100.2", None), Err(Refusal::Address));

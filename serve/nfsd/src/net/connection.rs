@@ -1,13 +1,6 @@
 //! One connection: what arrives on it, and what is sent over it.
 //!
 //! Locks, from the outside in: `inbound` (held by the one thread that reads), `wire`, `arm`. A connection is closed while none of them is held.
-//!
-//! # Staying
-//!
-//! Where a client sends one request at a time, going by the poller costs more than many a request: to ask it to tell again, to sleep, to be woken. So the thread that
-//! has read *stays*: it works on the request while the poller is silent about this connection, and then looks out for the next one itself. That is right
-//! only while requests take turns. Otherwise the second would wait for the first: so whoever sends a request in the midst of another is not stayed with, and a
-//! request that takes long is left to its thread by the sweep, while others read on.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -17,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ivers_linger::{Came, Linger, Rhythm};
+use ivers_linger::Rhythm;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -25,22 +18,26 @@ use rustix::io::Errno;
 use rustls::ServerConnection;
 
 use super::assemble::{Assembler, Broken, Message};
+use super::brief;
 use super::budget::{Account, Charge, ClientKey};
 use super::hub::Hub;
 use super::tls::{TlsPeer, sealed};
 use super::{Action, Limits};
 
+mod stay;
+
+pub(super) use stay::Stay;
+use stay::{Round, Stays, TURNS};
+
 /// After so many bytes the others get their turn, and another thread may go on here while this one works on what came.
 const ROUND_BYTES: usize = 256 << 10;
-
-/// After so many requests, each behind the answer to the one before, a connection is taken for one whose requests take turns.
-const TURNS: u8 = 16;
-/// What a request counts back that was there before anybody looked for it: it may have come in the midst of the one before.
-const NO_TURN: u8 = 5;
 
 struct Inbound {
     assembler: Assembler,
     tls: bool,
+    /// Jobs of this round of reading, and whether they are all brief.
+    jobs: usize,
+    brief: bool,
 }
 
 struct Wire {
@@ -61,8 +58,10 @@ struct Wire {
 struct Arm {
     /// A thread reads.
     reading: bool,
-    /// It stays with the connection while it works on what it has read, since the sweep looked so many times.
-    stays: Option<u8>,
+    /// It stays with the connection while it works on what it has read.
+    stays: Option<Stays>,
+    /// How often one has.
+    stays_total: u64,
     /// Something waits to be written.
     out: bool,
 }
@@ -114,8 +113,8 @@ impl Connection {
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(60))?;
         let local = stream.local_addr()?;
-        let inbound =
-            Inbound { assembler: Assembler::new(account.clone(), hub.limits.record_bytes), tls: false };
+        let assembler = Assembler::new(account.clone(), hub.limits.record_bytes);
+        let inbound = Inbound { assembler, tls: false, jobs: 0, brief: true };
         let wire = Wire {
             queue: VecDeque::new(),
             sent: 0,
@@ -136,7 +135,7 @@ impl Connection {
             account,
             inbound: Mutex::new(inbound),
             wire: Mutex::new(wire),
-            arm: Mutex::new(Arm { reading: false, stays: None, out: dialled }),
+            arm: Mutex::new(Arm { reading: false, stays: None, stays_total: 0, out: dialled }),
             turns: AtomicU8::new(0),
             rhythm: Rhythm::default(),
             closed: AtomicBool::new(false),
@@ -233,6 +232,13 @@ impl Connection {
 
     /// Send a record, mark included. It is kept until the other side takes it; if the connection ends, it is lost.
     pub fn send(self: &Arc<Self>, record: Vec<u8>) {
+        if let Some(record) = brief::keep(self, record) {
+            self.send_at_once(record);
+        }
+    }
+
+    /// The same, of several, without waiting for more.
+    pub(super) fn send_at_once(self: &Arc<Self>, record: Vec<u8>) {
         if self.is_closed() {
             return;
         }
@@ -400,48 +406,38 @@ impl Connection {
                 }
             }
         }
-        self.read(scratch);
+        let read = self.read(scratch);
         let mut arm = self.arm.lock();
-        if self.turns.load(Ordering::Relaxed) >= TURNS && !self.is_closed() {
-            arm.stays = Some(0);
-            return Some(Stay(self.clone()));
+        if (self.turns.load(Ordering::Relaxed) >= TURNS || read == Round::Brief) && !self.is_closed() {
+            let number = arm.stays_total;
+            arm.stays_total += 1;
+            arm.stays = Some(Stays { number, looks: 0 });
+            return Some(Stay::with(self.clone(), number));
         }
         arm.reading = false;
         self.rearm(&arm);
         None
     }
 
-    /// What the thread that stays has taken on takes long: others must read meanwhile. Asked now and then.
-    pub(super) fn release_if_stuck(&self) {
-        let mut arm = self.arm.lock();
-        if let Some(looks) = &mut arm.stays {
-            *looks += 1;
-            if *looks > 1 {
-                self.leave(&mut arm);
-            }
-        }
-    }
-
-    /// Nobody stays: the poller tells again what comes.
-    fn leave(&self, arm: &mut Arm) {
-        if arm.stays.take().is_some() {
-            arm.reading = false;
-            self.rearm(arm);
-        }
-    }
-
-    fn read(self: &Arc<Self>, scratch: &mut [u8]) {
+    fn read(self: &Arc<Self>, scratch: &mut [u8]) -> Round {
         let mut inbound = self.inbound.lock();
+        (inbound.jobs, inbound.brief) = (0, true);
         let ended = self.read_round(&mut inbound, scratch);
         let begun = inbound.assembler.begun().map_or(0, |begun| self.hub.ms(begun).max(1));
         self.begun_ms.store(begun, Ordering::Relaxed);
         if ended.is_err() || self.is_closed() {
             inbound.assembler = Assembler::new(self.account.clone(), 0);
         }
+        let round = match (inbound.jobs, inbound.brief) {
+            (0, _) => Round::Nothing,
+            (_, true) => Round::Brief,
+            (_, false) => Round::Other,
+        };
         drop(inbound);
         if let Err(why) = ended {
             self.close(&why);
         }
+        round
     }
 
     fn read_round(self: &Arc<Self>, inbound: &mut Inbound, scratch: &mut [u8]) -> Result<(), String> {
@@ -501,9 +497,13 @@ impl Connection {
         let overlaps = self.under_way.load(Ordering::Relaxed) > 0;
         let turns = if overlaps { 0 } else { self.turns.load(Ordering::Relaxed) + 1 };
         self.turns.store(turns.min(TURNS), Ordering::Relaxed);
-        match self.hub.handler.message(self, message) {
+        let action = self.hub.handler.message(self, message);
+        inbound.jobs += 1;
+        inbound.brief &= matches!(action, Action::Nothing | Action::Brief(_));
+        match action {
             Action::Nothing => {}
-            Action::Work(job) => self.hub.push(self, job),
+            Action::Work(job) => self.hub.push(self, job, false),
+            Action::Brief(job) => self.hub.push(self, job, true),
             Action::Urgent(job) => self.hub.push_urgent_read(job),
             Action::Close(why) => return Err(why.into()),
             Action::StartTls(reply) => {
@@ -605,40 +605,5 @@ impl Connection {
             inbound.assembler = Assembler::new(self.account.clone(), 0);
         }
         self.hub.handler.closed(self);
-    }
-}
-
-/// A thread that stays with a connection that it has read from. Dropped, the poller tells again what comes.
-pub(super) struct Stay(Arc<Connection>);
-
-impl Stay {
-    pub(super) fn connection(&self) -> &Arc<Connection> {
-        &self.0
-    }
-
-    /// Look out for the next request and read it. Nothing is left to stay for if none comes, or if requests do not take turns any more.
-    pub(super) fn go_on(self, linger: &Linger, scratch: &mut [u8]) -> Option<Self> {
-        let connection = &self.0;
-        match &mut connection.arm.lock().stays {
-            Some(looks) => *looks = 0,
-            None => return None,
-        }
-        match linger.until_readable(&connection.stream, &connection.rhythm) {
-            Came::Not => return None,
-            Came::AtOnce => {
-                let turns = connection.turns.load(Ordering::Relaxed).saturating_sub(NO_TURN);
-                connection.turns.store(turns, Ordering::Relaxed);
-            }
-            Came::InTime => {}
-        }
-        connection.read(scratch);
-        let stays = connection.turns.load(Ordering::Relaxed) >= TURNS / 2 && !connection.is_closed();
-        stays.then_some(self)
-    }
-}
-
-impl Drop for Stay {
-    fn drop(&mut self) {
-        self.0.leave(&mut self.0.arm.lock());
     }
 }

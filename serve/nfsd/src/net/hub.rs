@@ -14,6 +14,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
+use super::brief;
 use super::budget::{Budget, TooMany};
 use super::connection::{Connection, Stay};
 use super::pool::{Job, Next, Pool};
@@ -119,8 +120,15 @@ impl Hub {
     }
 
     /// A job out of what was just read: whoever read it takes it, or what comes before it, and wakes others for the rest.
-    pub(super) fn push(&self, connection: &Connection, job: Job) {
-        self.pool.push(connection.client(), connection.id(), job);
+    pub(super) fn push(&self, connection: &Connection, job: Job, brief: bool) {
+        self.pool.push(connection.client(), connection.id(), job, brief);
+    }
+
+    /// Who was at something brief is not any more: whatever waits is not to wait for that.
+    pub(super) fn let_others_work(&self) {
+        if self.pool.has_work_for_others() {
+            self.wake();
+        }
     }
 
     /// The same, for one that goes before all others.
@@ -321,7 +329,8 @@ impl Hub {
         let mut stay: Option<Stay> = None;
         loop {
             match self.pool.next(finished.take()) {
-                Next::Run { job, whose, connection, wake } => {
+                Next::Run { job, whose, connection, brief, wake } => {
+                    brief::keep_for(connection.filter(|_| brief));
                     if wake {
                         self.wake();
                     }
@@ -333,8 +342,11 @@ impl Hub {
                     finished = Some(whose);
                     continue;
                 }
-                Next::Wait => {}
-                Next::Stop => return self.wake(),
+                Next::Wait => brief::keep_for(None),
+                Next::Stop => {
+                    brief::keep_for(None);
+                    return self.wake();
+                }
             }
             if let Some(before) = stay.take().filter(|_| !self.is_draining()) {
                 let connection = before.connection().clone();
@@ -414,6 +426,7 @@ impl Hub {
                 connection.close(why);
             }
         }
+        self.let_others_work();
         self.handler.tick();
     }
 

@@ -12,12 +12,14 @@
 //! - Replies are written by whoever made them. What the socket does not take is queued, and written when the poller says so: nobody waits for a
 //!   slow reader, and from a certain amount on nothing is done for him ([`pool::Pool::choke`]).
 //! - Every socket is polled in one-shot mode: one thread at a time reads a connection, and while it works on what it read, another may read on.
-//!   With a client that sends one request at a time the thread stays, and looks out for the next ([`connection`]).
+//!   With a client that sends one request at a time the thread stays, and looks out for the next (`connection::stay`); with one that sends many which are answered out of memory
+//!   it stays too, and writes replies together (`brief`).
 //! - Bytes are booked as they come ([`budget`]); what there is no room for is passed on with its head alone ([`assemble`]), to be refused politely.
 //!
 //! Lock order: a connection's `inbound`, `wire`, `arm`; then the tables of connections, jobs and bytes, of which nobody holds two, but for an account and the book.
 
 pub mod assemble;
+pub(crate) mod brief;
 pub mod budget;
 pub mod connection;
 pub(crate) mod hub;
@@ -58,6 +60,8 @@ pub enum Action {
     Nothing,
     /// Work for when it is this client's turn.
     Work(Job),
+    /// The same, that says when it may take long (`brief`).
+    Brief(Job),
     /// Work that others wait for.
     Urgent(Job),
     /// Send this record in the clear; everything behind it, in both directions, is TLS.

@@ -4,6 +4,8 @@
 //! - One thread always stays free to read (answers to callbacks come over the connections that requests come over), and at most half of the others serve one
 //!   client, if there are two at least.
 //! - A connection that does not read its replies is *choked*: its jobs wait, so that unread replies stay few.
+//! - While a job is *brief* (`net::brief`) what waits behind it is left to the thread that works on it, unless there is much, or it is another client's: another thread takes longer
+//!   to come.
 //! - Urgent jobs are the continuations of what is under way: they go first, whoever they belong to, since they free what others wait for.
 
 use std::collections::{HashMap, VecDeque};
@@ -26,6 +28,8 @@ pub enum Next {
         whose: Option<ClientKey>,
         /// And on which connection.
         connection: Option<u64>,
+        /// It says when it may take long.
+        brief: bool,
         /// Another thread should be woken: there is more to do.
         wake: bool,
     },
@@ -35,10 +39,18 @@ pub enum Next {
     Stop,
 }
 
+/// So many jobs may wait behind a brief one.
+const BEHIND_BRIEF: usize = 16;
+
+/// A job, and whether it is brief.
+type Queued = (Job, bool);
+/// For which client, and on which of his connections; nobody if it was urgent.
+type Whose = Option<(ClientKey, u64)>;
+
 #[derive(Default)]
 struct Line {
     connection: u64,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<Queued>,
     choked: bool,
 }
 
@@ -63,7 +75,7 @@ impl Client {
         self.lines.iter().any(|line| !line.choked && !line.jobs.is_empty())
     }
 
-    fn pop(&mut self) -> Option<(Job, u64)> {
+    fn pop(&mut self) -> Option<(Queued, u64)> {
         let at = self.lines.iter().position(|line| !line.choked && !line.jobs.is_empty())?;
         let mut line = self.lines.remove(at)?;
         let (job, connection) = (line.jobs.pop_front()?, line.connection);
@@ -103,10 +115,10 @@ impl Pool {
     }
 
     /// Add a job. Nobody need be woken: it is a thread that reads who says this, and then asks what is next.
-    pub fn push(&self, client: ClientKey, connection: u64, job: Job) {
+    pub fn push(&self, client: ClientKey, connection: u64, job: Job, brief: bool) {
         let mut queues = self.queues.lock();
         if !queues.stopping {
-            queues.clients.entry(client).or_default().line(connection).jobs.push_back(job);
+            queues.clients.entry(client).or_default().line(connection).jobs.push_back((job, brief));
             self.enter(&mut queues, client);
         }
     }
@@ -140,9 +152,9 @@ impl Pool {
         let mut queues = self.queues.lock();
         let Some(entry) = queues.clients.get_mut(&client) else { return Vec::new() };
         let at = entry.lines.iter().position(|line| line.connection == connection);
-        let jobs = at.and_then(|at| entry.lines.remove(at)).map(|line| line.jobs.into());
+        let line = at.and_then(|at| entry.lines.remove(at));
         self.forget(&mut queues, client);
-        jobs.unwrap_or_default()
+        line.into_iter().flat_map(|line| line.jobs).map(|(job, _)| job).collect()
     }
 
     /// What this thread does next, having finished a job of `finished`, or of nobody, or none at all.
@@ -162,15 +174,28 @@ impl Pool {
             return Next::Stop;
         }
         match self.take(&mut queues) {
-            Some((job, of)) => {
+            Some(((job, brief), of)) => {
                 let (whose, connection) = of.unzip();
-                Next::Run { job, whose, connection, wake: self.wanted(&queues) }
+                let patient = brief && Self::is_little(&queues);
+                Next::Run { job, whose, connection, brief, wake: !patient && self.wanted(&queues) }
             }
             None => {
                 self.idle.fetch_add(1, Ordering::Relaxed);
                 Next::Wait
             }
         }
+    }
+
+    /// Whether another thread should be woken, for what waits.
+    pub fn has_work_for_others(&self) -> bool {
+        self.wanted(&self.queues.lock())
+    }
+
+    /// What waits can wait for something brief.
+    fn is_little(queues: &Queues) -> bool {
+        let first = queues.ring.front().and_then(|client| queues.clients.get(client));
+        let waiting: usize = first.iter().flat_map(|client| &client.lines).map(|line| line.jobs.len()).sum();
+        queues.urgent.is_empty() && queues.ring.len() < 2 && waiting <= BEHIND_BRIEF
     }
 
     /// This thread waits no longer.
@@ -185,18 +210,18 @@ impl Pool {
         queues.stopping = true;
         let mut left: Vec<Job> = queues.urgent.drain(..).collect();
         for client in queues.clients.values_mut() {
-            left.extend(client.lines.drain(..).flat_map(|line| line.jobs));
+            left.extend(client.lines.drain(..).flat_map(|line| line.jobs).map(|(job, _)| job));
         }
         left
     }
 
-    fn take(&self, queues: &mut Queues) -> Option<(Job, Option<(ClientKey, u64)>)> {
+    fn take(&self, queues: &mut Queues) -> Option<(Queued, Whose)> {
         if queues.running == self.running_max {
             return None;
         }
         if let Some(job) = queues.urgent.pop_front() {
             queues.running += 1;
-            return Some((job, None));
+            return Some(((job, false), None));
         }
         // Whoever left the ring's conditions while he was in it (choked, gone) is passed over once and is out.
         while let Some(client) = queues.ring.pop_front() {
@@ -272,7 +297,7 @@ mod tests {
         for (who, connection, what) in
             [(1, 1, "a1"), (1, 1, "a1"), (1, 1, "a1"), (1, 2, "a2"), (2, 3, "b"), (2, 3, "b")]
         {
-            pool.push(client(who), connection, note(&log, what));
+            pool.push(client(who), connection, note(&log, what), false);
         }
         assert!(!pool.push_urgent(note(&log, "urgent")));
         while run(&pool).is_some() {}
@@ -280,11 +305,32 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_behind_something_brief_waits_for_it() {
+        let (pool, log) = (Pool::new(10), Log::default());
+        assert!(matches!(pool.next(None), Next::Wait), "somebody is there to be woken");
+        for _ in 0..BEHIND_BRIEF + 2 {
+            pool.push(client(1), 1, note(&log, "x"), true);
+        }
+        let woken = |finished| {
+            let Next::Run { wake, brief: true, whose, .. } = pool.next(finished) else {
+                panic!("there is more")
+            };
+            (wake, Some(whose))
+        };
+        let (wake, finished) = woken(None);
+        assert!(wake, "there is much");
+        let (wake, finished) = woken(finished);
+        assert!(!wake && pool.has_work_for_others(), "until it may take long");
+        pool.push(client(2), 2, note(&log, "y"), true);
+        assert!(woken(finished).0, "another client does not wait for the first");
+    }
+
+    #[test]
     fn nobody_has_all_threads_and_one_reads() {
         let (pool, log) = (Pool::new(5), Log::default());
         for who in [1, 2, 3] {
             for _ in 0..4 {
-                pool.push(client(who), who.into(), note(&log, "x"));
+                pool.push(client(who), who.into(), note(&log, "x"), false);
             }
         }
         let running: Vec<_> = std::iter::from_fn(|| run(&pool)).flatten().collect();
@@ -294,7 +340,7 @@ mod tests {
         assert_eq!(whose, Some(client(2)));
         let (pool, log) = (Pool::new(5), Log::default());
         for _ in 0..4 {
-            pool.push(client(1), 1, note(&log, "x"));
+            pool.push(client(1), 1, note(&log, "x"), false);
         }
         assert_eq!(std::iter::from_fn(|| run(&pool)).count(), 2, "half of four");
         assert!(matches!(pool.next(Some(Some(client(1)))), Next::Run { .. }));
@@ -304,8 +350,8 @@ mod tests {
     fn who_does_not_read_waits() {
         let (pool, log) = (Pool::new(10), Log::default());
         assert!(!pool.choke(client(1), 1, true));
-        pool.push(client(1), 1, note(&log, "choked"));
-        pool.push(client(1), 2, note(&log, "free"));
+        pool.push(client(1), 1, note(&log, "choked"), false);
+        pool.push(client(1), 2, note(&log, "free"), false);
         while let Some(whose) = run(&pool) {
             let Next::Wait = pool.next(Some(whose)) else { panic!("only one may run") };
             // Still idle: so the thread is to be woken when there is something.
@@ -322,8 +368,8 @@ mod tests {
     #[test]
     fn what_a_connection_leaves_behind_is_dropped() {
         let (pool, log) = (Pool::new(10), Log::default());
-        pool.push(client(1), 1, note(&log, "gone"));
-        pool.push(client(1), 2, note(&log, "stays"));
+        pool.push(client(1), 1, note(&log, "gone"), false);
+        pool.push(client(1), 2, note(&log, "stays"), false);
         assert_eq!(pool.remove(client(1), 1).len(), 1);
         assert_eq!(pool.remove(client(1), 1).len(), 0);
         let whose = run(&pool).unwrap();

@@ -51,8 +51,9 @@ pub fn put_fh(context: &mut Context, handle: &FileHandle) -> Res<()> {
         Target::Pseudo(_) => return Err(NfsStat::Stale),
         Target::Object { export, inode, generation } => {
             // [RFC8881 18.19.3]
-            let instance = context.exports.export(export).ok_or(NfsStat::Stale)?.filesystem.instance;
-            find(context, File { export, inode, generation: generation ^ instance })?
+            let filesystem = &context.exports.export(export).ok_or(NfsStat::Stale)?.filesystem;
+            let generation = filesystem.in_handles(inode, generation);
+            find(context, File { export, inode, generation })?
         }
     };
     put(context, place)

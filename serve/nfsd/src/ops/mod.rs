@@ -27,9 +27,9 @@ mod xattr;
 use ivers_nfs4::ops::{Op, OpResult, number};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::xdr::{Encoder, Xdr};
-use ivers_vfs::{InodeRef, Vfs};
+use ivers_vfs::InodeRef;
 
-use crate::compound::{Answered, Context};
+use crate::compound::{Answered, Context, Object};
 use crate::state::Step;
 use status::OrStatus;
 
@@ -42,9 +42,10 @@ pub enum Put {
     Answered(Answered),
 }
 
-/// Names and attributes are durable when they are answered.
-pub(crate) fn settle(vfs: &Vfs, inodes: &[&InodeRef]) -> Res<()> {
-    vfs.commit(inodes).nfs()
+/// Names and attributes are durable when they are answered, unless the export says that they need not be. Then they are a little later: within the time that its mount leaves
+/// any change in memory. Data is nobody's business here: WRITE and COMMIT say themselves when it is durable, and with it the names that lead to it.
+pub(crate) fn settle(object: &Object, inodes: &[&InodeRef]) -> Res<()> {
+    if object.is_deferred() { Ok(()) } else { object.vfs().commit(inodes).nfs() }
 }
 
 /// Bytes that the result of an operation which changes something may take, or begins something: for less it is not begun. The others are done first, and forgotten if

@@ -76,7 +76,7 @@ pub(super) fn make(
         undo(dir, name, &inode);
         return Err(status);
     }
-    settle(vfs, &[&dir.inode, &inode])?;
+    settle(dir, &[&dir.inode, &inode])?;
     Ok((inode, info))
 }
 
@@ -102,7 +102,7 @@ pub fn link(context: &mut Context, name: &[u8]) -> Step<ChangeInfo> {
     let name = name::component(name)?;
     let _leave = context.permit_change(&source, Does::Name)?;
     let info = dir.vfs().link(dir.writer()?, &source.inode, &dir.inode, name, true).nfs()?;
-    settle(dir.vfs(), &[&dir.inode, &source.inode])?;
+    settle(dir, &[&dir.inode, &source.inode])?;
     Ok(context.service.change_info(info))
 }
 
@@ -129,7 +129,7 @@ pub fn remove(context: &mut Context, name: &[u8]) -> Step<ChangeInfo> {
             Err(Error::Name(NameError::Changed)) => continue,
             removed => removed.nfs()?,
         };
-        settle(vfs, &[&dir.inode, &object.inode])?;
+        settle(dir, &[&dir.inode, &object.inode])?;
         return Ok(context.service.change_info(info));
     }
     Err(NfsStat::Delay.into())
@@ -166,7 +166,7 @@ pub fn rename(context: &mut Context, args: &RenameArgs) -> Step<Renamed> {
             Err(Error::Name(NameError::NotEmpty)) => return Err(NfsStat::Exist.into()),
             renamed => renamed.nfs()?,
         };
-        settle(vfs, &[from, to, &moved.inode])?;
+        settle(target, &[from, to, &moved.inode])?;
         let (before, after) = infos.map_or((None, None), |(source, target)| (Some(source), Some(target)));
         return Ok(Renamed {
             source: context.service.change_info(before),

@@ -209,7 +209,7 @@ impl There {
         if self.truncates {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             vfs.set_attr(self.file.writer()?, inode, &set).nfs()?;
-            settle(vfs, &[inode])?;
+            settle(&self.file, &[inode])?;
         }
         let cinfo = match info {
             Some(info) => ChangeInfo { atomic: true, before: info.before, after: info.after },

@@ -59,7 +59,7 @@ fn change_range(context: &Context, args: &RangeArgs, mode: FallocateMode) -> Ste
     end_of(args.offset, args.length)?;
     let (vfs, inode) = (object.vfs(), &object.inode);
     vfs.fallocate(object.writer()?, inode, mode, args.offset, args.length).nfs()?;
-    Ok(settle(vfs, &[inode])?)
+    Ok(settle(object, &[inode])?)
 }
 
 /// ALLOCATE.

@@ -51,7 +51,7 @@ fn change(context: &Context, name: &[u8], given: Option<(&[u8], XattrMode)>) -> 
     let _leave = context.permit_change(object, Does::Change)?;
     let (vfs, inode) = (object.vfs(), &object.inode);
     let info = vfs.change_xattr(cred, inode, name, given, true).nfs()?;
-    settle(vfs, &[inode])?;
+    settle(object, &[inode])?;
     Ok(context.service.change_info(info))
 }
 

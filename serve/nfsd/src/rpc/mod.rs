@@ -27,6 +27,8 @@ pub use call::{Call, Caller, Credential, ReplyHandle};
 pub use callback::{Answer, CallbackError, Callbacks, Outcome, Procedure};
 
 use crate::net::assemble::Message;
+use crate::net::brief::Brief;
+pub(crate) use crate::net::brief::may_take_long;
 use crate::net::connection::Connection;
 use crate::net::hub::Hub;
 use crate::net::tls::Tls;
@@ -47,6 +49,11 @@ pub trait Program: Send + Sync + 'static {
     /// The results for a call that there is no room for: *come again later*. It may have lost all but its head. Runs on the thread that reads: it must be quick.
     /// Nothing, and the connection ends.
     fn busy(&self, call: &Call) -> Option<Vec<u8>>;
+
+    /// Whether [`Self::call`] says `may_take_long` before it does anything that may.
+    fn is_brief(&self) -> bool {
+        false
+    }
 
     /// A connection has ended. Runs on any thread, which may hold nothing of this floor; it must be quick.
     fn closed(&self, _connection: &Arc<Connection>) {}
@@ -226,6 +233,12 @@ impl Dispatcher {
         let reply = ReplyHandle::new(connection.clone(), xid, charge);
         if whole {
             let program = program.clone();
+            if program.is_brief() {
+                return Action::Brief(Box::new(move || {
+                    let _brief = Brief::begin(&call.caller.connection);
+                    program.call(call, reply);
+                }));
+            }
             return Action::Work(Box::new(move || program.call(call, reply)));
         }
         hub.counters.calls_refused.fetch_add(1, Ordering::Relaxed);

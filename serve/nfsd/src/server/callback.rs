@@ -51,9 +51,8 @@ impl Core {
         let procedure =
             Procedure { program, version: CALLBACK_VERSION, procedure: PROC_CB_COMPOUND, credential };
         let arguments = CbCompoundArgs { tag: Vec::new(), minor_version, ident, ops: List(ops) }.to_bytes();
-        if let (Some(Crew::Caller { peer, .. }), Channel::Session { conn, .. }) = (self.crew.get(), &channel)
-        {
-            let outcome = peer(*conn, &arguments).map(|results| Ok(rpc::Answer::of(results)));
+        if let Some(Crew::Caller { peer, .. }) = self.crew.get() {
+            let outcome = peer(&arguments).map(|results| Ok(rpc::Answer::of(results)));
             return self.later(move |core| core.heard(client, call, &channel, outcome));
         }
         let connection = match &channel {

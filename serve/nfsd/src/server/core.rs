@@ -57,7 +57,14 @@ pub(super) struct Core {
     pub dial: Option<Dial>,
     /// It is written down that grace is over.
     settled: AtomicBool,
+    /// What was last to be written down is.
+    pub recording: AtomicBool,
+    /// When it was last looked whether it is still there.
+    looked: Mutex<Time>,
 }
+
+/// So often.
+const LOOK: Span = Span::seconds(2);
 
 impl Core {
     pub fn new(
@@ -90,6 +97,8 @@ impl Core {
             dialled: Mutex::default(),
             dial,
             settled,
+            recording: AtomicBool::new(true),
+            looked: Mutex::default(),
         }
     }
 
@@ -131,6 +140,7 @@ impl Core {
             match effect {
                 Effect::Persist { ticket, change } => {
                     let kept = self.stable.change_clients(&change);
+                    self.recording.store(kept.is_ok(), Ordering::Relaxed);
                     if let Err(error) = &kept {
                         log::error!("{error}");
                     }
@@ -200,9 +210,9 @@ impl Core {
     /// As clients know it.
     pub fn handle(&self, file: File) -> Option<ivers_nfs4::types::FileHandle> {
         let service = self.service()?;
-        let instance = service.filesystem(file.export)?.instance;
         let File { export, inode, generation } = file;
-        Some(service.handles.encode(Target::Object { export, inode, generation: generation ^ instance }))
+        let generation = service.filesystem(export)?.in_handles(inode, generation);
+        Some(service.handles.encode(Target::Object { export, inode, generation }))
     }
 
     /// Let those go on who wait for a ticket.
@@ -264,6 +274,27 @@ impl Core {
 
     // ---- time ------------------------------------------------------------------------------------------------------
 
+    /// Somebody may have taken the state directory away. Whoever has to be written down then is told to come again; once it is back, all is written there that was.
+    fn look_after_records(&self) {
+        let now = self.now();
+        {
+            let mut looked = self.looked.lock();
+            if now.since(*looked) < LOOK {
+                return;
+            }
+            *looked = now;
+        }
+        let settled = self.stable.settle();
+        let was = self.recording.swap(settled.is_ok(), Ordering::Relaxed);
+        match settled {
+            Ok(true) if was => {}
+            Ok(true) => log::info!("{:?} is there again", self.stable),
+            Ok(false) => log::warn!("{:?} was gone, and is written anew", self.stable),
+            Err(error) if was => log::error!("{error}"),
+            Err(_) => {}
+        }
+    }
+
     /// Do what is due, and come again.
     pub fn tick(self: &Arc<Self>) {
         let next = self.with(|state, now| state.tick(now));
@@ -274,6 +305,7 @@ impl Core {
                 Err(error) => log::error!("{error}"),
             }
         }
+        self.look_after_records();
         for waiter in self.waiting.overdue() {
             self.go_on(waiter, News::Late);
         }

@@ -16,6 +16,7 @@ use ivers_nfs4::xdr::List;
 
 use super::callback::TIME;
 use super::core::Core;
+use super::outside::Crew;
 use crate::net::connection::Connection;
 use crate::rpc::Procedure;
 
@@ -49,6 +50,18 @@ impl Core {
         if address(&callback.location).is_none_or(|to| to.ip() != from) {
             return;
         }
+        let (core, said) = (self.clone(), callback.clone());
+        let then = move |answers: bool| {
+            core.with(|state, _| {
+                // He may want to be called elsewhere by now.
+                if state.callback_of(client).is_some_and(|(now, _)| now == said) {
+                    state.callback_works(client, answers);
+                }
+            });
+        };
+        if let Some(Crew::Caller { peer, .. }) = self.crew.get() {
+            return then(peer(&[]).is_some());
+        }
         let Some(connection) = self.dialled(&callback) else { return };
         let procedure = Procedure {
             program: callback.program,
@@ -56,15 +69,7 @@ impl Core {
             procedure: PROC_NULL,
             credential: OpaqueAuth::NONE,
         };
-        let core = self.clone();
-        self.callbacks.call(&connection, &procedure, &[], TIME, move |outcome| {
-            core.with(|state, _| {
-                // He may want to be called elsewhere by now.
-                if state.callback_of(client).is_some_and(|(now, _)| now == callback) {
-                    state.callback_works(client, outcome.is_ok());
-                }
-            });
-        });
+        self.callbacks.call(&connection, &procedure, &[], TIME, move |outcome| then(outcome.is_ok()));
     }
 
     /// A connection to where somebody wants to be called. Whether he may be was looked at before.

@@ -304,7 +304,10 @@ fn rows(stable: &Stable, exports: Vec<Exported>) -> Result<Vec<Row>, StartError>
     let mut rows = Vec::new();
     for Exported { config, vfs, device } in exports {
         let (identity, instance) = match device {
-            Some(device) => (stable.identify(vfs.info().uuid, &device)?, 0),
+            Some(device) => {
+                let instance = if vfs.info().numbers_last { 0 } else { rand::random() };
+                (stable.identify(vfs.info().uuid, &device)?, instance)
+            }
             None => (stable.identify_volatile(), rand::random()),
         };
         let write_verifier = stable.attach(identity)?;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::net::connection::Connection;
 use crate::net::pool::Job;
 use crate::rpc::{ReplyHandle, Workers};
-use crate::state::{Conn, Time};
+use crate::state::Time;
 
 /// What time it is.
 pub(super) enum Clock {
@@ -33,8 +33,8 @@ impl Clock {
     }
 }
 
-/// A client, called over one of his connections by the arguments of a CB_COMPOUND: its results, or silence.
-pub type Peer = Box<dyn Fn(Conn, &[u8]) -> Option<Vec<u8>> + Send + Sync>;
+/// A client, called by the arguments of a CB_COMPOUND, or by nothing at all: by CB_NULL. Its results, or silence.
+pub type Peer = Box<dyn Fn(&[u8]) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Connects to a client's host, in the name of a server that may connect to nobody: to where, and a connection that this client has made. It may still be on its way
 /// when it is given.

@@ -63,6 +63,10 @@ impl Program for Nfs {
         }
     }
 
+    fn is_brief(&self) -> bool {
+        true
+    }
+
     fn busy(&self, call: &Call) -> Option<Vec<u8>> {
         let mut from = Decoder::new(call.arguments());
         let header = CompoundHeader::take(&mut from).ok()?;

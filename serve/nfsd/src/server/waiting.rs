@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -73,7 +74,8 @@ impl Core {
         if self.is_pending(ticket) {
             return;
         }
-        let late = Instant::now() >= until;
+        // What cannot be written down now cannot be a moment later either.
+        let late = Instant::now() >= until || !self.recording.load(Ordering::Relaxed);
         self.resume(ticket, &if late { News::Late } else { News::Again });
     }
 }

@@ -17,8 +17,8 @@
 //!
 //! A change is a few hundred bytes, and a client waits for it: appended, it costs one write and one flush, however many other clients are on record. A file written anew for
 //! each would cost two flushes and all the rest. But a log grows, and after a failed flush nobody knows what is in it. So at each start, when
-//! it has become long, and before the next change after any failure, everything is written to another file, which is flushed and takes the log's place: a file of one
-//! state or of the other, never of both.
+//! it has become long, before the next change after any failure, and when somebody has taken the file away, everything is written to another file, which is flushed and
+//! takes the log's place: a file of one state or of the other, never of both.
 //!
 //! # What a crash leaves, and what it does not
 //!
@@ -149,6 +149,7 @@ impl<M: Medium> Log<M> {
         if !self.suspect && !self.contents.changed_by(&record) {
             return Ok(());
         }
+        self.suspect |= !self.medium.is_in_place()?;
         if self.suspect || self.end - self.base_end > self.base_end.max(APPENDED_BYTES) {
             let mut contents = self.contents.clone();
             contents.apply(record);
@@ -162,6 +163,16 @@ impl<M: Medium> Log<M> {
         self.end += bytes.len() as u64;
         self.contents.apply(record);
         Ok(())
+    }
+
+    /// Look whether it is still where the next start will look for it, and write it there again if it is not. True: it was.
+    pub fn settle(&mut self) -> io::Result<bool> {
+        self.suspect |= !self.medium.is_in_place()?;
+        if !self.suspect {
+            return Ok(true);
+        }
+        self.replace(self.contents.clone())?;
+        Ok(false)
     }
 
     fn replace(&mut self, contents: Contents) -> io::Result<()> {

@@ -2,10 +2,11 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 
 /// The log, and the file that will take its place.
 pub(super) trait Medium: Send {
@@ -23,6 +24,8 @@ pub(super) trait Medium: Send {
     fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()>;
     /// Make that durable.
     fn sync_log(&mut self) -> io::Result<()>;
+    /// Whether what is written is where the next start will look for it. `Ok(false)`: it is not, but it can be written there anew.
+    fn is_in_place(&mut self) -> io::Result<bool>;
 }
 
 /// Files of a directory.
@@ -62,20 +65,43 @@ impl Directory {
             File::open(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?.sync_all()?;
             above = parent;
         }
-        let lock = Self::options().write(true).create(true).open(path.join(LOCK))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
+        let Some(lock) = Self::lock(path)? else { return Ok(None) };
         let names = File::open(path)?;
         Ok(Some(Self { path: path.to_owned(), names, log: None, next: None, lock }))
+    }
+
+    /// Nothing if another server has it.
+    fn lock(path: &Path) -> io::Result<Option<File>> {
+        let lock = Self::options().write(true).create(true).open(path.join(LOCK))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(lock)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What a path leads to; nothing if it leads nowhere. Not by stat(2), which the sandbox knows only of what is open.
+    fn at(path: &Path) -> io::Result<Option<(u64, u64)>> {
+        match openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(there) => Self::number(there).map(Some),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn number(open: impl AsFd) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::fstat(open)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    fn leads_to(path: &Path, open: &File) -> io::Result<bool> {
+        Ok(Self::at(path)? == Some(Self::number(open)?))
     }
 
     /// Nobody else reads secrets, and nothing outside is written to by way of a link.
     fn options() -> OpenOptions {
         let mut options = OpenOptions::new();
-        options.mode(0o600).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+        options.mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         options
     }
 
@@ -127,5 +153,26 @@ impl Medium for Directory {
 
     fn sync_log(&mut self) -> io::Result<()> {
         Self::opened(&self.log)?.sync_data()
+    }
+
+    fn is_in_place(&mut self) -> io::Result<bool> {
+        if Self::at(&self.path.join("."))?.is_none() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed, or moved away"));
+        }
+        let anew = !Self::leads_to(&self.path.join("."), &self.names)?;
+        if anew || !Self::leads_to(&self.path.join(LOCK), &self.lock)? {
+            // Another server may have it by now.
+            let names = if anew { Some(File::open(&self.path)?) } else { None };
+            let busy = || io::Error::new(io::ErrorKind::ResourceBusy, "another server has taken its place");
+            self.lock = Self::lock(&self.path)?.ok_or_else(busy)?;
+            if let Some(names) = names {
+                self.names = names;
+            }
+            self.log = None;
+        }
+        match &self.log {
+            Some(log) => Self::leads_to(&self.path.join(LOG), log),
+            None => Ok(false),
+        }
     }
 }

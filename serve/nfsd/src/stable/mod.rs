@@ -158,6 +158,13 @@ impl Stable {
         self.forgotten
     }
 
+    /// Look whether everything is still where the next start will look for it. False: it was not, and has been written there again.
+    pub fn settle(&self) -> Result<bool, StableError> {
+        let doing = "cannot keep what has to outlive the server";
+        let settled = self.log.lock().settle();
+        settled.map_err(|source| StableError::Io { doing, path: self.path.clone(), source })
+    }
+
     fn keep(&self, log: &mut Log<Directory>, record: Record) -> Result<(), StableError> {
         let doing = "cannot write";
         log.append(record).map_err(|source| StableError::Io { doing, path: self.path.clone(), source })

@@ -93,6 +93,10 @@ impl Medium for Fake {
     fn sync_log(&mut self) -> io::Result<()> {
         self.step(|disk| disk.log.iter_mut().for_each(|log| log.durable = log.written.clone()))
     }
+
+    fn is_in_place(&mut self) -> io::Result<bool> {
+        Ok(self.0.lock().log.is_some())
+    }
 }
 
 impl Disk {
@@ -445,4 +449,55 @@ fn what_cannot_be_done_is_said() {
     std::fs::write(path.join("state"), &bytes).unwrap();
     let text = Stable::open(&path).unwrap_err().to_string();
     assert!(text.contains("later version (format 2)"), "{text}");
+}
+
+#[test]
+fn what_is_taken_away_is_missed_and_written_anew() {
+    let parent = tempfile::tempdir().unwrap();
+    let (path, aside) = (parent.path().join("kept"), parent.path().join("aside"));
+    let stable = open(&path);
+    let put = |name: &str| stable.change_clients(&RecordChange::Put(client(name, 1)));
+    put("one").unwrap();
+    assert!(stable.settle().unwrap());
+    // Its file alone: whoever is written down next is, with all others.
+    std::fs::remove_file(path.join("state")).unwrap();
+    put("two").unwrap();
+    assert!(path.join("state").exists() && stable.settle().unwrap());
+    std::fs::rename(path.join("state"), path.join("copy")).unwrap();
+    assert!(!stable.settle().unwrap());
+    assert!(stable.settle().unwrap());
+    std::fs::remove_file(path.join("lock")).unwrap();
+    assert!(!stable.settle().unwrap());
+    assert!(matches!(Stable::open(&path), Err(StableError::Busy { .. })));
+    // All of it, for a while.
+    std::fs::rename(&path, &aside).unwrap();
+    for failed in [stable.settle().unwrap_err(), put("three").unwrap_err()] {
+        assert!(failed.to_string().contains("removed, or moved away"), "{failed}");
+    }
+    std::fs::rename(&aside, &path).unwrap();
+    assert!(stable.settle().unwrap());
+    put("three").unwrap();
+    // For good, and another one is made.
+    std::fs::remove_dir_all(&path).unwrap();
+    assert!(put("four").is_err());
+    std::fs::create_dir(&path).unwrap();
+    assert!(!stable.settle().unwrap());
+    put("five").unwrap();
+    // By another server, who was told to.
+    std::fs::rename(&path, &aside).unwrap();
+    let other = open(&path);
+    let failed = put("six").unwrap_err().to_string();
+    assert!(failed.contains("another server"), "{failed}");
+    drop(other);
+    std::fs::remove_dir_all(&path).unwrap();
+    std::fs::rename(&aside, &path).unwrap();
+    let boot = stable.boot();
+    drop(stable);
+    let again = open(&path);
+    let owners = |names: [&str; 4]| names.map(|name| client(name, 1)).to_vec();
+    let mut clients = again.past().clients;
+    clients.sort();
+    let mut expected = owners(["one", "two", "three", "five"]);
+    expected.sort();
+    assert_eq!((again.boot(), clients), (boot + 1, expected));
 }

@@ -101,7 +101,14 @@ impl State {
             assert!(client.condemned.is_none() || client.busy == 0, "S8");
         }
         assert_eq!(self.kept_bytes, kept);
-        assert!(self.kept_bytes <= limits.kept_bytes.1);
+        let most = |bound: usize| bound + bound / 2;
+        assert!(self.kept_bytes <= limits.kept_bytes.1 + limits.kept_bytes.1 / 2);
+        assert!(
+            self.held.len() <= most(limits.stateids.1) && self.owners.len() <= most(limits.owners.1),
+            "S9"
+        );
+        assert!(self.ranges <= most(limits.ranges.1) && self.waiters <= most(limits.waiters.1), "S9");
+        assert!(self.delegations <= most(limits.delegations.1), "S9");
         assert_eq!(self.delegations, self.clients.values().map(|client| client.delegations).sum::<usize>());
         assert_eq!(self.ranges, self.clients.values().map(|client| client.ranges).sum::<usize>());
         assert_eq!(self.waiters, self.clients.values().map(|client| client.waiters).sum::<usize>());
@@ -130,7 +137,7 @@ impl State {
         }
         assert_eq!(recalled.len(), self.recalls.len());
         let copies = self.held.values().filter(|held| matches!(held.kind, Kind::Copy(_))).count();
-        assert!(copies == self.copies.len() && copies <= limits.copies.1, "S9");
+        assert!(copies == self.copies.len() && copies <= most(limits.copies.1), "S9");
     }
 
     fn audit_names(&self) {

@@ -54,13 +54,13 @@ impl State {
         wanted: &CopyWanted,
     ) -> Step<Option<StateId>> {
         let limits = self.config.limits.copies;
-        let of_him = self.copies.iter().filter(|index| self.held[*index].client == id).count();
+        let of = |id: ClientId| self.copies.iter().filter(|index| self.held[*index].client == id).count();
         let special = |stateid: StateId| matches!(stateid, StateId::ANONYMOUS | StateId::READ_BYPASS);
         if !self.can_call(id)
             || special(wanted.source.1)
             || special(wanted.target.1)
-            || of_him >= limits.0
-            || self.copies.len() >= limits.1
+            || of(id) >= limits.0
+            || !self.shares(id, 1, (self.copies.len(), limits.1), |client| of(client.id))
         {
             return Ok(None);
         }

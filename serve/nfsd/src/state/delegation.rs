@@ -9,7 +9,9 @@ use super::held::Kind;
 use super::mistake::{self, Mistake};
 use super::open::{Claim, Planned};
 use super::permit::{At, Does, Permit, UnderWay};
-use super::{Call, Caller, Effect, File, Note, Pending, Running, State, Step, Stop, Ticket, Time, fail};
+use super::{
+    Call, Caller, Effect, File, Limits, Note, Pending, Running, State, Step, Stop, Ticket, Time, fail,
+};
 
 /// So many lease times a delegation may be out behind its recall, however busily its holder writes back.
 const RECALL_LEASES: u64 = 4;
@@ -302,13 +304,13 @@ impl State {
                 }
             }
         };
-        let limits = self.config.limits.delegations;
+        let Limits { delegations, stateids, .. } = self.config.limits;
         if !self.can_call(planned.client) && !reclaimed
-            || client.delegations >= limits.0
-            || self.delegations >= limits.1
+            || client.delegations >= delegations.0
+            || !self.shares(client.id, 1, (self.delegations, delegations.1), |client| client.delegations)
             || write && !client.with_sessions
-            || client.held.len() >= self.config.limits.stateids.0
-            || self.held.len() >= self.config.limits.stateids.1
+            || client.held.len() >= stateids.0
+            || !self.shares(client.id, 1, (self.held.len(), stateids.1), |client| client.held.len())
         {
             return Granted::None(Why::Resource);
         }

@@ -131,6 +131,9 @@ impl State {
         }
         if self.held.len() + self.under_way.len() >= limits.1 {
             self.make_memory(now)?;
+        }
+        let total = self.held.len() + self.under_way.len();
+        if !self.shares(id, 1, (total, limits.1), |client| client.held.len() + client.busy as usize) {
             return fail(NfsStat::Delay);
         }
         Ok(())

@@ -1,12 +1,11 @@
 //! Leases: how long a client is waited for, and how one goes (RFC 8881 sections 8.3, 8.4; RFC 7530 section 9.5).
 
-use std::collections::BTreeMap;
-
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
 use super::client::{Client, Record};
 use super::mistake::{self, Mistake};
+use super::share::Shares;
 use super::{Home, Note, Pending, RecordChange, Span, State, Step, Stop, Time, fail};
 
 /// Clients that one [`State::tick`] looks at.
@@ -63,30 +62,25 @@ impl State {
 
     /// Room for one more client: those who never confirmed go first, then the expired ones, each time the one silent for longest.
     ///
-    /// Names cost nothing, and one address that makes up thousands must not keep all others out: whoever is at home where fewer are than half of a fair share gets in
-    /// beyond the bound, and is not sent away for somebody else before he has confirmed.
+    /// Whoever is at home where there are [few](Shares) gets in beyond the bound, and is not sent away for somebody else before he has confirmed.
     pub(super) fn make_room(&mut self, now: Time, home: Home) -> Step<()> {
         let bound = self.config.limits.clients;
         if self.clients.len() < bound {
             return Ok(());
         }
-        let mut homes = BTreeMap::from([(home, 0)]);
-        for client in self.clients.values() {
-            *homes.entry(client.home).or_insert(0) += 1;
-        }
-        let few = |home: &Home| homes[home] < bound / homes.len() / 2;
+        let shares = Shares::new(bound as u64, home, self.clients.values().map(|client| (client.home, 1)));
         let longest = |goes: &dyn Fn(&Client) -> bool| {
             let clients = self.clients.values().filter(|client| goes(client));
             clients.min_by_key(|client| (client.renewed, client.id)).map(|client| client.id)
         };
-        if let Some(id) = longest(&|client| !client.confirmed && (client.home == home || !few(&client.home)))
-        {
+        let may_go = |client: &Client| client.home == home || !shares.few(client.home);
+        if let Some(id) = longest(&|client| !client.confirmed && may_go(client)) {
             self.remove_client(id);
             return Ok(());
         }
         match longest(&|client| client.confirmed).filter(|&id| self.lease_is_over(now, id)) {
             Some(id) => self.evict(id),
-            None if few(&home) && self.clients.len() < bound + bound / 2 => Ok(()),
+            None if shares.room(home) > 0 => Ok(()),
             None => fail(NfsStat::Delay),
         }
     }

@@ -29,10 +29,10 @@ impl Default for Config {
     }
 }
 
-/// Bounds. Where two stand side by side, the first is for one client.
+/// Bounds. Where two stand side by side, the first is for one client, the other for all; half as much again goes to those who have little (`share`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients, confirmed or not. Half as many more get in where few come from.
+    /// Clients, confirmed or not; half as many more, likewise.
     pub clients: usize,
     /// Sessions of a client.
     pub sessions: usize,

@@ -108,7 +108,7 @@ impl State {
             return Err(stop);
         }
         let limits = self.config.limits.ranges;
-        if self.clients[&client].ranges + 2 > limits.0 || self.ranges + 2 > limits.1 {
+        if self.clients[&client].ranges + 2 > limits.0 || !self.room_for_ranges(client, 2) {
             return fail(NfsStat::Delay);
         }
         let existing = owner.and_then(|owner| {
@@ -144,6 +144,11 @@ impl State {
             self.reclaimed(client);
         }
         Ok(self.stateid(index))
+    }
+
+    fn room_for_ranges(&self, id: ClientId, more: usize) -> bool {
+        let bound = self.config.limits.ranges.1;
+        self.shares(id, more, (self.ranges, bound), |client| client.ranges)
     }
 
     /// LOCKT (RFC 8881 section 18.11).
@@ -185,7 +190,7 @@ impl State {
             ranges.iter().any(|(it, _)| it.first < range.first && it.last > range.last)
         });
         let limits = self.config.limits.ranges;
-        if splits && (self.clients[&client].ranges >= limits.0 || self.ranges >= limits.1) {
+        if splits && (self.clients[&client].ranges >= limits.0 || !self.room_for_ranges(client, 1)) {
             return fail(NfsStat::LockRange);
         }
         if let Some(held) = self.held.get_mut(&index) {
@@ -267,9 +272,10 @@ impl State {
     fn wait(&mut self, file: File, waiter: Waiter) {
         self.unwait(file, waiter.client, &waiter.owner);
         let limits = self.config.limits.waiters;
+        let room = self.shares(waiter.client, 1, (self.waiters, limits.1), |client| client.waiters);
         let Some(client) = self.clients.get_mut(&waiter.client) else { return };
         // Without a place he asks again after a while, as he does anyway.
-        if client.waiters >= limits.0 || self.waiters >= limits.1 {
+        if client.waiters >= limits.0 || !room {
             return;
         }
         client.waiters += 1;

@@ -61,6 +61,7 @@ mod owner;
 mod permit;
 mod range;
 mod session;
+mod share;
 mod slot;
 mod v40;
 

@@ -177,7 +177,8 @@ impl State {
             return Ok(*number);
         }
         let limits = self.config.limits.owners;
-        if self.clients[&id].owners.len() >= limits.0 || self.owners.len() >= limits.1 {
+        let room = self.shares(id, 1, (self.owners.len(), limits.1), |client| client.owners.len());
+        if self.clients[&id].owners.len() >= limits.0 || !room {
             return fail(NfsStat::Resource);
         }
         let number = self.owner(id, kind, name);

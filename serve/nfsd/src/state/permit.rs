@@ -4,6 +4,7 @@ use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
+use super::client::Client;
 use super::held::Kind;
 use super::mistake::{self, Mistake};
 use super::open::Planned;
@@ -125,8 +126,14 @@ impl State {
 
     pub(super) fn room_for_permit(&self, client: Option<ClientId>) -> Step<()> {
         let limits = self.config.limits.owners;
-        let busy = client.and_then(|id| self.clients.get(&id)).map_or(0, |client| client.busy as usize);
-        if busy >= limits.0 || self.under_way.len() >= limits.1 {
+        let busy = |client: &Client| client.busy as usize;
+        let of_him = client.and_then(|id| self.clients.get(&id)).map_or(0, busy);
+        let total = self.under_way.len();
+        let room = match client {
+            Some(id) => self.shares(id, 1, (total, limits.1), busy),
+            None => total < limits.1,
+        };
+        if of_him >= limits.0 || !room {
             return fail(NfsStat::Delay);
         }
         Ok(())

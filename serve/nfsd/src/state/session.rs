@@ -11,6 +11,7 @@ use ivers_nfs4::types::{ClientId, SessionId};
 use ivers_nfs4::xdr::List;
 
 use super::callback::BackSlot;
+use super::share::Shares;
 use super::slot::Slot;
 use super::{Conn, Limits, Principal, Running, State, Step, Stop, Time, fail};
 
@@ -216,8 +217,9 @@ impl State {
         }
         // The memory for kept replies is set aside now: when an operation is done it is too late to say no.
         let each = u64::from(fore.max_response_cached.max(SMALLEST_KEPT));
-        let free = (limits.kept_bytes.0.saturating_sub(client.kept_bytes))
-            .min(limits.kept_bytes.1.saturating_sub(self.kept_bytes));
+        let held = self.clients.values().map(|client| (client.home, client.kept_bytes));
+        let room = Shares::new(limits.kept_bytes.1, client.home, held).room(client.home);
+        let free = limits.kept_bytes.0.saturating_sub(client.kept_bytes).min(room);
         fore.max_requests = fore.max_requests.min(u32::try_from(free / each).unwrap_or(u32::MAX));
         if fore.max_requests == 0 {
             self.make_memory(now)?;

@@ -1,6 +1,7 @@
 //! What was answered as durable is there after a crash that keeps nothing but what was flushed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ivers_block::{Device, FaultDevice, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
@@ -16,16 +17,20 @@ use ivers_vfs::{Cred, InodeRef, MountOptions, Vfs};
 use ivers_nfs_alone::*;
 
 fn mount(device: Arc<dyn Device>) -> Arc<Vfs> {
-    let fs = Ext4::open(device, OpenOptions { place: "a test".into(), ..OpenOptions::default() }).unwrap();
+    // No commit runs by itself: what is durable was asked for.
+    let commit_interval = Duration::from_secs(900);
+    let fs =
+        Ext4::open(device, OpenOptions { place: "a test".into(), commit_interval, ..OpenOptions::default() })
+            .unwrap();
     Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
 
-fn server() -> (Server, Arc<FaultDevice>) {
+fn server(options: &str) -> (Server, Arc<FaultDevice>) {
     let plain: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
     mkfs(&plain, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
     let device = Arc::new(FaultDevice::new(plain));
     let vfs = mount(device.clone());
-    (Server::new(vfs, "no_root_squash"), device)
+    (Server::new(vfs, options), device)
 }
 
 /// What is left when nothing but flushed writes arrived.
@@ -58,7 +63,7 @@ fn write(stable: StableHow, data: &[u8]) -> Vec<Op> {
 /// [RFC8881 18.32.3] [RFC8881 18.3.3]
 #[test]
 fn data_is_there_when_that_was_said() {
-    let (server, device) = server();
+    let (server, device) = server("no_root_squash");
     let file = server.file("f", b"");
     done(
         &server,
@@ -77,7 +82,7 @@ fn data_is_there_when_that_was_said() {
 
 #[test]
 fn names_and_attributes_are_there_when_they_are_answered() {
-    let (server, device) = server();
+    let (server, device) = server("no_root_squash");
     let (root, file) = (server.handle(&[]), server.file("f", b"some"));
     let dir = CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs: nothing() };
     done(&server, &root, vec![Op::Create(dir)]);
@@ -108,10 +113,42 @@ fn names_and_attributes_are_there_when_they_are_answered() {
     assert_eq!(after.stat(&find(&after, "d/h").unwrap()).size, 8192);
 }
 
+/// What an export that is `async` answers before it is durable, and what it does not.
+#[test]
+fn only_names_and_attributes_are_deferred() {
+    let (server, device) = server("no_root_squash,async");
+    let root = server.handle(&[]);
+    let dir = CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs: nothing() };
+    done(&server, &root, vec![Op::Create(dir)]);
+    let file = server.file("f", b"");
+    let args = SetXattrArgs { option: SetXattrOption::Either, name: b"x".to_vec(), value: b"value".to_vec() };
+    let attrs = SetAttrArgs {
+        stateid: StateId::ANONYMOUS,
+        attrs: Attrs { mode: Some(0o751), ..Attrs::default() }.encode(),
+    };
+    done(&server, &file, vec![Op::SetXattr(args), Op::SetAttr(attrs)]);
+    assert!(find(&server.vfs, "d").is_some());
+    let after = crashed(&device);
+    assert!(find(&after, "d").is_none() && find(&after, "f").is_none());
+    // With the data comes the name that leads to it.
+    done(&server, &file, write(StableHow::Unstable, b"unstable"));
+    done(&server, &file, vec![Op::Commit(CommitArgs { offset: 0, count: 0 })]);
+    let after = crashed(&device);
+    assert_eq!(contents(&after, "f"), b"unstable");
+    assert_eq!(after.stat(&find(&after, "f").unwrap()).perm, 0o751);
+    done(&server, &file, write(StableHow::FileSync, b"file sync!"));
+    assert_eq!(contents(&crashed(&device), "f"), b"file sync!");
+    done(&server, &root, vec![Op::Remove(b"f".to_vec())]);
+    assert!(find(&server.vfs, "f").is_none());
+    assert!(find(&crashed(&device), "f").is_some());
+    server.vfs.sync().unwrap();
+    assert!(find(&crashed(&device), "f").is_none(), "a stop flushes");
+}
+
 /// [RFC8881 18.32.4] Whoever asks: nobody has committed anything here.
 #[test]
 fn the_verifier_is_another_one_when_data_is_lost_behind_everybodys_back() {
-    let (server, device) = server();
+    let (server, device) = server("no_root_squash");
     let file = server.file("f", b"");
     let (_, results) = server.call(2, [vec![put(&file)], write(StableHow::Unstable, b"unstable")].concat());
     let before = last_ok(&results, |result| match result {

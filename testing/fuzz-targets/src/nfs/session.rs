@@ -13,11 +13,12 @@
 use crate::input::Input;
 use ivers_nfs_alone::{Server, mem, odd};
 use ivers_nfs_peer::{change_and_size, data, guarded, named, open, open_of, opened, unchecked};
-use ivers_nfs4::attr::Attrs;
+use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbResult, CbSequenceOk};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::v41::*;
+use ivers_nfs4::ops::v42::{CopyArgs, CopyRes};
 use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes, number};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
@@ -66,6 +67,9 @@ impl Dice for Counted {
 
 /// What a client says to a callback.
 fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
+    if arguments.is_empty() {
+        return (how != 0).then(Vec::new);
+    }
     let args = CbCompoundArgs::from_bytes(arguments).expect("the server's own callbacks decode");
     let results = args.ops.0.into_iter().map(|op| match op {
         CbOp::Sequence(it) if how != 4 => CbResult::Sequence(Ok(CbSequenceOk {
@@ -81,6 +85,8 @@ fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
             CbResult::GetAttr(Ok(attrs.encode()))
         }
         CbOp::Recall(_) if how < 4 => CbResult::Recall(Ok(())),
+        CbOp::NotifyLock(_) if how < 4 => CbResult::NotifyLock(Ok(())),
+        CbOp::Offload(_) if how < 4 => CbResult::Offload(Ok(())),
         other => CbResult::Failed { op: other.number(), status: NfsStat::Delay },
     });
     let status = if how < 4 { NfsStat::Ok } else { NfsStat::Delay };
@@ -121,6 +127,7 @@ impl World {
             delegations: (2, 3),
             ranges: (4, 6),
             waiters: (1, 2),
+            copies: (1, 2),
             owners: (5, 8),
             ..Limits::default()
         };
@@ -132,7 +139,7 @@ impl World {
             limits: if flags & 4 == 0 { Limits::default() } else { narrow },
             dice: Box::new(Counted(0)),
             exports: vec![(config, vfs)],
-            peer: Box::new(move |_, arguments| callback(how.load(Ordering::Relaxed), arguments)),
+            peer: Box::new(move |arguments| callback(how.load(Ordering::Relaxed), arguments)),
         });
         let server = server.expect("a server in an empty directory");
         let mut world = Self { server, answers, conns: [1, 2, 3, 4], last: HashMap::new(), _dir: dir };
@@ -409,9 +416,85 @@ fn of_old() -> Vec<u8> {
     it.input
 }
 
+/// A client of NFSv4.0 who is called back: a file is delegated to him, and opened for writing by another one.
+fn of_old_delegated() -> Vec<u8> {
+    let mut it = Recorder::new(1);
+    let (_, results) = it.call(2 | 1 << 5, 0, vec![set_client_id()]);
+    let Some(OpResult::SetClientId(SetClientIdRes::Ok(known))) = results.last() else {
+        panic!("{results:?}")
+    };
+    let clientid = known.clientid;
+    it.call(2 | 1 << 5, 0, vec![Op::SetClientIdConfirm(known.clone())]);
+    let open_read = |seqid| open_of(seqid, clientid, "o", share::READ, OpenHow::NoCreate, named("f"));
+    let (first, handle) = opened(&it.call(2, 0, [data(), vec![open_read(1), Op::GetFh(())]].concat()));
+    let put = Op::PutFh(handle);
+    it.call(2, 0, vec![put.clone(), Op::OpenConfirm(OpenConfirmArgs { stateid: first.stateid, seqid: 2 })]);
+    let (again, _) = opened(&it.call(2, 0, [data(), vec![open_read(3), Op::GetFh(())]].concat()));
+    let OpenDelegation::Read(delegation) = again.delegation else { panic!("{again:?}") };
+    let theirs = open("o", share::BOTH, OpenHow::NoCreate, named("f"));
+    it.inside(1 << 5, [data(), vec![theirs.clone()]].concat());
+    it.call(2, 0, vec![Op::Renew(clientid)]);
+    it.call(2, 0, vec![put, Op::DelegReturn(delegation.stateid)]);
+    it.inside(1, [data(), vec![theirs]].concat());
+    it.input
+}
+
+/// A copy that goes on behind its reply, asked about, and another one that is given up.
+fn copied() -> Vec<u8> {
+    let mut it = Recorder::new(1);
+    let how = |name| open("o", share::BOTH | share::WANT_NO_DELEG, unchecked(), named(name));
+    let (from, source) = opened(&it.inside(0, [data(), vec![how("from"), Op::GetFh(())]].concat()));
+    let (to, target) = opened(&it.inside(0, [data(), vec![how("to"), Op::GetFh(())]].concat()));
+    let (source, target) = (Op::PutFh(source), Op::PutFh(target));
+    let attrs = Attrs { size: Some(9 << 20), ..Attrs::default() }.encode();
+    it.inside(0, vec![source.clone(), Op::SetAttr(SetAttrArgs { stateid: from.stateid, attrs })]);
+    let copy = Op::Copy(CopyArgs {
+        source: from.stateid,
+        target: to.stateid,
+        source_offset: 0,
+        target_offset: 0,
+        count: 0,
+        consecutive: true,
+        synchronous: false,
+        source_server: List(Vec::new()),
+    });
+    let session = it.session(0);
+    let whole = vec![sequence(session), source, Op::SaveFh(()), target.clone(), copy];
+    for last in [Op::OffloadStatus as fn(StateId) -> Op, Op::OffloadCancel] {
+        // Its end is told, and answered at once or not at all.
+        let (_, results) = it.call(0, 2, whole.clone());
+        let Some(OpResult::Copy(CopyRes::Ok(ok))) = results.last() else { panic!("{results:?}") };
+        let Some(begun) = ok.response.callback.0.first().copied() else { panic!("{ok:?}") };
+        it.call(0, 2, vec![sequence(session), target.clone(), last(begun)]);
+    }
+    it.call(Step::TIME_PASSES | 2 << 5, 2, vec![sequence(session)]);
+    it.call(Step::TIME_PASSES | 1 << 5, 2, vec![sequence(session)]);
+    it.input
+}
+
+/// ACLs that are set, read again, and set with a size.
+fn acls() -> Vec<u8> {
+    let mut it = Recorder::new(1);
+    let how = open("o", share::BOTH | share::WANT_NO_DELEG, unchecked(), named("f"));
+    let (mine, handle) = opened(&it.inside(0, [data(), vec![how, Op::GetFh(())]].concat()));
+    let put = Op::PutFh(handle);
+    let set = |acl, size| {
+        let attrs = Attrs { acl, size, ..Attrs::default() }.encode();
+        Op::SetAttr(SetAttrArgs { stateid: mine.stateid, attrs })
+    };
+    let get = Op::GetAttr(Bitmap::of([attr::ACL, attr::MODE, attr::CHANGE]));
+    it.inside(0, vec![put.clone(), set(Some(odd::acl()), None), get.clone()]);
+    it.inside(0, vec![put, set(Some(odd::acl()), Some(5)), get.clone()]);
+    let mut dir = data();
+    dir.extend([Op::Lookup(b"d".to_vec()), set(Some(odd::acl()), None), get]);
+    it.inside(0, dir);
+    it.input
+}
+
 /// First inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = vec![delegated(), locked(), came_and_went(), of_old()];
+    let mut seeds =
+        vec![delegated(), locked(), came_and_went(), of_old(), of_old_delegated(), copied(), acls()];
     // Under narrow bounds, too.
     let narrow: Vec<_> = seeds.iter().map(|seed| [&[seed[0] | 4][..], &seed[1..]].concat()).collect();
     seeds.extend(narrow);

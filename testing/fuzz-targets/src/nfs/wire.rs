@@ -1,6 +1,6 @@
 //! Messages of NFSv4 and what they are made of: what decodes encodes again, to something that decodes to the same.
 
-use ivers_nfs_alone::odd::{Lcg, OURS, ready, request};
+use ivers_nfs_alone::odd::{self, Lcg, OURS, ready, request};
 use ivers_nfs4::attr::{Attrs, Fattr};
 use ivers_nfs4::callback::*;
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes, Next, Operations};
@@ -172,6 +172,7 @@ fn callbacks() -> (CbCompoundArgs, CbCompoundRes) {
         CbResult::GetAttr(Ok(attrs.encode())),
         CbResult::Recall(Ok(())),
         CbResult::NotifyLock(Ok(())),
+        CbResult::Offload(Ok(())),
         CbResult::Failed { op: 10_044, status: NfsStat::OpIllegal },
     ];
     let args = CbCompoundArgs { tag: b"tag".to_vec(), minor_version: 1, ident: 0, ops: List(ops) };
@@ -219,6 +220,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let known = Attrs { supported_attrs: Some(Attrs::known()), size: Some(5), ..Attrs::default() };
     let named = Attrs { owner: Some(b"0".to_vec()), filehandle: Some(Opaque(vec![1; 20])), ..known };
     seeds.push([&[6][..], &named.encode().to_bytes()].concat());
+    seeds.push([&[6][..], &Attrs { acl: Some(odd::acl()), ..Attrs::default() }.encode().to_bytes()].concat());
     let (args, res) = callbacks();
     seeds.push([&[4][..], &args.to_bytes()].concat());
     seeds.push([&[5][..], &res.to_bytes()].concat());

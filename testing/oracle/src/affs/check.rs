@@ -11,6 +11,8 @@ pub struct Report {
     pub lost: Vec<usize>,
     /// The volume says that its bitmap holds.
     pub valid: bool,
+    /// Directory cache blocks.
+    pub caches: Vec<usize>,
     /// Paths of all entries, with what they are: `f` with its size, `d`, `l`, `h` with what they lead to.
     pub tree: BTreeMap<String, String>,
 }
@@ -56,7 +58,7 @@ struct Checker<'a> {
 const RESERVED: usize = 2;
 
 /// Checks an image of a volume with blocks of this size. What a crash may leave beside lost blocks and their traces (a hard link that nothing names
-/// any more, block numbers behind a file's end) is only let pass on a volume that is marked as invalid.
+/// any more, block numbers behind a file's end), and directory caches that tell something else than the headers, are only let pass on a volume that is marked as invalid.
 pub fn check(image: &[u8], block_size: usize) -> Report {
     let blocks = image.len() / block_size;
     let mut checker = Checker {
@@ -77,7 +79,10 @@ pub fn check(image: &[u8], block_size: usize) -> Report {
 
 impl Checker<'_> {
     fn word(&self, block: usize, nth: usize) -> usize {
-        let at = block * self.size + nth * 4;
+        self.long(block * self.size + nth * 4)
+    }
+
+    fn long(&self, at: usize) -> usize {
         u32::from_be_bytes(self.image[at..at + 4].try_into().expect("four bytes")) as usize
     }
 
@@ -190,6 +195,7 @@ impl Checker<'_> {
     }
 
     fn directory(&mut self, dir: usize, path: &str, directories: &mut Vec<(usize, String)>) {
+        let mut entries = BTreeSet::new();
         for slot in 0..self.table_len() {
             let mut names: Vec<Vec<u8>> = Vec::new();
             let mut at = self.word(dir, 6 + slot);
@@ -214,8 +220,70 @@ impl Checker<'_> {
                     self.wrong(at, format!("{below} is there twice, or has no name"));
                 }
                 names.push(folded);
+                entries.insert(at);
                 at = self.last(at, 4);
             }
+        }
+        if matches!(self.low, 4 | 5) {
+            self.cache(dir, path, entries);
+        }
+    }
+
+    /// The cache of a directory: a record of each entry, which tells what its header does.
+    fn cache(&mut self, dir: usize, path: &str, mut entries: BTreeSet<usize>) {
+        let mut block = self.last(dir, 2);
+        if block == 0 {
+            return self.wrong(dir, format!("{path}/ has no cache"));
+        }
+        while block != 0 {
+            if !self.claim_sealed(block, &format!("a cache of {path}/")) {
+                return;
+            }
+            if self.word(block, 0) != 33 || self.word(block, 1) != block || self.word(block, 2) != dir {
+                return self.wrong(block, format!("no cache of {path}/"));
+            }
+            self.report.caches.push(block);
+            if !self.lenient {
+                self.cache_records(block, path, &mut entries);
+            }
+            block = self.word(block, 4);
+        }
+        if let (false, Some(first)) = (self.lenient, entries.first()) {
+            self.wrong(*first, format!("{} entries of {path}/ are not in its cache", entries.len()));
+        }
+    }
+
+    fn cache_records(&mut self, block: usize, path: &str, entries: &mut BTreeSet<usize>) {
+        let (mut at, end) = (block * self.size + 24, (block + 1) * self.size);
+        for nth in 0..self.word(block, 3) {
+            let byte = |at: usize| if at < end { usize::from(self.image[at]) } else { usize::MAX };
+            let name_len = byte(at + 23);
+            let comment_len = if name_len == usize::MAX { name_len } else { byte(at + 24 + name_len) };
+            if comment_len == usize::MAX || at + 25 + name_len + comment_len > end {
+                return self.wrong(block, format!("record {nth} of a cache of {path}/ has no end"));
+            }
+            let entry = self.long(at);
+            if !entries.remove(&entry) {
+                return self.wrong(block, format!("{path}/ has no entry {entry}, or its cache has it twice"));
+            }
+            let short = |at: usize| usize::from(self.image[at]) * 256 + usize::from(self.image[at + 1]);
+            let text = |at: usize| self.image[at + 1..at + 1 + usize::from(self.image[at])].to_vec();
+            let header_end = (entry + 1) * self.size;
+            let is_file = self.last(entry, 1) == 0xffff_fffd;
+            let mut same = self.long(at + 4) == if is_file { self.last(entry, 47) } else { 0 };
+            same &= self.long(at + 8) == self.last(entry, 48);
+            same &= self.long(at + 12) == self.last(entry, 49);
+            same &= (0..3).all(|nth| short(at + 16 + nth * 2) == self.last(entry, 23 - nth).min(0xffff));
+            same &= usize::from(self.image[at + 22]) == self.last(entry, 1) & 0xff;
+            same &= text(at + 23) == text(header_end - 80);
+            same &= text(at + 24 + name_len) == text(header_end - 184);
+            if !same {
+                self.wrong(
+                    block,
+                    format!("record {nth} of a cache of {path}/: not what block {entry} tells"),
+                );
+            }
+            at += (25 + name_len + comment_len).next_multiple_of(2);
         }
     }
 

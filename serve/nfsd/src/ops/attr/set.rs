@@ -4,14 +4,14 @@ use ivers_nfs4::attr::{self, Attrs, Fattr, is_read_only};
 use ivers_nfs4::ops::v40::{SetAttrArgs, SetAttrRes};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, SetTime};
-use ivers_vfs::{CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
+use ivers_vfs::{Attr, CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
 use super::acl_given::NewAcl;
 use super::{SETTABLE, wanted};
 use crate::compound::{Context, Names};
 use crate::ops::data::is_special;
 use crate::ops::settle;
-use crate::ops::status::OrStatus;
+use crate::ops::status::status;
 use crate::state::{Does, Step};
 
 /// What is to be set.
@@ -94,6 +94,21 @@ impl Wanted {
         Ok(Self { set, mask: given.mask.clone(), umask, acl })
     }
 
+    /// What of it was done by a call that has failed: the size comes first, then the others at once, and an ACL that goes with a mode behind those.
+    fn set_of(&self, before: &Attr, after: &Attr) -> Bitmap {
+        let SetAttr { size, perm, uid, gid, .. } = self.set;
+        let came = |wanted: Option<u32>, before: u32, after: u32| wanted == Some(after) && before != after;
+        let sized = size == Some(after.size) && before.size != after.size;
+        let moded = perm.is_some() && before.perm != after.perm;
+        let others = moded || came(uid, before.uid, after.uid) || came(gid, before.gid, after.gid);
+        let done = |bit: &u32| match *bit {
+            attr::SIZE => sized,
+            attr::ACL => false,
+            _ => others,
+        };
+        Bitmap::of(self.mask.iter().filter(done))
+    }
+
     /// What is to be made, with all of this from the start.
     pub fn born(&self, spec: CreateSpec) -> CreateSpec {
         let SetAttr { perm, uid, gid, size, atime, mtime, .. } = self.set;
@@ -122,24 +137,48 @@ pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
         context.permit_change(object, Does::Change)?
     };
     let (vfs, inode) = (object.vfs(), &object.inode);
-    if wanted.set != SetAttr::default() {
-        vfs.set_attr(cred, inode, &wanted.set).nfs()?;
-    }
+    let before = inode.attr();
+    let plain = match wanted.set == SetAttr::default() {
+        true => Ok(()),
+        false => vfs.set_attr(cred, inode, &wanted.set).map(drop).map_err(|error| status(&error)),
+    };
     // [RFC8881 6.4.1.3] Behind the mode: the ACL is what counts.
-    let acl = wanted.acl.as_ref().map_or(Ok(()), |acl| acl.set(vfs, cred, inode));
-    settle(vfs, &[inode])?;
-    let mut attrset = wanted.mask;
-    match acl {
-        Ok(()) => Ok(SetAttrRes { status: NfsStat::Ok, attrset }),
-        // [RFC8881 18.30.4] What was set is told also where the rest was not.
-        Err(status) => {
-            attrset.remove(attr::ACL);
-            Ok(SetAttrRes { status, attrset })
-        }
+    let acl = plain.map(|()| wanted.acl.as_ref().map_or(Ok(()), |acl| acl.set(vfs, cred, inode)));
+    // [RFC8881 18.30.4] What was set is told also where the rest was not.
+    let (status, attrset) = match acl {
+        Ok(Ok(())) => (NfsStat::Ok, wanted.mask),
+        Ok(Err(status)) => (status, Bitmap::of(wanted.mask.iter().filter(|bit| *bit != attr::ACL))),
+        Err(status) => (status, wanted.set_of(&before, &inode.attr())),
+    };
+    if attrset != Bitmap::default() || status == NfsStat::Ok {
+        settle(object, &[inode])?;
     }
+    Ok(SetAttrRes { status, attrset })
 }
 
 /// The mode of a new object whose maker does not name one.
 pub fn default_mode(kind: FileType) -> u32 {
     if kind == FileType::Directory { 0o755 } else { 0o644 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// [RFC8881 18.30.4]
+    #[test]
+    fn what_was_done_before_it_failed_is_told() {
+        let fs = ivers_nfs_alone::mem();
+        let before = Attr { size: 9, perm: 0o644, ..fs.root().unwrap().attr() };
+        let all = [attr::SIZE, attr::MODE, attr::OWNER, attr::ACL];
+        let set = SetAttr { size: Some(5), perm: Some(0o600), uid: Some(7), ..SetAttr::default() };
+        let wanted = Wanted { set, mask: Bitmap::of(all), ..Wanted::default() };
+        let told = |after: Attr| wanted.set_of(&before, &after);
+        assert_eq!(told(before.clone()), Bitmap::default());
+        assert_eq!(told(Attr { size: 5, ..before.clone() }), Bitmap::of([attr::SIZE]));
+        let most = Bitmap::of([attr::SIZE, attr::MODE, attr::OWNER]);
+        assert_eq!(told(Attr { size: 5, perm: 0o600, uid: 7, ..before.clone() }), most);
+        // Somebody else's size is not the one that was asked for.
+        assert_eq!(told(Attr { size: 6, ..before.clone() }), Bitmap::default());
+    }
 }

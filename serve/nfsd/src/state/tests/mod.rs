@@ -8,6 +8,7 @@ mod locks;
 mod opens;
 mod restarts;
 mod sessions;
+mod shares;
 mod v40;
 
 use ivers_nfs4::ops::v40::{ClientOwner, share};
@@ -104,7 +105,18 @@ pub(super) fn settle(state: &mut State) -> Vec<Effect> {
 
 /// A client with a session, who has nothing to reclaim.
 pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
-    let id = state.exchange_id(now, HERE, &who(1), &exchange(name, 1, 0)).unwrap();
+    client_at(state, HERE, now, name, conn)
+}
+
+/// Likewise, from somewhere.
+pub(super) fn client_at(
+    state: &mut State,
+    home: Home,
+    now: Time,
+    name: &str,
+    conn: u64,
+) -> (ClientId, SessionId) {
+    let id = state.exchange_id(now, home, &who(1), &exchange(name, 1, 0)).unwrap();
     let session =
         state.create_session(now, Conn(conn), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));

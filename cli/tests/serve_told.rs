@@ -1,0 +1,98 @@
+//! By which files the server is told, and what it does when those that it keeps are taken away.
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::served::Server;
+use common::{IVERS, signal, wait_until};
+use ivers_nfs_peer::{Client, data};
+use ivers_nfs4::ops::Op;
+use ivers_nfs4::status::NfsStat;
+use rustix::process::Signal;
+
+const EXPORT: &str = "[[export]]\nname = \"/data\"\nimage = \"none\"\ntype = \"mem\"\n";
+
+fn command(dir: &Path, config: &str) -> Command {
+    let mut command = Command::new(IVERS);
+    command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--log-format", "json", "--config", config]);
+    command.current_dir(dir);
+    command
+}
+
+fn root(client: &mut Client) -> NfsStat {
+    client.call([data(), vec![Op::GetFh(())]].concat()).0
+}
+
+#[test]
+fn a_pipe_is_not_waited_for_but_one_that_was_handed_over_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("pipe"), 0o600.into()).unwrap();
+    let begin = Instant::now();
+    let refused = command(dir.path(), "pipe").output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("pipe: it is no regular file"), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(20));
+
+    let mut given = tempfile::tempfile().unwrap();
+    write!(given, "state = \"kept\"\n{EXPORT}").unwrap();
+    std::io::Seek::rewind(&mut given).unwrap();
+    let mut writer = Command::new("cat").stdin(given).stdout(Stdio::piped()).spawn().unwrap();
+    let server = Server::of(command(dir.path(), "/dev/stdin").stdin(writer.stdout.take().unwrap()));
+    assert!(writer.wait().unwrap().success());
+    // Where the server was started.
+    assert!(dir.path().join("kept/state").exists());
+    let mut client = Client::new(server.address(), "a");
+    assert_eq!(root(&mut client), NfsStat::Ok);
+    signal(server.pid(), Signal::HUP);
+    wait_until("it has refused", || server.log().contains("nothing is changed"));
+    assert!(server.log().contains("handed over at the start"), "{}", server.log());
+    assert_eq!(root(&mut client), NfsStat::Ok);
+    // Numbers of the log are numbers.
+    let came =
+        server.log().lines().find(|line| line.contains("a client has come")).map(str::to_owned).unwrap();
+    let came: serde_json::Value = serde_json::from_str(&came).unwrap();
+    assert_eq!((&came["minor"], &came["tls"]), (&1.into(), &false.into()), "{came}");
+    assert!(came["address"].is_string(), "{came}");
+    drop(client);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_state_directory_that_is_taken_away_is_missed() {
+    for sandbox in ["true", "false"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (kept, aside) = (dir.path().join("kept"), dir.path().join("aside"));
+        let text = format!("state = \"kept\"\nsandbox = {sandbox}\n{EXPORT}");
+        fs::write(dir.path().join("serve.toml"), text).unwrap();
+        let server = Server::of(&mut command(dir.path(), "serve.toml"));
+        let mut client = Client::new(server.address(), "a");
+        fs::rename(&kept, &aside).unwrap();
+        wait_until("it is missed", || server.log().contains("removed, or moved away"));
+        assert!(server.log().contains("\"error\""), "{}", server.log());
+        // Who is written down already goes on; who would have to be is told to come again, soon.
+        assert_eq!(root(&mut client), NfsStat::Ok);
+        let begin = Instant::now();
+        let mut late = Client::connect(server.address(), "late");
+        late.make_session();
+        let (status, _) = late.call(vec![Op::ReclaimComplete(false)]);
+        assert_eq!(status, NfsStat::Delay);
+        assert!(begin.elapsed() < Duration::from_secs(6), "it did not wait in vain");
+
+        fs::rename(&aside, &kept).unwrap();
+        wait_until("it is found", || server.log().contains("is there again"));
+        assert_eq!(late.call_patiently(&[Op::ReclaimComplete(false)]).0, NfsStat::Ok);
+        // A file of it alone is written anew.
+        fs::remove_file(kept.join("state")).unwrap();
+        wait_until("it is written anew", || kept.join("state").exists());
+        drop((client, late));
+        assert!(server.stop().success());
+        let server = Server::of(&mut command(dir.path(), "serve.toml"));
+        assert!(!server.log().contains("did not end in good order"), "{}", server.log());
+        assert!(server.stop().success());
+    }
+}
