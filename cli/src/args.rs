@@ -416,14 +416,14 @@ pub struct Bench {
     /// Rounds that the operations are spread over (default 400); with --fuse: times that everything is done (default 3)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: Option<u32>,
-    /// Times that everything is done through FUSE
+    /// Times that everything is done through FUSE (default 3)
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
     pub fuse_rounds: Option<u32>,
     /// Only these filesystems
     #[arg(long, value_delimiter = ',', default_value = "mem,ext4")]
     pub fs: Vec<String>,
-    /// Only these rows of the library, or those whose names begin so (see below)
-    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with_all = ["all", "fuse"])]
+    /// Only these rows, or those whose names begin so (see below): those of the library, and fuse_* through FUSE
+    #[arg(long, value_name = "NAME", value_delimiter = ',', conflicts_with = "all")]
     pub only: Vec<String>,
     /// Also the rows full_*, which take long
     #[arg(long, conflicts_with = "fuse")]

@@ -350,8 +350,7 @@ Examples:
 pub const BENCH: &str = "\
 In-process: eager (old), lazy (new) and off (none), and as root the kernel's ext4 on an equal image, all interleaved. With --fuse: `ivers \
 mount`, fuse2fs and, as root, the kernel's ext4 and a null passthrough (libfuse's passthrough_ll over the kernel's ext4: what FUSE itself costs) \
-on equal images, also while another process asks about the file that is written (_stat: for its times; _asked: for the change attribute), and \
-where fio is installed its jobs. What is missing is said. The passthrough is compiled from libfuse3-dev and kept in ivers/peers under \
+on equal images. What is missing is said. The passthrough is compiled from libfuse3-dev and kept in ivers/peers under \
 $XDG_CACHE_HOME or ~/.cache.
 
 --report measures all that and writes index.html (tables and plots, in one file), main.svg (the main plot) and rows.json, from which --from makes them \
@@ -371,6 +370,15 @@ Rows:
   latency_1_byte, latency_4k_8_jobs, latency_4k_fsync: the tails, and what reaches the device
   full_append_1_byte, full_sequential_4k_8_jobs, full_sequential_4k_8_jobs_queried, full_tiobench_write (_randwrite, _read, _randread): at the size \
 of the originals as far as that is sensible; minutes each, so only by name or with --all, and up to 10 GB of temporary files
+  Through FUSE (with --fuse, --report or by name):
+  fuse_write_1_byte, fuse_write_4k, and while another process asks about the file: fuse_write_1_byte_stat (for its times), \
+fuse_write_1_byte_asked (for the change attribute)
+  fuse_create, fuse_unlink; fuse_untar, fuse_walk_stat (of --tree)
+  fuse_build, fuse_build_again: make -j and cc over a tree of C files that is made here (200 of them; --ops / 5000), objects and archives \
+renamed into place, what is built is run and checked; and a second make, which finds nothing to do. It is not the kernel's tree
+  fuse_fio_4k_8_jobs, fuse_msync: fio's jobs, where it is installed
+  `cargo xtask bench` in the source tree has these rows and, on one page with them and by the same --only, nfs_* (`ivers serve` with a lazy counter \
+beside an eager one and nfs-ganesha) and peers_* (other libraries).
 
 JSON: {rows: [...]}. Each row has name, fs, unit (ops/s), ops and rounds; old, new and none (medians in that unit), new_over_old and \
 new_over_none (above 1: new is better) and their spread (quartiles of the rounds' own ratios); ns_per_op, inode_updates and journal_blocks, \
@@ -380,6 +388,7 @@ if they measured it. docs/json.md has all names. With --fuse the rows are named 
 Examples:
   ivers bench --fs mem --ops 100000
   ivers bench --only query_hammer,write_sizes
+  ivers bench --only fuse_build --fuse-rounds 5
   ivers bench --fuse --json
   ivers bench --report out";
 

@@ -51,6 +51,13 @@ fn kept() -> Value {
                 "peers": { "rsext4": { "value": 18_893, "ns_per_op": 52_931.3 } }, "new_over_peer": { "rsext4": 2.644 },
                 "spread": { "new_over_peer": { "rsext4": [2.5, 2.7] } }, "e2fsck": { "rsext4": "Free blocks <count> wrong" },
             },
+            {
+                "name": "nfs_write_4k_sync", "fs": "ext4", "unit": "ops/s", "ops": 4_000, "rounds": 5, "depth": 1, "old": 7_001, "new": 8_002,
+                "new_over_old": 1.143, "spread": { "new_over_old": [1.101, 1.201], "new_over_peer": { "ganesha": [1.31, 1.51] } },
+                "ns_per_op": { "old": 142_836.7, "new": 124_968.8 }, "inode_updates": { "old": 4_001, "new": 3_002 },
+                "peers": { "ganesha": { "value": 5_003, "ns_per_op": 199_880.1 } }, "new_over_peer": { "ganesha": 1.401 },
+                "seeds": { "new_over_old": 1.09, "new_over_none": null, "source": "fio over NFS" },
+            },
             { "name": "inode_bytes", "fs": "mem", "unit": "bytes/inode", "old": 611, "new": 612, "none": 613 },
             { "name": "<img src=x onerror=y>\u{1}", "what": ["nobody", { "knows": 4_711 }] },
             { "points": "odd", "latency_ns": 5, "peers": [1], "spread": null, "seeds": { "new_over_old": "many" }, "name": 3 },
@@ -106,6 +113,10 @@ fn a_page_holds_every_figure_and_nothing_foreign() {
         "461800.1",
         "952666.2",
         "333333.3",
+        "142836.7",
+        "124968.8",
+        "199880.1",
+        "4001 / 3002 / \u{2013}",
         "612",
     ] {
         assert!(cells.iter().any(|cell| cell == figure), "{figure} is in no cell of {cells:?}");
@@ -116,6 +127,9 @@ fn a_page_holds_every_figure_and_nothing_foreign() {
         "2.05\u{d7}",
         "1.126\u{d7}",
         "2.644\u{d7} [2.5, 2.7]",
+        "1.143\u{d7} [1.101, 1.201]",
+        "1.401\u{d7} [1.31, 1.51]",
+        "1.09\u{d7}",
     ] {
         assert!(cells.iter().any(|cell| cell.trim() == ratio), "{ratio} is in no cell of {cells:?}");
     }
@@ -135,6 +149,11 @@ fn a_page_holds_every_figure_and_nothing_foreign() {
     assert!(judged.len() == 1 && judged[0].ends_with("missed"), "{judged:?}");
 
     assert!(text(&html, "p").iter().any(|line| line.contains("rsext4: Free blocks <count> wrong.")));
+
+    // Rows over NFS have a section of their own, and are none of the library's.
+    let headings = text(&html, "h2");
+    assert!(headings.iter().any(|heading| heading == "Over NFS"), "{headings:?}");
+    assert_eq!(text(&html, "tr").iter().filter(|row| row.contains("142836.7")).count(), 1);
 
     // What is missing is said.
     let missing = text(&html, "li");
@@ -194,8 +213,8 @@ fn a_page_can_be_made_from_what_a_report_kept() {
     let output = ivers(["bench", "--json", "--report", to, "--from", first, "--from", second]);
     assert!(output.status.success(), "{}", said(&output));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(answer["rows"].as_array().unwrap().len(), 10);
-    assert_eq!(answer["rows"][9]["name"], "one_more");
+    assert_eq!(answer["rows"].as_array().unwrap().len(), 11);
+    assert_eq!(answer["rows"][10]["name"], "one_more");
 }
 
 #[test]

@@ -141,8 +141,7 @@ fn main() -> ExitCode {
                 && bench::bench(Path::new(dir), words.get(2..).unwrap_or_default())
         }
         "nfs-speed" => {
-            ensure(&[("mkfs.ext4", "e2fsprogs"), ("ganesha.nfsd", "nfs-ganesha nfs-ganesha-vfs")])
-                && bench::nfs_speed(&words[1..])
+            ensure(&[("mkfs.ext4", "e2fsprogs"), bench::GANESHA[0]]) && bench::nfs_speed(&words[1..])
         }
         "fuzz" => match fuzz(&words[1..]) {
             Some(ok) => ok,

@@ -11,6 +11,7 @@
 //! | [`rows`] | what was measured, as JSON |
 //! | [`mounts`] | through FUSE: `ivers mount`, a null passthrough, fuse2fs and the kernel's ext4 on equal images |
 //! | [`ask`] | the process that asks about a file while another one writes to it |
+//! | [`only`] | what `--only` means |
 //! | [`report`] | a page of it all |
 //! | [`interrupt`] | an end before the end |
 //! | [`figures`], [`tables`] | medians and spreads, the tables for people |
@@ -26,6 +27,7 @@ mod interrupt;
 mod memory;
 mod modes;
 mod mounts;
+mod only;
 mod report;
 mod rows;
 mod tables;
@@ -36,8 +38,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 
+use self::only::Only;
 use crate::failure::{FAILED, failure, usage};
 use crate::{args, show};
 
@@ -62,12 +65,49 @@ pub fn bench(args: &args::Bench, json: bool) -> Result<()> {
     if let Some(dir) = &args.report {
         return report(args, dir, json);
     }
-    let rows = if args.fuse { mounts::rows(args)? } else { modes::rows(args)? };
+    let measured = Measured::new(args)?;
     if json {
-        return show::json_line(&json!({ "rows": rows }));
+        return show::json_line(&json!({ "rows": measured.rows }));
     }
-    let lines = if args.fuse { mounts::table(&rows) } else { tables::mode_table(&rows) };
-    lines.iter().try_for_each(show::line)
+    measured.lines.iter().try_for_each(show::line)
+}
+
+/// What a run has measured.
+#[derive(Default)]
+struct Measured {
+    rows: Vec<Value>,
+    /// What could not be measured at all.
+    missing: Vec<String>,
+    /// The tables.
+    lines: Vec<String>,
+}
+
+impl Measured {
+    /// Each half as far as it is asked for: through FUSE by name, for a report, or with `--fuse`, which leaves the other one out.
+    fn new(args: &args::Bench) -> Result<Self> {
+        let in_process = modes::names().filter(|_| !args.fuse);
+        let only = Only::new(&args.only, in_process.chain(mounts::names()).collect())?;
+        let mut measured = Self::default();
+        if !args.fuse && (args.only.is_empty() || modes::names().any(|name| only.is_meant(name))) {
+            measured.rows = modes::rows(args, &only)?;
+            measured.lines = tables::mode_table(&measured.rows);
+        }
+        let by_name = mounts::names().any(|name| only.is_meant(name));
+        if by_name || (args.only.is_empty() && (args.fuse || args.report.is_some())) {
+            match mounts::missing() {
+                Some(why) if args.report.is_some() => {
+                    measured.missing.push(format!("all rows through FUSE: {why}"));
+                }
+                _ => {
+                    let rows = mounts::rows(args, &only)?;
+                    measured.lines.extend(mounts::table(&rows));
+                    measured.rows.extend(rows);
+                }
+            }
+        }
+        measured.lines.extend(measured.missing.iter().cloned());
+        Ok(measured)
+    }
 }
 
 /// `ivers bench --report`: both halves, or what was kept of runs.
@@ -75,25 +115,12 @@ fn report(args: &args::Bench, dir: &Path, json: bool) -> Result<()> {
     report::make_dir(dir)?;
     let mut lines = Vec::new();
     let runs = if args.from.is_empty() {
-        let mut rows = Vec::new();
-        let mut missing = Vec::new();
-        if !args.fuse {
-            rows = modes::rows(args)?;
-            lines.extend(tables::mode_table(&rows));
-        }
-        match mounts::missing() {
-            _ if !args.only.is_empty() => {}
-            Some(why) => missing.push(format!("all rows through FUSE: {why}")),
-            None => {
-                let through_fuse = mounts::rows(args)?;
-                lines.extend(mounts::table(&through_fuse));
-                rows.extend(through_fuse);
-            }
-        }
-        lines.extend(missing.iter().cloned());
+        let measured = Measured::new(args)?;
+        lines.extend(measured.lines);
         let mut runs = report::Runs::default();
         runs.add(&json!({
-            "rows": rows, "machine": report::machine(), "commands": [report::command_line()], "missing": missing,
+            "rows": measured.rows, "machine": report::machine(), "commands": [report::command_line()],
+            "missing": measured.missing,
         }));
         runs
     } else {

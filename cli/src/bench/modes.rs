@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::curves::Curve;
 use super::field::{Field, Length, MODES};
+use super::only::Only;
 use super::rows::{self, Seeds};
 use super::workloads::crowd::Crowd;
 use super::workloads::fio::{SharedFile, Stage, Tiobench};
@@ -85,7 +86,7 @@ impl Spec {
     }
 
     const fn seeds(mut self, new_over_old: f64, new_over_none: Option<f64>, source: &'static str) -> Self {
-        self.seeds = Some(Seeds { new_over_old, new_over_none, source });
+        self.seeds = Some(Seeds { new_over_old: Some(new_over_old), new_over_none, source });
         self
     }
 }
@@ -138,7 +139,7 @@ const ROWS: [Spec; 29] = [
     spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(2.05, None, DD),
     spec("append_4k", Asked::Always, plain(Pattern::Append, BLOCK), 16, 2),
     spec("sequential_4k_8_jobs", Asked::Always, shared_file(0, false), 1, 8).seeds(1.29, Some(0.94), FIO),
-    spec("sequential_4k_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8).seeds(
+    spec("sequential_4k_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8).at_least_ms(40).seeds(
         1.27,
         None,
         FIO_QUERIED,
@@ -158,7 +159,7 @@ const ROWS: [Spec; 29] = [
     tiobench("tiobench_randwrite", Stage::RandomWrite),
     tiobench("tiobench_read", Stage::Read),
     tiobench("tiobench_randread", Stage::RandomRead),
-    spec("msync_pages", Asked::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 8).seeds(
+    spec("msync_pages", Asked::OnExt4, Work::Pages(Pages { threads: 2 }), 16, 8).at_least_ms(40).seeds(
         1.435,
         None,
         "vm-scalability case-msync-mt: threads write a shared sparse mapping of half the memory, then msync",
@@ -228,35 +229,29 @@ impl Spec {
     }
 }
 
-/// The rows that are wanted. A word names a row, or all rows whose names begin with it and an underscore.
-fn chosen(args: &args::Bench) -> Result<Vec<&'static Spec>> {
-    let is_row = |word: &str| ROWS.iter().any(|spec| spec.name == word);
-    let meant = |word: &str, spec: &Spec| {
-        let rest = spec.name.strip_prefix(word);
-        rest.is_some_and(|rest| rest.is_empty() || (!is_row(word) && rest.starts_with('_')))
-    };
-    for word in &args.only {
-        let mut named = ROWS.iter().filter(|spec| meant(word, spec)).peekable();
-        if named.peek().is_none() {
-            let names: Vec<_> = ROWS.iter().map(|spec| spec.name).collect();
-            return Err(usage(format!("--only {word}: no such row; there are {}", names.join(", "))));
-        }
-        if !named.any(|spec| args.fs.iter().any(|fs| spec.on(fs))) {
+/// What rows are called.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    ROWS.iter().map(|spec| spec.name)
+}
+
+/// The rows that are wanted.
+fn chosen(args: &args::Bench, only: &Only<'_>) -> Result<Vec<&'static Spec>> {
+    for word in only.words() {
+        let mut named = ROWS.iter().filter(|spec| only.is_meant_by(word, spec.name)).peekable();
+        if named.peek().is_some() && !named.any(|spec| args.fs.iter().any(|fs| spec.on(fs))) {
             return Err(usage(format!("--only {word}: measured on ext4 alone")));
         }
     }
-    Ok(ROWS
-        .iter()
-        .filter(|spec| match args.only.as_slice() {
-            [] => args.all || spec.asked != Asked::ByName,
-            words => words.iter().any(|word| meant(word, spec)),
-        })
-        .collect())
+    let is_chosen = |spec: &&Spec| match only.words() {
+        [] => args.all || spec.asked != Asked::ByName,
+        _ => only.is_meant(spec.name),
+    };
+    Ok(ROWS.iter().filter(is_chosen).collect())
 }
 
 /// All rows.
-pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
-    let chosen = chosen(args)?;
+pub(super) fn rows(args: &args::Bench, only: &Only<'_>) -> Result<Vec<Value>> {
+    let chosen = chosen(args, only)?;
     let mut plan = Vec::new();
     for fs in FILESYSTEMS.into_iter().filter(|fs| args.fs.iter().any(|asked| asked == fs)) {
         plan.extend(chosen.iter().filter(|spec| spec.on(fs)).map(|spec| (fs, *spec)));

@@ -5,10 +5,10 @@ use serde_json::{Map, Value, json};
 use super::field::{KERNEL, MODES, Measured, Sample};
 use super::figures::{median, places, quantiles, rate, spread};
 
-/// What the seeds measured of the same.
+/// What the seeds measured of the same; without figures where they only say something of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seeds {
-    pub(super) new_over_old: f64,
+    pub(super) new_over_old: Option<f64>,
     pub(super) new_over_none: Option<f64>,
     pub(super) source: &'static str,
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::figures::{notes, number, text};
 
 /// `1.29x [1.20, 1.31]`
-fn ratio(row: &Value, key: &str) -> String {
+pub(super) fn ratio(row: &Value, key: &str) -> String {
     let spread = &row["spread"][key];
     match (spread[0].as_f64(), spread[1].as_f64()) {
         (Some(low), Some(high)) => format!("{:>6.2}x [{low:.2}, {high:.2}]", number(&row[key])),
@@ -13,7 +13,7 @@ fn ratio(row: &Value, key: &str) -> String {
     }
 }
 
-fn three(row: &Value, key: &str) -> String {
+pub(super) fn three(row: &Value, key: &str) -> String {
     format!("{} / {} / {}", row[key]["old"], row[key]["new"], row[key]["none"])
 }
 

@@ -2,20 +2,22 @@
 //! same requests, equal images, rounds that take turns. Needs root (ganesha exports a filesystem that the kernel has mounted).
 //!
 //! Ganesha has its VFS backend on the kernel's ext4, once as it comes and once mounted with `dirsync`; ours has its own ext4 on the image, once as it comes and once exported as `async`: names are durable when
-//! they are answered with the second of theirs and the first of ours, and not with the others. Each round of a row goes by all servers that it compares; the others wait meanwhile. Ratios are by rounds:
-//! medians with quartiles.
+//! they are answered with the second of theirs and the first of ours, and not with the others. Each round of a row goes by all servers that it compares; the others wait meanwhile. What it says are rows as `ivers bench` has
+//! them (docs/json.md), for a page of its `--report`.
 
 #![forbid(unsafe_code)]
 
+mod rows;
 mod servers;
 mod work;
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
+use rows::{ROWS, Row, is_meant};
 use serde_json::{Map, Value, json};
-use servers::Server;
+use servers::{COUNTED, Server};
 use work::{Course, Work, most};
 
 #[derive(Parser)]
@@ -25,14 +27,14 @@ struct Args {
     #[arg(long)]
     ivers: PathBuf,
     /// Rounds of each row
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 9)]
     rounds: usize,
     /// Seconds that a server works in a round of a row, about
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 0.5)]
     seconds: f64,
-    /// This row alone
-    #[arg(long)]
-    only: Option<String>,
+    /// Only these rows, or those whose names begin so
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    only: Vec<String>,
     /// Not beside nfs-ganesha
     #[arg(long)]
     alone: bool,
@@ -48,23 +50,46 @@ struct Racer {
 
 /// One round of one server.
 struct Lap {
-    per_second: f64,
+    seconds: f64,
     /// Of the server's processor time.
-    us_per_op: f64,
-    /// Inodes and blocks of the journal an operation; of our servers.
-    logged: Option<[f64; 2]>,
+    cpu_seconds: f64,
+    /// By the names of [`COUNTED`]; of our servers.
+    counts: Option<[u64; 3]>,
 }
 
 impl Racer {
     fn lap(&mut self, work: Work, depth: usize, ops: u64) -> Result<Lap> {
-        let (before, logged_before) = (self.server.processor_time()?, self.server.logged()?);
+        let (before, counts_before) = (self.server.processor_time()?, self.server.counts()?);
         let seconds = self.course.run(work, depth, ops);
-        let (after, logged) = (self.server.processor_time()?, self.server.logged()?);
-        let an_op = |before: f64, after: f64| (after - before) / ops as f64;
-        let logged = logged_before
-            .zip(logged)
-            .map(|(before, after)| [an_op(before[0], after[0]), an_op(before[1], after[1])]);
-        Ok(Lap { per_second: ops as f64 / seconds, us_per_op: an_op(before, after) * 1e6, logged })
+        let (after, counts) = (self.server.processor_time()?, self.server.counts()?);
+        let counts = counts_before
+            .zip(counts)
+            .map(|(before, after)| std::array::from_fn(|at| after[at].saturating_sub(before[at])));
+        Ok(Lap { seconds, cpu_seconds: after - before, counts })
+    }
+}
+
+/// One server in a row.
+struct Raced<'a> {
+    racer: &'a mut Racer,
+    ops: u64,
+    laps: Vec<Lap>,
+}
+
+impl Raced<'_> {
+    /// Nanoseconds a request, of each round.
+    fn ns(&self) -> Vec<f64> {
+        self.laps.iter().map(|lap| lap.seconds * 1e9 / self.ops as f64).collect()
+    }
+
+    fn cpu_ns(&self) -> Value {
+        let ns: Vec<f64> = self.laps.iter().map(|lap| lap.cpu_seconds * 1e9 / self.ops as f64).collect();
+        json!(quantile(&ns, 0.5).round())
+    }
+
+    /// All rounds together.
+    fn counted(&self, at: usize) -> u64 {
+        self.laps.iter().filter_map(|lap| Some(lap.counts?[at])).sum()
     }
 }
 
@@ -74,98 +99,132 @@ fn quantile(values: &[f64], at: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * at).round() as usize]
 }
 
-/// Who is compared in a row, and with whom.
-const COMPARED: [(&str, &str); 3] = [("ivers", "eager"), ("ivers", "before"), ("ivers", "ganesha")];
-/// Where names are made and removed: like for like.
-const COMPARED_BY_NAMES: [(&str, &str); 4] =
-    [("ivers", "before"), ("ivers", "ganesha_dirsync"), ("ivers_async", "ganesha"), ("ivers", "ganesha")];
+fn places(value: f64, digits: i32) -> Value {
+    let scale = 10f64.powi(digits);
+    json!((value * scale).round() / scale)
+}
 
-fn measure(racers: &mut [Racer], args: &Args, name: &str, work: Work, depth: usize) -> Result<Value> {
-    let compared: &[(&str, &str)] = if work == Work::CreateUnlink { &COMPARED_BY_NAMES } else { &COMPARED };
-    let takes_part = |racer: &&mut Racer| {
-        compared.iter().any(|(ours, theirs)| [*ours, *theirs].contains(&racer.server.name))
-    };
-    let mut racers: Vec<&mut Racer> = racers.iter_mut().filter(takes_part).collect();
-    let mut laps: Vec<Vec<Lap>> = racers.iter().map(|_| Vec::new()).collect();
-    // What each does in the time: where one is a hundred times as fast as another, the same for both would be too little or for ever.
-    let mut ops = Vec::new();
-    for racer in &mut racers {
-        let first = racer.lap(work, depth, most(work).min(200))?;
-        ops.push(((first.per_second * args.seconds) as u64).clamp(50, most(work)));
+/// How often the one is as fast as the other, and the quartiles of the rounds' own ratios.
+fn ratio(theirs: &[f64], ours: &[f64]) -> (Value, Value) {
+    let ratios: Vec<f64> = theirs.iter().zip(ours).map(|(theirs, ours)| theirs / ours).collect();
+    let quartiles = [0.25, 0.75].map(|at| places(quantile(&ratios, at), 3));
+    (places(quantile(theirs, 0.5) / quantile(ours, 0.5), 3), json!(quartiles))
+}
+
+fn measure(racers: &mut [Racer], args: &Args, row: &Row) -> Result<Map<String, Value>> {
+    let mut all: Vec<Raced> = Vec::new();
+    for racer in racers.iter_mut().filter(|racer| row.takes(racer.server.name)) {
+        // What each does in the time: where one is a hundred times as fast as another, the same for both would be too little or for ever.
+        let first = racer.lap(row.work, row.depth, most(row.work).min(200))?;
+        let a_second = most(row.work).min(200) as f64 / first.seconds;
+        let ops = ((a_second * args.seconds) as u64).clamp(50, most(row.work));
+        all.push(Raced { racer, ops, laps: Vec::new() });
+    }
+    let place = |all: &[Raced], name: &str| all.iter().position(|raced| raced.racer.server.name == name);
+    let ours = place(&all, row.ours).context("ours takes part")?;
+    let eager = row.eager.and_then(|name| place(&all, name));
+    // Counts of the two stand side by side.
+    if let Some(eager) = eager {
+        all[eager].ops = all[ours].ops;
     }
     for round in 0..args.rounds {
         // Who comes first has the colder caches, or the warmer ones: all in turn.
-        for nth in 0..racers.len() {
-            let which = (nth + round) % racers.len();
-            laps[which].push(racers[which].lap(work, depth, ops[which])?);
+        for nth in 0..all.len() {
+            let which = (nth + round) % all.len();
+            let raced = &mut all[which];
+            raced.laps.push(raced.racer.lap(row.work, row.depth, raced.ops)?);
         }
     }
-    let mut row = Map::new();
-    row.insert("row".into(), name.into());
-    row.insert("depth".into(), depth.into());
-    for ((racer, laps), ops) in racers.iter().zip(&laps).zip(&ops) {
-        let of = |get: fn(&Lap) -> f64| quantile(&laps.iter().map(get).collect::<Vec<_>>(), 0.5);
-        let mut figures = json!({
-            "requests_a_round": ops,
-            "per_second": of(|lap| lap.per_second).round(),
-            "processor_us_per_op": (of(|lap| lap.us_per_op) * 10.0).round() / 10.0,
+    let ns = all[ours].ns();
+    let rate = |ns: &[f64]| places(1e9 / quantile(ns, 0.5), 0);
+    let mut figures = json!({
+        "name": row.name, "fs": "ext4", "unit": "ops/s", "depth": row.depth, "rounds": args.rounds,
+        "ops": all[ours].ops * args.rounds as u64, "peers": {}, "new_over_peer": {},
+    });
+    for (mode, raced) in [("new", Some(ours)), ("old", eager)] {
+        let Some(raced) = raced.map(|at| &all[at]) else { continue };
+        figures[mode] = rate(&raced.ns());
+        figures["ns_per_op"][mode] = places(quantile(&raced.ns(), 0.5), 1);
+        figures["server_cpu_ns_per_op"][mode] = raced.cpu_ns();
+        for (at, name) in COUNTED.into_iter().enumerate() {
+            figures[name][mode] = raced.counted(at).into();
+        }
+    }
+    if let Some(eager) = eager {
+        (figures["new_over_old"], figures["spread"]["new_over_old"]) = ratio(&all[eager].ns(), &ns);
+    }
+    for raced in all.iter().filter(|raced| row.peers.contains(&raced.racer.server.name)) {
+        let (name, theirs) = (raced.racer.server.name, raced.ns());
+        figures["peers"][name] = json!({
+            "value": rate(&theirs), "ns_per_op": places(quantile(&theirs, 0.5), 1), "server_cpu_ns_per_op": raced.cpu_ns(),
         });
-        for (at, name) in ["inode_updates_per_op", "journal_blocks_per_op"].into_iter().enumerate() {
-            let logged: Vec<f64> = laps.iter().filter_map(|lap| Some(lap.logged?[at])).collect();
-            if !logged.is_empty() {
-                figures[name] = json!((quantile(&logged, 0.5) * 1000.0).round() / 1000.0);
-            }
-        }
-        row.insert(racer.server.name.into(), figures);
+        figures["peer_ops"][name] = (raced.ops * args.rounds as u64).into();
+        let (over, spread) = ratio(&theirs, &ns);
+        figures["new_over_peer"][name] = over;
+        figures["spread"]["new_over_peer"][name] = spread;
     }
-    let laps_of = |name: &str| {
-        let at = racers.iter().position(|racer| racer.server.name == name)?;
-        Some(&laps[at])
-    };
-    for (ours, theirs) in compared {
-        let (Some(of_ours), Some(of_theirs)) = (laps_of(ours), laps_of(theirs)) else { continue };
-        let ratios: Vec<f64> =
-            of_ours.iter().zip(of_theirs).map(|(ours, theirs)| ours.per_second / theirs.per_second).collect();
-        let shown = [0.5, 0.25, 0.75].map(|at| (quantile(&ratios, at) * 100.0).round() / 100.0);
-        row.insert(format!("{ours}_to_{theirs}"), json!(shown));
+    if let Some(seeds) = &row.seeds {
+        figures["seeds"] = seeds.to_json();
     }
-    Ok(row.into())
+    match figures {
+        Value::Object(figures) => Ok(figures),
+        _ => unreachable!("an object was written above"),
+    }
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let mut servers = vec![
-        Server::ivers(&args.ivers, "ivers", "iversion=lazy")?,
-        Server::ivers(&args.ivers, "eager", "iversion=eager")?,
-        Server::ivers(&args.ivers, "ivers_async", "async")?,
-    ];
-    if let Some(before) = &args.before {
+    for word in &args.only {
+        if !ROWS.iter().any(|row| is_meant(word, row.name)) {
+            bail!("--only {word}: no such row; there are {}", ROWS.map(|row| row.name).join(", "));
+        }
+    }
+    let chosen: Vec<Row> = ROWS
+        .into_iter()
+        .filter(|row| args.only.is_empty() || args.only.iter().any(|word| is_meant(word, row.name)))
+        .collect();
+    let is_wanted = |name: &str| chosen.iter().any(|row| row.takes(name));
+    let mut servers = Vec::new();
+    for (name, options) in [("ivers", "iversion=lazy"), ("eager", "iversion=eager"), ("ivers_async", "async")]
+    {
+        if is_wanted(name) {
+            servers.push(Server::ivers(&args.ivers, name, options)?);
+        }
+    }
+    if let Some(before) = args.before.iter().find(|_| is_wanted("before")) {
         servers.push(Server::ivers(before, "before", "iversion=lazy")?);
     }
-    if !args.alone {
-        servers.push(Server::ganesha("ganesha", "loop")?);
-        // Where names are durable when they are answered, as they are with ours.
-        servers.push(Server::ganesha("ganesha_dirsync", "loop,dirsync")?);
+    let mut missing = Map::new();
+    // On `dirsync` names are durable when they are answered, as they are with ours.
+    for (name, options) in [("ganesha", "loop"), ("ganesha_dirsync", "loop,dirsync")] {
+        if args.alone || !is_wanted(name) {
+            continue;
+        }
+        match Server::ganesha(name, options) {
+            Ok(server) => servers.push(server),
+            Err(why) => _ = missing.insert(name.into(), format!("{why:#}").into()),
+        }
     }
     let mut racers: Vec<Racer> = servers
         .into_iter()
         .map(|server| Racer { course: Course::begin(server.address, server.export), server })
         .collect();
     let mut rows = Vec::new();
-    for (name, work, depth) in Work::ROWS {
-        if args.only.as_deref().is_none_or(|only| only == name) {
-            let row = measure(&mut racers, &args, name, work, depth)?;
-            eprintln!("{row}");
-            rows.push(row);
+    for row in &chosen {
+        let mut figures = measure(&mut racers, &args, row)?;
+        let missed: Map<_, _> =
+            missing.clone().into_iter().filter(|(name, _)| row.peers.contains(&name.as_str())).collect();
+        if !missed.is_empty() {
+            figures.insert("peers_missing".into(), missed.into());
         }
-    }
-    if rows.is_empty() {
-        bail!("no such row; there are {}", Work::ROWS.map(|row| row.0).join(", "));
+        eprintln!("{}", Value::Object(figures.clone()));
+        rows.push(figures);
     }
     for racer in racers {
         drop(racer.course);
         racer.server.stop()?;
     }
-    println!("{:#}", json!({ "rounds": args.rounds, "rows": rows }));
+    let command = format!("cargo xtask nfs-speed --rounds {} --seconds {}", args.rounds, args.seconds);
+    println!("{:#}", json!({ "rows": rows, "commands": [command] }));
     Ok(())
 }

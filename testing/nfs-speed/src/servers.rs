@@ -15,6 +15,9 @@ use tempfile::TempDir;
 const IMAGE_BYTES: u64 = 2 << 30;
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What our servers count, as rows call it.
+pub const COUNTED: [&str; 3] = ["inode_updates", "journal_blocks", "queries"];
+
 /// One that is measured.
 pub struct Server {
     /// As rows call it.
@@ -139,13 +142,16 @@ impl Server {
         Ok(ticks as f64 / 100.0)
     }
 
-    /// Inodes that it has put into transactions, and blocks that it has written to its journal; of ours alone.
-    pub fn logged(&self) -> Result<Option<[f64; 2]>> {
+    /// What it has counted, by the names of [`COUNTED`]; of ours alone.
+    pub fn counts(&self) -> Result<Option<[u64; 3]>> {
         let Some((program, state)) = &self.asked else { return Ok(None) };
         let output = Command::new(program).args(["stats", "--json"]).arg(state).output()?;
         let told: serde_json::Value = serde_json::from_slice(&output.stdout).context("its statistics")?;
-        let of = |name: &str| told["exports"][self.export][name].as_f64().with_context(|| name.to_owned());
-        Ok(Some([of("inode_updates")?, of("journal_blocks")?]))
+        let mut counts = [0; 3];
+        for (count, name) in counts.iter_mut().zip(COUNTED) {
+            *count = told["exports"][self.export][name].as_u64().with_context(|| name.to_owned())?;
+        }
+        Ok(Some(counts))
     }
 
     /// End it, and have its image looked at.

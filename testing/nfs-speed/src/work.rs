@@ -45,23 +45,6 @@ pub enum Work {
     CreateUnlink,
 }
 
-impl Work {
-    /// All, each with how many requests are under way at a time.
-    pub const ROWS: [(&str, Self, usize); 11] = [
-        ("write_4k", Self::Write4k, 1),
-        ("write_4k_depth_16", Self::Write4k, 16),
-        ("write_4k_asked", Self::Write4kAsked, 1),
-        ("write_4k_asked_depth_16", Self::Write4kAsked, 16),
-        ("write_4k_sync", Self::Write4kSync, 1),
-        ("write_4k_sync_depth_16", Self::Write4kSync, 16),
-        ("getattr", Self::GetAttr, 1),
-        ("getattr_depth_16", Self::GetAttr, 16),
-        ("write_1m", Self::Write1m, 4),
-        ("read_1m", Self::Read1m, 4),
-        ("create_unlink", Self::CreateUnlink, 1),
-    ];
-}
-
 /// A session with a server, and the files that it works on.
 pub struct Course {
     client: Client,
@@ -91,6 +74,9 @@ impl Course {
 
     /// Do it `ops` times; seconds.
     pub fn run(&mut self, work: Work, depth: usize, ops: u64) -> f64 {
+        if work == Work::Read1m && self.large.is_none() {
+            self.run(Work::Write1m, depth, most(work));
+        }
         if work == Work::Write1m {
             self.remove_large();
             self.large = Some(make(&mut self.client, &self.place, "large"));

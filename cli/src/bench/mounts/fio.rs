@@ -35,7 +35,7 @@ pub(super) fn missing() -> Option<String> {
     find_program("fio").is_none().then(|| super::install::missing("fio"))
 }
 
-fn threads() -> u64 {
+pub(super) fn threads() -> u64 {
     std::thread::available_parallelism().map_or(1, |threads| threads.get() as u64)
 }
 

@@ -13,11 +13,12 @@ use super::super::{find_program, run};
 use crate::failure::{FAILED, failure, say};
 
 /// Packages of Debian, and what shows that each is there.
-const PACKAGES: [(&str, &[&str]); 6] = [
+const PACKAGES: [(&str, &[&str]); 7] = [
     ("e2fsprogs", &["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4"]),
     ("fuse2fs", &["/usr/bin/fuse2fs"]),
     ("fio", &["/usr/bin/fio"]),
     ("gcc", &["/usr/bin/gcc", "/usr/bin/cc"]),
+    ("make", &["/usr/bin/make"]),
     ("libc6-dev", &["/usr/include/unistd.h"]),
     ("libfuse3-dev", &["/usr/include/fuse3/fuse_lowlevel.h"]),
 ];

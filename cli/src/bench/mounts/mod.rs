@@ -6,8 +6,10 @@
 //! | [`install`] | the peers' programs |
 //! | [`work`] | what is done on each mount |
 //! | [`fio`] | what fio does on each mount |
+//! | [`build`] | what is built on each mount |
 //! | [`table`] | the table for people |
 
+mod build;
 mod fio;
 mod install;
 mod peer;
@@ -18,9 +20,11 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 use self::peer::{CONTENDERS, Measured, Peer};
-use self::work::{Job, Packed};
+use self::work::{Job, Trees};
 use super::figures::{median, places, rate, spread};
 use super::interrupt;
+use super::only::Only;
+use super::rows::Seeds;
 use crate::args;
 use crate::failure::{FAILED, failure};
 use crate::progress::Progress;
@@ -36,16 +40,31 @@ struct Workload {
     job: Job,
     /// Of `--ops`, this many are made into one; 0: as many as there are in the tree.
     divisor: u64,
-    /// What the seeds measured for it: new over old, new over none, and where that is from. With it our other modes take part.
-    seeds: Option<(f64, Option<f64>, &'static str)>,
+    /// What the seeds have of it. With it our other modes take part.
+    seeds: Option<Seeds>,
 }
 
 const fn workload(name: &'static str, job: Job, divisor: u64) -> Workload {
     Workload { name, job, divisor, seeds: None }
 }
 
+const fn of_seeds(
+    name: &'static str,
+    job: Job,
+    divisor: u64,
+    new_over_old: Option<f64>,
+    new_over_none: Option<f64>,
+    source: &'static str,
+) -> Workload {
+    Workload { name, job, divisor, seeds: Some(Seeds { new_over_old, new_over_none, source }) }
+}
+
+/// A unit of a build is dear.
+const OPS_A_UNIT: u64 = 5000;
+const BUILDS: &str = "kernel builds: no figure, they gain a little";
+
 /// In the order of a round: what one makes, the next may need.
-const WORKLOADS: [Workload; 10] = [
+const WORKLOADS: [Workload; 12] = [
     workload("fuse_write_1_byte", Job::Write(1), 10),
     workload("fuse_write_1_byte_stat", Job::Asked { change: false }, 10),
     workload("fuse_write_1_byte_asked", Job::Asked { change: true }, 10),
@@ -54,24 +73,23 @@ const WORKLOADS: [Workload; 10] = [
     workload("fuse_unlink", Job::Unlink, 50),
     workload("fuse_untar", Job::Untar, 0),
     workload("fuse_walk_stat", Job::WalkStat, 0),
-    Workload {
-        name: "fuse_fio_4k_8_jobs",
-        job: Job::Fio(fio::Job::EightJobs),
-        divisor: 1,
-        seeds: Some((1.29, Some(0.94), "fio, sequential 4 KiB writes, 8 jobs, on ext4")),
-    },
-    Workload {
-        name: "fuse_msync",
-        job: Job::Fio(fio::Job::Msync),
-        divisor: 1,
-        seeds: Some((1.435, None, "vm-scalability case-msync-mt")),
-    },
+    of_seeds("fuse_build", Job::Build, OPS_A_UNIT, None, None, BUILDS),
+    of_seeds("fuse_build_again", Job::BuildAgain, OPS_A_UNIT, None, None, BUILDS),
+    of_seeds(
+        "fuse_fio_4k_8_jobs",
+        Job::Fio(fio::Job::EightJobs),
+        1,
+        Some(1.29),
+        Some(0.94),
+        "fio, sequential 4 KiB writes, 8 jobs, on ext4",
+    ),
+    of_seeds("fuse_msync", Job::Fio(fio::Job::Msync), 1, Some(1.435), None, "vm-scalability case-msync-mt"),
 ];
 
 impl Workload {
-    fn ops(&self, args: &args::Bench, packed: &Packed) -> u64 {
+    fn ops(&self, args: &args::Bench, trees: &Trees) -> u64 {
         match self.divisor {
-            0 => packed.entries,
+            0 => trees.given.entries,
             divisor => (args.ops / divisor).max(1),
         }
     }
@@ -92,7 +110,11 @@ impl Workload {
 
     /// Why it cannot be done here.
     fn missing(&self) -> Option<String> {
-        if matches!(self.job, Job::Fio(_)) { fio::missing() } else { None }
+        match self.job {
+            Job::Fio(_) => fio::missing(),
+            Job::Build | Job::BuildAgain => build::missing(),
+            _ => None,
+        }
     }
 }
 
@@ -156,8 +178,8 @@ fn row(number: usize, rounds: u32, peers: &[Peer], missing: &Map<String, Value>)
             }
         }
     }
-    if let Some((over_old, over_none, source)) = workload.seeds {
-        row["seeds"] = json!({ "new_over_old": over_old, "new_over_none": over_none, "source": source });
+    if let Some(seeds) = workload.seeds {
+        row["seeds"] = seeds.to_json();
     }
     let failed = peers
         .iter()
@@ -169,9 +191,9 @@ fn row(number: usize, rounds: u32, peers: &[Peer], missing: &Map<String, Value>)
     row
 }
 
-fn round(peer: &mut Peer, number: usize, round: u32, ops: u64, packed: &Packed) -> Result<()> {
+fn round(peer: &mut Peer, number: usize, round: u32, ops: u64, trees: &Trees) -> Result<()> {
     let job = WORKLOADS[number].job;
-    let done = work::work(peer, job, ops, round, packed)?;
+    let done = work::work(peer, job, ops, round, trees)?;
     let measured = &mut peer.measured[number];
     measured.counts.add(done.counts);
     measured.ops = done.ops;
@@ -190,8 +212,24 @@ pub(super) fn missing() -> Option<&'static str> {
     fuse.is_err().then_some("/dev/fuse cannot be used here")
 }
 
+/// What rows are called.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    WORKLOADS.iter().map(|workload| workload.name)
+}
+
+/// The numbers of the rows that are wanted, and of those that belong to them.
+fn chosen(only: &Only<'_>) -> Vec<usize> {
+    let is_named = |number: usize| only.words().is_empty() || only.is_meant(WORKLOADS[number].name);
+    let is_wanted = |&number: &usize| {
+        is_named(number)
+            || (WORKLOADS[number].job.leaves_work() && is_named(number + 1))
+            || (number > 0 && WORKLOADS[number - 1].job.leaves_work() && is_named(number - 1))
+    };
+    (0..WORKLOADS.len()).filter(is_wanted).collect()
+}
+
 /// All rows.
-pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
+pub(super) fn rows(args: &args::Bench, only: &Only<'_>) -> Result<Vec<Value>> {
     if let Some(why) = missing() {
         return Err(failure(FAILED, format!("bench --fuse: {why}")));
     }
@@ -199,7 +237,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
     let descriptors = install::raise_descriptor_limit();
     let rounds = args.fuse_rounds.or(args.rounds.filter(|_| args.fuse)).unwrap_or(ROUNDS);
     let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
-    let packed = Packed::new(&args.tree, scratch.path())?;
+    let trees = Trees::new(&args.tree, (args.ops / OPS_A_UNIT).max(1), scratch.path())?;
     let mut missing = Map::new();
     let mut peers = Vec::new();
     for (name, kind) in CONTENDERS {
@@ -212,13 +250,14 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
             Err(why) => _ = missing.insert(name.into(), why.into()),
         }
     }
+    let chosen = chosen(only);
     let can_be_done: Vec<usize> =
-        (0..WORKLOADS.len()).filter(|&number| WORKLOADS[number].missing().is_none()).collect();
+        chosen.iter().copied().filter(|&number| WORKLOADS[number].missing().is_none()).collect();
     let bar = Progress::of(u64::from(rounds) * (can_be_done.len() * peers.len()) as u64);
     for turn in 0..rounds {
         for &number in &can_be_done {
             let workload = &WORKLOADS[number];
-            let ops = workload.ops(args, &packed);
+            let ops = workload.ops(args, &trees);
             // There and back: nobody comes behind the same one each time.
             let order: Vec<usize> =
                 if turn % 2 == 0 { (0..peers.len()).collect() } else { (0..peers.len()).rev().collect() };
@@ -231,7 +270,7 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
                     continue;
                 }
                 let ops = workload.ops_of(peer, ops, descriptors);
-                match round(peer, number, turn, ops, &packed).context(what) {
+                match round(peer, number, turn, ops, &trees).context(what) {
                     Err(error) if !matches!(peer.kind, peer::Kind::Ivers(_)) => {
                         peer.measured[number].failed = Some(format!("{error:#}"));
                     }
@@ -243,5 +282,5 @@ pub(super) fn rows(args: &args::Bench) -> Result<Vec<Value>> {
     for peer in &mut peers {
         peer.unmount()?;
     }
-    Ok((0..WORKLOADS.len()).map(|number| row(number, rounds, &peers, &missing)).collect())
+    Ok(chosen.into_iter().map(|number| row(number, rounds, &peers, &missing)).collect())
 }

@@ -3,12 +3,13 @@
 use serde_json::Value;
 
 use super::super::figures::{notes, number, text};
+use super::super::tables::{ratio, three};
 
 /// Columns: their heads and the names in a row.
 const PEERS: [(&str, &str); 3] =
     [("null", "null_passthrough"), ("fuse2fs", "fuse2fs"), ("kernel", "kernel_ext4")];
 
-fn ratio(row: &Value, peer: &str) -> String {
+fn over_peer(row: &Value, peer: &str) -> String {
     let Some(ratio) = row["new_over_peer"][peer].as_f64() else { return "-".to_owned() };
     let spread = &row["spread"]["new_over_peer"][peer];
     format!("{ratio:>7.2}x [{:.2}, {:.2}]", number(&spread[0]), number(&spread[1]))
@@ -36,19 +37,18 @@ pub(in super::super) fn table(rows: &[Value]) -> Vec<String> {
             line += &format!("{:>10}", us(&row["peers"][peer]["ns_per_op"]));
         }
         for (_, peer) in PEERS {
-            line += &format!("  {:<22}", ratio(row, peer));
+            line += &format!("  {:<22}", over_peer(row, peer));
         }
         lines.push(line.trim_end().to_owned());
     }
     for row in rows.iter().filter(|row| row["new_over_old"].is_number()) {
         lines.push(format!(
-            "{}: new/old {}x, new/none {}x, inode updates old/new/none {} / {} / {}",
+            "{}: new/old {}, new/none {}, inode updates old/new/none {}, journal blocks {}",
             text(row, "name"),
-            row["new_over_old"],
-            row["new_over_none"],
-            row["inode_updates"]["old"],
-            row["inode_updates"]["new"],
-            row["inode_updates"]["none"],
+            ratio(row, "new_over_old").trim_start(),
+            ratio(row, "new_over_none").trim_start(),
+            three(row, "inode_updates"),
+            three(row, "journal_blocks"),
         ));
     }
     lines.extend(

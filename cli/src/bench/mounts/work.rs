@@ -10,8 +10,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use super::super::run;
-use super::fio;
 use super::peer::{Counts, Kind, Peer};
+use super::{build, fio};
 use crate::failure::{FAILED, failure};
 
 /// What a round does.
@@ -29,7 +29,18 @@ pub(super) enum Job {
     Untar,
     /// Over what `Untar` made, after a remount.
     WalkStat,
+    /// What [`build`] does first.
+    Build,
+    /// Over what `Build` made.
+    BuildAgain,
     Fio(fio::Job),
+}
+
+impl Job {
+    /// Whether the next job works on what it leaves behind.
+    pub(super) fn leaves_work(self) -> bool {
+        matches!(self, Self::Create | Self::Untar | Self::Build)
+    }
 }
 
 /// One round of one contender.
@@ -49,12 +60,37 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    pub(super) fn new(tree: &Path, scratch: &Path) -> Result<Self> {
+    fn new(tree: &Path, file: PathBuf) -> Result<Self> {
         let mut entries = 1;
-        walk(tree, &mut entries).with_context(|| format!("--tree {}", tree.display()))?;
-        let file = scratch.join("tree.tar");
+        walk(tree, &mut entries)?;
         run(Command::new("tar").arg("-cf").arg(&file).arg("-C").arg(tree).arg("."))?;
         Ok(Self { file, entries })
+    }
+
+    fn unpack(&self, dir: &Path) -> Result<()> {
+        run(Command::new("tar").arg("-xf").arg(&self.file).arg("-C").arg(dir))
+    }
+}
+
+/// What is unpacked on each mount.
+pub(super) struct Trees {
+    pub(super) given: Packed,
+    /// Of a build of so many units.
+    sources: Packed,
+    units: u64,
+}
+
+impl Trees {
+    pub(super) fn new(given: &Path, units: u64, scratch: &Path) -> Result<Self> {
+        let sources = scratch.join("sources");
+        std::fs::create_dir(&sources)?;
+        build::lay_out(&sources, units)?;
+        Ok(Self {
+            given: Packed::new(given, scratch.join("tree.tar"))
+                .with_context(|| format!("--tree {}", given.display()))?,
+            sources: Packed::new(&sources, scratch.join("sources.tar"))?,
+            units,
+        })
     }
 }
 
@@ -115,9 +151,10 @@ impl Drop for Asker {
 }
 
 /// One round, timed; what it leaves behind is gone before the next one, but for what the next job needs.
-pub(super) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, packed: &Packed) -> Result<Round> {
+pub(super) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, trees: &Trees) -> Result<Round> {
     let many = peer.dir.join(format!("many-{round}"));
     let unpacked = peer.dir.join(format!("tree-{round}"));
+    let built = peer.dir.join(format!("build-{round}"));
     let file = peer.dir.join(format!("file-{round}"));
     let mut result = Round { ops, ..Round::default() };
     // Made before the clock starts.
@@ -127,6 +164,10 @@ pub(super) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, packed: &Pac
         Job::WalkStat => {
             peer.unmount()?;
             peer.mount()?;
+        }
+        Job::Build => {
+            std::fs::create_dir(&built)?;
+            trees.sources.unpack(&built)?;
         }
         _ => {}
     }
@@ -145,14 +186,16 @@ pub(super) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, packed: &Pac
         }
         Job::Create => (0..ops).try_for_each(|n| File::create_new(many.join(format!("f{n}"))).map(drop))?,
         Job::Unlink => (0..ops).try_for_each(|n| std::fs::remove_file(many.join(format!("f{n}"))))?,
-        Job::Untar => run(Command::new("tar").arg("-xf").arg(&packed.file).arg("-C").arg(&unpacked))?,
+        Job::Untar => trees.given.unpack(&unpacked)?,
         Job::WalkStat => {
             let mut seen = 1;
             walk(&unpacked, &mut seen)?;
-            if seen != packed.entries {
-                return Err(failure(FAILED, format!("{seen} of {} entries came back", packed.entries)));
+            if seen != trees.given.entries {
+                return Err(failure(FAILED, format!("{seen} of {} entries came back", trees.given.entries)));
             }
         }
+        Job::Build => build::all(&built)?,
+        Job::BuildAgain => build::again(&built)?,
         Job::Fio(job) => {
             let ran = fio::run(job, &peer.dir, &file, ops)?;
             (result.seconds, result.ops, result.latency_ns) = (ran.seconds, ran.ops, Some(ran.latency_ns));
@@ -169,6 +212,8 @@ pub(super) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, packed: &Pac
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         },
+        Job::Build => build::check(&built, trees.units)?,
+        Job::BuildAgain => std::fs::remove_dir_all(&built)?,
         Job::Create | Job::Untar => {}
     }
     Ok(result)

@@ -99,6 +99,7 @@ fn plain(text: &str) -> String {
 fn title(row: &Value) -> String {
     let of = match row["fs"].as_str() {
         _ if is_fuse(row) => Some("FUSE"),
+        _ if is_nfs(row) => Some("NFS"),
         _ if is_peers(row) => Some("libraries"),
         fs => fs,
     };
@@ -111,12 +112,16 @@ fn title(row: &Value) -> String {
 /// The same, where it is clear on what it was measured.
 fn short_title(row: &Value) -> String {
     let name = plain(row["name"].as_str().unwrap_or("(no name)"));
-    let name = ["fuse_", "peers_"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(&name);
+    let name = ["fuse_", "nfs_", "peers_"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(&name);
     name.replace('_', " ")
 }
 
 fn is_fuse(row: &Value) -> bool {
     row["name"].as_str().is_some_and(|name| name.starts_with("fuse_"))
+}
+
+fn is_nfs(row: &Value) -> bool {
+    row["name"].as_str().is_some_and(|name| name.starts_with("nfs_"))
 }
 
 /// Whether other libraries are beside ours in it.
@@ -132,7 +137,11 @@ fn is_timed(row: &Value) -> bool {
 /// Rows of the library that time old, new and none, and are no curves.
 fn mode_rows<'a>(rows: &[&'a Value]) -> impl Iterator<Item = &'a Value> {
     let is_one = |row: &&Value| {
-        !is_fuse(row) && is_timed(row) && row["ns_per_op"]["old"].is_number() && row["points"].is_null()
+        !is_fuse(row)
+            && !is_nfs(row)
+            && is_timed(row)
+            && row["ns_per_op"]["old"].is_number()
+            && row["points"].is_null()
     };
     rows.iter().copied().filter(is_one)
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
-use super::{Runs, is_fuse, is_peers, is_timed, mode_rows, plain, plots, short_title, title};
+use super::{Runs, is_fuse, is_nfs, is_peers, is_timed, mode_rows, plain, plots, short_title, title};
 
 const STYLE: &str = "
 body { font: 15px/1.5 sans-serif; color: #222; background: #fff; max-width: 88rem; margin: 2rem auto; padding: 0 1rem; }
@@ -186,26 +186,36 @@ fn modes(rows: &[&Value]) -> Result<Markup> {
 fn beside_peers(rows: &[&Value], is_one: fn(&Value) -> bool, heading: &str, text: &str) -> Markup {
     let rows: Vec<_> = rows.iter().filter(|row| is_one(row) && row["missing"].is_null()).collect();
     let peers = plots::names(rows.iter().map(|row| &row["peers"]), &[]);
+    let modes = ["old", "none"].map(|mode| (mode, rows.iter().any(|row| row["ns_per_op"][mode].is_number())));
+    let modes: Vec<_> = modes.iter().filter(|(_, is_there)| *is_there).map(|(mode, _)| *mode).collect();
     let head = |peer: &String| plots::series(peer).name;
     html! {
         @if !rows.is_empty() {
             h2 { (heading) }
             p { (text) }
             div.wide { table {
-                tr { th { "row" } th { "operations" } th { "rounds" } th { "ivers" } @for peer in &peers { th { (head(peer)) } } }
+                tr {
+                    th { "row" } th { "operations" } th { "rounds" } th { "ivers" } @for mode in &modes { th { (mode) } }
+                    @for peer in &peers { th { (head(peer)) } }
+                }
                 @for row in &rows { tr {
                     td { (short_title(row)) }
                     td { (cell(&row["ops"])) }
                     td { (cell(&row["rounds"])) }
                     td { (cell(&row["ns_per_op"]["new"])) }
+                    @for mode in &modes { td { (cell(&row["ns_per_op"][*mode])) } }
                     @for peer in &peers { td { (cell(&row["peers"][peer.as_str()]["ns_per_op"])) } }
                 } }
             } }
             p { "The peer's time over ours (above 1: ivers is faster):" }
             div.wide { table {
-                tr { th { "row" } @for peer in &peers { th { (head(peer)) } } }
+                tr { th { "row" } @for mode in &modes { th { (mode) } } @for peer in &peers { th { (head(peer)) } } }
                 @for row in &rows { tr {
                     td { (short_title(row)) }
+                    @for mode in &modes {
+                        @let key = format!("new_over_{mode}");
+                        td { (ratio(&row[key.as_str()], &row["spread"][key.as_str()])) }
+                    }
                     @for peer in &peers {
                         td { (ratio(&row["new_over_peer"][peer.as_str()], &row["spread"]["new_over_peer"][peer.as_str()])) }
                     }
@@ -232,6 +242,9 @@ fn beside_peers(rows: &[&Value], is_one: fn(&Value) -> bool, heading: &str, text
 const THROUGH_FUSE: &str = "Nanoseconds an operation, medians, on equal images. The null passthrough is libfuse's passthrough_ll over the kernel's \
     ext4: what FUSE itself costs. With attributes answered, as ivers does, the kernel asks it for security.capability before each write; without, it \
     does not. The kernel's ext4 is the limit.";
+const OVER_NFS: &str = "Nanoseconds a request, medians, by a client of ours over the loopback device, on equal images. Old is the same server with an \
+    eager counter; nfs-ganesha has its VFS backend on the kernel's ext4, with dirsync so that names are durable when they are answered, as they are with \
+    ivers unless its export is async.";
 const OTHER_LIBRARIES: &str = "Rust crates that can write ext4, and ivers by its library, in one process. Nanoseconds an operation, a sync at the end of each \
     round in it; images lie in memory. ext4plus cannot write to a journal: its image has none.";
 
@@ -342,6 +355,7 @@ fn others(rows: &[&Value]) -> Markup {
         .iter()
         .filter(|row| {
             !is_fuse(row)
+                && !is_nfs(row)
                 && !is_peers(row)
                 && row["points"].is_null()
                 && !known.iter().any(|known| std::ptr::eq(*known, **row))
@@ -419,6 +433,7 @@ pub(super) fn page(runs: &Runs) -> Result<String> {
                 (seeds)
                 (modes)
                 (beside_peers(&rows, is_fuse, "Through FUSE", THROUGH_FUSE))
+                (beside_peers(&rows, is_nfs, "Over NFS", OVER_NFS))
                 (beside_peers(&rows, is_peers, "Beside other libraries", OTHER_LIBRARIES))
                 (others(&rows))
                 (counts(&rows))

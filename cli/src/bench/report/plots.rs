@@ -8,7 +8,7 @@ use super::chart::{self, Bars, Group, Line, Lines, Series};
 use super::{is_fuse, mode_rows, short_title, title};
 
 /// How a contender is called and painted. Colours that those who confuse red and green can tell apart.
-const CONTENDERS: [(&str, &str, RGBColor); 8] = [
+const CONTENDERS: [(&str, &str, RGBColor); 10] = [
     ("old", "old (eager)", RGBColor(213, 94, 0)),
     ("new", "ivers (new)", RGBColor(0, 114, 178)),
     ("none", "noivers (none)", RGBColor(86, 180, 233)),
@@ -17,6 +17,8 @@ const CONTENDERS: [(&str, &str, RGBColor); 8] = [
     ("null_passthrough_no_xattr", "the same without xattrs", RGBColor(146, 208, 187)),
     ("fuse2fs", "fuse2fs", RGBColor(230, 159, 0)),
     ("kernel_ext4", "kernel ext4", RGBColor(130, 130, 130)),
+    ("ganesha", "nfs-ganesha", RGBColor(204, 121, 167)),
+    ("ganesha_dirsync", "nfs-ganesha, dirsync", RGBColor(228, 180, 206)),
 ];
 /// For whoever is not among them.
 const OTHERS: [RGBColor; 4] =
