@@ -228,3 +228,13 @@ fn main() -> Result<()> {
     println!("{:#}", json!({ "rows": rows, "commands": [command] }));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_of_medians_and_its_spread_of_rounds() {
+        assert_eq!(ratio(&[2.0, 30.0, 4.0], &[1.0, 2.0, 4.0]), (json!(2.0), json!([2.0, 15.0])));
+    }
+}
