@@ -137,7 +137,7 @@ impl<V: Volume, W: Workload> Turns for Course<'_, V, W> {
 
 /// Who comes when in a round. In a few rounds everybody comes behind everybody else equally often: one that waits for the disk leaves
 /// the processor rested, and whoever always came next would be the faster for it.
-fn order(round: u64, contenders: usize) -> Vec<usize> {
+pub(super) fn order(round: u64, contenders: usize) -> Vec<usize> {
     let round = round as usize;
     // Williams' squares: 0, 1, n-1, 2, n-2 and so on, moved on by one each round, and back to front each second time around.
     let zigzag = (0..contenders).map(|nth| if nth % 2 == 1 { nth.div_ceil(2) } else { contenders - nth / 2 });
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn everybody_comes_behind_everybody_else_equally_often() {
-        for contenders in [3, 4] {
+        for contenders in [3, 4, 7] {
             let mut behind = BTreeMap::new();
             for round in 0..2 * contenders as u64 {
                 let order = order(round, contenders);

@@ -21,6 +21,7 @@ use serde_json::{Map, Value, json};
 
 use self::peer::{CONTENDERS, Measured, Peer};
 use self::work::{Job, Trees};
+use super::field::order;
 use super::figures::{median, places, rate, spread};
 use super::interrupt;
 use super::only::Only;
@@ -258,10 +259,7 @@ pub(super) fn rows(args: &args::Bench, only: &Only<'_>) -> Result<Vec<Value>> {
         for &number in &can_be_done {
             let workload = &WORKLOADS[number];
             let ops = workload.ops(args, &trees);
-            // There and back: nobody comes behind the same one each time.
-            let order: Vec<usize> =
-                if turn % 2 == 0 { (0..peers.len()).collect() } else { (0..peers.len()).rev().collect() };
-            for at in order {
+            for at in order(turn.into(), peers.len()) {
                 let peer = &mut peers[at];
                 let what = format!("{} {}", workload.name, peer.name);
                 bar.step(1, |_| what.clone());
