@@ -77,7 +77,7 @@ impl Vfs {
             self.check_set_attr(cred, inode, set)?;
             if let Some(size) = set.size {
                 // What the format cannot keep is refused before anything is done.
-                self.planned(cred, inode, set)?;
+                self.planned(cred, inode, &inode.attr(), set)?;
                 self.set_size(inode, size)?;
             }
             self.set_plain(cred, inode, set)?;
@@ -88,15 +88,14 @@ impl Vfs {
         Ok(attr)
     }
 
-    /// What the attributes will be, but for the change time.
-    fn planned(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<Attr> {
+    /// What the attributes will be, if these are the old ones, but for the change time.
+    fn planned(&self, cred: &Cred, inode: &Inode, old: &Attr, set: &SetAttr) -> Result<Attr> {
         let now = self.policy.now();
         let granularity = self.info.time_granularity_ns;
         let at = |time: TimeSet| match time {
             TimeSet::Now => now,
             TimeSet::At(time) => time.truncate(granularity),
         };
-        let old = inode.attr();
         let mut new = old.clone();
         let kill = set.kills(cred);
         new.uid = set.uid.unwrap_or(old.uid);
@@ -118,13 +117,14 @@ impl Vfs {
         new.project = set.project.unwrap_or(old.project);
         new.atime = set.atime.map_or(old.atime, |time| self.fs.stored_atime(at(time)));
         new.mtime = set.mtime.map_or(old.mtime, at);
-        self.fs.fit(inode, &old, &mut new)?;
+        self.fs.fit(inode, old, &mut new)?;
         Ok(new)
     }
 
     fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+        // One copy for both: readers move the access time meanwhile, and that must not pass for a change.
         let old = inode.attr();
-        let mut new = self.planned(cred, inode, set)?;
+        let mut new = self.planned(cred, inode, &old, set)?;
         let chown = set.uid.is_some() || set.gid.is_some();
         if set.kills(cred) {
             self.remove_capability(inode)?;
@@ -146,7 +146,9 @@ impl Vfs {
         }
         inode.with_attr(|attr| {
             let (size, blocks_512, nlink) = (attr.size, attr.blocks_512, attr.nlink);
-            *attr = Attr { size, blocks_512, nlink, ..new };
+            // A reader may have moved it since.
+            let atime = if new.atime == old.atime { attr.atime } else { new.atime };
+            *attr = Attr { size, blocks_512, nlink, atime, ..new };
         });
         // A ctime that was given stays, also where it repeats the old one: its giver will show it from its own cache.
         let touch = if set.ctime.is_some() { Touch::Nothing } else { Touch::Metadata };
