@@ -11,7 +11,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Shrinking ends after this long; what it has by then is short enough to read.
-const SHRINK_TIME: Duration = Duration::from_secs(60);
+pub(crate) const SHRINK_TIME: Duration = Duration::from_secs(60);
 
 /// Makes a subject in its first state: again and again while a script is shrunk.
 pub type Make<'a> = &'a mut dyn FnMut() -> Box<dyn Subject>;
@@ -129,7 +129,7 @@ fn shrink(make: Make<'_>, mut script: Vec<Op>, mut failure: Failure) -> (Vec<Op>
     (script, failure)
 }
 
-fn simpler(op: &Op) -> Vec<Op> {
+pub(crate) fn simpler(op: &Op) -> Vec<Op> {
     use crate::op::How;
     match *op {
         Op::Write { on, at, len, byte, how } => vec![

@@ -24,9 +24,11 @@ pub struct InProcess {
     open: [Option<InodeRef>; SLOTS as usize],
     /// Where values are stored nowhere, they rest only as long as the inode stays: hold whatever was asked for.
     held: Option<HashMap<Ino, InodeRef>>,
-    remount: Option<Box<dyn FnMut() -> MountedVfs>>,
+    remount: Option<Box<dyn FnMut() -> MountedVfs + Send>>,
     /// See [`Self::without_modes`].
     no_modes: bool,
+    /// Others may change what is looked at.
+    crowded: bool,
 }
 
 impl InProcess {
@@ -36,23 +38,44 @@ impl InProcess {
         name: impl Into<String>,
         hold: bool,
         remounts: bool,
-        mut mount: impl FnMut() -> MountedVfs + 'static,
+        mut mount: impl FnMut() -> MountedVfs + Send + 'static,
     ) -> Self {
         let (vfs, budget) = mount();
         let root = vfs.root().expect("the root");
         vfs.create(&Cred::root(), &root, TOP.as_bytes(), &CreateSpec::directory(0o755), false)
             .expect("the top directory");
         drop(root);
-        let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs>);
+        let remount = remounts.then(|| Box::new(mount) as Box<dyn FnMut() -> MountedVfs + Send>);
         let held = hold.then(HashMap::new);
         let mounted = Some((vfs, budget));
-        Self { name: name.into(), mounted, open: Default::default(), held, remount, no_modes: false }
+        Self {
+            name: name.into(),
+            mounted,
+            open: Default::default(),
+            held,
+            remount,
+            no_modes: false,
+            crowded: false,
+        }
     }
 
     /// The format is not asked for what [`Op::needs_modes`] names.
     pub fn without_modes(mut self) -> Self {
         self.no_modes = true;
         self
+    }
+
+    /// What [`Subject::another`] answers.
+    pub fn another(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            mounted: self.mounted.clone(),
+            open: Default::default(),
+            held: self.held.is_some().then(HashMap::new),
+            remount: None,
+            no_modes: self.no_modes,
+            crowded: true,
+        }
     }
 
     /// The mount, to look at its figures.
@@ -228,6 +251,7 @@ impl InProcess {
 
     /// Make the caches believe that their memory is needed elsewhere.
     fn evict(&mut self) -> Result<()> {
+        self.let_go();
         let top = self.inode(On::At(""))?;
         let Some((vfs, budget)) = &self.mounted else { return Err(nothing_open()) };
         let others = budget.limit().saturating_mul(2);
@@ -257,6 +281,7 @@ impl Subject for InProcess {
             unheld_rest: self.held.is_some() || self.vfs().info().semantics.persistent,
             remounts: self.remount.is_some(),
             maps: false,
+            appends: true,
         }
     }
 
@@ -330,7 +355,7 @@ impl Subject for InProcess {
                 let mut bytes = vec![0xEE; attr.size as usize + 1];
                 let got = vfs.read(&inode, 0, &mut bytes).map_err(refused)?;
                 bytes.truncate(got);
-                if in_pieces(vfs, &inode, attr.size)? != bytes {
+                if !self.crowded && in_pieces(vfs, &inode, attr.size)? != bytes {
                     return Err(Refused::Error("other bytes in pieces than in one".into()));
                 }
                 seen.bytes = Some(bytes);
@@ -344,7 +369,7 @@ impl Subject for InProcess {
                     ControlFlow::Continue(())
                 })
                 .map_err(refused)?;
-                if listed(vfs, &inode)? != names {
+                if !self.crowded && listed(vfs, &inode)? != names {
                     return Err(Refused::Error("other names in a list than in an enumeration".into()));
                 }
                 names.sort();
@@ -360,6 +385,10 @@ impl Subject for InProcess {
             }
         }
         Ok(seen)
+    }
+
+    fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
+        Ok(Box::new(InProcess::another(self)))
     }
 
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {

@@ -1,5 +1,6 @@
-//! The contract of the change attribute, held against any backend: random operations beside a simple model, concurrent ones
-//! beside counters, and every failure cut down to a short script.
+//! The contract of the change attribute, held against any backend: random operations beside a simple model, one after the other
+//! ([`check`]) and by several actors at the same time ([`check_together`]), writers beside counters ([`observe`]), and every failure
+//! cut down to a short script.
 //!
 //! # Why it is built so
 //!
@@ -30,13 +31,15 @@
 //! | 1 | any part of a script is a script | `model::judge` answers `Skip` where an operation has lost its meaning | `broken.rs`: each failure shrinks |
 //! | 2 | the model changes only after the subject succeeded | `run::apply_one` | every run looks at everything at its end |
 //! | 3 | a promise is judged only by values that the subject answered | `run::query`, `run::infos` | `broken.rs`: each planted mistake is found as what it is |
-//! | 4 | equal seed, equal script, whatever the subject does right | the generator sees the model alone | `broken.rs`: a replayed seed finds the same |
+//! | 4 | equal seed, equal script, whatever the subject does right | the generator sees the model alone, that of several actors not even that | `broken.rs`: a replayed seed finds the same |
+//! | 5 | of operations that overlap no order is assumed | intervals by one counter, and a search for an order | `broken_together.rs`: what is printed never fails without the mistake |
 //!
 //! Not here: C4 (values across crashes) is the crash explorer's and the kill tests'; C5 (what changes cost) is counted in
 //! `tests/cost.rs`.
 
 #![forbid(unsafe_code)]
 
+mod actors;
 mod check;
 mod concurrent;
 mod generate;
@@ -49,6 +52,9 @@ mod run;
 mod served;
 mod subject;
 
+pub use actors::{
+    BrokenTogether, Figures, Phase, REPEATS, Script, Together, check_together, replay_together,
+};
 pub use check::{Broken, Make, Report, check, replay};
 pub use concurrent::observe;
 pub use inprocess::{InProcess, MountedVfs};

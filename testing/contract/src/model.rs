@@ -3,6 +3,7 @@
 use crate::op::*;
 use crate::subject::{Limits, Seen};
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What the model says of an operation before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,11 +24,12 @@ pub(crate) enum Touched {
     Perhaps,
 }
 
+#[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) kind: Kind,
     pub(crate) bytes: Vec<u8>,
-    perm: u32,
-    xattrs: BTreeMap<u8, Vec<u8>>,
+    pub(crate) perm: u32,
+    pub(crate) xattrs: BTreeMap<u8, Vec<u8>>,
     acl: bool,
     pub(crate) names: u32,
     mtime: Option<i64>,
@@ -63,6 +65,11 @@ impl Node {
         (self.data, self.metadata, self.perhaps, self.remounted) = (false, false, false, false);
     }
 
+    /// Which value it had is not known.
+    pub(crate) fn forget(&mut self) {
+        self.last = None;
+    }
+
     pub(crate) fn touch(&mut self, touched: Touched) {
         match touched {
             Touched::Data => {
@@ -79,9 +86,11 @@ pub(crate) type Id = usize;
 pub(crate) const TOP: Id = 0;
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) nodes: BTreeMap<Id, Node>,
-    next: Id,
+    /// Of the next file that is made.
+    pub(crate) next: Id,
     pub(crate) paths: BTreeMap<String, Id>,
     pub(crate) open: [Option<Id>; SLOTS as usize],
     /// What is mapped, and how many bytes of it.
@@ -278,6 +287,16 @@ impl Model {
             (_, Some(Kind::Directory)) => kind == Kind::Directory && self.is_empty(to),
             (_, Some(_)) => kind != Kind::Directory,
         }
+    }
+
+    /// What there is, without what was seen of it.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.paths.hash(&mut hasher);
+        for (id, node) in &self.nodes {
+            (id, &node.bytes, node.perm, &node.xattrs, node.names).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     fn touch(&mut self, id: Id, touched: Touched) {

@@ -9,7 +9,8 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use xattr::FileExt as _;
 
 /// How to read the change attribute.
@@ -26,6 +27,9 @@ const SEMANTICS: &str = "system.ivers.semantics";
 const ACL: &str = "system.posix_acl_access";
 const NOTE: &str = "user.note";
 
+/// Of those who share a directory.
+static NEXT_USER: AtomicUsize = AtomicUsize::new(1);
+
 /// A directory of a mounted filesystem.
 pub struct Mounted {
     name: String,
@@ -33,16 +37,19 @@ pub struct Mounted {
     cookie: Cookie,
     claims: Claims,
     open: [Option<File>; SLOTS as usize],
-    mapper: Option<Mapper>,
+    /// All who use the directory share one: starting it takes longer than most of what is done with it.
+    mapper: Arc<Mutex<Option<Mapper>>>,
+    /// Tells the mappings of each apart.
+    user: usize,
     remount: Option<Remount>,
     /// See [`Self::without_modes`].
     no_modes: bool,
     /// What the directory lives on. Last: files in it are closed before it goes.
-    _kept: Option<Box<dyn Any>>,
+    _kept: Option<Box<dyn Any + Send>>,
 }
 
 /// Unmounts and mounts again; answers the directory as it is then.
-pub type Remount = Box<dyn FnMut() -> PathBuf>;
+pub type Remount = Box<dyn FnMut() -> PathBuf + Send>;
 
 impl Mounted {
     /// Use `dir`, which is empty.
@@ -50,8 +57,9 @@ impl Mounted {
         let claims = claims(dir, cookie);
         // An existing directory may have any mode; the model begins with this one.
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
-        let (open, mapper, dir, _kept) = (Default::default(), None, dir.to_owned(), None);
-        Self { name: name.into(), dir, cookie, claims, open, mapper, remount, no_modes: false, _kept }
+        let (open, mapper, dir, _kept) = (Default::default(), Arc::default(), dir.to_owned(), None);
+        let (name, no_modes) = (name.into(), false);
+        Self { name, dir, cookie, claims, open, mapper, user: 0, remount, no_modes, _kept }
     }
 
     /// The format is not asked for what [`Op::needs_modes`] names.
@@ -60,7 +68,7 @@ impl Mounted {
     }
 
     /// Keep what the directory lives on, as long as this lives.
-    pub fn keeping(self, mount: impl Any) -> Self {
+    pub fn keeping(self, mount: impl Any + Send) -> Self {
         Self { _kept: Some(Box::new(mount)), ..self }
     }
 
@@ -89,13 +97,20 @@ impl Mounted {
 
     fn write(&self, on: On<'_>, at: u32, len: u32, byte: u8, how: How) -> Result<()> {
         let mut options = OpenOptions::new();
-        options.write(true);
+        options.write(true).append(how == How::Append);
         if how == How::Sync {
             options.custom_flags(rustix::fs::OFlags::SYNC.bits() as i32);
         }
         let file = self.file(on, &options)?;
-        let at = if how == How::Append { file.metadata().map_err(refused)?.len() } else { at.into() };
-        file.write_all_at(&vec![byte; len as usize], at).map_err(refused)
+        let bytes = vec![byte; len as usize];
+        match (how, on) {
+            (How::Append, On::At(_)) => (&file).write_all(&bytes),
+            (How::Append, On::Open(_)) => {
+                file.metadata().and_then(|there| file.write_all_at(&bytes, there.len()))
+            }
+            _ => file.write_all_at(&bytes, at.into()),
+        }
+        .map_err(refused)
     }
 
     fn set_times(&self, on: On<'_>, sec: Option<i64>) -> Result<()> {
@@ -162,11 +177,13 @@ impl Mounted {
         }
     }
 
-    fn mapper(&mut self) -> Result<&mut Mapper> {
-        if self.mapper.is_none() {
-            self.mapper = Some(Mapper::start().map_err(refused)?);
-        }
-        self.mapper.as_mut().ok_or(Refused::Unsupported)
+    fn mapping(&self, what: &str, slot: u8, rest: &str) -> Result<()> {
+        let mut mapper = self.mapper.lock().expect("no actor panicked");
+        let mapper = match &mut *mapper {
+            Some(mapper) => mapper,
+            none => none.insert(Mapper::start().map_err(refused)?),
+        };
+        mapper.ask(&format!("{what} {}.{slot} {rest}", self.user))
     }
 
     fn sync(&self, on: Option<On<'_>>) -> Result<()> {
@@ -196,7 +213,7 @@ impl Mounted {
             return Err(Refused::Unsupported);
         }
         self.open = Default::default();
-        self.mapper = None;
+        *self.mapper.lock().expect("no actor panicked") = None;
         if let Some(remount) = &mut self.remount {
             self.dir = remount();
         }
@@ -222,6 +239,7 @@ impl Subject for Mounted {
             unheld_rest: true,
             remounts: self.remount.is_some(),
             maps: true,
+            appends: true,
         }
     }
 
@@ -262,11 +280,10 @@ impl Subject for Mounted {
             }
             Op::Range { on, space, at, len } => self.range(on, space, at, len)?,
             Op::Map { slot, path } => {
-                let path = self.path(path);
-                self.mapper()?.ask(&format!("map {slot} {}", path.display()))?;
+                self.mapping("map", slot, &self.path(path).display().to_string())?;
             }
-            Op::Store { slot, at, byte } => self.mapper()?.ask(&format!("store {slot} {at} {byte}"))?,
-            Op::Unmap { slot } => self.mapper()?.ask(&format!("unmap {slot}"))?,
+            Op::Store { slot, at, byte } => self.mapping("store", slot, &format!("{at} {byte}"))?,
+            Op::Unmap { slot } => self.mapping("unmap", slot, "")?,
             Op::Chmod { on, perm } => {
                 let perm = fs::Permissions::from_mode(perm);
                 match on {
@@ -339,6 +356,21 @@ impl Subject for Mounted {
         }
         seen.nlink = if metadata.is_dir() { 0 } else { metadata.nlink() };
         Ok(seen)
+    }
+
+    fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
+        Ok(Box::new(Self {
+            name: self.name.clone(),
+            dir: self.dir.clone(),
+            cookie: self.cookie,
+            claims: self.claims,
+            open: Default::default(),
+            mapper: self.mapper.clone(),
+            user: NEXT_USER.fetch_add(1, Ordering::Relaxed),
+            remount: None,
+            no_modes: self.no_modes,
+            _kept: None,
+        }))
     }
 
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {
@@ -442,7 +474,8 @@ for line in sys.stdin:
 impl Mapper {
     fn start() -> io::Result<Self> {
         let mut child = Command::new("python3")
-            .args(["-c", MAPPER])
+            // Nothing but what the script itself wants: it is up sooner.
+            .args(["-I", "-S", "-c", MAPPER])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -16,10 +16,10 @@ pub struct Failure {
     pub what: String,
 }
 
-type Checked = Result<(), Failure>;
+pub(crate) type Checked = Result<(), Failure>;
 
 /// The signed step from one value to another, in 63 bits (contract C2).
-fn step_between(old: u64, new: u64) -> i64 {
+pub(crate) fn step_between(old: u64, new: u64) -> i64 {
     (new.wrapping_sub(old) << 1) as i64
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Run<'a> {
     pub(crate) model: Model,
     pub(crate) tallies: Tallies,
     pub(crate) done: u64,
-    step: usize,
+    pub(crate) step: usize,
 }
 
 impl<'a> Run<'a> {
@@ -37,13 +37,23 @@ impl<'a> Run<'a> {
         Self { subject, model, tallies: Tallies::default(), done: 0, step: 0 }
     }
 
-    fn failure(&self, promise: Promise, what: String) -> Failure {
+    pub(crate) fn failure(&self, promise: Promise, what: String) -> Failure {
         Failure { promise, step: self.step, what }
     }
 
     /// Count a check; a broken promise is a failure only if it was made.
     fn hold(&mut self, promise: Promise, kept: bool, claims: Claims, what: impl Fn() -> String) -> Checked {
-        self.tallies.count(promise, kept, &what);
+        self.count_and_hold(promise, kept, claims, &mut || what())
+    }
+
+    pub(crate) fn count_and_hold(
+        &mut self,
+        promise: Promise,
+        kept: bool,
+        claims: Claims,
+        what: &mut dyn FnMut() -> String,
+    ) -> Checked {
+        self.tallies.count(promise, kept, &mut *what);
         if kept || !promise.claimed(claims) { Ok(()) } else { Err(self.failure(promise, what())) }
     }
 
@@ -201,17 +211,21 @@ impl<'a> Run<'a> {
 
     /// Ask and look everywhere, twice: looking changes nothing.
     pub(crate) fn finish(&mut self) -> Checked {
-        for _ in 0..2 {
-            let paths: Vec<String> = self.model.paths.keys().cloned().collect();
-            for path in &paths {
-                self.query(On::At(path))?;
-                self.look(On::At(path))?;
-            }
-            let open = self.model.open;
-            for slot in (0..crate::op::SLOTS).filter(|slot| open[usize::from(*slot)].is_some()) {
-                self.query(On::Open(slot))?;
-                self.look(On::Open(slot))?;
-            }
+        self.survey()?;
+        self.survey()
+    }
+
+    /// Ask and look everywhere.
+    pub(crate) fn survey(&mut self) -> Checked {
+        let paths: Vec<String> = self.model.paths.keys().cloned().collect();
+        for path in &paths {
+            self.query(On::At(path))?;
+            self.look(On::At(path))?;
+        }
+        let open = self.model.open;
+        for slot in (0..crate::op::SLOTS).filter(|slot| open[usize::from(*slot)].is_some()) {
+            self.query(On::Open(slot))?;
+            self.look(On::Open(slot))?;
         }
         Ok(())
     }

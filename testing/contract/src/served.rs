@@ -24,7 +24,7 @@ const NOTE: &[u8] = b"note";
 const PIECE: usize = 256 << 10;
 
 /// Stops the server in good order and starts it again; answers where it listens then.
-pub type Restart = Box<dyn FnMut() -> SocketAddr>;
+pub type Restart = Box<dyn FnMut() -> SocketAddr + Send>;
 
 /// The export `/data` of an NFSv4.2 server. What one client changes, and the values that its change tells, are held against what
 /// another one sees.
@@ -36,8 +36,10 @@ pub struct Served {
     looks: Client,
     open: [Option<(StateId, FileHandle)>; SLOTS as usize],
     restart: Option<Restart>,
+    /// How many others there are.
+    others: u32,
     /// What the server lives on. Last: the clients go before it.
-    _kept: Option<Box<dyn Any>>,
+    _kept: Option<Box<dyn Any + Send>>,
 }
 
 impl Served {
@@ -49,11 +51,11 @@ impl Served {
         assert!(matches!(status, NfsStat::Ok | NfsStat::Exist), "{status:?}");
         let claims = claims(&mut looks, restart.is_some());
         let (name, open) = (name.into(), Default::default());
-        Self { name, address, claims, changes, looks, open, restart, _kept: None }
+        Self { name, address, claims, changes, looks, open, restart, others: 0, _kept: None }
     }
 
     /// Keep what the server lives on, as long as this lives.
-    pub fn keeping(self, server: impl Any) -> Self {
+    pub fn keeping(self, server: impl Any + Send) -> Self {
         Self { _kept: Some(Box::new(server)), ..self }
     }
 
@@ -105,10 +107,13 @@ impl Served {
         let (dir, name) = parent(path);
         let how = OpenHow::Create(CreateHow::Guarded(attrs.encode()));
         let make = open("changes", share::WRITE | share::WANT_NO_DELEG, how, named(name));
-        let OpResult::Open(Ok(made)) = done(&mut self.changes, &[walk(dir), vec![make]].concat())? else {
+        let (status, results) =
+            self.changes.call_patiently(&[walk(dir), vec![make, Nfs::GetFh(())]].concat());
+        refused(status)?;
+        let [.., OpResult::Open(Ok(made)), OpResult::GetFh(Ok(handle))] = &results[..] else {
             return Err(nonsense());
         };
-        self.close(made.stateid, walk(path))?;
+        self.close(made.stateid, vec![Nfs::PutFh(handle.clone())])?;
         Ok(vec![made.cinfo])
     }
 
@@ -224,6 +229,7 @@ impl Served {
         }
         let Some(restart) = &mut self.restart else { return Err(Refused::Unsupported) };
         self.address = restart();
+        self.others = 0;
         (self.changes, self.looks) = (client(self.address, "changes"), client(self.address, "looks"));
         self.claims = claims(&mut self.looks, true);
         Ok(())
@@ -246,6 +252,7 @@ impl Subject for Served {
             unheld_rest: true,
             remounts: self.restart.is_some(),
             maps: false,
+            appends: false,
         }
     }
 
@@ -322,6 +329,23 @@ impl Subject for Served {
             }
         }
         Ok(seen)
+    }
+
+    fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
+        // The same names after a restart: the server waits for all who were there before.
+        let nth = self.others;
+        self.others += 1;
+        Ok(Box::new(Self {
+            name: self.name.clone(),
+            address: self.address,
+            claims: self.claims,
+            changes: client(self.address, &format!("changes of {nth}")),
+            looks: client(self.address, &format!("looks of {nth}")),
+            open: Default::default(),
+            restart: None,
+            others: 0,
+            _kept: None,
+        }))
     }
 
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {

@@ -77,6 +77,8 @@ pub struct Limits {
     pub remounts: bool,
     /// Mappings work.
     pub maps: bool,
+    /// An append by name is one step. Over NFS it is a question and a write.
+    pub appends: bool,
 }
 
 /// A filesystem with a change attribute: anything behind the VFS, or a mounted directory with a reader for the cookie.
@@ -94,6 +96,11 @@ pub trait Subject {
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>>;
     /// Look at a file.
     fn look(&mut self, on: On<'_>) -> Result<Seen>;
+    /// Somebody else who uses the same filesystem at the same time, with open files of its own. It cannot remount, and has to go
+    /// before somebody does.
+    fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
+        Err(Refused::Unsupported)
+    }
     /// A new file in the top directory, to be used by several threads.
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>>;
 }

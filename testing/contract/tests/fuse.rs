@@ -112,3 +112,21 @@ fn observers_are_never_misled() {
         }
     }
 }
+
+/// Several actors, each with descriptors and mappings of its own.
+#[test]
+fn several_actors_find_it_right() {
+    if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4", "mkfs.fat"]) {
+        return;
+    }
+    for how in [LAZY, SLOW, TIGHT] {
+        hold_together(&mut || mem_mounted(how), seed(), phases(60));
+    }
+    for (name, kind, args) in [KINDS[0], KINDS[1], KINDS[3]] {
+        let base = Arc::new(image(kind, args));
+        hold_together(&mut || ext4_mounted(name, &base, &[LAZY, EAGER, LAZYTIME]), seed(), phases(60));
+    }
+    let (fat32, ffs) = (Arc::new(vfat(FATS[1].1)), Arc::new(amiga(AMIGAS[1].0)));
+    hold_together(&mut || fat_mounted(FATS[1].0, &fat32, &[LAZY]), seed(), phases(60));
+    hold_together(&mut || affs_mounted(AMIGAS[1].1, &ffs, &[LAZY]), seed(), phases(60));
+}

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ivers_contract::{Promise, Subject, Tallies, observe};
+use ivers_contract::{Promise, Subject, Tallies, Together, observe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,4 +102,77 @@ fn observers_are_never_misled() {
             assert!(found.of(Promise::Monotonic).checked > 20);
         }
     }
+}
+
+/// Much was tried, and much of it at the same time.
+#[track_caller]
+fn was_crowded(together: &Together) {
+    let tallies = &together.tallies;
+    let checked = |promise| tallies.of(promise).checked;
+    assert!(checked(Promise::Data) > 50 && checked(Promise::Monotonic) > 1000, "{together:?}");
+    assert!(checked(Promise::Current) > 50 && checked(Promise::Model) > 50, "{together:?}");
+    assert!(together.figures.overlapping > 50, "{together:?}");
+}
+
+#[test]
+fn several_actors_find_mem_right() {
+    for (nth, how) in [SLOW, SLOW_EAGER, SLOW_LAZYTIME, SLOW_TIGHT].into_iter().enumerate() {
+        for hold_inodes in [true, false] {
+            was_crowded(&hold_together(&mut || mem(how, hold_inodes), seed() + nth as u64, phases(200)));
+        }
+    }
+}
+
+#[test]
+fn several_actors_find_ext4_right() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    for (name, kind, args) in KINDS {
+        let base = Arc::new(image(kind, args));
+        for (nth, hows) in
+            [&[SLOW] as &[How], &[SLOW_EAGER], &[SLOW_TIGHT, SLOW_LAZYTIME]].into_iter().enumerate()
+        {
+            let together = hold_together(&mut || ext4(name, &base, hows), seed() + nth as u64, phases(100));
+            was_crowded(&together);
+            assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
+        }
+    }
+}
+
+#[test]
+fn several_actors_find_ofs_and_ffs_right() {
+    for (low, name) in AMIGAS {
+        let base = Arc::new(amiga(low));
+        for (nth, how) in [SLOW, SLOW_EAGER, SLOW_TIGHT].into_iter().enumerate() {
+            let together =
+                hold_together(&mut || affs(name, &base, how, true), seed() + nth as u64, phases(100));
+            was_crowded(&together);
+        }
+    }
+}
+
+#[test]
+fn several_actors_find_fat_right() {
+    if !ivers_oracle::have_programs(&["mkfs.fat"]) {
+        return;
+    }
+    for (name, args) in FATS {
+        let base = Arc::new(vfat(args));
+        for (nth, how) in [SLOW, SLOW_EAGER, SLOW_TIGHT].into_iter().enumerate() {
+            let together =
+                hold_together(&mut || fat(name, &base, how, true), seed() + nth as u64, phases(100));
+            was_crowded(&together);
+        }
+    }
+}
+
+/// A mount without a number answers none, and nothing of it vouches in the next one.
+#[test]
+fn several_actors_find_off_right() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let base = Arc::new(image("ext4", &[]));
+    hold_together(&mut || ext4("ext4", &base, &[SLOW, SLOW_OFF, SLOW_EAGER]), seed(), phases(200));
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ivers_contract::{Cookie, Mounted, Promise, Remount, Subject, Tallies, check, observe};
+use ivers_contract::{Cookie, Mounted, Promise, Remount, Subject, Tallies, check, check_together, observe};
 use ivers_oracle::{LoopMount, have_programs, run};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -101,7 +101,13 @@ fn where_ctime_keeps_the_promises() {
             let file = subject.share(&format!("shared{pages}")).unwrap();
             tallies.add(&observe(&*file, 2, pages, Duration::from_millis(500)));
         }
+        // Several actors: the model must agree here as well.
+        let together =
+            check_together(&mut || make(), seed(), phases(100)).unwrap_or_else(|broken| panic!("{broken}"));
+        tallies.add(&together.tallies);
         println!("{}", tallies.row(name));
+        println!("    several actors: {:?}", together.figures);
+        println!("    {}", together.tallies.row("those alone"));
         for promise in Promise::ALL {
             if let Some(first) = &tallies.of(promise).first {
                 println!("    {}: {first}", promise.label());

@@ -55,7 +55,7 @@ fn ext4_served(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
     let mut start = move || {
         let how = *hows_in_turn.next().expect("a cycle");
         let budget = how.budget();
-        Serving::start(&path, how, open_ext4(device.clone(), budget.clone()), budget)
+        Serving::start(&path, how, open_ext4(how.device(&device), budget.clone()), budget)
     };
     let first = start();
     let address = first.address();
@@ -69,10 +69,10 @@ fn ext4_served(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
     Box::new(Served::new(name, address, Some(restart)).keeping(state))
 }
 
-fn mem_served() -> Box<dyn Subject> {
+fn mem_served(how: How) -> Box<dyn Subject> {
     let state = tempfile::tempdir().expect("a directory for the server's state");
     let fs: Arc<dyn ivers_vfs::FileSystem> = Arc::new(ivers_mem::Mem::default());
-    let serving = Serving::start(state.path(), LAZY, fs, LAZY.budget());
+    let serving = Serving::start(state.path(), how, fs, how.budget());
     Box::new(Served::new("mem over NFSv4.2", serving.address(), None).keeping((serving, state)))
 }
 
@@ -88,7 +88,7 @@ fn two_clients_keep_the_contract() {
         assert!(checked(Promise::Data) > 60 && checked(Promise::Rests) > 60, "{report:?}");
         assert!(checked(Promise::Persistent) > 0, "{report:?}");
     }
-    let report = hold(&mut mem_served, seed(), steps(1500));
+    let report = hold(&mut || mem_served(LAZY), seed(), steps(1500));
     assert!(report.done > 200, "{report:?}");
 }
 
@@ -98,7 +98,7 @@ fn observers_are_never_misled_by_a_server() {
         return;
     }
     let base = Arc::new(image("ext4", &[]));
-    for mut subject in [mem_served(), ext4_served(&base, &[LAZY])] {
+    for mut subject in [mem_served(LAZY), ext4_served(&base, &[LAZY])] {
         for pages in [1, 5, 60] {
             let file = subject.share(&format!("shared{pages}")).unwrap();
             let found = observe(&*file, 2, pages, Duration::from_millis(600));
@@ -106,4 +106,17 @@ fn observers_are_never_misled_by_a_server() {
             assert!(found.of(Promise::Monotonic).checked > 5);
         }
     }
+}
+
+/// Several actors, each with two clients of its own: by one it changes, by the other it looks.
+#[test]
+fn clients_at_the_same_time_keep_the_contract() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let base = Arc::new(image("ext4", &["-b", "4096"]));
+    for hows in [&[LAZY] as &[How], &[TIGHT, EAGER]] {
+        hold_together(&mut || ext4_served(&base, hows), seed(), phases(60));
+    }
+    hold_together(&mut || mem_served(LAZY), seed(), phases(60));
 }

@@ -1,13 +1,18 @@
 //! Subjects that the tests share.
 #![allow(dead_code)]
 
+mod slow;
+
 use ivers_block::{Budget, Device, MemDevice};
-use ivers_contract::{Cookie, InProcess, Mounted, MountedVfs, Report, Subject, Tallies, check};
+use ivers_contract::{
+    Cookie, Figures, InProcess, Mounted, MountedVfs, Report, Subject, Tallies, Together, check,
+    check_together,
+};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_fuse::{FuseOptions, MountError, Session};
 use ivers_mem::Mem;
 use ivers_oracle::Image;
-use ivers_vfs::{AtimeMode, ChangeMode, FileSystem, MountOptions, Timestamp, Vfs};
+use ivers_vfs::{AtimeMode, ChangeMode, Clock, FileSystem, MountOptions, Timestamp, Vfs};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,20 +25,28 @@ pub struct How {
     pub mode: ChangeMode,
     pub lazytime: bool,
     pub cache_bytes: u64,
+    /// With a clock and a device that make several actors meet.
+    pub slow: bool,
 }
 
-pub const LAZY: How = How { mode: ChangeMode::Lazy, lazytime: false, cache_bytes: 64 << 20 };
+pub const LAZY: How = How { mode: ChangeMode::Lazy, lazytime: false, cache_bytes: 64 << 20, slow: false };
 pub const EAGER: How = How { mode: ChangeMode::Eager, ..LAZY };
 pub const OFF: How = How { mode: ChangeMode::Off, ..LAZY };
 pub const LAZYTIME: How = How { lazytime: true, ..LAZY };
 pub const TIGHT: How = How { cache_bytes: 512 << 10, ..LAZY };
+pub const SLOW: How = How { slow: true, ..LAZY };
+pub const SLOW_EAGER: How = How { slow: true, ..EAGER };
+pub const SLOW_LAZYTIME: How = How { slow: true, ..LAZYTIME };
+pub const SLOW_TIGHT: How = How { slow: true, ..TIGHT };
+pub const SLOW_OFF: How = How { slow: true, ..OFF };
 
 impl How {
     pub fn label(self) -> String {
         let mode = format!("{:?}", self.mode).to_lowercase();
         let lazytime = if self.lazytime { ", lazytime" } else { "" };
         let tight = if self.cache_bytes < 1 << 20 { ", small cache" } else { "" };
-        format!("{mode}{lazytime}{tight}")
+        let slow = if self.slow { ", slow" } else { "" };
+        format!("{mode}{lazytime}{tight}{slow}")
     }
 
     /// Restless write-back, access times at every read: neither is a change.
@@ -46,6 +59,7 @@ impl How {
             cache_bytes: self.cache_bytes,
             writeback_interval: Duration::from_millis(2),
             dirty_expire: Duration::ZERO,
+            clock: self.slow.then(|| Box::new(slow::SlowClock::default()) as Box<dyn Clock>),
             ..MountOptions::default()
         }
     }
@@ -53,6 +67,11 @@ impl How {
     pub fn mount(self, fs: Arc<dyn FileSystem>, budget: Arc<Budget>) -> MountedVfs {
         let vfs = Vfs::mount(fs, self.options(&budget)).expect("it mounts");
         (vfs, budget)
+    }
+
+    /// The device to mount.
+    pub fn device(self, device: &Arc<dyn Device>) -> Arc<dyn Device> {
+        if self.slow { Arc::new(slow::SlowDevice::over(device.clone())) } else { device.clone() }
     }
 
     pub fn budget(self) -> Arc<Budget> {
@@ -67,6 +86,11 @@ pub fn seed() -> u64 {
 
 pub fn steps(usual: usize) -> usize {
     std::env::var("IVERS_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(usual)
+}
+
+/// How many phases of several actors: `IVERS_PHASES`.
+pub fn phases(usual: usize) -> usize {
+    std::env::var("IVERS_PHASES").ok().and_then(|phases| phases.parse().ok()).unwrap_or(usual)
 }
 
 pub fn mem(how: How, hold: bool) -> Box<InProcess> {
@@ -104,7 +128,7 @@ pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProc
     Box::new(InProcess::new(format!("{name}, {}", labels.join(" then ")), false, true, move || {
         let how = *mounts.next().expect("a cycle");
         let budget = how.budget();
-        how.mount(open_ext4(device.clone(), budget.clone()), budget)
+        how.mount(open_ext4(how.device(&device), budget.clone()), budget)
     }))
 }
 
@@ -134,7 +158,7 @@ pub fn affs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProc
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     Box::new(InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
         let budget = how.budget();
-        how.mount(open_affs(device.clone(), budget.clone()), budget)
+        how.mount(open_affs(how.device(&device), budget.clone()), budget)
     }))
 }
 
@@ -165,7 +189,7 @@ pub fn fat(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProce
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let subject = InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
         let budget = how.budget();
-        how.mount(open_fat(device.clone(), budget.clone()), budget)
+        how.mount(open_fat(how.device(&device), budget.clone()), budget)
     });
     Box::new(subject.without_modes())
 }
@@ -231,7 +255,11 @@ impl Drop for FuseMount {
 }
 
 /// `mount` through FUSE; again for each remount, if `remounts`.
-pub fn fuse(name: &str, remounts: bool, mut mount: impl FnMut() -> MountedVfs + 'static) -> Box<Mounted> {
+pub fn fuse(
+    name: &str,
+    remounts: bool,
+    mut mount: impl FnMut() -> MountedVfs + Send + 'static,
+) -> Box<Mounted> {
     let mut served = FuseMount::new(mount());
     let top = served.top();
     if !remounts {
@@ -256,7 +284,7 @@ pub fn image_through_fuse(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How],
     fuse(&format!("{name} through FUSE, {}", labels.join(" then ")), true, move || {
         let how = *mounts.next().expect("a cycle");
         let budget = how.budget();
-        how.mount(open(device.clone(), budget.clone()), budget)
+        how.mount(open(how.device(&device), budget.clone()), budget)
     })
 }
 
@@ -277,6 +305,15 @@ pub fn hold(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, operations: u
         }
         Err(broken) => panic!("{broken}"),
     }
+}
+
+/// Several actors at the same time: run, print the row and what was tried, and fail with the script.
+pub fn hold_together(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, phases: usize) -> Together {
+    let together = check_together(make, seed, phases).unwrap_or_else(|broken| panic!("{broken}"));
+    let Figures { phases, calls, overlapping, .. } = together.figures;
+    println!("{}", together.tallies.row(&together.name));
+    println!("    seed {seed}: {phases} phases, {calls} operations, {overlapping} overlapping others");
+    together
 }
 
 /// What threads found, as a report; a broken promise fails.

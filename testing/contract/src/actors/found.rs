@@ -1,0 +1,59 @@
+//! What the actors found, by a way on which no luck is needed.
+
+use ivers_mem::Mem;
+use ivers_vfs::*;
+use std::ops::ControlFlow;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A clock that, once, tells somebody to go, and keeps whoever asked until the access time of a file is what the clock says.
+#[derive(Default)]
+struct Turnstile {
+    time: ManualClock,
+    once: Mutex<Option<(Sender<()>, InodeRef)>>,
+}
+
+impl Clock for Turnstile {
+    fn now(&self) -> Timestamp {
+        let now = self.time.now();
+        let once = self.once.lock().unwrap().take();
+        if let Some((go, file)) = once {
+            go.send(()).unwrap();
+            let patience = Instant::now() + Duration::from_secs(10);
+            while file.attr().atime != now {
+                assert!(Instant::now() < patience, "nobody reads");
+                thread::yield_now();
+            }
+        }
+        now
+    }
+}
+
+/// Access times move under no lock of the file: also while somebody sets attributes to what they are.
+#[test]
+fn a_read_beside_a_change_of_nothing_is_no_change() {
+    let clock = Arc::new(Turnstile::default());
+    let options = MountOptions {
+        atime: AtimeMode::Strict,
+        clock: Some(Box::new(clock.clone())),
+        ..MountOptions::default()
+    };
+    let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();
+    let root = vfs.root().unwrap();
+    let before = vfs.change(&root);
+    clock.time.set(Timestamp { sec: 5, nsec: 0 });
+    let (go, gone) = channel();
+    *clock.once.lock().unwrap() = Some((go, root.clone()));
+    thread::scope(|scope| {
+        let (vfs, root) = (&vfs, &root);
+        scope.spawn(move || {
+            gone.recv().unwrap();
+            vfs.readdir(root, 0, &mut |_| ControlFlow::Continue(())).unwrap();
+        });
+        vfs.set_attr(&Cred::root(), root, &SetAttr::default()).unwrap();
+    });
+    assert_eq!(root.attr().atime.sec, 5);
+    assert_eq!(vfs.change(&root), before);
+}

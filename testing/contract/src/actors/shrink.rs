@@ -1,0 +1,214 @@
+//! From a script that failed once to a short one that fails now and then.
+
+use super::phase::Call;
+use super::run::Crowd;
+use super::script::{Phase, Script};
+use super::{REPEATS, actors_of};
+use crate::check::{Make, SHRINK_TIME, simpler};
+use crate::op::Op;
+use crate::promise::Promise;
+use crate::run::Failure;
+use std::time::Instant;
+
+/// Runs on one subject before a new one is made: making one can take far longer than a run.
+const ROUNDS: usize = 5;
+
+pub(super) struct Shrunk {
+    pub(super) script: Script,
+    pub(super) failure: Failure,
+    pub(super) history: Vec<Call>,
+    pub(super) shows: usize,
+}
+
+/// What broke, and the calls of the phase.
+pub(super) type Failed = (Failure, Vec<Call>);
+
+struct Shrinker<'a, 'b> {
+    make: &'a mut (dyn FnMut() -> Box<dyn crate::Subject> + 'b),
+    promise: Promise,
+    end: Instant,
+    /// So that no two runs dawdle alike.
+    pace: u64,
+    script: Script,
+    failed: Failed,
+}
+
+pub(super) fn shrink(make: Make<'_>, mut script: Script, failed: Failed) -> Shrunk {
+    // Nothing that came later had a part in it.
+    script.phases.truncate(failed.0.step + 1);
+    let promise = failed.0.promise;
+    let end = Instant::now() + SHRINK_TIME;
+    let mut shrinker = Shrinker { make, promise, end, pace: 0, script, failed };
+    shrinker.phases();
+    shrinker.actors();
+    while shrinker.operations() && Instant::now() < end {}
+    shrinker.fold();
+    shrinker.simplify();
+    let Shrinker { script, failed: (failure, history), .. } = shrinker;
+    let (mut shows, mut pace) = (0, 0);
+    runs(make, &script, &mut pace, &mut |failed| {
+        shows += usize::from(failed.is_some_and(|(failure, _)| failure.promise == promise));
+        true
+    });
+    Shrunk { script, failure, history, shows }
+}
+
+/// Runs of a script, each with another pace, on a new subject every few and after each failure. Answers how each ended, until `each`
+/// has enough.
+pub(super) fn runs(
+    make: &mut dyn FnMut() -> Box<dyn crate::Subject>,
+    script: &Script,
+    pace: &mut u64,
+    each: &mut dyn FnMut(Option<Failed>) -> bool,
+) {
+    let mut left = REPEATS;
+    while left > 0 {
+        let mut subject = make();
+        let mut crowd = match Crowd::new(&mut *subject, actors_of(script)) {
+            Ok(crowd) => crowd,
+            Err(failure) => {
+                each(Some((failure, Vec::new())));
+                return;
+            }
+        };
+        for _ in 0..ROUNDS.min(left) {
+            left -= 1;
+            *pace += 1000;
+            let failed = crowd.play(script, *pace).err();
+            let broke = failed.is_some();
+            let history = std::mem::take(&mut crowd.history);
+            if !each(failed.map(|failure| (failure, history))) {
+                return;
+            }
+            if broke {
+                break;
+            }
+        }
+    }
+}
+
+impl Shrinker<'_, '_> {
+    /// Keep this one if the same promise breaks in one of its runs.
+    fn take(&mut self, script: Script) -> bool {
+        if Instant::now() > self.end {
+            return false;
+        }
+        let (promise, mut found) = (self.promise, None);
+        runs(self.make, &script, &mut self.pace, &mut |failed| {
+            found = failed.filter(|(failure, _)| failure.promise == promise);
+            found.is_none()
+        });
+        let Some(failed) = found else { return false };
+        self.failed = failed;
+        self.script = script;
+        true
+    }
+
+    /// Most often the last phase is enough; otherwise the last few, and the others are left out one by one.
+    fn phases(&mut self) {
+        let all = self.script.phases.len();
+        let mut last = 1;
+        while last < all {
+            let phases = self.script.phases[all - last..].to_vec();
+            if self.take(Script { phases, ..self.script.clone() }) {
+                break;
+            }
+            last *= 2;
+        }
+        let mut piece = self.script.phases.len() / 2;
+        while piece > 0 {
+            let mut at = 0;
+            while at < self.script.phases.len() && self.script.phases.len() > 1 {
+                let mut tried = self.script.clone();
+                tried.phases.drain(at..(at + piece).min(tried.phases.len()));
+                if !self.take(tried) {
+                    at += piece;
+                }
+            }
+            piece /= 2;
+        }
+    }
+
+    /// Whole actors.
+    fn actors(&mut self) {
+        for phase in 0..self.script.phases.len() {
+            let mut nth = 0;
+            while nth < self.script.phases[phase].actors.len() {
+                let mut tried = self.script.clone();
+                tried.phases[phase].actors.remove(nth);
+                if !self.take(tried) {
+                    nth += 1;
+                }
+            }
+        }
+    }
+
+    /// What one actor did alone comes before what several do next.
+    fn fold(&mut self) {
+        let mut nth = 0;
+        while nth + 1 < self.script.phases.len() {
+            let mut tried = self.script.clone();
+            let Phase { before, actors } = tried.phases.remove(nth);
+            let next = &mut tried.phases[nth].before;
+            *next = [before, actors.concat(), std::mem::take(next)].concat();
+            if actors.len() > 1 || !self.take(tried) {
+                nth += 1;
+            }
+        }
+    }
+
+    /// Each list of the script, an operation at a time. Answers whether something went.
+    fn operations(&mut self) -> bool {
+        let mut shorter = false;
+        let mut nth = 0;
+        while let Some(len) = list(&mut self.script, nth).map(|ops| ops.len()) {
+            let mut at = len;
+            while at > 0 {
+                at -= 1;
+                let mut tried = self.script.clone();
+                list(&mut tried, nth).expect("it was there").remove(at);
+                shorter |= self.take(tried);
+            }
+            nth += 1;
+        }
+        let mut tried = self.script.clone();
+        tried
+            .phases
+            .retain(|phase| !phase.before.is_empty() || phase.actors.iter().any(|ops| !ops.is_empty()));
+        for phase in &mut tried.phases {
+            phase.actors.retain(|ops| !ops.is_empty());
+        }
+        if tried != self.script {
+            self.take(tried);
+        }
+        shorter
+    }
+
+    /// What is left, made smaller.
+    fn simplify(&mut self) {
+        let mut nth = 0;
+        while let Some(len) = list(&mut self.script, nth).map(|ops| ops.len()) {
+            for at in 0..len {
+                let op = list(&mut self.script, nth).expect("it is there")[at];
+                for simpler in simpler(&op) {
+                    let mut tried = self.script.clone();
+                    list(&mut tried, nth).expect("it is there")[at] = simpler;
+                    self.take(tried);
+                }
+            }
+            nth += 1;
+        }
+    }
+}
+
+/// The lists of a script by number: what comes first, and of each phase what comes before it and what each actor does.
+fn list(script: &mut Script, nth: usize) -> Option<&mut Vec<Op>> {
+    std::iter::once(&mut script.setup)
+        .chain(
+            script
+                .phases
+                .iter_mut()
+                .flat_map(|Phase { before, actors }| std::iter::once(before).chain(actors)),
+        )
+        .nth(nth)
+}

@@ -1,0 +1,199 @@
+//! The concurrent part finds what it is for: mistakes that show only while several are at work are caught, as what they are, and
+//! cut down to a few operations.
+
+mod common;
+
+use common::*;
+use ivers_contract::op::{How as Write, On};
+use ivers_contract::{
+    Claims, InProcess, Limits, Op, Promise, Refused, Result, Seen, SharedFile, Subject, check,
+    check_together, replay_together,
+};
+use ivers_vfs::FileType;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
+
+/// A planted mistake. None of them shows while one operation follows the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    /// A write raises the value first, and then takes its time until the data is there.
+    BumpsBeforeTheData,
+    /// While two ask at the same time, the second does not mark the value as seen, and the first is late to.
+    ForgetsToMark,
+    /// A rename that meets another change of names leaves its directories' values as they were.
+    ForgetsTheParent,
+    /// An append asks for the size, and then takes its time until it writes.
+    AppendsInTwoSteps,
+}
+
+/// Long beside an operation, short beside a test.
+const GAP: Duration = Duration::from_micros(400);
+
+/// What the users of one filesystem have in common.
+#[derive(Default)]
+struct Meeting {
+    queries: AtomicUsize,
+    names: AtomicUsize,
+}
+
+/// The filesystem `mem` with a mistake.
+struct Wrong {
+    inner: InProcess,
+    mistake: Mistake,
+    meeting: Arc<Meeting>,
+}
+
+impl Wrong {
+    fn on_mem(mistake: Mistake) -> Box<dyn Subject> {
+        Box::new(Self { inner: *mem(LAZY, true), mistake, meeting: Arc::default() })
+    }
+
+    /// Write with the counter raised first, and not afterwards.
+    fn bump_first(&mut self, on: On<'_>, op: &Op) -> Result<Vec<(u64, u64)>> {
+        let inode = self.inner.inode(on)?;
+        if inode.kind != FileType::Regular {
+            return self.inner.apply(op);
+        }
+        let _ = inode.version.maybe_inc(false);
+        thread::sleep(GAP);
+        let before = inode.version.peek_raw();
+        let done = self.inner.apply(op);
+        inode.version.set_raw(before);
+        done
+    }
+
+    /// Whether somebody else was there at the beginning or at the end.
+    fn name_change(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
+        let meeting = self.meeting.clone();
+        let met = meeting.names.fetch_add(1, SeqCst) > 0;
+        let done = match *op {
+            Op::Rename { from, to, .. } if met => {
+                let dir = |path: &'static str| path.rsplit_once('/').map_or("", |(dir, _)| dir);
+                let dirs = [self.inner.inode(On::At(dir(from)))?, self.inner.inode(On::At(dir(to)))?];
+                let before = dirs.each_ref().map(|dir| dir.version.peek());
+                let done = self.inner.apply(op);
+                for (dir, before) in dirs.iter().zip(before) {
+                    dir.version.set_queried(before);
+                }
+                done
+            }
+            _ => {
+                thread::sleep(GAP);
+                self.inner.apply(op)
+            }
+        };
+        meeting.names.fetch_sub(1, SeqCst);
+        done
+    }
+
+    fn late_query(&mut self, on: On<'_>) -> Result<Option<u64>> {
+        let inode = self.inner.inode(on)?;
+        let met = self.meeting.queries.fetch_add(1, SeqCst) > 0;
+        let value = if met {
+            // Somebody else is about to mark it.
+            inode.version.peek()
+        } else {
+            thread::sleep(GAP);
+            inode.version.query()
+        };
+        self.meeting.queries.fetch_sub(1, SeqCst);
+        Ok(Some(value))
+    }
+
+    fn late_append(&mut self, path: &'static str, len: u32, byte: u8) -> Result<Vec<(u64, u64)>> {
+        let on = On::At(path);
+        let at = self.inner.inode(on)?.attr().size as u32;
+        thread::sleep(GAP);
+        self.inner.apply(&Op::Write { on, at, len, byte, how: Write::Plain })
+    }
+}
+
+impl Subject for Wrong {
+    fn name(&self) -> String {
+        format!("{:?}", self.mistake)
+    }
+
+    fn claims(&self) -> Claims {
+        self.inner.claims()
+    }
+
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>> {
+        match (*op, self.mistake) {
+            (Op::Write { on, .. }, Mistake::BumpsBeforeTheData) => self.bump_first(on, op),
+            (
+                Op::Rename { .. } | Op::Create { .. } | Op::Remove { .. } | Op::Link { .. },
+                Mistake::ForgetsTheParent,
+            ) => self.name_change(op),
+            (
+                Op::Write { on: On::At(path), len, byte, how: Write::Append, .. },
+                Mistake::AppendsInTwoSteps,
+            ) => self.late_append(path, len, byte),
+            _ => self.inner.apply(op),
+        }
+    }
+
+    fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
+        match self.mistake {
+            Mistake::ForgetsToMark => self.late_query(on),
+            _ => self.inner.query(on),
+        }
+    }
+
+    fn look(&mut self, on: On<'_>) -> Result<Seen> {
+        self.inner.look(on)
+    }
+
+    fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
+        let (inner, meeting) = (self.inner.another(), self.meeting.clone());
+        Ok(Box::new(Self { inner, mistake: self.mistake, meeting }))
+    }
+
+    fn share(&mut self, _: &str) -> Result<Arc<dyn SharedFile>> {
+        Err(Refused::Unsupported)
+    }
+}
+
+/// The mistake is found as one of these, by so many operations of actors at most.
+#[track_caller]
+fn caught(mistake: Mistake, as_what: &[Promise], at_most: usize) {
+    let broken =
+        check_together(&mut || Wrong::on_mem(mistake), seed(), 3000).expect_err("the mistake is found");
+    println!("{broken}");
+    assert!(as_what.contains(&broken.failure.promise), "{broken}");
+    let done: usize = broken.script.phases.iter().flat_map(|phase| &phase.actors).map(Vec::len).sum();
+    assert!(done <= at_most && broken.script.phases.len() == 1, "{broken}");
+    // What is printed shows the mistake again, now and then, and only the mistake.
+    let again = |make: &mut dyn FnMut() -> Box<dyn Subject>| {
+        (0..10).any(|pace| replay_together(make, &broken.script, pace).is_err())
+    };
+    assert!(again(&mut || Wrong::on_mem(mistake)), "{broken}");
+    assert!(!again(&mut || mem(LAZY, true)), "{broken}");
+    // One operation after the other, nothing shows.
+    check(&mut || Wrong::on_mem(mistake), seed(), 2000).expect("no actor meets another");
+}
+
+#[test]
+fn a_value_that_moves_before_the_data_is_caught() {
+    caught(Mistake::BumpsBeforeTheData, &[Promise::Current, Promise::Data, Promise::Monotonic], 10);
+}
+
+#[test]
+fn a_query_that_does_not_mark_is_caught() {
+    caught(Mistake::ForgetsToMark, &[Promise::Data, Promise::Metadata, Promise::Current], 10);
+}
+
+#[test]
+fn a_parent_that_is_forgotten_is_caught() {
+    caught(Mistake::ForgetsTheParent, &[Promise::Data, Promise::Monotonic, Promise::Current], 10);
+}
+
+#[test]
+fn an_append_in_two_steps_is_caught() {
+    caught(Mistake::AppendsInTwoSteps, &[Promise::Model], 6);
+}
