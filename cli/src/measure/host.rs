@@ -308,7 +308,8 @@ impl Walk<'_> {
         if self.mount.vouches && !self.known.is_empty() {
             let identity = facts::identity(path, meta.ino())?;
             if let Some(known) = self.vouched(&identity) {
-                return Ok(Some(unread(path, decision, identity, known, meta.size())));
+                let path = path.as_os_str().as_bytes().to_vec();
+                return Ok(Some(Finding::unread(path, decision, identity, known, meta.size())));
             }
         }
         // What was there when it was looked at may be a FIFO now: that must not be waited for.
@@ -330,13 +331,6 @@ impl Walk<'_> {
             moved: taken.moved,
         }))
     }
-}
-
-/// A file for which its change attribute vouches.
-fn unread(path: &Path, decision: Decision, identity: Identity, known: &Known, size: u64) -> Finding {
-    let (digest, label) = (known.digest, known.label.clone());
-    let path = path.as_os_str().as_bytes().to_vec();
-    Finding { path, decision, identity, digest, label, size, read: None, moved: false }
 }
 
 fn problem(path: &Path, error: anyhow::Error) -> Told {

@@ -124,16 +124,9 @@ impl Walk<'_> {
         let mut inside = Inside { vfs: self.vfs, inode };
         let identity: Identity = inside.identity()?;
         let found = match self.known.find(&identity) {
-            Some(known) if super::is_of(known, self.algorithm) => Finding {
-                path,
-                decision,
-                identity,
-                digest: known.digest,
-                label: known.label.clone(),
-                size: attr.size,
-                read: None,
-                moved: false,
-            },
+            Some(known) if super::is_of(known, self.algorithm) => {
+                Finding::unread(path, decision, identity, known, attr.size)
+            }
             _ => {
                 let taken = taking::take(&mut inside, self.algorithm)?;
                 // Another name of the same file is not read again.

@@ -18,6 +18,7 @@ use ivers_measure::digest::{Algorithm, Digest};
 use ivers_measure::list::Template;
 use ivers_measure::policy::{Appraise, Decision};
 use ivers_measure::record::{Identity, put, put_bytes, take, take_bytes};
+use ivers_measure::store::Known;
 
 /// No honest finding is longer: a path, a label, some numbers.
 pub const FINDING_MAX: u32 = 128 << 10;
@@ -43,6 +44,14 @@ pub struct Finding {
     pub read: Option<u64>,
     /// It changed each time it was read.
     pub moved: bool,
+}
+
+impl Finding {
+    /// Of a file for which its change attribute vouches: nothing of it was read.
+    pub fn unread(path: Vec<u8>, decision: Decision, identity: Identity, known: &Known, size: u64) -> Self {
+        let (digest, label) = (known.digest, known.label.clone());
+        Self { path, decision, identity, digest, label, size, read: None, moved: false }
+    }
 }
 
 /// What a walk tells.

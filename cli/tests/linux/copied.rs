@@ -8,7 +8,7 @@ use ivers_nfs4::ops::number;
 use crate::guest::{Client, machines};
 use crate::server::Server;
 use crate::several::eventually;
-use crate::{DIGEST, holds, image, rounds};
+use crate::{ends_with_the_tree, image, rounds};
 
 /// Long enough to be met in the midst.
 const MIBS: usize = 96;
@@ -80,12 +80,7 @@ fn run() -> Result<()> {
         client.guest.run("rm /mnt/round-*")?;
     }
     client.guest.run("cp /mnt/source /mnt/last && cmp /mnt/source /mnt/last")?;
-    let seen = client.guest.run_within(&format!("cd /mnt && {DIGEST}"), Duration::from_secs(300))?;
-    client.unmount("/mnt")?;
-    client.was_told(&EXPECTED)?;
-    client.end()?;
-    server.stop()?;
-    holds(image.path(), &seen)
+    ends_with_the_tree(client, "/mnt", server, image.path(), &EXPECTED)
 }
 
 #[test]

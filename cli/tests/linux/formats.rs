@@ -8,6 +8,7 @@ use ivers_block::{Device, FileDevice, OpenMode};
 use ivers_nfs4::ops::number;
 use ivers_vfs::Timestamp;
 
+use crate::ends;
 use crate::guest::{Client, machines};
 use crate::server::Server;
 use crate::several::eventually;
@@ -66,9 +67,7 @@ fn serve(image: &Path) -> Result<()> {
         eventually(&mut client, line).with_context(|| line.to_owned())?;
     }
     client.unmount("/mnt")?;
-    client.was_told(&EXPECTED)?;
-    client.end()?;
-    server.stop()
+    ends(client, server, &EXPECTED)
 }
 
 fn empty(dir: &Path, bytes: u64) -> Result<(std::path::PathBuf, FileDevice)> {

@@ -15,10 +15,14 @@ mod server;
 mod several;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use ivers_oracle::kernel::may_loop_mount;
 use ivers_oracle::{Image, LoopMount};
+
+use crate::guest::Client;
+use crate::server::Server;
 
 /// How much is done.
 fn rounds() -> Option<usize> {
@@ -35,6 +39,27 @@ fn image() -> Image {
 const DIGEST: &str = "all() { find . -xdev ! -path './lost+found*' \"$@\" | sort; }; \
     all -type d | xargs -r stat -c '%n %f %u:%g %h %Y'; all ! -type d | xargs -r stat -c '%n %f %u:%g %h %s %Y %t:%T'; \
     all -type l | xargs -r -n 1 readlink; all -type f | xargs -r md5sum";
+
+/// A client goes, who was told no errors but those expected, and then the server.
+fn ends(mut client: Client, server: Server, expected: &[(u32, &str)]) -> Result<()> {
+    client.was_told(expected)?;
+    client.end()?;
+    server.stop()
+}
+
+/// A client unmounts what holds the whole image, and goes; what he saw there is in the image.
+fn ends_with_the_tree(
+    mut client: Client,
+    at: &str,
+    server: Server,
+    image: &Path,
+    expected: &[(u32, &str)],
+) -> Result<()> {
+    let seen = client.guest.run_within(&format!("cd {at} && {DIGEST}"), Duration::from_secs(300))?;
+    client.unmount(at)?;
+    ends(client, server, expected)?;
+    holds(image, &seen)
+}
 
 /// e2fsck has nothing to say, and the kernel's own driver sees what the client has seen.
 fn holds(image: &Path, seen: &str) -> Result<()> {

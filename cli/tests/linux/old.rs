@@ -8,7 +8,7 @@ use ivers_nfs4::ops::number;
 use crate::guest::machines;
 use crate::server::Server;
 use crate::several::eventually;
-use crate::{DIGEST, holds, image};
+use crate::{ends_with_the_tree, image};
 
 const EXPECTED: [(u32, &str); 3] =
     [(number::LOOKUP, "ENOENT"), (number::OPEN, "ENOENT"), (number::OPEN, "DELAY")];
@@ -35,12 +35,7 @@ fn run() -> Result<()> {
     ensure!(stats["total"]["recalls"].as_u64() > Some(0), "{stats}");
     ensure!(stats["total"]["revocations"] == 0, "he was not heard: {stats}");
     client.unmount("/mnt0")?;
-    let seen = client.guest.run(&format!("cd /mnt2 && {DIGEST}"))?;
-    client.unmount("/mnt2")?;
-    client.was_told(&EXPECTED)?;
-    client.end()?;
-    server.stop()?;
-    holds(image.path(), &seen)
+    ends_with_the_tree(client, "/mnt2", server, image.path(), &EXPECTED)
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ivers_nfs4::ops::number;
 
 use crate::guest::{Client, machines};
 use crate::server::Server;
-use crate::{DIGEST, holds, image, rounds};
+use crate::{ends_with_the_tree, image, rounds};
 
 /// What every version can.
 const ALWAYS: [&str; 7] = ["files", "locks", "mapped", "open-files", "direct", "append", "copies"];
@@ -104,12 +104,7 @@ fn run() -> Result<()> {
     }
     // Nothing of it may be what the client remembers.
     client.mount("4.2", "/mnt", "")?;
-    let seen = client.guest.run_within(&format!("cd /mnt && {DIGEST}"), Duration::from_secs(300))?;
-    client.unmount("/mnt")?;
-    client.was_told(&EXPECTED)?;
-    client.end()?;
-    server.stop()?;
-    holds(image.path(), &seen)
+    ends_with_the_tree(client, "/mnt", server, image.path(), &EXPECTED)
 }
 
 #[test]

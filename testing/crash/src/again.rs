@@ -3,7 +3,7 @@
 //! The values of before the first crash are still out there, and so are those of the session between the two.
 
 use crate::history::{Handed, Worker, directory, mount_options, read_node, read_tree};
-use crate::recover::stopped_somewhere;
+use crate::recover::{mounted, stopped_somewhere, unmounted};
 use crate::target::Target;
 use crate::verify;
 use ivers_block::{Device, FaultDevice};
@@ -79,13 +79,11 @@ fn work(
 }
 
 fn judged(target: &dyn Target, all: &[Worker], image: Arc<dyn Device>, stop: usize) -> Result<(), String> {
-    let fs = target.open(image, false).map_err(|error| format!("cannot be opened: {error}"))?;
-    let vfs =
-        Vfs::mount(fs, mount_options(false).0).map_err(|error| format!("cannot be mounted: {error}"))?;
+    let vfs = mounted(target, image, false)?;
     for worker in all {
         let found =
             read_tree(&vfs, worker.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
         verify::values(&vfs, worker, &found, stop, false, target.promises())?;
     }
-    vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
+    unmounted(&vfs)
 }

@@ -205,18 +205,8 @@ impl Checker<'_> {
         aside: &mut Aside,
     ) -> anyhow::Result<Result<(), String>> {
         let promises = self.target.promises();
-        let mounted = |trusting: bool| -> Result<Arc<Vfs>, String> {
-            let fs = self
-                .target
-                .open(device.clone(), trusting)
-                .map_err(|error| format!("cannot be opened: {error}"))?;
-            Vfs::mount(fs, mount_options(false).0).map_err(|error| format!("cannot be mounted: {error}"))
-        };
-        let unmounted = |vfs: Arc<Vfs>| {
-            vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
-        };
         let judged = (|| -> Result<Arc<Vfs>, String> {
-            let vfs = mounted(trusting)?;
+            let vfs = mounted(self.target, device.clone(), trusting)?;
             for history in self.histories {
                 verify::worker(&vfs, history, state, closed, promises)
                     .map_err(|what| format!("worker {}: {what}", history.index))?;
@@ -229,7 +219,7 @@ impl Checker<'_> {
         };
         if plan.fresh {
             let trees = plan.shown.then(|| shown::trees(&vfs, self.histories)).transpose()?;
-            if let Err(what) = unmounted(vfs) {
+            if let Err(what) = unmounted(&vfs) {
                 return Ok(Err(what));
             }
             aside.fresh += 1;
@@ -249,12 +239,12 @@ impl Checker<'_> {
                     None => {}
                 }
             }
-            vfs = match mounted(false) {
+            vfs = match mounted(self.target, device.clone(), false) {
                 Ok(vfs) => vfs,
                 Err(what) => return Ok(Err(format!("after it was closed: {what}"))),
             };
         }
-        Ok(verify::moves_on(&vfs, self.histories, state.at, promises).and_then(|()| unmounted(vfs)))
+        Ok(verify::moves_on(&vfs, self.histories, state.at, promises).and_then(|()| unmounted(&vfs)))
     }
 
     /// The state goes to the scratch file, and to somebody else.
@@ -303,6 +293,21 @@ impl Checker<'_> {
         }
         Ok(Ok(Arc::new(stopped_somewhere(&device, rng)?.1)))
     }
+}
+
+/// What somebody recovered, or did not, mounted by the driver under test.
+pub(crate) fn mounted(
+    target: &dyn Target,
+    device: Arc<dyn Device>,
+    trusting: bool,
+) -> Result<Arc<Vfs>, String> {
+    let fs = target.open(device, trusting).map_err(|error| format!("cannot be opened: {error}"))?;
+    Vfs::mount(fs, mount_options(false).0).map_err(|error| format!("cannot be mounted: {error}"))
+}
+
+/// The end of what [`mounted`] began.
+pub(crate) fn unmounted(vfs: &Vfs) -> Result<(), String> {
+    vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
 }
 
 /// A random point of what was recorded, and the medium after a stop there, with some of what no flush had made durable.

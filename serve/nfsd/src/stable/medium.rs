@@ -156,10 +156,10 @@ impl Medium for Directory {
     }
 
     fn is_in_place(&mut self) -> io::Result<bool> {
-        if Self::at(&self.path.join("."))?.is_none() {
+        let Some(there) = Self::at(&self.path.join("."))? else {
             return Err(io::Error::new(io::ErrorKind::NotFound, "it was removed, or moved away"));
-        }
-        let anew = !Self::leads_to(&self.path.join("."), &self.names)?;
+        };
+        let anew = there != Self::number(&self.names)?;
         if anew || !Self::leads_to(&self.path.join(LOCK), &self.lock)? {
             // Another server may have it by now.
             let names = if anew { Some(File::open(&self.path)?) } else { None };
