@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt as _, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -259,8 +259,8 @@ impl Walk<'_> {
                     let identity = Identity { ino, generation, change };
                     match self.vouched(&identity) {
                         Some(known) => {
-                            let finding = unread(&path, decision, identity, known, size);
-                            tell(Told::Finding(finding))?;
+                            let path = path.into_os_string().into_vec();
+                            tell(Told::Finding(Finding::unread(path, decision, identity, known, size)))?;
                             progress.step(1, |files| super::progress_of(files, 0));
                         }
                         None => match std::fs::symlink_metadata(&path) {

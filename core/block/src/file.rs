@@ -185,9 +185,11 @@ impl Device for FileDevice {
         if self.mode == OpenMode::ReadOnly {
             return Ok(());
         }
+        // Before the lock: whoever waited for it while another flush covered all of his writes needs none, whatever others have written since.
+        let mine = self.written.load(Ordering::Acquire);
         let mut flushed = self.flushed.lock();
-        let written = self.written.load(Ordering::Acquire);
-        if *flushed < written {
+        if *flushed < mine {
+            let written = self.written.load(Ordering::Acquire);
             // Somebody cut the image under us: what lay there is gone, whatever was written since.
             let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", 0, 0, e))?;
             let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();

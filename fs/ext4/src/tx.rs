@@ -3,6 +3,7 @@
 use ivers_block::Buffer;
 use ivers_journal::{Journal, JournalError};
 use ivers_vfs::{Error, Result};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -62,6 +63,8 @@ impl LastChange {
 pub(crate) struct Tx {
     journal: Journal,
     changes: Arc<Changes>,
+    /// Held by the one of those who fsync that commits. The others come after it, and find that it was done for them. Before the journal's locks.
+    turn: Mutex<()>,
 }
 
 /// One transaction. Dropping it ends it; what was changed commits with the journal's next commit.
@@ -86,7 +89,7 @@ impl Drop for Handle {
 
 impl Tx {
     pub(crate) fn new(journal: Journal) -> Self {
-        Self { journal, changes: Arc::default() }
+        Self { journal, changes: Arc::default(), turn: Mutex::new(()) }
     }
 
     pub(crate) fn begin(&self, credits: u32) -> Result<Handle> {
@@ -105,10 +108,12 @@ impl Tx {
     /// Make the changes of an inode durable, or all if `inode` is none: nothing is written or flushed if they are.
     pub(crate) fn commit_changes(&self, inode: Option<&LastChange>) -> Result<()> {
         let newest = inode.map_or(&self.changes.newest, |inode| &inode.0.number).load(Ordering::SeqCst);
-        if newest <= self.changes.durable.load(Ordering::SeqCst) && !self.is_aborted() {
+        let is_durable = || newest <= self.changes.durable.load(Ordering::SeqCst) && !self.is_aborted();
+        if is_durable() {
             return Ok(());
         }
-        self.commit()
+        let _turn = self.turn.lock();
+        if is_durable() { Ok(()) } else { self.commit() }
     }
 
     /// Make durable what transactions changed of an inode, or of the names in it, but not its data: that costs no flush beside those of the commit, and nothing if

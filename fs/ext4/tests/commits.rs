@@ -108,34 +108,47 @@ impl Device for Slow {
     }
 }
 
-/// Flushes for each of the creations that so many callers make and commit at once.
-fn flushes_a_creation(callers: u64) -> f64 {
+/// Flushes for each of the calls that so many callers make at once: `call` is told the caller and which of its calls it is.
+fn flushes_a_call(callers: u64, call: impl Fn(&Vfs, &InodeRef, u64, u64) -> Result<()> + Sync) -> f64 {
     const EACH: u64 = 25;
     let device = Arc::new(Slow { inner: formatted(), flushes: AtomicU64::new(0) });
     let vfs = mount(device.clone());
     let root = vfs.root().unwrap();
+    let (file, _) = vfs.create(&Cred::root(), &root, b"file", &CreateSpec::file(0o600), false).unwrap();
+    vfs.sync().unwrap();
     let before = device.flushes.load(SeqCst);
     thread::scope(|scope| {
         for caller in 0..callers {
-            let (vfs, root) = (&vfs, &root);
-            scope.spawn(move || {
-                for nth in 0..EACH {
-                    let (name, spec) = (format!("{caller}.{nth}"), CreateSpec::file(0o600));
-                    let (file, _) = vfs.create(&Cred::root(), root, name.as_bytes(), &spec, false).unwrap();
-                    vfs.commit(&[root, &file]).unwrap();
-                }
-            });
+            let (vfs, file, call) = (&vfs, &file, &call);
+            scope.spawn(move || (0..EACH).try_for_each(|nth| call(vfs, file, caller, nth)).unwrap());
         }
     });
     let count = (device.flushes.load(SeqCst) - before) as f64;
     count / (callers * EACH) as f64
 }
 
+fn creates_and_commits(vfs: &Vfs, _: &InodeRef, caller: u64, nth: u64) -> Result<()> {
+    let (root, name) = (vfs.root()?, format!("{caller}.{nth}"));
+    let (file, _) = vfs.create(&Cred::root(), &root, name.as_bytes(), &CreateSpec::file(0o600), false)?;
+    vfs.commit(&[&root, &file])
+}
+
+fn writes_and_fsyncs(vfs: &Vfs, file: &InodeRef, caller: u64, nth: u64) -> Result<()> {
+    let at = (caller * 100 + nth) * 4096;
+    vfs.write(&Cred::root(), file, at, &[7; 4096], WriteFlags::empty())?;
+    vfs.fsync(file, false)
+}
+
 #[test]
 fn callers_at_the_same_time_share_a_commit() {
-    let (alone, shared) = (flushes_a_creation(1), flushes_a_creation(8));
-    println!("flushes a creation: {alone:.2} alone, {shared:.2} of eight");
-    assert!(shared < alone * 0.6, "{alone} alone, {shared} of eight");
+    for (what, call) in [
+        ("creation", creates_and_commits as fn(&Vfs, &InodeRef, u64, u64) -> _),
+        ("fsync", writes_and_fsyncs),
+    ] {
+        let (alone, shared) = (flushes_a_call(1, call), flushes_a_call(8, call));
+        println!("flushes a {what}: {alone:.2} alone, {shared:.2} of eight");
+        assert!(shared < alone * 0.6, "{what}: {alone} alone, {shared} of eight");
+    }
 }
 
 /// Commits come at any moment here; the crash explorer's come between calls.
