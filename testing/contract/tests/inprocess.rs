@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use ivers_contract::{Promise, Subject, Tallies, Together, observe};
+use ivers_contract::{InProcess, Promise, Subject, Tallies, Together, observe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -114,6 +114,14 @@ fn was_crowded(together: &Together) {
     assert!(together.figures.overlapping > 50, "{together:?}");
 }
 
+/// Formats that keep no number from mount to mount are mounted one way a run.
+#[track_caller]
+fn hold_each_way(make: impl Fn(How) -> Box<InProcess>) {
+    for (nth, how) in [SLOW, SLOW_EAGER, SLOW_TIGHT].into_iter().enumerate() {
+        was_crowded(&hold_together(&mut || make(how), seed() + nth as u64, phases(100)));
+    }
+}
+
 #[test]
 fn several_actors_find_mem_right() {
     for (nth, how) in [SLOW, SLOW_EAGER, SLOW_LAZYTIME, SLOW_TIGHT].into_iter().enumerate() {
@@ -144,11 +152,7 @@ fn several_actors_find_ext4_right() {
 fn several_actors_find_ofs_and_ffs_right() {
     for (low, name) in AMIGAS {
         let base = Arc::new(amiga(low));
-        for (nth, how) in [SLOW, SLOW_EAGER, SLOW_TIGHT].into_iter().enumerate() {
-            let together =
-                hold_together(&mut || affs(name, &base, how, true), seed() + nth as u64, phases(100));
-            was_crowded(&together);
-        }
+        hold_each_way(|how| affs(name, &base, how, true));
     }
 }
 
@@ -159,11 +163,7 @@ fn several_actors_find_fat_right() {
     }
     for (name, args) in FATS {
         let base = Arc::new(vfat(args));
-        for (nth, how) in [SLOW, SLOW_EAGER, SLOW_TIGHT].into_iter().enumerate() {
-            let together =
-                hold_together(&mut || fat(name, &base, how, true), seed() + nth as u64, phases(100));
-            was_crowded(&together);
-        }
+        hold_each_way(|how| fat(name, &base, how, true));
     }
 }
 
