@@ -48,7 +48,8 @@ fn run(args: &args::Mount, options: Options, channel: &Channel) -> Result<()> {
         .next()
         .map(|fd| FileDevice::adopt(File::from(fd), args.image.clone(), how.open_mode()));
     let image = image.transpose()?;
-    let sandbox = how.sandbox.then(ivers_sandbox::enter);
+    let needs = ivers_sandbox::Needs { give_way: fuse.company, ..Default::default() };
+    let sandbox = how.sandbox.then(|| ivers_sandbox::enter_with(&needs));
     if let Some(sandbox) = sandbox.as_ref().filter(|sandbox| !sandbox.is_whole()) {
         log::warn!("{}: the sandbox is not whole: {sandbox}", args.dir.display());
     }

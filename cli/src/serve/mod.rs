@@ -295,7 +295,7 @@ fn lock_in(plan: &Plan) -> Option<String> {
     if !plan.sandbox {
         return None;
     }
-    let needs = ivers_sandbox::Needs { accept: true, files_in: Some(&plan.state) };
+    let needs = ivers_sandbox::Needs { accept: true, files_in: Some(&plan.state), ..Default::default() };
     let sandbox = ivers_sandbox::enter_with(&needs);
     if !sandbox.is_whole() {
         log::warn!("the sandbox is not whole: {sandbox}");

@@ -39,8 +39,12 @@ struct Inner {
 pub(crate) struct Flusher(Arc<Inner>);
 
 impl Flusher {
-    pub(crate) fn new(nodes: Arc<Nodes>, outside: Outside) -> Self {
-        Self(Arc::new(Inner { nodes, outside, queue: Mutex::default(), wake: Condvar::new() }))
+    /// Starts one thread; more are started by those there are. Never by a serving thread: it may be bound to a
+    /// processor ([`company`](crate::company)), and what it starts would be so for ever.
+    pub(crate) fn start(nodes: Arc<Nodes>, outside: Outside) -> std::io::Result<Self> {
+        let inner = Arc::new(Inner { nodes, outside, queue: Mutex::default(), wake: Condvar::new() });
+        inner.start_thread(&mut inner.queue.lock())?;
+        Ok(Self(inner))
     }
 
     /// Those who act for us.
@@ -76,23 +80,6 @@ impl Flusher {
             return (job.then)(false);
         }
         queue.jobs.push_back(job);
-        let slot = queue.threads.len();
-        if queue.idle < queue.jobs.len() && slot < self.0.outside.flush_count() {
-            let inner = self.0.clone();
-            match std::thread::Builder::new().name("ivers-flush".into()).spawn(move || inner.work(slot)) {
-                Ok(thread) => queue.threads.push(thread),
-                Err(error) if queue.threads.is_empty() => {
-                    log::warn!("no thread to flush files with: {error}");
-                    let job = queue.jobs.pop_back();
-                    drop(queue);
-                    if let Some(job) = job {
-                        (job.then)(false);
-                    }
-                    return;
-                }
-                Err(_) => {}
-            }
-        }
         drop(queue);
         self.0.wake.notify_one();
     }
@@ -115,10 +102,25 @@ impl Flusher {
 }
 
 impl Inner {
-    fn work(&self, slot: usize) {
+    fn start_thread(self: &Arc<Self>, queue: &mut Queue) -> std::io::Result<()> {
+        let (inner, slot) = (self.clone(), queue.threads.len());
+        let thread = std::thread::Builder::new().name("ivers-flush".into());
+        queue.threads.push(thread.spawn(move || inner.work(slot))?);
+        Ok(())
+    }
+
+    fn work(self: &Arc<Self>, slot: usize) {
         let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
+                // Somebody has to be there for the next one while this one waits.
+                if queue.idle == 0
+                    && !queue.closed
+                    && queue.threads.len() < self.outside.flush_count()
+                    && let Err(error) = self.start_thread(&mut queue)
+                {
+                    log::debug!("one thread less to flush files with: {error}");
+                }
                 drop(queue);
                 let flushed = self.flush(slot, &job);
                 (job.then)(flushed);

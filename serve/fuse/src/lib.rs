@@ -39,7 +39,9 @@
 
 #![forbid(unsafe_code)]
 
+mod attendant;
 mod children;
+mod company;
 mod convert;
 mod cookie;
 mod errno;

@@ -28,6 +28,9 @@ pub struct FuseOptions {
     /// For how long a thread looks out for the next request before it sleeps, in microseconds, at most 1000; 0: it does not. `None`: 100, where there
     /// is more than one processor.
     pub linger: Option<u16>,
+    /// Whether a serving thread may keep a program company on its processor. It never does where the process that mounts may not
+    /// bring a thread back from `SCHED_IDLE`.
+    pub company: bool,
     /// The user who mounts acts as root inside the image. Turns `default_permissions` off.
     pub fakeroot: bool,
     /// What `mount` shows as the source.
@@ -55,6 +58,7 @@ impl Default for FuseOptions {
             writeback_cache: true,
             threads: 0,
             linger: None,
+            company: true,
             fakeroot: false,
             fsname: "ivers".into(),
             subtype: "ivers".into(),
@@ -107,6 +111,8 @@ impl FuseOptions {
             ("no_default_permissions", None) => self.default_permissions = false,
             ("writeback_cache", None) => self.writeback_cache = true,
             ("no_writeback_cache", None) => self.writeback_cache = false,
+            ("company", None) => self.company = true,
+            ("no_company", None) => self.company = false,
             ("fakeroot", None) => self.fakeroot = true,
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
@@ -148,12 +154,25 @@ mod tests {
     #[test]
     fn options_parse_or_are_left_to_others() {
         let mut options = FuseOptions::default();
-        for ours in
-            ["allow_other", "ro", "fsname=a,b", "threads=3", "linger=0", "no_writeback_cache", "noexec"]
-        {
+        for ours in [
+            "allow_other",
+            "ro",
+            "fsname=a,b",
+            "threads=3",
+            "linger=0",
+            "no_company",
+            "no_writeback_cache",
+            "noexec",
+        ] {
             assert_eq!(options.set(ours), Ok(true), "{ours}");
         }
-        assert!(options.allow_other && options.read_only && !options.writeback_cache && !options.exec);
+        assert!(
+            !options.company
+                && options.allow_other
+                && options.read_only
+                && !options.writeback_cache
+                && !options.exec
+        );
         assert_eq!((options.fsname.as_str(), options.threads, options.linger), ("a,b", 3, Some(0)));
         for others in ["iversion=lazy", "cache=1G", "lazytime", "ro=1"] {
             assert_eq!(options.set(others), Ok(false), "{others}");

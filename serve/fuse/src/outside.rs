@@ -1,6 +1,6 @@
 //! What a session needs done by somebody who may open files, and the sockets over which it asks.
 //!
-//! The process that parses an image may be locked in: it cannot open the mounted files to sync them, nor look into /proc. So those two things
+//! The process that parses an image may be locked in: it cannot open the mounted files to sync them, nor look into /proc. So those things
 //! are always done at the other end of a socket, by threads that [`attach`](crate::attach) started, in the same process or in another one.
 //!
 //! Each socket carries one question at a time. Whoever answers trusts nothing that he is asked: he opens only regular files
@@ -21,13 +21,14 @@ pub(crate) const FLUSHES_MAX: usize = 8;
 #[derive(Debug)]
 pub struct Connection {
     pub(crate) device: OwnedFd,
+    pub(crate) attendant: OwnedFd,
     pub(crate) outside: Outside,
 }
 
 impl Connection {
     /// Apart, to be sent to another process: the descriptors, and numbers of threads.
     pub fn into_parts(self) -> (Vec<OwnedFd>, Vec<u32>) {
-        let mut fds = vec![self.device, self.outside.groups.into_inner()];
+        let mut fds = vec![self.device, self.attendant, self.outside.groups.into_inner()];
         fds.extend(self.outside.flushes.into_iter().map(Mutex::into_inner));
         (fds, self.outside.thread_ids)
     }
@@ -35,10 +36,10 @@ impl Connection {
     /// Together again. `None`: something is missing.
     pub fn from_parts(fds: Vec<OwnedFd>, thread_ids: Vec<u32>) -> Option<Self> {
         let mut fds = fds.into_iter();
-        let (device, groups) = (fds.next()?, Mutex::new(fds.next()?));
+        let (device, attendant, groups) = (fds.next()?, fds.next()?, Mutex::new(fds.next()?));
         let flushes: Vec<_> = fds.map(Mutex::new).collect();
         let outside = Outside { groups, flushes, thread_ids };
-        (!outside.flushes.is_empty()).then_some(Self { device, outside })
+        (!outside.flushes.is_empty()).then_some(Self { device, attendant, outside })
     }
 }
 
@@ -94,10 +95,10 @@ const QUESTION_MAX: usize = 1 + 8 + 4096;
 /// 8192 groups; a process in more of them counts as in the first ones.
 const ANSWER_MAX: usize = 1 + 8192 * 4;
 /// What every answer begins with: done or not.
-const NO: u8 = 0;
-const YES: u8 = 1;
+pub(crate) const NO: u8 = 0;
+pub(crate) const YES: u8 = 1;
 
-fn ask(socket: &OwnedFd, question: &[u8], answer_max: usize) -> Option<Vec<u8>> {
+pub(crate) fn ask(socket: &OwnedFd, question: &[u8], answer_max: usize) -> Option<Vec<u8>> {
     // A dead peer is an error, not a signal.
     rustix::io::retry_on_intr(|| rustix::net::send(socket, question, SendFlags::NOSIGNAL)).ok()?;
     receive(socket, answer_max)
@@ -140,7 +141,7 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<O
     Ok(outside)
 }
 
-fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 

@@ -1,5 +1,6 @@
 //! What the requests have in common: nodes, identities, attributes, and the queries that may have to wait for a flush.
 
+use crate::company::{Company, Then};
 use crate::convert::file_attr;
 use crate::errno::errno;
 use crate::flusher::Flusher;
@@ -69,6 +70,7 @@ pub(crate) struct Serving {
     pub(crate) flusher: Flusher,
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
+    pub(crate) company: Arc<Company>,
     linger: Linger,
     rhythm: Rhythm,
     /// Where requests come from. Until it is known nobody lingers.
@@ -89,6 +91,7 @@ impl Serving {
         vfs: Arc<Vfs>,
         nodes: Arc<Nodes>,
         flusher: Flusher,
+        company: Arc<Company>,
         options: FuseOptions,
         server: Server,
     ) -> Self {
@@ -107,6 +110,7 @@ impl Serving {
             mounter: rustix::process::geteuid().as_raw(),
             block_size,
             ttl: if asks_each_time { Duration::ZERO } else { FOREVER },
+            company,
             linger: Linger::new(options.longest_linger()),
             rhythm: Rhythm::default(),
             device: OnceLock::new(),
@@ -116,9 +120,13 @@ impl Serving {
         }
     }
 
-    /// Look out for the next request, or return at once if that has been in vain of late.
-    pub(crate) fn linger(&self) {
-        if let Some(device) = self.device.get() {
+    /// Send an answer to `caller`, and look out for the next request, unless that has been in vain of late.
+    pub(crate) fn answer(&self, caller: u32, send: impl FnOnce()) {
+        let device = self.device.get();
+        if self.company.answer(caller, device, send) == Then::GoOn {
+            return;
+        }
+        if let Some(device) = device {
             self.linger.until_readable(device, &self.rhythm);
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! Two halves, which may be two processes: [`Attached`] is what can unmount, [`Serving`](Served) is what parses and answers.
 
+use crate::attendant;
+use crate::company::Company;
 use crate::flusher::Flusher;
 use crate::mounting::{self, MountError, detach, device_of};
 use crate::mounts;
@@ -58,7 +60,8 @@ pub fn attach(dir: &Path, options: &FuseOptions) -> Result<(Attached, Connection
     let device = mounting::attach(&dir, options)?;
     let attached = Attached { device: device_of(&dir), dir, left: AtomicBool::new(false) };
     let outside = outside::start(&attached.dir, attached.device).map_err(MountError::Session)?;
-    Ok((attached, Connection { device, outside }))
+    let attendant = attendant::start().map_err(MountError::Session)?;
+    Ok((attached, Connection { device, attendant, outside }))
 }
 
 impl Attached {
@@ -114,10 +117,11 @@ pub fn serve(
 ) -> Result<Served, MountError> {
     options.read_only |= vfs.is_read_only();
     let nodes = Arc::new(Nodes::new(vfs.root()?));
-    let flusher = Flusher::new(nodes.clone(), connection.outside);
+    let flusher = Flusher::start(nodes.clone(), connection.outside).map_err(MountError::Session)?;
+    let company = Company::new(connection.attendant, options.company);
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.thread_count());
-    let serving = Arc::new(Serving::new(vfs, nodes, flusher, options, server));
+    let serving = Arc::new(Serving::new(vfs, nodes, flusher, company, options, server));
     // The kernel has decided already who may use the mount. fuser's own filter would also refuse what the kernel does on
     // its own behalf, as handing over the times it keeps.
     let session = fuser::Session::from_fd(Ops(serving.clone()), connection.device, SessionACL::All, config)

@@ -229,6 +229,14 @@ fn socket_options() -> Result<Vec<SeccompRule>, BackendError> {
     SOCKET_OPTIONS.iter().map(one).collect()
 }
 
+/// The classes of the calling thread, which zero stands for, without those of real time.
+fn classes() -> Result<Vec<SeccompRule>, BackendError> {
+    let one = |&class: &i32| {
+        rule(vec![argument(0, Len::Dword, Op::Eq, 0)?, argument(1, Len::Dword, Op::Eq, class as u64)?])
+    };
+    [libc::SCHED_OTHER, libc::SCHED_IDLE].iter().map(one).collect()
+}
+
 /// What is allowed whatever its arguments are.
 fn allowed_whole(needs: &Needs<'_>) -> Vec<c_long> {
     let more = [
@@ -248,6 +256,9 @@ fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
     let deadly = filter(deadly.map(whole).collect(), SeccompAction::Allow, SeccompAction::KillProcess)?;
     let mut allowed: BTreeMap<_, _> = allowed.into_iter().map(whole).collect();
     allowed.extend(allowed_in_part()?);
+    if needs.give_way {
+        allowed.insert(libc::SYS_sched_setscheduler, classes()?);
+    }
     if needs.accept {
         allowed.insert(libc::SYS_setsockopt, socket_options()?);
     }
@@ -276,7 +287,7 @@ mod tests {
     #[test]
     fn no_call_is_on_both_lists() {
         let in_part: Vec<c_long> = allowed_in_part().unwrap().into_iter().map(|(call, _)| call).collect();
-        let serving = Needs { accept: true, files_in: Some("/".as_ref()) };
+        let serving = Needs { accept: true, give_way: true, files_in: Some("/".as_ref()) };
         for needs in [Needs::default(), serving] {
             let allowed = allowed_whole(&needs);
             let both: Vec<_> = allowed.iter().chain(&in_part).filter(|call| DEADLY.contains(call)).collect();

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | files, TCP ports, signals to others | Landlock, with nothing allowed: also where a descriptor of a directory was left open by accident |
 //! | system calls | two seccomp filters: see [`Guard`] and the two lists in `calls` |
-//! | capabilities | all dropped (for a process of root) |
+//! | capabilities | all dropped (for a process of root), but for [`Needs::give_way`] |
 //!
 //! A server needs a little more ([`enter_with`], [`Needs`]): it takes connections, and keeps a log in a directory of its own. The calls by which files are
 //! opened and renamed are let through then, and Landlock alone says where. It still connects to nobody; since strangers may ask it to, trying is refused, not deadly.
@@ -28,6 +28,7 @@
 mod calls;
 mod files;
 
+use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::fmt;
 use std::path::Path;
 
@@ -74,6 +75,9 @@ impl fmt::Display for Sandbox {
 pub struct Needs<'a> {
     /// Take connections of sockets that listen already, and wait for many at once.
     pub accept: bool,
+    /// Move the calling thread to `SCHED_IDLE` and back, for which `CAP_SYS_NICE` is kept if it is there. Every other call that takes
+    /// this right is refused; without seccomp the right is not kept.
+    pub give_way: bool,
     /// Make, read, write, replace and remove files in this directory.
     pub files_in: Option<&'a Path>,
 }
@@ -87,12 +91,20 @@ pub fn enter() -> Sandbox {
 pub fn enter_with(needs: &Needs<'_>) -> Sandbox {
     let files = files::restrict(needs.files_in);
     // Before the filter, which does not let capset through. Without capabilities to begin with this changes nothing.
-    let none = rustix::thread::CapabilitySet::empty();
-    let dropped = rustix::thread::set_capabilities(
-        None,
-        rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none },
-    );
-    let calls = match (calls::restrict(needs), dropped) {
+    let none = CapabilitySet::empty();
+    let keep = |kept| {
+        let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: none };
+        rustix::thread::set_capabilities(None, sets)
+    };
+    let held = rustix::thread::capabilities(None).map_or(none, |sets| sets.permitted);
+    let kept = if needs.give_way { held & CapabilitySet::SYS_NICE } else { none };
+    let mut dropped = keep(kept);
+    let calls = calls::restrict(needs);
+    if calls != Guard::On && !kept.is_empty() {
+        // Nothing would say what the right may be used for.
+        dropped = keep(none);
+    }
+    let calls = match (calls, dropped) {
         (Guard::On, Err(_)) => Guard::Partly,
         (calls, _) => calls,
     };

@@ -2,8 +2,9 @@
 //!
 //! Without a harness: the program calls itself with the name of one attempt.
 
+use ivers_sched::Class;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -32,6 +33,8 @@ struct Before {
     /// May be written to by those who serve.
     dir: PathBuf,
     parent: nix::unistd::Pid,
+    /// From `SCHED_IDLE`.
+    comes_back: bool,
 }
 
 type Attempt = fn(Before) -> std::io::Result<()>;
@@ -150,10 +153,27 @@ const SERVING: &[(&str, End, Attempt)] = &[
     ("a server becomes a program", End::Deadly, |_| Err(Command::new("/bin/true").exec())),
 ];
 
+/// Of a mount whose threads give way.
+const GIVING_WAY: &[(&str, End, Attempt)] = &[
+    ("gives way, and comes back if it could before", End::Works, |before| {
+        ivers_sched::set_own_class(Class::Idle)?;
+        match ivers_sched::set_own_class(Class::Normal) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && !before.comes_back => Ok(()),
+            done => done,
+        }
+    }),
+    ("makes another thread give way", End::Refused, |before| {
+        ivers_sched::set_class(before.parent.as_raw().unsigned_abs(), Class::Idle)
+    }),
+    ("makes itself nicer", End::Refused, |_| Ok(rustix::process::setpriority_process(None, -5)?)),
+];
+
 fn attempt(name: &str) {
     let named = |(known, ..): &&(&str, End, Attempt)| *known == name;
     let serving = SERVING.iter().find(named);
-    let (_, _, attempt) = serving.or_else(|| ATTEMPTS.iter().find(named)).expect("a known attempt");
+    let giving_way = GIVING_WAY.iter().find(named);
+    let (_, _, attempt) =
+        serving.or(giving_way).or_else(|| ATTEMPTS.iter().find(named)).expect("a known attempt");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let before = Before {
@@ -162,13 +182,13 @@ fn attempt(name: &str) {
         listener: (listener, peer),
         dir: std::env::var_os("IVERS_SANDBOX_DIR").expect("a directory").into(),
         parent: nix::unistd::getppid(),
+        comes_back: ivers_sched::may_come_back(),
     };
-    let sandbox = match serving {
-        Some(_) => {
-            ivers_sandbox::enter_with(&ivers_sandbox::Needs { accept: true, files_in: Some(&before.dir) })
-        }
-        None => ivers_sandbox::enter(),
-    };
+    let sandbox = ivers_sandbox::enter_with(&ivers_sandbox::Needs {
+        accept: serving.is_some(),
+        files_in: serving.map(|_| before.dir.as_path()),
+        give_way: giving_way.is_some(),
+    });
     if !sandbox.is_whole() {
         println!("incomplete: {sandbox}");
         return;
@@ -184,7 +204,7 @@ fn main() {
         return attempt(&name);
     }
     let dir = tempfile::tempdir().unwrap();
-    for (name, end, _) in ATTEMPTS.iter().chain(SERVING) {
+    for (name, end, _) in ATTEMPTS.iter().chain(SERVING).chain(GIVING_WAY) {
         let output = Command::new(std::env::current_exe().unwrap())
             .env("IVERS_SANDBOX_ATTEMPT", name)
             .env("IVERS_SANDBOX_DIR", dir.path())

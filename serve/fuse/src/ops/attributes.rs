@@ -125,7 +125,7 @@ impl Ops {
             Asked::Children(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
             Asked::Children(cursor) => {
                 let value = children::value(s, request, ino, cursor, size as usize);
-                self.answer(reply, value, |reply, value| reply.data(&value));
+                self.answer(request, reply, value, |reply, value| reply.data(&value));
             }
             Asked::Stored => {
                 reply::value(s.vfs.stored_version(&node.inode).to_string().as_bytes(), size, reply)

@@ -2,6 +2,7 @@
 
 use super::Ops;
 use super::reply::Reply;
+use crate::company::LARGE;
 use crate::errno::errno;
 use crate::outside::Flush;
 use crate::serving::{Handle, O_ACCMODE, O_APPEND, O_DIRECT, O_DSYNC, O_RDONLY, O_TRUNC, OrErrno, Serving};
@@ -50,18 +51,28 @@ impl Ops {
         Ok(handle)
     }
 
-    pub(super) fn read_file(&self, ino: INodeNo, offset: u64, size: u32, reply: ReplyData) {
+    pub(super) fn read_file(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: u64,
+        size: u32,
+        reply: ReplyData,
+    ) {
         let node = match self.0.node(ino) {
             Ok(node) => node,
             Err(error) => return reply.error(error),
         };
         READ_BUFFER.with_borrow_mut(|buffer| {
             let size = size as usize;
+            if size >= LARGE {
+                self.0.company.large();
+            }
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
             let read = self.0.vfs.read(&node.inode, offset, &mut buffer[..size]).or_errno();
-            self.answer(reply, read, |reply, read| reply.data(&buffer[..read]));
+            self.answer(request, reply, read, |reply, read| reply.data(&buffer[..read]));
         });
     }
 
@@ -93,6 +104,9 @@ impl Ops {
         from_cache: bool,
     ) -> Reply<u32> {
         let s = &*self.0;
+        if data.len() >= LARGE {
+            s.company.large();
+        }
         // From the page cache: whose identity this is is a guess too.
         let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;

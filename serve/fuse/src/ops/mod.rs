@@ -24,8 +24,10 @@ use std::time::SystemTime;
 pub(crate) struct Ops(pub(crate) Arc<Serving>);
 
 impl Ops {
-    fn entry(&self, reply: ReplyEntry, found: Reply<Found>) {
-        self.answer(reply, found, |reply, (attr, generation)| reply.entry(&self.0.ttl, &attr, generation));
+    fn entry(&self, request: &Request, reply: ReplyEntry, found: Reply<Found>) {
+        self.answer(request, reply, found, |reply, (attr, generation)| {
+            reply.entry(&self.0.ttl, &attr, generation)
+        });
     }
 }
 
@@ -41,21 +43,20 @@ impl Filesystem for Ops {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.entry(reply, self.find(request, parent, name));
+        self.entry(request, reply, self.find(request, parent, name));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
         self.0.nodes.forget(ino.0, nlookup);
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let node = self.0.node(ino).and_then(|node| match self.0.failed_write(&node, fh) {
             Some(error) => Err(error),
             None => Ok(node),
         });
-        self.answer(reply, node, |reply, node| {
-            reply.attr(&self.0.attr_ttl(&node), &self.0.shown_attr(&node))
-        });
+        let shown = node.map(|node| (self.0.attr_ttl(&node), self.0.shown_attr(&node)));
+        self.answer(request, reply, shown, |reply, (ttl, attr)| reply.attr(&ttl, &attr));
     }
 
     fn setattr(
@@ -86,12 +87,14 @@ impl Filesystem for Ops {
             ctime: ctime.map(timestamp),
             ..SetAttr::default()
         };
-        self.answer(reply, self.set(request, ino, set), |reply, attr| reply.attr(&self.0.ttl, &attr));
+        self.answer(request, reply, self.set(request, ino, set), |reply, attr| {
+            reply.attr(&self.0.ttl, &attr)
+        });
     }
 
-    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let target = self.0.node(ino).and_then(|node| self.0.vfs.read_link(&node.inode).or_errno());
-        self.answer(reply, target, |reply, target| reply.data(&target));
+        self.answer(request, reply, target, |reply, target| reply.data(&target));
     }
 
     fn mknod(
@@ -104,7 +107,7 @@ impl Filesystem for Ops {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.entry(reply, self.make_node(request, (parent, name), mode, umask, rdev));
+        self.entry(request, reply, self.make_node(request, (parent, name), mode, umask, rdev));
     }
 
     fn mkdir(
@@ -117,15 +120,15 @@ impl Filesystem for Ops {
         reply: ReplyEntry,
     ) {
         let spec = spec(ivers_vfs::FileType::Directory, mode, umask);
-        self.entry(reply, self.make(request, parent, name, &spec));
+        self.entry(request, reply, self.make(request, parent, name, &spec));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.empty(reply, self.remove(request, parent, name));
+        self.empty(request, reply, self.remove(request, parent, name));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.empty(reply, self.remove_dir(request, parent, name));
+        self.empty(request, reply, self.remove_dir(request, parent, name));
     }
 
     fn symlink(
@@ -140,7 +143,7 @@ impl Filesystem for Ops {
             target: target.as_os_str().as_bytes().into(),
             ..spec(ivers_vfs::FileType::Symlink, 0o777, 0)
         };
-        self.entry(reply, self.make(request, parent, link_name, &spec));
+        self.entry(request, reply, self.make(request, parent, link_name, &spec));
     }
 
     fn rename(
@@ -153,22 +156,22 @@ impl Filesystem for Ops {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.empty(reply, self.move_name(request, (parent, name), (newparent, newname), flags));
+        self.empty(request, reply, self.move_name(request, (parent, name), (newparent, newname), flags));
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        self.entry(reply, self.make_link(request, ino, newparent, newname));
+        self.entry(request, reply, self.make_link(request, ino, newparent, newname));
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.answer(reply, self.open_file(request, ino, flags.0), |reply, handle| {
+        self.answer(request, reply, self.open_file(request, ino, flags.0), |reply, handle| {
             reply.opened(handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -177,7 +180,7 @@ impl Filesystem for Ops {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.read_file(ino, offset, size, reply);
+        self.read_file(request, ino, offset, size, reply);
     }
 
     fn write(
@@ -195,25 +198,25 @@ impl Filesystem for Ops {
         let how = self.write_how(Handle::unpack(fh), write_flags, flags.0);
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let written = self.write_file(request, ino, offset, data, how, from_cache);
-        self.answer(reply, written, |reply, written| reply.written(written));
+        self.answer(request, reply, written, |reply, written| reply.written(written));
     }
 
     /// Nothing is ours to do when a descriptor closes: the kernel has written its pages back before it asks, and keeps
     /// locks itself. ENOSYS tells it to save the round trip from now on.
     fn flush(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         _fh: FileHandle,
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        self.empty(reply, Err(Errno::ENOSYS));
+        self.empty(request, reply, Err(Errno::ENOSYS));
     }
 
     fn release(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
@@ -222,50 +225,50 @@ impl Filesystem for Ops {
         reply: ReplyEmpty,
     ) {
         self.release_file(ino, Handle::unpack(fh));
-        self.empty(reply, Ok(()));
+        self.empty(request, reply, Ok(()));
     }
 
-    fn fsync(&self, _request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let done = if Handle::unpack(fh).ours { Ok(()) } else { self.sync(ino, datasync) };
-        self.empty(reply, done);
+        self.empty(request, reply, done);
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.answer(reply, self.open_dir(request, ino), |reply, ()| {
+        self.answer(request, reply, self.open_dir(request, ino), |reply, ()| {
             reply.opened(FileHandle(0), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
 
     fn readdir(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
         let listed = self.list(ino, offset, &mut reply);
-        self.answer(reply, listed, |reply, ()| reply.ok());
+        self.answer(request, reply, listed, |reply, ()| reply.ok());
     }
 
     fn readdirplus(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
         let listed = self.list_with_attributes(ino, offset, &mut reply);
-        self.answer(reply, listed, |reply, ()| reply.ok());
+        self.answer(request, reply, listed, |reply, ()| reply.ok());
     }
 
-    fn fsyncdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.empty(reply, self.sync(ino, datasync));
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.empty(request, reply, self.sync(ino, datasync));
     }
 
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.answer(reply, self.0.vfs.stat_fs().or_errno(), |reply, f| {
+    fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.answer(request, reply, self.0.vfs.stat_fs().or_errno(), |reply, f| {
             reply.statfs(
                 f.blocks,
                 f.blocks_free,
@@ -289,7 +292,7 @@ impl Filesystem for Ops {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.empty(reply, self.set_named(request, ino, name.as_bytes(), value, flags));
+        self.empty(request, reply, self.set_named(request, ino, name.as_bytes(), value, flags));
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -297,24 +300,26 @@ impl Filesystem for Ops {
         if let Some(asked) = cookie::asked(name) {
             return self.cookie_attribute(request, ino, asked, size, reply);
         }
-        self.answer(reply, self.get_named(request, ino, name), |reply, value| {
+        self.answer(request, reply, self.get_named(request, ino, name), |reply, value| {
             reply::value(&value, size, reply)
         });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.answer(reply, self.list_named(request, ino), |reply, list| reply::value(&list, size, reply));
+        self.answer(request, reply, self.list_named(request, ino), |reply, list| {
+            reply::value(&list, size, reply)
+        });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.empty(reply, self.remove_named(request, ino, name.as_bytes()));
+        self.empty(request, reply, self.remove_named(request, ino, name.as_bytes()));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
         let s = &*self.0;
         let mask = mask.bits() as u32 & 7;
         let done = s.node(ino).and_then(|node| s.vfs.access(&s.cred(request), &node.inode, mask).or_errno());
-        self.empty(reply, done);
+        self.empty(request, reply, done);
     }
 
     fn create(
@@ -329,7 +334,7 @@ impl Filesystem for Ops {
     ) {
         let spec = spec(ivers_vfs::FileType::Regular, mode, umask);
         let created = self.create_file(request, parent, name, &spec, flags);
-        self.answer(reply, created, |reply, ((attr, generation), handle)| {
+        self.answer(request, reply, created, |reply, ((attr, generation), handle)| {
             reply.created(&self.0.ttl, &attr, generation, handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
         });
     }
@@ -391,7 +396,7 @@ impl Filesystem for Ops {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.empty(reply, self.allocate(request, ino, offset, length, mode));
+        self.empty(request, reply, self.allocate(request, ino, offset, length, mode));
     }
 
     fn lseek(
@@ -420,6 +425,6 @@ impl Filesystem for Ops {
         reply: ReplyWrite,
     ) {
         let copied = self.copy(request, (ino_in, offset_in), (ino_out, offset_out), len);
-        self.answer(reply, copied, |reply, copied| reply.written(copied));
+        self.answer(request, reply, copied, |reply, copied| reply.written(copied));
     }
 }

@@ -37,16 +37,21 @@ refuse!(
 
 impl Ops {
     /// Send the result of a request, as the last thing that is done about it.
-    pub(super) fn answer<T, R: Refuse>(&self, reply: R, result: Reply<T>, send: impl FnOnce(R, T)) {
-        match result {
+    pub(super) fn answer<T, R: Refuse>(
+        &self,
+        request: &Request,
+        reply: R,
+        result: Reply<T>,
+        send: impl FnOnce(R, T),
+    ) {
+        self.0.answer(request.pid(), || match result {
             Ok(value) => send(reply, value),
             Err(error) => reply.refuse(error),
-        }
-        self.0.linger();
+        });
     }
 
-    pub(super) fn empty(&self, reply: ReplyEmpty, result: Reply<()>) {
-        self.answer(reply, result, |reply, ()| reply.ok());
+    pub(super) fn empty(&self, request: &Request, reply: ReplyEmpty, result: Reply<()>) {
+        self.answer(request, reply, result, |reply, ()| reply.ok());
     }
 }
 

@@ -1,0 +1,314 @@
+//! One serving thread that keeps a program company on its processor.
+//!
+//! # Why
+//!
+//! A program that works with many files makes one small request after the other and waits for each answer. If it and the thread that serves
+//! it run on two processors, each of the two sleeps while the other works, and is woken from another processor
+//! twice a request. On a virtual machine that takes ten times as long as the request itself; on one processor the two take turns, and nobody is woken from afar.
+//!
+//! The kernel does not leave them there: an answer wakes the program, and a processor that is idle is preferred to the one on which
+//! the answer is just being written. So the thread that keeps company is moved to where the program is, and is in `SCHED_IDLE` while it
+//! answers: a processor that runs nothing else counts as idle, and the program stays.
+//!
+//! # When, and for how long
+//!
+//! Company begins when one thread has made [`FIRST`] requests in a row, without large ones: those are worth two processors. The other serving threads
+//! stand aside meanwhile, or one of them would take a request elsewhere.
+//!
+//! It ends with the first request of somebody else, and when a whole [`TICK`] was without an answer: because the request takes
+//! long and others should be served, because the program does something else, or because somebody who computes on that processor keeps the thread
+//! from running, which `SCHED_IDLE` would bear for a second. A watcher, in the usual class, sees to that. What did not last takes longer to begin again.
+//!
+//! Not everybody may come back from `SCHED_IDLE`: that is tried beforehand, here and by [the attendant](crate::attendant), and where it fails there is no company.
+//!
+//! # Locks
+//!
+//! `gate` before the socket. No lock of the [`Vfs`](ivers_vfs::Vfs) is held or taken in `SCHED_IDLE`: what an answer says is known before.
+
+use crate::attendant::{self, NOBODY, THERE, WAKE_UP};
+use crate::outside::{NO, YES, ask};
+use ivers_sched::{Class, may_come_back, set_own_class};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+/// So many requests in a row, at first.
+const FIRST: u32 = 32;
+/// Company that served fewer was not worth its beginning: it takes twice as many requests the next time.
+const WORTH_IT: u64 = 128;
+const MOST: u32 = 1 << 14;
+const TICK: Duration = Duration::from_millis(5);
+
+/// From this size on a request is large, in bytes.
+pub(crate) const LARGE: usize = 64 << 10;
+/// So many more large ones than small ones end it.
+const LARGE_ONES: u32 = 8;
+
+/// So many more answers after which the next request was not there than such after which it was: the program may have moved on.
+const ALONE: u32 = 3;
+/// It is not looked for again before so many more, and twice as many each time that it was still there.
+const PATIENCE: u64 = 8;
+const PATIENCE_MOST: u64 = 1 << 12;
+
+/// What came of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// Company is kept: there is nothing to wait for.
+    GoOn,
+    /// Look out for the next request as usual.
+    Usual,
+}
+
+pub(crate) struct Company {
+    attendant: Mutex<OwnedFd>,
+    /// It is wanted, and threads come back from `SCHED_IDLE`.
+    possible: AtomicBool,
+    /// The thread that is in `SCHED_IDLE`, or about to go there.
+    giving_way: AtomicU32,
+    /// Changes with `gate` held.
+    on: AtomicBool,
+    /// The serving thread that keeps company.
+    companion: AtomicU32,
+    /// Who made the last request.
+    caller: AtomicU32,
+    in_a_row: AtomicU32,
+    needed: AtomicU32,
+    large: AtomicU32,
+    /// Answers since it began.
+    answers: AtomicU64,
+    alone: AtomicU32,
+    looked_at: AtomicU64,
+    patience: AtomicU64,
+    /// How many there have been.
+    gate: Mutex<u64>,
+    over: Condvar,
+}
+
+impl Company {
+    pub(crate) fn new(attendant: OwnedFd, wanted: bool) -> Arc<Self> {
+        Arc::new(Self {
+            attendant: Mutex::new(attendant),
+            possible: AtomicBool::new(wanted && may_come_back()),
+            giving_way: AtomicU32::new(0),
+            on: AtomicBool::new(false),
+            companion: AtomicU32::new(0),
+            caller: AtomicU32::new(0),
+            in_a_row: AtomicU32::new(0),
+            needed: AtomicU32::new(FIRST),
+            large: AtomicU32::new(0),
+            answers: AtomicU64::new(0),
+            alone: AtomicU32::new(0),
+            looked_at: AtomicU64::new(0),
+            patience: AtomicU64::new(PATIENCE),
+            gate: Mutex::new(0),
+            over: Condvar::new(),
+        })
+    }
+
+    /// A request moves [`LARGE`] bytes or more.
+    pub(crate) fn large(&self) {
+        let large = self.large.load(Relaxed);
+        self.large.store((large + 2).min(2 * LARGE_ONES), Relaxed);
+    }
+
+    /// Answer `caller` by `send`; zero is the kernel on its own behalf. Returns when the thread may take another request.
+    pub(crate) fn answer(
+        self: &Arc<Self>,
+        caller: u32,
+        device: Option<&OwnedFd>,
+        send: impl FnOnce(),
+    ) -> Then {
+        if !self.possible.load(Relaxed) {
+            send();
+            return Then::Usual;
+        }
+        if self.on.load(Relaxed) && self.companion.load(Relaxed) == me() {
+            self.give_way(send);
+        } else {
+            send();
+        }
+        self.answered(caller, device)
+    }
+
+    fn give_way(&self, send: impl FnOnce()) {
+        // Said before it is looked at whether company is over: whoever ends it looks here afterwards.
+        self.giving_way.store(me(), SeqCst);
+        let gives_way = self.on.load(SeqCst) && set_own_class(Class::Idle).is_ok();
+        send();
+        if gives_way && let Err(error) = set_own_class(Class::Normal) {
+            log::warn!("a serving thread cannot come back from SCHED_IDLE, no other will go there: {error}");
+            self.possible.store(false, Relaxed);
+        }
+        let _ = self.giving_way.compare_exchange(me(), 0, SeqCst, Relaxed);
+    }
+
+    fn answered(self: &Arc<Self>, caller: u32, device: Option<&OwnedFd>) -> Then {
+        // Races between threads cost a beginning or an end too many.
+        let large = self.large.load(Relaxed);
+        if large > 0 {
+            self.large.store(large - 1, Relaxed);
+        }
+        let same = caller == 0 || self.caller.swap(caller, Relaxed) == caller;
+        let fits = same && large < LARGE_ONES;
+        if self.on.load(Relaxed) {
+            if !fits {
+                self.end(&mut self.gate.lock());
+                return Then::Usual;
+            }
+            // What the kernel asks on its own behalf, or for a program of another namespace, keeps nobody company.
+            if caller != 0 {
+                self.answers.fetch_add(1, Relaxed);
+            }
+            if self.companion.load(Relaxed) == me() {
+                self.keep_up(caller, device);
+            } else {
+                self.stand_aside();
+            }
+            return Then::GoOn;
+        }
+        if !fits || large > 0 {
+            self.in_a_row.store(0, Relaxed);
+        } else if caller != 0 && self.in_a_row.fetch_add(1, Relaxed) >= self.needed.load(Relaxed) {
+            return self.begin(caller);
+        }
+        Then::Usual
+    }
+
+    fn begin(self: &Arc<Self>, caller: u32) -> Then {
+        let mut gate = self.gate.lock();
+        self.in_a_row.store(0, Relaxed);
+        if self.on.load(Relaxed) {
+            return Then::Usual;
+        }
+        *gate += 1;
+        let (watched, this) = (self.clone(), *gate);
+        // Started before this thread is moved: threads inherit where they run and how readily.
+        let watcher =
+            std::thread::Builder::new().name("ivers-company".into()).spawn(move || watched.watch(this));
+        if watcher.is_err() || self.ask(me(), caller).is_none_or(|answer| answer == NO) {
+            self.discourage(16);
+            return Then::Usual;
+        }
+        log::debug!("thread {caller} has company");
+        self.companion.store(me(), Relaxed);
+        for count in [&self.answers, &self.looked_at] {
+            count.store(0, Relaxed);
+        }
+        self.alone.store(0, Relaxed);
+        self.patience.store(PATIENCE, Relaxed);
+        self.on.store(true, Relaxed);
+        drop(gate);
+        Then::GoOn
+    }
+
+    /// End this company when it does not go on. Waits behind whoever begins it.
+    fn watch(&self, this: u64) {
+        let mut gate = self.gate.lock();
+        let mut seen = 0;
+        while self.on.load(Relaxed) && *gate == this {
+            if !self.over.wait_for(&mut gate, TICK).timed_out() {
+                continue;
+            }
+            let answers = self.answers.load(Relaxed);
+            if answers == seen && *gate == this {
+                self.end(&mut gate);
+            }
+            seen = answers;
+        }
+        drop(gate);
+        // It may have seen that company was kept, and go to `SCHED_IDLE` only now.
+        loop {
+            let late = self.giving_way.load(SeqCst);
+            if late == 0 || self.on.load(SeqCst) || !self.possible.load(Relaxed) {
+                return;
+            }
+            self.ask(late, WAKE_UP);
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn end(&self, _gate: &mut MutexGuard<'_, u64>) {
+        if !self.on.swap(false, SeqCst) {
+            return;
+        }
+        let answers = self.answers.load(Relaxed);
+        log::debug!("company is over after {answers} requests");
+        self.ask(self.companion.load(Relaxed), NOBODY);
+        self.in_a_row.store(0, Relaxed);
+        if answers < WORTH_IT {
+            self.discourage(2);
+        } else {
+            self.needed.store(FIRST, Relaxed);
+        }
+        self.over.notify_all();
+    }
+
+    fn discourage(&self, factor: u32) {
+        let needed = self.needed.load(Relaxed);
+        self.needed.store(needed.saturating_mul(factor).min(MOST), Relaxed);
+    }
+
+    /// The program may have been moved to another processor: then its next request is not there when this thread goes on.
+    fn keep_up(&self, caller: u32, device: Option<&OwnedFd>) {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_next_there = device.is_none_or(|device| {
+            !matches!(poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&NOW)), Ok(0))
+        });
+        let alone = self.alone.load(Relaxed);
+        if is_next_there {
+            return self.alone.store(alone.saturating_sub(1), Relaxed);
+        }
+        self.alone.store(alone + 1, Relaxed);
+        let answers = self.answers.load(Relaxed);
+        if alone < ALONE
+            || answers < self.looked_at.load(Relaxed).saturating_add(self.patience.load(Relaxed))
+            || caller == 0
+        {
+            return;
+        }
+        self.looked_at.store(answers, Relaxed);
+        self.alone.store(0, Relaxed);
+        let mut gate = self.gate.lock();
+        if !self.on.load(Relaxed) || self.companion.load(Relaxed) != me() {
+            return;
+        }
+        match self.ask(me(), caller) {
+            Some(YES) => self.patience.store(PATIENCE, Relaxed),
+            Some(THERE) => {
+                let more = (self.patience.load(Relaxed) * 2).min(PATIENCE_MOST);
+                self.patience.store(more, Relaxed);
+            }
+            _ => self.end(&mut gate),
+        }
+    }
+
+    fn stand_aside(&self) {
+        let mut gate = self.gate.lock();
+        while self.on.load(Relaxed) {
+            self.over.wait(&mut gate);
+        }
+    }
+
+    fn ask(&self, thread: u32, caller: u32) -> Option<u8> {
+        if !self.possible.load(Relaxed) {
+            return None;
+        }
+        let answer = ask(&self.attendant.lock(), &attendant::question(thread, caller), 1);
+        if answer.is_none() {
+            // Gone, or too slow: later answers would not be to later questions.
+            self.possible.store(false, Relaxed);
+        }
+        answer?.first().copied()
+    }
+}
+
+fn me() -> u32 {
+    thread_local!(static ME: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+    ME.with(|me| *me)
+}
