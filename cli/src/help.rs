@@ -77,8 +77,8 @@ Mount options (-o), separated by commas:
                    request before it sleeps: 0 to 1000 (default 100; on a
                    single processor 0)
   threads=N        threads that serve: 1 to 64
-  no_company       no serving thread follows a program to its processor (one does
-                   with CAP_SYS_NICE while a program makes small requests only)
+  no_company       no serving thread goes to the processor of a program that
+                   makes many small requests (one does, with CAP_SYS_NICE)
   default_permissions, no_default_permissions,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
   fsname=, subtype=
