@@ -7,6 +7,8 @@ use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::Write;
 
+const CAP_SYS_NICE: u64 = 1 << 23;
+
 /// The process that parses.
 fn worker(supervisor: i32) -> i32 {
     let children = children(supervisor);
@@ -26,7 +28,9 @@ fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
     if about(&place.dir)["sandbox"] == "landlock, seccomp" {
         assert_eq!(status(worker, "Seccomp"), "2");
         assert_eq!(status(worker, "NoNewPrivs"), "1");
-        assert_eq!(status(worker, "CapEff"), "0000000000000000");
+        // But the right to bring its own threads back, with which one call can be made.
+        let kept = u64::from_str_radix(&status(worker, "CapEff"), 16).unwrap();
+        assert_eq!(kept & !CAP_SYS_NICE, 0, "{kept:x}");
     } else {
         assert!(std::env::var_os("CI").is_none(), "no whole sandbox: {}", place.log());
         assert!(place.log().contains("the sandbox is not whole"), "{}", place.log());
@@ -52,6 +56,50 @@ fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
     assert!(!runs(supervisor) && !runs(worker));
     assert_eq!(fs::read_dir(&place.dir).unwrap().count(), 0);
     place.image.check().unwrap();
+}
+
+/// The numbers of a process' threads that are called so.
+fn threads(process: i32, called: &str) -> Vec<i32> {
+    let all = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let numbers = all.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap());
+    // A thread may have ended meanwhile.
+    let is_called = |thread: &i32| {
+        fs::read_to_string(format!("/proc/{process}/task/{thread}/comm"))
+            .is_ok_and(|name| name.starts_with(called))
+    };
+    numbers.filter(is_called).collect()
+}
+
+#[test]
+fn a_program_is_kept_company_from_within() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    let supervisor = place.mount("no_company");
+    assert_eq!(u64::from_str_radix(&status(worker(supervisor), "CapEff"), 16).unwrap(), 0);
+    place.unmount();
+
+    let supervisor = place.mount("rw");
+    let worker = worker(supervisor);
+    wait_until("all threads serve", || threads(worker, "fuser-").len() > 1);
+    let places = || -> Vec<String> {
+        threads(worker, "fuser-").into_iter().map(|thread| status(thread, "Cpus_allowed")).collect()
+    };
+    let before = places();
+    let mut small_requests = (0..).map(|n| {
+        let file = place.path(&format!("f{}", n % 100));
+        fs::write(&file, b"small").unwrap();
+        fs::remove_file(&file).unwrap();
+    });
+    if ivers_sched::may_come_back() && std::thread::available_parallelism().unwrap().get() > 1 {
+        wait_until("company", || small_requests.by_ref().take(200).any(|()| places() != before));
+        wait_until("its end", || places() == before && threads(worker, "ivers-company").is_empty());
+    } else {
+        small_requests.nth(300);
+        assert_eq!(places(), before);
+    }
+    place.unmount();
 }
 
 #[test]

@@ -258,6 +258,9 @@ fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
     allowed.extend(allowed_in_part()?);
     if needs.give_way {
         allowed.insert(libc::SYS_sched_setscheduler, classes()?);
+        // Of the calling thread too.
+        let own = rule(vec![argument(0, Len::Dword, Op::Eq, 0)?])?;
+        allowed.insert(libc::SYS_sched_getscheduler, vec![own]);
     }
     if needs.accept {
         allowed.insert(libc::SYS_setsockopt, socket_options()?);

@@ -157,10 +157,14 @@ const SERVING: &[(&str, End, Attempt)] = &[
 const GIVING_WAY: &[(&str, End, Attempt)] = &[
     ("gives way, and comes back if it could before", End::Works, |before| {
         ivers_sched::set_own_class(Class::Idle)?;
-        match ivers_sched::set_own_class(Class::Normal) {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied && !before.comes_back => Ok(()),
-            done => done,
+        if ivers_sched::may_come_back() {
+            return Err(ErrorKind::InvalidData.into());
         }
+        match ivers_sched::set_own_class(Class::Normal) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && !before.comes_back => return Ok(()),
+            done => done?,
+        }
+        if ivers_sched::may_come_back() { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
     }),
     ("makes another thread give way", End::Refused, |before| {
         ivers_sched::set_class(before.parent.as_raw().unsigned_abs(), Class::Idle)
