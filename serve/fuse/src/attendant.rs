@@ -170,10 +170,7 @@ fn field<T: std::str::FromStr>(file: &str, number: usize) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn me() -> u32 {
-        rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
-    }
+    use crate::outside::own_number as me;
 
     fn ask(socket: &OwnedFd, thread: u32, caller: u32) -> bool {
         crate::outside::ask(socket, &question(thread, caller), 1) != Some(vec![NO])

@@ -26,7 +26,7 @@
 //! `gate` before the socket. No lock of the [`Vfs`](ivers_vfs::Vfs) is held or taken in `SCHED_IDLE`: what an answer says is known before.
 
 use crate::attendant::{self, NOBODY, THERE, WAKE_UP};
-use crate::outside::{NO, YES, ask};
+use crate::outside::{NO, YES, ask, own_number as me};
 use ivers_sched::{Class, may_come_back, set_own_class};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -306,9 +306,4 @@ impl Company {
         }
         answer?.first().copied()
     }
-}
-
-fn me() -> u32 {
-    thread_local!(static ME: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
-    ME.with(|me| *me)
 }

@@ -141,6 +141,12 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<O
     Ok(outside)
 }
 
+/// The number of the thread that calls, as requests name their callers.
+pub(crate) fn own_number() -> u32 {
+    thread_local!(static OWN: u32 = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+    OWN.with(|own| *own)
+}
+
 pub(crate) fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -154,7 +160,7 @@ fn answerer(
 ) -> std::io::Result<u32> {
     let (send_id, id) = mpsc::channel();
     std::thread::Builder::new().name(name.into()).spawn(move || {
-        let _ = send_id.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+        let _ = send_id.send(own_number());
         while let Some(question) = receive(&socket, question_max) {
             let Some(answer) = answer(&question) else { break };
             if rustix::io::retry_on_intr(|| rustix::net::send(&socket, &answer, SendFlags::NOSIGNAL)).is_err()
