@@ -3,7 +3,7 @@
 use crate::fat::{Fat, node};
 use crate::file::MOST_BYTES;
 use crate::layout::{RawEntry, SLOT, attr};
-use crate::places::ROOT;
+use crate::places::{Place, ROOT};
 use crate::table::order_error;
 use crate::{names, time};
 use ivers_ordered::Stage;
@@ -112,11 +112,35 @@ impl Fat {
         Ok(loaded)
     }
 
-    /// A name is gone from an inode, for good.
+    /// Changes the entry of an inode with the inode out of it: whoever logs an inode reads its entry and puts all of it back, and what is
+    /// done to the name in between would be undone. `work` is told where the entry was and says where it is; if it fails, it is where it was.
+    ///
+    /// What others have logged meanwhile is nowhere: an inode that has an entry afterwards is to be logged in the same change.
+    fn with_entry_left<T>(
+        &self,
+        inode: &Inode,
+        work: impl FnOnce(Option<Place>) -> Result<(Option<Place>, T)>,
+    ) -> Result<T> {
+        let from = node(inode).state.lock().place.take();
+        let done = work(from);
+        let mut state = node(inode).state.lock();
+        state.place = done.as_ref().map_or(from, |(to, _)| *to);
+        done.map(|(_, value)| value)
+    }
+
+    /// Does away with the entry of an inode, as `work` does it, and with the number that it gives.
+    fn without_entry<T>(&self, inode: &Inode, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.with_entry_left(inode, |place| {
+            let done = work()?;
+            if let Some(place) = place {
+                self.places.lock().gone(inode.ino, place);
+            }
+            Ok((None, done))
+        })
+    }
+
+    /// An inode has lost its name, for good.
     fn orphan(&self, change: &ivers_ordered::Change<'_>, inode: &Inode) -> Result<()> {
-        if let Some(place) = node(inode).state.lock().place.take() {
-            self.places.lock().gone(inode.ino, place);
-        }
         inode.with_attr(|attr| attr.nlink = 0);
         self.touched(change, inode, Touch::Metadata, Logged::Anyway)
     }
@@ -128,14 +152,14 @@ impl Fat {
         }
         let change = self.change()?;
         let slot = self.slot_of(node(dir), name)?;
-        self.remove_name(&change, node(dir), slot, Stage::Detach)?;
+        self.without_entry(inode, || self.remove_name(&change, node(dir), slot, Stage::Detach))?;
         self.orphan(&change, inode)?;
         self.renamed_in(&change, dir, -i32::from(is_dir))
     }
 
     /// The old name goes before the new one comes, with a flush between, unless both are in one sector: see docs/fat.md.
     fn move_name(&self, rename: &Rename<'_>) -> Result<()> {
-        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = rename;
+        let &Rename { old_dir, old_name, new_dir, inode, target, exchange, .. } = rename;
         if exchange {
             return Err(NameError::NotSupported.into());
         }
@@ -147,30 +171,14 @@ impl Fat {
         let up = self.known_as(new_dir);
         let change = self.change()?;
         let old_slot = self.slot_of(node(old_dir), old_name)?;
-        let from = node(inode).state.lock().place.ok_or(NameError::Stale)?;
-        let mut entry = self.entry(from)?;
-        self.fill_entry(&mut entry, &node(inode).state.lock(), &inode.attr());
-        let old_sectors = self.sectors_of(node(old_dir), old_slot)?;
-        let to = match target {
-            Some(target) => {
-                let slot = self.slot_of(node(new_dir), new_name)?;
-                let to = self.repoint(&change, node(new_dir), slot, entry)?;
-                self.orphan(&change, target)?;
-                to
-            }
-            None => {
-                let instead = (!crosses).then_some(old_slot);
-                self.add_name(&change, node(new_dir), new_name, entry, instead)?
-            }
-        };
-        if to != from {
-            let new_slot = self.slot_of(node(new_dir), new_name)?;
-            let atomic =
-                old_sectors.0 == old_sectors.1 && self.sectors_of(node(new_dir), new_slot)? == old_sectors;
-            let stage = if atomic { Stage::Attach } else { Stage::Detach };
-            self.remove_name(&change, node(old_dir), old_slot, stage)?;
-            self.places.lock().moves(inode.ino, from, to);
-            node(inode).state.lock().place = Some(to);
+        self.with_entry_left(inode, |from| {
+            let from = from.ok_or(NameError::Stale)?;
+            let to = self.move_entry(&change, rename, old_slot, from)?;
+            Ok((Some(to), ()))
+        })?;
+        self.log_in(&change, inode)?;
+        if let Some(target) = target {
+            self.orphan(&change, target)?;
         }
         if is_dir && crosses {
             let first = node(inode).state.lock().chain.first();
@@ -185,6 +193,39 @@ impl Fat {
             self.renamed_in(&change, old_dir, -i32::from(is_dir))?;
         }
         self.renamed_in(&change, new_dir, i32::from(is_dir && crosses) - replaced_dir)
+    }
+
+    /// The part of a rename that is about entries: says where the inode's is now.
+    fn move_entry(
+        &self,
+        change: &ivers_ordered::Change<'_>,
+        rename: &Rename<'_>,
+        old_slot: u32,
+        from: Place,
+    ) -> Result<Place> {
+        let &Rename { old_dir, new_dir, new_name, inode, target, .. } = rename;
+        let mut entry = self.entry(from)?;
+        self.fill_entry(&mut entry, &node(inode).state.lock(), &inode.attr());
+        let old_sectors = self.sectors_of(node(old_dir), old_slot)?;
+        let to = match target {
+            Some(target) => {
+                let slot = self.slot_of(node(new_dir), new_name)?;
+                self.without_entry(target, || self.repoint(change, node(new_dir), slot, entry))?
+            }
+            None => {
+                let instead = (old_dir.ino == new_dir.ino).then_some(old_slot);
+                self.add_name(change, node(new_dir), new_name, entry, instead)?
+            }
+        };
+        if to != from {
+            let new_slot = self.slot_of(node(new_dir), new_name)?;
+            let atomic =
+                old_sectors.0 == old_sectors.1 && self.sectors_of(node(new_dir), new_slot)? == old_sectors;
+            let stage = if atomic { Stage::Attach } else { Stage::Detach };
+            self.remove_name(change, node(old_dir), old_slot, stage)?;
+            self.places.lock().moves(inode.ino, from, to);
+        }
+        Ok(to)
     }
 
     fn settle(&self) -> Result<()> {

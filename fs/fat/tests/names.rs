@@ -2,9 +2,10 @@
 
 use ivers_block::{Device, MemDevice};
 use ivers_fat::{Fat, OpenOptions};
-use ivers_oracle::{FAT_PROGRAMS, FatImage, have_programs};
+use ivers_oracle::{FAT_PROGRAMS, FatImage, fsck_fat, have_programs};
 use ivers_vfs::*;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn mounted() -> Option<(Arc<MemDevice>, Arc<Vfs>)> {
     if !have_programs(FAT_PROGRAMS) {
@@ -154,4 +155,66 @@ fn what_the_format_cannot_do_is_refused() {
         world.vfs.set_xattr(&world.cred, &file, b"user.x", b"y", XattrMode::Any).map(drop),
         NameError::NotSupported,
     );
+}
+
+/// Ends with what it is dropped with, so that a thread does not outlive a failed check.
+struct Until<'a>(&'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Who logs an inode puts its whole entry back: it must not bring a name back that somebody takes away meanwhile, nor may the rename
+/// bring back what the entry said before.
+#[test]
+fn a_name_that_goes_is_gone_whoever_logs_the_inode() {
+    let Some((device, mut world)) = world() else { return };
+    for round in 0..40 {
+        let file = world.make("b").unwrap();
+        let done = AtomicBool::new(false);
+        let size = std::thread::scope(|scope| {
+            let (vfs, file, done) = (&world.vfs, &file, &done);
+            let grower = scope.spawn(move || {
+                let mut size = 0;
+                while !done.load(Ordering::SeqCst) && size < 30_000 {
+                    vfs.write(&Cred::root(), file, size, b"seven..", WriteFlags::empty()).unwrap();
+                    size += 7;
+                    vfs.fsync(file, false).unwrap();
+                }
+                size
+            });
+            {
+                let _until = Until(done);
+                for _ in 0..20 {
+                    world.rename("b", "a name that needs several slots").unwrap();
+                    world.rename("a name that needs several slots", "b").unwrap();
+                }
+                if round % 2 == 0 {
+                    world.vfs.unlink(&world.cred, &world.root, b"b", false).unwrap();
+                }
+            }
+            grower.join().unwrap()
+        });
+        drop(file);
+        let World { vfs, root, cred } = world;
+        vfs.unmount().unwrap();
+        drop((root, vfs));
+        let vfs = mount(device.clone());
+        world = World { root: vfs.root().unwrap(), vfs, cred };
+        if round % 2 == 0 {
+            assert_eq!(world.names(), [""; 0], "round {round}");
+        } else {
+            assert_eq!(world.names(), ["b"], "round {round}");
+            assert_eq!(world.find("b").unwrap().size(), size, "round {round}");
+            world.vfs.unlink(&world.cred, &world.root, b"b", false).unwrap();
+        }
+    }
+    let World { vfs, root, .. } = world;
+    vfs.unmount().unwrap();
+    drop((root, vfs));
+    let image = FatImage::mkfs(16 << 20, &["-F", "16"]).unwrap();
+    std::fs::write(image.path(), device.to_bytes()).unwrap();
+    fsck_fat(&image.path()).unwrap();
 }
