@@ -213,10 +213,11 @@ impl Affs {
 
     /// Attributes into the header. What no header can keep was refused before; see `fit`.
     pub(crate) fn fs_log_inode(&self, inode: &Inode) -> Result<()> {
-        let attr = inode.attr();
         let this = node(inode);
         let change = self.change()?;
         let mut state = this.state.lock();
+        // Read under the lock: of two who log at once, the later one writes the newer.
+        let attr = inode.attr();
         let block = block_of(inode);
         let date = attr.mtime;
         self.space.changed_at(attr.ctime);
