@@ -195,14 +195,18 @@ impl Mounted {
         done.map_err(|errno| refused(errno.into()))
     }
 
-    /// The kernel drops the clean pages of every file in the top directory.
+    /// The kernel drops the clean pages of every file in the top directory, but for those that another actor takes away meanwhile.
     fn evict(&self) -> Result<()> {
+        let drop_pages = |path: &Path| {
+            if fs::symlink_metadata(path)?.is_file() {
+                rustix::fs::fadvise(File::open(path)?, 0, None, rustix::fs::Advice::DontNeed)?;
+            }
+            Ok::<_, std::io::Error>(())
+        };
         for entry in fs::read_dir(&self.dir).map_err(refused)? {
-            let path = entry.map_err(refused)?.path();
-            if fs::symlink_metadata(&path).map_err(refused)?.is_file() {
-                let file = File::open(&path).map_err(refused)?;
-                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
-                    .map_err(|errno| refused(errno.into()))?;
+            match drop_pages(&entry.map_err(refused)?.path()) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                done => done.map_err(refused)?,
             }
         }
         Ok(())

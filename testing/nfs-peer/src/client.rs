@@ -60,7 +60,8 @@ fn channel() -> ChannelAttrs {
         max_request: (1 << 20) + 4096,
         max_response: (1 << 20) + 4096,
         max_response_cached: 4096,
-        max_operations: 16,
+        // A path of many directories is looked up in one request.
+        max_operations: 64,
         max_requests: 16,
         rdma_ird: List(Vec::new()),
     }
