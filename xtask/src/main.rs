@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod fuzz;
 mod kmod;
+mod limit;
 mod mutants;
 mod nfs;
 mod soak;
@@ -14,13 +15,24 @@ mod tidy;
 
 use ivers_oracle::machine;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Instant;
 
 fn run(step: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> bool {
     println!("== {step}: {program} {}", args.join(" "));
-    let ok = Command::new(program).args(args).envs(env.iter().copied()).status().is_ok_and(|s| s.success());
+    let start = Instant::now();
+    let mut command = Command::new(program);
+    command.args(args).envs(env.iter().copied());
+    let status = if limit::is_unattended() {
+        limit::status(&mut command)
+    } else {
+        command.status().map_err(anyhow::Error::from)
+    };
+    println!("== {step}: {} s", start.elapsed().as_secs());
+    let ok = status.as_ref().is_ok_and(ExitStatus::success);
     if !ok {
-        eprintln!("xtask: the step `{step}` failed");
+        let why = status.err().map(|error| format!(": {error:#}")).unwrap_or_default();
+        eprintln!("xtask: the step `{step}` failed{why}");
     }
     ok
 }
