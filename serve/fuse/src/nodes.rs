@@ -26,7 +26,7 @@ pub(crate) struct Node {
 }
 
 /// A name in a directory.
-pub(crate) type Place = (u64, Box<[u8]>);
+type Place = (u64, Box<[u8]>);
 
 /// Names remembered of one file: enough for one that is being renamed and linked about.
 const PLACES_MAX: usize = 3;
@@ -73,12 +73,12 @@ impl Node {
     }
 
     /// Where to look for it, the likeliest last.
-    pub(crate) fn places(&self) -> Vec<Place> {
+    fn places(&self) -> Vec<Place> {
         self.places.lock().clone()
     }
 
     /// Where a directory, which has one place at a time, was seen last.
-    pub(crate) fn place(&self) -> Option<Place> {
+    fn place(&self) -> Option<Place> {
         self.places.lock().last().cloned()
     }
 
@@ -138,6 +138,30 @@ impl Nodes {
             return self.root.lock().clone();
         }
         self.shard(id).lock().get(&id).map(|(node, _)| node.clone())
+    }
+
+    /// The paths below the root of the mount by which a file may be found, the likeliest first. Hints: verified at use.
+    pub(crate) fn paths(&self, node: &Node) -> impl Iterator<Item = Vec<u8>> {
+        node.places().into_iter().rev().filter_map(|place| self.path(place))
+    }
+
+    fn path(&self, mut place: Place) -> Option<Vec<u8>> {
+        let mut names = Vec::new();
+        let mut length = 0;
+        loop {
+            length += place.1.len() + 1;
+            // PATH_MAX; it also ends a loop of outdated hints.
+            if length > 4095 {
+                return None;
+            }
+            names.push(place.1);
+            if place.0 == ROOT {
+                break;
+            }
+            place = self.get(place.0)?.place()?;
+        }
+        names.reverse();
+        Some(names.join(&b'/'))
     }
 
     /// The kernel is about to learn of this inode: count one lookup.

@@ -4,10 +4,10 @@
 //! are always done at the other end of a socket, by threads that [`attach`](crate::attach) started, in the same process or in another one.
 //!
 //! Each socket carries one question at a time. Whoever answers trusts nothing that he is asked: he opens only regular files
-//! of this very mount, and tells no more than any user may read in /proc.
+//! of this very mount, and tells no more than any user may read in /proc, and how large such a file is.
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::os::fd::OwnedFd;
@@ -28,7 +28,12 @@ pub struct Connection {
 impl Connection {
     /// Apart, to be sent to another process: the descriptors, and numbers of threads.
     pub fn into_parts(self) -> (Vec<OwnedFd>, Vec<u32>) {
-        let mut fds = vec![self.device, self.attendant, self.outside.groups.into_inner()];
+        let mut fds = vec![
+            self.device,
+            self.attendant,
+            self.outside.groups.into_inner(),
+            self.outside.sizes.into_inner(),
+        ];
         fds.extend(self.outside.flushes.into_iter().map(Mutex::into_inner));
         (fds, self.outside.thread_ids)
     }
@@ -36,28 +41,21 @@ impl Connection {
     /// Together again. `None`: something is missing.
     pub fn from_parts(fds: Vec<OwnedFd>, thread_ids: Vec<u32>) -> Option<Self> {
         let mut fds = fds.into_iter();
-        let (device, attendant, groups) = (fds.next()?, fds.next()?, Mutex::new(fds.next()?));
+        let (device, attendant) = (fds.next()?, fds.next()?);
+        let (groups, sizes) = (Mutex::new(fds.next()?), Mutex::new(fds.next()?));
         let flushes: Vec<_> = fds.map(Mutex::new).collect();
-        let outside = Outside { groups, flushes, thread_ids };
+        let outside = Outside { groups, sizes, flushes, thread_ids };
         (!outside.flushes.is_empty()).then_some(Self { device, attendant, outside })
     }
-}
-
-/// How to make the kernel hand over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flush {
-    /// Data and times of the file.
-    File,
-    /// Whatever is dirty in the mount: for callers that come with the kernel's lock of the inode held, which fsync would
-    /// wait for.
-    Mount,
 }
 
 /// The asking ends.
 #[derive(Debug)]
 pub(crate) struct Outside {
-    /// Apart from the flushes: those wait for requests, and requests wait for this.
+    /// Apart from the others: those wait for requests, and requests wait for this.
     groups: Mutex<OwnedFd>,
+    /// Apart from the flushes: those wait for locks of the kernel's, and who holds one waits for this.
+    sizes: Mutex<OwnedFd>,
     flushes: Vec<Mutex<OwnedFd>>,
     thread_ids: Vec<u32>,
 }
@@ -69,12 +67,16 @@ impl Outside {
     }
 
     /// Open the file of this inode number by a path below the root of the mount, and flush. Waits until that is done.
-    pub(crate) fn flush(&self, slot: usize, path: &[u8], id: u64, how: Flush) -> bool {
+    pub(crate) fn flush(&self, slot: usize, path: &[u8], id: u64) -> bool {
         let Some(socket) = self.flushes.get(slot) else { return false };
-        let mut question = vec![u8::from(how == Flush::Mount)];
-        question.extend_from_slice(&id.to_le_bytes());
-        question.extend_from_slice(path);
-        ask(&socket.lock(), &question, 1) == Some(vec![YES])
+        ask(&socket.lock(), &which_file(id, path), 1) == Some(vec![YES])
+    }
+
+    /// The size that the kernel knows of the file of this inode number, if that is to be had without one of the kernel's locks. It may take a
+    /// request, so no serving thread asks.
+    pub(crate) fn size_of(&self, path: &[u8], id: u64) -> Option<u64> {
+        let answer = ask(&self.sizes.lock(), &which_file(id, path), ANSWER_MAX)?;
+        answer.strip_prefix(&[YES])?.try_into().map(u64::from_le_bytes).ok()
     }
 
     /// Whether a request comes from one of those who flush for us.
@@ -90,13 +92,17 @@ impl Outside {
     }
 }
 
-/// The kind of flush, an inode number, and PATH_MAX.
-const QUESTION_MAX: usize = 1 + 8 + 4096;
+/// An inode number, and PATH_MAX.
+const QUESTION_MAX: usize = 8 + 4096;
 /// 8192 groups; a process in more of them counts as in the first ones.
 const ANSWER_MAX: usize = 1 + 8192 * 4;
 /// What every answer begins with: done or not.
 pub(crate) const NO: u8 = 0;
 pub(crate) const YES: u8 = 1;
+
+fn which_file(id: u64, path: &[u8]) -> Vec<u8> {
+    [&id.to_le_bytes(), path].concat()
+}
 
 pub(crate) fn ask(socket: &OwnedFd, question: &[u8], answer_max: usize) -> Option<Vec<u8>> {
     // A dead peer is an error, not a signal.
@@ -124,8 +130,15 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<O
         answer.truncate(ANSWER_MAX);
         Some(answer)
     })?;
+    let (sizes, theirs) = pair()?;
+    let mount = dir.to_owned();
+    answerer("ivers-sizes", theirs, QUESTION_MAX, move |question| {
+        let size = answer_size(&mount, device, question);
+        Some(size.map_or_else(|| vec![NO], |size| [&[YES], &size.to_le_bytes()[..]].concat()))
+    })?;
     let mut outside = Outside {
         groups: Mutex::new(groups),
+        sizes: Mutex::new(sizes),
         flushes: Vec::new(),
         thread_ids: Vec::with_capacity(FLUSHES_MAX),
     };
@@ -173,42 +186,67 @@ fn answerer(
 }
 
 fn answer_flush(dir: &Path, device: Option<(u32, u32)>, question: &[u8]) -> Option<()> {
-    let (&how, rest) = question.split_first()?;
-    let (id, path) = rest.split_first_chunk()?;
-    let file = open(dir, device?, path, u64::from_le_bytes(*id))?;
-    let done = if how == 0 { rustix::fs::fsync(&file) } else { rustix::fs::syncfs(&file) };
-    done.map_err(|error| log::debug!("flush of inode {}: {error}", u64::from_le_bytes(*id))).ok()
+    let (id, path) = question.split_first_chunk()?;
+    let id = u64::from_le_bytes(*id);
+    let file = open(dir, device?, path, id)?;
+    rustix::fs::fsync(&file).map_err(|error| log::debug!("flush of inode {id}: {error}")).ok()
+}
+
+/// By names that the kernel knows by heart: to look one up again takes the lock of its directory, for which a removal may wait that waits for the
+/// file's. It takes a directory's word for who may search it only while it trusts its attributes, so those are asked for first.
+fn answer_size(dir: &Path, device: Option<(u32, u32)>, question: &[u8]) -> Option<u64> {
+    let (id, path) = question.split_first_chunk()?;
+    let mut at = root(dir, device?)?;
+    for name in path.split(|&byte| byte == b'/') {
+        rustix::fs::statx(&at, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
+        at = step(&at, name, ResolveFlags::CACHED)?;
+    }
+    look(&at, u64::from_le_bytes(*id)).map(|stat| stat.stx_size)
 }
 
 /// Open a regular file of the mount, without following anything and without leaving it.
 fn open(dir: &Path, device: (u32, u32), path: &[u8], id: u64) -> Option<OwnedFd> {
-    let root_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = crate::mounts::find(dir, device)?;
-    let root = rustix::fs::openat(CWD, &dir, root_flags, Mode::empty()).ok()?;
-    // Something else may have been mounted over it since.
-    let stat = rustix::fs::statx(&root, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)
-        .ok()?;
-    if (stat.stx_dev_major, stat.stx_dev_minor) != device {
-        return None;
-    }
-    let resolve = ResolveFlags::BENEATH
-        | ResolveFlags::NO_SYMLINKS
-        | ResolveFlags::NO_MAGICLINKS
-        | ResolveFlags::NO_XDEV;
-    let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = rustix::fs::openat2(&root, path, found, Mode::empty(), resolve).ok()?;
+    let found = step(&root(dir, device)?, path, ResolveFlags::empty())?;
     // Looked at before it is opened: opening a device would have effects that no image may cause.
-    let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = rustix::fs::statx(&found, "", known, StatxFlags::TYPE | StatxFlags::INO).ok()?;
-    if stat.stx_ino != id || FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile {
-        return None;
-    }
+    look(&found, id)?;
     use std::os::fd::AsRawFd;
     let again = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::io::retry_on_intr(|| rustix::fs::openat(CWD, &again, flags, Mode::empty()))
         .map_err(|error: Errno| log::debug!("flush of inode {id}: {error}"))
         .ok()
+}
+
+/// Of what the kernel knows: nothing is asked of us.
+const KNOWN: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
+
+/// The root of the mount.
+fn root(dir: &Path, device: (u32, u32)) -> Option<OwnedFd> {
+    let root_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = crate::mounts::find(dir, device)?;
+    let root = rustix::fs::openat(CWD, &dir, root_flags, Mode::empty()).ok()?;
+    // Something else may have been mounted over it since.
+    let stat = rustix::fs::statx(&root, "", KNOWN, StatxFlags::TYPE).ok()?;
+    ((stat.stx_dev_major, stat.stx_dev_minor) == device).then_some(root)
+}
+
+/// Go on from a directory of the mount, within the mount.
+fn step(from: &OwnedFd, path: &[u8], how: ResolveFlags) -> Option<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV
+        | how;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat2(from, path, flags, Mode::empty(), resolve).ok()
+}
+
+/// What is known of a file, if it is a regular one of this number.
+fn look(file: &OwnedFd, id: u64) -> Option<Statx> {
+    let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE;
+    let stat = rustix::fs::statx(file, "", KNOWN, wanted).ok()?;
+    let is_it = stat.stx_ino == id && FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
+    is_it.then_some(stat)
 }
 
 fn groups_of(pid: u32) -> Vec<u32> {

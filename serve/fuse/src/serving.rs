@@ -6,7 +6,6 @@ use crate::errno::errno;
 use crate::flusher::Flusher;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
-use crate::outside::Flush;
 use crate::session::Server;
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_linger::{Linger, Rhythm};
@@ -260,13 +259,22 @@ impl Serving {
             return answer(self.vfs.change(&node.inode));
         }
         let serving = self.clone();
-        self.flusher.flush(node.clone(), Flush::File, move |flushed| {
+        self.flusher.flush(node.clone(), move |flushed| {
             answer(if flushed {
                 serving.vfs.change(&node.inode)
             } else {
                 serving.vfs.force_change(&node.inode, ivers_vfs::Touch::Nothing)
             })
         });
+    }
+
+    /// How large a file is whose data the kernel may hold back, told to one who holds the kernel's lock of it: a flush would wait for that.
+    pub(crate) fn size_held_back(&self, node: Arc<Node>, then: impl FnOnce(Option<u64>) + Send + 'static) {
+        if self.options.writeback_cache {
+            self.flusher.size_held_back(node, then);
+        } else {
+            then(Some(node.inode.size()));
+        }
     }
 
     /// A call of the format's own that changes a file's data behind the kernel's back: it hands over what mappings hold back before,
@@ -278,7 +286,7 @@ impl Serving {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let serving = self.clone();
-        self.flusher.flush(node.clone(), Flush::File, move |flushed| {
+        self.flusher.flush(node.clone(), move |flushed| {
             if !flushed {
                 // Without a name, or not ours to open: what the kernel holds back would come after the call.
                 return reply.error(Errno::EBUSY);

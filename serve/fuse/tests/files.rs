@@ -224,18 +224,43 @@ fn renames_replace_refuse_and_swap() {
 }
 
 #[test]
-fn holes_are_found_also_under_dirty_pages() {
+fn dirty_pages_are_never_taken_for_holes() {
     if !can_mount() {
         return;
     }
+    use rustix::fs::seek;
+    use rustix::io::Errno;
     let m = mounted();
+    let end = (1 << 20) + 4;
+    let is_all_data = |file: &File| {
+        for at in [0, 4096, end - 1] {
+            assert_eq!(seek(file, SeekFrom::Data(at)), Ok(at));
+            assert_eq!(seek(file, SeekFrom::Hole(at)), Ok(end));
+        }
+        for from in [SeekFrom::Data(end), SeekFrom::Hole(end), SeekFrom::Data(2 << 20)] {
+            assert_eq!(seek(file, from), Err(Errno::NXIO));
+        }
+    };
+    // Nothing has been synced: these pages are in the kernel alone, and it alone knows the size.
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).unwrap();
     file.write_all_at(b"data", 1 << 20).unwrap();
-    // Nothing has been synced: these pages are in the kernel alone.
-    assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20);
-    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(0)).unwrap(), 0);
-    assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(1 << 20)).unwrap(), (1 << 20) + 4);
-    assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(2 << 20)), Err(rustix::io::Errno::NXIO));
+    is_all_data(&file);
+    drop(file);
+    // The server hears of the end later than close(2) returns.
+    let file = File::open(m.path("f")).unwrap();
+    let is_closed = || seek(&file, SeekFrom::Data(0)) == Ok(1 << 20);
+    let closed = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        is_closed()
+    });
+    assert!(closed);
+    assert_eq!(seek(&file, SeekFrom::Hole(0)), Ok(0));
+    assert_eq!(seek(&file, SeekFrom::Hole(1 << 20)), Ok(end));
+    // Not to be found: nobody tells its size, and the kernel asks no more.
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("g")).unwrap();
+    file.write_all_at(b"data", 1 << 20).unwrap();
+    fs::remove_file(m.path("g")).unwrap();
+    is_all_data(&file);
 }
 
 #[test]

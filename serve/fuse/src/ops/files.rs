@@ -3,8 +3,7 @@
 use super::Ops;
 use super::reply::Reply;
 use crate::company::LARGE;
-use crate::errno::errno;
-use crate::outside::Flush;
+use crate::nodes::Node;
 use crate::serving::{Handle, O_ACCMODE, O_APPEND, O_DIRECT, O_DSYNC, O_RDONLY, O_TRUNC, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{Cred, FallocateMode, InodeFlags, SetAttr, WriteFlags as VfsWrite};
@@ -157,31 +156,34 @@ impl Ops {
         s.vfs.drop_capability(&node.inode).or_errno()
     }
 
-    pub(super) fn seek(&self, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
-        let node = match self.0.node(ino) {
-            Ok(node) => node,
-            Err(error) => return reply.error(error),
-        };
-        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        let serving = self.0.clone();
-        let seek = move |node: &crate::nodes::Node| {
-            let found = match whence {
-                SEEK_DATA => serving.vfs.seek_data(&node.inode, offset),
-                SEEK_HOLE => serving.vfs.seek_hole(&node.inode, offset),
-                _ => return reply.error(Errno::EINVAL),
-            };
-            match found {
-                Ok(at) => reply.offset(at as i64),
-                Err(error) => reply.error(errno(error)),
+    /// Where data or a hole begins. The kernel asks with its lock of the inode held, and with dirty pages still in its cache: what they cover
+    /// looks like a hole from here, and nothing makes it hand them over while the lock is held. So a file that may have such pages is data
+    /// from end to end, as the call allows (lseek(2)).
+    pub(super) fn seek(&self, request: &Request, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
+        let s = &*self.0;
+        let found = |node: &Node| {
+            let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+            match whence {
+                SEEK_DATA => s.vfs.seek_data(&node.inode, offset).or_errno(),
+                SEEK_HOLE => s.vfs.seek_hole(&node.inode, offset).or_errno(),
+                _ => Err(Errno::EINVAL),
             }
         };
-        // The kernel asks with dirty pages still in its cache: where they lie we would say "hole". It holds the inode's
-        // lock while it asks, which fsync would wait for.
-        if node.is_held_back() {
-            self.0.flusher.flush(node.clone(), Flush::Mount, move |_| seek(&node));
-        } else {
-            seek(&node);
-        }
+        let node = match s.node(ino) {
+            Ok(node) if node.is_held_back() => node,
+            node => {
+                let found = node.and_then(|node| found(&node));
+                return self.answer(request, reply, found, |reply, at| reply.offset(at as i64));
+            }
+        };
+        s.size_held_back(node, move |size| match (size, whence) {
+            // The kernel does the same with the size that it knows, of all files of this mount from now on.
+            (None, _) => reply.error(Errno::ENOSYS),
+            (Some(size), _) if !(0..size as i64).contains(&offset) => reply.error(Errno::ENXIO),
+            (Some(_), SEEK_DATA) => reply.offset(offset),
+            (Some(size), SEEK_HOLE) => reply.offset(size as i64),
+            _ => reply.error(Errno::EINVAL),
+        });
     }
 
     pub(super) fn copy(

@@ -401,14 +401,14 @@ impl Filesystem for Ops {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        self.seek(ino, offset, whence, reply);
+        self.seek(request, ino, offset, whence, reply);
     }
 
     fn copy_file_range(
