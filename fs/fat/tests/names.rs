@@ -171,7 +171,7 @@ impl Drop for Until<'_> {
 #[test]
 fn a_name_that_goes_is_gone_whoever_logs_the_inode() {
     let Some((device, mut world)) = world() else { return };
-    for round in 0..40 {
+    for round in 0..200 {
         let file = world.make("b").unwrap();
         let done = AtomicBool::new(false);
         let size = std::thread::scope(|scope| {
