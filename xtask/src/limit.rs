@@ -37,12 +37,15 @@ pub fn is_unattended() -> bool {
 /// Run a command to its end, or to that of the time for the whole run.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let left = RUN.saturating_sub(began().elapsed());
-    status_within(command, left)
+    let mounted_before: HashSet<i32> = fuse_mounts().map(|mount| mount.mnt_id).collect();
+    status_within(command, left, || {
+        fuse_mounts().filter(|mount| !mounted_before.contains(&mount.mnt_id)).for_each(|mount| abort(&mount));
+    })
 }
 
-fn status_within(command: &mut Command, limit: Duration) -> Result<ExitStatus> {
+/// `release` lets those go who cannot be killed.
+fn status_within(command: &mut Command, limit: Duration, release: impl FnOnce()) -> Result<ExitStatus> {
     let start = Instant::now();
-    let mounted_before: HashSet<i32> = fuse_mounts().map(|mount| mount.mnt_id).collect();
     let (reader, writer) = std::io::pipe()?;
     command.process_group(0).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
@@ -65,9 +68,7 @@ fn status_within(command: &mut Command, limit: Duration) -> Result<ExitStatus> {
     }
     eprintln!("xtask: {command:?} has not ended in {} s; what runs:", start.elapsed().as_secs());
     print_threads(group);
-    for mount in fuse_mounts().filter(|mount| !mounted_before.contains(&mount.mnt_id)) {
-        abort(&mount);
-    }
+    release();
     let _ = kill_process_group(group, Signal::KILL);
     let killed = Instant::now();
     while child.try_wait()?.is_none() && killed.elapsed() < GRACE {
@@ -143,10 +144,11 @@ mod tests {
     #[test]
     fn a_step_that_ends_says_how() {
         for code in [0, 3] {
-            let status = status_within(&mut shell(&format!("exit {code}")), Duration::from_secs(60)).unwrap();
+            let status =
+                status_within(&mut shell(&format!("exit {code}")), Duration::from_secs(60), || ()).unwrap();
             assert_eq!(status.code(), Some(code));
         }
-        assert!(status_within(&mut Command::new("/nonexistent"), Duration::from_secs(60)).is_err());
+        assert!(status_within(&mut Command::new("/nonexistent"), Duration::from_secs(60), || ()).is_err());
     }
 
     #[test]
@@ -154,7 +156,7 @@ mod tests {
         let start = Instant::now();
         let dir = std::env::temp_dir().join(format!("ivers-limit-{}", std::process::id()));
         let script = format!("sleep 1000 & echo $! > {}; wait", dir.display());
-        let error = status_within(&mut shell(&script), Duration::from_secs(1)).unwrap_err();
+        let error = status_within(&mut shell(&script), Duration::from_secs(1), || ()).unwrap_err();
         assert!(error.to_string().contains("ended after"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(1) + 2 * GRACE);
         let sleeper: i32 = std::fs::read_to_string(&dir).unwrap().trim().parse().unwrap();
