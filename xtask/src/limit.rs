@@ -23,20 +23,20 @@ const LOOK: Duration = Duration::from_millis(50);
 /// For what was killed to be gone, and for the last that a step wrote.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// When this run began: at the first call.
-fn began() -> Instant {
-    static BEGAN: OnceLock<Instant> = OnceLock::new();
-    *BEGAN.get_or_init(Instant::now)
-}
+/// When the run that has a limit began.
+static BEGAN: OnceLock<Instant> = OnceLock::new();
 
-/// Whether nobody is there to look for himself, or to press Ctrl-C.
-pub fn is_unattended() -> bool {
-    std::env::var_os("CI").is_some()
+/// From here on steps have a limit, if nobody is there to look for himself and to press Ctrl-C.
+pub fn begin() {
+    if std::env::var_os("CI").is_some() {
+        BEGAN.get_or_init(Instant::now);
+    }
 }
 
 /// Run a command to its end, or to that of the time for the whole run.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
-    let left = RUN.saturating_sub(began().elapsed());
+    let Some(began) = BEGAN.get() else { return Ok(command.status()?) };
+    let left = RUN.saturating_sub(began.elapsed());
     let mounted_before: HashSet<i32> = fuse_mounts().map(|mount| mount.mnt_id).collect();
     status_within(command, left, || {
         fuse_mounts().filter(|mount| !mounted_before.contains(&mount.mnt_id)).for_each(|mount| abort(&mount));
