@@ -4,13 +4,14 @@
 //! safe. So the supervisor of a mount listens on a socket in the abstract namespace, named after its process; `ivers unmount`
 //! connects before it detaches the mount and reads the outcome when the process has ended. Whoever connects can only wait.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Result;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure;
@@ -34,11 +35,24 @@ impl Outcome {
     /// Listen from now on.
     pub fn listen() -> std::io::Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name(std::process::id()))?)?;
+        listener.set_nonblocking(true)?;
         let waiting = Arc::new(Mutex::new(Vec::new()));
         let (theirs, accepting) = (waiting.clone(), listener.try_clone()?);
         std::thread::Builder::new().name("ivers-outcome".into()).spawn(move || {
-            for stream in accepting.incoming().map_while(Result::ok) {
-                keep(&theirs, stream);
+            loop {
+                let mut wanted = [PollFd::new(&accepting, PollFlags::IN)];
+                match rustix::io::retry_on_intr(|| rustix::event::poll(&mut wanted, None)) {
+                    Ok(_) => {
+                        if let Err(error) = accept_all(&accepting, &mut lock(&theirs)) {
+                            log::debug!("one who waits for the end of the mount: {error}");
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
+                    }
+                    Err(error) => {
+                        log::debug!("nobody will be told how the mount ended: {error}");
+                        break;
+                    }
+                }
             }
         })?;
         Ok(Self { waiting, listener })
@@ -46,17 +60,14 @@ impl Outcome {
 
     /// Tell everybody who waits.
     pub fn tell(&self, result: &Result<()>) {
-        // Who has connected and was not accepted yet waits too.
-        if self.listener.set_nonblocking(true).is_ok() {
-            while let Ok((stream, _)) = self.listener.accept() {
-                keep(&self.waiting, stream);
-            }
-        }
         let text = match result {
             Ok(()) => CLOSED.to_owned(),
             Err(error) => format!("{} {}\n", failure::code(error), failure::line(error)),
         };
-        for mut stream in self.waiting.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        // Who has connected and was not accepted yet waits too.
+        let mut waiting = lock(&self.waiting);
+        let _ = accept_all(&self.listener, &mut waiting);
+        for mut stream in waiting.drain(..) {
             // One line fits the socket's buffer; who is gone needs no answer.
             let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
             let _ = stream.write_all(text.as_bytes());
@@ -64,13 +75,24 @@ impl Outcome {
     }
 }
 
-fn keep(waiting: &Mutex<Vec<UnixStream>>, stream: UnixStream) {
-    // A name in the abstract namespace is everybody's: others must not crowd out those who may unmount.
-    let is_mine = rustix::net::sockopt::socket_peercred(&stream)
-        .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
-    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
-    if is_mine || waiting.len() < MOST_WAITING {
-        waiting.push(stream);
+fn lock(waiting: &Mutex<Vec<UnixStream>>) -> MutexGuard<'_, Vec<UnixStream>> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Take in all who have connected. With the list locked: nobody may be accepted and in no list when the list is told.
+fn accept_all(listener: &UnixListener, waiting: &mut Vec<UnixStream>) -> std::io::Result<()> {
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // A name in the abstract namespace is everybody's: others must not crowd out those who may unmount.
+        let is_mine = rustix::net::sockopt::socket_peercred(&stream)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
+        if is_mine || waiting.len() < MOST_WAITING {
+            waiting.push(stream);
+        }
     }
 }
 
@@ -115,6 +137,7 @@ impl Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     #[test]
     fn strangers_keep_nobody_from_the_outcome() {
@@ -123,6 +146,15 @@ mod tests {
         let asking: Vec<_> = (0..=MOST_WAITING).map(|_| ask(me as i32).unwrap()).collect();
         outcome.tell(&Ok(()));
         assert!(asking.into_iter().all(|ending| ending.complaint().is_none()));
+        // However soon after the connection.
+        for round in 0..4000 {
+            let ending = ask(me as i32).unwrap();
+            ending.0.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let connected = Instant::now();
+            while connected.elapsed() < Duration::from_nanos(round * 100) {}
+            outcome.tell(&Ok(()));
+            assert_eq!(ending.complaint(), None, "round {round}");
+        }
 
         let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
         let address = SocketAddrUnix::new_abstract_name(name(squatted).as_bytes()).unwrap();
