@@ -48,7 +48,7 @@ fn contract() -> bool {
     all(&["11", "12", "13"], |seed| {
         let env = [("IVERS_SEED", seed), ("IVERS_STEPS", "20000"), ("IVERS_PHASES", "2000")];
         test("the contract, in-process, through FUSE and the kernel's", &["-p", "ivers-contract"], &[], &env)
-    })
+    }) & test("queries that wait", &["-p", "ivers", "--test", "strict"], &["--ignored"], &[])
 }
 
 fn crash() -> bool {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each change attribute counts as seen, and is that of the file that had the name when the directory was locked. Files of which the kernel
-//! holds something back have none here: asked for alone they are flushed first. Whoever may read and search the directory may ask.
+//! holds something back or does not show something yet have none here: asked for alone they are flushed first. Whoever may read and search the directory may ask.
 
 use crate::serving::{OrErrno, Serving};
 use fuser::{Errno, INodeNo, Request};
@@ -100,8 +100,11 @@ pub(crate) fn value(
         // A damaged inode has no facts; whoever asks for it alone is told why.
         let inode = entry.inode.or_errno()?;
         let ino = serving.nodes.id(inode.ino.0);
-        let is_held_back = serving.nodes.get(ino).is_some_and(|node| node.is_held_back());
-        let (change, attr) = if is_held_back { (None, vfs.stat(&inode)) } else { vfs.observe(&inode) };
+        let node = serving.nodes.get(ino);
+        let is_held_back = node.as_ref().is_some_and(|node| node.is_held_back());
+        let (mut change, attr) = if is_held_back { (None, vfs.stat(&inode)) } else { vfs.observe(&inode) };
+        // Behind the number: a change that it counts was noted before.
+        change = change.filter(|_| !node.is_some_and(|node| serving.has_unfinished(&node)));
         let (mode, generation) = (attr.kind.mode_bits() | attr.perm, inode.generation);
         let (uid, gid, size, name) = (attr.uid, attr.gid, attr.size, entry.name);
         let before = records.len();

@@ -39,6 +39,7 @@ pub(crate) fn serve(
     output_bytes: u32,
     reply: ReplyIoctl,
 ) {
+    serving.heard(request);
     if command == IVERS_IOC_CHANGE {
         let node = match serving.node(ino) {
             Ok(node) => node,

@@ -27,6 +27,13 @@
 //! (the file is unlinked, or the user who mounted may not open it) the counter is bumped by force: the answer differs from
 //! all earlier ones, which is never wrong. Nothing is ever invalidated to answer a query.
 //!
+//! # What the kernel does not show yet
+//!
+//! With `-o strict_queries` a query also waits until the kernel shows every change that its answer counts: until the thread that asked for it
+//! has come again, or until the lock under which the kernel digests our answer has been free, which is seen in the same way, by an fsync of
+//! the file or the directory. Without it a number can be ahead of the kernel's caches, by some ten microseconds as a rule and by as long as
+//! the changing thread does not get to run at worst.
+//!
 //! What a query costs: one round trip while nobody has the file open for writing (10 us on two cores), some five more while
 //! somebody has (55 us), and on top of that the hand-over of what is dirty (0.2 s for 512 MiB, to a filesystem in memory).
 //!
@@ -55,6 +62,7 @@ mod options;
 mod outside;
 mod serving;
 mod session;
+mod unfinished;
 
 pub use children::{CHILDREN, CHILDREN_MAX, Child, parse_children};
 pub use cookie::{

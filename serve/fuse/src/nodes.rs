@@ -1,5 +1,6 @@
 //! The inodes that the kernel knows: counted by its lookups, dropped when it forgets them.
 
+use crate::unfinished::Changes;
 use ivers_vfs::InodeRef;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -20,6 +21,8 @@ pub(crate) struct Node {
     writers: AtomicU32,
     /// The errno of the last write from the kernel's cache that failed, until the next write(2) has returned it; 0: none.
     failed_write: AtomicI32,
+    /// What of it the kernel may not show yet.
+    pub(crate) changes: Changes,
     /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
     /// verified at use.
     places: Mutex<Vec<Place>>,
@@ -28,8 +31,9 @@ pub(crate) struct Node {
 /// A name in a directory.
 type Place = (u64, Box<[u8]>);
 
-/// Names remembered of one file: enough for one that is being renamed and linked about.
-const PLACES_MAX: usize = 3;
+/// Names remembered of one file: enough for one that is linked about. Nobody tells which file a removed name was of, so one of them must be there
+/// still, or a file that is open for writing is not found and counts as changed at each query.
+const PLACES_MAX: usize = 16;
 
 impl Node {
     fn new(id: u64, inode: InodeRef) -> Self {
@@ -38,6 +42,7 @@ impl Node {
             inode,
             writers: AtomicU32::new(0),
             failed_write: AtomicI32::new(0),
+            changes: Changes::default(),
             places: Mutex::default(),
         }
     }
@@ -80,6 +85,17 @@ impl Node {
     /// Where a directory, which has one place at a time, was seen last.
     fn place(&self) -> Option<Place> {
         self.places.lock().last().cloned()
+    }
+
+    /// It has this name no more.
+    pub(crate) fn leave_place(&self, parent: u64, name: &[u8]) {
+        let mut places = self.places.lock();
+        // The latest is where it went.
+        if let [before @ .., _] = &places[..]
+            && let Some(at) = before.iter().position(|(dir, known)| *dir == parent && **known == *name)
+        {
+            places.remove(at);
+        }
     }
 
     pub(crate) fn set_place(&self, parent: u64, name: &[u8]) {
@@ -140,9 +156,10 @@ impl Nodes {
         self.shard(id).lock().get(&id).map(|(node, _)| node.clone())
     }
 
-    /// The paths below the root of the mount by which a file may be found, the likeliest first. Hints: verified at use.
+    /// The paths below the root of the mount by which a file may be found, the likeliest first; the root's is empty. Hints: verified at use.
     pub(crate) fn paths(&self, node: &Node) -> impl Iterator<Item = Vec<u8>> {
-        node.places().into_iter().rev().filter_map(|place| self.path(place))
+        let root = (node.id == ROOT).then(Vec::new);
+        root.into_iter().chain(node.places().into_iter().rev().filter_map(|place| self.path(place)))
     }
 
     fn path(&self, mut place: Place) -> Option<Vec<u8>> {

@@ -31,6 +31,8 @@ pub struct FuseOptions {
     /// Whether a serving thread may keep a program company on its processor. It never does where the process that mounts may not
     /// bring a thread back from `SCHED_IDLE`.
     pub company: bool,
+    /// A query waits until the kernel shows what its answer counts.
+    pub strict_queries: bool,
     /// The user who mounts acts as root inside the image. Turns `default_permissions` off.
     pub fakeroot: bool,
     /// What `mount` shows as the source.
@@ -59,6 +61,7 @@ impl Default for FuseOptions {
             threads: 0,
             linger: None,
             company: true,
+            strict_queries: false,
             fakeroot: false,
             fsname: "ivers".into(),
             subtype: "ivers".into(),
@@ -113,6 +116,8 @@ impl FuseOptions {
             ("no_writeback_cache", None) => self.writeback_cache = false,
             ("company", None) => self.company = true,
             ("no_company", None) => self.company = false,
+            ("strict_queries", None) => self.strict_queries = true,
+            ("no_strict_queries", None) => self.strict_queries = false,
             ("fakeroot", None) => self.fakeroot = true,
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
@@ -161,6 +166,7 @@ mod tests {
             "threads=3",
             "linger=0",
             "no_company",
+            "strict_queries",
             "no_writeback_cache",
             "noexec",
         ] {
@@ -168,6 +174,7 @@ mod tests {
         }
         assert!(
             !options.company
+                && options.strict_queries
                 && options.allow_other
                 && options.read_only
                 && !options.writeback_cache

@@ -4,7 +4,7 @@
 //! are always done at the other end of a socket, by threads that [`attach`](crate::attach) started, in the same process or in another one.
 //!
 //! Each socket carries one question at a time. Whoever answers trusts nothing that he is asked: he opens only regular files
-//! of this very mount, and tells no more than any user may read in /proc, and how large such a file is.
+//! and directories of this very mount, and tells no more than any user may read in /proc, and how large such a file is.
 
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
@@ -66,7 +66,8 @@ impl Outside {
         self.flushes.len()
     }
 
-    /// Open the file of this inode number by a path below the root of the mount, and flush. Waits until that is done.
+    /// Open the file or directory of this inode number by a path below the root of the mount, and fsync it: what the kernel holds back is
+    /// handed over, and its lock of the inode was free. Waits until that is done.
     pub(crate) fn flush(&self, slot: usize, path: &[u8], id: u64) -> bool {
         let Some(socket) = self.flushes.get(slot) else { return false };
         ask(&socket.lock(), &which_file(id, path), 1) == Some(vec![YES])
@@ -201,14 +202,18 @@ fn answer_size(dir: &Path, device: Option<(u32, u32)>, question: &[u8]) -> Optio
         rustix::fs::statx(&at, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
         at = step(&at, name, ResolveFlags::CACHED)?;
     }
-    look(&at, u64::from_le_bytes(*id)).map(|stat| stat.stx_size)
+    let stat = look(&at, u64::from_le_bytes(*id))?;
+    (kind(&stat) == FileType::RegularFile).then_some(stat.stx_size)
 }
 
-/// Open a regular file of the mount, without following anything and without leaving it.
+/// Open a regular file or a directory of the mount, without following anything and without leaving it. No path: the root.
 fn open(dir: &Path, device: (u32, u32), path: &[u8], id: u64) -> Option<OwnedFd> {
-    let found = step(&root(dir, device)?, path, ResolveFlags::empty())?;
-    // Looked at before it is opened: opening a device would have effects that no image may cause.
-    look(&found, id)?;
+    let mut found = root(dir, device)?;
+    if !path.is_empty() {
+        found = step(&found, path, ResolveFlags::empty())?;
+        // Looked at before it is opened: opening a device would have effects that no image may cause.
+        look(&found, id).filter(|stat| matches!(kind(stat), FileType::RegularFile | FileType::Directory))?;
+    }
     use std::os::fd::AsRawFd;
     let again = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -241,12 +246,15 @@ fn step(from: &OwnedFd, path: &[u8], how: ResolveFlags) -> Option<OwnedFd> {
     rustix::fs::openat2(from, path, flags, Mode::empty(), resolve).ok()
 }
 
-/// What is known of a file, if it is a regular one of this number.
+/// What is known of a file, if it has this number.
 fn look(file: &OwnedFd, id: u64) -> Option<Statx> {
     let wanted = StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE;
     let stat = rustix::fs::statx(file, "", KNOWN, wanted).ok()?;
-    let is_it = stat.stx_ino == id && FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
-    is_it.then_some(stat)
+    (stat.stx_ino == id).then_some(stat)
+}
+
+fn kind(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
 }
 
 fn groups_of(pid: u32) -> Vec<u32> {

@@ -7,6 +7,7 @@ use crate::flusher::Flusher;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::session::Server;
+use crate::unfinished::{Callers, Unfinished};
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_linger::{Linger, Rhythm};
 use ivers_vfs::*;
@@ -70,6 +71,7 @@ pub(crate) struct Serving {
     pub(crate) options: FuseOptions,
     pub(crate) server: Server,
     pub(crate) company: Arc<Company>,
+    callers: Callers,
     linger: Linger,
     rhythm: Rhythm,
     /// Where requests come from. Until it is known nobody lingers.
@@ -110,6 +112,7 @@ impl Serving {
             block_size,
             ttl: if asks_each_time { Duration::ZERO } else { FOREVER },
             company,
+            callers: Callers::new(),
             linger: Linger::new(options.longest_linger()),
             rhythm: Rhythm::default(),
             device: OnceLock::new(),
@@ -249,23 +252,97 @@ impl Serving {
         mode
     }
 
-    /// Answer a query of the change attribute, at once or after the kernel has handed over what it holds back.
+    /// The thread behind a request has begun a system call. Every request says so but those that a system call may make behind a change
+    /// which it has asked for before.
+    pub(crate) fn heard(&self, request: &Request) {
+        if self.options.strict_queries {
+            self.callers.heard(request.pid());
+        }
+    }
+
+    /// Something about these inodes is about to change, and the kernel will show it before it lets go of its lock of `lock`; `None`: it may do so
+    /// without one. Before the change is made.
+    pub(crate) fn changes(&self, request: &Request, lock: Option<&Node>, of: &[&Node]) {
+        if self.options.strict_queries {
+            let caller = self.callers.heard(request.pid());
+            of.iter().for_each(|node| node.changes.note(&self.callers, caller, lock.map(|lock| lock.id)));
+        }
+    }
+
+    /// The file behind a name that is about to change.
+    pub(crate) fn named(&self, dir: &Node, name: &[u8]) -> Option<Arc<Node>> {
+        if !self.options.strict_queries {
+            return None;
+        }
+        self.node_behind(dir, name)
+    }
+
+    /// Whether the kernel may not show yet what the number of a node counts.
+    pub(crate) fn has_unfinished(&self, node: &Node) -> bool {
+        !node.changes.unfinished(&self.callers).is_empty()
+    }
+
+    /// Answer a query of the change attribute: at once, or after the kernel has handed over what it holds back, and shows all that the answer
+    /// counts.
     pub(crate) fn query(
         self: &Arc<Self>,
         node: Arc<Node>,
         answer: impl FnOnce(Option<u64>) + Send + 'static,
     ) {
         if !node.is_held_back() || self.vfs.no_cookie().is_some() {
-            return answer(self.vfs.change(&node.inode));
+            return self.query_flushed(node, answer);
         }
         let serving = self.clone();
         self.flusher.flush(node.clone(), move |flushed| {
-            answer(if flushed {
-                serving.vfs.change(&node.inode)
+            if flushed {
+                serving.query_flushed(node, answer);
             } else {
-                serving.vfs.force_change(&node.inode, ivers_vfs::Touch::Nothing)
-            })
+                answer(serving.unlike_all_before(&node));
+            }
         });
+    }
+
+    fn query_flushed(self: &Arc<Self>, node: Arc<Node>, answer: impl FnOnce(Option<u64>) + Send + 'static) {
+        // The number first: every change that it counts was noted before.
+        let change = self.vfs.change(&node.inode);
+        let unfinished = node.changes.unfinished(&self.callers);
+        if unfinished.is_empty() {
+            return answer(change);
+        }
+        let serving = self.clone();
+        self.wait_for_locks(unfinished.clone(), move |were_free| {
+            if were_free {
+                node.changes.are_over(&unfinished);
+                answer(change);
+            } else {
+                answer(serving.unlike_all_before(&node));
+            }
+        });
+    }
+
+    /// The answer where it is not known what the kernel shows.
+    fn unlike_all_before(&self, node: &Node) -> Option<u64> {
+        self.vfs.force_change(&node.inode, Touch::Nothing)
+    }
+
+    /// Until each of these locks has been free. Told whether that was seen of all of them.
+    fn wait_for_locks(
+        self: &Arc<Self>,
+        mut changes: Vec<Unfinished>,
+        then: impl FnOnce(bool) + Send + 'static,
+    ) {
+        let Some(Unfinished { lock, .. }) = changes.pop() else { return then(true) };
+        let Some(locked) = lock.and_then(|id| self.nodes.get(id)) else { return then(false) };
+        // Many threads may have changed one directory.
+        changes.retain(|change| change.lock != lock);
+        let serving = self.clone();
+        let then: Box<dyn FnOnce(bool) + Send> = Box::new(then);
+        self.flusher.flush(
+            locked,
+            move |flushed| {
+                if flushed { serving.wait_for_locks(changes, then) } else { then(false) }
+            },
+        );
     }
 
     /// How large a file is whose data the kernel may hold back, told to one who holds the kernel's lock of it: a flush would wait for that.
@@ -339,12 +416,16 @@ impl Serving {
     }
 
     /// After a rename, find the node by its new name.
-    pub(crate) fn moved(&self, dir: &Node, name: &[u8]) {
-        if let Ok(inode) = self.vfs.lookup(&Cred::trusted(), &dir.inode, name)
-            && let Some(node) = self.nodes.get(self.nodes.id(inode.ino.0))
-        {
-            node.set_place(dir.id, name);
-        }
+    pub(crate) fn moved(&self, dir: &Node, name: &[u8]) -> Option<Arc<Node>> {
+        let node = self.node_behind(dir, name)?;
+        node.set_place(dir.id, name);
+        Some(node)
+    }
+
+    /// The file behind a name, if the kernel knows it.
+    fn node_behind(&self, dir: &Node, name: &[u8]) -> Option<Arc<Node>> {
+        let inode = self.vfs.lookup(&Cred::trusted(), &dir.inode, name).ok()?;
+        self.nodes.get(self.nodes.id(inode.ino.0))
     }
 
     /// A SETATTR as the kernel sends it to hand over the times that it keeps of a regular file: it comes on behalf of

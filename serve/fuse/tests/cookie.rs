@@ -128,6 +128,94 @@ fn unlinked_open_files_always_answer_differently() {
     assert!(get() > first);
 }
 
+/// Somebody changes things and goes on with something else, so that he is not heard of: the answer comes all the same, and is the last of its kind.
+#[test]
+fn a_strict_query_waits_for_no_one_who_is_done() {
+    if !can_mount() {
+        return;
+    }
+    for writeback_cache in [true, false] {
+        let m = mount_with(FuseOptions { strict_queries: true, writeback_cache, ..FuseOptions::default() });
+        let (path, other, dir) = (m.path("f"), m.path("g"), m.path("d"));
+        fs::write(&path, b"contents").unwrap();
+        fs::create_dir(&dir).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        // Whoever makes a request is heard of: each change is made by a thread that makes no other.
+        let change_by_another = |make: &(dyn Fn() + Sync)| {
+            let (done, is_done) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                let (end, wait) = std::sync::mpsc::channel::<()>();
+                scope.spawn(move || {
+                    make();
+                    done.send(()).unwrap();
+                    let _ = wait.recv();
+                });
+                is_done.recv().unwrap();
+                let now = [change(&path), change(m.dir.path()), change(&dir)];
+                let again = [change(&path), change(m.dir.path()), change(&dir)];
+                assert_eq!(again, now, "nothing changed");
+                drop(end);
+                now
+            })
+        };
+        let mut last = change_by_another(&|| ());
+        let mut changes_these = |which: [bool; 3], make: &(dyn Fn() + Sync)| {
+            let now = change_by_another(make);
+            for (at, changes) in which.into_iter().enumerate() {
+                assert_eq!(now[at] > last[at], changes, "{at}: {last:?} {now:?}");
+            }
+            last = now;
+        };
+        let (the_file, names, names_and_file) =
+            ([true, false, false], [false, true, false], [true, true, false]);
+        changes_these(the_file, &|| file.set_len(3).unwrap());
+        changes_these(the_file, &|| file.write_all_at(b"x", 1).unwrap());
+        changes_these(the_file, &|| fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap());
+        changes_these(the_file, &|| xattr::set(&path, "user.a", b"b").unwrap());
+        changes_these(the_file, &|| xattr::remove(&path, "user.a").unwrap());
+        changes_these(the_file, &|| {
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 9000).unwrap()
+        });
+        changes_these(names_and_file, &|| fs::hard_link(&path, &other).unwrap());
+        changes_these(names_and_file, &|| fs::remove_file(&other).unwrap());
+        changes_these(names_and_file, &|| {
+            fs::rename(&path, &other).unwrap();
+            fs::rename(&other, &path).unwrap();
+        });
+        changes_these([false, false, true], &|| drop(fs::File::create(dir.join("new")).unwrap()));
+        changes_these([false, true, true], &|| fs::rename(dir.join("new"), m.path("new")).unwrap());
+        changes_these(names, &|| fs::remove_file(m.path("new")).unwrap());
+        changes_these(names, &|| fs::create_dir(m.path("e")).unwrap());
+        changes_these(names, &|| fs::remove_dir(m.path("e")).unwrap());
+        changes_these(names, &|| symlink("f", m.path("l")).unwrap());
+    }
+}
+
+/// To be flushed it must be found, by whichever of its names is left.
+#[test]
+fn an_open_file_that_lost_its_latest_names_is_found_by_an_older_one() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    let path = m.path("f");
+    let file = OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
+    let others: Vec<_> = (0..8).map(|n| m.path(&format!("other{n}"))).collect();
+    for other in &others {
+        fs::hard_link(&path, other).unwrap();
+        fs::rename(other, m.path("moved")).unwrap();
+        fs::rename(m.path("moved"), other).unwrap();
+    }
+    for other in &others {
+        fs::remove_file(other).unwrap();
+    }
+    let mut last = change(&path);
+    for n in 0..10 {
+        file.write_all_at(&[n], 0).unwrap();
+        grows(&path, &mut last);
+    }
+}
+
 #[test]
 fn stores_through_a_mapping_show() {
     if !can_mount() {

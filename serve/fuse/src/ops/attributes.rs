@@ -14,6 +14,7 @@ impl Ops {
         let s = &*self.0;
         let node = s.node(ino)?;
         let cred = s.cred(request);
+        s.changes(request, Some(&node), &[&node]);
         set.kill_priv = set.size.is_some() && cred.uid != 0;
         let kills_capabilities = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
         match s.vfs.set_attr(&cred, &node.inode, &set) {
@@ -51,6 +52,7 @@ impl Ops {
             return Err(Errno::EPERM);
         }
         let node = s.node(ino)?;
+        s.changes(request, Some(&node), &[&node]);
         s.vfs.set_xattr(&s.cred(request), &node.inode, name, value, mode).or_errno()?;
         if name == b"system.posix_acl_access" {
             s.acl_kills_set_gid(request, &node).or_errno()?;
@@ -60,6 +62,7 @@ impl Ops {
 
     pub(super) fn get_named(&self, request: &Request, ino: INodeNo, name: &[u8]) -> Reply<Vec<u8>> {
         let s = &*self.0;
+        s.heard(request);
         let node = s.node(ino)?;
         s.vfs.get_xattr(&s.cred(request), &node.inode, name).or_errno()
     }
@@ -82,6 +85,7 @@ impl Ops {
             return Err(Errno::EPERM);
         }
         let node = s.node(ino)?;
+        s.changes(request, Some(&node), &[&node]);
         match s.vfs.remove_xattr(&s.cred(request), &node.inode, name) {
             // Where there is no list already, none is what was asked for.
             Err(Error::Name(NameError::NoAttribute)) if name.starts_with(b"system.posix_acl_") => Ok(()),
@@ -98,6 +102,7 @@ impl Ops {
         reply: ReplyXattr,
     ) {
         let s = &self.0;
+        s.heard(request);
         let node = match s.node(ino) {
             Ok(node) => node,
             Err(error) => return reply.error(error),

@@ -34,7 +34,11 @@ impl Ops {
         }
         let handle = s.handle(request, &cred, flags);
         s.tell_open(&cred, &node, handle)?;
-        if flags & O_TRUNC != 0 {
+        if flags & O_TRUNC == 0 {
+            s.heard(request);
+        } else {
+            // Where the kernel has no pages of its own to drop, it takes no lock.
+            s.changes(request, s.options.writeback_cache.then_some(&node), &[&node]);
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
             let emptied = s.vfs.set_attr(&cred, &node.inode, &set);
             let emptied = emptied.and_then(|_| s.vfs.drop_capability(&node.inode)).or_errno();
@@ -109,6 +113,9 @@ impl Ops {
         // From the page cache: whose identity this is is a guess too.
         let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;
+        if !from_cache {
+            s.changes(request, Some(&node), &[&node]);
+        }
         let mut written = s.vfs.write(&cred, &node.inode, offset, data, how);
         // The kernel does not look at how much of its cache's data was written: only an error tells it that some was not.
         while let (true, Ok(done @ 1..)) = (from_cache, &written) {
@@ -152,6 +159,7 @@ impl Ops {
         let node = s.node(ino)?;
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
         let cred = s.cred_for_room(request, s.cred(request));
+        s.changes(request, Some(&node), &[&node]);
         s.vfs.fallocate(&cred, &node.inode, mode, offset, length).or_errno()?;
         s.vfs.drop_capability(&node.inode).or_errno()
     }
@@ -197,6 +205,7 @@ impl Ops {
         let len = len.min(COPY_BYTES_MAX);
         let (from, to) = (s.node(ino_in)?, s.node(ino_out)?);
         let cred = s.cred(request);
+        s.changes(request, Some(&to), &[&to]);
         let copied =
             s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len).or_errno()?;
         s.vfs.drop_capability(&to.inode).or_errno()?;

@@ -4,6 +4,7 @@ use super::Ops;
 use super::reply::Reply;
 use crate::convert::negative_attr;
 use crate::errno::errno;
+use crate::nodes::Node;
 use crate::serving::{Handle, OrErrno};
 use fuser::*;
 use ivers_vfs::{CreateSpec, Error, Ino, NameError, RenameFlags as VfsRename};
@@ -20,6 +21,7 @@ pub(super) fn spec(kind: ivers_vfs::FileType, mode: u32, umask: u32) -> CreateSp
 impl Ops {
     pub(super) fn find(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<Found> {
         let s = &*self.0;
+        s.heard(request);
         let name = name.as_bytes();
         let found = match s.node(parent) {
             Ok(dir) if name == b"." => Ok(dir.inode.clone()),
@@ -47,6 +49,7 @@ impl Ops {
     ) -> Reply<Found> {
         let s = &*self.0;
         let dir = s.node(parent)?;
+        s.changes(request, Some(&dir), &[&dir]);
         let (inode, _) =
             s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (_, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
@@ -76,6 +79,7 @@ impl Ops {
         let s = &*self.0;
         let dir = s.node(parent)?;
         let cred = s.cred(request);
+        s.changes(request, Some(&dir), &[&dir]);
         let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (node, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
         let handle = s.handle(request, &cred, flags);
@@ -99,20 +103,31 @@ impl Ops {
     ) -> Reply<Found> {
         let s = &*self.0;
         let (node, dir) = (s.node(ino)?, s.node(parent)?);
+        s.changes(request, Some(&dir), &[&dir, &node]);
         s.vfs.link(&s.cred(request), &node.inode, &dir.inode, name.as_bytes(), false).or_errno()?;
         let (_, attr, generation) = s.entry(node.inode.clone(), parent, name.as_bytes())?;
         Ok((attr, generation))
     }
 
+    /// A name of a file, and so the file too, is about to go from a directory.
+    fn name_changes(&self, request: &Request, dir: &Node, name: &OsStr) {
+        match self.0.named(dir, name.as_bytes()) {
+            Some(file) => self.0.changes(request, Some(dir), &[dir, &file]),
+            None => self.0.changes(request, Some(dir), &[dir]),
+        }
+    }
+
     pub(super) fn remove(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
         let s = &*self.0;
         let dir = s.node(parent)?;
+        self.name_changes(request, &dir, name);
         s.vfs.unlink(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
     }
 
     pub(super) fn remove_dir(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
         let s = &*self.0;
         let dir = s.node(parent)?;
+        self.name_changes(request, &dir, name);
         s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
     }
 
@@ -133,10 +148,15 @@ impl Ops {
         how.set(VfsRename::EXCHANGE, flags.contains(RenameFlags::RENAME_EXCHANGE));
         let (old, new) = (s.node(parent)?, s.node(newparent)?);
         let (name, newname) = (name.as_bytes(), newname.as_bytes());
+        let (moved, replaced) = (s.named(&old, name), s.named(&new, newname));
+        let files = moved.iter().chain(&replaced).chain([&old, &new]).map(|node| &**node);
+        s.changes(request, Some(&new), &files.collect::<Vec<_>>());
         s.vfs.rename(&s.cred(request), &old.inode, name, &new.inode, newname, how, false).or_errno()?;
-        s.moved(&new, newname);
+        let moved = s.moved(&new, newname);
         if how.contains(VfsRename::EXCHANGE) {
             s.moved(&old, name);
+        } else if let Some(moved) = moved {
+            moved.leave_place(old.id, name);
         }
         Ok(())
     }
