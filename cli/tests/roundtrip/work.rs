@@ -10,7 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Most names that ext4 gives one file.
 const LINKS_MAX: u64 = 65_000;
@@ -240,10 +240,18 @@ pub fn sparse(root: &Path, rng: &mut StdRng) -> Result<()> {
         file.read_exact_at(&mut back, from)?;
         ensure!(back.iter().all(|byte| *byte == 0), "s{n}: a punched hole is no hole");
         file.set_len(end + 1_000_000)?;
-        let hole = rustix::fs::seek(&file, SeekFrom::Hole(end + 8192))?;
-        ensure!(hole == end + 8192, "s{n}: data at {hole} behind the end");
+        // It shows no holes while it is open for writing, and the mount hears of the end later than close(2) returns.
+        drop(file);
+        let path = dir.join(format!("s{n}"));
+        let file = File::open(&path)?;
+        let hole = || Ok::<_, std::io::Error>(rustix::fs::seek(&file, SeekFrom::Hole(end + 8192))?);
+        let closed = Instant::now();
+        while hole()? != end + 8192 {
+            ensure!(closed.elapsed() < Duration::from_secs(10), "s{n}: data at {} behind the end", hole()?);
+            std::thread::sleep(Duration::from_millis(5));
+        }
         if n % 2 == 0 {
-            file.set_len(end / 2)?;
+            File::options().write(true).open(&path)?.set_len(end / 2)?;
         }
     }
     Ok(())

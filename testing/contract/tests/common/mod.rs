@@ -215,8 +215,12 @@ impl FuseMount {
     }
 
     fn serve(&mut self, vfs: Arc<Vfs>) {
-        let session =
-            ivers_fuse::mount(vfs.clone(), self.dir.path(), FuseOptions::default()).expect("it mounts");
+        let mut options = FuseOptions::default();
+        let asked = std::env::var("IVERS_FUSE_OPTIONS").unwrap_or_default();
+        for option in asked.split(',').filter(|option| !option.is_empty()) {
+            assert_eq!(options.set(option), Ok(true), "IVERS_FUSE_OPTIONS: {option}");
+        }
+        let session = ivers_fuse::mount(vfs.clone(), self.dir.path(), options).expect("it mounts");
         (self.session, self.vfs) = (Some(session), Some(vfs));
     }
 
