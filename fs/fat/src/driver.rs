@@ -113,11 +113,11 @@ impl Fat {
     }
 
     /// Changes the entry of an inode with the inode out of it: whoever logs an inode reads its entry and puts all of it back, and what is
-    /// done to the name in between would be undone. `work` is told where the entry was and says where it is; if it fails, it is where it was.
-    ///
-    /// What others have logged meanwhile is nowhere: an inode that has an entry afterwards is to be logged in the same change.
+    /// done to the name in between would be undone. `work` is told where the entry was and says where it is; if it fails, it is where it was. What
+    /// others have logged meanwhile went nowhere, so an inode that has an entry afterwards is logged here.
     fn with_entry_left<T>(
         &self,
+        change: &ivers_ordered::Change<'_>,
         inode: &Inode,
         work: impl FnOnce(Option<Place>) -> Result<(Option<Place>, T)>,
     ) -> Result<T> {
@@ -125,12 +125,19 @@ impl Fat {
         let done = work(from);
         let mut state = node(inode).state.lock();
         state.place = done.as_ref().map_or(from, |(to, _)| *to);
-        done.map(|(_, value)| value)
+        let logged = self.log_state(change, inode, &state);
+        let (_, value) = done?;
+        logged.map(|()| value)
     }
 
     /// Does away with the entry of an inode, as `work` does it, and with the number that it gives.
-    fn without_entry<T>(&self, inode: &Inode, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.with_entry_left(inode, |place| {
+    fn without_entry<T>(
+        &self,
+        change: &ivers_ordered::Change<'_>,
+        inode: &Inode,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.with_entry_left(change, inode, |place| {
             let done = work()?;
             if let Some(place) = place {
                 self.places.lock().gone(inode.ino, place);
@@ -152,7 +159,7 @@ impl Fat {
         }
         let change = self.change()?;
         let slot = self.slot_of(node(dir), name)?;
-        self.without_entry(inode, || self.remove_name(&change, node(dir), slot, Stage::Detach))?;
+        self.without_entry(&change, inode, || self.remove_name(&change, node(dir), slot, Stage::Detach))?;
         self.orphan(&change, inode)?;
         self.renamed_in(&change, dir, -i32::from(is_dir))
     }
@@ -171,12 +178,11 @@ impl Fat {
         let up = self.known_as(new_dir);
         let change = self.change()?;
         let old_slot = self.slot_of(node(old_dir), old_name)?;
-        self.with_entry_left(inode, |from| {
+        self.with_entry_left(&change, inode, |from| {
             let from = from.ok_or(NameError::Stale)?;
             let to = self.move_entry(&change, rename, old_slot, from)?;
             Ok((Some(to), ()))
         })?;
-        self.log_in(&change, inode)?;
         if let Some(target) = target {
             self.orphan(&change, target)?;
         }
@@ -210,7 +216,7 @@ impl Fat {
         let to = match target {
             Some(target) => {
                 let slot = self.slot_of(node(new_dir), new_name)?;
-                self.without_entry(target, || self.repoint(change, node(new_dir), slot, entry))?
+                self.without_entry(change, target, || self.repoint(change, node(new_dir), slot, entry))?
             }
             None => {
                 let instead = (old_dir.ino == new_dir.ino).then_some(old_slot);

@@ -189,6 +189,8 @@ fn a_name_that_goes_is_gone_whoever_logs_the_inode() {
                 let _until = Until(done);
                 for _ in 0..20 {
                     world.rename("b", "a name that needs several slots").unwrap();
+                    // What fails must not lose anything either.
+                    assert!(world.rename("a name that needs several slots", "a?b").is_err());
                     world.rename("a name that needs several slots", "b").unwrap();
                 }
                 if round % 2 == 0 {
