@@ -37,14 +37,19 @@ pub fn begin() {
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let Some(began) = BEGAN.get() else { return Ok(command.status()?) };
     let left = RUN.saturating_sub(began.elapsed());
-    let mounted_before: HashSet<i32> = fuse_mounts().map(|mount| mount.mnt_id).collect();
-    status_within(command, left, || {
-        fuse_mounts().filter(|mount| !mounted_before.contains(&mount.mnt_id)).for_each(|mount| abort(&mount));
+    let which = |mount: &MountInfo| (mount.mnt_id, mount.mount_point.clone());
+    let mounted_before: HashSet<_> = test_mounts().map(|mount| which(&mount)).collect();
+    status_within(command, left, move || {
+        test_mounts().filter(|mount| !mounted_before.contains(&which(mount))).for_each(|mount| abort(&mount));
     })
 }
 
 /// `release` lets those go who cannot be killed.
-fn status_within(command: &mut Command, limit: Duration, release: impl FnOnce()) -> Result<ExitStatus> {
+fn status_within(
+    command: &mut Command,
+    limit: Duration,
+    release: impl FnOnce() + Send + 'static,
+) -> Result<ExitStatus> {
     let start = Instant::now();
     let (reader, writer) = std::io::pipe()?;
     command.process_group(0).stdout(writer.try_clone()?).stderr(writer);
@@ -57,7 +62,7 @@ fn status_within(command: &mut Command, limit: Duration, release: impl FnOnce())
         if let Some(status) = child.try_wait()? {
             if written.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("xtask: something that {command:?} started still runs");
-                print_threads(group);
+                in_time(move || print_threads(group));
             }
             return Ok(status);
         }
@@ -67,8 +72,9 @@ fn status_within(command: &mut Command, limit: Duration, release: impl FnOnce())
         std::thread::sleep(LOOK);
     }
     eprintln!("xtask: {command:?} has not ended in {} s; what runs:", start.elapsed().as_secs());
-    print_threads(group);
-    release();
+    // Either may have to wait for what hangs.
+    in_time(move || print_threads(group));
+    in_time(release);
     let _ = kill_process_group(group, Signal::KILL);
     let killed = Instant::now();
     while child.try_wait()?.is_none() && killed.elapsed() < GRACE {
@@ -76,6 +82,16 @@ fn status_within(command: &mut Command, limit: Duration, release: impl FnOnce())
     }
     let _ = written.recv_timeout(GRACE);
     anyhow::bail!("ended after {} s", start.elapsed().as_secs())
+}
+
+/// Do something, and wait for it as long as there is hope.
+fn in_time(work: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || {
+        work();
+        let _ = done.send(());
+    });
+    let _ = is_done.recv_timeout(GRACE);
 }
 
 /// What comes out of a pipe goes to our own output. The end of it is told.
@@ -106,8 +122,7 @@ fn print_threads(group: Pid) {
 }
 
 fn print_process(process: &Process) {
-    let command = process.cmdline().unwrap_or_default().join(" ");
-    eprintln!("  {} {command}", process.pid);
+    eprintln!("  {}", process.pid);
     for task in process.tasks().into_iter().flatten().flatten() {
         let Ok(stat) = task.stat() else { continue };
         let path = format!("/proc/{}/task/{}/wchan", task.pid, task.tid);
@@ -116,10 +131,11 @@ fn print_process(process: &Process) {
     }
 }
 
-/// What is mounted through FUSE, the latest first.
-fn fuse_mounts() -> impl Iterator<Item = MountInfo> {
+/// What is mounted of the kinds that tests mount, the latest first.
+fn test_mounts() -> impl Iterator<Item = MountInfo> {
     let mounts = Process::myself().and_then(|me| me.mountinfo()).map(|mounts| mounts.0).unwrap_or_default();
-    mounts.into_iter().rev().filter(|mount| mount.fs_type.starts_with("fuse"))
+    let kinds = ["fuse.ivers", "fuse.fuse2fs", "fuse.passthrough_ll"];
+    mounts.into_iter().rev().filter(move |mount| kinds.contains(&&*mount.fs_type))
 }
 
 /// Let whoever waits for the server of a mount have an error instead.
