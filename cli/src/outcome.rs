@@ -20,6 +20,8 @@ use crate::failure;
 const CLOSED: &str = "closed\n";
 /// More strangers than this do not wait for one mount.
 const MOST_WAITING: usize = 64;
+/// Who has connected before is among so many, however fast others come: a backlog is not longer.
+const MOST_PENDING: usize = 8192;
 
 fn name(pid: u32) -> String {
     format!("ivers-mount-{pid}")
@@ -27,8 +29,15 @@ fn name(pid: u32) -> String {
 
 /// The supervisor's end.
 pub struct Outcome {
-    waiting: Arc<Mutex<Vec<UnixStream>>>,
+    asking: Arc<Mutex<Asking>>,
     listener: UnixListener,
+}
+
+#[derive(Default)]
+struct Asking {
+    waiting: Vec<UnixStream>,
+    /// What there was to tell, for those who come late.
+    told: Option<String>,
 }
 
 impl Outcome {
@@ -36,26 +45,22 @@ impl Outcome {
     pub fn listen() -> std::io::Result<Self> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name(std::process::id()))?)?;
         listener.set_nonblocking(true)?;
-        let waiting = Arc::new(Mutex::new(Vec::new()));
-        let (theirs, accepting) = (waiting.clone(), listener.try_clone()?);
+        let asking = Arc::new(Mutex::new(Asking::default()));
+        let (theirs, accepting) = (asking.clone(), listener.try_clone()?);
         std::thread::Builder::new().name("ivers-outcome".into()).spawn(move || {
             loop {
                 let mut wanted = [PollFd::new(&accepting, PollFlags::IN)];
-                match rustix::io::retry_on_intr(|| rustix::event::poll(&mut wanted, None)) {
-                    Ok(_) => {
-                        if let Err(error) = accept_all(&accepting, &mut lock(&theirs)) {
-                            log::debug!("one who waits for the end of the mount: {error}");
-                            std::thread::sleep(Duration::from_millis(100));
-                        }
-                    }
-                    Err(error) => {
-                        log::debug!("nobody will be told how the mount ended: {error}");
-                        break;
-                    }
+                if let Err(error) = rustix::io::retry_on_intr(|| rustix::event::poll(&mut wanted, None)) {
+                    log::debug!("nobody will be told how the mount ended: {error}");
+                    break;
+                }
+                if let Err(error) = lock(&theirs).take_in(&accepting) {
+                    log::debug!("one who waits for the end of the mount: {error}");
+                    std::thread::sleep(Duration::from_millis(100));
                 }
             }
         })?;
-        Ok(Self { waiting, listener })
+        Ok(Self { asking, listener })
     }
 
     /// Tell everybody who waits.
@@ -64,10 +69,37 @@ impl Outcome {
             Ok(()) => CLOSED.to_owned(),
             Err(error) => format!("{} {}\n", failure::code(error), failure::line(error)),
         };
+        let mut asking = lock(&self.asking);
+        asking.told = Some(text);
         // Who has connected and was not accepted yet waits too.
-        let mut waiting = lock(&self.waiting);
-        let _ = accept_all(&self.listener, &mut waiting);
-        for mut stream in waiting.drain(..) {
+        let _ = asking.take_in(&self.listener);
+        asking.answer();
+    }
+}
+
+impl Asking {
+    /// Take in those who have connected. All under one lock: nobody may be accepted and in no list when the list is told.
+    fn take_in(&mut self, listener: &UnixListener) -> std::io::Result<()> {
+        for _ in 0..MOST_PENDING {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            };
+            // A name in the abstract namespace is everybody's: others must not crowd out those who may unmount.
+            let is_mine = rustix::net::sockopt::socket_peercred(&stream)
+                .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
+            if is_mine || self.waiting.len() < MOST_WAITING {
+                self.waiting.push(stream);
+            }
+        }
+        self.answer();
+        Ok(())
+    }
+
+    fn answer(&mut self) {
+        let Some(text) = &self.told else { return };
+        for mut stream in self.waiting.drain(..) {
             // One line fits the socket's buffer; who is gone needs no answer.
             let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
             let _ = stream.write_all(text.as_bytes());
@@ -75,25 +107,8 @@ impl Outcome {
     }
 }
 
-fn lock(waiting: &Mutex<Vec<UnixStream>>) -> MutexGuard<'_, Vec<UnixStream>> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Take in all who have connected. With the list locked: nobody may be accepted and in no list when the list is told.
-fn accept_all(listener: &UnixListener, waiting: &mut Vec<UnixStream>) -> std::io::Result<()> {
-    loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        // A name in the abstract namespace is everybody's: others must not crowd out those who may unmount.
-        let is_mine = rustix::net::sockopt::socket_peercred(&stream)
-            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
-        if is_mine || waiting.len() < MOST_WAITING {
-            waiting.push(stream);
-        }
-    }
+fn lock(asking: &Mutex<Asking>) -> MutexGuard<'_, Asking> {
+    asking.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The end of who unmounts.
