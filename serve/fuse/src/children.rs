@@ -100,11 +100,10 @@ pub(crate) fn value(
         // A damaged inode has no facts; whoever asks for it alone is told why.
         let inode = entry.inode.or_errno()?;
         let ino = serving.nodes.id(inode.ino.0);
-        let node = serving.nodes.get(ino);
-        let is_held_back = node.as_ref().is_some_and(|node| node.is_held_back());
+        let is_held_back = serving.nodes.get(ino).is_some_and(|node| node.is_held_back());
         let (mut change, attr) = if is_held_back { (None, vfs.stat(&inode)) } else { vfs.observe(&inode) };
-        // Behind the number: a change that it counts was noted before.
-        change = change.filter(|_| !node.is_some_and(|node| serving.has_unfinished(&node)));
+        // Behind the number, of a node that may have come meanwhile: a change that the number counts was noted before.
+        change = change.filter(|_| !serving.nodes.get(ino).is_some_and(|node| serving.has_unfinished(&node)));
         let (mode, generation) = (attr.kind.mode_bits() | attr.perm, inode.generation);
         let (uid, gid, size, name) = (attr.uid, attr.gid, attr.size, entry.name);
         let before = records.len();

@@ -52,7 +52,10 @@ pub(crate) fn serve(
     }
     if serving.vfs.has_format_call(command) {
         return match serving.node(ino) {
-            Ok(node) => serving.format_call(serving.cred(request), node, command, reply),
+            Ok(node) => {
+                serving.changes(request, None, &[&node]);
+                serving.format_call(serving.cred(request), node, command, reply)
+            }
             Err(error) => reply.error(error),
         };
     }

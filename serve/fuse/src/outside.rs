@@ -85,6 +85,11 @@ impl Outside {
         self.thread_ids.contains(&thread_id)
     }
 
+    /// Whether a thread is no more, or has nothing left to do but to be gone.
+    pub(crate) fn has_ended(&self, thread: u32) -> bool {
+        thread != 0 && ask(&self.groups.lock(), &thread.to_le_bytes(), ANSWER_MAX) == Some(vec![NO])
+    }
+
     /// The supplementary groups of a process, which the protocol does not carry.
     pub(crate) fn groups_of(&self, pid: u32) -> Vec<u32> {
         let answer = ask(&self.groups.lock(), &pid.to_le_bytes(), ANSWER_MAX).unwrap_or_default();
@@ -126,8 +131,9 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<O
     let (groups, theirs) = pair()?;
     answerer("ivers-groups", theirs, 4, |question| {
         let pid = question.try_into().map(u32::from_le_bytes).ok()?;
+        let Some(groups) = groups_of(pid) else { return Some(vec![NO]) };
         let mut answer = vec![YES];
-        answer.extend(groups_of(pid).into_iter().flat_map(u32::to_le_bytes));
+        answer.extend(groups.into_iter().flat_map(u32::to_le_bytes));
         answer.truncate(ANSWER_MAX);
         Some(answer)
     })?;
@@ -257,11 +263,19 @@ fn kind(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-fn groups_of(pid: u32) -> Vec<u32> {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return Vec::new() };
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Groups:"))
-        .map(|groups| groups.split_whitespace().filter_map(|group| group.parse().ok()).collect())
-        .unwrap_or_default()
+/// The supplementary groups of a thread. `None`: it has ended.
+fn groups_of(thread: u32) -> Option<Vec<u32>> {
+    // What /proc does not show may be there all the same (proc(5), hidepid).
+    let number = rustix::process::Pid::from_raw(i32::try_from(thread).ok()?)?;
+    if rustix::process::test_kill_process(number) == Err(Errno::SRCH) {
+        return None;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim_start();
+    // Of a zombie there is nothing left but its number.
+    if field("State:").starts_with(['Z', 'X']) {
+        return None;
+    }
+    Some(field("Groups:").split_whitespace().filter_map(|group| group.parse().ok()).collect())
 }

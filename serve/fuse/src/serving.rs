@@ -7,7 +7,7 @@ use crate::flusher::Flusher;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::session::Server;
-use crate::unfinished::{Callers, Unfinished};
+use crate::unfinished::{Caller, Callers, Unfinished};
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_linger::{Linger, Rhythm};
 use ivers_vfs::*;
@@ -260,13 +260,23 @@ impl Serving {
         }
     }
 
-    /// Something about these inodes is about to change, and the kernel will show it before it lets go of its lock of `lock`; `None`: it may do so
-    /// without one. Before the change is made.
+    /// Something about these inodes is about to change, and the kernel will show it before it lets go of its lock of `lock`, which nobody else has
+    /// meanwhile; `None`: it may do so without one. Before the change is made.
     pub(crate) fn changes(&self, request: &Request, lock: Option<&Node>, of: &[&Node]) {
         if self.options.strict_queries {
-            let caller = self.callers.heard(request.pid());
-            of.iter().for_each(|node| node.changes.note(&self.callers, caller, lock.map(|lock| lock.id)));
+            self.note(self.callers.heard(request.pid()), lock, of);
         }
+    }
+
+    /// The same for data that is written, where a system call makes several requests.
+    pub(crate) fn data_changes(&self, request: &Request, of: &Node) {
+        if self.options.strict_queries {
+            self.note(self.callers.in_one_call(request.pid()), Some(of), &[of]);
+        }
+    }
+
+    fn note(&self, caller: Caller, lock: Option<&Node>, of: &[&Node]) {
+        of.iter().for_each(|node| node.changes.note(&self.callers, caller, lock.map(|lock| lock.id)));
     }
 
     /// The file behind a name that is about to change.
@@ -297,7 +307,7 @@ impl Serving {
             if flushed {
                 serving.query_flushed(node, answer);
             } else {
-                answer(serving.unlike_all_before(&node));
+                answer(serving.ahead(&node));
             }
         });
     }
@@ -307,20 +317,34 @@ impl Serving {
         let change = self.vfs.change(&node.inode);
         let unfinished = node.changes.unfinished(&self.callers);
         if unfinished.is_empty() {
-            return answer(change);
+            return answer(self.caught_up(&node, change));
         }
         let serving = self.clone();
         self.wait_for_locks(unfinished.clone(), move |were_free| {
-            if were_free {
+            let outside = serving.flusher.outside();
+            let is_over = |change: &Unfinished| outside.has_ended(change.caller.thread);
+            if were_free || unfinished.iter().all(is_over) {
                 node.changes.are_over(&unfinished);
-                answer(change);
+                answer(serving.caught_up(&node, change));
             } else {
-                answer(serving.unlike_all_before(&node));
+                answer(serving.ahead(&node));
             }
         });
     }
 
+    /// The answer where the kernel shows all that it counts: this one, unless it may be one that was given too early.
+    fn caught_up(&self, node: &Node, change: Option<u64>) -> Option<u64> {
+        if node.changes.take_ahead() { self.unlike_all_before(node) } else { change }
+    }
+
     /// The answer where it is not known what the kernel shows.
+    fn ahead(&self, node: &Node) -> Option<u64> {
+        if self.has_unfinished(node) {
+            node.changes.went_ahead();
+        }
+        self.unlike_all_before(node)
+    }
+
     fn unlike_all_before(&self, node: &Node) -> Option<u64> {
         self.vfs.force_change(&node.inode, Touch::Nothing)
     }
@@ -332,17 +356,19 @@ impl Serving {
         then: impl FnOnce(bool) + Send + 'static,
     ) {
         let Some(Unfinished { lock, .. }) = changes.pop() else { return then(true) };
-        let Some(locked) = lock.and_then(|id| self.nodes.get(id)) else { return then(false) };
-        // Many threads may have changed one directory.
-        changes.retain(|change| change.lock != lock);
+        let Some(lock) = lock else { return then(false) };
         let serving = self.clone();
         let then: Box<dyn FnOnce(bool) + Send> = Box::new(then);
-        self.flusher.flush(
-            locked,
-            move |flushed| {
+        match self.nodes.get(lock) {
+            // Nobody holds the lock of an inode that the kernel has forgotten, or of a directory that it has removed.
+            None => self.wait_for_locks(changes, then),
+            Some(dir) if dir.inode.kind == FileType::Directory && dir.inode.attr().nlink == 0 => {
+                self.wait_for_locks(changes, then)
+            }
+            Some(locked) => self.flusher.flush(locked, move |flushed| {
                 if flushed { serving.wait_for_locks(changes, then) } else { then(false) }
-            },
-        );
+            }),
+        }
     }
 
     /// How large a file is whose data the kernel may hold back, told to one who holds the kernel's lock of it: a flush would wait for that.

@@ -6,16 +6,16 @@
 //! has come with another system call, and when the lock has been free since.
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Threads that are told apart. Of one that another has taken the place of it is not known that it has gone on, so its lock is waited for.
-const SLOTS: usize = 1024;
+const SLOTS: usize = 4096;
 
 /// Which request of which thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// 0: not known to us. Such a one is never seen to go on.
-    thread: u32,
+    pub(crate) thread: u32,
     request: u32,
 }
 
@@ -41,6 +41,16 @@ impl Callers {
         Caller { thread, request: next(before) as u32 }
     }
 
+    /// A request that a system call may make several times, at once too, and behind a change that it has asked for.
+    pub(crate) fn in_one_call(&self, thread: u32) -> Caller {
+        let slot = self.slot(thread).load(Ordering::Acquire);
+        if slot >> 32 == u64::from(thread) {
+            Caller { thread, request: slot as u32 }
+        } else {
+            self.heard(thread)
+        }
+    }
+
     fn has_gone_on(&self, since: Caller) -> bool {
         let slot = self.slot(since.thread).load(Ordering::Acquire);
         since.thread != 0 && slot >> 32 == u64::from(since.thread) && slot as u32 != since.request
@@ -50,33 +60,51 @@ impl Callers {
 /// A change that the kernel may not show yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unfinished {
-    caller: Caller,
+    pub(crate) caller: Caller,
     /// The number of the inode whose lock is held; `None`: no lock is.
     pub(crate) lock: Option<u64>,
 }
 
-/// Those of one inode: at most one of each thread.
+/// Those of one inode: at most one of each lock, and without a lock one of each thread.
 #[derive(Default)]
-pub(crate) struct Changes(Mutex<Vec<Unfinished>>);
+pub(crate) struct Changes {
+    noted: Mutex<Vec<Unfinished>>,
+    /// An answer was given that counts a change which nobody could wait for.
+    is_ahead: AtomicBool,
+}
 
 impl Changes {
-    /// Before the change is made, and so before anybody can learn its number.
+    /// Before the change is made, and so before anybody can learn its number. Whoever had this lock before is done: he has let go of it.
     pub(crate) fn note(&self, callers: &Callers, caller: Caller, lock: Option<u64>) {
-        let mut changes = self.0.lock();
-        changes.retain(|change| change.caller.thread != caller.thread && !callers.has_gone_on(change.caller));
-        changes.push(Unfinished { caller, lock });
+        let ends = |change: &Unfinished| match lock {
+            Some(_) => change.lock == lock,
+            None => change.lock.is_none() && caller.thread != 0 && change.caller.thread == caller.thread,
+        };
+        let mut noted = self.noted.lock();
+        noted.retain(|change| !ends(change) && !callers.has_gone_on(change.caller));
+        noted.push(Unfinished { caller, lock });
+    }
+
+    /// An answer is given though what it counts may not show yet. There must be another one when it does.
+    pub(crate) fn went_ahead(&self) {
+        self.is_ahead.store(true, Ordering::Release);
+    }
+
+    /// Whether an answer was given that way, once.
+    pub(crate) fn take_ahead(&self) -> bool {
+        self.is_ahead.swap(false, Ordering::AcqRel)
     }
 
     /// Those that are not known to be over.
     pub(crate) fn unfinished(&self, callers: &Callers) -> Vec<Unfinished> {
-        let mut changes = self.0.lock();
+        let mut changes = self.noted.lock();
         changes.retain(|change| !callers.has_gone_on(change.caller));
         changes.clone()
     }
 
     /// Their locks have been free since.
     pub(crate) fn are_over(&self, over: &[Unfinished]) {
-        self.0.lock().retain(|change| !over.contains(change));
+        self.noted.lock().retain(|change| !over.contains(change));
     }
 }
 
@@ -84,38 +112,54 @@ impl Changes {
 mod tests {
     use super::*;
 
+    fn locks(callers: &Callers, changes: &Changes) -> Vec<u64> {
+        changes.unfinished(callers).iter().map(|change| change.lock.unwrap_or(0)).collect()
+    }
+
     #[test]
     fn a_change_is_over_when_its_thread_comes_again_or_its_lock_was_free() {
         let (callers, changes) = (Callers::new(), Changes::default());
         let note = |thread: u32, lock: u64| changes.note(&callers, callers.heard(thread), Some(lock));
-        let locks =
-            || changes.unfinished(&callers).iter().map(|change| change.lock.unwrap()).collect::<Vec<_>>();
+        let locks = || locks(&callers, &changes);
         note(7, 70);
         note(8, 80);
         assert_eq!(locks(), [70, 80]);
         callers.heard(9);
         assert_eq!(locks(), [70, 80], "somebody else");
-        note(7, 71);
-        assert_eq!(locks(), [80, 71], "the later of one thread");
-        callers.heard(8);
-        assert_eq!(locks(), [71]);
-        let over = changes.unfinished(&callers);
+        note(9, 70);
+        assert_eq!(locks(), [80, 70], "the next who has the lock");
         note(8, 81);
+        assert_eq!(locks(), [70, 81], "has gone on");
+        let over = changes.unfinished(&callers);
+        note(9, 82);
         changes.are_over(&over);
-        assert_eq!(locks(), [81]);
+        assert_eq!(locks(), [82]);
+    }
+
+    #[test]
+    fn the_requests_of_one_call_do_not_end_one_another() {
+        let (callers, changes) = (Callers::new(), Changes::default());
+        let calls = [callers.in_one_call(3), callers.in_one_call(3)];
+        assert_eq!(calls[0], calls[1]);
+        changes.note(&callers, calls[1], Some(30));
+        changes.note(&callers, calls[0], Some(30));
+        assert_eq!(locks(&callers, &changes), [30]);
+        callers.heard(3);
+        assert!(locks(&callers, &changes).is_empty());
     }
 
     #[test]
     fn a_thread_that_is_not_known_has_not_gone_on() {
         let (callers, changes) = (Callers::new(), Changes::default());
-        changes.note(&callers, callers.heard(0), None);
-        callers.heard(0);
-        assert_eq!(changes.unfinished(&callers).len(), 1);
+        for _ in 0..2 {
+            changes.note(&callers, callers.heard(0), None);
+        }
+        assert_eq!(changes.unfinished(&callers).len(), 2, "they may be two");
         let same_slot = 5 + SLOTS as u32;
         changes.note(&callers, callers.heard(5), None);
         callers.heard(same_slot);
-        assert_eq!(changes.unfinished(&callers).len(), 2, "forgotten, not gone on");
+        assert_eq!(changes.unfinished(&callers).len(), 3, "forgotten, not gone on");
         callers.heard(5);
-        assert_eq!(changes.unfinished(&callers).len(), 1);
+        assert_eq!(changes.unfinished(&callers).len(), 2);
     }
 }

@@ -34,11 +34,8 @@ impl Ops {
         }
         let handle = s.handle(request, &cred, flags);
         s.tell_open(&cred, &node, handle)?;
-        if flags & O_TRUNC == 0 {
-            s.heard(request);
-        } else {
-            // Where the kernel has no pages of its own to drop, it takes no lock.
-            s.changes(request, s.options.writeback_cache.then_some(&node), &[&node]);
+        s.heard(request);
+        if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
             let emptied = s.vfs.set_attr(&cred, &node.inode, &set);
             let emptied = emptied.and_then(|_| s.vfs.drop_capability(&node.inode)).or_errno();
@@ -114,7 +111,7 @@ impl Ops {
         let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;
         if !from_cache {
-            s.changes(request, Some(&node), &[&node]);
+            s.data_changes(request, &node);
         }
         let mut written = s.vfs.write(&cred, &node.inode, offset, data, how);
         // The kernel does not look at how much of its cache's data was written: only an error tells it that some was not.
@@ -185,8 +182,8 @@ impl Ops {
             }
         };
         s.size_held_back(node, move |size| match (size, whence) {
-            // The kernel does the same with the size that it knows, of all files of this mount from now on.
-            (None, _) => reply.error(Errno::ENOSYS),
+            // As from a filesystem that has no such call: programs read all of the file instead. ENOSYS would be for all files of the mount.
+            (None, _) => reply.error(Errno::EINVAL),
             (Some(size), _) if !(0..size as i64).contains(&offset) => reply.error(Errno::ENXIO),
             (Some(_), SEEK_DATA) => reply.offset(offset),
             (Some(size), SEEK_HOLE) => reply.offset(size as i64),

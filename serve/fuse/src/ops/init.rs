@@ -24,6 +24,10 @@ impl Ops {
             // must not ask for ACLs: it takes "not supported" for the answer to whoever is not the owner.
             wanted |= InitFlags::FUSE_POSIX_ACL;
         }
+        if s.options.strict_queries {
+            // What these change the kernel would show without a lock of its own: O_TRUNC comes as SETATTR then, and asynchronous direct I/O is waited for.
+            wanted -= InitFlags::FUSE_ATOMIC_O_TRUNC | InitFlags::FUSE_ASYNC_DIO;
+        }
         if s.options.writeback_cache {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;
         }
