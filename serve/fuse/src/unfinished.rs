@@ -3,7 +3,7 @@
 //! The thread that asked for a change brings the kernel's caches up to date when it runs behind our answer, and that can be any time later.
 //! Until then who asks for the number gets the new one, and may be shown what was before. So a change is noted before it is made, with its
 //! thread and with the inode whose lock the kernel holds from before it asks us until its caches are right. What was noted is over when that thread
-//! has come with another system call, and when the lock has been free since.
+//! has come with another system call or has ended, or when the lock has been free since.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
