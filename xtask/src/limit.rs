@@ -177,8 +177,13 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(1) + 2 * GRACE);
         let sleeper: i32 = std::fs::read_to_string(&dir).unwrap().trim().parse().unwrap();
         std::fs::remove_file(&dir).unwrap();
-        // Dead, or not yet buried by whoever inherited it.
-        let is_gone = Process::new(sleeper).and_then(|p| p.stat()).map_or(true, |stat| stat.state == 'Z');
-        assert!(is_gone);
+        // Dead, or not yet buried by whoever inherited it; it takes a moment to die.
+        let is_gone =
+            || Process::new(sleeper).and_then(|p| p.stat()).map_or(true, |stat| "ZX".contains(stat.state));
+        let killed = Instant::now();
+        while !is_gone() {
+            assert!(killed.elapsed() < GRACE, "it still runs");
+            std::thread::sleep(LOOK);
+        }
     }
 }

@@ -52,9 +52,12 @@ fn ensure(programs: &[(&str, &str)]) -> bool {
         Err(_) => return false,
     }) == 0;
     if is_root && Path::new("/usr/bin/apt-get").exists() {
-        let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
+        let retries = ["-o", "Acquire::Retries=5"];
+        let mut args = [&["install", "-y", "-q", "--no-install-recommends"], &retries[..]].concat();
         args.extend(missing.iter().flat_map(|packages| packages.split(' ')));
-        if run("package lists", "apt-get", &["update", "-q"], &[]) && run("packages", "apt-get", &args, &[]) {
+        if run("package lists", "apt-get", &[&["update", "-q"], &retries[..]].concat(), &[])
+            && run("packages", "apt-get", &args, &[])
+        {
             return true;
         }
     }

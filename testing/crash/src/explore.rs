@@ -12,6 +12,7 @@ use ivers_block::{FaultDevice, MemDevice};
 use ivers_vfs::Vfs;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -138,6 +139,26 @@ struct Shared<'a> {
 }
 
 impl Explorer {
+    /// One of no workloads yet, with what suits most runs: everybody recovers but the kernel, fsck looks at every state, and it takes all cores.
+    /// `IVERS_CRASH_VIOLATIONS` says after how many violations to stop.
+    pub fn new(target: impl Target + 'static, seed: u64) -> Self {
+        Self {
+            target: Box::new(target),
+            workloads: Vec::new(),
+            whole: 0,
+            unmount_one_in: 8,
+            most_states: u64::MAX,
+            most_violations: crate::env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
+            seed,
+            fsck_first_every: 8,
+            kernel_first_every: 0,
+            fresh_every: 8,
+            check_every: 1,
+            threads: std::thread::available_parallelism().map_or(2, usize::from),
+            progress: std::io::stderr().is_terminal(),
+        }
+    }
+
     /// Explore. An error is one of the exploration itself (no scratch space, no fsck); what the driver does wrong is in
     /// the summary.
     pub fn run(&self) -> anyhow::Result<Summary> {

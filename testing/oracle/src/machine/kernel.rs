@@ -71,7 +71,8 @@ impl Kernel {
 fn download(dir: &Path, package: &str) -> Result<PathBuf> {
     println!("== kernel: apt-get download {package}");
     let mut download = Command::new("apt-get");
-    let status = download.args(["download", "-q", package]).current_dir(dir).status().context("apt-get")?;
+    download.args(["download", "-q", "-o", "Acquire::Retries=5", package]);
+    let status = download.current_dir(dir).status().context("apt-get")?;
     ensure!(status.success(), "{package} cannot be downloaded");
     let mut files = fs::read_dir(dir)?.flatten().map(|entry| entry.path());
     let file = files.find(|path| path.extension().is_some_and(|extension| extension == "deb"));
