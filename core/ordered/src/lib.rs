@@ -32,10 +32,13 @@
 //! # What a driver must see to
 //!
 //! Within a batch, time is forgotten: a stage of a later change goes home before a later stage of an earlier one. That is right as long as a change does not build on the
-//! *order* of an earlier one in the same batch. It does in two cases, and the driver then calls [`Ordered::settle`] with the ticket of the earlier change first:
+//! *order* of an earlier one in the same batch. It does in three cases, and the driver then calls [`Ordered::settle`] with the ticket of the earlier change first:
 //!
 //! - to lengthen ([`Stage::Detach`]) what was made shorter ([`Stage::Cut`]) in the same batch: the new end would be durable before the smaller size is;
-//! - to attach below something that is being moved what was detached above it, in formats that keep such links in what is attached itself.
+//! - to attach below something that is being moved what was detached above it, in formats that keep such links in what is attached itself;
+//! - to move elsewhere what was moved within one block, by one write ([`Stage::Attach`]): its third place would be durable before its first is left.
+//!
+//! It must not forget the ticket before that is durable: what is evicted meanwhile is settled on its way out.
 //!
 //! # Invariants
 //!

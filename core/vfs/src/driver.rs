@@ -226,7 +226,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn log_inode(&self, inode: &Inode) -> Result<()>;
     /// The last user of an inode without names is gone: free its blocks and itself.
     fn delete_inode(&self, inode: &Inode) -> Result<()>;
-    /// The inode leaves the cache; drop what is kept beside it (preallocation).
+    /// The inode leaves the cache; drop what is kept beside it (preallocation). Under none of its locks: this may write.
     fn forget_inode(&self, _inode: &Inode) {}
 
     /// Find a name, never `.` or `..`.

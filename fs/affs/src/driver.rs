@@ -288,6 +288,11 @@ impl FileSystem for Affs {
 
     fn forget_inode(&self, inode: &Inode) {
         self.forget_promises(inode);
+        if inode.attr().nlink > 0 {
+            let shrunk = node(inode).state.lock().shrunk;
+            // Who loads it again does not know what it has to wait for. An error stops all writing, which is how everybody learns of it.
+            let _ = self.settle(shrunk);
+        }
     }
 
     fn describe(&self) -> Vec<(String, String)> {

@@ -14,11 +14,11 @@ use ivers_vfs::{Error, FileSystem, Vfs};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
 /// A kind of volume, with blocks of a sector: what is larger can be torn, and has no checksum that could tell.
+#[derive(Clone, Copy)]
 struct Amiga {
     name: &'static str,
     low: u8,
@@ -105,19 +105,12 @@ fn a_crash_loses_blocks_at_worst() {
             None => workloads(seed),
         };
         let explorer = Explorer {
-            target: Box::new(Amiga { ..*kind }),
             workloads,
             whole: 10,
             unmount_one_in: 4,
             most_states: states,
-            most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
-            seed,
             fsck_first_every: 0,
-            kernel_first_every: 0,
-            fresh_every: 8,
-            check_every: 1,
-            threads: std::thread::available_parallelism().map_or(2, usize::from),
-            progress: std::io::stderr().is_terminal(),
+            ..Explorer::new(*kind, seed)
         };
         let summary = explorer.run().expect("the explorer itself works");
         println!("{summary}");

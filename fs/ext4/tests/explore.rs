@@ -15,7 +15,6 @@ use ivers_vfs::FileSystem;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -189,19 +188,9 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
 /// The explorer of a kind, as it is for a run of few states.
 fn explorer(kind: &Ext, seed: u64) -> Explorer {
     Explorer {
-        target: Box::new(*kind),
-        workloads: Vec::new(),
-        whole: 0,
-        unmount_one_in: 8,
-        most_states: u64::MAX,
-        most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(5) as usize,
-        seed,
-        fsck_first_every: 8,
         kernel_first_every: 150,
-        fresh_every: 8,
         check_every: env("IVERS_CRASH_CHECK_EVERY").unwrap_or(1),
-        threads: std::thread::available_parallelism().map_or(2, usize::from),
-        progress: std::io::stderr().is_terminal(),
+        ..Explorer::new(*kind, seed)
     }
 }
 

@@ -176,6 +176,9 @@ impl Fat {
         }
         let crosses = old_dir.ino != new_dir.ino;
         let up = self.known_as(new_dir);
+        let renamed = node(inode).state.lock().renamed;
+        // The name that it has now and the one that it had before go with one write: a third must not be durable before that.
+        self.settle(renamed)?;
         let change = self.change()?;
         let old_slot = self.slot_of(node(old_dir), old_name)?;
         self.with_entry_left(&change, inode, |from| {
@@ -228,13 +231,16 @@ impl Fat {
             let atomic =
                 old_sectors.0 == old_sectors.1 && self.sectors_of(node(new_dir), new_slot)? == old_sectors;
             let stage = if atomic { Stage::Attach } else { Stage::Detach };
+            if atomic {
+                node(inode).state.lock().renamed = change.ticket();
+            }
             self.remove_name(change, node(old_dir), old_slot, stage)?;
             self.places.lock().moves(inode.ino, from, to);
         }
         Ok(to)
     }
 
-    fn settle(&self) -> Result<()> {
+    fn settle_all(&self) -> Result<()> {
         self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
     }
 }
@@ -322,8 +328,15 @@ impl FileSystem for Fat {
     }
 
     fn forget_inode(&self, inode: &Inode) {
-        let promised = std::mem::take(&mut node(inode).state.lock().promised);
+        let (promised, last, named) = {
+            let mut state = node(inode).state.lock();
+            (std::mem::take(&mut state.promised), state.cut.max(state.renamed), state.place.is_some())
+        };
         self.table.unpromise(promised);
+        if named {
+            // Who loads it again does not know what its next change has to wait for. An error stops all writing, which is how everybody learns of it.
+            let _ = self.settle(last);
+        }
         self.places.lock().forget(inode.ino);
     }
 
@@ -490,11 +503,11 @@ impl FileSystem for Fat {
     }
 
     fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        self.settle()
+        self.settle_all()
     }
 
     fn sync(&self) -> Result<()> {
-        self.settle()
+        self.settle_all()
     }
 
     fn unmount(&self) -> Result<()> {

@@ -62,6 +62,8 @@ pub(crate) struct State {
     pub promised: u64,
     /// The change that made the chain shorter.
     pub cut: Ticket,
+    /// The change that gave it another name by the write that takes the old one away: until that is durable it gets no third one.
+    pub renamed: Ticket,
     pub index: Option<Index>,
 }
 
@@ -72,6 +74,11 @@ pub(crate) fn node(inode: &Inode) -> &Arc<Node> {
 impl Fat {
     pub(crate) fn change(&self) -> Result<Change<'_>> {
         self.ordered.as_ref().ok_or(NameError::ReadOnly)?.change().map_err(order_error)
+    }
+
+    /// Makes a change durable, if it is not yet. Without a change, and under none of the locks.
+    pub(crate) fn settle(&self, ticket: Ticket) -> Result<()> {
+        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.settle(ticket).map_err(order_error))
     }
 
     /// A change that met damage or a failing device may be half made: it must not go home.
@@ -115,6 +122,7 @@ impl Fat {
             valid: size,
             promised: 0,
             cut: Ticket::default(),
+            renamed: Ticket::default(),
             index: None,
         }
     }

@@ -88,7 +88,7 @@ impl Fat {
         let ordered = self.ordered.as_ref().ok_or(NameError::ReadOnly)?;
         let cut = node(inode).state.lock().cut;
         // What is lengthened must not have been shortened in the same batch: the new end would be durable before the smaller size.
-        ordered.settle(cut).map_err(order_error)?;
+        self.settle(cut)?;
         // Data that is overwritten in place is a change too.
         ordered.begin().map_err(order_error)?;
         let end = offset + data.len() as u64;

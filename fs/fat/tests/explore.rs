@@ -4,18 +4,18 @@
 //! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names.
 
 use ivers_block::{Device, MemDevice};
-use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
+use ivers_crash::{Explorer, Op, Promises, Repaired, Target, Workload, env};
 use ivers_fat::{Fat, OpenOptions};
 use ivers_oracle::{FAT_PROGRAMS, fsck_fat_after_crash, fsck_fat_repair, have_programs};
 use ivers_vfs::FileSystem;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
-use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
     options: &'static [&'static str],
@@ -111,24 +111,42 @@ fn a_crash_costs_space_and_nothing_else() {
             None => workloads(seed + nth),
         };
         let summary = Explorer {
-            target: Box::new(Kind { ..*kind }),
             workloads,
             whole: if only.is_some() { 1 } else { 0 },
-            unmount_one_in: 8,
             most_states: states,
-            most_violations: env("IVERS_CRASH_VIOLATIONS").unwrap_or(3) as usize,
-            seed,
             fsck_first_every: 6,
-            kernel_first_every: 0,
-            fresh_every: 8,
-            check_every: 1,
-            threads: std::thread::available_parallelism().map_or(2, usize::from),
-            progress: std::io::stderr().is_terminal(),
+            ..Explorer::new(*kind, seed)
         }
         .run()
         .unwrap();
         println!("{summary}");
         assert!(summary.violations.is_empty(), "{summary}");
         assert!(only.is_some() || summary.states >= states, "{summary}");
+    }
+}
+
+/// A file that replaces one beside it, or gets a name beside its own, does so by one write, which takes the old name away as well. If it is renamed into
+/// another sector before that, no crash shows it under the first name and the third.
+#[test]
+fn a_file_that_is_renamed_twice_has_one_name() {
+    if !have_programs(FAT_PROGRAMS) {
+        return;
+    }
+    let long = "a name of several parts";
+    let scripts = [
+        ("replaces", vec![Op::Create("b"), Op::Sync, Op::Rename("a", "b"), Op::Rename("b", "d/b")]),
+        ("gets another name", vec![Op::Rename("a", long), Op::Rename(long, "d/a")]),
+    ];
+    let workloads =
+        scripts.map(|(name, ops)| Workload { name: name.to_owned(), workers: vec![ops], small_cache: false });
+    for kind in KINDS {
+        let explorer = Explorer {
+            workloads: workloads.to_vec(),
+            whole: workloads.len() as u64,
+            ..Explorer::new(*kind, 1)
+        };
+        let summary = explorer.run().unwrap();
+        println!("{summary}");
+        assert!(summary.violations.is_empty(), "{summary}");
     }
 }

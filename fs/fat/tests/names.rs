@@ -2,7 +2,7 @@
 
 use ivers_block::{Device, MemDevice};
 use ivers_fat::{Fat, OpenOptions};
-use ivers_oracle::{FAT_PROGRAMS, FatImage, fsck_fat, have_programs};
+use ivers_oracle::{FAT_PROGRAMS, FatImage, SetOnDrop, fsck_fat, have_programs};
 use ivers_vfs::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -157,15 +157,6 @@ fn what_the_format_cannot_do_is_refused() {
     );
 }
 
-/// Ends with what it is dropped with, so that a thread does not outlive a failed check.
-struct Until<'a>(&'a AtomicBool);
-
-impl Drop for Until<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 /// Who logs an inode puts its whole entry back: it must not bring a name back that somebody takes away meanwhile, nor may the rename
 /// bring back what the entry said before.
 #[test]
@@ -186,7 +177,7 @@ fn a_name_that_goes_is_gone_whoever_logs_the_inode() {
                 size
             });
             {
-                let _until = Until(done);
+                let _done = SetOnDrop(done);
                 for _ in 0..20 {
                     world.rename("b", "a name that needs several slots").unwrap();
                     // What fails must not lose anything either.
