@@ -13,6 +13,8 @@
  * Two equal values of `change` of one file (same filesystem, inode number and
  * generation) say that nothing about it changed in between, access times
  * aside. Later values are larger, compared as (int64_t)((a - b) << 1) > 0.
+ * Values of different mounts compare only with IVERS_CHANGE_PERSISTENT; without
+ * it each mount counts anew, and keeps a number only while it keeps the inode.
  */
 #ifndef IVERS_H
 #define IVERS_H

@@ -79,8 +79,9 @@ Mount options (-o), separated by commas:
   threads=N        threads that serve: 1 to 64
   no_company       no serving thread goes to the processor of a program that
                    makes many small requests (one does, with CAP_SYS_NICE)
-  strict_queries   a query waits until the kernel shows all that its answer
-                   counts, if a change is under way (off by default)
+  no_strict_queries
+                   a query does not wait until the kernel shows all that its
+                   answer counts (it does, if a change is under way)
   default_permissions, no_default_permissions,
   writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
   fsname=, subtype=

@@ -9,11 +9,13 @@
 //! ```
 //!
 //! Each change attribute counts as seen, and is that of the file that had the name when the directory was locked. Files of which the kernel
-//! holds something back or does not show something yet have none here: asked for alone they are flushed first. Whoever may read and search the directory may ask.
+//! holds something back, does not show something yet or shows what it could not write have none here: asked for alone they are flushed first. Whoever may read and search the directory may ask.
 
+use crate::nodes::Node;
 use crate::serving::{OrErrno, Serving};
 use fuser::{Errno, INodeNo, Request};
 use ivers_vfs::Cred;
+use std::sync::Arc;
 
 /// The name of the attribute; see the module.
 pub const CHILDREN: &str = "system.ivers.children";
@@ -100,10 +102,15 @@ pub(crate) fn value(
         // A damaged inode has no facts; whoever asks for it alone is told why.
         let inode = entry.inode.or_errno()?;
         let ino = serving.nodes.id(inode.ino.0);
-        let is_held_back = serving.nodes.get(ino).is_some_and(|node| node.is_held_back());
-        let (mut change, attr) = if is_held_back { (None, vfs.stat(&inode)) } else { vfs.observe(&inode) };
-        // Behind the number, of a node that may have come meanwhile: a change that the number counts was noted before.
-        change = change.filter(|_| !serving.nodes.get(ino).is_some_and(|node| serving.has_unfinished(&node)));
+        let known = serving.nodes.get(ino);
+        let (mut change, attr) = match &known {
+            Some(node) if node.is_held_back() || node.has_diverged() => (None, vfs.stat(&inode)),
+            Some(node) => node.changes.number(|| vfs.observe(&inode)),
+            None => vfs.observe(&inode),
+        };
+        // Behind the number: a change that it counts was noted before. Of a node that has come meanwhile it may count anything.
+        let may_count = |node: Arc<Node>| known.is_none() || serving.has_unfinished(&node);
+        change = change.filter(|_| !serving.nodes.get(ino).is_some_and(may_count));
         let (mode, generation) = (attr.kind.mode_bits() | attr.perm, inode.generation);
         let (uid, gid, size, name) = (attr.uid, attr.gid, attr.size, entry.name);
         let before = records.len();

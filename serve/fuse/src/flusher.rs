@@ -4,23 +4,44 @@
 //! [`outside`](crate::outside)). They hold no lock while they wait for that: the requests that this causes are served by the
 //! session's own threads, which never wait for these.
 //!
+//! A flush may take for ever: the lock that it waits for may be held by a program that waits for a server which somebody has stopped, or for
+//! the answer to the very query that the flush is for. So whoever asks for one says until when it is worth waiting for, and is told then that it
+//! did not work. The thread stays with it; as all of them may be staying, those that do so look after the time of those who wait in line.
+//!
 //! Whoever waits for an answer of ours may hold the kernel's lock of an inode, and all these threads may be waiting for that very lock. What such
 //! a caller needs is asked by a thread of its own, which never waits for a lock of the kernel's.
 
 use crate::nodes::{Node, Nodes};
 use crate::outside::Outside;
 use parking_lot::{Condvar, Mutex};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// What to do afterwards; told whether the flush worked.
 type Then = Box<dyn FnOnce(bool) + Send>;
 
 struct Job {
-    /// The file to flush first, if any.
-    flush: Option<Arc<Node>>,
+    /// The file to flush first, if any, and until when somebody waits for that.
+    flush: Option<(Arc<Node>, Instant)>,
     then: Then,
+}
+
+impl Job {
+    fn only(work: impl FnOnce() + Send + 'static) -> Self {
+        let then = move |go_on| {
+            if go_on {
+                work()
+            }
+        };
+        Self { flush: None, then: Box::new(then) }
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        self.flush.as_ref().is_some_and(|(_, until)| *until <= now)
+    }
 }
 
 #[derive(Default)]
@@ -78,25 +99,23 @@ impl Flusher {
         });
     }
 
-    /// Flush a file, then go on. Never blocks.
-    pub(crate) fn flush(&self, node: Arc<Node>, then: impl FnOnce(bool) + Send + 'static) {
+    /// Flush a file, then go on, at the latest some [`WAITING`] behind `until`. Never blocks.
+    pub(crate) fn flush(&self, node: Arc<Node>, until: Instant, then: impl FnOnce(bool) + Send + 'static) {
         // Without a name there is nothing to open; that needs no thread.
         if node.inode.attr().nlink == 0 {
             return then(false);
         }
-        self.flushing.push(Job { flush: Some(node), then: Box::new(then) });
+        self.flushing.push(Job { flush: Some((node, until)), then: Box::new(then) });
     }
 
     /// Do something on one of these threads, for which a serving thread must not wait. Not done when the session ends before.
     pub(crate) fn later(&self, work: impl FnOnce() + Send + 'static) {
-        self.flushing.push(Job {
-            flush: None,
-            then: Box::new(move |go_on| {
-                if go_on {
-                    work()
-                }
-            }),
-        });
+        self.flushing.push(Job::only(work));
+    }
+
+    /// The same, for a caller that holds a lock of the kernel's and waits for it: it must not wait for such a lock itself.
+    pub(crate) fn soon(&self, work: impl FnOnce() + Send + 'static) {
+        self.asking.push(Job::only(work));
     }
 
     /// The session is over: let the threads end.
@@ -153,8 +172,7 @@ impl Inner {
                     log::debug!("one thread less to flush files with: {error}");
                 }
                 drop(queue);
-                let flushed = self.flush(slot, &job);
-                (job.then)(flushed);
+                self.do_job(slot, job);
                 queue = self.queue.lock();
             } else if queue.closed {
                 break;
@@ -166,8 +184,77 @@ impl Inner {
         }
     }
 
-    fn flush(&self, slot: usize, job: &Job) -> bool {
-        let Some(node) = &job.flush else { return true };
-        self.nodes.paths(node).any(|path| self.outside.flush(slot, &path, node.id))
+    fn do_job(&self, slot: usize, job: Job) {
+        let Some((node, until)) = job.flush else { return (job.then)(true) };
+        let then = Cell::new(Some(job.then));
+        let meanwhile = || {
+            let now = Instant::now();
+            if until <= now
+                && let Some(then) = then.take()
+            {
+                log::debug!("inode {} cannot be flushed in time", node.id);
+                then(false);
+            }
+            self.refuse_late(now);
+        };
+        let flush =
+            |path: Vec<u8>| Instant::now() < until && self.outside.flush(slot, &path, node.id, meanwhile);
+        let flushed = self.nodes.paths(&node).any(flush);
+        if let Some(then) = then.take() {
+            then(flushed);
+        }
+    }
+
+    /// Those in line whose time is over.
+    fn refuse_late(&self, now: Instant) {
+        let late = {
+            let mut queue = self.queue.lock();
+            let (late, in_time) = std::mem::take(&mut queue.jobs)
+                .into_iter()
+                .partition::<VecDeque<_>, _>(|job| job.is_late(now));
+            queue.jobs = in_time;
+            late
+        };
+        late.into_iter().for_each(|job| (job.then)(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outside::{NO, YES, not_answering};
+    use ivers_vfs::{MountOptions, Vfs};
+    use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+    use std::time::Duration;
+
+    const SOON: Duration = Duration::from_millis(300);
+    const NEVER: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_flush_that_does_not_end_holds_up_nobody_for_ever() {
+        let vfs = Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 20)), MountOptions::default()).unwrap();
+        let nodes = Arc::new(Nodes::new(vfs.root().unwrap()));
+        let root = nodes.get(crate::nodes::ROOT).unwrap();
+        let (outside, others) = not_answering();
+        let flusher = Flusher::start(nodes, outside).unwrap();
+        let flush = |patience: Duration| -> Receiver<bool> {
+            let (told, hears) = channel();
+            flusher
+                .flush(root.clone(), Instant::now() + patience, move |flushed| told.send(flushed).unwrap());
+            hears
+        };
+        let begin = Instant::now();
+        let (first, in_line, patient) = (flush(SOON), flush(SOON), flush(NEVER));
+        assert_eq!((first.recv(), in_line.recv()), (Ok(false), Ok(false)));
+        assert!(begin.elapsed() >= SOON, "there was time to be had");
+        assert_eq!(patient.recv_timeout(SOON), Err(RecvTimeoutError::Timeout));
+        // The first one ends after all: nobody is told twice, and the thread is there for who still waits.
+        let answer =
+            |answer| rustix::net::send(&others, &[answer], rustix::net::SendFlags::NOSIGNAL).unwrap();
+        answer(NO);
+        answer(YES);
+        assert_eq!(patient.recv(), Ok(true));
+        drop(others);
+        flusher.close();
     }
 }

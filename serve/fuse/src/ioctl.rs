@@ -39,8 +39,8 @@ pub(crate) fn serve(
     output_bytes: u32,
     reply: ReplyIoctl,
 ) {
-    serving.heard(request);
     if command == IVERS_IOC_CHANGE {
+        serving.heard(request);
         let node = match serving.node(ino) {
             Ok(node) => node,
             Err(error) => return reply.error(error),
@@ -59,9 +59,11 @@ pub(crate) fn serve(
             Err(error) => reply.error(error),
         };
     }
+    serving.heard(request);
     match answer(serving, request, ino, command, input) {
         Ok(mut output) => {
-            output.resize(output_bytes as usize, 0);
+            // The number of some calls says long where their word is an int: what is beyond it is the caller's.
+            output.truncate(output_bytes as usize);
             reply.ioctl(0, &output);
         }
         Err(error) => reply.error(error),

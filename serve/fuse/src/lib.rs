@@ -29,9 +29,10 @@
 //!
 //! # What the kernel does not show yet
 //!
-//! With `-o strict_queries` a query also waits until the kernel shows every change that its answer counts: until the thread that asked for it
+//! A query also waits until the kernel shows every change that its answer counts: until the thread that asked for it
 //! has come again, or until the lock under which the kernel digests our answer has been free, which is seen in the same way, by an fsync of
-//! the file or the directory. Without it a number can be ahead of the kernel's caches, by some ten microseconds as a rule and by as long as
+//! the file or the directory; for five seconds at most, and for 30 where something is held back, then the answer differs from all earlier ones.
+//! With `-o no_strict_queries` a number can be ahead of the kernel's caches, by some ten microseconds as a rule and by as long as
 //! the changing thread does not get to run at worst.
 //!
 //! What a query costs: one round trip while nobody has the file open for writing (10 us on two cores), some five more while

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 /// The kernel's number of the root, whatever the format calls it.
 pub(crate) const ROOT: u64 = 1;
@@ -21,6 +21,8 @@ pub(crate) struct Node {
     writers: AtomicU32,
     /// The errno of the last write from the kernel's cache that failed, until the next write(2) has returned it; 0: none.
     failed_write: AtomicI32,
+    /// The kernel shows data that it could not write, and shows others when it drops those, of which nobody is told.
+    diverged: AtomicBool,
     /// What of it the kernel may not show yet.
     pub(crate) changes: Changes,
     /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
@@ -42,6 +44,7 @@ impl Node {
             inode,
             writers: AtomicU32::new(0),
             failed_write: AtomicI32::new(0),
+            diverged: AtomicBool::new(false),
             changes: Changes::default(),
             places: Mutex::default(),
         }
@@ -75,6 +78,20 @@ impl Node {
     /// The error to report, once.
     pub(crate) fn take_failed_write(&self) -> Option<i32> {
         Some(self.failed_write.swap(0, Ordering::AcqRel)).filter(|&errno| errno != 0)
+    }
+
+    /// What the kernel shows was not written.
+    pub(crate) fn diverges(&self) {
+        self.diverged.store(true, Ordering::Release);
+    }
+
+    /// The kernel shows nothing of it any more.
+    pub(crate) fn agrees_again(&self) {
+        self.diverged.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn has_diverged(&self) -> bool {
+        self.diverged.load(Ordering::Acquire)
     }
 
     /// Where to look for it, the likeliest last.

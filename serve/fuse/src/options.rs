@@ -31,7 +31,7 @@ pub struct FuseOptions {
     /// Whether a serving thread may keep a program company on its processor. It never does where the process that mounts may not
     /// bring a thread back from `SCHED_IDLE`.
     pub company: bool,
-    /// A query waits until the kernel shows what its answer counts.
+    /// A query waits until the kernel shows what its answer counts, and attributes are not kept while the kernel may change them on its own.
     pub strict_queries: bool,
     /// The user who mounts acts as root inside the image. Turns `default_permissions` off.
     pub fakeroot: bool,
@@ -61,7 +61,7 @@ impl Default for FuseOptions {
             threads: 0,
             linger: None,
             company: true,
-            strict_queries: false,
+            strict_queries: true,
             fakeroot: false,
             fsname: "ivers".into(),
             subtype: "ivers".into(),
@@ -166,7 +166,7 @@ mod tests {
             "threads=3",
             "linger=0",
             "no_company",
-            "strict_queries",
+            "no_strict_queries",
             "no_writeback_cache",
             "noexec",
         ] {
@@ -174,7 +174,7 @@ mod tests {
         }
         assert!(
             !options.company
-                && options.strict_queries
+                && !options.strict_queries
                 && options.allow_other
                 && options.read_only
                 && !options.writeback_cache

@@ -9,13 +9,18 @@
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
+use std::time::Duration;
 
 /// Flushes that may be under way at once; each may take as long as the write-back of a whole file.
 pub(crate) const FLUSHES_MAX: usize = 8;
+
+/// How often who waits for a flush looks at who waits for him.
+pub(crate) const WAITING: Duration = Duration::from_millis(100);
 
 /// What a session needs besides the [`Vfs`](ivers_vfs::Vfs): the device, and sockets to those who act for it outside.
 #[derive(Debug)]
@@ -67,10 +72,10 @@ impl Outside {
     }
 
     /// Open the file or directory of this inode number by a path below the root of the mount, and fsync it: what the kernel holds back is
-    /// handed over, and its lock of the inode was free. Waits until that is done.
-    pub(crate) fn flush(&self, slot: usize, path: &[u8], id: u64) -> bool {
+    /// handed over, and its lock of the inode was free. Waits until that is done, and does `meanwhile` every [`WAITING`].
+    pub(crate) fn flush(&self, slot: usize, path: &[u8], id: u64, meanwhile: impl FnMut()) -> bool {
         let Some(socket) = self.flushes.get(slot) else { return false };
-        ask(&socket.lock(), &which_file(id, path), 1) == Some(vec![YES])
+        ask_and(&socket.lock(), &which_file(id, path), 1, meanwhile) == Some(vec![YES])
     }
 
     /// The size that the kernel knows of the file of this inode number, if that is to be had without one of the kernel's locks. It may take a
@@ -111,19 +116,33 @@ fn which_file(id: u64, path: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn ask(socket: &OwnedFd, question: &[u8], answer_max: usize) -> Option<Vec<u8>> {
+    ask_and(socket, question, answer_max, || ())
+}
+
+/// And do something as often as the socket's time to wait is over.
+fn ask_and(
+    socket: &OwnedFd,
+    question: &[u8],
+    answer_max: usize,
+    mut meanwhile: impl FnMut(),
+) -> Option<Vec<u8>> {
     // A dead peer is an error, not a signal.
     rustix::io::retry_on_intr(|| rustix::net::send(socket, question, SendFlags::NOSIGNAL)).ok()?;
-    receive(socket, answer_max)
+    loop {
+        match receive(socket, answer_max) {
+            Err(Errno::AGAIN) => meanwhile(),
+            answer => return answer.ok().flatten(),
+        }
+    }
 }
 
 /// One message. `None`: the other end is closed. No message is empty.
-fn receive(socket: &OwnedFd, max: usize) -> Option<Vec<u8>> {
+fn receive(socket: &OwnedFd, max: usize) -> Result<Option<Vec<u8>>, Errno> {
     let mut message = vec![0; max];
     let (_, length) =
-        rustix::io::retry_on_intr(|| rustix::net::recv(socket, message.as_mut_slice(), RecvFlags::empty()))
-            .ok()?;
+        rustix::io::retry_on_intr(|| rustix::net::recv(socket, message.as_mut_slice(), RecvFlags::empty()))?;
     message.truncate(length);
-    (length > 0).then_some(message)
+    Ok((length > 0).then_some(message))
 }
 
 /// Start those who answer, for the mount on `dir` whose device number is `device`. They end when the asking ends are closed.
@@ -151,6 +170,7 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<O
     };
     for _ in 0..FLUSHES_MAX {
         let (ours, theirs) = pair()?;
+        set_socket_timeout(&ours, Timeout::Recv, Some(WAITING))?;
         let dir = dir.to_owned();
         let id = answerer("ivers-outside", theirs, QUESTION_MAX, move |question| {
             Some(vec![if answer_flush(&dir, device, question).is_some() { YES } else { NO }])
@@ -159,6 +179,21 @@ pub(crate) fn start(dir: &Path, device: Option<(u32, u32)>) -> std::io::Result<O
         outside.thread_ids.push(id);
     }
     Ok(outside)
+}
+
+/// Of whom nothing is heard but what is sent through the other end: one who flushes.
+#[cfg(test)]
+pub(crate) fn not_answering() -> (Outside, OwnedFd) {
+    let (flushes, others) = pair().unwrap();
+    set_socket_timeout(&flushes, Timeout::Recv, Some(WAITING)).unwrap();
+    let closed = || Mutex::new(pair().unwrap().0);
+    let outside = Outside {
+        groups: closed(),
+        sizes: closed(),
+        flushes: vec![Mutex::new(flushes)],
+        thread_ids: Vec::new(),
+    };
+    (outside, others)
 }
 
 /// The number of the thread that calls, as requests name their callers.
@@ -181,7 +216,7 @@ fn answerer(
     let (send_id, id) = mpsc::channel();
     std::thread::Builder::new().name(name.into()).spawn(move || {
         let _ = send_id.send(own_number());
-        while let Some(question) = receive(&socket, question_max) {
+        while let Ok(Some(question)) = receive(&socket, question_max) {
             let Some(answer) = answer(&question) else { break };
             if rustix::io::retry_on_intr(|| rustix::net::send(&socket, &answer, SendFlags::NOSIGNAL)).is_err()
             {

@@ -7,17 +7,23 @@ use crate::flusher::Flusher;
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::session::Server;
-use crate::unfinished::{Caller, Callers, Unfinished};
+use crate::unfinished::{Caller, Callers, Noted, Unfinished};
 use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_linger::{Linger, Rhythm};
 use ivers_vfs::*;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Nobody but this mount changes the filesystem, so what the kernel knows stays true.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How long a query waits for what the kernel holds back of a file. What takes longer, on a slow disk say, costs a number that is unlike all
+/// before, which is never wrong.
+const HAND_OVER: Duration = Duration::from_secs(30);
+/// And for a lock under which the kernel digests an answer, or a program does something else with the inode.
+const DIGEST: Duration = Duration::from_secs(5);
 
 /// So many free bytes are no full filesystem any more: the largest request takes one MiB.
 const ROOM_AGAIN: u64 = 2 << 20;
@@ -61,6 +67,14 @@ impl Handle {
         let mode = OpenMode::from_bits_truncate((handle.0 >> MODE_SHIFT) as u32);
         Self { holds_back: is(1), ours: is(2), open_room: is(4), mode }
     }
+}
+
+/// What the kernel is told of an inode that it learns by a name.
+pub(crate) struct Found {
+    pub(crate) attr: FileAttr,
+    pub(crate) generation: Generation,
+    /// How long it may trust the attributes. A name holds until it is told otherwise.
+    pub(crate) ttl: Duration,
 }
 
 /// Everything that serves one mount.
@@ -172,11 +186,12 @@ impl Serving {
         inode: InodeRef,
         parent: INodeNo,
         name: &[u8],
-    ) -> std::result::Result<(Arc<Node>, FileAttr, Generation), Errno> {
+    ) -> std::result::Result<(Arc<Node>, Found), Errno> {
         let generation = Generation(u64::from(inode.generation));
         let node = self.nodes.remember(inode, parent.0, name).ok_or(Errno::EIO)?;
         let attr = self.attr(&node, &self.vfs.stat(&node.inode));
-        Ok((node, attr, generation))
+        let ttl = self.attr_ttl(&node);
+        Ok((node, Found { attr, generation, ttl }))
     }
 
     /// What an OPEN with these flags holds, on behalf of `cred`.
@@ -276,7 +291,18 @@ impl Serving {
     }
 
     fn note(&self, caller: Caller, lock: Option<&Node>, of: &[&Node]) {
-        of.iter().for_each(|node| node.changes.note(&self.callers, caller, lock.map(|lock| lock.id)));
+        let change = Unfinished { caller, lock: lock.map(|lock| lock.id), takes_link: false };
+        of.iter().for_each(|node| node.changes.note(&self.callers, change));
+    }
+
+    /// The same where this file, if it is known, is about to lose a name.
+    pub(crate) fn name_goes(&self, request: &Request, lock: &Node, of: &[&Node], file: Option<&Node>) {
+        if self.options.strict_queries {
+            let caller = self.callers.heard(request.pid());
+            self.note(caller, Some(lock), of);
+            let change = Unfinished { caller, lock: Some(lock.id), takes_link: true };
+            file.inspect(|file| file.changes.note(&self.callers, change));
+        }
     }
 
     /// The file behind a name that is about to change.
@@ -293,7 +319,7 @@ impl Serving {
     }
 
     /// Answer a query of the change attribute: at once, or after the kernel has handed over what it holds back, and shows all that the answer
-    /// counts.
+    /// counts; or when that has taken too long.
     pub(crate) fn query(
         self: &Arc<Self>,
         node: Arc<Node>,
@@ -303,7 +329,7 @@ impl Serving {
             return self.query_flushed(node, answer);
         }
         let serving = self.clone();
-        self.flusher.flush(node.clone(), move |flushed| {
+        self.flusher.flush(node.clone(), Instant::now() + HAND_OVER, move |flushed| {
             if flushed {
                 serving.query_flushed(node, answer);
             } else {
@@ -313,60 +339,59 @@ impl Serving {
     }
 
     fn query_flushed(self: &Arc<Self>, node: Arc<Node>, answer: impl FnOnce(Option<u64>) + Send + 'static) {
+        if node.has_diverged() {
+            return answer(self.ahead(&node));
+        }
         // The number first: every change that it counts was noted before.
-        let change = self.vfs.change(&node.inode);
+        let change = node.changes.number(|| self.vfs.change(&node.inode));
         let unfinished = node.changes.unfinished(&self.callers);
         if unfinished.is_empty() {
-            return answer(self.caught_up(&node, change));
+            return answer(change);
         }
         let serving = self.clone();
-        self.wait_for_locks(unfinished.clone(), move |were_free| {
-            let outside = serving.flusher.outside();
-            let is_over = |change: &Unfinished| outside.has_ended(change.caller.thread);
-            if were_free || unfinished.iter().all(is_over) {
+        self.wait_for_locks(node.id, unfinished.clone(), Instant::now() + DIGEST, move |were_free| {
+            if were_free || serving.have_ended(&unfinished) {
                 node.changes.are_over(&unfinished);
-                answer(serving.caught_up(&node, change));
+                answer(change);
             } else {
                 answer(serving.ahead(&node));
             }
         });
     }
 
-    /// The answer where the kernel shows all that it counts: this one, unless it may be one that was given too early.
-    fn caught_up(&self, node: &Node, change: Option<u64>) -> Option<u64> {
-        if node.changes.take_ahead() { self.unlike_all_before(node) } else { change }
+    /// Whether all these changes are over because their threads are.
+    fn have_ended(&self, changes: &[Noted]) -> bool {
+        changes.iter().all(|noted| self.flusher.outside().has_ended(noted.change.caller.thread))
     }
 
     /// The answer where it is not known what the kernel shows.
     fn ahead(&self, node: &Node) -> Option<u64> {
-        if self.has_unfinished(node) {
-            node.changes.went_ahead();
-        }
-        self.unlike_all_before(node)
+        node.changes.number_ahead(|| self.vfs.force_change(&node.inode, Touch::Nothing))
     }
 
-    fn unlike_all_before(&self, node: &Node) -> Option<u64> {
-        self.vfs.force_change(&node.inode, Touch::Nothing)
-    }
-
-    /// Until each of these locks has been free. Told whether that was seen of all of them.
+    /// Until the lock of each of these changes of a node has been free. Told whether that was seen of all of them in time.
     fn wait_for_locks(
         self: &Arc<Self>,
-        mut changes: Vec<Unfinished>,
+        of: u64,
+        mut changes: Vec<Noted>,
+        until: Instant,
         then: impl FnOnce(bool) + Send + 'static,
     ) {
-        let Some(Unfinished { lock, .. }) = changes.pop() else { return then(true) };
-        let Some(lock) = lock else { return then(false) };
+        let Some(Noted { change, .. }) = changes.pop() else { return then(true) };
+        let Some(lock) = change.lock else { return then(false) };
         let serving = self.clone();
         let then: Box<dyn FnOnce(bool) + Send> = Box::new(then);
         match self.nodes.get(lock) {
-            // Nobody holds the lock of an inode that the kernel has forgotten, or of a directory that it has removed.
-            None => self.wait_for_locks(changes, then),
-            Some(dir) if dir.inode.kind == FileType::Directory && dir.inode.attr().nlink == 0 => {
-                self.wait_for_locks(changes, then)
+            // Nobody holds the lock of an inode that the kernel has forgotten; nor, because of names, of a directory that it has removed. That
+            // itself may be changed still.
+            None => self.wait_for_locks(of, changes, until, then),
+            Some(dir)
+                if dir.id != of && dir.inode.kind == FileType::Directory && dir.inode.attr().nlink == 0 =>
+            {
+                self.wait_for_locks(of, changes, until, then)
             }
-            Some(locked) => self.flusher.flush(locked, move |flushed| {
-                if flushed { serving.wait_for_locks(changes, then) } else { then(false) }
+            Some(locked) => self.flusher.flush(locked, until, move |flushed| {
+                if flushed { serving.wait_for_locks(of, changes, until, then) } else { then(false) }
             }),
         }
     }
@@ -389,9 +414,9 @@ impl Serving {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let serving = self.clone();
-        self.flusher.flush(node.clone(), move |flushed| {
+        self.flusher.flush(node.clone(), Instant::now() + HAND_OVER, move |flushed| {
             if !flushed {
-                // Without a name, or not ours to open: what the kernel holds back would come after the call.
+                // In use, without a name, or not ours to open: what the kernel holds back would come after the call.
                 return reply.error(Errno::EBUSY);
             }
             let done = serving.vfs.format_call(&cred, &node.inode, number);
@@ -405,6 +430,13 @@ impl Serving {
                 Err(error) => reply.error(errno(error)),
             }
         });
+    }
+
+    /// Data that the kernel shows since a program wrote them cannot be stored, and will be gone when the kernel drops them: no number counts
+    /// them, nor that. So the file has none that stays, until it is cut to nothing or the kernel forgets it.
+    pub(crate) fn cannot_store(&self, node: &Node) {
+        node.diverges();
+        self.ahead(node);
     }
 
     /// A program wrote this long ago, as it believes. Its kernel tells it at fsync or close, and a program that only ever writes
@@ -436,9 +468,25 @@ impl Serving {
         (error.code() != Errno::ENOSPC.code() || !has_room().unwrap_or(false)).then_some(error)
     }
 
-    /// How long the kernel may trust the attributes of a node.
+    /// How long the kernel may trust the attributes of a node. To be asked for behind them: a change that they count was noted before. Not
+    /// for who has the kernel's lock of the inode (SETATTR): nobody else changes anything then.
     pub(crate) fn attr_ttl(&self, node: &Node) -> Duration {
-        if node.has_failed_write() { Duration::ZERO } else { self.ttl }
+        if node.has_failed_write() || self.may_lose_link(node) { Duration::ZERO } else { self.ttl }
+    }
+
+    /// Whether the kernel may be about to count down the links of a file for a name that is gone already: what it is told in between it
+    /// makes one too few.
+    fn may_lose_link(&self, node: &Node) -> bool {
+        let mut losses = node.changes.unfinished(&self.callers);
+        losses.retain(|noted| noted.change.takes_link);
+        if losses.is_empty() {
+            return false;
+        }
+        let are_over = self.have_ended(&losses);
+        if are_over {
+            node.changes.are_over(&losses);
+        }
+        !are_over
     }
 
     /// After a rename, find the node by its new name.

@@ -6,7 +6,7 @@
 //! has come with another system call or has ended, or when the lock has been free since.
 
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Threads that are told apart. Of one that another has taken the place of it is not known that it has gone on, so its lock is waited for.
 const SLOTS: usize = 4096;
@@ -63,63 +63,83 @@ pub(crate) struct Unfinished {
     pub(crate) caller: Caller,
     /// The number of the inode whose lock is held; `None`: no lock is.
     pub(crate) lock: Option<u64>,
+    /// A name of this inode may go: the kernel counts its links down itself, from whatever it has been told by then.
+    pub(crate) takes_link: bool,
+}
+
+/// One that is noted, and its number among those of its inode: the next one may be of the same thread in the same request, under the same lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Noted {
+    pub(crate) change: Unfinished,
+    nth: u64,
 }
 
 /// Those of one inode: at most one of each lock, and without a lock one of each thread.
 #[derive(Default)]
 pub(crate) struct Changes {
-    noted: Mutex<Vec<Unfinished>>,
-    /// An answer was given that counts a change which nobody could wait for.
-    is_ahead: AtomicBool,
+    noted: Mutex<(Vec<Noted>, u64)>,
+    /// Held while a number is there that counts what may not show, so that nobody else takes it for a good one.
+    alone: Mutex<()>,
 }
 
 impl Changes {
     /// Before the change is made, and so before anybody can learn its number. Whoever had this lock before is done: he has let go of it.
-    pub(crate) fn note(&self, callers: &Callers, caller: Caller, lock: Option<u64>) {
-        let ends = |change: &Unfinished| match lock {
-            Some(_) => change.lock == lock,
-            None => change.lock.is_none() && caller.thread != 0 && change.caller.thread == caller.thread,
+    pub(crate) fn note(&self, callers: &Callers, change: Unfinished) {
+        let Unfinished { caller, lock, .. } = change;
+        let ends = |before: &Unfinished| match lock {
+            Some(_) => before.lock == lock,
+            None => before.lock.is_none() && caller.thread != 0 && before.caller.thread == caller.thread,
         };
-        let mut noted = self.noted.lock();
-        noted.retain(|change| !ends(change) && !callers.has_gone_on(change.caller));
-        noted.push(Unfinished { caller, lock });
+        let (noted, count) = &mut *self.noted.lock();
+        noted.retain(|before| !ends(&before.change) && !callers.has_gone_on(before.change.caller));
+        *count += 1;
+        noted.push(Noted { change, nth: *count });
     }
 
-    /// An answer is given though what it counts may not show yet. There must be another one when it does.
-    pub(crate) fn went_ahead(&self) {
-        self.is_ahead.store(true, Ordering::Release);
+    /// The number as it is. Whoever gives it looks afterwards whether all that it counts shows.
+    pub(crate) fn number<T>(&self, now: impl FnOnce() -> T) -> T {
+        let _alone = self.alone.lock();
+        now()
     }
 
-    /// Whether an answer was given that way, once.
-    pub(crate) fn take_ahead(&self) -> bool {
-        self.is_ahead.swap(false, Ordering::AcqRel)
+    /// A number for somebody who may not be shown all that it counts. It is left behind before he has it: nobody else ever gets it, nor he again.
+    pub(crate) fn number_ahead<T>(&self, mut new: impl FnMut() -> T) -> T {
+        let _alone = self.alone.lock();
+        let number = new();
+        new();
+        number
     }
 
     /// Those that are not known to be over.
-    pub(crate) fn unfinished(&self, callers: &Callers) -> Vec<Unfinished> {
-        let mut changes = self.noted.lock();
-        changes.retain(|change| !callers.has_gone_on(change.caller));
-        changes.clone()
+    pub(crate) fn unfinished(&self, callers: &Callers) -> Vec<Noted> {
+        let (noted, _) = &mut *self.noted.lock();
+        noted.retain(|noted| !callers.has_gone_on(noted.change.caller));
+        noted.clone()
     }
 
     /// Their locks have been free since.
-    pub(crate) fn are_over(&self, over: &[Unfinished]) {
-        self.noted.lock().retain(|change| !over.contains(change));
+    pub(crate) fn are_over(&self, over: &[Noted]) {
+        self.noted.lock().0.retain(|noted| !over.contains(noted));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    fn change(caller: Caller, lock: Option<u64>) -> Unfinished {
+        Unfinished { caller, lock, takes_link: false }
+    }
 
     fn locks(callers: &Callers, changes: &Changes) -> Vec<u64> {
-        changes.unfinished(callers).iter().map(|change| change.lock.unwrap_or(0)).collect()
+        changes.unfinished(callers).iter().map(|noted| noted.change.lock.unwrap_or(0)).collect()
     }
 
     #[test]
     fn a_change_is_over_when_its_thread_comes_again_or_its_lock_was_free() {
         let (callers, changes) = (Callers::new(), Changes::default());
-        let note = |thread: u32, lock: u64| changes.note(&callers, callers.heard(thread), Some(lock));
+        let note = |thread: u32, lock: u64| changes.note(&callers, change(callers.heard(thread), Some(lock)));
         let locks = || locks(&callers, &changes);
         note(7, 70);
         note(8, 80);
@@ -141,9 +161,11 @@ mod tests {
         let (callers, changes) = (Callers::new(), Changes::default());
         let calls = [callers.in_one_call(3), callers.in_one_call(3)];
         assert_eq!(calls[0], calls[1]);
-        changes.note(&callers, calls[1], Some(30));
-        changes.note(&callers, calls[0], Some(30));
-        assert_eq!(locks(&callers, &changes), [30]);
+        changes.note(&callers, change(calls[1], Some(30)));
+        let before = changes.unfinished(&callers);
+        changes.note(&callers, change(calls[0], Some(30)));
+        changes.are_over(&before);
+        assert_eq!(locks(&callers, &changes), [30], "the second one is another one");
         callers.heard(3);
         assert!(locks(&callers, &changes).is_empty());
     }
@@ -152,14 +174,26 @@ mod tests {
     fn a_thread_that_is_not_known_has_not_gone_on() {
         let (callers, changes) = (Callers::new(), Changes::default());
         for _ in 0..2 {
-            changes.note(&callers, callers.heard(0), None);
+            changes.note(&callers, change(callers.heard(0), None));
         }
         assert_eq!(changes.unfinished(&callers).len(), 2, "they may be two");
         let same_slot = 5 + SLOTS as u32;
-        changes.note(&callers, callers.heard(5), None);
+        changes.note(&callers, change(callers.heard(5), None));
         callers.heard(same_slot);
         assert_eq!(changes.unfinished(&callers).len(), 3, "forgotten, not gone on");
         callers.heard(5);
         assert_eq!(changes.unfinished(&callers).len(), 2);
+    }
+
+    #[test]
+    fn a_number_that_is_given_too_early_is_not_the_number_any_more() {
+        let (changes, counter) = (Changes::default(), Cell::new(7));
+        let new = || {
+            counter.set(counter.get() + 2);
+            counter.get()
+        };
+        let early = changes.number_ahead(new);
+        assert!(early > 7);
+        assert!(changes.number(|| counter.get()) > early);
     }
 }

@@ -325,6 +325,25 @@ fn flags_by_ioctl() {
     rustix::fs::ioctl_setflags(&file, IFlags::empty()).unwrap();
 }
 
+/// The number of the call says long, as the kernel's does, and both answer an int: what a caller has behind it is none of ours.
+#[test]
+fn the_generation_by_ioctl_is_an_int() {
+    if !can_mount() {
+        return;
+    }
+    const FS_IOC_GETVERSION: u32 = 0x8008_7601;
+    let m = mounted();
+    fs::write(m.path("f"), b"").unwrap();
+    let script = format!(
+        "import fcntl,sys\nroom=bytearray(b'\\xff'*8)\nfcntl.ioctl(open(sys.argv[1]),{FS_IOC_GETVERSION},room)\n\
+        print(int.from_bytes(room[:4],sys.byteorder),room[4:].hex())"
+    );
+    let said = std::process::Command::new("python3").args(["-c", &script]).arg(m.path("f")).output().unwrap();
+    let generation = xattr::get(m.path("f"), ivers_fuse::GENERATION).unwrap().unwrap();
+    let expected = format!("{} ffffffff\n", String::from_utf8(generation).unwrap());
+    assert_eq!(String::from_utf8_lossy(&said.stdout), expected, "{}", String::from_utf8_lossy(&said.stderr));
+}
+
 #[test]
 fn set_id_bits_fall_with_a_write() {
     if !can_mount() || !is_root() {

@@ -9,14 +9,26 @@ use crate::serving::{ENODATA, OrErrno};
 use fuser::*;
 use ivers_vfs::{Cred, Error, NameError, SetAttr, XattrMode};
 
+/// What the names of access control lists begin with.
+const ACL: &[u8] = b"system.posix_acl_";
+
 impl Ops {
-    pub(super) fn set(&self, request: &Request, ino: INodeNo, mut set: SetAttr) -> Reply<FileAttr> {
+    pub(super) fn set(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        handle: Option<FileHandle>,
+        mut set: SetAttr,
+    ) -> Reply<FileAttr> {
         let s = &*self.0;
         let node = s.node(ino)?;
         let cred = s.cred(request);
-        // The kernel's own times show already, and it holds no lock to hand them over.
         if !s.is_times_flush(&node, &set) {
             s.changes(request, Some(&node), &[&node]);
+        } else if handle.is_none() {
+            // The kernel's own times show already. With a handle they are that; without one nothing tells them from those that a program sets
+            // (`touch -m`), and the kernel may hand its own over in the midst of any call.
+            s.data_changes(request, &node);
         }
         set.kill_priv = set.size.is_some() && cred.uid != 0;
         let kills_capabilities = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
@@ -30,10 +42,33 @@ impl Ops {
             }
             Err(error) => return Err(errno(error)),
         }
+        if set.size == Some(0) {
+            node.agrees_again();
+        }
         if kills_capabilities {
             s.vfs.drop_capability(&node.inode).or_errno()?;
         }
         Ok(s.shown_attr(&node))
+    }
+
+    /// Send the result of a change of a named attribute.
+    pub(super) fn answer_named(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &[u8],
+        reply: ReplyEmpty,
+        result: Reply<()>,
+    ) {
+        // The mode changes with an access control list, and what the kernel knows of that it only takes for outdated: an answer that was
+        // given before the change could come behind it, and would count as new.
+        match self.0.kernel.get().cloned() {
+            Some(kernel) if name.starts_with(ACL) && result.is_ok() => self.0.flusher.soon(move || {
+                let _ = kernel.inval_inode(ino, -1, 0);
+                reply.ok();
+            }),
+            _ => self.empty(request, reply, result),
+        }
     }
 
     pub(super) fn set_named(
@@ -94,7 +129,7 @@ impl Ops {
         s.changes(request, Some(&node), &[&node]);
         match s.vfs.remove_xattr(&s.cred(request), &node.inode, name) {
             // Where there is no list already, none is what was asked for.
-            Err(Error::Name(NameError::NoAttribute)) if name.starts_with(b"system.posix_acl_") => Ok(()),
+            Err(Error::Name(NameError::NoAttribute)) if name.starts_with(ACL) => Ok(()),
             done => done.or_errno(),
         }
     }

@@ -84,10 +84,12 @@ impl Ops {
             let attr = file_attr(id, &s.vfs.stat(&inode), s.vfs.info().block_size.max(4096));
             // The kernel counts no lookup for these two.
             let is_dot = matches!(&*entry.name, b"." | b"..");
-            if !is_dot && s.nodes.remember(inode, ino.0, &entry.name).is_none() {
-                break;
+            let mut ttl = s.ttl;
+            if !is_dot {
+                let Some(node) = s.nodes.remember(inode, ino.0, &entry.name) else { break };
+                ttl = s.attr_ttl(&node);
             }
-            if reply.add(INodeNo(id), entry.next, name, &s.ttl, &attr, generation) {
+            if reply.add(INodeNo(id), entry.next, name, &ttl, &attr, generation) {
                 // It did not fit: the kernel never hears of it.
                 if !is_dot {
                     s.nodes.forget(id, 1);

@@ -123,6 +123,7 @@ impl Ops {
         }
         let written = written.or_errno();
         if let (true, Err(error)) = (from_cache, &written) {
+            s.cannot_store(&node);
             s.report_at_next_write(&node, error.code());
         }
         let written = written?;

@@ -9,10 +9,10 @@ mod reply;
 
 use crate::convert::{time_set, timestamp};
 use crate::cookie;
-use crate::serving::{Handle, OrErrno, Serving};
+use crate::serving::{Found, Handle, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{CreateSpec, SetAttr};
-use names::{Found, spec};
+use names::spec;
 use reply::Reply;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -25,8 +25,8 @@ pub(crate) struct Ops(pub(crate) Arc<Serving>);
 
 impl Ops {
     fn entry(&self, request: &Request, reply: ReplyEntry, found: Reply<Found>) {
-        self.answer(request, reply, found, |reply, (attr, generation)| {
-            reply.entry(&self.0.ttl, &attr, generation)
+        self.answer(request, reply, found, |reply, Found { attr, generation, ttl }| {
+            reply.entry_with_ttls(&ttl, &self.0.ttl, &attr, generation)
         });
     }
 }
@@ -56,8 +56,8 @@ impl Filesystem for Ops {
             Some(error) => Err(error),
             None => Ok(node),
         });
-        let shown = node.map(|node| (self.0.attr_ttl(&node), self.0.shown_attr(&node)));
-        self.answer(request, reply, shown, |reply, (ttl, attr)| reply.attr(&ttl, &attr));
+        let shown = node.map(|node| (self.0.shown_attr(&node), self.0.attr_ttl(&node)));
+        self.answer(request, reply, shown, |reply, (attr, ttl)| reply.attr(&ttl, &attr));
     }
 
     fn setattr(
@@ -71,7 +71,7 @@ impl Filesystem for Ops {
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
         ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
+        fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
@@ -88,7 +88,7 @@ impl Filesystem for Ops {
             ctime: ctime.map(timestamp),
             ..SetAttr::default()
         };
-        self.answer(request, reply, self.set(request, ino, set), |reply, attr| {
+        self.answer(request, reply, self.set(request, ino, fh, set), |reply, attr| {
             reply.attr(&self.0.ttl, &attr)
         });
     }
@@ -302,7 +302,8 @@ impl Filesystem for Ops {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.empty(request, reply, self.set_named(request, ino, name.as_bytes(), value, flags));
+        let name = name.as_bytes();
+        self.answer_named(request, ino, name, reply, self.set_named(request, ino, name, value, flags));
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -322,7 +323,8 @@ impl Filesystem for Ops {
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.empty(request, reply, self.remove_named(request, ino, name.as_bytes()));
+        let name = name.as_bytes();
+        self.answer_named(request, ino, name, reply, self.remove_named(request, ino, name));
     }
 
     fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
@@ -345,7 +347,8 @@ impl Filesystem for Ops {
     ) {
         let spec = spec(ivers_vfs::FileType::Regular, mode, umask);
         let created = self.create_file(request, parent, name, &spec, flags);
-        self.answer(request, reply, created, |reply, ((attr, generation), handle)| {
+        self.answer(request, reply, created, |reply, (found, handle)| {
+            let Found { attr, generation, .. } = found;
             reply.created(&self.0.ttl, &attr, generation, handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
         });
     }

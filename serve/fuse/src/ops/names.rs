@@ -5,14 +5,11 @@ use super::reply::Reply;
 use crate::convert::negative_attr;
 use crate::errno::errno;
 use crate::nodes::Node;
-use crate::serving::{Handle, OrErrno};
+use crate::serving::{Found, Handle, OrErrno};
 use fuser::*;
 use ivers_vfs::{CreateSpec, Error, Ino, NameError, RenameFlags as VfsRename};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-
-/// What the kernel is told of a name: attributes and generation of the inode behind it.
-pub(super) type Found = (FileAttr, Generation);
 
 pub(super) fn spec(kind: ivers_vfs::FileType, mode: u32, umask: u32) -> CreateSpec {
     CreateSpec { umask: umask & 0o777, ..CreateSpec::of(kind, mode & 0o7777) }
@@ -32,10 +29,12 @@ impl Ops {
         };
         match found {
             Ok(inode) => {
-                let (_, attr, generation) = s.entry(inode, parent, name)?;
-                Ok((attr, generation))
+                let (_, found) = s.entry(inode, parent, name)?;
+                Ok(found)
             }
-            Err(Error::Name(NameError::NotFound)) if !s.ttl.is_zero() => Ok((negative_attr(), Generation(0))),
+            Err(Error::Name(NameError::NotFound)) if !s.ttl.is_zero() => {
+                Ok(Found { attr: negative_attr(), generation: Generation(0), ttl: s.ttl })
+            }
             Err(error) => Err(errno(error)),
         }
     }
@@ -52,8 +51,8 @@ impl Ops {
         s.changes(request, Some(&dir), &[&dir]);
         let (inode, _) =
             s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
-        let (_, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
-        Ok((attr, generation))
+        let (_, found) = s.entry(inode, parent, name.as_bytes())?;
+        Ok(found)
     }
 
     pub(super) fn make_node(
@@ -81,7 +80,7 @@ impl Ops {
         let cred = s.cred(request);
         s.changes(request, Some(&dir), &[&dir]);
         let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
-        let (node, attr, generation) = s.entry(inode, parent, name.as_bytes())?;
+        let (node, found) = s.entry(inode, parent, name.as_bytes())?;
         let handle = s.handle(request, &cred, flags);
         if let Err(error) = s.tell_open(&cred, &node, handle) {
             // The kernel learns nothing of it.
@@ -91,7 +90,7 @@ impl Ops {
         if handle.holds_back {
             node.writer_opens();
         }
-        Ok(((attr, generation), handle))
+        Ok((found, handle))
     }
 
     pub(super) fn make_link(
@@ -105,29 +104,27 @@ impl Ops {
         let (node, dir) = (s.node(ino)?, s.node(parent)?);
         s.changes(request, Some(&dir), &[&dir, &node]);
         s.vfs.link(&s.cred(request), &node.inode, &dir.inode, name.as_bytes(), false).or_errno()?;
-        let (_, attr, generation) = s.entry(node.inode.clone(), parent, name.as_bytes())?;
-        Ok((attr, generation))
+        let (_, found) = s.entry(node.inode.clone(), parent, name.as_bytes())?;
+        Ok(found)
     }
 
-    /// A name of a file, and so the file too, is about to go from a directory.
-    fn name_changes(&self, request: &Request, dir: &Node, name: &OsStr) {
-        match self.0.named(dir, name.as_bytes()) {
-            Some(file) => self.0.changes(request, Some(dir), &[dir, &file]),
-            None => self.0.changes(request, Some(dir), &[dir]),
-        }
+    /// A name is about to go from a directory, and so from a file.
+    fn name_goes(&self, request: &Request, dir: &Node, name: &OsStr) {
+        let file = self.0.named(dir, name.as_bytes());
+        self.0.name_goes(request, dir, &[dir], file.as_deref());
     }
 
     pub(super) fn remove(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
         let s = &*self.0;
         let dir = s.node(parent)?;
-        self.name_changes(request, &dir, name);
+        self.name_goes(request, &dir, name);
         s.vfs.unlink(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
     }
 
     pub(super) fn remove_dir(&self, request: &Request, parent: INodeNo, name: &OsStr) -> Reply<()> {
         let s = &*self.0;
         let dir = s.node(parent)?;
-        self.name_changes(request, &dir, name);
+        self.name_goes(request, &dir, name);
         s.vfs.rmdir(&s.cred(request), &dir.inode, name.as_bytes(), false).or_errno().map(drop)
     }
 
@@ -149,8 +146,8 @@ impl Ops {
         let (old, new) = (s.node(parent)?, s.node(newparent)?);
         let (name, newname) = (name.as_bytes(), newname.as_bytes());
         let (moved, replaced) = (s.named(&old, name), s.named(&new, newname));
-        let files = moved.iter().chain(&replaced).chain([&old, &new]).map(|node| &**node);
-        s.changes(request, Some(&new), &files.collect::<Vec<_>>());
+        let of: Vec<_> = moved.iter().chain([&old, &new]).map(|node| &**node).collect();
+        s.name_goes(request, &new, &of, replaced.as_deref());
         s.vfs.rename(&s.cred(request), &old.inode, name, &new.inode, newname, how, false).or_errno()?;
         let moved = s.moved(&new, newname);
         if how.contains(VfsRename::EXCHANGE) {
