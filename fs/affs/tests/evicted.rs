@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use ivers_affs::Affs;
 use ivers_block::{Device, FaultDevice};
+use ivers_crash::history::bytes_of;
 use ivers_crash::states::States;
 use ivers_vfs::{CreateSpec, MountOptions, SetAttr, Vfs};
 use std::sync::Arc;
@@ -55,9 +56,7 @@ fn what_was_cut_may_leave_memory() {
                     |_| 0,
                     |state, crashed| {
                         states += 1;
-                        let mut bytes = vec![0; crashed.size_bytes() as usize];
-                        crashed.read_at(0, &mut bytes)?;
-                        let whole = ivers_oracle::affs::check(&bytes, 512).crashed();
+                        let whole = ivers_oracle::affs::check(&bytes_of(&crashed)?, 512).crashed();
                         assert!(
                             whole.is_ok(),
                             "DOS\\{low}, {size}, state {states}, {state:?}: {:?}",

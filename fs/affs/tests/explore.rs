@@ -8,6 +8,7 @@ mod common;
 use common::*;
 use ivers_affs::Affs;
 use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
+use ivers_crash::history::bytes_of;
 use ivers_crash::states::States;
 use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_vfs::{Error, FileSystem, Vfs};
@@ -31,12 +32,6 @@ const KINDS: &[Amiga] = &[
 ];
 const BLOCK: usize = 512;
 
-fn bytes_of(device: &dyn Device) -> Vec<u8> {
-    let mut bytes = vec![0; device.size_bytes() as usize];
-    device.read_at(0, &mut bytes).unwrap();
-    bytes
-}
-
 impl Target for Amiga {
     fn name(&self) -> &str {
         self.name
@@ -48,7 +43,8 @@ impl Target for Amiga {
 
     /// What there is to recover is looked at first: the driver's recovery could mend more than a crash may break.
     fn open(&self, device: Arc<dyn Device>, _: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
-        ivers_oracle::affs::check(&bytes_of(&*device), BLOCK)
+        let bytes = bytes_of(&*device).map_err(|what| Error::corrupt(what.to_string(), "reading"))?;
+        ivers_oracle::affs::check(&bytes, BLOCK)
             .crashed()
             .map_err(|what| Error::corrupt(format!("the checker: {what}"), "before recovery"))?;
         let fs = Affs::open(device, writable())?;
@@ -162,7 +158,7 @@ fn a_rename_loses_nothing_at_any_point() {
                     |_| 0,
                     |state, image| {
                         states += 1;
-                        let image = Arc::new(MemDevice::from_bytes(&bytes_of(&image)));
+                        let image = Arc::new(MemDevice::from_bytes(&bytes_of(&image)?));
                         let place = format!("DOS\\{low}, {old} to {new}, {state:?}");
                         let vfs = mount(&image);
                         let found = contents(&vfs);

@@ -328,12 +328,12 @@ impl FileSystem for Fat {
     }
 
     fn forget_inode(&self, inode: &Inode) {
-        let (promised, last, named) = {
+        let (promised, last) = {
             let mut state = node(inode).state.lock();
-            (std::mem::take(&mut state.promised), state.cut.max(state.renamed), state.place.is_some())
+            (std::mem::take(&mut state.promised), state.cut.max(state.renamed))
         };
         self.table.unpromise(promised);
-        if named {
+        if inode.attr().nlink > 0 {
             // Who loads it again does not know what its next change has to wait for. An error stops all writing, which is how everybody learns of it.
             let _ = self.settle(last);
         }

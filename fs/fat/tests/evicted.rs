@@ -1,6 +1,7 @@
 //! What has left memory since it was changed is still in a batch: that its next change may have to wait for the last one must not be forgotten with it.
 
 use ivers_block::{Device, FaultDevice, MemDevice};
+use ivers_crash::history::bytes_of;
 use ivers_crash::states::States;
 use ivers_fat::{Fat, OpenOptions};
 use ivers_oracle::{FAT_PROGRAMS, FatImage, fsck_fat_after_crash, have_programs};
@@ -104,9 +105,7 @@ fn what_was_renamed_or_cut_may_leave_memory() {
                     |_| 0,
                     |state, crashed| {
                         states += 1;
-                        let mut bytes = vec![0; crashed.size_bytes() as usize];
-                        crashed.read_at(0, &mut bytes)?;
-                        std::fs::write(image.path(), bytes)?;
+                        std::fs::write(image.path(), bytes_of(&crashed)?)?;
                         let whole = fsck_fat_after_crash(&image.path());
                         assert!(whole.is_ok(), "FAT{bits}, {what}, state {states}, {state:?}: {whole:?}");
                         Ok(())

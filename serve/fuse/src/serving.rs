@@ -447,12 +447,18 @@ impl Serving {
             return;
         }
         node.note_failed_write(errno);
-        let Some(kernel) = self.kernel.get().cloned() else { return };
-        let id = node.id;
-        // Attributes alone: no page is touched. The kernel may wait for the inode, and that for us.
-        self.flusher.later(move || {
-            let _ = kernel.inval_inode(INodeNo(id), -1, 0);
-        });
+        self.flusher.later(self.outdates(node.id));
+    }
+
+    /// What the kernel knows of the attributes of a node is outdated; no page is touched. To be called on a flushers' thread: the kernel may
+    /// wait for the inode, and that for us.
+    pub(crate) fn outdates(&self, node: u64) -> impl FnOnce() + Send + use<> {
+        let kernel = self.kernel.get().cloned();
+        move || {
+            if let Some(kernel) = kernel {
+                let _ = kernel.inval_inode(INodeNo(node), -1, 0);
+            }
+        }
     }
 
     /// The error that a GETATTR has to return because it comes with a handle to write through.

@@ -74,10 +74,17 @@ pub(crate) struct Noted {
     nth: u64,
 }
 
+#[derive(Default)]
+struct List {
+    noted: Vec<Noted>,
+    /// How many there have been.
+    ever: u64,
+}
+
 /// Those of one inode: at most one of each lock, and without a lock one of each thread.
 #[derive(Default)]
 pub(crate) struct Changes {
-    noted: Mutex<(Vec<Noted>, u64)>,
+    list: Mutex<List>,
     /// Held while a number is there that counts what may not show, so that nobody else takes it for a good one.
     alone: Mutex<()>,
 }
@@ -90,10 +97,10 @@ impl Changes {
             Some(_) => before.lock == lock,
             None => before.lock.is_none() && caller.thread != 0 && before.caller.thread == caller.thread,
         };
-        let (noted, count) = &mut *self.noted.lock();
+        let List { noted, ever } = &mut *self.list.lock();
         noted.retain(|before| !ends(&before.change) && !callers.has_gone_on(before.change.caller));
-        *count += 1;
-        noted.push(Noted { change, nth: *count });
+        *ever += 1;
+        noted.push(Noted { change, nth: *ever });
     }
 
     /// The number as it is. Whoever gives it looks afterwards whether all that it counts shows.
@@ -112,14 +119,14 @@ impl Changes {
 
     /// Those that are not known to be over.
     pub(crate) fn unfinished(&self, callers: &Callers) -> Vec<Noted> {
-        let (noted, _) = &mut *self.noted.lock();
+        let noted = &mut self.list.lock().noted;
         noted.retain(|noted| !callers.has_gone_on(noted.change.caller));
         noted.clone()
     }
 
     /// Their locks have been free since.
     pub(crate) fn are_over(&self, over: &[Noted]) {
-        self.noted.lock().0.retain(|noted| !over.contains(noted));
+        self.list.lock().noted.retain(|noted| !over.contains(noted));
     }
 }
 

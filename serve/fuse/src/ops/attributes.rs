@@ -62,12 +62,14 @@ impl Ops {
     ) {
         // The mode changes with an access control list, and what the kernel knows of that it only takes for outdated: an answer that was
         // given before the change could come behind it, and would count as new.
-        match self.0.kernel.get().cloned() {
-            Some(kernel) if name.starts_with(ACL) && result.is_ok() => self.0.flusher.soon(move || {
-                let _ = kernel.inval_inode(ino, -1, 0);
+        if name.starts_with(ACL) && result.is_ok() {
+            let outdates = self.0.outdates(ino.0);
+            self.0.flusher.soon(move || {
+                outdates();
                 reply.ok();
-            }),
-            _ => self.empty(request, reply, result),
+            });
+        } else {
+            self.empty(request, reply, result);
         }
     }
 

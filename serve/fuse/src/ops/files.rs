@@ -43,6 +43,7 @@ impl Ops {
                 s.tell_close(&node, handle);
                 return Err(error);
             }
+            node.agrees_again();
         }
         // Before the reply: from then on the kernel may hold back.
         if handle.holds_back {

@@ -29,6 +29,8 @@ struct Shrinker<'a, 'b> {
     end: Instant,
     /// So that no two runs dawdle alike.
     pace: u64,
+    /// In so many of [`REPEATS`] runs the promise breaks.
+    enough: usize,
     script: Script,
     failed: Failed,
 }
@@ -38,18 +40,19 @@ pub(super) fn shrink(make: Make<'_>, mut script: Script, failed: Failed) -> Shru
     script.phases.truncate(failed.0.step + 1);
     let promise = failed.0.promise;
     let end = Instant::now() + SHRINK_TIME;
-    let mut shrinker = Shrinker { make, promise, end, pace: 0, script, failed };
+    let mut shrinker = Shrinker { make, promise, end, pace: 0, enough: 1, script, failed };
     shrinker.phases();
+    // A shorter script that broke it once by luck shows a reader nothing: each step would be one to a rarer race. What is rare from
+    // the beginning has to be taken as it is.
+    let script = shrinker.script.clone();
+    shrinker.enough = shrinker.shows(&script, 2).max(1);
     shrinker.actors();
     while shrinker.operations() && Instant::now() < end {}
     shrinker.fold();
     shrinker.simplify();
-    let Shrinker { script, failed: (failure, history), .. } = shrinker;
-    let (mut shows, mut pace) = (0, 0);
-    runs(make, &script, &mut pace, &mut |failed| {
-        shows += usize::from(failed.is_some_and(|(failure, _)| failure.promise == promise));
-        true
-    });
+    let script = shrinker.script.clone();
+    let shows = shrinker.shows(&script, REPEATS);
+    let (failure, history) = shrinker.failed;
     Shrunk { script, failure, history, shows }
 }
 
@@ -88,20 +91,30 @@ pub(super) fn runs(
 }
 
 impl Shrinker<'_, '_> {
-    /// Keep this one if the same promise breaks in one of its runs.
+    /// Keep this one if the same promise breaks in enough of its runs.
     fn take(&mut self, script: Script) -> bool {
-        if Instant::now() > self.end {
+        if Instant::now() > self.end || self.shows(&script, self.enough) < self.enough {
             return false;
         }
-        let (promise, mut found) = (self.promise, None);
-        runs(self.make, &script, &mut self.pace, &mut |failed| {
-            found = failed.filter(|(failure, _)| failure.promise == promise);
-            found.is_none()
-        });
-        let Some(failed) = found else { return false };
-        self.failed = failed;
         self.script = script;
         true
+    }
+
+    /// In how many of [`REPEATS`] runs the same promise breaks; no more are made when it did so `at_most` times. The last one that
+    /// did is kept if they are enough.
+    fn shows(&mut self, script: &Script, at_most: usize) -> usize {
+        let (promise, mut shows, mut last) = (self.promise, 0, None);
+        runs(self.make, script, &mut self.pace, &mut |failed| {
+            if let Some(failed) = failed.filter(|(failure, _)| failure.promise == promise) {
+                shows += 1;
+                last = Some(failed);
+            }
+            shows < at_most
+        });
+        if let Some(failed) = last.filter(|_| shows >= self.enough) {
+            self.failed = failed;
+        }
+        shows
     }
 
     /// Most often the last phase is enough; otherwise the last few, and the others are left out one by one.
