@@ -261,22 +261,32 @@ fn several_who_look_at_a_pipe_are_not_misled() {
 
 /// What is asked about while it changes, and has to be right in the end.
 struct Round {
-    begin: fn(&Path),
-    change: fn(&Path),
+    begin: fn(&File, &Path),
+    /// What is kept from running behind the server's answer,
+    starved: fn(&File, &Path),
+    /// and what is done meanwhile.
+    beside: fn(&File, &Path),
     is_right: fn(&fs::Metadata) -> bool,
+}
+
+fn ask(handle: &File, _: &Path) {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    statx(handle, "", how, StatxFlags::BASIC_STATS).unwrap();
 }
 
 /// One of two names of a file goes.
 const UNLINK: Round = Round {
-    begin: |file| fs::hard_link(file, file.with_extension("l")).unwrap(),
-    change: |file| fs::remove_file(file.with_extension("l")).unwrap(),
+    begin: |_, file| fs::hard_link(file, file.with_extension("l")).unwrap(),
+    starved: |_, file| fs::remove_file(file.with_extension("l")).unwrap(),
+    beside: ask,
     is_right: |attr| attr.nlink() == 1,
 };
 
 /// A file gets an access control list, whose mask is what shows as the group's permissions.
 const SET_ACL: Round = Round {
-    begin: |file| fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap(),
-    change: |file| xattr::set(file, "system.posix_acl_access", &acl_with_mask(7)).unwrap(),
+    begin: |_, file| fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap(),
+    starved: ask,
+    beside: |_, file| xattr::set(file, "system.posix_acl_access", &acl_with_mask(7)).unwrap(),
     is_right: |attr| attr.mode() & 0o777 == 0o670,
 };
 
@@ -296,25 +306,21 @@ fn wrong_in_the_end(place: &Place, round: &Round, rounds: u32) -> u32 {
     let file = place.path("f");
     fs::write(&file, "x").unwrap();
     let handle = File::open(&file).unwrap();
-    let ask = || {
-        let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-        statx(&handle, "", how, StatxFlags::BASIC_STATS).unwrap()
-    };
     (0..rounds)
         .filter(|nth| {
             std::thread::scope(|scope| {
-                (round.begin)(&file);
+                (round.begin)(&handle, &file);
                 scope.spawn(|| {
                     starve();
-                    (round.change)(&file);
+                    (round.starved)(&handle, &file);
                 });
-                // Asked for once, at another moment each time.
+                // At another moment each time.
                 std::thread::sleep(Duration::from_micros(u64::from(nth % 50) * 200));
-                ask();
+                (round.beside)(&handle, &file);
             });
             let is_wrong = !(round.is_right)(&fs::metadata(&file).unwrap());
             // What has no link left for the kernel gets none.
-            ask();
+            ask(&handle, &file);
             is_wrong
         })
         .count() as u32
