@@ -166,6 +166,28 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
     image.check().unwrap();
 }
 
+/// What a full image took of a file stays, as with cp(1), and it is said from where on it is missing.
+#[test]
+fn a_full_image_keeps_a_part_and_says_which() {
+    let Some(image) = image() else { return };
+    let (big, small) = (image.dir().join("big"), image.dir().join("small"));
+    let contents: Vec<u8> = (0..40u32 << 20).map(|at| (at / 4096) as u8 | 1).collect();
+    fs::write(&big, &contents).unwrap();
+    fs::write(&small, "x").unwrap();
+    let inside = |path: &str| format!("{}:{path}", image.path().display());
+    let copied = cp(&[text(&big), text(&small), &inside("/")]);
+    let line = said(&copied);
+    assert_eq!(copied.status.code(), Some(1), "{line}");
+    let (_, rest) = line.split_once("big: incomplete from byte ").expect(&line);
+    let (at, why) = rest.split_once(" on: ").expect(&line);
+    assert!(why.starts_with("no space left"), "{line}");
+    let back = image.dir().join("back");
+    copies(&[&inside("/big"), text(&back)]);
+    let back = fs::read(back).unwrap();
+    assert!(back.len() >= at.parse().unwrap() && contents.starts_with(&back), "{} bytes, {line}", back.len());
+    image.check().unwrap();
+}
+
 #[test]
 fn nothing_is_copied_onto_or_into_itself() {
     let Some(image) = image() else { return };

@@ -249,7 +249,7 @@ impl<T: Target> Absorber<'_, T> {
             // Said once; what is there stays, as far as it came.
             open.made = None;
             self.twins.remove(&(self.origin, open.item.number));
-            self.complain(None, &error);
+            self.complain(None, &error.context(format!("incomplete from byte {offset} on")));
         }
         Ok(())
     }
