@@ -280,6 +280,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// size up to `min(offset + data.len(), Attr::size)`, in that order, so that a crash never shows another file's bytes. `offset` is
     /// page-aligned; `data` ends at a page or at the end of the file.
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()>;
+    /// 512-byte units that an inode takes and that were promised to it, so that what is shown does not change when the pages are written. What has
+    /// data and no block passes for one hole: there are tools that do not read it then.
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        inode.with_attr(|attr| attr.blocks_512)
+    }
     /// The pages of this range were dropped unwritten (truncate, delete): give reservations back.
     fn unreserve(&self, _inode: &Inode, _offset: u64, _len: u64) {}
     /// Change the size (and call [`Inode::changed`] with `Touch::Data`). The VFS has cut its pages and set `Attr::size`; growing makes a hole. A shrink to the middle of a

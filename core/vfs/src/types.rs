@@ -129,7 +129,7 @@ pub struct Attr {
     pub nlink: u32,
     /// Bytes, as a reader sees it now (delayed appends included).
     pub size: u64,
-    /// 512-byte units on the device.
+    /// 512-byte units on the device; as [`crate::Vfs::stat`] shows it, also those that data in memory were promised.
     pub blocks_512: u64,
     /// The device number of a device node, in the kernel's 32-bit encoding (`makedev` with 12/20 bits).
     pub rdev: u32,

@@ -298,10 +298,10 @@ impl Vfs {
     /// change under way has made visible already (a size) comes with the value of before: the next question shows another one.
     pub fn observe(&self, inode: &Inode) -> (Option<u64>, Attr) {
         if !self.serves() {
-            return (None, inode.attr());
+            return (None, self.stat(inode));
         }
         let (value, attr) = inode.observe();
-        (Some(self.shown(value)), attr)
+        (Some(self.shown(value)), self.with_promises(inode, attr))
     }
 
     fn serves(&self) -> bool {
@@ -417,7 +417,11 @@ impl Vfs {
 
     /// The attributes of an inode.
     pub fn stat(&self, inode: &Inode) -> Attr {
-        inode.attr()
+        self.with_promises(inode, inode.attr())
+    }
+
+    fn with_promises(&self, inode: &Inode, attr: Attr) -> Attr {
+        Attr { blocks_512: self.fs.blocks_512(inode), ..attr }
     }
 
     /// Free space.

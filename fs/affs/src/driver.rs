@@ -196,6 +196,10 @@ impl FileSystem for Affs {
         self.guard(self.fs_write_back(inode, offset, data))
     }
 
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        self.fs_blocks_512(inode)
+    }
+
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
         self.fs_unreserve(inode, offset, len);
     }

@@ -345,14 +345,22 @@ impl Affs {
         state.map = Some(Arc::new(map));
         state.promised -= state.promised.min(self.cost(data) - self.cost(old.data.len() as u64));
         self.break_promises(&mut state, 0);
-        drop(state);
         self.show_blocks(inode, data);
+        drop(state);
         if grew {
             inode.logged_in_background();
         }
         Ok(())
     }
 
+    /// 512-byte units that the inode takes, or will take when its pages are written.
+    pub(crate) fn fs_blocks_512(&self, inode: &Inode) -> u64 {
+        let state = node(inode).state.lock();
+        let promised = state.promised * u64::from(self.shape.block_size / 512);
+        inode.with_attr(|attr| attr.blocks_512) + promised
+    }
+
+    /// Under the lock under which promises are kept: what is shown of both goes together.
     fn show_blocks(&self, inode: &Inode, data_blocks: u64) {
         let blocks = 1 + self.cost(data_blocks);
         inode.with_attr(|attr| attr.blocks_512 = blocks * u64::from(self.shape.block_size / 512));
@@ -446,7 +454,6 @@ impl Affs {
         state.map = Some(Arc::new(map));
         state.promised_end = 0;
         self.break_promises(&mut state, 0);
-        drop(state);
         self.show_blocks(inode, data);
         Ok(())
     }

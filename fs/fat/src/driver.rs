@@ -445,6 +445,10 @@ impl FileSystem for Fat {
         self.with_room(|| self.write_file(inode, offset, data))
     }
 
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        self.shown_blocks_512(inode)
+    }
+
     fn unreserve(&self, inode: &Inode, offset: u64, _len: u64) {
         self.unreserve_bytes(inode, offset);
     }

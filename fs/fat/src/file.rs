@@ -44,6 +44,14 @@ impl Fat {
         Ok(())
     }
 
+    /// 512-byte units that the inode takes, or will take when its pages are written.
+    pub(crate) fn shown_blocks_512(&self, inode: &Inode) -> u64 {
+        let state = node(inode).state.lock();
+        // While pages travel their clusters are in the chain already. Of a chain that nobody has followed yet nothing is promised.
+        let clusters = state.chain.len() + state.promised;
+        (clusters * u64::from(self.geometry.cluster) / 512).max(inode.with_attr(|attr| attr.blocks_512))
+    }
+
     /// Pages were dropped: what no page behind the new end can need is given back.
     pub(crate) fn unreserve_bytes(&self, inode: &Inode, offset: u64) {
         let mut state = node(inode).state.lock();

@@ -419,6 +419,11 @@ impl FileSystem for Mem {
         Ok(())
     }
 
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        let state = node(inode).state.lock();
+        inode.with_attr(|attr| attr.blocks_512) + state.promised.len() as u64 * (BLOCK64 / 512)
+    }
+
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
         let mut state = node(inode).state.lock();
         let mut broken = state.promised.split_off(&(offset / BLOCK64));

@@ -189,6 +189,10 @@ impl FileSystem for Watched {
         self.inner.room_step()
     }
 
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        self.inner.blocks_512(inode)
+    }
+
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
         self.inner.unreserve(inode, offset, len);
     }

@@ -6,7 +6,7 @@ use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::map::node::Extent;
 use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
-use ivers_vfs::{Inode, MappedRange, NameError, RangeKind, Result, Room};
+use ivers_vfs::{FileType, Inode, MappedRange, NameError, RangeKind, Result, Room};
 
 /// Bytes of the pages that the VFS writes back.
 pub(super) const PAGE_BYTES: u64 = 4096;
@@ -164,6 +164,19 @@ impl Ext4 {
             core.delayed.blocks.extend(missing);
             return Ok(());
         }
+    }
+
+    /// 512-byte units that the file takes, or will take when its pages are written.
+    pub(crate) fn fs_blocks_512(&self, inode: &Inode) -> u64 {
+        let core = core_of(inode).read();
+        let size = inode.size();
+        if core.flags & FL_INLINE_DATA != 0 && inode.kind == FileType::Regular {
+            return core.blocks_512 + size.div_ceil(512);
+        }
+        let bits = self.sb.block_bits;
+        // Whole pages were promised; what of the last one lies behind the file's end will not be taken.
+        let behind = core.delayed.blocks.range(size.div_ceil(1 << bits)..).count();
+        core.blocks_512 + ((core.delayed.blocks.len() - behind) as u64 * (1 << bits) / 512)
     }
 
     /// The blocks of the range that are holes and not promised room.
