@@ -8,7 +8,9 @@
 //!
 //! The kernel does not leave them there: an answer wakes the program, and a processor that is idle is preferred to the one on which
 //! the answer is just being written. So the thread that keeps company is moved to where the program is, and is in `SCHED_IDLE` while it
-//! answers: a processor that runs nothing else counts as idle, and the program stays.
+//! answers: a processor that runs nothing else counts as idle, and the program stays. If the next request is there when it goes on, it stays in
+//! that class: to come and go takes a quarter of such a request's time. It never sleeps in it, for the program counts as running for long beside such a
+//! sleeper; and where somebody computes on that processor, it stays there no longer than it answers.
 //!
 //! # When, and for how long
 //!
@@ -23,7 +25,8 @@
 //!
 //! # Locks
 //!
-//! `gate` before the socket. No lock of the [`Vfs`](ivers_vfs::Vfs) is held or taken in `SCHED_IDLE`: what an answer says is known before.
+//! `gate` before the socket; neither is taken in `SCHED_IDLE`, so the watcher waits for nobody in it. Requests take locks of the [`Vfs`](ivers_vfs::Vfs) there: who waits for one
+//! waits two ticks at most beside somebody who computes, then the watcher has that thread come back.
 
 use crate::attendant::{self, NOBODY, THERE, WAKE_UP};
 use crate::outside::{NO, YES, ask, own_number as me};
@@ -36,7 +39,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// So many requests in a row, at first.
 const FIRST: u32 = 32;
@@ -44,6 +47,12 @@ const FIRST: u32 = 32;
 const WORTH_IT: u64 = 128;
 const MOST: u32 = 1 << 14;
 const TICK: Duration = Duration::from_millis(5);
+
+/// A thread that did not run in `SCHED_IDLE` for so long was held up, maybe by somebody who computes on that processor: it comes back after each
+/// of its next answers, so many at first, and twice as many each time. Once nothing has held up so many it begins anew.
+const HELD_UP: Duration = Duration::from_millis(2);
+const CAREFUL: u32 = 32;
+const NOT_HELD_UP: u32 = 512;
 
 /// From this size on a request is large, in bytes.
 pub(crate) const LARGE: usize = 64 << 10;
@@ -69,8 +78,10 @@ pub(crate) struct Company {
     attendant: Mutex<OwnedFd>,
     /// It is wanted, and threads come back from `SCHED_IDLE`.
     possible: AtomicBool,
-    /// The thread that is in `SCHED_IDLE`, or about to go there.
+    /// The thread that is about to go to `SCHED_IDLE`.
     giving_way: AtomicU32,
+    /// The thread that went there by itself, and has not come back by itself.
+    idle: AtomicU32,
     /// Changes with `gate` held.
     on: AtomicBool,
     /// The serving thread that keeps company.
@@ -82,6 +93,15 @@ pub(crate) struct Company {
     large: AtomicU32,
     /// Answers since it began.
     answers: AtomicU64,
+    /// When the companion went to `SCHED_IDLE`, or was found running in it last.
+    seen_running: AtomicU64,
+    epoch: Instant,
+    /// So many answers more, after which it comes back from `SCHED_IDLE`,
+    careful: AtomicU32,
+    /// so many the next time,
+    more_careful: AtomicU32,
+    /// and so many after which it did not.
+    stayed: AtomicU32,
     alone: AtomicU32,
     looked_at: AtomicU64,
     patience: AtomicU64,
@@ -96,6 +116,7 @@ impl Company {
             attendant: Mutex::new(attendant),
             possible: AtomicBool::new(wanted && may_come_back()),
             giving_way: AtomicU32::new(0),
+            idle: AtomicU32::new(0),
             on: AtomicBool::new(false),
             companion: AtomicU32::new(0),
             caller: AtomicU32::new(0),
@@ -103,6 +124,11 @@ impl Company {
             needed: AtomicU32::new(FIRST),
             large: AtomicU32::new(0),
             answers: AtomicU64::new(0),
+            seen_running: AtomicU64::new(0),
+            epoch: Instant::now(),
+            careful: AtomicU32::new(0),
+            more_careful: AtomicU32::new(CAREFUL),
+            stayed: AtomicU32::new(0),
             alone: AtomicU32::new(0),
             looked_at: AtomicU64::new(0),
             patience: AtomicU64::new(PATIENCE),
@@ -125,27 +151,43 @@ impl Company {
         send: impl FnOnce(),
     ) -> Then {
         if !self.possible.load(Relaxed) {
+            self.come_back();
             send();
             return Then::Usual;
         }
         if self.on.load(Relaxed) && self.companion.load(Relaxed) == me() {
-            self.give_way(send);
+            self.give_way();
         } else {
-            send();
+            self.come_back();
         }
+        send();
         self.answered(caller, device)
     }
 
-    fn give_way(&self, send: impl FnOnce()) {
-        // Said before it is looked at whether company is over: whoever ends it looks here afterwards.
+    /// Whoever ends company brings its companion back from `SCHED_IDLE`. One that goes there meanwhile is seen in `giving_way`, or sees that company is over.
+    fn give_way(&self) {
+        if self.idle.load(Relaxed) == me() {
+            return;
+        }
         self.giving_way.store(me(), SeqCst);
-        let gives_way = self.on.load(SeqCst) && set_own_class(Class::Idle).is_ok();
-        send();
-        if gives_way && let Err(error) = set_own_class(Class::Normal) {
+        if self.on.load(SeqCst) && set_own_class(Class::Idle).is_ok() {
+            self.idle.store(me(), Relaxed);
+            self.seen_running.store(self.now(), Relaxed);
+            if !self.on.load(SeqCst) {
+                self.come_back();
+            }
+        }
+        let _ = self.giving_way.compare_exchange(me(), 0, SeqCst, Relaxed);
+    }
+
+    fn come_back(&self) {
+        if self.idle.load(Relaxed) != me() || self.idle.compare_exchange(me(), 0, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        if let Err(error) = set_own_class(Class::Normal) {
             log::warn!("a serving thread cannot come back from SCHED_IDLE, no other will go there: {error}");
             self.possible.store(false, Relaxed);
         }
-        let _ = self.giving_way.compare_exchange(me(), 0, SeqCst, Relaxed);
     }
 
     fn answered(self: &Arc<Self>, caller: u32, device: Option<&OwnedFd>) -> Then {
@@ -156,6 +198,10 @@ impl Company {
         }
         let same = caller == 0 || self.caller.swap(caller, Relaxed) == caller;
         let fits = same && large < LARGE_ONES;
+        if !(fits && self.on.load(Relaxed) && self.companion.load(Relaxed) == me()) {
+            // What follows takes the gate, or starts a thread.
+            self.come_back();
+        }
         if self.on.load(Relaxed) {
             if !fits {
                 self.end(&mut self.gate.lock());
@@ -237,6 +283,9 @@ impl Company {
         if !self.on.swap(false, SeqCst) {
             return;
         }
+        if self.idle.load(Relaxed) != 0 {
+            self.held_up();
+        }
         let answers = self.answers.load(Relaxed);
         log::debug!("company is over after {answers} requests");
         self.ask(self.companion.load(Relaxed), NOBODY);
@@ -261,6 +310,9 @@ impl Company {
             !matches!(poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&NOW)), Ok(0))
         });
         let alone = self.alone.load(Relaxed);
+        if !is_next_there || !self.may_stay() {
+            self.come_back();
+        }
         if is_next_there {
             return self.alone.store(alone.saturating_sub(1), Relaxed);
         }
@@ -286,6 +338,36 @@ impl Company {
             }
             _ => self.end(&mut gate),
         }
+    }
+
+    /// Whether the thread may take the next request in `SCHED_IDLE`.
+    fn may_stay(&self) -> bool {
+        let now = self.now();
+        let since = Duration::from_nanos(now.saturating_sub(self.seen_running.swap(now, Relaxed)));
+        if since > HELD_UP {
+            self.held_up();
+        }
+        let careful = self.careful.load(Relaxed);
+        if careful > 0 {
+            self.careful.store(careful - 1, Relaxed);
+            return false;
+        }
+        if self.stayed.fetch_add(1, Relaxed) >= NOT_HELD_UP {
+            self.more_careful.store(CAREFUL, Relaxed);
+        }
+        true
+    }
+
+    /// In nanoseconds since the mount.
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn held_up(&self) {
+        let careful = self.more_careful.load(Relaxed);
+        self.careful.store(careful, Relaxed);
+        self.more_careful.store((careful * 2).min(MOST), Relaxed);
+        self.stayed.store(0, Relaxed);
     }
 
     fn stand_aside(&self) {
