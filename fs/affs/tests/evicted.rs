@@ -5,7 +5,6 @@ mod common;
 use common::*;
 use ivers_affs::Affs;
 use ivers_block::{Device, FaultDevice};
-use ivers_crash::history::bytes_of;
 use ivers_crash::states::States;
 use ivers_vfs::{CreateSpec, MountOptions, SetAttr, Vfs};
 use std::sync::Arc;
@@ -50,21 +49,11 @@ fn what_was_cut_may_leave_memory() {
             write(&vfs, &find(&vfs, "/a"), size, &pattern(2, 5000));
             vfs.unmount().unwrap();
             drop(vfs);
-            let mut states = 0;
-            States::new(base.clone(), &device.record(), 1)
-                .each(
-                    |_| 0,
-                    |state, crashed| {
-                        states += 1;
-                        let whole = ivers_oracle::affs::check(&bytes_of(&crashed)?, 512).crashed();
-                        assert!(
-                            whole.is_ok(),
-                            "DOS\\{low}, {size}, state {states}, {state:?}: {:?}",
-                            whole.err()
-                        );
-                        Ok(())
-                    },
-                )
+            let states = States::new(base.clone(), &device.record(), 1)
+                .each_content(|state, bytes| {
+                    let whole = ivers_oracle::affs::check(&bytes, 512).crashed();
+                    assert!(whole.is_ok(), "DOS\\{low}, {size}, {state:?}: {:?}", whole.err());
+                })
                 .unwrap();
             println!("DOS\\{low}, cut to {size}: {states} states");
         }

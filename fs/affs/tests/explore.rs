@@ -152,30 +152,24 @@ fn a_rename_loses_nothing_at_any_point() {
             vfs.sync().unwrap();
             vfs.unmount().unwrap();
             let record: Vec<Recorded> = device.record();
-            let mut states = 0;
-            States::new(base, &record, 7)
-                .each(
-                    |_| 0,
-                    |state, image| {
-                        states += 1;
-                        let image = Arc::new(MemDevice::from_bytes(&bytes_of(&image)?));
-                        let place = format!("DOS\\{low}, {old} to {new}, {state:?}");
-                        let vfs = mount(&image);
-                        let found = contents(&vfs);
-                        for content in wanted.iter().filter(|content| after.contains(content)) {
-                            assert!(found.contains(content), "{place}: {} bytes are lost", content.len());
-                        }
-                        for path in [old, new].into_iter().filter(|path| ["/c", "/a"].contains(path)) {
-                            let is_there = vfs.resolve(&root(), path, false).is_ok();
-                            assert!(is_there || path == old, "{place}: nothing is at {path}");
-                        }
-                        let both = [old, new].map(|path| vfs.resolve(&root(), path, false).is_ok());
-                        assert!(both[0] || both[1], "{place}: neither name is there");
-                        vfs.unmount()?;
-                        check(&image, 512);
-                        Ok(())
-                    },
-                )
+            let states = States::new(base, &record, 7)
+                .each_content(|state, bytes| {
+                    let image = Arc::new(MemDevice::from_bytes(&bytes));
+                    let place = format!("DOS\\{low}, {old} to {new}, {state:?}");
+                    let vfs = mount(&image);
+                    let found = contents(&vfs);
+                    for content in wanted.iter().filter(|content| after.contains(content)) {
+                        assert!(found.contains(content), "{place}: {} bytes are lost", content.len());
+                    }
+                    for path in [old, new].into_iter().filter(|path| ["/c", "/a"].contains(path)) {
+                        let is_there = vfs.resolve(&root(), path, false).is_ok();
+                        assert!(is_there || path == old, "{place}: nothing is at {path}");
+                    }
+                    let both = [old, new].map(|path| vfs.resolve(&root(), path, false).is_ok());
+                    assert!(both[0] || both[1], "{place}: neither name is there");
+                    vfs.unmount().unwrap();
+                    check(&image, 512);
+                })
                 .unwrap();
             assert!(states > 10, "{states}");
         }

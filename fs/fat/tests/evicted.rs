@@ -1,7 +1,6 @@
 //! What has left memory since it was changed is still in a batch: that its next change may have to wait for the last one must not be forgotten with it.
 
 use ivers_block::{Device, FaultDevice, MemDevice};
-use ivers_crash::history::bytes_of;
 use ivers_crash::states::States;
 use ivers_fat::{Fat, OpenOptions};
 use ivers_oracle::{FAT_PROGRAMS, FatImage, fsck_fat_after_crash, have_programs};
@@ -99,18 +98,12 @@ fn what_was_renamed_or_cut_may_leave_memory() {
             let world = World::mount(device.clone(), CACHE_BYTES);
             script(&world);
             world.vfs.unmount().unwrap();
-            let mut states = 0;
-            States::new(base.clone(), &device.record(), 1)
-                .each(
-                    |_| 0,
-                    |state, crashed| {
-                        states += 1;
-                        std::fs::write(image.path(), bytes_of(&crashed)?)?;
-                        let whole = fsck_fat_after_crash(&image.path());
-                        assert!(whole.is_ok(), "FAT{bits}, {what}, state {states}, {state:?}: {whole:?}");
-                        Ok(())
-                    },
-                )
+            let states = States::new(base.clone(), &device.record(), 1)
+                .each_content(|state, bytes| {
+                    std::fs::write(image.path(), bytes).unwrap();
+                    let whole = fsck_fat_after_crash(&image.path());
+                    assert!(whole.is_ok(), "FAT{bits}, {what}, {state:?}: {whole:?}");
+                })
                 .unwrap();
             println!("FAT{bits}, {what}: {states} states");
         }

@@ -198,11 +198,13 @@ impl Company {
         }
         let same = caller == 0 || self.caller.swap(caller, Relaxed) == caller;
         let fits = same && large < LARGE_ONES;
-        if !(fits && self.on.load(Relaxed) && self.companion.load(Relaxed) == me()) {
+        // Looked at once: it may end meanwhile.
+        let (on, is_mine) = (self.on.load(Relaxed), self.companion.load(Relaxed) == me());
+        if !(fits && on && is_mine) {
             // What follows takes the gate, or starts a thread.
             self.come_back();
         }
-        if self.on.load(Relaxed) {
+        if on {
             if !fits {
                 self.end(&mut self.gate.lock());
                 return Then::Usual;
@@ -211,7 +213,7 @@ impl Company {
             if caller != 0 {
                 self.answers.fetch_add(1, Relaxed);
             }
-            if self.companion.load(Relaxed) == me() {
+            if is_mine {
                 self.keep_up(caller, device);
             } else {
                 self.stand_aside();

@@ -7,6 +7,7 @@
 //! A log whose records carry checksums promises more than an honest medium asks for: a record of a commit that is there
 //! without all that it seals is told. So for those, media are tried too that lied at the flush between the two.
 
+use crate::history::bytes_of;
 use crate::ops::stable;
 use ivers_block::{Device, MemDevice, OverlayDevice, Recorded};
 use rand::rngs::StdRng;
@@ -143,6 +144,20 @@ impl<'a> States<'a> {
             from = to + 1;
         }
         Ok(())
+    }
+
+    /// The bytes of every state, where nothing was acknowledged. Says how many there were.
+    pub fn each_content(self, mut visit: impl FnMut(&State, Vec<u8>)) -> anyhow::Result<usize> {
+        let mut states = 0;
+        self.each(
+            |_| 0,
+            |state, device| {
+                states += 1;
+                visit(state, bytes_of(&device)?);
+                Ok(())
+            },
+        )?;
+        Ok(states)
     }
 
     fn of_window(&mut self, from: usize, to: usize) -> Vec<State> {
