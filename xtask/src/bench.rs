@@ -57,19 +57,24 @@ impl Only {
     }
 }
 
-/// A program beside `ivers bench`: what it answers goes into this file. What cannot be had is said on the page.
+/// A program beside `ivers bench`: what it answers goes into this file. What cannot be had is said on the page, and is a failure.
 fn beside(what: &str, is_built: bool, measure: &mut Command, file: &Path) -> bool {
     let missing = if is_built {
         println!("== {what}: {measure:?}");
         match File::create(file).map(|file| measure.stdout(file).status()) {
             Ok(Ok(status)) if status.success() => return true,
-            other => format!("{other:?}"),
+            Ok(Ok(status)) => status.to_string(),
+            Ok(Err(error)) | Err(error) => error.to_string(),
         }
     } else {
         "it does not build here".to_owned()
     };
     // Debug quotes as JSON does, for texts as plain as these.
-    fs::write(file, format!("{{\"rows\": [], \"missing\": [{:?}]}}", format!("{what}: {missing}"))).is_ok()
+    let said = format!("{what}: {missing}");
+    eprintln!("xtask: {said}");
+    // Where this fails the page has no such file, and says so.
+    _ = fs::write(file, format!("{{\"rows\": [], \"missing\": [{said:?}]}}"));
+    false
 }
 
 /// The crates of others, beside ours.
@@ -119,7 +124,7 @@ pub(crate) fn bench(dir: &Path, options: &[String]) -> bool {
     let ivers = target.join("release/ivers");
     let (ivers, dir_word) = (ivers.to_string_lossy(), dir.to_string_lossy());
     let [rows, nfs, peers] = ["rows.json", "nfs.json", "peers.json"].map(|name| dir.join(name));
-    let mut parts = Vec::new();
+    let (mut parts, mut is_whole) = (Vec::new(), true);
     if !run("ivers", "cargo", &["build", "--release", "-p", "ivers"], &[]) {
         return false;
     }
@@ -133,15 +138,11 @@ pub(crate) fn bench(dir: &Path, options: &[String]) -> bool {
         parts.push(rows.clone());
     }
     if let Some(only) = only.option(&only.nfs) {
-        if !over_nfs(&target, &only, &nfs) {
-            return false;
-        }
+        is_whole &= over_nfs(&target, &only, &nfs);
         parts.push(nfs);
     }
     if only.peers || !only.is_given {
-        if !others(&target, &peers) {
-            return false;
-        }
+        is_whole &= others(&target, &peers);
         parts.push(peers);
     }
     let mut page = vec!["bench".into(), "--report".into(), dir_word.clone()];
@@ -151,6 +152,7 @@ pub(crate) fn bench(dir: &Path, options: &[String]) -> bool {
     let page: Vec<&str> = page.iter().map(|word| &**word).collect();
     run("page", &ivers, &page, &[])
         && parts.iter().filter(|part| **part != rows).all(|part| fs::remove_file(part).is_ok())
+        && is_whole
 }
 
 #[cfg(test)]

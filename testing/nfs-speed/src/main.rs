@@ -114,7 +114,9 @@ fn ratio(theirs: &[f64], ours: &[f64]) -> (Value, Value) {
 
 fn measure(racers: &mut [Racer], args: &Args, row: &Row) -> Result<Map<String, Value>> {
     let mut all: Vec<Raced> = Vec::new();
-    for racer in racers.iter_mut().filter(|racer| row.takes(racer.server.name)) {
+    let (racing, mut resting): (Vec<&mut Racer>, Vec<_>) =
+        racers.iter_mut().partition(|racer| row.takes(racer.server.name));
+    for racer in racing {
         // What each does in the time: where one is a hundred times as fast as another, the same for both would be too little or for ever.
         let first = racer.lap(row.work, row.depth, most(row.work).min(200))?;
         let a_second = most(row.work).min(200) as f64 / first.seconds;
@@ -129,6 +131,7 @@ fn measure(racers: &mut [Racer], args: &Args, row: &Row) -> Result<Map<String, V
         all[eager].ops = all[ours].ops;
     }
     for round in 0..args.rounds {
+        resting.iter_mut().for_each(|racer| racer.course.stay());
         // Who comes first has the colder caches, or the warmer ones: all in turn.
         for nth in 0..all.len() {
             let which = (nth + round) % all.len();

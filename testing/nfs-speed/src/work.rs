@@ -111,6 +111,12 @@ impl Course {
         started.elapsed().as_secs_f64()
     }
 
+    /// Keep the lease, which a session that only waits would lose.
+    pub fn stay(&mut self) {
+        let (status, results) = self.client.call(Vec::new());
+        must(status, &results);
+    }
+
     fn large(&mut self, work: Work, depth: usize, ops: u64) {
         let (stateid, handle) = self.large.clone().expect("it was written first");
         let mib = self.large_mib;
