@@ -34,6 +34,10 @@ Mount options (-o), separated by commas:
                    i_version), eager, or off (also noiversion)
   lazytime         keep pure timestamp changes in memory for up to a day
                    (and nolazytime)
+  lazyversion      keep a change attribute that was raised in memory until
+                   the inode is written back: writes that somebody asks
+                   about cost hardly more than others. Promises stay the
+                   same, since a crash raises all (and nolazyversion)
   relatime, noatime, strictatime
                    when the access time moves (relatime is the default)
   cache=SIZE       bound of all caches together, as 64M or 1G: at least 4M
@@ -130,9 +134,9 @@ Options of an export, separated by commas (\\, is a comma in a name):
   names=LIST       one of these must be among the certificate's DNS names
   type=TYPE        auto (the default), ext4 (ext2 and ext3 too), fat, affs or
                    mem
-  offset=, partition=, cache=, iversion=, lazytime, relatime, noatime,
-  strictatime, sync, dirsync, commit=, trust-foreign, norecovery, uid=, gid=,
-  umask=, fmask=, dmask=, utc_offset=
+  offset=, partition=, cache=, iversion=, lazytime, lazyversion, relatime,
+  noatime, strictatime, sync, dirsync, commit=, trust-foreign, norecovery,
+  uid=, gid=, umask=, fmask=, dmask=, utc_offset=
                    as `ivers mount` has them
 
 It stays in the foreground; messages go to standard error. SIGHUP has it read its file, the certificates and the names of owners again: exports get other clients, access and names, \
@@ -328,7 +332,7 @@ Examples:
 
 /// Of `stats`.
 pub const STATS: &str = "\
-JSON: changes, queries, bumps, bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation, _metadata), \
+JSON: changes, queries, bumps, bumps_put_off (by lazyversion), bumps_avoided, inode_updates and its parts (inode_updates_times, _version, _allocation, _metadata), \
 inode_updates_avoided, journal_blocks, journal_bytes, data_bytes, written_back_bytes.
 
 A server is asked by its state directory, by who may write there: pid, sandbox, boot (one more at each start), uptime_s, now (what there is: clients, \

@@ -69,7 +69,7 @@ impl Counter {
     /// is set.
     ///
     /// Returns whether it did. `false` means that the version alone is no reason to log the inode; after
-    /// `true` it has to be logged. Use `force` if the inode is logged anyhow, so that what is stored gets
+    /// `true` it has to be logged: at once, or, where an epoch makes every value another one behind a crash, before the epoch is closed. Use `force` if the inode is logged anyhow, so that what is stored gets
     /// ahead as far as it can for free.
     #[inline]
     #[must_use = "a new version has to be logged with its inode; call `inc` if it will be in any case"]

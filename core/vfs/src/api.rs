@@ -13,6 +13,9 @@ pub struct MountOptions {
     pub mode: ChangeMode,
     /// Timestamps alone stay in memory for up to a day.
     pub lazytime: bool,
+    /// A change counter that somebody had looked at stays in memory, once raised, until something else logs the inode, it is written back, or a
+    /// day passes. A crash loses what was held back, and raises the epoch: no number vouches behind it in any case.
+    pub lazyversion: bool,
     /// How access times are kept.
     pub atime: AtimeMode,
     /// Nothing may change.
@@ -42,6 +45,7 @@ impl Default for MountOptions {
         Self {
             mode: ChangeMode::Lazy,
             lazytime: false,
+            lazyversion: false,
             atime: AtimeMode::Relative,
             read_only: false,
             at_once: InodeFlags::empty(),

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::pages::Pages;
 use crate::policy::{ChangeMode, Policy};
 use crate::stats::Stats;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::*;
 use iversion::Counter;
@@ -33,13 +33,20 @@ pub enum Touch {
     Nothing,
 }
 
+/// Times that `lazytime` holds back, and those of access.
+pub(crate) const PUT_OFF_TIMES: u8 = 1;
+
+/// A counter that was raised because somebody had looked, which `lazyversion` holds back. It reaches the log before the filesystem is closed in good
+/// order; where that does not happen [the epoch](crate::epoch) makes every number another one.
+pub(crate) const PUT_OFF_VERSION: u8 = 2;
+
 /// What a change asks of the one who made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dirtied {
     /// Nothing: no time moved and nobody had looked.
     No,
-    /// Only times moved and `lazytime` holds them back: nothing to log now.
-    TimesLazily,
+    /// Only what may wait: times that `lazytime` holds back, the counter that `lazyversion` does. Nothing to log now.
+    Later,
     /// The inode must be logged.
     Log,
 }
@@ -66,8 +73,9 @@ pub struct Inode {
     pub lock: RwLock<()>,
     pub(crate) attr: Mutex<Attr>,
     pub(crate) pages: Pages,
-    /// Times are newer in memory than in the log (`lazytime`).
-    pub(crate) lazy_times: AtomicBool,
+    /// What is newer in memory than in the log and may stay so until the inode is logged for another reason or written back: [`PUT_OFF_TIMES`],
+    /// [`PUT_OFF_VERSION`].
+    pub(crate) put_off: AtomicU8,
     /// Users outside the cache: lookups, open files, front-end references.
     pub(crate) users: AtomicU64,
     pub(crate) policy: Arc<Policy>,
@@ -107,7 +115,7 @@ impl Inode {
             lock: RwLock::new(()),
             attr: Mutex::new(loaded.attr),
             pages: Pages::default(),
-            lazy_times: AtomicBool::new(false),
+            put_off: AtomicU8::new(0),
             users: AtomicU64::new(0),
             policy,
             writeback_lock: Mutex::new(()),
@@ -175,30 +183,39 @@ impl Inode {
                 }
             }
             // A time that moves logs the inode unless lazytime holds it back: then the bump is free.
-            let logs = anyway || eager || (times_moved && !policy.lazytime);
+            let logs = anyway || eager || (times_moved && !policy.held_back.times);
             // Under the lock that `query` takes too, so that the look at QUERIED needs no fence of its own.
             (times_moved, logs, keeps_version && self.version.maybe_inc_under_lock(logs))
         };
         if bumped {
             Stats::count(&stats.bumps);
         }
-        if logs || bumped {
-            self.lazy_times.store(false, Ordering::Relaxed);
+        if logs || (bumped && !policy.held_back.version) {
+            // Before the log: who puts something off behind this line has it in the log, or logs once more than he must.
+            self.put_off.store(0, Ordering::Relaxed);
             Stats::count(&stats.changes_logged);
             Stats::count(if anyway {
                 &stats.inode_updates_metadata
-            } else if eager || (times_moved && !policy.lazytime) {
+            } else if logs {
                 &stats.inode_updates_times
             } else {
                 &stats.inode_updates_version
             });
-            Dirtied::Log
-        } else if times_moved {
-            self.lazy_times.store(true, Ordering::Relaxed);
-            Dirtied::TimesLazily
-        } else {
-            Dirtied::No
+            return Dirtied::Log;
         }
+        let mut later = 0;
+        if times_moved {
+            later |= PUT_OFF_TIMES;
+        }
+        if bumped {
+            Stats::count(&stats.bumps_put_off);
+            later |= PUT_OFF_VERSION;
+        }
+        if later == 0 {
+            return Dirtied::No;
+        }
+        self.put_off.fetch_or(later, Ordering::Relaxed);
+        Dirtied::Later
     }
 
     /// The counter's value, seen from now on. Never waits for a write: the lock it takes, if nobody has looked since the
@@ -219,7 +236,7 @@ impl Inode {
 
     /// Whether anything of it is newer in memory than in the log or on the device.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.lazy_times.load(Ordering::Acquire)
+        self.put_off.load(Ordering::Acquire) != 0
             || self.needs_log.load(Ordering::Acquire)
             || self.pages.is_dirty()
     }

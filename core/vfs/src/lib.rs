@@ -41,7 +41,7 @@ pub use error::{Error, NameError, Result};
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use names::Meant;
 pub use opens::{OpenMode, Watch};
-pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, ManualClock, Policy};
+pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, HeldBack, ManualClock, Policy};
 pub use ranges::Piece;
 pub use stats::{Stats, StatsSnapshot};
 pub use types::*;

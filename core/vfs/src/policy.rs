@@ -69,12 +69,21 @@ impl<C: Clock + ?Sized> Clock for std::sync::Arc<C> {
     }
 }
 
+/// What stays in memory, if it is all that is new of an inode, until something else logs that or writes it back, or a day passes.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct HeldBack {
+    /// Times (`lazytime`).
+    pub times: bool,
+    /// A counter that was raised (`lazyversion`).
+    pub version: bool,
+}
+
 /// The settled options of a mount that every inode looks at.
 pub struct Policy {
     /// When the counter moves.
     pub mode: ChangeMode,
-    /// Times alone stay in memory until something else logs the inode, or a day passes.
-    pub lazytime: bool,
+    /// What may wait.
+    pub held_back: HeldBack,
     /// Access times.
     pub atime: AtimeMode,
     /// Nothing may change.
@@ -91,7 +100,7 @@ impl Policy {
     /// A policy; `granularity_ns` is the granule of the format's times.
     pub fn new(
         mode: ChangeMode,
-        lazytime: bool,
+        held_back: HeldBack,
         atime: AtimeMode,
         read_only: bool,
         clock: Box<dyn Clock>,
@@ -99,7 +108,7 @@ impl Policy {
     ) -> Self {
         Self {
             mode,
-            lazytime,
+            held_back,
             atime,
             read_only,
             stats: Stats::default(),

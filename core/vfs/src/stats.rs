@@ -20,6 +20,7 @@ pub struct Shard {
     pub(crate) changes_logged: AtomicU64,
     pub(crate) queries: AtomicU64,
     pub(crate) bumps: AtomicU64,
+    pub(crate) bumps_put_off: AtomicU64,
     pub(crate) inode_updates_times: AtomicU64,
     pub(crate) inode_updates_version: AtomicU64,
     pub(crate) inode_updates_allocation: AtomicU64,
@@ -55,19 +56,21 @@ snapshot! {
     queries,
     /// Times a counter was raised.
     bumps,
+    /// Of those, the ones that `lazyversion` held back: somebody had looked, and nothing else asked for a log.
+    bumps_put_off,
     /// Changes that nobody had looked at and that raised nothing.
     bumps_avoided,
     /// Inode updates in all: the sum of the four below.
     inode_updates,
     /// Inode updates because a time moved.
     inode_updates_times,
-    /// Inode updates because the counter had been queried.
+    /// Inode updates because the counter had been queried; under `lazyversion` at write-back, if nothing else has logged the inode since.
     inode_updates_version,
     /// Inode updates because write-back allocated or the size moved.
     inode_updates_allocation,
     /// Inode updates by explicit metadata calls and namespace changes.
     inode_updates_metadata,
-    /// Changes that dirtied no inode.
+    /// Changes that logged no inode.
     inode_updates_avoided,
     /// Bytes of file data written by callers.
     data_bytes,
@@ -102,6 +105,7 @@ impl Stats {
             changes,
             queries: sum(|s| &s.queries),
             bumps,
+            bumps_put_off: sum(|s| &s.bumps_put_off),
             bumps_avoided: changes.saturating_sub(bumps),
             inode_updates: times + version + allocation + metadata,
             inode_updates_times: times,

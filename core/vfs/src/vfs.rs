@@ -11,7 +11,7 @@ use crate::inode::{Inode, Logged, Touch};
 use crate::opens::Watch;
 use crate::pages::Memory;
 use crate::places::Places;
-use crate::policy::{ChangeMode, CoarseClock, Policy};
+use crate::policy::{ChangeMode, CoarseClock, HeldBack, Policy};
 use crate::stats::{Stats, StatsSnapshot};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -101,7 +101,7 @@ impl Vfs {
         let clock = options.clock.take().unwrap_or_else(|| Box::new(CoarseClock));
         let policy = Arc::new(Policy::new(
             options.mode,
-            options.lazytime,
+            HeldBack { times: options.lazytime, version: options.lazyversion },
             options.atime,
             read_only,
             clock,

@@ -5,7 +5,7 @@
 //! inode's write-back lock and never under its data lock, so that writers go on while the device works.
 
 use crate::error::{Error, Result};
-use crate::inode::Inode;
+use crate::inode::{Inode, PUT_OFF_TIMES, PUT_OFF_VERSION};
 use crate::pages::Memory;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Times that lazytime holds back are written after this long.
+/// Times and counters that are held back are written after this long.
 const LAZY_TIMES_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The inodes with dirty pages, and the thread that looks after them.
@@ -158,17 +158,20 @@ impl Vfs {
         self.flush_inode(inode)
     }
 
-    /// Log what was put off: times under lazytime, access times, and what failed before. Under the write-back lock.
+    /// Log what was put off: times under lazytime, counters under lazyversion, access times, and what failed before. Under the write-back lock.
     pub(crate) fn flush_inode(&self, inode: &Inode) -> Result<()> {
-        let times = inode.lazy_times.swap(false, Ordering::AcqRel);
+        let put_off = inode.put_off.swap(0, Ordering::AcqRel);
         let again = inode.needs_log.swap(false, Ordering::AcqRel);
-        if times || again {
+        if put_off != 0 || again {
             if let Err(error) = self.log(inode) {
-                inode.lazy_times.fetch_or(times, Ordering::AcqRel);
+                inode.put_off.fetch_or(put_off, Ordering::AcqRel);
                 return Err(error);
             }
-            if times {
-                Stats::count(&self.policy.stats.mine().inode_updates_times);
+            let stats = self.policy.stats.mine();
+            if put_off & PUT_OFF_TIMES != 0 {
+                Stats::count(&stats.inode_updates_times);
+            } else if put_off & PUT_OFF_VERSION != 0 {
+                Stats::count(&stats.inode_updates_version);
             }
         }
         Ok(())
@@ -236,7 +239,7 @@ impl Vfs {
         let mut first_error = None;
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
-            if inode.lazy_times.load(Ordering::Acquire) || inode.needs_log.load(Ordering::Acquire) {
+            if inode.put_off.load(Ordering::Acquire) != 0 || inode.needs_log.load(Ordering::Acquire) {
                 let _writeback = inode.writeback_lock.lock();
                 if let Err(error) = self.flush_inode(&inode) {
                     first_error.get_or_insert(error);
@@ -412,7 +415,7 @@ impl Vfs {
             true
         });
         if moved {
-            inode.lazy_times.store(true, Ordering::Release);
+            inode.put_off.fetch_or(PUT_OFF_TIMES, Ordering::Release);
         }
     }
 }

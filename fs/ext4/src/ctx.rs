@@ -13,7 +13,9 @@ use crate::tx::{LastChange, Tx};
 use crate::windows::Windows;
 use crate::zones::Zones;
 use ivers_block::{Buffer, BufferCache, Device};
-use ivers_vfs::{AtimeMode, ChangeMode, CoarseClock, Error, Inode, LoadedInode, NameError, Policy, Result};
+use ivers_vfs::{
+    AtimeMode, ChangeMode, CoarseClock, Error, HeldBack, Inode, LoadedInode, NameError, Policy, Result,
+};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -159,5 +161,12 @@ impl Ext4 {
 
 /// The policy of inodes that only the driver sees.
 pub(crate) fn own_policy() -> Arc<Policy> {
-    Arc::new(Policy::new(ChangeMode::Lazy, false, AtimeMode::Never, false, Box::new(CoarseClock), 1))
+    Arc::new(Policy::new(
+        ChangeMode::Lazy,
+        HeldBack::default(),
+        AtimeMode::Never,
+        false,
+        Box::new(CoarseClock),
+        1,
+    ))
 }

@@ -5,15 +5,13 @@ use ivers_vfs::*;
 use std::sync::Arc;
 
 fn mount(mode: ChangeMode, lazytime: bool) -> (Arc<Vfs>, Arc<ManualClock>, InodeRef) {
+    mount_with(MountOptions { mode, lazytime, ..Default::default() })
+}
+
+fn mount_with(options: MountOptions) -> (Arc<Vfs>, Arc<ManualClock>, InodeRef) {
     let clock = Arc::new(ManualClock::default());
     clock.set(Timestamp { sec: 1000, nsec: 0 });
-    let options = MountOptions {
-        mode,
-        lazytime,
-        clock: Some(Box::new(clock.clone())),
-        background: false,
-        ..Default::default()
-    };
+    let options = MountOptions { clock: Some(Box::new(clock.clone())), background: false, ..options };
     let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();
     let root = vfs.root().unwrap();
     let file = vfs.create(&Cred::root(), &root, b"f", &CreateSpec::file(0o644), false).unwrap().0;
@@ -73,6 +71,23 @@ fn a_look_costs_one_update_and_lazytime_none_beside_it() {
             u64::from(lazytime),
             "held-back times are written once"
         );
+    }
+}
+
+#[test]
+fn under_lazyversion_a_look_costs_one_update_at_write_back() {
+    let (vfs, _clock, file) = mount_with(MountOptions { lazyversion: true, ..Default::default() });
+    for round in 1..=3 {
+        let (seen, before) = (vfs.change(&file).unwrap(), vfs.stats());
+        assert_eq!(overwrite(&vfs, &file, 1000, |_| ()), 0);
+        let after = vfs.stats();
+        assert_eq!((after.bumps - before.bumps, after.bumps_put_off), (1, round));
+        assert!(vfs.change(&file).unwrap() > seen);
+        // Twice: it is not put off any more.
+        vfs.sync().unwrap();
+        vfs.sync().unwrap();
+        assert_eq!(vfs.stats().inode_updates - after.inode_updates, 1);
+        assert_eq!(vfs.stats().inode_updates_version, round);
     }
 }
 

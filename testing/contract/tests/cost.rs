@@ -53,6 +53,7 @@ impl Mount {
         let cost = StatsSnapshot {
             changes: after.changes - before.changes,
             bumps: after.bumps - before.bumps,
+            bumps_put_off: after.bumps_put_off - before.bumps_put_off,
             inode_updates: after.inode_updates - before.inode_updates,
             inode_updates_times: after.inode_updates_times - before.inode_updates_times,
             inode_updates_version: after.inode_updates_version - before.inode_updates_version,
@@ -134,6 +135,32 @@ fn looking_costs_one_update_a_look() {
             "{}: {cost:?}",
             mount.name
         );
+    }
+}
+
+/// With `lazyversion` one bump for each of those times, and one update for all of them when they are written back.
+#[test]
+fn looking_costs_one_update_at_write_back_where_counters_wait() {
+    for lazytime in [false, true] {
+        for mount in mounts(How { lazytime, lazyversion: true, ..LAZY }) {
+            let looks = 1000;
+            let each = |nth: u64| {
+                if nth.is_multiple_of(100) {
+                    mount.vfs.change(&mount.file).unwrap();
+                }
+            };
+            let (cost, ticks) = mount.count(100 * looks, WriteFlags::empty(), each);
+            let most = if lazytime { 0 } else { ticks };
+            assert!(cost.inode_updates <= most, "{}: {cost:?} in {ticks} ticks", mount.name);
+            assert_eq!(cost.inode_updates_version, 0, "{}: {cost:?}", mount.name);
+            // Whatever logs the inode takes a bump along.
+            assert_eq!(cost.bumps, cost.bumps_put_off + cost.inode_updates, "{}: {cost:?}", mount.name);
+            assert!(cost.bumps_put_off <= looks && cost.bumps >= looks, "{}: {cost:?}", mount.name);
+            let before = mount.vfs.stats().inode_updates;
+            mount.vfs.sync().unwrap();
+            let written = mount.vfs.stats().inode_updates - before;
+            assert!(written <= 1 && (written == 1 || !lazytime), "{}: {written} by sync", mount.name);
+        }
     }
 }
 

@@ -46,14 +46,18 @@ fn ext4_keeps_the_contract() {
     }
     for (name, kind, args) in KINDS {
         let base = Arc::new(image(kind, args));
-        let report = hold(&mut || ext4_mounted(name, &base, &[LAZY, EAGER, LAZYTIME]), seed(), steps(1000));
+        let report = hold(
+            &mut || ext4_mounted(name, &base, &[LAZY, EAGER, LAZYTIME, LAZYVERSION]),
+            seed(),
+            steps(1000),
+        );
         assert!(report.tallies.of(Promise::Data).checked > 40, "{report:?}");
     }
 }
 
 /// What holds of formats that store no value.
 fn keeps_what_a_mount_can(make: impl Fn(&'static [How]) -> Box<dyn Subject>) {
-    for hows in [&[LAZY] as &[How], &[EAGER, LAZYTIME], &[TIGHT]] {
+    for hows in [&[LAZY] as &[How], &[EAGER, LAZYTIME], &[TIGHT, LAZYVERSION]] {
         let report = hold(&mut || make(hows), seed(), steps(1000));
         assert!(report.tallies.of(Promise::Data).checked > 40, "{report:?}");
         assert!(report.tallies.of(Promise::Rests).checked > 40, "{report:?}");
@@ -124,7 +128,11 @@ fn several_actors_find_it_right() {
     }
     for (name, kind, args) in [KINDS[0], KINDS[1], KINDS[3]] {
         let base = Arc::new(image(kind, args));
-        hold_together(&mut || ext4_mounted(name, &base, &[LAZY, EAGER, LAZYTIME]), seed(), phases(60));
+        hold_together(
+            &mut || ext4_mounted(name, &base, &[LAZY, EAGER, LAZYTIME, LAZYVERSION]),
+            seed(),
+            phases(60),
+        );
     }
     let (fat32, ffs) = (Arc::new(vfat(FATS[1].1)), Arc::new(amiga(AMIGAS[1].0)));
     hold_together(&mut || fat_mounted(FATS[1].0, &fat32, &[LAZY]), seed(), phases(60));

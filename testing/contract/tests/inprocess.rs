@@ -10,7 +10,7 @@ use std::time::Duration;
 #[test]
 fn mem_keeps_the_contract() {
     println!("{}", Tallies::header());
-    for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+    for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT, LAZYVERSION].into_iter().enumerate() {
         for hold_inodes in [true, false] {
             let report = hold(&mut || mem(how, hold_inodes), seed() + nth as u64, steps(4000));
             let rests = report.tallies.of(Promise::Rests).checked;
@@ -27,7 +27,9 @@ fn ext4_keeps_the_contract() {
     }
     for (name, kind, args) in KINDS {
         let base = Arc::new(image(kind, args));
-        for (nth, hows) in [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME]].into_iter().enumerate() {
+        for (nth, hows) in
+            [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME, LAZYVERSION]].into_iter().enumerate()
+        {
             let report = hold(&mut || ext4(name, &base, hows), seed() + nth as u64, steps(2500));
             let checked = |promise| report.tallies.of(promise).checked;
             assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
@@ -40,7 +42,7 @@ fn ext4_keeps_the_contract() {
 fn ofs_and_ffs_keep_the_contract() {
     for (low, name) in AMIGAS {
         let base = Arc::new(amiga(low));
-        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT, LAZYVERSION].into_iter().enumerate() {
             for hold_inodes in [true, false] {
                 let seed = seed() + nth as u64;
                 let report = hold(&mut || affs(name, &base, how, hold_inodes), seed, steps(2500));
@@ -60,7 +62,7 @@ fn fat_keeps_the_contract() {
     }
     for (name, args) in FATS {
         let base = Arc::new(vfat(args));
-        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT].into_iter().enumerate() {
+        for (nth, how) in [LAZY, EAGER, LAZYTIME, TIGHT, LAZYVERSION].into_iter().enumerate() {
             for hold_inodes in [true, false] {
                 let report =
                     hold(&mut || fat(name, &base, how, hold_inodes), seed() + nth as u64, steps(2500));
@@ -124,7 +126,8 @@ fn hold_each_way(make: impl Fn(How) -> Box<InProcess>) {
 
 #[test]
 fn several_actors_find_mem_right() {
-    for (nth, how) in [SLOW, SLOW_EAGER, SLOW_LAZYTIME, SLOW_TIGHT].into_iter().enumerate() {
+    for (nth, how) in [SLOW, SLOW_EAGER, SLOW_LAZYTIME, SLOW_TIGHT, SLOW_LAZYVERSION].into_iter().enumerate()
+    {
         for hold_inodes in [true, false] {
             was_crowded(&hold_together(&mut || mem(how, hold_inodes), seed() + nth as u64, phases(200)));
         }
@@ -138,8 +141,9 @@ fn several_actors_find_ext4_right() {
     }
     for (name, kind, args) in KINDS {
         let base = Arc::new(image(kind, args));
-        for (nth, hows) in
-            [&[SLOW] as &[How], &[SLOW_EAGER], &[SLOW_TIGHT, SLOW_LAZYTIME]].into_iter().enumerate()
+        for (nth, hows) in [&[SLOW] as &[How], &[SLOW_EAGER], &[SLOW_TIGHT, SLOW_LAZYTIME, SLOW_LAZYVERSION]]
+            .into_iter()
+            .enumerate()
         {
             let together = hold_together(&mut || ext4(name, &base, hows), seed() + nth as u64, phases(100));
             was_crowded(&together);

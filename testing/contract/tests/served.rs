@@ -82,7 +82,8 @@ fn two_clients_keep_the_contract() {
         return;
     }
     let base = Arc::new(image("ext4", &["-b", "4096"]));
-    for (nth, hows) in [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME]].into_iter().enumerate() {
+    for (nth, hows) in [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME, LAZYVERSION]].into_iter().enumerate()
+    {
         let report = hold(&mut || ext4_served(&base, hows), seed() + nth as u64, steps(1500));
         let checked = |promise| report.tallies.of(promise).checked;
         assert!(checked(Promise::Data) > 60 && checked(Promise::Rests) > 60, "{report:?}");

@@ -145,6 +145,11 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// Whether counters that were raised wait in memory (`lazyversion`): in half of the workloads, always in the same ones.
+    pub fn is_lazyversion(&self) -> bool {
+        self.name.bytes().filter(|byte| byte % 2 == 1).count() % 2 == 1
+    }
+
     /// How many sequences of exactly `len` operations there are.
     pub fn sequences(len: u32) -> usize {
         ALPHABET.len().pow(len)

@@ -24,29 +24,35 @@ use tempfile::TempDir;
 pub struct How {
     pub mode: ChangeMode,
     pub lazytime: bool,
+    pub lazyversion: bool,
     pub cache_bytes: u64,
     /// With a clock and a device that make several actors meet.
     pub slow: bool,
 }
 
-pub const LAZY: How = How { mode: ChangeMode::Lazy, lazytime: false, cache_bytes: 64 << 20, slow: false };
+pub const LAZY: How =
+    How { mode: ChangeMode::Lazy, lazytime: false, lazyversion: false, cache_bytes: 64 << 20, slow: false };
 pub const EAGER: How = How { mode: ChangeMode::Eager, ..LAZY };
 pub const OFF: How = How { mode: ChangeMode::Off, ..LAZY };
 pub const LAZYTIME: How = How { lazytime: true, ..LAZY };
 pub const TIGHT: How = How { cache_bytes: 512 << 10, ..LAZY };
+/// What is put off is put off until the inode has to go.
+pub const LAZYVERSION: How = How { lazytime: true, lazyversion: true, ..TIGHT };
 pub const SLOW: How = How { slow: true, ..LAZY };
 pub const SLOW_EAGER: How = How { slow: true, ..EAGER };
 pub const SLOW_LAZYTIME: How = How { slow: true, ..LAZYTIME };
 pub const SLOW_TIGHT: How = How { slow: true, ..TIGHT };
+pub const SLOW_LAZYVERSION: How = How { slow: true, ..LAZYVERSION };
 pub const SLOW_OFF: How = How { slow: true, ..OFF };
 
 impl How {
     pub fn label(self) -> String {
         let mode = format!("{:?}", self.mode).to_lowercase();
         let lazytime = if self.lazytime { ", lazytime" } else { "" };
+        let lazyversion = if self.lazyversion { ", lazyversion" } else { "" };
         let tight = if self.cache_bytes < 1 << 20 { ", small cache" } else { "" };
         let slow = if self.slow { ", slow" } else { "" };
-        format!("{mode}{lazytime}{tight}{slow}")
+        format!("{mode}{lazytime}{lazyversion}{tight}{slow}")
     }
 
     /// Restless write-back, access times at every read: neither is a change.
@@ -54,6 +60,7 @@ impl How {
         MountOptions {
             mode: self.mode,
             lazytime: self.lazytime,
+            lazyversion: self.lazyversion,
             atime: AtimeMode::Strict,
             budget: Some(budget.clone()),
             cache_bytes: self.cache_bytes,

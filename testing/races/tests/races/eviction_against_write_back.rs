@@ -15,8 +15,11 @@ fn open(world: &World, name: &str) -> InodeRef {
 }
 
 fn race() {
-    let lazytime = coin();
-    let world = World::new(1 << 20, |options| options.lazytime = lazytime);
+    let (lazytime, lazyversion) = (coin(), coin());
+    let world = World::new(1 << 20, |options| {
+        options.lazytime = lazytime;
+        options.lazyversion = lazyversion;
+    });
     for name in FILES {
         let file = world.file(&world.root(), name);
         // Far above where the mount's counter stands: what is loaded too early starts below.

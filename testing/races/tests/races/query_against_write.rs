@@ -11,8 +11,11 @@ use shuttle::thread::scope;
 const ROUNDS: u64 = 2;
 
 fn race() {
-    let (lazytime, ticking) = (coin(), coin());
-    let world = World::new(1 << 20, |options| options.lazytime = lazytime);
+    let (lazytime, lazyversion, ticking) = (coin(), coin(), coin());
+    let world = World::new(1 << 20, |options| {
+        options.lazytime = lazytime;
+        options.lazyversion = lazyversion;
+    });
     let file = world.file(&world.root(), "file");
     put(&world.vfs, &file, 0, 0, WriteFlags::empty());
     put(&world.vfs, &file, 1, 0, WriteFlags::empty());
@@ -74,6 +77,8 @@ fn race() {
     assert_eq!(contents()[..3], book.floor()[..3]);
     let stats = world.vfs.stats();
     assert!(stats.inode_updates_version <= stats.queries, "C5: {stats:?}");
+    let held_back = stats.bumps_put_off;
+    assert!(if lazyversion { held_back <= stats.queries } else { held_back == 0 }, "C5: {stats:?}");
     drop(file);
     world.end();
 }

@@ -35,9 +35,10 @@ fn check_device(world: &World, floor: [u64; NUMBERS], of: &[usize]) {
 }
 
 fn race() {
-    let (lazytime, background) = (coin(), coin());
+    let (lazytime, lazyversion, background) = (coin(), coin(), coin());
     let world = World::new(1 << 20, |options| {
         options.lazytime = lazytime;
+        options.lazyversion = lazyversion;
         options.background = background;
         options.dirty_expire = Duration::ZERO;
     });
