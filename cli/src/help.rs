@@ -370,6 +370,7 @@ Rows:
   sequential_4k_8_jobs_queried: the same while a thread asks for the change attribute in a loop, each time with a system call, as a process would
   query_hammer_1, _2, _8: while as many threads ask without rest
   query_curve: by how often somebody asks
+  lazyversion_8_jobs_queried, lazyversion_query_curve: those with jobs and the curve, mounted with -o lazyversion
   write_sizes: 1 byte to 1 MiB
   scaling_own_files, scaling_one_file: one and two threads
   updates_by_tick: inode updates a million writes, by the clock's tick

@@ -133,6 +133,23 @@ fn queries_are_made_and_paid_for() {
 }
 
 #[test]
+fn queries_are_hardly_paid_for_under_lazyversion() {
+    if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
+        return;
+    }
+    let rows = rows(&["--json", "--ops", "4000", "--rounds", "4", "--fs", "ext4", "--only", "lazyversion"]);
+    let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["lazyversion_8_jobs_queried", "lazyversion_query_curve"]);
+    has_all_modes(&rows[0], true);
+    for point in rows[1]["points"].as_array().unwrap() {
+        let queries = count(point, "queries", "new");
+        let updates = count(point, "inode_updates", "new");
+        assert!(updates < ops(point) / 4, "{updates} for {queries} queries: {point}");
+        assert_eq!(count(point, "inode_updates", "old"), ops(point), "{point}");
+    }
+}
+
+#[test]
 fn curves_have_their_points() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;

@@ -8,7 +8,7 @@ use anyhow::Result;
 use ivers_vfs::{Clock, Timestamp};
 use serde_json::{Map, Value, json};
 
-use super::field::{Field, Length, Measured};
+use super::field::{Field, Kind, Length, Measured};
 use super::rows;
 use super::workloads::crowd::Crowd;
 use super::workloads::plain::{Pattern, Plain};
@@ -54,14 +54,14 @@ impl Curve {
     /// Measure all points; the figures of the row.
     pub(super) fn measure(
         self,
-        fs: &'static str,
+        kind: Kind,
         length: Length,
         bar: &Progress,
         name: &str,
     ) -> Result<Map<String, Value>> {
         match self {
             Self::Queries => {
-                let field = Field::open(fs)?;
+                let field = Field::open(kind)?;
                 let mut points = Vec::new();
                 for rate in QUERIES_A_MILLION {
                     let writes_a_query = 1_000_000_u64.checked_div(rate).unwrap_or(0);
@@ -73,7 +73,7 @@ impl Curve {
                 let rounds = (length.rounds / 8).max(1);
                 let long = Length { rounds, at_least: Duration::from_millis(20), ..length };
                 let measured = field.measure(&hammer, long, bar, name)?;
-                bar.step(length.rounds - rounds, |_| format!("{fs} {name}"));
+                bar.step(length.rounds - rounds, |_| format!("{} {name}", kind.fs));
                 let rate = measured.ours[1].counts.queries as f64 * 1e6 / measured.ops as f64;
                 let mut last = point(rate.round(), &measured);
                 last.insert("label".into(), "another thread without rest".into());
@@ -82,7 +82,7 @@ impl Curve {
                 Ok(curve(points, 0.0, ["queries", "a million writes", "log"]))
             }
             Self::Sizes => {
-                let field = Field::open(fs)?;
+                let field = Field::open(kind)?;
                 let mut points = Vec::new();
                 for bytes in SIZES {
                     let length = Length { ops: length.ops / (bytes / 512).max(1), ..length };
@@ -93,7 +93,7 @@ impl Curve {
                 Ok(curve(points, 4096.0, ["write size", "bytes", "log"]))
             }
             Self::Threads { one_file } => {
-                let field = Field::open(fs)?;
+                let field = Field::open(kind)?;
                 let mut points = Vec::new();
                 for writers in THREADS {
                     let work = Crowd { writers, one_file, queriers: 0 };
@@ -104,7 +104,7 @@ impl Curve {
             }
             Self::Ticks => {
                 let tick_ns = Arc::new(AtomicU64::new(1));
-                let field = Field::with_clock(fs, &|| Box::new(Ticking(tick_ns.clone())))?;
+                let field = Field::with_clock(kind, &|| Box::new(Ticking(tick_ns.clone())))?;
                 let mut points = Vec::new();
                 for tick_us in TICKS_US {
                     tick_ns.store(tick_us * 1000, Ordering::Relaxed);

@@ -26,9 +26,17 @@ pub(super) const KERNEL: &str = "kernel_ext4";
 const IMAGE_BYTES: u64 = 4 << 30;
 const CACHE_BYTES: u64 = 1 << 30;
 
+/// What is mounted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind {
+    pub(super) fs: &'static str,
+    /// Counters that were raised wait in memory; the mode `new` alone shows it.
+    pub(super) lazyversion: bool,
+}
+
 /// The volumes.
 pub(super) struct Field {
-    fs: &'static str,
+    kind: Kind,
     /// In the order of [`MODES`]. Closed before the files in `scratch` go.
     ours: Vec<InProcess>,
     kernel: Option<Kernel>,
@@ -150,9 +158,9 @@ pub(super) fn order(round: u64, contenders: usize) -> Vec<usize> {
 
 impl Field {
     /// Make the images and mount them.
-    pub(super) fn open(fs: &'static str) -> Result<Self> {
-        let mut field = Self::ours(fs, &|| None)?;
-        if fs == "ext4" {
+    pub(super) fn open(kind: Kind) -> Result<Self> {
+        let mut field = Self::ours(kind, &|| None)?;
+        if kind.fs == "ext4" {
             match Kernel::missing() {
                 Some(why) => _ = field.missing.insert(KERNEL.into(), why.into()),
                 None => match field.loop_mount() {
@@ -165,25 +173,26 @@ impl Field {
     }
 
     /// The library alone, by clocks of our own.
-    pub(super) fn with_clock(fs: &'static str, clock: &dyn Fn() -> Box<dyn Clock>) -> Result<Self> {
-        let mut field = Self::ours(fs, &|| Some(clock()))?;
+    pub(super) fn with_clock(kind: Kind, clock: &dyn Fn() -> Box<dyn Clock>) -> Result<Self> {
+        let mut field = Self::ours(kind, &|| Some(clock()))?;
         field.missing.insert(KERNEL.into(), "its clock is its own (updates_by_tick)".into());
         Ok(field)
     }
 
-    fn ours(fs: &'static str, clock: &dyn Fn() -> Option<Box<dyn Clock>>) -> Result<Self> {
+    fn ours(kind: Kind, clock: &dyn Fn() -> Option<Box<dyn Clock>>) -> Result<Self> {
         let scratch = tempfile::Builder::new().prefix("ivers-bench-").tempdir()?;
         let how = How { read_only: false, cache_bytes: CACHE_BYTES, ..How::default() };
         let mut ours = Vec::new();
         for (label, mode) in MODES {
-            let options = MountOptions { mode, clock: clock(), ..MountOptions::default() };
+            let lazyversion = kind.lazyversion;
+            let options = MountOptions { mode, lazyversion, clock: clock(), ..MountOptions::default() };
             let image = scratch.path().join(label);
-            if fs != "mem" {
+            if kind.fs != "mem" {
                 make_image(&image, IMAGE_BYTES)?;
             }
-            ours.push(InProcess::open(fs, &image, &how, options)?);
+            ours.push(InProcess::open(kind.fs, &image, &how, options)?);
         }
-        Ok(Self { fs, ours, kernel: None, missing: Map::new(), scratch })
+        Ok(Self { kind, ours, kernel: None, missing: Map::new(), scratch })
     }
 
     fn loop_mount(&self) -> Result<Kernel> {
@@ -224,7 +233,7 @@ impl Field {
             for nth in order(round, all.len()) {
                 all[nth].turn(ops)?;
             }
-            bar.step(1, |_| format!("{} {what}", self.fs));
+            bar.step(1, |_| format!("{} {what}", self.kind.fs));
             interrupt::check()?;
         }
         let mut samples = Vec::new();

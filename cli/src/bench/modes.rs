@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
 use super::curves::Curve;
-use super::field::{Field, Length, MODES};
+use super::field::{Field, Kind, Length, MODES};
 use super::only::Only;
 use super::rows::{self, Seeds};
 use super::workloads::crowd::Crowd;
@@ -59,6 +59,8 @@ struct Spec {
     /// Rounds, and operations of each, whatever is asked for.
     fixed: Option<(u64, u64)>,
     seeds: Option<Seeds>,
+    /// Mounted with that option.
+    lazyversion: bool,
 }
 
 const fn spec(name: &'static str, asked: Asked, work: Work, ops_divisor: u64, rounds_divisor: u64) -> Spec {
@@ -71,6 +73,7 @@ const fn spec(name: &'static str, asked: Asked, work: Work, ops_divisor: u64, ro
         at_least: Duration::ZERO,
         fixed: None,
         seeds: None,
+        lazyversion: false,
     }
 }
 
@@ -82,6 +85,11 @@ const fn full(name: &'static str, work: Work, ops: u64, rounds: u64) -> Spec {
 impl Spec {
     const fn at_least_ms(mut self, milliseconds: u64) -> Self {
         self.at_least = Duration::from_millis(milliseconds);
+        self
+    }
+
+    const fn lazyversion(mut self) -> Self {
+        self.lazyversion = true;
         self
     }
 
@@ -133,7 +141,7 @@ const FULL_JOBS_BLOCKS: u64 = 8 << 18;
 const TIOBENCH_BLOCKS: u64 = 1 << 11;
 const FULL_TIOBENCH_BLOCKS: u64 = 1 << 17;
 
-const ROWS: [Spec; 29] = [
+const ROWS: [Spec; 31] = [
     spec("inode_memory", Asked::OnExt4, Work::InodeMemory, 10, u64::MAX),
     spec("overwrite_1_byte", Asked::Always, plain(Pattern::Overwrite, 1), 1, 1),
     spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(2.05, None, DD),
@@ -148,6 +156,13 @@ const ROWS: [Spec; 29] = [
     hammer("query_hammer_2", 2),
     hammer("query_hammer_8", 8),
     spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1),
+    spec("lazyversion_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8)
+        .at_least_ms(40)
+        .lazyversion()
+        .seeds(1.27, None, FIO_QUERIED),
+    spec("lazyversion_query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4)
+        .at_least_ms(1)
+        .lazyversion(),
     spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 4).at_least_ms(1),
     spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
         .at_least_ms(10),
@@ -199,13 +214,14 @@ impl Spec {
 
     fn row(&self, fs: &'static str, args: &args::Bench, bar: &Progress) -> Result<Value> {
         let length = self.length(args);
+        let kind = Kind { fs, lazyversion: self.lazyversion };
         let (unit, figures) = match self.work {
-            Work::Plain(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
-            Work::Crowd(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
-            Work::SharedFile(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
-            Work::Tiobench(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
-            Work::Pages(work) => ("ops/s", self.alone(fs, &work, length, bar)?),
-            Work::Curve(curve) => (curve.unit(), curve.measure(fs, length, bar, self.name)?),
+            Work::Plain(work) => ("ops/s", self.alone(kind, &work, length, bar)?),
+            Work::Crowd(work) => ("ops/s", self.alone(kind, &work, length, bar)?),
+            Work::SharedFile(work) => ("ops/s", self.alone(kind, &work, length, bar)?),
+            Work::Tiobench(work) => ("ops/s", self.alone(kind, &work, length, bar)?),
+            Work::Pages(work) => ("ops/s", self.alone(kind, &work, length, bar)?),
+            Work::Curve(curve) => (curve.unit(), curve.measure(kind, length, bar, self.name)?),
             Work::InodeMemory => ("bytes/inode", memory::measure(length.ops, bar, self.name)?),
         };
         Ok(rows::row(self.name, fs, unit, figures, self.seeds))
@@ -213,12 +229,12 @@ impl Spec {
 
     fn alone<W: Workload>(
         &self,
-        fs: &'static str,
+        kind: Kind,
         work: &W,
         length: Length,
         bar: &Progress,
     ) -> Result<Map<String, Value>> {
-        let field = Field::open(fs)?;
+        let field = Field::open(kind)?;
         let measured = field.measure(work, length, bar, self.name)?;
         field.close()?;
         Ok(rows::figures(&measured))
