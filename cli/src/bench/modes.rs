@@ -88,9 +88,9 @@ impl Spec {
         self
     }
 
-    const fn lazyversion(mut self) -> Self {
-        self.lazyversion = true;
-        self
+    /// The same work on mounts with that option.
+    const fn lazyversion(self, name: &'static str) -> Self {
+        Self { name, lazyversion: true, ..self }
     }
 
     const fn seeds(mut self, new_over_old: f64, new_over_none: Option<f64>, source: &'static str) -> Self {
@@ -141,28 +141,28 @@ const FULL_JOBS_BLOCKS: u64 = 8 << 18;
 const TIOBENCH_BLOCKS: u64 = 1 << 11;
 const FULL_TIOBENCH_BLOCKS: u64 = 1 << 17;
 
+const EIGHT_JOBS_QUERIED: Spec =
+    spec("sequential_4k_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8).at_least_ms(40).seeds(
+        1.27,
+        None,
+        FIO_QUERIED,
+    );
+const QUERY_CURVE: Spec =
+    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1);
+
 const ROWS: [Spec; 31] = [
     spec("inode_memory", Asked::OnExt4, Work::InodeMemory, 10, u64::MAX),
     spec("overwrite_1_byte", Asked::Always, plain(Pattern::Overwrite, 1), 1, 1),
     spec("append_1_byte", Asked::Always, plain(Pattern::Append, 1), 1, 1).seeds(2.05, None, DD),
     spec("append_4k", Asked::Always, plain(Pattern::Append, BLOCK), 16, 2),
     spec("sequential_4k_8_jobs", Asked::Always, shared_file(0, false), 1, 8).seeds(1.29, Some(0.94), FIO),
-    spec("sequential_4k_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8).at_least_ms(40).seeds(
-        1.27,
-        None,
-        FIO_QUERIED,
-    ),
+    EIGHT_JOBS_QUERIED,
     hammer("query_hammer_1", 1),
     hammer("query_hammer_2", 2),
     hammer("query_hammer_8", 8),
-    spec("query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4).at_least_ms(1),
-    spec("lazyversion_8_jobs_queried", Asked::OnExt4, shared_file(1, false), 1, 8)
-        .at_least_ms(40)
-        .lazyversion()
-        .seeds(1.27, None, FIO_QUERIED),
-    spec("lazyversion_query_curve", Asked::OnExt4, Work::Curve(Curve::Queries), 1, 4)
-        .at_least_ms(1)
-        .lazyversion(),
+    QUERY_CURVE,
+    EIGHT_JOBS_QUERIED.lazyversion("lazyversion_8_jobs_queried"),
+    QUERY_CURVE.lazyversion("lazyversion_query_curve"),
     spec("write_sizes", Asked::OnExt4, Work::Curve(Curve::Sizes), 4, 4).at_least_ms(1),
     spec("scaling_own_files", Asked::OnExt4, Work::Curve(Curve::Threads { one_file: false }), 1, 20)
         .at_least_ms(10),

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Times and counters that are held back are written after this long.
-const LAZY_TIMES_MAX: Duration = Duration::from_secs(24 * 3600);
+const HELD_BACK_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The inodes with dirty pages, and the thread that looks after them.
 pub(crate) struct DirtyList {
@@ -61,10 +61,10 @@ impl DirtyList {
                     let Some(vfs) = weak.upgrade() else { return };
                     let urgent = list.urgent.swap(false, Ordering::AcqRel);
                     vfs.write_back_aged(urgent);
-                    if lazy_flushed.elapsed() > LAZY_TIMES_MAX {
+                    if lazy_flushed.elapsed() > HELD_BACK_MAX {
                         lazy_flushed = Instant::now();
                         if let Err(error) = vfs.flush_inodes() {
-                            log::warn!("cannot write times: {error}");
+                            log::warn!("cannot write what was held back: {error}");
                         }
                     }
                 }

@@ -34,7 +34,7 @@ pub(crate) fn stops_a_second_time(
         })
         .collect();
     let worked = (|| -> ivers_vfs::Result<()> {
-        let vfs = Vfs::mount(target.open(faulty.clone(), false)?, mount_options(false, false).0)?;
+        let vfs = Vfs::mount(target.open(faulty.clone(), false)?, mount_options(None).0)?;
         for _ in 0..ROUNDS {
             all.iter_mut().try_for_each(|worker| work(&vfs, worker, &faulty, rng))?;
         }

@@ -193,7 +193,7 @@ impl Explorer {
 
     fn prepared(&self) -> anyhow::Result<MemDevice> {
         let device = Arc::new(self.target.format()?);
-        let vfs = Vfs::mount(self.target.open(device.clone(), false)?, mount_options(false, false).0)?;
+        let vfs = Vfs::mount(self.target.open(device.clone(), false)?, mount_options(None).0)?;
         let (claimed, explored) = (vfs.info().semantics.crash_safe, self.target.promises().crash_safe_values);
         anyhow::ensure!(
             claimed == explored,
@@ -224,7 +224,7 @@ impl Shared<'_> {
     /// One workload at all its crash points.
     fn explore(&self, nth: u64, workload: &Workload, scratch: &Path) -> anyhow::Result<()> {
         let device = Arc::new(FaultDevice::new(self.base.clone()));
-        let (options, clock) = mount_options(workload.small_cache, workload.is_lazyversion());
+        let (options, clock) = mount_options(Some(workload));
         let watched = Watched::new(self.explorer.target.open(device.clone(), false)?, device.clone());
         let vfs = Vfs::mount(watched.clone(), options)?;
         watched.set_vfs(&vfs);

@@ -103,13 +103,14 @@ pub fn directory(worker: usize) -> String {
     format!("w{worker}")
 }
 
-/// How the explorer mounts: no thread of its own, so that a workload with one worker writes the same every time.
-pub fn mount_options(small_cache: bool, lazyversion: bool) -> (MountOptions, Arc<ManualClock>) {
+/// How the explorer mounts, for a workload or to look at what it left: no thread of its own, so that a workload with one worker writes the same every time.
+pub fn mount_options(workload: Option<&Workload>) -> (MountOptions, Arc<ManualClock>) {
+    let small_cache = workload.is_some_and(|workload| workload.small_cache);
     let clock = Arc::new(ManualClock::default());
     clock.set(at_step(0));
     let options = MountOptions {
         mode: ChangeMode::Lazy,
-        lazyversion,
+        lazyversion: workload.is_some_and(Workload::is_lazyversion),
         atime: ivers_vfs::AtimeMode::Never,
         background: false,
         dirty_bytes: if small_cache { 64 << 10 } else { 0 },

@@ -185,8 +185,8 @@ impl Checker<'_> {
         let Ok(fs) = self.target.open(Arc::new(OverlayDevice::new(device.clone())), false) else {
             return Ok(());
         };
-        let vfs = Vfs::mount(fs, mount_options(false, false).0)
-            .map_err(|error| format!("cannot be mounted: {error}"))?;
+        let vfs =
+            Vfs::mount(fs, mount_options(None).0).map_err(|error| format!("cannot be mounted: {error}"))?;
         for history in self.histories.iter().filter(|_| vfs.no_cookie().is_none()) {
             let found = read_tree(&vfs, history.index).map_err(|error| format!("no tree: {error}"))?;
             verify::values(&vfs, history, &found, at, false, promises)?;
@@ -302,7 +302,7 @@ pub(crate) fn mounted(
     trusting: bool,
 ) -> Result<Arc<Vfs>, String> {
     let fs = target.open(device, trusting).map_err(|error| format!("cannot be opened: {error}"))?;
-    Vfs::mount(fs, mount_options(false, false).0).map_err(|error| format!("cannot be mounted: {error}"))
+    Vfs::mount(fs, mount_options(None).0).map_err(|error| format!("cannot be mounted: {error}"))
 }
 
 /// The end of what [`mounted`] began.
