@@ -290,7 +290,7 @@ impl Walk<'_> {
             fgroup,
             fsuuid: self.mount.uuid,
             fsname: &self.mount.fsname,
-            path: &inside,
+            path: Some(&inside),
         };
         decide(self.policy, &used, mode)
     }

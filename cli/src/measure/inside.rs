@@ -115,7 +115,7 @@ impl Walk<'_> {
             fgroup: attr.gid,
             fsuuid: info.uuid,
             fsname: info.fs_type,
-            path: &path,
+            path: Some(&path),
         };
         let decision = decide(&self.policy, &used, attr.perm);
         if decision.is_idle() {

@@ -125,7 +125,7 @@ impl Guard {
         (uid, gid): (u32, u32),
         inode: &InodeRef,
         mode: OpenMode,
-        path: &[u8],
+        path: Option<&[u8]>,
     ) -> Decision {
         let attr = vfs.stat(inode);
         let info = vfs.info();
@@ -231,9 +231,10 @@ impl Guard {
             state.found = None;
             return Ok(());
         }
-        let path = path_of(vfs, inode);
+        let path = vfs.path_of(inode);
         // What a reader would ask for; what was measured before is measured again in any case.
-        let decision = self.decide(vfs, state.writer.unwrap_or_default(), inode, OpenMode::READ, &path);
+        let decision = self.decide(vfs, state.writer.unwrap_or_default(), inode, OpenMode::READ, path.as_deref());
+        let path = name_of(inode, path.as_deref());
         let measure = state.recorded.or(decision.measure);
         let before = state.found.as_ref().map(|found| (found.change, found.label.clone()));
         if measure.is_none() && decision.appraise.is_none() {
@@ -276,8 +277,8 @@ impl Known {
 }
 
 /// The name that an entry gets.
-fn path_of(vfs: &Vfs, inode: &Inode) -> Vec<u8> {
-    vfs.path_of(inode).unwrap_or_else(|| format!("inode:{}", inode.ino).into_bytes())
+fn name_of(inode: &Inode, path: Option<&[u8]>) -> Vec<u8> {
+    path.map_or_else(|| format!("inode:{}", inode.ino).into_bytes(), <[u8]>::to_vec)
 }
 
 impl Watch for Guard {
@@ -285,9 +286,10 @@ impl Watch for Guard {
         let known = self.known(inode);
         let mut state = known.state.lock();
         let writes = mode.contains(OpenMode::WRITE);
-        let path = path_of(vfs, inode);
+        let path = vfs.path_of(inode);
         let who = (cred.uid, cred.gid);
-        let decision = self.decide(vfs, who, inode, mode, &path);
+        let decision = self.decide(vfs, who, inode, mode, path.as_deref());
+        let path = name_of(inode, path.as_deref());
         if writes {
             if state.readers > 0 && std::mem::take(&mut state.may_spoil) {
                 let template = state.recorded.unwrap_or(self.policy.template());

@@ -11,6 +11,9 @@
 //! option    := template=ima-ng|ima-sig (of measure) | appraise_type=imasig (of appraise)
 //! ```
 //!
+//! A file whose path is not known fits every `path=` of `measure` and `appraise`, and none of `dont_measure` and `dont_appraise`: nobody gets round a
+//! rule by a file that he has without a name.
+//!
 //! Of each pair of actions the first rule that fits decides. A line that begins with `#` is a comment. What is not understood is refused: a
 //! rule that was skipped would leave files unmeasured that somebody relies on.
 
@@ -78,8 +81,8 @@ pub struct Use<'a> {
     pub fsuuid: [u8; 16],
     /// Of which format.
     pub fsname: &'a str,
-    /// Where, from the root of that filesystem.
-    pub path: &'a [u8],
+    /// Where, from the root of that filesystem, if that is known.
+    pub path: Option<&'a [u8]>,
 }
 
 /// What a policy says of a use.
@@ -156,8 +159,16 @@ enum Condition {
     Path(Vec<u8>),
 }
 
+impl Action {
+    /// Whether it asks for something, and does not leave something out.
+    fn is_demand(self) -> bool {
+        matches!(self, Action::Measure | Action::Appraise)
+    }
+}
+
 impl Condition {
-    fn fits(&self, used: &Use<'_>) -> bool {
+    /// `unknown`: what a condition says that cannot be judged.
+    fn fits(&self, used: &Use<'_>, unknown: bool) -> bool {
         match self {
             Condition::Func(func) => *func == used.func,
             // The kernel compares the whole mask: MAY_READ alone does not fit an open for reading and writing.
@@ -178,10 +189,10 @@ impl Condition {
             }
             Condition::Fsuuid(uuid) => *uuid == used.fsuuid,
             Condition::Fsname(name) => name == used.fsname,
-            Condition::Path(prefix) => {
-                let rest = used.path.strip_prefix(prefix.as_slice());
+            Condition::Path(prefix) => used.path.map_or(unknown, |path| {
+                let rest = path.strip_prefix(prefix.as_slice());
                 rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || prefix.ends_with(b"/"))
-            }
+            }),
         }
     }
 }
@@ -241,7 +252,8 @@ impl Policy {
                 Action::Measure | Action::DontMeasure => &mut measure_open,
                 Action::Appraise | Action::DontAppraise => &mut appraise_open,
             };
-            if !*open || !rule.conditions.iter().all(|condition| condition.fits(used)) {
+            let unknown = rule.action.is_demand();
+            if !*open || !rule.conditions.iter().all(|condition| condition.fits(used, unknown)) {
                 continue;
             }
             *open = false;
@@ -427,7 +439,7 @@ mod tests {
             fgroup: 8,
             fsuuid: [0xab; 16],
             fsname: "ext4",
-            path,
+            path: Some(path),
         }
     }
 
@@ -449,6 +461,19 @@ mod tests {
         assert_eq!(measured("/x", Mask::WRITE, 1000), Some(Template::ImaNg));
         let all = decide(policy, &used(b"/x", Mask::READ, 5));
         assert_eq!(all, Decision { measure: None, appraise: Some(Appraise::Signature) });
+    }
+
+    #[test]
+    fn what_has_no_known_path_is_under_every_path_that_is_watched() {
+        let decide = |policy| decide(policy, &Use { path: None, ..used(b"", Mask::READ, 0) });
+        let watched = decide("measure path=/a uid=0\nappraise path=/b\n");
+        assert_eq!(
+            watched,
+            Decision { measure: Some(Template::ImaNg), appraise: Some(Appraise::Digest) }
+        );
+        let spared = "dont_measure path=/a\ndont_appraise path=/\nmeasure uid=0\nappraise\n";
+        assert_eq!(decide(spared), watched);
+        assert!(decide("measure path=/a uid=1\n").is_idle());
     }
 
     #[test]

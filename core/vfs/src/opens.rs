@@ -68,8 +68,8 @@ impl Vfs {
         self.watch().map(Watch::report)
     }
 
-    /// The path from the root under which an inode was found, made or put last. Known only on a mount with a [`Watch`]; none for what has never been
-    /// looked up by a name.
+    /// The path from the root under which an inode was found, listed, made or put last. Known only on a mount with a [`Watch`]; none for what was reached by
+    /// its number alone since the mount.
     pub fn path_of(&self, inode: &Inode) -> Option<Vec<u8>> {
         let mut names = Vec::new();
         let mut ino = inode.ino;

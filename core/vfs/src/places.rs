@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A name in a directory.
 pub(crate) type Place = (Ino, Arc<[u8]>);
 
-/// The last place of each inode in memory. A leaf lock.
+/// The last place of each inode that has had a name, as long as its number is the file's: a client may come back with the number alone. A leaf lock.
 pub(crate) struct Places(Option<Mutex<HashMap<Ino, Place>>>);
 
 impl Places {
@@ -32,7 +32,7 @@ impl Places {
         self.0.as_ref()?.lock().get(&ino).cloned()
     }
 
-    /// The inode leaves the cache.
+    /// The number is this file's no longer.
     pub(crate) fn forget(&self, ino: Ino) {
         if let Some(places) = &self.0 {
             places.lock().remove(&ino);

@@ -284,7 +284,9 @@ impl Vfs {
             self.names.forget(inode.ino);
         }
         self.memory.budget.uncharge(INODE_BYTES);
-        self.names.places.forget(inode.ino);
+        if !self.info.numbers_last || inode.with_attr(|attr| attr.nlink) == 0 {
+            self.names.places.forget(inode.ino);
+        }
     }
 
     // ---- the change attribute -------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ struct Entry {
 pub struct Listed {
     /// The name.
     pub name: Vec<u8>,
+    /// What the directory says that it is, where it says so.
+    pub kind: Option<FileType>,
     /// Where to go on behind it.
     pub next: u64,
     /// What it stands for.
@@ -56,6 +58,11 @@ impl Vfs {
     /// The directory that a directory is in, which is locked.
     pub(crate) fn parent(&self, dir: &Inode) -> Result<InodeRef> {
         self.numbered(dir, self.fs.parent(dir)?, || self.fs.parent(dir).map(Some))
+    }
+
+    /// What `..` stands for in a directory, which is locked.
+    fn above(&self, dir: &InodeRef) -> Result<InodeRef> {
+        if dir.ino == self.info.root { Ok(dir.clone()) } else { self.parent(dir) }
     }
 
     /// An inode that a directory leads to. Where numbers are given in memory, one that was remembered may have left it: then `again` says by which it goes now.
@@ -102,7 +109,7 @@ impl Vfs {
         }
         let _names = self.shared(dir)?;
         if name == b".." {
-            return if dir.ino == self.info.root { Ok(dir.clone()) } else { self.parent(dir) };
+            return self.above(dir);
         }
         match self.find(dir, name)? {
             Some(ino) => self.named(dir, name, ino),
@@ -180,6 +187,22 @@ impl Vfs {
     /// Up to `most` entries of a directory from a cursor on (0: the start), `.` and `..` left out, each with what it stands for: resolved under the directory's
     /// lock, so that no stranger is among them who has taken over a number. Nothing: there are no more.
     pub fn list(&self, dir: &InodeRef, cursor: u64, most: usize) -> Result<Vec<Listed>> {
+        let mut taken = 0;
+        self.list_until(dir, cursor, false, &mut |_| {
+            taken += 1;
+            taken >= most
+        })
+    }
+
+    /// As [`Vfs::list`], with `.` and `..` if `dots` are wanted: `enough` is told each name, and says whether it is the last. It runs under locks: it must not
+    /// call the VFS.
+    pub fn list_until(
+        &self,
+        dir: &InodeRef,
+        cursor: u64,
+        dots: bool,
+        enough: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Result<Vec<Listed>> {
         self.balance();
         if dir.kind != FileType::Directory {
             return Err(NameError::NotDirectory.into());
@@ -188,15 +211,25 @@ impl Vfs {
         let mut entries = Vec::new();
         let _names = self.shared(dir)?;
         self.fs.readdir(dir, cursor, &mut |entry| {
-            if entry.name != b"." && entry.name != b".." {
-                entries.push((entry.name.to_vec(), entry.next, entry.ino));
+            if !dots && matches!(entry.name, b"." | b"..") {
+                return ControlFlow::Continue(());
             }
-            if entries.len() < most { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            entries.push(Entry {
+                ino: entry.ino,
+                name: entry.name.to_vec(),
+                kind: entry.kind,
+                next: entry.next,
+            });
+            if enough(entry.name) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         // Behind the driver's back: it may hold locks of its own while it emits.
-        let resolved = |(name, next, ino): (Vec<u8>, _, _)| {
-            let inode = self.named(dir, &name, ino);
-            Listed { name, next, inode }
+        let resolved = |Entry { ino, name, kind, next }: Entry| {
+            let inode = match &*name {
+                b"." => Ok(dir.clone()),
+                b".." => self.above(dir),
+                _ => self.named(dir, &name, ino),
+            };
+            Listed { name, kind, next, inode }
         };
         Ok(entries.into_iter().map(resolved).collect())
     }

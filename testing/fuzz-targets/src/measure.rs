@@ -57,7 +57,7 @@ fn policy(input: &[u8]) {
         fgroup: 0,
         fsuuid: [7; 16],
         fsname: "ext4",
-        path: b"/etc/passwd",
+        path: Some(b"/etc/passwd"),
     };
     let decision = policy.decide(&used);
     assert_eq!(policy.clone().with_appraise_all().decide(&used).measure, decision.measure);

@@ -5,17 +5,34 @@ use super::reply::Reply;
 use crate::convert::{file_attr, file_type, negative_attr};
 use crate::serving::OrErrno;
 use fuser::*;
-use ivers_vfs::Ino;
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-struct Entry {
-    ino: Ino,
-    name: Box<[u8]>,
-    kind: fuser::FileType,
-    next: u64,
+/// What is left of a reply. fuser keeps its size to itself; the kernel asks for a page or, lately, more.
+struct Room {
+    bytes: usize,
+    /// Of an entry on the wire, in its smallest form, without the name.
+    entry_bytes: usize,
+    used: usize,
+}
+
+impl Room {
+    fn new(bytes: usize, entry_bytes: usize) -> Self {
+        Self { bytes, entry_bytes, used: 0 }
+    }
+
+    /// Take room for an entry of this name; whether there is none left.
+    fn is_full_with(&mut self, name: &[u8]) -> bool {
+        self.used += (self.entry_bytes + name.len()).next_multiple_of(8);
+        self.used >= self.bytes
+    }
+}
+
+/// What an entry is, as far as its directory says so.
+fn kind_of(kind: Option<ivers_vfs::FileType>) -> fuser::FileType {
+    kind.map_or(fuser::FileType::RegularFile, file_type)
 }
 
 impl Ops {
@@ -29,36 +46,21 @@ impl Ops {
         s.vfs.access(&s.cred(request), &node.inode, 4).or_errno()
     }
 
-    /// The entries from a cursor on that a reply of `bytes` can hold, in the smallest form an entry has on the wire.
-    fn entries(&self, ino: INodeNo, offset: u64, bytes: usize, entry_bytes: usize) -> Reply<Vec<Entry>> {
+    pub(super) fn list(&self, ino: INodeNo, offset: u64, reply: &mut ReplyDirectory) -> Reply<()> {
         let s = &*self.0;
         let node = s.node(ino)?;
-        let mut entries = Vec::new();
-        let mut used = 0;
+        let mut room = Room::new(32 << 10, 24);
         s.vfs
             .readdir(&node.inode, offset, &mut |entry| {
-                used += (entry_bytes + entry.name.len()).next_multiple_of(8);
-                entries.push(Entry {
-                    ino: entry.ino,
-                    name: entry.name.into(),
-                    kind: entry.kind.map_or(fuser::FileType::RegularFile, file_type),
-                    next: entry.next,
-                });
-                if used >= bytes { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                let (id, name) = (s.nodes.id(entry.ino.0), OsStr::from_bytes(entry.name));
+                let is_full = reply.add(INodeNo(id), entry.next, kind_of(entry.kind), name);
+                if is_full || room.is_full_with(entry.name) {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
             })
-            .or_errno()?;
-        Ok(entries)
-    }
-
-    pub(super) fn list(&self, ino: INodeNo, offset: u64, reply: &mut ReplyDirectory) -> Reply<()> {
-        // fuser keeps the size of the reply to itself; the kernel asks for a page or, lately, more.
-        for entry in self.entries(ino, offset, 32 << 10, 24)? {
-            let id = self.0.nodes.id(entry.ino.0);
-            if reply.add(INodeNo(id), entry.next, entry.kind, OsStr::from_bytes(&entry.name)) {
-                break;
-            }
-        }
-        Ok(())
+            .or_errno()
     }
 
     pub(super) fn list_with_attributes(
@@ -68,12 +70,15 @@ impl Ops {
         reply: &mut ReplyDirectoryPlus,
     ) -> Reply<()> {
         let s = &*self.0;
-        for entry in self.entries(ino, offset, 4096, 152)? {
+        let dir = s.node(ino)?;
+        let mut room = Room::new(4096, 152);
+        let listed = s.vfs.list_until(&dir.inode, offset, true, &mut |name| room.is_full_with(name));
+        for entry in listed.or_errno()? {
             let name = OsStr::from_bytes(&entry.name);
             // An entry whose inode is damaged is shown all the same; asking for it brings the error.
-            let Ok(inode) = s.vfs.get(entry.ino) else {
+            let Ok(inode) = entry.inode else {
                 let mut attr = negative_attr();
-                attr.kind = entry.kind;
+                attr.kind = kind_of(entry.kind);
                 if reply.add(INodeNo(0), entry.next, name, &Duration::ZERO, &attr, Generation(0)) {
                     break;
                 }
