@@ -24,7 +24,7 @@
 
 struct ivers_change {
 	uint64_t change;     /* 0 unless IVERS_CHANGE_VALID */
-	uint64_t stored;     /* the counter as the format stores it */
+	uint64_t stored;     /* the counter without the epoch, as the format has it once the inode is written back */
 	uint32_t generation; /* tells lives of one inode number apart */
 	uint32_t flags;      /* IVERS_CHANGE_* */
 };

@@ -114,8 +114,8 @@ pub struct Mount {
     /// Stay in the foreground until unmounted
     #[arg(short, long)]
     pub foreground: bool,
-    /// Append messages to this file (default: ivers/ivers.log under $XDG_STATE_HOME or ~/.local/state)
-    #[arg(long, value_name = "FILE")]
+    /// Append messages to this file (default: ivers/ivers.log under $XDG_STATE_HOME or ~/.local/state). In the foreground they go to standard error
+    #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
     pub log: Option<PathBuf>,
     /// Whoever calls says `rw` without meaning it: mount(8).
     #[arg(long, hide = true)]

@@ -56,7 +56,7 @@ pub fn served_json(path: &Path, name: &str) -> Result<Value> {
         failure(
             REFUSED,
             format!(
-                "{}: not on an ivers mount (an image that is not mounted answers ls, cat, stat, tree, info, changed and cp as IMAGE:/path)",
+                "{}: not on an ivers mount (an image that is not mounted answers ls, cat, stat, tree, info, changed, measure and cp as IMAGE:/path)",
                 path.display()
             ),
         )

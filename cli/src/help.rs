@@ -37,7 +37,8 @@ Mount options (-o), separated by commas:
   lazyversion      keep a change attribute that was raised in memory until
                    the inode is written back: writes that somebody asks
                    about cost hardly more than others. Promises stay the
-                   same, since a crash raises all (and nolazyversion)
+                   same, since a crash raises all. With iversion=lazy
+                   alone (and nolazyversion)
   relatime, noatime, strictatime
                    when the access time moves (relatime is the default)
   cache=SIZE       bound of all caches together, as 64M or 1G: at least 4M
@@ -66,7 +67,8 @@ Mount options (-o), separated by commas:
                    (default: ivers/measure/mounts/IMAGE.list under
                    $XDG_STATE_HOME or ~/.local/state)
   appraise         refuse to open what is not what its security.ima says
-                   (all files, unless the policy says which); implies
+                   (all files, unless the policy says which; a policy
+                   with such rules is refused without this); implies
                    no_writeback_cache. ext4 and mem alone keep security.ima
   appraise_key=FILE
                    a key that signatures are checked with; may be repeated
@@ -210,7 +212,7 @@ Examples:
 /// Of `stat`.
 pub const STAT: &str = "\
 `change` is the change attribute: another number, and a larger one, after anything about the file has changed since somebody last looked. \
-`stored` is the counter in the image. `keeps` names the promises: that changes of data and of metadata move it, that it only grows \
+`stored` is the counter as the image has it once the inode is written back. `keeps` names the promises: that changes of data and of metadata move it, that it only grows \
 (monotonic), that it outlives the mount (persistent) and a crash (crash_safe).
 
 JSON, one object a file: path, ino, generation, change and stored (decimal strings; null where there is no change attribute), semantics \
@@ -254,7 +256,10 @@ decides. What is not understood is refused with its line.
   uid=N uid>N uid<N       by whom; so too gid, fowner, fgroup
   fsuuid=UUID fsname=ext4 on which filesystem
   path=/etc               what is below this directory of the filesystem (not
-                          in the kernel's policies); \\040 is a space
+                          in the kernel's policies); \\040 is a space. What
+                          a client reaches by number alone, without a name
+                          since the mount, is below all of measure and
+                          appraise, and below none of dont_
   template=ima-sig        of measure: with the signature
   appraise_type=imasig    of appraise: a digest in security.ima will not do
 
@@ -324,7 +329,7 @@ Examples:
 /// Of `info`.
 pub const INFO: &str = "\
 JSON: fs, uuid, label, block_size, blocks, blocks_free, files, files_free, semantics (as of stat), details; of a mount also instance, pid, \
-read_only, sandbox, iversion.
+read_only, sandbox, iversion, lazytime, lazyversion.
 
 Examples:
   ivers info disk.img
@@ -346,8 +351,8 @@ Examples:
 
 /// Of `mkfs`.
 pub const MKFS: &str = "\
-The features are those that e2fsprogs 1.47 enables by default. Given --uuid, --hash-seed and --timestamp, equal calls make equal images, byte \
-for byte. Nothing is written before all checks have passed.
+The features are those that e2fsprogs 1.47 enables by default. Given --uuid, --hash-seed and --timestamp, equal calls on equal files make \
+equal images, byte for byte (of a file without data it is known that it reads as zeros, and the image says so). Nothing is written before all checks have passed.
 
 JSON: path, fs, uuid, block_size, blocks, inodes, groups, journal_blocks.
 

@@ -234,7 +234,7 @@ pub fn mount_on(
 fn check_options(format: &Format, how: &How) -> Result<()> {
     let name = format.names[0];
     if how.owners_said && format.keeps_owners {
-        let why = "keeps owners and permissions: uid, gid and masks are not for it";
+        let why = "keeps owners, permissions and UTC times: uid, gid, masks and utc_offset are not for it";
         return Err(failure(USAGE, format!("{name} {why}")));
     }
     if how.partition.is_some() && !format.has_partitions {

@@ -148,6 +148,9 @@ pub fn parse(words: &[String]) -> Result<Options> {
             "mount options measure_list and appraise_key: only with measure=POLICY or appraise",
         ));
     }
+    if vfs.lazyversion && vfs.mode != ChangeMode::Lazy {
+        return Err(usage("mount option lazyversion: only with iversion=lazy"));
+    }
     if !measure.keys.is_empty() && !measure.appraise {
         return Err(usage("mount option appraise_key: only with appraise"));
     }
@@ -266,6 +269,8 @@ mod tests {
             "measure_list=/x",
             "appraise_key=/x",
             "appraise,writeback_cache",
+            "lazyversion,noiversion",
+            "iversion=eager,lazyversion",
             "nonsense",
             "threads=0",
         ] {

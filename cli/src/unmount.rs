@@ -99,7 +99,7 @@ fn take_away_dead(dir: &Path, json: bool) -> Result<()> {
     };
     detach(&dir, true)?;
     say(format_args!(
-        "ivers: {}: the process that served it had died; what was not synced is lost, the next mount replays the journal",
+        "ivers: {}: the process that served it had died; what was not synced is lost; the next mount replays the journal (an image without one is for its checker first)",
         dir.display()
     ));
     if json {

@@ -95,7 +95,7 @@ fn tour_unmounted(ivers: &Path, image: &str, scratch: &Path) -> Outcome<()> {
 }
 
 fn tour() -> Outcome<()> {
-    let built = Command::new("cargo").args(["build", "--release", "-p", "ivers"]).status();
+    let built = crate::cargo().args(["build", "--release", "-p", "ivers"]).status();
     if !built.is_ok_and(|status| status.success()) {
         return Err("ivers does not build".into());
     }

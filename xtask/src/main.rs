@@ -18,10 +18,25 @@ use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Instant;
 
+/// cargo without what `cargo xtask` has set for this program: build scripts that look at it (ring's does) would be run anew, in turns with those of a
+/// `cargo build` by hand.
+fn cargo() -> Command {
+    let mut cargo = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_MANIFEST_") || name.starts_with("CARGO_PKG_"))
+        {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 fn run(step: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> bool {
     println!("== {step}: {program} {}", args.join(" "));
     let start = Instant::now();
-    let mut command = Command::new(program);
+    let mut command = if program == "cargo" { cargo() } else { Command::new(program) };
     command.args(args).envs(env.iter().copied());
     let status = limit::status(&mut command);
     println!("== {step}: {} s", start.elapsed().as_secs());
@@ -137,6 +152,9 @@ fn main() -> ExitCode {
         );
         ExitCode::from(2)
     };
+    if words.get(1).is_some_and(|word| matches!(word.as_str(), "--help" | "-h")) {
+        return usage();
+    }
     let ok = match words.first().map_or("", String::as_str) {
         "test" => test(),
         "soak" => match soak::soak(words.get(1).map(String::as_str)) {

@@ -146,7 +146,7 @@ fn violated_after(said: &str) -> Option<u64> {
 impl Harness {
     /// Look in the scratch tree, up to what is found first.
     fn look(&self, scratch: &Path, effort: u64, test: Option<&str>) -> Verdict {
-        let mut command = Command::new("cargo");
+        let mut command = crate::cargo();
         command.args(self.args).current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join(self.target));
         command.env(self.effort, effort.to_string()).envs(self.env.iter().copied());
         if let Some(flags) = self.flags {

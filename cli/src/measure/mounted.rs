@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::kept::{self, List};
 use super::{aggregates_json, read_keys, read_policy};
+use crate::failure::usage;
 
 /// How files are hashed whose `security.ima` does not say.
 const ALGORITHM: Algorithm = Algorithm::Sha256;
@@ -64,8 +65,15 @@ impl Wish {
 
     /// In the supervisor: look at the files, and open them.
     pub fn open(&self, image: &Path) -> Result<Opened> {
-        if let Some(policy) = &self.policy {
-            read_policy(policy)?;
+        if let Some(file) = &self.policy {
+            let policy: Policy = read_policy(file)?.parse()?;
+            // Passed over, such a rule would leave files open that somebody believes to be shut.
+            if policy.appraises() && !self.appraise {
+                let file = file.display();
+                return Err(usage(format!(
+                    "{file}: it has rules that appraise, which `-o appraise` alone enforces: add that, or leave the rules out"
+                )));
+            }
         }
         read_keys(&self.keys)?;
         let list = match &self.list {

@@ -160,16 +160,20 @@ fn two_mounts_do_not_share_a_list() {
         second.dir.as_ref(),
     ]);
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
-    fs::write(first.kept.path("policy"), "measure\nhash\n").unwrap();
-    let output = ivers([
-        OsStr::new("mount"),
-        "-o".as_ref(),
-        format!("measure={}", first.kept.path("policy").display()).as_ref(),
-        second.image.path().as_ref(),
-        second.dir.as_ref(),
-    ]);
-    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
-    assert!(said(&output).contains("line 2: hash"), "{}", said(&output));
+    for (policy, why) in
+        [("measure\nhash\n", "line 2: hash"), ("appraise path=/etc\n", "`-o appraise` alone enforces")]
+    {
+        fs::write(first.kept.path("policy"), policy).unwrap();
+        let output = ivers([
+            OsStr::new("mount"),
+            "-o".as_ref(),
+            format!("measure={}", first.kept.path("policy").display()).as_ref(),
+            second.image.path().as_ref(),
+            second.dir.as_ref(),
+        ]);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(why), "{}", said(&output));
+    }
     for (policy, why) in
         [(b"measure\nmeasure path=/\xff\n".to_vec(), "line 2: not UTF-8"), (vec![b'#'; 2 << 20], "longer")]
     {

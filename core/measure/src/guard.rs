@@ -233,7 +233,8 @@ impl Guard {
         }
         let path = vfs.path_of(inode);
         // What a reader would ask for; what was measured before is measured again in any case.
-        let decision = self.decide(vfs, state.writer.unwrap_or_default(), inode, OpenMode::READ, path.as_deref());
+        let decision =
+            self.decide(vfs, state.writer.unwrap_or_default(), inode, OpenMode::READ, path.as_deref());
         let path = name_of(inode, path.as_deref());
         let measure = state.recorded.or(decision.measure);
         let before = state.found.as_ref().map(|found| (found.change, found.label.clone()));

@@ -467,10 +467,7 @@ mod tests {
     fn what_has_no_known_path_is_under_every_path_that_is_watched() {
         let decide = |policy| decide(policy, &Use { path: None, ..used(b"", Mask::READ, 0) });
         let watched = decide("measure path=/a uid=0\nappraise path=/b\n");
-        assert_eq!(
-            watched,
-            Decision { measure: Some(Template::ImaNg), appraise: Some(Appraise::Digest) }
-        );
+        assert_eq!(watched, Decision { measure: Some(Template::ImaNg), appraise: Some(Appraise::Digest) });
         let spared = "dont_measure path=/a\ndont_appraise path=/\nmeasure uid=0\nappraise\n";
         assert_eq!(decide(spared), watched);
         assert!(decide("measure path=/a uid=1\n").is_idle());

@@ -1,7 +1,7 @@
 //! Deletions under way: whoever lacks room waits for what they are just giving back.
 //!
 //! A program that removes a large file and writes another expects the room of the first one for the second. But deleting takes time, and it
-//! goes on in whatever thread lets the last reference go: behind FUSE not in the one that serves the write.
+//! goes on in whatever thread lets the last reference go: behind FUSE not in the one that serves the write. Whoever closes the filesystem waits for them too.
 //!
 //! A deletion takes no lock of an inode that has a name and waits for nobody who lacks room, so it may be waited for with the locks of
 //! inodes held; not with a handle of a journal open, for whose end it may wait.
@@ -50,7 +50,12 @@ impl Deletions {
         }
     }
 
-    /// Wait for those that are under way. False: there were none since so many had finished.
+    /// Wait for those that are under way.
+    pub(crate) fn wait_for_all(&self) {
+        self.wait(0);
+    }
+
+    /// The same. False: there were none since so many had finished.
     fn wait(&self, finished: u64) -> bool {
         let mut running = self.running.lock();
         if running.numbers.is_empty() {

@@ -251,11 +251,12 @@ impl Vfs {
         if self.policy.read_only || self.state.load(Ordering::Acquire) == UNMOUNTED {
             return;
         }
+        // It begins before the slot is claimed: who finds a slot busy, and waits for all deletions, waits for this one.
+        let deletion = self.deletions.begin();
         // Looked at again where nobody can come in any more: somebody may have come by number, given it a name and gone.
         let nameless = |inode: &Inode| inode.with_attr(|attr| attr.nlink) == 0;
         let Some(claim) = self.inodes.claim_unused(inode, nameless) else { return };
         {
-            let _deletion = self.deletions.begin();
             let _writeback = inode.writeback_lock.lock();
             for (offset, len) in inode.pages.drop_pages(0, u64::MAX, &self.memory) {
                 self.fs.unreserve(inode, offset, len);
@@ -264,6 +265,7 @@ impl Vfs {
                 log::error!("cannot delete inode {}: {error}", inode.ino);
             }
         }
+        drop(deletion);
         if let Some(watch) = self.watch() {
             watch.gone(inode.ino);
         }
@@ -328,7 +330,7 @@ impl Vfs {
             .then(|| self.fs.info().no_cookie.unwrap_or_else(|| "the filesystem serves none now".to_owned()))
     }
 
-    /// What the format stores, without a look.
+    /// What the format stores once the inode is written back, without a look.
     pub fn stored_version(&self, inode: &Inode) -> u64 {
         inode.version.peek()
     }
@@ -480,6 +482,8 @@ impl Vfs {
             if let Err(error) = self.sync_inner() {
                 first_error.get_or_insert(error);
             }
+            // A busy slot was passed over: what was put off of an inode that is being deleted is logged with that, or its number could be given again.
+            self.deletions.wait_for_all();
         }
         // Inodes leave before the driver closes: it may keep preallocated blocks beside them.
         for ino in self.inodes.all() {

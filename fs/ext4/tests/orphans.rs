@@ -155,3 +155,62 @@ fn orphans_that_somebody_freed_are_forgotten() {
     assert_eq!(recorded(&copy), (0, false));
     fsck(&copy, "after e2fsck and us");
 }
+
+/// The last reference to a file without a name goes in one thread while another closes the filesystem: what waited in memory of its counter is stored with
+/// the deletion, or the next file of that number shows numbers which this one has shown.
+#[test]
+fn a_deletion_is_waited_for_before_the_filesystem_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let cred = Cred::root();
+    for round in 0..8 {
+        let _ = std::fs::remove_file(&path);
+        mkfs(&path, &["-t", "ext4", "-N", "64"], 256 << 20);
+        let clock = ManualClock::default();
+        clock.set(Timestamp { sec: 1_700_000_000, nsec: 0 });
+        let options = MountOptions {
+            background: false,
+            lazyversion: true,
+            clock: Some(Box::new(clock)),
+            cache_bytes: 512 << 20,
+            dirty_bytes: 256 << 20,
+            ..MountOptions::default()
+        };
+        let vfs = Vfs::mount(open(&path, false), options).unwrap();
+        let root = vfs.root().unwrap();
+        let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o600), false).unwrap();
+        let ino = file.ino;
+        vfs.write(&cred, &file, 0, &[1; 4000], WriteFlags::empty()).unwrap();
+        vfs.unlink(&cred, &root, b"f", false).unwrap();
+        vfs.sync().unwrap();
+        let mut shown = 0;
+        for byte in 0..50 {
+            vfs.write(&cred, &file, 0, &[byte; 4000], WriteFlags::empty()).unwrap();
+            shown = vfs.change(&file).unwrap();
+        }
+        // What is given back first, and takes its time.
+        for at in 1..100 {
+            vfs.write(&cred, &file, at << 20, &vec![7; 1 << 20], WriteFlags::empty()).unwrap();
+        }
+        drop(root);
+        let (begin, begun) = std::sync::mpsc::channel();
+        let last_user = std::thread::spawn(move || {
+            begin.send(()).unwrap();
+            drop(file);
+        });
+        begun.recv().unwrap();
+        std::thread::sleep(std::time::Duration::from_micros(round * 100));
+        vfs.unmount().unwrap();
+        last_user.join().unwrap();
+        drop(vfs);
+        let vfs = mount(&path);
+        let root = vfs.root().unwrap();
+        let (file, _) = vfs.create(&cred, &root, b"g", &CreateSpec::file(0o600), false).unwrap();
+        assert_eq!(file.ino, ino, "round {round}");
+        let value = vfs.change(&file).unwrap();
+        assert!(value > shown, "round {round}: {value}, and the file before showed {shown}");
+        drop((file, root));
+        vfs.unmount().unwrap();
+    }
+    fsck(&path, "closed beside a deletion");
+}

@@ -530,3 +530,63 @@ fn without_the_feature_no_file_grows_large() {
     vfs.unmount().unwrap();
     fsck(&path, "a file of 2 GiB less one byte");
 }
+
+/// Asks for paths, and refuses nothing.
+struct Onlooker;
+
+impl Watch for Onlooker {
+    fn opens(&self, _: &Vfs, _: &Cred, _: &InodeRef, _: OpenMode) -> Result<()> {
+        Ok(())
+    }
+    fn closes(&self, _: &Vfs, _: &InodeRef, _: OpenMode) {}
+    fn made(&self, _: &Inode) {}
+    fn gone(&self, _: Ino) {}
+    fn report(&self) -> String {
+        "{}".into()
+    }
+}
+
+#[test]
+fn a_path_is_known_as_long_as_the_number_is_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &[], 32 << 20);
+    let budget = Arc::new(ivers_block::Budget::new(8 << 20));
+    let options = MountOptions {
+        watch: Some(Arc::new(Onlooker)),
+        budget: Some(budget.clone()),
+        background: false,
+        ..MountOptions::default()
+    };
+    let vfs = Vfs::mount(open(&image, false), options).unwrap();
+    let (root, cred) = (vfs.root().unwrap(), Cred::root());
+    let (sub, _) = vfs.create(&cred, &root, b"sub", &CreateSpec::directory(0o755), false).unwrap();
+    let numbers: Vec<Ino> = (0..500).map(|nth| make(&vfs, &sub, &format!("f{nth}"), b"x").ino).collect();
+    drop(sub);
+    let leave_memory = || {
+        vfs.sync().unwrap();
+        let others = budget.limit() * 2;
+        budget.charge(others);
+        // Any change of attributes looks after the memory first; this one sets nothing.
+        for _ in 0..200 {
+            vfs.set_attr(&cred, &root, &SetAttr::default()).unwrap();
+        }
+        budget.uncharge(others);
+    };
+    leave_memory();
+    for (nth, ino) in numbers.iter().enumerate() {
+        let inode = vfs.get(*ino).unwrap();
+        assert_eq!(vfs.path_of(&inode), Some(format!("/sub/f{nth}").into_bytes()));
+    }
+    // Removed, its number is another file's, which has no name here.
+    let sub = vfs.lookup(&cred, &root, b"sub").unwrap();
+    leave_memory();
+    vfs.unlink(&cred, &sub, b"f7", false).unwrap();
+    vfs.sync().unwrap();
+    let nameless = vfs.create_unnamed(&cred, &sub, &CreateSpec::file(0o644)).unwrap();
+    assert_eq!(nameless.ino, numbers[7]);
+    assert_eq!(vfs.path_of(&nameless), None);
+    drop(nameless);
+    vfs.unmount().unwrap();
+    fsck(&image, "a path is known");
+}

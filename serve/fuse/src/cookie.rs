@@ -125,6 +125,8 @@ pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
             ChangeMode::Eager => "eager",
             ChangeMode::Off => "off",
         },
+        "lazytime": vfs.options().lazytime,
+        "lazyversion": vfs.options().lazyversion,
         "details": vfs.fs().describe().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
     })
     .to_string()
