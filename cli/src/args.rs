@@ -150,10 +150,10 @@ pub struct Serve {
     /// Answer with statistics (Prometheus text over HTTP) there, as 127.0.0.1:9149
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<std::net::SocketAddr>,
-    /// How long a client keeps what it holds without a word (default 90)
+    /// How long a client keeps what it holds without a word, 1 to 3600 (default 90)
     #[arg(long, value_name = "SECONDS")]
     pub lease: Option<u32>,
-    /// Threads that serve (default 16)
+    /// Threads that serve, 3 to 256 (default 16)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Microseconds that a thread looks out for a client's next request before it sleeps, up to 1000 (default 100; 0 on a

@@ -78,6 +78,7 @@ Mount options (-o), separated by commas:
                    kernel allows
   allow_other      others may look too (see /etc/fuse.conf)
   sync, async      whether every change is durable before its call returns
+                   (default: async)
   dirsync          so are the changes of directories
   linger=N         microseconds that a serving thread looks out for the next
                    request before it sleeps: 0 to 1000 (default 100; on a

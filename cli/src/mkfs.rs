@@ -163,6 +163,9 @@ pub fn mkfs(args: &Mkfs, json: bool, quiet: bool) -> Result<()> {
         ),
     };
     let found = std::fs::metadata(&args.image).ok();
+    if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+        return Err(usage(format!("{place} is a directory")));
+    }
     let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
     let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
     match (&found, size) {
