@@ -235,7 +235,7 @@ impl Guard {
         // What a reader would ask for; what was measured before is measured again in any case.
         let decision =
             self.decide(vfs, state.writer.unwrap_or_default(), inode, OpenMode::READ, path.as_deref());
-        let path = name_of(inode, path.as_deref());
+        let path = name_of(inode, path);
         let measure = state.recorded.or(decision.measure);
         let before = state.found.as_ref().map(|found| (found.change, found.label.clone()));
         if measure.is_none() && decision.appraise.is_none() {
@@ -278,8 +278,8 @@ impl Known {
 }
 
 /// The name that an entry gets.
-fn name_of(inode: &Inode, path: Option<&[u8]>) -> Vec<u8> {
-    path.map_or_else(|| format!("inode:{}", inode.ino).into_bytes(), <[u8]>::to_vec)
+fn name_of(inode: &Inode, path: Option<Vec<u8>>) -> Vec<u8> {
+    path.unwrap_or_else(|| format!("inode:{}", inode.ino).into_bytes())
 }
 
 impl Watch for Guard {
@@ -290,7 +290,7 @@ impl Watch for Guard {
         let path = vfs.path_of(inode);
         let who = (cred.uid, cred.gid);
         let decision = self.decide(vfs, who, inode, mode, path.as_deref());
-        let path = name_of(inode, path.as_deref());
+        let path = name_of(inode, path);
         if writes {
             if state.readers > 0 && std::mem::take(&mut state.may_spoil) {
                 let template = state.recorded.unwrap_or(self.policy.template());

@@ -263,6 +263,10 @@ impl Vfs {
             }
             if let Err(error) = self.fs.delete_inode(inode) {
                 log::error!("cannot delete inode {}: {error}", inode.ino);
+                // It stays an orphan, with the counter that it has shown.
+                if let Err(error) = self.flush_inode(inode) {
+                    log::error!("nor log what was put off of it: {error}");
+                }
             }
         }
         drop(deletion);

@@ -10,25 +10,10 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// What is left of a reply. fuser keeps its size to itself; the kernel asks for a page or, lately, more.
-struct Room {
-    bytes: usize,
-    /// Of an entry on the wire, in its smallest form, without the name.
-    entry_bytes: usize,
-    used: usize,
-}
-
-impl Room {
-    fn new(bytes: usize, entry_bytes: usize) -> Self {
-        Self { bytes, entry_bytes, used: 0 }
-    }
-
-    /// Take room for an entry of this name; whether there is none left.
-    fn is_full_with(&mut self, name: &[u8]) -> bool {
-        self.used += (self.entry_bytes + name.len()).next_multiple_of(8);
-        self.used >= self.bytes
-    }
-}
+/// A reply with attributes that the kernel asks for, and an entry of it without the name (`fuse_direntplus`). fuser keeps the size to itself; the kernel
+/// asks for a page or, lately, more.
+const PLUS_BYTES: usize = 4096;
+const PLUS_ENTRY_BYTES: usize = 152;
 
 /// What an entry is, as far as its directory says so.
 fn kind_of(kind: Option<ivers_vfs::FileType>) -> fuser::FileType {
@@ -49,16 +34,11 @@ impl Ops {
     pub(super) fn list(&self, ino: INodeNo, offset: u64, reply: &mut ReplyDirectory) -> Reply<()> {
         let s = &*self.0;
         let node = s.node(ino)?;
-        let mut room = Room::new(32 << 10, 24);
         s.vfs
             .readdir(&node.inode, offset, &mut |entry| {
                 let (id, name) = (s.nodes.id(entry.ino.0), OsStr::from_bytes(entry.name));
                 let is_full = reply.add(INodeNo(id), entry.next, kind_of(entry.kind), name);
-                if is_full || room.is_full_with(entry.name) {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
+                if is_full { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
             .or_errno()
     }
@@ -71,9 +51,12 @@ impl Ops {
     ) -> Reply<()> {
         let s = &*self.0;
         let dir = s.node(ino)?;
-        let mut room = Room::new(4096, 152);
-        let listed = s.vfs.list_until(&dir.inode, offset, true, &mut |name| room.is_full_with(name));
-        for entry in listed.or_errno()? {
+        let mut used = 0;
+        let mut enough = |name: &[u8]| {
+            used += (PLUS_ENTRY_BYTES + name.len()).next_multiple_of(8);
+            used >= PLUS_BYTES
+        };
+        for entry in s.vfs.list_until(&dir.inode, offset, true, &mut enough).or_errno()? {
             let name = OsStr::from_bytes(&entry.name);
             // An entry whose inode is damaged is shown all the same; asking for it brings the error.
             let Ok(inode) = entry.inode else {
