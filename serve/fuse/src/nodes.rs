@@ -1,10 +1,10 @@
 //! The inodes that the kernel knows: counted by its lookups, dropped when it forgets them.
 
 use crate::unfinished::Changes;
-use ivers_vfs::InodeRef;
+use ivers_vfs::{FileType, InodeRef};
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -129,6 +129,31 @@ impl Node {
     }
 }
 
+/// Places that are kept of directories which the kernel has forgotten.
+const FORGOTTEN_MAX: usize = 16 << 10;
+
+/// Where directories were seen that the kernel has forgotten since: a file below them may be open still, by a name that is gone, and be found by another one
+/// that leads through them. The oldest leave first.
+#[derive(Default)]
+struct Forgotten {
+    places: HashMap<u64, Place>,
+    order: VecDeque<u64>,
+}
+
+impl Forgotten {
+    fn keep(&mut self, id: u64, place: Place) {
+        if self.places.insert(id, place).is_some() {
+            return;
+        }
+        self.order.push_back(id);
+        if self.order.len() > FORGOTTEN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.places.remove(&oldest);
+        }
+    }
+}
+
 type Shard = Mutex<HashMap<u64, (Arc<Node>, u64)>>;
 
 /// All nodes.
@@ -136,6 +161,7 @@ pub(crate) struct Nodes {
     root: Mutex<Option<Arc<Node>>>,
     root_ino: u64,
     shards: [Shard; SHARDS],
+    forgotten: Mutex<Forgotten>,
 }
 
 impl Nodes {
@@ -145,6 +171,7 @@ impl Nodes {
             root: Mutex::new(Some(Arc::new(Node::new(ROOT, root)))),
             root_ino,
             shards: std::array::from_fn(|_| Mutex::default()),
+            forgotten: Mutex::default(),
         }
     }
 
@@ -192,7 +219,10 @@ impl Nodes {
             if place.0 == ROOT {
                 break;
             }
-            place = self.get(place.0)?.place()?;
+            place = match self.get(place.0) {
+                Some(dir) => dir.place()?,
+                None => self.forgotten.lock().places.get(&place.0)?.clone(),
+            };
         }
         names.reverse();
         Some(names.join(&b'/'))
@@ -231,6 +261,12 @@ impl Nodes {
             }
             Entry::Vacant(_) => None,
         };
+        if let Some((dir, _)) = &gone
+            && dir.inode.kind == FileType::Directory
+            && let Some(place) = dir.place()
+        {
+            self.forgotten.lock().keep(id, place);
+        }
         drop(gone);
     }
 
@@ -242,5 +278,38 @@ impl Nodes {
         }
         let root = self.root.lock().take();
         drop(root);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ivers_vfs::{CreateSpec, Cred, MountOptions, Vfs};
+
+    #[test]
+    fn a_file_is_found_through_a_directory_that_the_kernel_has_forgotten() {
+        let vfs = Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 20)), MountOptions::default()).unwrap();
+        let (root, cred) = (vfs.root().unwrap(), Cred::root());
+        let nodes = Nodes::new(root.clone());
+        let (dir, _) = vfs.create(&cred, &root, b"dir", &CreateSpec::directory(0o755), false).unwrap();
+        let (file, _) = vfs.create(&cred, &dir, b"file", &CreateSpec::file(0o644), false).unwrap();
+        let id = nodes.remember(dir.clone(), ROOT, b"dir").unwrap().id;
+        let node = nodes.remember(file, id, b"file").unwrap();
+        let found = || nodes.paths(&node).collect::<Vec<_>>();
+        assert_eq!(found(), [b"dir/file"]);
+        nodes.forget(id, 1);
+        assert!(nodes.get(id).is_none());
+        assert_eq!(found(), [b"dir/file"]);
+        // Known again, by another name.
+        nodes.remember(dir, ROOT, b"moved");
+        assert_eq!(found(), [b"moved/file"]);
+        // The oldest give way.
+        nodes.forget(id, 1);
+        for other in 0..FORGOTTEN_MAX as u64 {
+            nodes.forgotten.lock().keep(id + 1 + other, (ROOT, b"other"[..].into()));
+        }
+        assert!(found().is_empty());
+        let forgotten = nodes.forgotten.lock();
+        assert_eq!((forgotten.places.len(), forgotten.order.len()), (FORGOTTEN_MAX, FORGOTTEN_MAX));
     }
 }
