@@ -202,9 +202,9 @@ impl Vfs {
                 return Ok((range, None));
             }
             let dirty = inode.pages.next_dirty(at, end_of(&range, at, size));
-            // Nothing is dirtied under the inode's lock, but write-back goes on: what it has brought home between the two looks was
-            // in neither, and is in the map now.
-            if dirty.is_some() || self.fs.map(inode, at)? == range {
+            // Nothing is dirtied under the inode's lock, but write-back goes on, from the front: what it has brought home between the two looks was in
+            // neither, though more behind it may be dirty, and is in the map now.
+            if dirty == Some(at) || self.fs.map(inode, at)? == range {
                 return Ok((range, dirty));
             }
         }
