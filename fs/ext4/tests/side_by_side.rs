@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{fsck, mkfs};
+use common::{fsck, mkfs, mount};
 use ivers_block::MemDevice;
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
@@ -90,4 +90,27 @@ fn no_block_is_lost_count_of() {
     vfs.unmount().unwrap();
     std::fs::write(&path, device.to_bytes()).unwrap();
     fsck(&path, "side by side");
+}
+
+#[test]
+fn what_is_written_back_meanwhile_is_no_hole() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    mkfs(&image, &["-t", "ext4"], 64 << 20);
+    // A real file: write-back takes its time.
+    let vfs = mount(&image);
+    let (root, cred) = (vfs.root().unwrap(), Cred::root());
+    let data = vec![7; 4 << 20];
+    for _ in 0..150 {
+        let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o644), false).unwrap();
+        assert_eq!(vfs.write(&cred, &file, 0, &data, WriteFlags::empty()).unwrap(), data.len());
+        std::thread::scope(|scope| {
+            let sync = scope.spawn(|| vfs.sync().unwrap());
+            while !sync.is_finished() {
+                assert_eq!(vfs.seek_hole(&file, 0).unwrap(), data.len() as u64);
+            }
+        });
+        vfs.unlink(&cred, &root, b"f", false).unwrap();
+    }
+    vfs.unmount().unwrap();
 }
