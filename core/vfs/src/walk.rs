@@ -21,6 +21,12 @@ struct Entry {
     next: u64,
 }
 
+impl From<&DirEntry<'_>> for Entry {
+    fn from(entry: &DirEntry<'_>) -> Self {
+        Self { ino: entry.ino, name: entry.name.to_vec(), kind: entry.kind, next: entry.next }
+    }
+}
+
 /// An entry of a directory, with what it stands for.
 #[derive(Debug)]
 pub struct Listed {
@@ -214,12 +220,7 @@ impl Vfs {
             if !dots && matches!(entry.name, b"." | b"..") {
                 return ControlFlow::Continue(());
             }
-            entries.push(Entry {
-                ino: entry.ino,
-                name: entry.name.to_vec(),
-                kind: entry.kind,
-                next: entry.next,
-            });
+            entries.push(Entry::from(entry));
             if enough(entry.name) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         // Behind the driver's back: it may hold locks of its own while it emits.
@@ -253,12 +254,7 @@ impl Vfs {
             {
                 let _names = self.shared(dir)?;
                 self.fs.readdir(dir, cursor, &mut |entry| {
-                    batch.push(Entry {
-                        ino: entry.ino,
-                        name: entry.name.to_vec(),
-                        kind: entry.kind,
-                        next: entry.next,
-                    });
+                    batch.push(Entry::from(entry));
                     if batch.len() == READDIR_BATCH {
                         ControlFlow::Break(())
                     } else {
