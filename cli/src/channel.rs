@@ -42,6 +42,8 @@ pub enum Report {
     },
     /// Requests are being answered.
     Serving,
+    /// Nobody can ask any more: the mount is gone, and the image is being closed.
+    Ended,
     /// The image is closed and safe.
     Closed,
     /// It did not work, and how this program ends then.

@@ -103,6 +103,9 @@ In /etc/fstab:
   IMAGE DIR fuse.ivers OPTIONS 0 0
 
 mount(8) needs mount.fuse3 (package fuse3) for that, and finds ivers in the system's directories only, as /usr/local/bin.
+umount(8) returns before the image is closed, since the kernel does not wait for a process. The next ivers that opens the image waits for
+it, up to five minutes; before other programs use it (e2fsck, a copy of the image), unmount with ivers unmount. To make a mount read-only
+and writable again: mount -i -o remount,ro DIR.
 
 JSON: dir, image, pid, read_only, read_only_because (null if it was asked for). With --foreground: as soon as the mount serves.
 

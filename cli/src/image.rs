@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::drivers::{self, AUTO, Format, Owners};
 use crate::failure::{NOT_FOUND, REFUSED, USAGE, failure};
+use crate::holder::open_when_closed;
 use crate::{confine, formats, show};
 
 /// What a word on the command line stands for.
@@ -149,7 +150,7 @@ impl Default for How {
 pub fn open_device(fs_type: &str, image: &Path, how: &How) -> Result<Option<FileDevice>> {
     match fs_type {
         "mem" => Ok(None),
-        name if name == AUTO || drivers::named(name).is_some() => FileDevice::open(image, how.open_mode())
+        name if name == AUTO || drivers::named(name).is_some() => open_when_closed(image, how.open_mode())
             .map(Some)
             .map_err(|error| missing_or(image, error.into())),
         other => Err(failure(

@@ -19,6 +19,7 @@ mod files;
 mod formats;
 mod fuse2fs;
 mod help;
+mod holder;
 mod image;
 mod keeper;
 mod measure;

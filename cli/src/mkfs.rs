@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use ivers_block::{Device, FileDevice, OpenMode};
+use ivers_block::{Device, OpenMode};
 use ivers_ext4::mkfs::{MkfsOptions, MkfsReport};
 use ivers_vfs::Error;
 use serde_json::json;
@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::args::Mkfs;
 use crate::failure::{FAILED, REFUSED, failure, usage};
+use crate::holder::open_when_closed;
 use crate::progress::{self, Progress};
 use crate::show::{self, parse_size};
 
@@ -66,7 +67,7 @@ fn options(args: &Mkfs) -> Result<MkfsOptions> {
 
 /// Open a device that may be written over.
 fn open(args: &Mkfs) -> Result<Arc<dyn Device>> {
-    let device: Arc<dyn Device> = Arc::new(FileDevice::open(&args.image, OpenMode::ReadWrite)?);
+    let device: Arc<dyn Device> = Arc::new(open_when_closed(&args.image, OpenMode::ReadWrite)?);
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(0, &mut head)?;
     if !args.force && head.iter().any(|&byte| byte != 0) {

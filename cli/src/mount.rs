@@ -207,7 +207,13 @@ fn supervise(args: &args::Mount, options: Options, ready: impl FnOnce(Served)) -
     let outcome =
         Outcome::listen().inspect_err(|error| log::warn!("unmount cannot ask how this mount ends: {error}"));
     ready(served);
-    let closed = worker.report();
+    let mut closed = worker.report();
+    if let Ok(Report::Ended) = closed {
+        if let Ok(outcome) = &outcome {
+            outcome.closing();
+        }
+        closed = worker.report();
+    }
     // A mount whose worker died stays: programs get errors, and nothing of theirs lands in the directory below.
     attached.leave();
     handle.close();

@@ -104,6 +104,7 @@ pub fn parse(words: &[String]) -> Result<Options> {
             ("sandbox", None) => how.sandbox = true,
             ("nosandbox", None) => how.sandbox = false,
             ("nonempty", None) => nonempty = true,
+            ("remount", None) => return Err(bad("the kernel does that alone: mount -i -o remount,ro DIR")),
             ("measure", Some(path)) if !path.is_empty() => measure.policy = Some(path.into()),
             ("measure_list", Some(path)) if !path.is_empty() => measure.list = Some(path.into()),
             ("appraise_key", Some(path)) if !path.is_empty() => measure.keys.push(path.into()),

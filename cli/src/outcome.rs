@@ -1,8 +1,9 @@
-//! How a mount ended, told to whoever unmounts it.
+//! How a mount ends, told to whoever unmounts it or wants its image next.
 //!
 //! A process cannot learn the exit status of one that it has not started, and an image that could not be closed must not look
 //! safe. So the supervisor of a mount listens on a socket in the abstract namespace, named after its process; `ivers unmount`
-//! connects before it detaches the mount and reads the outcome when the process has ended. Whoever connects can only wait.
+//! connects before it detaches the mount and reads the outcome when the process has ended. umount(8) returns as soon as the kernel
+//! has let go of the mount: who opens the image then learns here that it is being closed. Whoever connects can only wait.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -16,6 +17,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::failure;
 
+/// What is said when nobody can use the mount any more, a line before the outcome.
+const CLOSING: &str = "closing\n";
 /// What is said if all went well.
 const CLOSED: &str = "closed\n";
 /// More strangers than this do not wait for one mount.
@@ -36,6 +39,7 @@ pub struct Outcome {
 #[derive(Default)]
 struct Asking {
     waiting: Vec<UnixStream>,
+    closing: bool,
     /// What there was to tell, for those who come late.
     told: Option<String>,
 }
@@ -63,7 +67,16 @@ impl Outcome {
         Ok(Self { asking, listener })
     }
 
-    /// Tell everybody who waits.
+    /// Tell everybody who waits that the image is being closed.
+    pub fn closing(&self) {
+        let mut asking = lock(&self.asking);
+        asking.closing = true;
+        for stream in &mut asking.waiting {
+            say(stream, CLOSING);
+        }
+    }
+
+    /// Tell everybody who waits how it ended.
     pub fn tell(&self, result: &Result<()>) {
         let text = match result {
             Ok(()) => CLOSED.to_owned(),
@@ -81,7 +94,7 @@ impl Asking {
     /// Take in those who have connected. All under one lock: nobody may be accepted and in no list when the list is told.
     fn take_in(&mut self, listener: &UnixListener) -> std::io::Result<()> {
         for _ in 0..MOST_PENDING {
-            let stream = match listener.accept() {
+            let mut stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -90,6 +103,9 @@ impl Asking {
             let is_mine = rustix::net::sockopt::socket_peercred(&stream)
                 .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid());
             if is_mine || self.waiting.len() < MOST_WAITING {
+                if self.closing {
+                    say(&mut stream, CLOSING);
+                }
                 self.waiting.push(stream);
             }
         }
@@ -100,18 +116,22 @@ impl Asking {
     fn answer(&mut self) {
         let Some(text) = &self.told else { return };
         for mut stream in self.waiting.drain(..) {
-            // One line fits the socket's buffer; who is gone needs no answer.
-            let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-            let _ = stream.write_all(text.as_bytes());
+            say(&mut stream, text);
         }
     }
+}
+
+/// Two lines fit the socket's buffer; who is gone needs no answer.
+fn say(stream: &mut UnixStream, line: &str) {
+    let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
+    let _ = stream.write_all(line.as_bytes());
 }
 
 fn lock(asking: &Mutex<Asking>) -> MutexGuard<'_, Asking> {
     asking.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The end of who unmounts.
+/// The end of who waits.
 pub struct Ending(UnixStream);
 
 /// Wait for the outcome of the mount that process `pid` supervises. `None`: it cannot be asked (another network namespace).
@@ -134,10 +154,25 @@ fn connect(pid: u32) -> Option<UnixStream> {
 }
 
 impl Ending {
+    /// Whether the mount is gone, or is so within this time, so that waiting for the outcome has an end.
+    pub fn is_near(&self, within: Duration) -> bool {
+        let mut wanted = [PollFd::new(&self.0, PollFlags::IN)];
+        let within = rustix::event::Timespec::try_from(within).ok();
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut wanted, within.as_ref()))
+            .is_ok_and(|ready| ready > 0)
+    }
+
+    /// Wait no longer than this for each thing that is said.
+    pub fn patient_for(self, limit: Duration) -> Self {
+        let _ = self.0.set_read_timeout(Some(limit));
+        self
+    }
+
     /// Once the process has ended: what went wrong, if anything did, and the exit code for it.
     pub fn complaint(mut self) -> Option<(u8, String)> {
         let mut text = String::new();
         let _ = self.0.read_to_string(&mut text);
+        let text = text.strip_prefix(CLOSING).unwrap_or(&text);
         if text == CLOSED {
             return None;
         }
@@ -158,7 +193,14 @@ mod tests {
     fn strangers_keep_nobody_from_the_outcome() {
         let (me, squatted) = (std::process::id(), u32::MAX >> 1);
         let outcome = Outcome::listen().unwrap();
-        let asking: Vec<_> = (0..=MOST_WAITING).map(|_| ask(me as i32).unwrap()).collect();
+        let mut asking: Vec<_> = (0..=MOST_WAITING).map(|_| ask(me as i32).unwrap()).collect();
+        assert!(!asking[0].is_near(Duration::from_millis(200)), "it is still served");
+        outcome.closing();
+        asking.push(ask(me as i32).unwrap());
+        assert!(
+            asking.iter().all(|ending| ending.is_near(Duration::from_secs(5))),
+            "who came before, and who after"
+        );
         outcome.tell(&Ok(()));
         assert!(asking.into_iter().all(|ending| ending.complaint().is_none()));
         // However soon after the connection.

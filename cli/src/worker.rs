@@ -69,5 +69,7 @@ fn serve(channel: &Channel, vfs: Arc<Vfs>, fuse: FuseOptions, sandbox: Option<St
     let connection = Connection::from_parts(fds, thread_ids).context("the connection came in parts")?;
     let served = ivers_fuse::serve(vfs, connection, fuse, Server { pid, sandbox })?;
     channel.send(&Report::Serving, &[])?;
-    Ok(served.wait()?)
+    let ended = served.wait();
+    channel.send(&Report::Ended, &[])?;
+    Ok(ended?)
 }

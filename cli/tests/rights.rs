@@ -55,8 +55,11 @@ fn fails(place: &Place, uid: u32, script: &str) {
     assert!(!output.status.success(), "{script} as {uid} succeeded");
 }
 
+/// Asked for alone, so that the kernel tells what it believes, and goes by at execve(2): a look at everything can make it ask the mount.
 fn perm(place: &Place, name: &str) -> u32 {
-    fs::metadata(place.path(name)).unwrap().mode() & 0o7777
+    let flags = rustix::fs::AtFlags::empty();
+    let found = rustix::fs::statx(rustix::fs::CWD, place.path(name), flags, rustix::fs::StatxFlags::MODE);
+    u32::from(found.unwrap().stx_mode) & 0o7777
 }
 
 /// The same after the mount came anew: what the kernel had in its caches is gone.
@@ -102,6 +105,14 @@ fn set_id_bits_and_capabilities_fall_with_the_data() {
     assert_eq!((perm(&place, "f"), does(&place, 0, "getcap f")), (0o755, String::new()), "a new owner");
     does(&place, 0, "chmod 2745 f; chown 0 f");
     assert_eq!(perm(&place, "f"), 0o2745, "without execution for the group it is no privilege");
+    for script in ["printf x >> f", "fallocate -l 8192 f", "truncate -s 3 f", ": > f"] {
+        does(&place, 0, &format!("chown {OWNER}:{GROUP} f; chmod 2766 f"));
+        let output = shell(&place, OTHER, &[GROUP], script);
+        assert!(output.status.success(), "{}", said(&output));
+        assert_eq!(perm(&place, "f"), 0o2766, "nor is it for the group: {script}");
+        does(&place, OTHER, script);
+        assert_eq!(perm(&place, "f"), 0o766, "but others cannot set it: {script}");
+    }
     fails(&place, OTHER, "chown 1001 f");
     fails(&place, OTHER, "setcap cap_net_raw+ep f");
     place.unmount();
@@ -199,9 +210,9 @@ fn access_control_lists() {
     does(&place, OWNER, "umask 077; touch d/g");
     assert_eq!(perm(&place, "d/g"), 0o600);
     // Set-gid goes when somebody outside the group sets a list.
-    does(&place, 0, &format!("touch s; chown {OWNER}:{GROUP} s; chmod 2770 s"));
-    does(&place, OWNER, "setfacl -m u:1001:r s");
-    assert_eq!(perm(&place, "s"), 0o770);
+    does(&place, 0, &format!("touch s; mkdir t; chown {OWNER}:{GROUP} s t; chmod 2770 s t"));
+    does(&place, OWNER, "setfacl -m u:1001:r s t");
+    assert_eq!((perm(&place, "s"), perm(&place, "t")), (0o770, 0o770));
     place.unmount();
 }
 

@@ -39,6 +39,37 @@ fn busy_is_refused_and_lazy_waits_for_the_last_file() {
     place.unmount();
 }
 
+/// As umount(8) does it, which returns when the kernel has let go of the mount.
+fn detach(dir: &std::path::Path) {
+    wait_until("the mount is no longer busy", || {
+        let output = Command::new("fusermount3").arg("-u").arg(dir).output().unwrap();
+        output.status.success() || !said(&output).contains("busy")
+    });
+    assert!(mount_line(dir).is_none());
+}
+
+#[test]
+fn who_opens_an_image_at_once_after_umount_waits_until_it_is_closed() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    for round in 0..8_u8 {
+        place.mount("rw");
+        fs::write(place.path("f"), vec![round; 8 << 20]).unwrap();
+        detach(&place.dir);
+        if round % 2 == 0 {
+            let output = ivers(["ls".as_ref(), place.image.path().as_os_str()]);
+            assert!(output.status.success(), "{}", said(&output));
+        }
+        place.mount("ro");
+        assert_eq!(fs::read(place.path("f")).unwrap(), vec![round; 8 << 20]);
+        detach(&place.dir);
+    }
+    ivers(["ls".as_ref(), place.image.path().as_os_str()]);
+    place.image.check().unwrap();
+}
+
 #[test]
 fn an_image_that_could_not_be_closed_is_no_success() {
     if !can_mount() || !is_root() {

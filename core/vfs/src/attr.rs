@@ -101,7 +101,7 @@ impl Vfs {
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
         if kill && inode.kind != FileType::Directory {
-            new.perm = without_set_id(new.perm);
+            new.perm = without_set_id(new.perm, cred.keeps_set_id() || cred.in_group(old.gid));
         }
         if let Some(perm) = set.perm {
             new.perm = perm & 0o7777 & !set.keep_perm | new.perm & set.keep_perm;
@@ -197,9 +197,9 @@ impl Vfs {
     }
 
     /// Clear set-id bits and file capabilities before data changes, under the exclusive lock.
-    pub(crate) fn kill_privileges(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn kill_privileges(&self, cred: &Cred, inode: &Inode) -> Result<()> {
         let killed = inode.with_attr(|attr| {
-            let perm = without_set_id(attr.perm);
+            let perm = without_set_id(attr.perm, cred.keeps_set_id() || cred.in_group(attr.gid));
             std::mem::replace(&mut attr.perm, perm) != perm
         });
         if killed {
@@ -242,8 +242,8 @@ impl Vfs {
     }
 }
 
-fn without_set_id(perm: u32) -> u32 {
-    // Set-gid without group execution is no privilege (it once meant mandatory locking).
-    let group = if perm & 0o010 != 0 { 0o2000 } else { 0 };
+/// Set-gid without group execution is no privilege (it once meant mandatory locking): it stays for who may set it.
+fn without_set_id(perm: u32, may_set_gid: bool) -> u32 {
+    let group = if perm & 0o010 != 0 || !may_set_gid { 0o2000 } else { 0 };
     perm & !(0o4000 | group)
 }

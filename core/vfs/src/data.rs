@@ -140,7 +140,7 @@ impl Vfs {
             let total = usize::try_from(room).unwrap_or(usize::MAX).min(data.len());
             let kills = flags.contains(WriteFlags::KILL_PRIV) || !cred.privileged();
             if kills && (perm & 0o6000 != 0 || !inode.no_capability.load(Ordering::Relaxed)) {
-                self.kill_privileges(inode)?;
+                self.kill_privileges(cred, inode)?;
             }
             let room = if flags.contains(WriteFlags::OPEN_ROOM) { Room::Open } else { self.room(cred) };
             let touch = if flags.contains(WriteFlags::KEEP_TIMES) { Touch::Nothing } else { Touch::Data };

@@ -84,7 +84,7 @@ impl Vfs {
                 }
             }
             if !cred.keeps_set_id() && perm & 0o6000 != 0 {
-                self.kill_privileges(inode)?;
+                self.kill_privileges(cred, inode)?;
             }
             let _writeback = inode.writeback_lock.lock();
             let until = if shifts { u64::MAX } else { end };

@@ -223,6 +223,14 @@ impl Serving {
         }
     }
 
+    /// The same for who changes data: whether he is in the file's group decides about set-gid without group execution.
+    pub(crate) fn cred_for_data(&self, request: &Request, node: &Node) -> Cred {
+        let cred = self.cred(request);
+        let depends =
+            cred.checked && cred.uid != 0 && node.inode.with_attr(|attr| attr.perm & 0o2010 == 0o2000);
+        if depends { Cred { groups: self.groups_of(request), ..cred } } else { cred }
+    }
+
     /// The permissions an OPEN asks for, as [`Vfs::access`] counts them.
     pub(crate) fn open_mask(flags: i32) -> u32 {
         let mask = match flags & O_ACCMODE {
@@ -461,6 +469,19 @@ impl Serving {
         }
     }
 
+    /// Does what may take the set-id bits from a file that is open. The kernel takes it that such a call changes nothing but size, times and
+    /// blocks, and would go on showing the bits, and honouring them at execve(2).
+    pub(crate) fn telling_of_set_id<T>(&self, node: &Node, change: impl FnOnce() -> T) -> T {
+        let set_id = || node.inode.with_attr(|attr| attr.perm & 0o6000);
+        let before = set_id();
+        let done = change();
+        if before != 0 && set_id() != before {
+            // On this thread, since an inode with an open file is not being evicted: nothing to wait for.
+            self.outdates(node.id)();
+        }
+        done
+    }
+
     /// The error that a GETATTR has to return because it comes with a handle to write through.
     pub(crate) fn failed_write(&self, node: &Node, handle: Option<FileHandle>) -> Option<Errno> {
         let handle = handle.map(Handle::unpack).filter(|handle| handle.holds_back)?;
@@ -531,7 +552,7 @@ impl Serving {
         let attr = self.vfs.stat(&node.inode);
         let cred = self.cred(request);
         let in_group = || cred.gid == attr.gid || self.groups_of(request).contains(&attr.gid);
-        if attr.perm & 0o2000 == 0 || attr.kind == FileType::Directory || cred.uid == 0 || in_group() {
+        if attr.perm & 0o2000 == 0 || cred.uid == 0 || in_group() {
             return Ok(());
         }
         let set = SetAttr { perm: Some(attr.perm & !0o2000), ..SetAttr::default() };

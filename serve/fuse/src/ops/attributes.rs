@@ -22,7 +22,7 @@ impl Ops {
     ) -> Reply<FileAttr> {
         let s = &*self.0;
         let node = s.node(ino)?;
-        let cred = s.cred(request);
+        let cred = s.cred_for_data(request, &node);
         if !s.is_times_flush(&node, &set) {
             s.changes(request, Some(&node), &[&node]);
         } else if handle.is_none() {

@@ -25,7 +25,7 @@ impl Ops {
     pub(super) fn open_file(&self, request: &Request, ino: INodeNo, flags: i32) -> Reply<Handle> {
         let s = &*self.0;
         let node = s.node(ino)?;
-        let cred = s.cred(request);
+        let cred = s.cred_for_data(request, &node);
         s.vfs.access(&cred, &node.inode, Serving::open_mask(flags)).or_errno()?;
         // The writes themselves come from the kernel's cache, when it is too late to refuse them.
         let overwrites = flags & O_ACCMODE != O_RDONLY && (flags & O_APPEND == 0 || flags & O_TRUNC != 0);
@@ -37,9 +37,11 @@ impl Ops {
         s.heard(request);
         if flags & O_TRUNC != 0 {
             let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
-            let emptied = s.vfs.set_attr(&cred, &node.inode, &set);
-            let emptied = emptied.and_then(|_| s.vfs.drop_capability(&node.inode)).or_errno();
-            if let Err(error) = emptied {
+            let emptied = s.telling_of_set_id(&node, || {
+                s.vfs.set_attr(&cred, &node.inode, &set)?;
+                s.vfs.drop_capability(&node.inode)
+            });
+            if let Err(error) = emptied.or_errno() {
                 s.tell_close(&node, handle);
                 return Err(error);
             }
@@ -108,13 +110,13 @@ impl Ops {
         if data.len() >= LARGE {
             s.company.large();
         }
-        // From the page cache: whose identity this is is a guess too.
-        let cred = if from_cache { Cred::trusted() } else { s.cred(request) };
         let node = s.node(ino)?;
+        // From the page cache: whose identity this is is a guess too.
+        let cred = if from_cache { Cred::trusted() } else { s.cred_for_data(request, &node) };
         if !from_cache {
             s.data_changes(request, &node);
         }
-        let mut written = s.vfs.write(&cred, &node.inode, offset, data, how);
+        let mut written = s.telling_of_set_id(&node, || s.vfs.write(&cred, &node.inode, offset, data, how));
         // The kernel does not look at how much of its cache's data was written: only an error tells it that some was not.
         while let (true, Ok(done @ 1..)) = (from_cache, &written) {
             let Some(rest) = data.get(*done..).filter(|rest| !rest.is_empty()) else { break };
@@ -157,9 +159,10 @@ impl Ops {
         let s = &*self.0;
         let node = s.node(ino)?;
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
-        let cred = s.cred_for_room(request, s.cred(request));
+        let cred = s.cred_for_room(request, s.cred_for_data(request, &node));
         s.changes(request, Some(&node), &[&node]);
-        s.vfs.fallocate(&cred, &node.inode, mode, offset, length).or_errno()?;
+        s.telling_of_set_id(&node, || s.vfs.fallocate(&cred, &node.inode, mode, offset, length))
+            .or_errno()?;
         s.vfs.drop_capability(&node.inode).or_errno()
     }
 
@@ -203,10 +206,12 @@ impl Ops {
         let s = &*self.0;
         let len = len.min(COPY_BYTES_MAX);
         let (from, to) = (s.node(ino_in)?, s.node(ino_out)?);
-        let cred = s.cred(request);
+        let cred = s.cred_for_data(request, &to);
         s.changes(request, Some(&to), &[&to]);
-        let copied =
-            s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len).or_errno()?;
+        let copied = s.telling_of_set_id(&to, || {
+            s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len)
+        });
+        let copied = copied.or_errno()?;
         s.vfs.drop_capability(&to.inode).or_errno()?;
         Ok(copied as u32)
     }
