@@ -169,6 +169,8 @@ impl Vfs {
             return Err(NameError::TooLarge.into());
         }
         if size == old {
+            // As everywhere under Linux, this is how one gives back what was allocated behind the end.
+            self.free_behind(inode)?;
             return self.changed(inode, Touch::Data, Logged::IfNeeded);
         }
         let _writeback = inode.writeback_lock.lock();

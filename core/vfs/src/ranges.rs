@@ -1,6 +1,7 @@
 //! Ranges of files: allocation, holes, copies.
 
 use crate::api::*;
+use crate::driver::Room;
 use crate::error::{Error, NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
 use crate::pages::PAGE;
@@ -94,17 +95,51 @@ impl Vfs {
                 inode.pages.drop_pages(offset / PAGE64, last, &self.memory);
             }
             let room = self.room(cred);
+            // What a failed call has put there is nobody's wish, and would fill the filesystem unseen.
+            let nothing_behind = kind.is_empty() && end > size && !self.has_blocks_behind(inode)?;
             let done = self.deletions.with_room(|| self.fs.fallocate(inode, mode, offset, len, room));
             if let Err(error) = done {
                 // Some of it may have been done, unless the format cannot do this at all.
                 if !matches!(error, Error::Name(NameError::NotSupported)) {
                     let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
                 }
+                if nothing_behind && let Err(why) = self.free_behind(inode) {
+                    log::warn!(
+                        "inode {}: blocks behind its end stay after a failed allocation: {why}",
+                        inode.ino
+                    );
+                }
                 return Err(error);
             }
         }
         self.notify(inode, ChangeKind::Data);
         self.settle(inode, InodeFlags::SYNC)
+    }
+
+    /// The first byte behind the block that holds the end of a file.
+    fn behind(&self, inode: &Inode) -> u64 {
+        inode.size().next_multiple_of(u64::from(self.info.block_size))
+    }
+
+    fn has_blocks_behind(&self, inode: &Inode) -> Result<bool> {
+        if inode.with_attr(|attr| attr.blocks_512) == 0 {
+            return Ok(false);
+        }
+        let range = self.fs.map(inode, self.behind(inode))?;
+        Ok(range.kind != RangeKind::Hole
+            || range.start.checked_add(range.len).is_some_and(|end| end < u64::MAX))
+    }
+
+    /// Gives back the blocks behind the end of a file, which [`FallocateMode::KEEP_SIZE`] puts there. Under the exclusive lock.
+    pub(crate) fn free_behind(&self, inode: &Inode) -> Result<()> {
+        if !self.has_blocks_behind(inode)? {
+            return Ok(());
+        }
+        let from = self.behind(inode);
+        let len =
+            self.info.max_file_size.next_multiple_of(u64::from(self.info.block_size)).saturating_sub(from);
+        let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+        self.fs.fallocate(inode, punch, from, len, Room::Open)
     }
 
     /// The first byte of data at or behind `offset`.

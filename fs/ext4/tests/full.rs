@@ -173,6 +173,37 @@ fn names_do_not_take_what_data_was_promised() {
     }
 }
 
+#[test]
+fn what_lies_behind_the_end_of_a_file_can_be_given_back() {
+    for args in [&["-t", "ext4"][..], &["-t", "ext4", "-b", "1024"]] {
+        let it = Full::new(args);
+        let file = it.file("f");
+        it.vfs.write(&it.cred, &file, 0, &[7; 5000], WriteFlags::empty()).unwrap();
+        it.vfs.fsync(&file, false).unwrap();
+        let free = || it.vfs.stat_fs().unwrap().blocks_free;
+        let before = free();
+
+        let failed = it.vfs.fallocate(&it.cred, &file, FallocateMode::empty(), 0, 1 << 40);
+        assert!(matches!(failed, Err(Error::Name(NameError::NoSpace))), "{args:?}: {failed:?}");
+        it.vfs.sync().unwrap();
+        assert_eq!((free(), file.size()), (before, 5000), "{args:?}: a failed call keeps nothing");
+
+        it.vfs.fallocate(&it.cred, &file, FallocateMode::KEEP_SIZE, 1 << 20, 4 << 20).unwrap();
+        let failed = it.vfs.fallocate(&it.cred, &file, FallocateMode::empty(), 0, 1 << 40);
+        assert!(failed.is_err() && free() < before, "{args:?}: but takes nothing away that was there");
+        let same = SetAttr { size: Some(5000), ..SetAttr::default() };
+        it.vfs.set_attr(&it.cred, &file, &same).unwrap();
+        it.vfs.sync().unwrap();
+        assert_eq!((free(), file.size()), (before, 5000), "{args:?}: a cut to the same size");
+
+        let mut data = [0; 5000];
+        assert_eq!(it.vfs.read(&file, 0, &mut data).unwrap(), 5000);
+        assert_eq!(data, [7; 5000], "{args:?}");
+        drop(file);
+        it.crash(&format!("{args:?}")).unmount().unwrap();
+    }
+}
+
 /// Writing into a file that was allocated before needs nodes of its tree: when there are none, what is in the tree already
 /// and what comes into it are told of by the inode that is logged.
 #[test]
