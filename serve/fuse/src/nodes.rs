@@ -23,6 +23,8 @@ pub(crate) struct Node {
     failed_write: AtomicI32,
     /// The kernel shows data that it could not write, and shows others when it drops those, of which nobody is told.
     diverged: AtomicBool,
+    /// Of a directory: it was listed, and the kernel may have kept that.
+    listed: AtomicBool,
     /// What of it the kernel may not show yet.
     pub(crate) changes: Changes,
     /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
@@ -45,9 +47,19 @@ impl Node {
             writers: AtomicU32::new(0),
             failed_write: AtomicI32::new(0),
             diverged: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
             changes: Changes::default(),
             places: Mutex::default(),
         }
+    }
+
+    pub(crate) fn note_listed(&self) {
+        self.listed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was listed since this was asked last.
+    pub(crate) fn take_listed(&self) -> bool {
+        self.listed.load(Ordering::Relaxed) && self.listed.swap(false, Ordering::SeqCst)
     }
 
     pub(crate) fn writer_opens(&self) {

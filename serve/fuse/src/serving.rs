@@ -303,8 +303,27 @@ impl Serving {
         of.iter().for_each(|node| node.changes.note(&self.callers, change));
     }
 
+    /// The same where a name is about to come into a directory.
+    pub(crate) fn names_change(&self, request: &Request, dir: &Node, of: &[&Node]) {
+        self.drop_listing(dir);
+        self.changes(request, Some(dir), of);
+    }
+
+    /// Takes away what the kernel has kept of a listing, before names come or go. By itself it looks at the directory's changes only where a reader begins: one
+    /// that has begun with us would go on in what another reader had left there before the change. To be called while the kernel has locked the directory for
+    /// that change, so that nobody is reading it.
+    pub(crate) fn drop_listing(&self, dir: &Node) {
+        if dir.take_listed()
+            && let Some(kernel) = self.kernel.get()
+            && let Err(error) = kernel.inval_inode(INodeNo(dir.id), 0, 0)
+        {
+            log::debug!("the kernel keeps a listing of inode {}: {error}", dir.inode.ino);
+        }
+    }
+
     /// The same where this file, if it is known, is about to lose a name.
     pub(crate) fn name_goes(&self, request: &Request, lock: &Node, of: &[&Node], file: Option<&Node>) {
+        self.drop_listing(lock);
         if self.options.strict_queries {
             let caller = self.callers.heard(request.pid());
             self.note(caller, Some(lock), of);

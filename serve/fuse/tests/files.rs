@@ -70,6 +70,41 @@ fn large_directories_list_every_name_once() {
     }
 }
 
+/// The kernel keeps listings. Where one reader has read all before a change, and another begins after it, the first one's end made the kernel go on for the
+/// second one in what it had kept for the first.
+#[test]
+fn nobody_lists_a_name_that_went_before_he_began() {
+    if !can_mount() {
+        return;
+    }
+    let m = mounted();
+    fs::create_dir(m.path("d")).unwrap();
+    let gone: [&dyn Fn(&str); 3] = [
+        &|last| fs::remove_file(m.path(last)).unwrap(),
+        &|last| fs::rename(m.path(last), m.path("elsewhere")).unwrap(),
+        &|last| fs::rename(m.path(last), m.path("d/1")).unwrap(),
+    ];
+    for (nth, goes) in gone.iter().enumerate() {
+        for name in ["d/1", "d/2", "d/3"] {
+            fs::write(m.path(name), name).unwrap();
+        }
+        let [before, after] = [(); 2].map(|()| File::open(m.path("d")).unwrap());
+        let [mut one, mut two] = [(); 2].map(|()| vec![std::mem::MaybeUninit::uninit(); 4096]);
+        let mut one = rustix::fs::RawDir::new(&before, &mut one);
+        let next = |dir: &mut rustix::fs::RawDir<'_, &File>| {
+            dir.next().map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned())
+        };
+        let listed: Vec<_> = (0..5).map(|_| next(&mut one).unwrap()).collect();
+        goes(&format!("d/{}", listed[4]));
+        let mut two = rustix::fs::RawDir::new(&after, &mut two);
+        let mut seen: Vec<_> = (0..4).map(|_| next(&mut two).unwrap()).collect();
+        assert_eq!(next(&mut one), None);
+        seen.extend(next(&mut two));
+        assert_eq!(seen.len(), 4, "{nth}: {seen:?} after {listed:?}");
+        assert!(!seen.contains(&listed[4]), "{nth}: {seen:?}");
+    }
+}
+
 #[test]
 fn data_is_read_as_written() {
     if !can_mount() {

@@ -34,6 +34,7 @@ impl Ops {
     pub(super) fn list(&self, ino: INodeNo, offset: u64, reply: &mut ReplyDirectory) -> Reply<()> {
         let s = &*self.0;
         let node = s.node(ino)?;
+        node.note_listed();
         s.vfs
             .readdir(&node.inode, offset, &mut |entry| {
                 let (id, name) = (s.nodes.id(entry.ino.0), OsStr::from_bytes(entry.name));
@@ -51,6 +52,7 @@ impl Ops {
     ) -> Reply<()> {
         let s = &*self.0;
         let dir = s.node(ino)?;
+        dir.note_listed();
         let mut used = 0;
         let mut enough = |name: &[u8]| {
             used += (PLUS_ENTRY_BYTES + name.len()).next_multiple_of(8);

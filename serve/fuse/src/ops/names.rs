@@ -48,7 +48,7 @@ impl Ops {
     ) -> Reply<Found> {
         let s = &*self.0;
         let dir = s.node(parent)?;
-        s.changes(request, Some(&dir), &[&dir]);
+        s.names_change(request, &dir, &[&dir]);
         let (inode, _) =
             s.vfs.create(&s.cred(request), &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (_, found) = s.entry(inode, parent, name.as_bytes())?;
@@ -78,7 +78,7 @@ impl Ops {
         let s = &*self.0;
         let dir = s.node(parent)?;
         let cred = s.cred(request);
-        s.changes(request, Some(&dir), &[&dir]);
+        s.names_change(request, &dir, &[&dir]);
         let (inode, _) = s.vfs.create(&cred, &dir.inode, name.as_bytes(), spec, false).or_errno()?;
         let (node, found) = s.entry(inode, parent, name.as_bytes())?;
         let handle = s.handle(request, &cred, flags);
@@ -102,7 +102,7 @@ impl Ops {
     ) -> Reply<Found> {
         let s = &*self.0;
         let (node, dir) = (s.node(ino)?, s.node(parent)?);
-        s.changes(request, Some(&dir), &[&dir, &node]);
+        s.names_change(request, &dir, &[&dir, &node]);
         s.vfs.link(&s.cred(request), &node.inode, &dir.inode, name.as_bytes(), false).or_errno()?;
         let (_, found) = s.entry(node.inode.clone(), parent, name.as_bytes())?;
         Ok(found)
@@ -147,6 +147,7 @@ impl Ops {
         let (name, newname) = (name.as_bytes(), newname.as_bytes());
         let (moved, replaced) = (s.named(&old, name), s.named(&new, newname));
         let of: Vec<_> = moved.iter().chain([&old, &new]).map(|node| &**node).collect();
+        s.drop_listing(&old);
         s.name_goes(request, &new, &of, replaced.as_deref());
         s.vfs.rename(&s.cred(request), &old.inode, name, &new.inode, newname, how, false).or_errno()?;
         let moved = s.moved(&new, newname);

@@ -238,8 +238,8 @@ pub(super) fn hold_equal(
                 held(Promise::Current, kept, &mut || {
                     let name = name_of(model, id);
                     format!(
-                        "{} vouches for two states of {name}: the looks that ended at {} and {}",
-                        one.value, one.end, two.end
+                        "{} vouches for two states of {name}: {:?} in the look that ended at {}, {:?} in that at {}",
+                        one.value, one.seen, one.end, two.seen, two.end
                     )
                 })?;
             }
