@@ -1,6 +1,7 @@
 //! What the suite asks of a backend, and what the backend says of itself.
 
 use crate::op::{On, Op};
+use std::fmt;
 use std::sync::Arc;
 
 /// What a subject may answer instead of doing.
@@ -30,6 +31,16 @@ pub struct Seen {
     pub nlink: u64,
     /// The attributes of [`crate::op::xattr_name`], by number.
     pub xattrs: Vec<(u8, Vec<u8>)>,
+}
+
+/// In short: of the contents each run of a byte, (byte, how many).
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes, names, perm, nlink, xattrs } = self;
+        let run = |run: &[u8]| (run[0], run.len());
+        let runs = bytes.as_deref().map(|bytes| bytes.chunk_by(|a, b| a == b).map(run).collect::<Vec<_>>());
+        write!(f, "bytes {runs:?}, names {names:?}, {perm:?}, {nlink} links, {} attributes", xattrs.len())
+    }
 }
 
 /// What a backend says that it promises.

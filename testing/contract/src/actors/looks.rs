@@ -238,7 +238,7 @@ pub(super) fn hold_equal(
                 held(Promise::Current, kept, &mut || {
                     let name = name_of(model, id);
                     format!(
-                        "{} vouches for two states of {name}: {:?} in the look that ended at {}, {:?} in that at {}",
+                        "{} vouches for two states of {name}: {} in the look that ended at {}, {} in that at {}",
                         one.value, one.seen, one.end, two.seen, two.end
                     )
                 })?;

@@ -54,23 +54,10 @@ impl fmt::Display for Call {
             Answer::Done(infos) => write!(f, "done, {infos:?}"),
             Answer::Value(Some(value)) => write!(f, "{value}"),
             Answer::Value(None) => write!(f, "no value"),
-            Answer::Seen(seen) => {
-                let Seen { bytes, names, perm, nlink, xattrs } = &**seen;
-                let runs = bytes.as_deref().map(runs);
-                write!(
-                    f,
-                    "bytes {runs:?}, names {names:?}, {perm:?}, {nlink} links, {} attributes",
-                    xattrs.len()
-                )
-            }
+            Answer::Seen(seen) => write!(f, "{seen}"),
             Answer::Refused(refused) => write!(f, "{refused:?}"),
         }
     }
-}
-
-/// Contents, told in short: (byte, how many).
-fn runs(bytes: &[u8]) -> Vec<(u8, usize)> {
-    bytes.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect()
 }
 
 fn call(actor: &mut Actor, op: &Op) -> Answer {
