@@ -5,10 +5,12 @@ mod common;
 use common::*;
 use ivers_oracle::Image;
 use std::fs;
-use std::io::{Seek, Write};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+/// Of what [`Place::new`] makes.
+const BLOCK: u64 = 4096;
 const SWAP_BOOT: &str = "import fcntl,sys; fcntl.ioctl(open(sys.argv[1],'r+'), 0x6611)";
 
 /// Who writes is known when the file is opened: what reaches us from the kernel's page cache comes from nobody in particular.
@@ -39,6 +41,46 @@ fn the_reserve_is_for_root() {
         place.unmount();
         place.image.check().unwrap();
     }
+}
+
+/// A name whose inode cannot be read is no name that is not there: what copies the directory must stumble over it.
+#[test]
+fn a_damaged_inode_keeps_its_name_in_listings() {
+    if !can_mount() {
+        return;
+    }
+    let place = Place::new();
+    place.mount("rw");
+    for name in ["one", "two", "three"] {
+        fs::write(place.path(name), name).unwrap();
+    }
+    place.unmount();
+    let output = Command::new("debugfs").args(["-R", "imap /two"]).arg(place.image.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let place_of =
+        text.split("located at block ").nth(1).and_then(|rest| rest.trim().split_once(", offset 0x"));
+    let (block, offset) = place_of.unwrap_or_else(|| panic!("{text}"));
+    // Its times, which the checksum covers.
+    let at = block.parse::<u64>().unwrap() * BLOCK + u64::from_str_radix(offset, 16).unwrap() + 8;
+    let mut image = fs::OpenOptions::new().read(true).write(true).open(place.image.path()).unwrap();
+    image.seek(SeekFrom::Start(at)).unwrap();
+    image.write_all(&[0xA5; 4]).unwrap();
+    drop(image);
+
+    place.mount("rw");
+    for round in 0..2 {
+        let mut names: Vec<_> =
+            fs::read_dir(&place.dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["lost+found", "one", "three", "two"], "{round}");
+        let error = fs::metadata(place.path("two")).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::UCLEAN.raw_os_error()), "{round}");
+        assert_eq!(fs::read(place.path("three")).unwrap(), b"three");
+    }
+    let copied =
+        Command::new("cp").arg("-a").arg(&place.dir).arg(place.image.dir().join("copy")).output().unwrap();
+    assert!(!copied.status.success(), "{}", said(&copied));
+    place.unmount();
 }
 
 /// The kernel's pages of the file are handed over before the swap and not shown after it. With the write-back cache the kernel

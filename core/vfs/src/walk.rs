@@ -30,6 +30,8 @@ impl From<&DirEntry<'_>> for Entry {
 /// An entry of a directory, with what it stands for.
 #[derive(Debug)]
 pub struct Listed {
+    /// The inode number that the directory gives.
+    pub ino: Ino,
     /// The name.
     pub name: Vec<u8>,
     /// What the directory says that it is, where it says so.
@@ -230,7 +232,7 @@ impl Vfs {
                 b".." => self.above(dir),
                 _ => self.named(dir, &name, ino),
             };
-            Listed { name, kind, next, inode }
+            Listed { ino, name, kind, next, inode }
         };
         Ok(entries.into_iter().map(resolved).collect())
     }

@@ -167,7 +167,7 @@ fn find_root(device: &dyn Device, extent: &Extent, flavour: Flavour) -> Result<(
     let mut damaged = None;
     for block_size in sizes {
         let blocks = (extent.len / u64::from(block_size)).min(u64::from(u32::MAX - 1)) as u32;
-        if blocks <= extent.reserved + 2 || extent.reserved == 0 {
+        if blocks <= extent.reserved.saturating_add(2) || extent.reserved == 0 {
             continue;
         }
         let middles = [(u64::from(extent.reserved) + u64::from(blocks) - 1) / 2, u64::from(blocks) / 2];

@@ -307,9 +307,16 @@ fn partitions_are_found_by_name_and_number() {
         let listed = tools.xdftool(&path, &["open", &with, "+", "list", part]).unwrap();
         assert!(listed.contains("by ") && listed.matches("30000").count() == 2, "{listed}");
     }
-    // A loop of partitions, and one that lies nowhere.
+    // One that reserves more than there is, and a loop of partitions.
     let mut bytes = device.to_bytes();
     let part = (0..64).find(|nth| bytes[nth * 512..].starts_with(b"PART")).unwrap();
+    let mut greedy = bytes.clone();
+    put32(&mut greedy[part * 512..], 128 + 6 * 4, u32::MAX);
+    reseal(&mut greedy[part * 512..part * 512 + 256], 8);
+    let greedy = Arc::new(MemDevice::from_bytes(&greedy));
+    let error = open(&greedy, choose(Some("DH0"))).err().unwrap();
+    assert!(matches!(error, Error::Incompatible(_) | Error::Corrupt { .. }), "{error}");
+    assert!(open(&greedy, choose(Some("Work"))).is_ok());
     bytes[part * 512 + 16..part * 512 + 20].copy_from_slice(&(part as u32).to_be_bytes());
     reseal(&mut bytes[part * 512..part * 512 + 256], 8);
     let error = open(&Arc::new(MemDevice::from_bytes(&bytes)), choose(Some("DH0"))).err().unwrap();

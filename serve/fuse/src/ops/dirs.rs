@@ -14,6 +14,8 @@ use std::time::Duration;
 /// asks for a page or, lately, more.
 const PLUS_BYTES: usize = 4096;
 const PLUS_ENTRY_BYTES: usize = 152;
+/// Marks the number of an inode that cannot be read.
+const UNREADABLE: u64 = 1 << 63;
 
 /// What an entry is, as far as its directory says so.
 fn kind_of(kind: Option<ivers_vfs::FileType>) -> fuser::FileType {
@@ -60,11 +62,12 @@ impl Ops {
         };
         for entry in s.vfs.list_until(&dir.inode, offset, true, &mut enough).or_errno()? {
             let name = OsStr::from_bytes(&entry.name);
-            // An entry whose inode is damaged is shown all the same; asking for it brings the error.
+            // An entry whose inode is damaged is shown all the same. fuser gives one number to the program and to the kernel, and programs pass over an entry of number
+            // 0: so the kernel is given one that is nobody's, for no time, and whoever goes by the name asks for it anew and gets the error.
             let Ok(inode) = entry.inode else {
-                let mut attr = negative_attr();
-                attr.kind = kind_of(entry.kind);
-                if reply.add(INodeNo(0), entry.next, name, &Duration::ZERO, &attr, Generation(0)) {
+                let id = INodeNo(UNREADABLE | s.nodes.id(entry.ino.0));
+                let attr = FileAttr { ino: id, kind: kind_of(entry.kind), ..negative_attr() };
+                if reply.add(id, entry.next, name, &Duration::ZERO, &attr, Generation(0)) {
                     break;
                 }
                 continue;
