@@ -8,6 +8,8 @@ use ivers_nfs4::types::{ClientId, Opaque, SessionId, Verifier};
 use ivers_nfs4::xdr::List;
 
 use super::held::{Kind, OwnerKind};
+use super::mistake::{self, Mistake};
+use super::record::Record;
 use super::session::CreateSlot;
 use super::v40::V40;
 use super::{
@@ -34,14 +36,6 @@ pub(super) struct Name {
     pub unconfirmed: Option<ClientId>,
 }
 
-/// Whether stable storage knows a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Record {
-    None,
-    Writing(Ticket),
-    Kept,
-}
-
 /// Whether stable storage knows that a delegation was revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mark {
@@ -63,7 +57,6 @@ pub(super) struct Client {
     pub renewed: Time,
     /// Requests of his that are under way: permits, plans, slots, turns.
     pub busy: u32,
-    pub record: Record,
     pub mark: Mark,
     /// He is being struck out; until that is durable nothing of his goes to others, and he gets nothing.
     pub condemned: Option<Ticket>,
@@ -138,6 +131,7 @@ impl State {
             }
             return Ok(self.exchanged(confirmed.unwrap_or_default()));
         }
+        self.unclaimed(&key, principal)?;
         if let Some(client) = confirmed.and_then(|id| self.clients.get(&id)) {
             if client.condemned.is_some() {
                 return fail(NfsStat::Delay);
@@ -204,7 +198,6 @@ impl State {
             confirmed: false,
             renewed: now,
             busy: 0,
-            record: Record::None,
             mark: Mark::None,
             condemned: None,
             complete: false,
@@ -235,10 +228,8 @@ impl State {
             }
             // Nothing waits for that: his record names a boot of his that is over, so nobody can claim anything by it.
             let client = &self.clients[&old];
-            if client.record != Record::None {
-                let record = client.as_record();
-                self.persist(Pending::Forgotten, RecordChange::Strike(vec![record]));
-            }
+            let record = client.as_record();
+            self.forget_record(record);
             self.remove_client(old);
         }
         let name = self.names.entry(key).or_default();
@@ -274,9 +265,7 @@ impl State {
             return fail(NfsStat::ClientidBusy);
         }
         let record = client.as_record();
-        if client.record != Record::None {
-            self.persist(Pending::Forgotten, RecordChange::Strike(vec![record]));
-        }
+        self.forget_record(record);
         self.remove_client(id);
         Ok(())
     }
@@ -301,22 +290,24 @@ impl State {
         Ok(())
     }
 
+    /// A boot of a client is over, and nothing waits for that.
+    fn forget_record(&mut self, record: ClientRecord) {
+        if self.records.of(&record) != Record::None {
+            self.persist(Pending::Forgotten, RecordChange::Strike(vec![record]));
+        }
+    }
+
     /// Go on only when stable storage knows the client.
     pub(super) fn be_recorded(&mut self, id: ClientId) -> Step<()> {
         if let Some(ticket) = self.clients[&id].condemned {
             return Err(Stop::Gate(ticket));
         }
-        match self.clients[&id].record {
+        let record = self.clients[&id].as_record();
+        match self.records.of(&record) {
+            _ if mistake::is(Mistake::BelieveThePast) && self.grace.knew(&record) => Ok(()),
             Record::Kept => Ok(()),
-            Record::Writing(ticket) => Err(Stop::Gate(ticket)),
-            Record::None => {
-                let record = self.clients[&id].as_record();
-                let ticket = self.persist(Pending::Recorded(id), RecordChange::Put(record));
-                if let Some(client) = self.clients.get_mut(&id) {
-                    client.record = Record::Writing(ticket);
-                }
-                Err(Stop::Gate(ticket))
-            }
+            Record::Unsettled(ticket) => Err(Stop::Gate(ticket)),
+            Record::None => Err(Stop::Gate(self.persist(Pending::Recorded, RecordChange::Put(record)))),
         }
     }
 
@@ -328,7 +319,8 @@ impl State {
             // Written now it would come behind his being struck out, and bring him back.
             return Err(Stop::Gate(ticket));
         }
-        match (client.mark, client.record) {
+        let record = ClientRecord { revoked: true, ..client.as_record() };
+        match (client.mark, self.records.of(&record)) {
             (Mark::Kept, _) => Ok(()),
             (Mark::Writing(ticket), _) => Err(Stop::Gate(ticket)),
             (Mark::None, Record::None) => {
@@ -336,9 +328,8 @@ impl State {
                 client.mark = Mark::Kept;
                 Ok(())
             }
-            (Mark::None, Record::Writing(ticket)) => Err(Stop::Gate(ticket)),
+            (Mark::None, Record::Unsettled(ticket)) => Err(Stop::Gate(ticket)),
             (Mark::None, Record::Kept) => {
-                let record = ClientRecord { revoked: true, ..client.as_record() };
                 let ticket = self.persist(Pending::Marked(id), RecordChange::Put(record));
                 if let Some(client) = self.clients.get_mut(&id) {
                     client.mark = Mark::Writing(ticket);
@@ -363,15 +354,9 @@ impl State {
             return;
         }
         client.mark = Mark::None;
-        if client.record == Record::Kept && client.condemned.is_none() {
-            let record = client.as_record();
+        let record = client.as_record();
+        if client.condemned.is_none() && self.records.expected(&record).is_some() {
             self.persist(Pending::Forgotten, RecordChange::Put(record));
-        }
-    }
-
-    pub(super) fn recorded(&mut self, id: ClientId, durable: bool) {
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.record = if durable { Record::Kept } else { Record::None };
         }
     }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
-use super::client::{Mark, Record};
+use super::client::{Client, Mark};
 use super::mistake::{self, Mistake};
-use super::{ClientRecord, Note, Pending, RecordChange, Span, State, Step, Ticket, Time, fail};
+use super::record::Record;
+use super::{ClientRecord, Note, Pending, Principal, RecordChange, Span, State, Step, Ticket, Time, fail};
 
 /// What the last boot has left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,6 +63,11 @@ impl Grace {
         matches!(self.phase, Phase::Over)
     }
 
+    /// Whether this boot of a client was on record when the server started.
+    pub fn knew(&self, record: &ClientRecord) -> bool {
+        self.clients.get(&record.key()).is_some_and(|(known, _)| known.is_of(record))
+    }
+
     pub fn next(&self) -> Option<Time> {
         matches!(self.phase, Phase::Open).then_some(self.until)
     }
@@ -97,35 +103,49 @@ impl State {
         if open && may { Ok(()) } else { fail(NfsStat::NoGrace) }
     }
 
+    /// Go on only if this name is not somebody else's who may claim what he held: as long as he may, it counts as held.
+    pub(super) fn unclaimed(&self, key: &(bool, Vec<u8>), principal: &Principal) -> Step<()> {
+        let claimed = self.grace.clients.get(key).is_some_and(|(record, progress)| {
+            record.principal != *principal
+                && matches!(progress, Progress::Waiting | Progress::Some)
+                && self.records.of(record) != Record::None
+        });
+        // [RFC8881 18.35.4] [RFC7530 16.33.5]
+        if claimed { fail(NfsStat::ClidInuse) } else { Ok(()) }
+    }
+
     /// A client is confirmed: is he one of those?
     pub(super) fn recognize(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let key = (client.with_sessions, client.owner.clone());
-        let Some((record, progress)) = self.grace.clients.get_mut(&key) else { return };
-        if client.as_record().is_of(record) {
-            // Stable storage has him until he is struck out.
-            client.record = Record::Kept;
-            client.mark = if record.revoked { Mark::Kept } else { Mark::None };
-            client.may_reclaim = *progress != Progress::Restarted;
+        let now = client.as_record();
+        let Some((record, progress)) = self.grace.clients.get_mut(&now.key()) else { return };
+        if now.is_of(record) {
+            // He was there when the server started. Since then he may have been struck out, or somebody else of his name written down: what he claims now could
+            // be given away after another crash.
+            let kept = self.records.of(&now) == Record::Kept;
+            client.mark = if kept && record.revoked { Mark::Kept } else { Mark::None };
+            client.may_reclaim = kept && matches!(progress, Progress::Waiting | Progress::Some);
         } else if client.principal == record.principal && *progress != Progress::All {
             *progress = Progress::Restarted;
         }
     }
 
     pub(super) fn reclaimed(&mut self, id: ClientId) {
-        self.progress(id, Progress::Some);
+        // What was under way while he said that it was all takes nothing back.
+        if self.clients.get(&id).is_some_and(|client| !client.complete) {
+            self.progress(id, Progress::Some);
+        }
     }
 
+    /// He is on record, and stays there.
     pub(super) fn reclaimed_all(&mut self, id: ClientId) {
         self.progress(id, Progress::All);
     }
 
     fn progress(&mut self, id: ClientId, new: Progress) {
-        let Some(client) = self.clients.get(&id) else { return };
-        let key = (client.with_sessions, client.owner.clone());
-        if let Some((record, progress)) = self.grace.clients.get_mut(&key)
-            && record.is_of(&client.as_record())
-            && *progress != Progress::Restarted
+        let Some(client) = self.clients.get(&id).map(Client::as_record) else { return };
+        if self.grace.knew(&client)
+            && let Some((_, progress)) = self.grace.clients.get_mut(&client.key())
         {
             *progress = new;
         }
@@ -150,14 +170,8 @@ impl State {
             .values()
             .filter(|(record, progress)| !keeps(record, *progress))
             .map(|(record, _)| record.clone())
+            .filter(|record| self.records.of(record) != Record::None)
             .collect();
-        for client in self.clients.values_mut().filter(|client| client.record == Record::Kept) {
-            // He has to be written again before he is on record.
-            let record = client.as_record();
-            if struck.iter().any(|it| it.is_of(&record)) {
-                client.record = Record::None;
-            }
-        }
         if struck.is_empty() {
             self.grace_is_over();
         } else {

@@ -3,10 +3,11 @@
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
-use super::client::{Client, Record};
+use super::client::Client;
 use super::mistake::{self, Mistake};
+use super::record::Record;
 use super::share::Shares;
-use super::{Home, Note, Pending, RecordChange, Span, State, Step, Stop, Time, fail};
+use super::{ClientRecord, Home, Note, Pending, RecordChange, Span, State, Step, Stop, Time, fail};
 
 /// Clients that one [`State::tick`] looks at.
 const SLICE: usize = 64;
@@ -35,7 +36,8 @@ impl State {
         if client.busy > 0 {
             return fail(NfsStat::Delay);
         }
-        match client.record {
+        let record = client.as_record();
+        match self.records.of(&record) {
             Record::None => {
                 if client.confirmed {
                     self.note(Note::Evicted(id));
@@ -43,13 +45,12 @@ impl State {
                 self.remove_client(id);
                 Ok(())
             }
-            Record::Writing(ticket) => Err(Stop::Gate(ticket)),
+            Record::Unsettled(ticket) => Err(Stop::Gate(ticket)),
             Record::Kept if mistake::is(Mistake::ForgetRecords) => {
                 self.remove_client(id);
                 Ok(())
             }
             Record::Kept => {
-                let record = client.as_record();
                 let ticket = self.persist(Pending::Condemned(id), RecordChange::Strike(vec![record]));
                 self.note(Note::Evicted(id));
                 if let Some(client) = self.clients.get_mut(&id) {
@@ -106,17 +107,10 @@ impl State {
         if self.in_grace() {
             return;
         }
-        let mut idle = Vec::new();
-        for client in self.clients.values_mut() {
-            if client.record == Record::Kept
-                && client.condemned.is_none()
-                && client.busy == 0
-                && !client.holds()
-            {
-                idle.push(client.as_record());
-                client.record = Record::None;
-            }
-        }
+        let clients = self.clients.values();
+        let idle = clients.filter(|it| it.condemned.is_none() && it.busy == 0 && !it.holds());
+        let kept = |record: &ClientRecord| self.records.of(record) == Record::Kept;
+        let idle: Vec<_> = idle.map(Client::as_record).filter(kept).collect();
         if !idle.is_empty() {
             self.persist(Pending::Forgotten, RecordChange::Strike(idle));
         }

@@ -21,6 +21,8 @@ pub(super) enum Mistake {
     ForgetGrace,
     /// A client goes before he is struck out.
     ForgetRecords,
+    /// Who was on record at the start is taken to be there still.
+    BelieveThePast,
 }
 
 #[cfg(test)]

@@ -41,6 +41,7 @@
 //! | S7 | what a client held in the last boot goes to others only after he is struck out durably, or an expired one's record is gone | `Gate` | driver |
 //! | S8 | a client with a permit, a plan, a slot or a turn out does not go | `evict` | `audit` |
 //! | S9 | counts are what is counted, and within the limits | everywhere | `audit` |
+//! | S10 | who has said that he has claimed all is on record until he is struck out | `be_recorded`, `Records` | driver |
 
 mod audit;
 mod base;
@@ -60,6 +61,7 @@ mod open;
 mod owner;
 mod permit;
 mod range;
+mod record;
 mod session;
 mod share;
 mod slot;
@@ -93,6 +95,7 @@ use file::FileState;
 use grace::Grace;
 use held::{Held, Owner};
 use permit::UnderWay;
+use record::Records;
 use session::Session;
 
 /// What has to be done outside, in this order. What a request has caused is carried out before it is answered.
@@ -192,6 +195,11 @@ pub struct ClientRecord {
 }
 
 impl ClientRecord {
+    /// Under what it is kept.
+    fn key(&self) -> (bool, Vec<u8>) {
+        (self.sessions, self.owner.clone())
+    }
+
     /// Whether both are of one boot of one client.
     pub fn is_of(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.sessions, it.verifier);
@@ -212,7 +220,7 @@ pub enum RecordChange {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Pending {
     /// A client's record is being written.
-    Recorded(ClientId),
+    Recorded,
     /// It is being written that a client has lost a delegation.
     Marked(ClientId),
     /// A client is struck out, then he goes.
@@ -223,7 +231,7 @@ enum Pending {
     Bumped(File),
     /// The holder of this write delegation is asked.
     Asked(u32),
-    /// Nothing waits for it.
+    /// Nothing has to be done when it is.
     Forgotten,
 }
 
@@ -236,6 +244,7 @@ pub struct State {
     names: BTreeMap<(bool, Vec<u8>), Name>,
     sessions: BTreeMap<SessionId, Session>,
     pending: BTreeMap<Ticket, Pending>,
+    records: Records,
     effects: Vec<Effect>,
     last_ticket: u64,
     kept_bytes: u64,
@@ -276,6 +285,7 @@ impl State {
             names: BTreeMap::new(),
             sessions: BTreeMap::new(),
             pending: BTreeMap::new(),
+            records: Records::new(past.clients.iter()),
             effects: Vec::new(),
             last_ticket: 0,
             kept_bytes: 0,
@@ -314,8 +324,8 @@ impl State {
 
     /// What a ticket was for is done. False: nothing waits for it any more.
     pub fn done(&mut self, ticket: Ticket) -> bool {
+        self.records.settle(ticket, true);
         match self.pending.remove(&ticket) {
-            Some(Pending::Recorded(client)) => self.recorded(client, true),
             Some(Pending::Marked(client)) => self.marked(client, ticket, true),
             Some(Pending::Condemned(client)) => self.remove_client(client),
             Some(Pending::GraceEnds) => self.grace_is_over(),
@@ -325,7 +335,7 @@ impl State {
                 }
                 self.tidy(file);
             }
-            Some(Pending::Asked(_) | Pending::Forgotten) => {}
+            Some(Pending::Recorded | Pending::Asked(_) | Pending::Forgotten) => {}
             None => return false,
         }
         true
@@ -333,8 +343,8 @@ impl State {
 
     /// It could not be done. Whoever waits for it and comes again makes it be tried again.
     pub fn failed(&mut self, ticket: Ticket) -> bool {
+        self.records.settle(ticket, false);
         match self.pending.remove(&ticket) {
-            Some(Pending::Recorded(client)) => self.recorded(client, false),
             Some(Pending::Marked(client)) => self.marked(client, ticket, false),
             Some(Pending::Condemned(client)) => {
                 if let Some(client) = self.clients.get_mut(&client) {
@@ -348,7 +358,7 @@ impl State {
                 }
                 self.bump(file);
             }
-            Some(Pending::Asked(_) | Pending::Forgotten) => {}
+            Some(Pending::Recorded | Pending::Asked(_) | Pending::Forgotten) => {}
             None => return false,
         }
         true
@@ -363,6 +373,7 @@ impl State {
 
     fn persist(&mut self, pending: Pending, change: RecordChange) -> Ticket {
         let ticket = self.ticket(pending);
+        self.records.ask(ticket, &change);
         self.effects.push(Effect::Persist { ticket, change });
         ticket
     }

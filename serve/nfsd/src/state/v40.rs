@@ -29,6 +29,7 @@ impl State {
         args: &SetClientIdArgs,
     ) -> Step<ConfirmArgs> {
         let key = (false, args.client.id.0.clone());
+        self.unclaimed(&key, principal)?;
         let confirm = self.dice.roll().to_be_bytes();
         let confirmed = self.names.get(&key).and_then(|name| name.confirmed);
         if let Some(client) = confirmed.and_then(|id| self.clients.get(&id)) {

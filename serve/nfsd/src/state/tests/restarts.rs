@@ -124,11 +124,134 @@ fn who_restarted_too_wants_nothing() {
 #[test]
 fn a_stranger_of_that_name_reclaims_nothing() {
     let mut state = restarted(&[record("a", 1)]);
-    let id = state.exchange_id(T, HERE, &who(9), &exchange("a", 1, 0)).unwrap();
+    let strange = |state: &mut State| state.exchange_id(T, HERE, &who(9), &exchange("a", 1, 0));
+    // [RFC8881 18.35.4] As long as he may claim it, what he held counts as held: before he is back, and before he has claimed all.
+    assert_eq!(failed(strange(&mut state)), NfsStat::ClidInuse);
+    let a = back(&mut state, "a", 1);
+    assert_eq!(failed(strange(&mut state)), NfsStat::ClidInuse);
+    reclaim(&mut state, a, share::READ, 0, 0).unwrap();
+    state.reclaim_complete(T, a, false).unwrap();
+    assert!(!state.in_grace());
+    state.audit();
+    // Who says that it was all, and holds nothing, has no more claim to the name than at any other time.
+    let mut state = restarted(&[record("a", 1), record("b", 1)]);
+    let a = back(&mut state, "a", 1);
+    state.reclaim_complete(T, a, false).unwrap();
+    assert!(matches!(strange(&mut state), Err(Stop::Gate(_))));
+    settle(&mut state);
+    let id = strange(&mut state).unwrap();
     state.create_session(T, Conn(1), 1, &who(9), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(failed(reclaim(&mut state, id.clientid, 1, 0, 0)), NfsStat::NoGrace);
     state.tick(T);
     assert!(state.in_grace() && wanted(&mut state).is_empty());
+    state.audit();
+}
+
+/// [RFC7530 16.33.5]
+#[test]
+fn a_name_of_old_is_kept_for_who_may_claim_too() {
+    let mut state = restarted(&[ClientRecord { sessions: false, ..record("a", 1) }]);
+    let strange = super::v40::set("a", 1, 1);
+    assert_eq!(failed(state.set_client_id(T, HERE, &who(9), &strange)), NfsStat::ClidInuse);
+    let confirm = state.set_client_id(T, HERE, &who(1), &strange).unwrap();
+    state.set_client_id_confirm(T, &who(1), &confirm).unwrap();
+    assert_eq!(failed(state.set_client_id(T, HERE, &who(9), &strange)), NfsStat::ClidInuse);
+    let end = T + Span::seconds(90);
+    state.tick(end);
+    settle(&mut state);
+    state.set_client_id(end, HERE, &who(9), &strange).unwrap();
+    state.audit();
+}
+
+/// Give up what a client has, and his number.
+fn unmount(state: &mut State, id: ClientId) {
+    for session in state.clients[&id].sessions.clone() {
+        state.destroy_session(Conn(1), &who(1), None, &session).unwrap();
+    }
+    state.destroy_clientid(&who(1), id).unwrap();
+}
+
+/// Otherwise he would have nothing to claim after the next crash.
+#[test]
+fn who_unmounts_in_grace_is_written_down_again() {
+    let put = RecordChange::Put(record("a", 1));
+    let strike = RecordChange::Strike(vec![record("a", 1)]);
+    let changes = |effects: Vec<Effect>| -> Vec<RecordChange> {
+        let change = |effect| match effect {
+            Effect::Persist { change, .. } => Some(change),
+            _ => None,
+        };
+        effects.into_iter().filter_map(change).collect()
+    };
+    // He is back when he is struck out, or before.
+    for settled in [true, false] {
+        let mut state = restarted(&[record("a", 1), record("b", 1)]);
+        let a = back(&mut state, "a", 1);
+        state.reclaim_complete(T, a, false).unwrap();
+        unmount(&mut state, a);
+        if settled {
+            assert_eq!(changes(settle(&mut state)), std::slice::from_ref(&strike));
+        }
+        let a = back(&mut state, "a", 1);
+        // He gave it up.
+        assert_eq!(failed(reclaim(&mut state, a, 1, 0, 0)), NfsStat::NoGrace);
+        assert!(matches!(state.reclaim_complete(T, a, false), Err(Stop::Gate(_))));
+        if !settled {
+            assert_eq!(changes(settle(&mut state)), std::slice::from_ref(&strike));
+            assert!(matches!(state.reclaim_complete(T, a, false), Err(Stop::Gate(_))));
+        }
+        assert_eq!(changes(settle(&mut state)), std::slice::from_ref(&put));
+        state.reclaim_complete(T, a, false).unwrap();
+        let b = back(&mut state, "b", 1);
+        state.reclaim_complete(T, b, false).unwrap();
+        assert!(!state.in_grace() && wanted(&mut state).is_empty());
+        open(&mut state, a, "o", F, share::BOTH, share::WRITE).unwrap();
+        state.audit();
+    }
+}
+
+/// He was one of those who are being struck out.
+#[test]
+fn who_comes_when_grace_ends_is_written_down_again() {
+    let mut state = restarted(&[record("a", 1)]);
+    let end = T + Span::seconds(90);
+    state.tick(end);
+    assert!(state.in_grace());
+    let a = back(&mut state, "a", 1);
+    assert!(matches!(state.reclaim_complete(end, a, false), Err(Stop::Gate(_))));
+    settle(&mut state);
+    assert!(!state.in_grace());
+    assert!(matches!(state.reclaim_complete(end, a, false), Err(Stop::Gate(_))));
+    let put = RecordChange::Put(record("a", 1));
+    assert!(matches!(&settle(&mut state)[..], [Effect::Persist { change, .. }] if *change == put));
+    state.reclaim_complete(end, a, false).unwrap();
+    state.audit();
+}
+
+/// A claim that is under way when he says that it was all makes him no one who has not said so, and is struck out.
+#[test]
+fn who_has_claimed_all_stays_on_record() {
+    let mut state = restarted(&[record("a", 1), record("b", 1)]);
+    let a = back(&mut state, "a", 1);
+    let claim = Claim::Previous(0);
+    let request = OpenRequest {
+        client: a,
+        owner: b"o",
+        access: 1,
+        deny: 0,
+        wants: 0,
+        claim,
+        running: None,
+        turn: None,
+    };
+    let plan = state.open_plan(T, &request).unwrap();
+    state.reclaim_complete(T, a, false).unwrap();
+    state.open_commit(T, plan, F, false).unwrap();
+    state.tick(T + Span::seconds(90));
+    let effects = settle(&mut state);
+    let [Effect::Persist { change: RecordChange::Strike(struck), .. }] = &effects[..] else { panic!() };
+    assert_eq!(*struck, [record("b", 1)]);
+    state.audit();
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::*;
 
 const F: File = File { export: 1, inode: 2, generation: 3 };
 
-fn set(name: &str, verifier: u8, ident: u32) -> SetClientIdArgs {
+pub(super) fn set(name: &str, verifier: u8, ident: u32) -> SetClientIdArgs {
     SetClientIdArgs {
         client: ClientOwner { verifier: [verifier; 8], id: Opaque(name.into()) },
         callback: CallbackClient {

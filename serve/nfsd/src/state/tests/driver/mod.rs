@@ -21,7 +21,7 @@ fn run(seed: u64, steps: u32) -> u64 {
     world.digest()
 }
 
-/// S1 to S9 of the module, and that a change value never vouches for two contents.
+/// S1 to S10 of the module, and that a change value never vouches for two contents.
 #[test]
 fn many_clients_at_once() {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
@@ -72,6 +72,7 @@ fn planted_mistakes_are_found() {
         Mistake::ForgetLastBump,
         Mistake::ForgetGrace,
         Mistake::ForgetRecords,
+        Mistake::BelieveThePast,
     ] {
         PLANTED.set(mistake);
         let found = (0..200).find(|seed| catch_unwind(AssertUnwindSafe(|| run(*seed, 3000))).is_err());

@@ -1,6 +1,7 @@
 //! The server with everything around it.
 
 mod copying;
+mod leaving;
 mod serving;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -109,6 +110,8 @@ impl Done {
             "evicted",
             "notify",
             "peer restart",
+            "unmount",
+            "unmount in grace",
             "false retry",
             "slice",
             "copied",
@@ -249,12 +252,14 @@ impl World {
                 let at = self.pick(self.copies.len());
                 self.copy(at);
             }
+            256..=259 => self.unmount(),
             _ => {
                 let peer = self.pick(self.peers.len());
                 self.act(peer);
             }
         }
         self.observe();
+        self.check_records();
         self.state.audit();
     }
 
