@@ -174,6 +174,9 @@ impl State {
         }
         if client.confirmed {
             self.speaks_for(principal, args.clientid)?;
+        } else if client.principal != *principal {
+            // [RFC8881 18.36.4] Before his number is looked at: what a stranger is told is no answer to the owner's next request.
+            return fail(NfsStat::ClidInuse);
         }
         // [RFC8881 18.36.4]
         if args.sequence == client.create.sequence {
@@ -184,17 +187,12 @@ impl State {
         }
         // [RFC8881 18.36.4] The next number is the one behind the last that was used successfully: what is refused for its arguments alone uses none up.
         let channels = agree(args, &self.config.limits)?;
-        let reply = match self.create_new(now, conn, minor, principal, args, channels) {
-            // What may go better the next time is not remembered: the client would be told so for ever.
-            Err(Stop::Fail(NfsStat::Delay)) => return fail(NfsStat::Delay),
-            Err(Stop::Fail(status)) => Err(status),
-            Err(stop) => return Err(stop),
-            Ok(created) => Ok(created),
-        };
+        // What may go better the next time is not remembered: the client would be told so for ever.
+        let created = self.create_new(now, conn, minor, args, channels)?;
         if let Some(client) = self.clients.get_mut(&args.clientid) {
-            client.create = CreateSlot { sequence: args.sequence, reply: reply.clone() };
+            client.create = CreateSlot { sequence: args.sequence, reply: Ok(created.clone()) };
         }
-        reply.map_err(Stop::Fail)
+        Ok(created)
     }
 
     fn create_new(
@@ -202,15 +200,11 @@ impl State {
         now: Time,
         conn: Conn,
         minor: u32,
-        principal: &Principal,
         args: &CreateSessionArgs,
         (mut fore, back): (ChannelAttrs, ChannelAttrs),
     ) -> Step<CreateSessionOk> {
         let limits = self.config.limits.clone();
         let client = &self.clients[&args.clientid];
-        if !client.confirmed && client.principal != *principal {
-            return fail(NfsStat::ClidInuse);
-        }
         let back_wanted = args.flags & session_flags::CONN_BACK_CHAN != 0;
         if client.sessions.len() >= limits.sessions {
             return fail(NfsStat::Delay);
