@@ -1,6 +1,6 @@
 //! Of OPEN, what it does to files: the one that it means is found, or made. Who may have it open is for [`State`](crate::state::State).
 
-use ivers_nfs4::attr;
+use ivers_nfs4::attr::{self, Fattr};
 use ivers_nfs4::ops::v40::{OpenArgs, OpenClaim, share};
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, ChangeInfo, CreateHow, OpenHow, Verifier};
@@ -37,9 +37,7 @@ pub(crate) struct There {
 pub(crate) struct Missing {
     dir: Object,
     name: Vec<u8>,
-    spec: CreateSpec,
-    acl: Option<NewAcl>,
-    attrset: Bitmap,
+    birth: Birth,
 }
 
 /// What the operation has come to.
@@ -63,6 +61,51 @@ fn kept(verifier: &Verifier) -> (i64, i64) {
 
 fn is_of(file: &Object, verifier: &Verifier) -> bool {
     file.inode.with_attr(|attr| (attr.atime.sec, attr.mtime.sec)) == kept(verifier) && file.inode.size() == 0
+}
+
+/// How a file is born.
+struct Birth {
+    spec: CreateSpec,
+    acl: Option<NewAcl>,
+    /// Attributes that are set.
+    attrset: Bitmap,
+}
+
+fn born(context: &Context, dir: &Object, given: &Fattr) -> Res<Birth> {
+    let wanted = super::attr::wanted(context, &Place::Object(dir.clone()), given, Some(FileType::Regular))?;
+    let spec = wanted.born(CreateSpec::file(default_mode(FileType::Regular)));
+    Ok(Birth { spec, acl: wanted.acl, attrset: wanted.mask })
+}
+
+/// An exclusive creation: whoever asks again is told what was set when it made the file.
+fn born_once(context: &Context, dir: &Object, verifier: &Verifier, given: Option<&Fattr>) -> Res<Birth> {
+    let times = [attr::TIME_ACCESS_SET, attr::TIME_MODIFY_SET];
+    let mut birth = match given {
+        // [RFC8881 18.16.3]
+        Some(given) if times.iter().any(|time| given.mask.contains(*time)) => return Err(NfsStat::Inval),
+        Some(given) => born(context, dir, given)?,
+        // Nobody else comes in until its maker has said who may.
+        None => {
+            let spec = CreateSpec { perm: 0, ..CreateSpec::file(default_mode(FileType::Regular)) };
+            Birth { spec, acl: None, attrset: Bitmap::default() }
+        }
+    };
+    let (atime, mtime) = kept(verifier);
+    birth.spec.atime = Some(TimeSet::At(Timestamp { sec: atime, nsec: 0 }));
+    birth.spec.mtime = Some(TimeSet::At(Timestamp { sec: mtime, nsec: 0 }));
+    // [RFC8881 18.16.3] So the maker knows that they say nothing.
+    birth.attrset.insert(attr::TIME_ACCESS);
+    birth.attrset.insert(attr::TIME_MODIFY);
+    Ok(birth)
+}
+
+/// The verifier of an exclusive creation, and what attributes come with it.
+fn once(how: &OpenHow) -> Option<(&Verifier, Option<&Fattr>)> {
+    match how {
+        OpenHow::Create(CreateHow::Exclusive(verifier)) => Some((verifier, None)),
+        OpenHow::Create(CreateHow::Exclusive41(how)) => Some((&how.verifier, Some(&how.attrs))),
+        OpenHow::Create(CreateHow::Unchecked(_) | CreateHow::Guarded(_)) | OpenHow::NoCreate => None,
+    }
 }
 
 /// Which file is meant.
@@ -103,10 +146,8 @@ fn there(context: &Context, args: &OpenArgs, file: Object, by: Option<(Object, V
     let mut found = There { file, by, truncates: false, attrset: Bitmap::default() };
     let mut made_by_this = false;
     match &args.how {
-        OpenHow::NoCreate => {}
+        OpenHow::NoCreate | OpenHow::Create(CreateHow::Exclusive(_) | CreateHow::Exclusive41(_)) => {}
         OpenHow::Create(CreateHow::Guarded(_)) => return Err(NfsStat::Exist),
-        OpenHow::Create(CreateHow::Exclusive(verifier)) => made_by_this = is_of(&found.file, verifier),
-        OpenHow::Create(CreateHow::Exclusive41(how)) => made_by_this = is_of(&found.file, &how.verifier),
         OpenHow::Create(CreateHow::Unchecked(given)) => {
             let wanted = super::attr::wanted(
                 context,
@@ -121,9 +162,12 @@ fn there(context: &Context, args: &OpenArgs, file: Object, by: Option<(Object, V
             }
         }
     }
-    let exclusive = matches!(&args.how, OpenHow::Create(CreateHow::Exclusive(_) | CreateHow::Exclusive41(_)));
-    if exclusive && !made_by_this {
-        return Err(NfsStat::Exist);
+    if let (Some((verifier, given)), Some((dir, _))) = (once(&args.how), &found.by) {
+        if !is_of(&found.file, verifier) {
+            return Err(NfsStat::Exist);
+        }
+        made_by_this = true;
+        found.attrset = born_once(context, dir, verifier, given)?.attrset;
     }
     let file = match found.file.regular(context.minor) {
         Ok(file) => file,
@@ -155,43 +199,14 @@ fn there(context: &Context, args: &OpenArgs, file: Object, by: Option<(Object, V
 
 fn missing(context: &Context, args: &OpenArgs, dir: Object, name: &[u8]) -> Res<Found> {
     dir.writer()?;
-    let mut spec = CreateSpec::file(default_mode(FileType::Regular));
-    let place = Place::Object(dir.clone());
-    let verified = |spec: &mut CreateSpec, attrset: &mut Bitmap, verifier: &Verifier| {
-        let (atime, mtime) = kept(verifier);
-        spec.atime = Some(TimeSet::At(Timestamp { sec: atime, nsec: 0 }));
-        spec.mtime = Some(TimeSet::At(Timestamp { sec: mtime, nsec: 0 }));
-        // [RFC8881 18.16.3] So the maker knows that they say nothing.
-        attrset.insert(attr::TIME_ACCESS);
-        attrset.insert(attr::TIME_MODIFY);
+    let birth = match (&args.how, once(&args.how)) {
+        (OpenHow::Create(CreateHow::Unchecked(given) | CreateHow::Guarded(given)), _) => {
+            born(context, &dir, given)?
+        }
+        (_, Some((verifier, given))) => born_once(context, &dir, verifier, given)?,
+        (_, None) => return Err(NfsStat::Noent),
     };
-    let (mut attrset, mut acl) = (Bitmap::default(), None);
-    match &args.how {
-        OpenHow::NoCreate => return Err(NfsStat::Noent),
-        OpenHow::Create(CreateHow::Exclusive(verifier)) => {
-            // Nobody else comes in until its maker has said who may.
-            spec.perm = 0;
-            verified(&mut spec, &mut attrset, verifier);
-        }
-        OpenHow::Create(CreateHow::Unchecked(given) | CreateHow::Guarded(given)) => {
-            let wanted = super::attr::wanted(context, &place, given, Some(FileType::Regular))?;
-            spec = wanted.born(spec);
-            (attrset, acl) = (wanted.mask, wanted.acl);
-        }
-        OpenHow::Create(CreateHow::Exclusive41(how)) => {
-            // [RFC8881 18.16.3]
-            if how.attrs.mask.contains(attr::TIME_ACCESS_SET)
-                || how.attrs.mask.contains(attr::TIME_MODIFY_SET)
-            {
-                return Err(NfsStat::Inval);
-            }
-            let wanted = super::attr::wanted(context, &place, &how.attrs, Some(FileType::Regular))?;
-            spec = wanted.born(spec);
-            (attrset, acl) = (wanted.mask, wanted.acl);
-            verified(&mut spec, &mut attrset, &how.verifier);
-        }
-    }
-    Ok(Found::Missing(Missing { dir, name: name.to_vec(), spec, acl, attrset }))
+    Ok(Found::Missing(Missing { dir, name: name.to_vec(), birth }))
 }
 
 impl There {
@@ -227,11 +242,11 @@ impl Missing {
     pub fn make(&self, context: &Context, claim: &mut dyn FnMut(File)) -> Res<Option<Done>> {
         let dir = &self.dir;
         let mut claimed = |inode: &InodeRef| claim(dir.beside(inode.clone()).file());
-        match names::make(dir, &self.name, &self.spec, self.acl.as_ref(), &mut claimed) {
+        match names::make(dir, &self.name, &self.birth.spec, self.birth.acl.as_ref(), &mut claimed) {
             Ok((inode, info)) => Ok(Some(Done {
                 file: dir.beside(inode),
                 cinfo: context.service.change_info(info),
-                attrset: self.attrset.clone(),
+                attrset: self.birth.attrset.clone(),
             })),
             Err(NfsStat::Exist) => Ok(None),
             Err(status) => Err(status),
