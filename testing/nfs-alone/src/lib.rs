@@ -216,7 +216,14 @@ impl Server {
         let sys = AuthSys { stamp: 0, machine: Vec::new(), uid, gid, gids: List(Vec::new()) };
         static XID: AtomicU32 = AtomicU32::new(0);
         let xid = XID.fetch_add(1, Ordering::Relaxed);
-        Origin { address: HOME, credential: Credential::Sys(sys), tls: None, conn: Conn(1), xid }
+        Origin {
+            address: HOME,
+            credential: Credential::Sys(sys),
+            tls: None,
+            conn: Conn(1),
+            xid,
+            head_bytes: 0,
+        }
     }
 
     /// How far operations get at once.

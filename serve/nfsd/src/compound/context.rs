@@ -32,6 +32,8 @@ pub struct Origin {
     pub conn: Conn,
     /// The number of the call.
     pub xid: u32,
+    /// Bytes of the call before its arguments: a session bounds them with these.
+    pub head_bytes: usize,
 }
 
 impl Origin {
@@ -69,7 +71,7 @@ pub struct Context {
     pub reply_bytes: usize,
     /// Tells the request from another one in the same slot.
     pub digest: Digest,
-    /// Size of the request, its head left out.
+    /// Size of the request, its head included.
     pub request_bytes: usize,
     /// How many operations it has.
     pub operations: u32,

@@ -142,7 +142,9 @@ impl Compound {
         let digest = service.digest(bytes);
         let mut context = Context::new(service, origin, header.minor_version);
         context.digest = digest;
-        (context.request_bytes, context.operations) = (bytes.len(), left);
+        // [RFC8881 18.36.3]
+        context.request_bytes = context.origin.head_bytes + bytes.len();
+        context.operations = left;
         let known = match header.minor_version {
             0 => context.service.replies.find(&Key::new(&context.origin, digest)),
             _ => Known::New,

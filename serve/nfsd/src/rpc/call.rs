@@ -50,6 +50,11 @@ impl Call {
     pub fn arguments(&self) -> &[u8] {
         &self.message[self.arguments_at..]
     }
+
+    /// Bytes before the arguments: credential and all, but for what marks the record.
+    pub fn head_bytes(&self) -> usize {
+        self.arguments_at
+    }
 }
 
 /// Answers one call, now or later, from any thread. Dropped without an answer (whoever held it has died), it says `SYSTEM_ERR`.

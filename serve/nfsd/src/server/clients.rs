@@ -315,7 +315,8 @@ impl Front {
                 OpResult::DestroySession(Ok(()))
             }
             Op::DestroyClientId(client) => {
-                core.with(|state, _| state.destroy_clientid(&who, *client))?;
+                let inside = running(context);
+                core.with(|state, _| state.destroy_clientid(&who, inside, *client))?;
                 OpResult::DestroyClientId(Ok(()))
             }
             Op::ReclaimComplete(one_fs) => {

@@ -55,6 +55,7 @@ impl Program for Nfs {
             tls: connection.tls().cloned(),
             conn: Conn(connection.id()),
             xid: call.xid,
+            head_bytes: call.head_bytes(),
         };
         let begun = Compound::begin(self.service.clone(), origin, Arguments(call), reply.start(REPLY_BYTES));
         match begun {

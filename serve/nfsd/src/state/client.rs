@@ -13,7 +13,8 @@ use super::record::Record;
 use super::session::CreateSlot;
 use super::v40::V40;
 use super::{
-    ClientRecord, File, Home, Pending, Principal, RecordChange, State, Step, Stop, Ticket, Time, fail,
+    ClientRecord, File, Home, Pending, Principal, RecordChange, Running, State, Step, Stop, Ticket, Time,
+    fail,
 };
 
 /// The flags that a client may set.
@@ -254,14 +255,20 @@ impl State {
         }
     }
 
-    /// DESTROY_CLIENTID (RFC 8881 section 18.50).
-    pub fn destroy_clientid(&mut self, principal: &Principal, id: ClientId) -> Step<()> {
+    /// DESTROY_CLIENTID (RFC 8881 section 18.50), inside this request if it is one of a session.
+    pub fn destroy_clientid(
+        &mut self,
+        principal: &Principal,
+        inside: Option<&Running>,
+        id: ClientId,
+    ) -> Step<()> {
         let Some(client) = self.clients.get(&id).filter(|client| client.with_sessions) else {
             return fail(NfsStat::StaleClientid);
         };
         self.speaks_for(principal, id)?;
         // [RFC8881 18.50.3]
-        if !client.sessions.is_empty() || client.holds() || client.busy > 0 {
+        let own = inside.is_some_and(|running| running.client == id);
+        if own || !client.sessions.is_empty() || client.holds() || client.busy > 0 {
             return fail(NfsStat::ClientidBusy);
         }
         let record = client.as_record();

@@ -20,7 +20,8 @@ impl Range {
         let last = match length {
             0 => None,
             u64::MAX => Some(u64::MAX),
-            length => offset.checked_add(length - 1),
+            // The last byte of all is locked only by who locks to the end.
+            length => offset.checked_add(length).map(|end| end - 1),
         };
         match last {
             Some(last) => Ok(Self { first: offset, last }),
@@ -101,8 +102,11 @@ mod tests {
     fn lengths_are_checked() {
         assert_eq!(Range::new(5, 0), fail(NfsStat::Inval));
         assert_eq!(Range::new(5, u64::MAX), Ok(Range { first: 5, last: u64::MAX }));
-        assert_eq!(Range::new(u64::MAX, 1), Ok(Range { first: u64::MAX, last: u64::MAX }));
-        assert_eq!(Range::new(u64::MAX, 2), fail(NfsStat::Inval));
+        assert_eq!(Range::new(u64::MAX, u64::MAX), Ok(Range { first: u64::MAX, last: u64::MAX }));
+        for (offset, length) in [(u64::MAX, 1), (u64::MAX, 2), (u64::MAX - 5, 6), (2, u64::MAX - 1)] {
+            assert_eq!(Range::new(offset, length), fail(NfsStat::Inval), "{offset} and {length}");
+        }
+        assert_eq!(Range::new(u64::MAX - 5, 5), Ok(Range { first: u64::MAX - 5, last: u64::MAX - 1 }));
         assert_eq!(Range::new(5, 3).unwrap().length(), 3);
     }
 

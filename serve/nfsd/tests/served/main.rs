@@ -14,12 +14,13 @@ use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfs_peer::*;
 use ivers_nfs4::attr::{self, Attrs};
+use ivers_nfs4::compound::{CompoundArgs, CompoundHeader};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::*;
-use ivers_nfs4::xdr::List;
+use ivers_nfs4::xdr::{List, Xdr};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
@@ -98,6 +99,39 @@ fn a_file_is_made_written_read_and_closed() {
     assert_eq!(client.answered().0, NfsStat::Ok);
     assert_eq!(client.call(close).0, NfsStat::BadStateid);
     server.stop().unwrap();
+}
+
+/// [RFC8881 18.36.3] What a session bounds is the call, with its head.
+#[test]
+fn a_request_is_measured_with_its_head() {
+    const MOST: u32 = 1000;
+    let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
+    let (_server, address) = serve(dir.path(), &vfs);
+    let mut client = Client::connect(address, "a");
+    let (_, results) = client.compound(1, vec![exchange([7; 8], "a")]);
+    let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{results:?}") };
+    let channel = ChannelAttrs {
+        header_pad_size: 0,
+        max_request: MOST,
+        max_response: 4096,
+        max_response_cached: 1024,
+        max_operations: 8,
+        max_requests: 1,
+        rdma_ird: List(Vec::new()),
+    };
+    let (_, results) = client.compound(1, vec![create_session(known.clientid, known.sequenceid, channel)]);
+    let Some(OpResult::CreateSession(Ok(made))) = results.last() else { panic!("{results:?}") };
+    assert_eq!(made.fore.max_request, MOST);
+    let sessionid = made.sessionid;
+    let sequence = SequenceArgs { sessionid, sequenceid: 1, slotid: 0, highest_slotid: 0, cache_this: false };
+    let named =
+        |bytes: usize| vec![Op::Sequence(sequence.clone()), Op::PutRootFh(()), Op::Lookup(vec![b'x'; bytes])];
+    let header = CompoundHeader { tag: b"t".to_vec(), minor_version: 1 };
+    let arguments = CompoundArgs { header, ops: named(0) }.to_bytes();
+    let room = MOST as usize - (request(1, 0, &arguments).len() - ivers_nfs4::record::mark(0).len());
+    assert_eq!(client.compound(1, named(room + 4)).0, NfsStat::ReqTooBig);
+    let (status, results) = client.compound(1, named(room));
+    assert_eq!((status, results.len()), (NfsStat::Nametoolong, 3));
 }
 
 /// [RFC8881 18.16.3]

@@ -68,7 +68,7 @@ fn a_copy_tells_how_far_it_is_and_how_it_ended() {
     assert_eq!(failed(state.copy_status(b, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(failed(state.copy_cancel(b, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(state.test_stateid(a, &[copy]), [NfsStat::Ok]);
-    assert_eq!(failed(state.destroy_clientid(&who(1), a)), NfsStat::ClientidBusy);
+    assert_eq!(failed(state.destroy_clientid(&who(1), None, a)), NfsStat::ClientidBusy);
     state.copy_told(&copy);
     assert_eq!(failed(state.copy_status(a, TO, &copy)), NfsStat::BadStateid);
     state.audit();

@@ -168,7 +168,7 @@ fn unmount(state: &mut State, id: ClientId) {
     for session in state.clients[&id].sessions.clone() {
         state.destroy_session(Conn(1), &who(1), None, &session).unwrap();
     }
-    state.destroy_clientid(&who(1), id).unwrap();
+    state.destroy_clientid(&who(1), None, id).unwrap();
 }
 
 /// Otherwise he would have nothing to claim after the next crash.

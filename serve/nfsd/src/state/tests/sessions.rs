@@ -83,7 +83,7 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
         assert_eq!(failed(make(&mut state, stranger, id.sequenceid + 1)), NfsStat::WrongCred);
         assert_eq!(failed(state.bind_conn_to_session(T, Conn(2), stranger, &bind)), NfsStat::WrongCred);
         assert_eq!(failed(state.destroy_session(Conn(1), stranger, None, &session)), NfsStat::WrongCred);
-        assert_eq!(failed(state.destroy_clientid(stranger, id.clientid)), NfsStat::WrongCred);
+        assert_eq!(failed(state.destroy_clientid(stranger, None, id.clientid)), NfsStat::WrongCred);
         let refused = state.sequence(T, Conn(2), &by(stranger), &first);
         assert_eq!(failed(refused), NfsStat::ConnNotBoundToSession);
     }
@@ -94,7 +94,7 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
     for session in [session, second] {
         state.destroy_session(Conn(1), &friend, None, &session).unwrap();
     }
-    state.destroy_clientid(&friend, id.clientid).unwrap();
+    state.destroy_clientid(&friend, None, id.clientid).unwrap();
     // Who has shown none is anybody's whom his address lets in (section 2.10.8.3).
     let id = state.exchange_id(T, HERE, &plain, &exchange("b", 1, 0)).unwrap();
     state.create_session(T, Conn(1), 1, &plain, &create(id.clientid, id.sequenceid)).unwrap();
@@ -240,14 +240,16 @@ fn sessions_and_clients_end() {
         NfsStat::ConnNotBoundToSession
     );
     assert_eq!(failed(state.destroy_session(Conn(1), &who(1), None, &session)), NfsStat::Delay);
-    assert_eq!(failed(state.destroy_clientid(&who(1), id)), NfsStat::ClientidBusy);
+    assert_eq!(failed(state.destroy_clientid(&who(1), None, id)), NfsStat::ClientidBusy);
     state.destroy_session(Conn(1), &who(1), Some(&running), &session).unwrap();
+    // Not by a request that names him, though its session is no more.
+    assert_eq!(failed(state.destroy_clientid(&who(1), Some(&running), id)), NfsStat::ClientidBusy);
     state.finish(T, running, b"x");
     assert_eq!(failed(state.destroy_session(Conn(1), &who(1), None, &session)), NfsStat::Badsession);
     assert_eq!(state.kept_bytes, 0);
-    state.destroy_clientid(&who(1), id).unwrap();
+    state.destroy_clientid(&who(1), None, id).unwrap();
     assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
-    assert_eq!(failed(state.destroy_clientid(&who(1), id)), NfsStat::StaleClientid);
+    assert_eq!(failed(state.destroy_clientid(&who(1), None, id)), NfsStat::StaleClientid);
     assert!(state.clients.is_empty() && state.names.is_empty());
 }
 

@@ -18,7 +18,7 @@ impl World {
             return;
         }
         peer.lose();
-        if self.state.destroy_clientid(&who(1), id).is_ok() {
+        if self.state.destroy_clientid(&who(1), None, id).is_ok() {
             peer.id = None;
             // He holds nothing, so that nobody waits for his being struck out.
             self.known.remove(&id);
