@@ -153,6 +153,7 @@ impl State {
         }
         assert_eq!(self.owners.len(), self.clients.values().map(|client| client.owners.len()).sum::<usize>());
         for session in self.sessions.values() {
+            assert_eq!(session.slots.len() + session.retired.len(), session.fore.max_requests as usize);
             assert!(self.clients.contains_key(&session.client));
         }
         for (owner, _) in self.closed.values() {

@@ -140,6 +140,7 @@ impl State {
         more |= self.forget_owners(now, SLICE);
         let recalls = self.sweep_recalls(now, SLICE);
         self.forget_copies(now);
+        self.share_memory(now);
         self.end_grace_if_due(now);
         let next = if more { now } else { now + Span(self.config.lease.0 / 4) };
         [recalls, self.grace.next()].into_iter().flatten().fold(next, Time::min)

@@ -56,6 +56,7 @@ mod held;
 mod lease;
 mod limits;
 mod lock;
+mod memory;
 mod mistake;
 mod open;
 mod owner;
@@ -94,6 +95,7 @@ use client::{Client, Name};
 use file::FileState;
 use grace::Grace;
 use held::{Held, Owner};
+use memory::Memory;
 use permit::UnderWay;
 use record::Records;
 use session::Session;
@@ -248,6 +250,7 @@ pub struct State {
     effects: Vec<Effect>,
     last_ticket: u64,
     kept_bytes: u64,
+    memory: Memory,
     held: BTreeMap<u32, Held>,
     last_index: u32,
     /// Stateids of NFSv4.0 whose clients have expired: the newest ones.
@@ -289,6 +292,7 @@ impl State {
             effects: Vec::new(),
             last_ticket: 0,
             kept_bytes: 0,
+            memory: Memory::default(),
             held: BTreeMap::new(),
             last_index: 0,
             expired: BTreeSet::new(),

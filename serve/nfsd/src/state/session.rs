@@ -74,8 +74,14 @@ pub(super) struct Session {
     pub client: ClientId,
     pub fore: ChannelAttrs,
     pub slots: Vec<Slot>,
+    /// The last numbers of the slots behind those, which were given up.
+    pub retired: Vec<u32>,
     /// Slots from here on are to be given up.
     pub target: u32,
+    /// How often that was another number.
+    pub aims: u32,
+    /// When that was, in [rounds](super::memory::Memory).
+    pub resized: u64,
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
     pub program: u32,
@@ -234,7 +240,10 @@ impl State {
         let session = Session {
             client: args.clientid,
             slots: vec![Slot::default(); fore.max_requests as usize],
+            retired: Vec::new(),
             target: fore.max_requests,
+            aims: 0,
+            resized: 0,
             fore: fore.clone(),
             back_slots: vec![BackSlot::default(); back.max_requests as usize],
             back_wanted,

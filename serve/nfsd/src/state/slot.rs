@@ -72,6 +72,8 @@ struct Done {
 enum Content {
     #[default]
     Unused,
+    /// It was given up, and is there again: the client counts on, or begins anew.
+    Again,
     Busy {
         principal: Principal,
         digest: Digest,
@@ -83,7 +85,7 @@ enum Content {
 pub(super) struct Slot {
     sequence: u32,
     content: Content,
-    /// The target that the last reply of this slot told.
+    /// Which of the session's targets the last reply of this slot told.
     told: u32,
 }
 
@@ -91,6 +93,11 @@ impl Slot {
     #[cfg(test)]
     pub fn at(sequence: u32) -> Self {
         Self { sequence, ..Self::default() }
+    }
+
+    #[cfg(test)]
+    pub fn next(&self) -> u32 {
+        self.sequence.wrapping_add(1)
     }
 
     pub fn is_busy(&self) -> bool {
@@ -106,7 +113,34 @@ impl Slot {
 impl Session {
     /// Bytes set aside for kept replies.
     pub fn reserved(&self) -> u64 {
-        u64::from(self.fore.max_response_cached.max(SMALLEST_KEPT)) * self.slots.len() as u64
+        self.reserved_each() * self.slots.len() as u64
+    }
+
+    /// The same of one slot.
+    pub fn reserved_each(&self) -> u64 {
+        u64::from(self.fore.max_response_cached.max(SMALLEST_KEPT))
+    }
+
+    /// Another target.
+    pub fn aim(&mut self, target: u32, round: u64) {
+        (self.target, self.resized) = (target, round);
+        self.aims = self.aims.wrapping_add(1);
+    }
+
+    /// Slots that were given up are there again.
+    pub fn grow(&mut self, more: usize) {
+        let numbers: Vec<u32> = self.retired.drain(..more.min(self.retired.len())).collect();
+        let told = self.aims;
+        self.slots.extend(numbers.into_iter().map(|sequence| Slot {
+            sequence,
+            content: Content::Again,
+            told,
+        }));
+    }
+
+    fn retire(&mut self, keep: usize) {
+        let gone = self.slots.split_off(keep);
+        self.retired.splice(..0, gone.iter().map(|slot| slot.sequence));
     }
 
     fn highest(&self) -> u32 {
@@ -156,9 +190,10 @@ impl State {
         }
         // [RFC8881 2.10.6.1]
         let forgetful = mistake::is(Mistake::ForgetSlots) && !slot.is_busy();
-        if args.sequenceid == slot.sequence && !forgetful {
+        let anew = matches!(slot.content, Content::Again) && args.sequenceid == 1;
+        if args.sequenceid == slot.sequence && !anew && !forgetful {
             return match &slot.content {
-                Content::Unused => fail(NfsStat::SeqMisordered),
+                Content::Unused | Content::Again => fail(NfsStat::SeqMisordered),
                 // [RFC8881 2.10.6.2]
                 Content::Busy { .. } => fail(NfsStat::Delay),
                 // [RFC8881 2.10.6.1.3.1]
@@ -173,7 +208,8 @@ impl State {
                 }
             };
         }
-        if slot.is_busy() || args.sequenceid != slot.sequence.wrapping_add(1) && !forgetful {
+        let next = anew || args.sequenceid == slot.sequence.wrapping_add(1);
+        if slot.is_busy() || !next && !forgetful {
             return fail(NfsStat::SeqMisordered);
         }
         // [RFC8881 2.10.6.4] Not even what is said of this would fit; the slot stays as it was.
@@ -182,6 +218,7 @@ impl State {
         }
         self.carry(conn, &args.sessionid)?;
 
+        self.resize(&args.sessionid);
         self.shrink(args);
         self.renew(now, id);
         let session = &self.sessions[&args.sessionid];
@@ -192,7 +229,7 @@ impl State {
         } else {
             session.fore.max_response
         };
-        let target = session.target;
+        let told = session.aims;
         if let Some(slot) = self
             .sessions
             .get_mut(&args.sessionid)
@@ -200,7 +237,7 @@ impl State {
         {
             slot.sequence = args.sequenceid;
             slot.content = Content::Busy { principal: request.principal.clone(), digest: request.digest };
-            slot.told = target;
+            slot.told = told;
         }
         if let Some(client) = self.clients.get_mut(&id) {
             client.busy += 1;
@@ -235,23 +272,18 @@ impl State {
         self.renew(now, running.client);
     }
 
-    /// When memory for replies gets short, sessions are asked for half of their slots, and those go when the client has shown that he
-    /// knows (section 2.10.6.1).
+    /// What a session is to give up goes when the client has shown that he knows (section 2.10.6.1).
     fn shrink(&mut self, args: &SequenceArgs) {
-        let short = self.kept_bytes > self.config.limits.kept_bytes.1 / 4 * 3;
         let Some(session) = self.sessions.get_mut(&args.sessionid) else { return };
         let slots = session.slots.len() as u32;
-        if short && session.target == slots {
-            session.target = (slots / 2).max(1);
-        }
-        let knows = session.slots[args.slotid as usize].told == session.target;
+        let knows = session.slots[args.slotid as usize].told == session.aims;
         if session.target == slots || !knows || args.highest_slotid >= session.target {
             return;
         }
         let busy = session.slots.iter().rposition(Slot::is_busy).map_or(0, |at| at + 1);
         let keep = busy.max(session.target as usize).max(args.slotid as usize + 1);
         let before = session.reserved();
-        session.slots.truncate(keep);
+        session.retire(keep);
         let freed = before - session.reserved();
         self.kept_bytes -= freed;
         if let Some(client) = self.clients.get_mut(&session.client) {

@@ -383,6 +383,7 @@ fn one_address_does_not_keep_the_others_out() {
 fn slots_are_given_up_when_memory_is_short() {
     let mut state = state();
     state.config.limits.kept_bytes = (1 << 20, 5 * 4096);
+    let bytes = |state: &State| state.kept_bytes / 4096;
     let (_, session) = client(&mut state, T, "a", 1);
     let go = |state: &mut State, sequence, highest| {
         let args = SequenceArgs { highest_slotid: highest, ..sequence_args(session, 0, sequence) };
@@ -392,12 +393,90 @@ fn slots_are_given_up_when_memory_is_short() {
         state.finish(T, running, b"");
         (ok.highest_slotid, ok.target_highest_slotid)
     };
+    let other = |state: &mut State, slot, sequence| {
+        let sequenced = state.sequence(T, Conn(1), &request(1), &sequence_args(session, slot, sequence))?;
+        let Sequenced::New(running, _) = sequenced else { panic!() };
+        state.finish(T, running, b"");
+        Ok(())
+    };
+    for slot in [2, 2, 3] {
+        let sequence = state.sessions[&session].slots[slot as usize].next();
+        other(&mut state, slot, sequence).unwrap();
+    }
+    state.tick(T);
     assert_eq!(go(&mut state, 1, 3), (3, 1));
     assert_eq!(go(&mut state, 2, 3), (3, 1));
     assert_eq!(go(&mut state, 3, 1), (1, 1));
-    assert_eq!(state.kept_bytes, 2 * 4096);
+    assert_eq!(bytes(&state), 2);
+    state.audit();
+    // There is more of it: they come back, and what the client counts them by may be what it was, or begin anew.
+    assert_eq!(failed(other(&mut state, 2, 3)), NfsStat::Badslot);
+    let scarce = std::mem::replace(&mut state.config.limits.kept_bytes.1, 1 << 20);
+    assert_eq!(go(&mut state, 4, 1), (1, 1));
+    state.tick(T);
+    assert_eq!(go(&mut state, 5, 1), (3, 3));
+    assert_eq!(bytes(&state), 4);
+    assert_eq!(failed(other(&mut state, 2, 2)), NfsStat::SeqMisordered);
+    other(&mut state, 2, 3).unwrap();
+    assert_eq!(failed(other(&mut state, 2, 1)), NfsStat::SeqMisordered);
+    other(&mut state, 3, 1).unwrap();
+    other(&mut state, 3, 2).unwrap();
+    // And again.
+    state.config.limits.kept_bytes.1 = scarce;
+    state.tick(T);
+    assert_eq!(go(&mut state, 6, 1), (3, 1), "it was told so long ago, and something else since");
+    assert_eq!(go(&mut state, 7, 1), (1, 1));
+    state.audit();
     // What is left is shared out.
     let id = state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0)).unwrap();
     let created = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(created.fore.max_requests, 3);
+}
+
+/// Nobody who is there gives up a slot for the sake of those who are not, nor for those who have more than he.
+#[test]
+fn memory_is_given_up_by_those_who_need_it_least() {
+    let there = Home(std::net::IpAddr::from([192, 0, 2, 1]));
+    let mut state = state();
+    state.config.limits.kept_bytes = (1 << 20, 24 * 4096);
+    let bytes = |state: &State| state.kept_bytes / 4096;
+    let (_, mine) = client(&mut state, T, "mine", 1);
+    // The second one is silent for longest.
+    let theirs: Vec<_> = (0..4)
+        .map(|number| (number, T + Span(u64::from(number != 1))))
+        .map(|(number, now)| client_at(&mut state, there, now, &format!("{number}"), 2).1)
+        .collect();
+    let go = |state: &mut State, now, session, sequence, highest| {
+        let args = SequenceArgs { highest_slotid: highest, ..sequence_args(session, 0, sequence) };
+        let Ok(Sequenced::New(running, ok)) = state.sequence(now, Conn(1), &request(1), &args) else {
+            panic!()
+        };
+        state.finish(now, running, b"");
+        (ok.highest_slotid, ok.target_highest_slotid)
+    };
+    assert_eq!(bytes(&state), 20);
+    let late = T + state.config.lease + Span(10);
+    assert_eq!(go(&mut state, late, mine, 1, 3), (3, 3));
+    assert_eq!(go(&mut state, late, theirs[0], 1, 3), (3, 3));
+    state.tick(late);
+    // One is enough, and until he is struck out as well.
+    assert_eq!(go(&mut state, late, theirs[0], 2, 3), (3, 3));
+    let struck = settle(&mut state);
+    assert!(matches!(&struck[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]), "{struck:?}");
+    assert_eq!(bytes(&state), 16);
+    state.tick(late);
+    assert!(wanted(&mut state).is_empty(), "the others are tolerated");
+    // All who are left are there.
+    for session in &theirs[2..] {
+        assert_eq!(go(&mut state, late, *session, 1, 3), (3, 3));
+    }
+    client_at(&mut state, there, late, "one more", 2);
+    state.tick(late);
+    assert_eq!(go(&mut state, late, mine, 2, 3), (3, 3));
+    assert_eq!(go(&mut state, late, theirs[0], 3, 3), (3, 1));
+    assert_eq!(go(&mut state, late, theirs[0], 4, 1), (1, 1));
+    assert_eq!(bytes(&state), 18);
+    state.tick(late);
+    assert_eq!(go(&mut state, late, theirs[2], 2, 3), (3, 3), "that was enough");
+    state.audit();
 }
