@@ -9,8 +9,6 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// Of what [`Place::new`] makes.
-const BLOCK: u64 = 4096;
 const SWAP_BOOT: &str = "import fcntl,sys; fcntl.ioctl(open(sys.argv[1],'r+'), 0x6611)";
 
 /// Who writes is known when the file is opened: what reaches us from the kernel's page cache comes from nobody in particular.
@@ -49,7 +47,8 @@ fn a_damaged_inode_keeps_its_name_in_listings() {
     if !can_mount() {
         return;
     }
-    let place = Place::new();
+    const BLOCK: u64 = 4096;
+    let place = Place::of(Image::new("ext4", 64 << 20, &["-b", "4096"]).unwrap());
     place.mount("rw");
     for name in ["one", "two", "three"] {
         fs::write(place.path(name), name).unwrap();
