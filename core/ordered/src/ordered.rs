@@ -295,6 +295,11 @@ impl Ordered {
         self.inner.state.lock().failed.get_or_insert_with(|| cause.to_string());
     }
 
+    /// Refuses where nothing is written any more.
+    pub fn check(&self) -> Result<()> {
+        self.inner.state.lock().check()
+    }
+
     /// Why nothing is written any more, if so.
     pub fn stopped(&self) -> Option<String> {
         self.inner.state.lock().failed.clone()

@@ -101,6 +101,11 @@ impl Cred {
         self.uid == 0
     }
 
+    /// Whether the caller may give files of a group set-gid. Who is checked elsewhere is asked for his groups all the same.
+    pub(crate) fn may_set_gid(&self, gid: u32) -> bool {
+        self.keeps_set_id() || self.in_group(gid)
+    }
+
     /// Whether the caller is in a group.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)

@@ -101,7 +101,7 @@ impl Vfs {
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
         if kill && inode.kind != FileType::Directory {
-            new.perm = without_set_id(new.perm, cred.keeps_set_id() || cred.in_group(old.gid));
+            new.perm = without_set_id(new.perm, cred.may_set_gid(old.gid));
         }
         if let Some(perm) = set.perm {
             new.perm = perm & 0o7777 & !set.keep_perm | new.perm & set.keep_perm;
@@ -201,7 +201,7 @@ impl Vfs {
     /// Clear set-id bits and file capabilities before data changes, under the exclusive lock.
     pub(crate) fn kill_privileges(&self, cred: &Cred, inode: &Inode) -> Result<()> {
         let killed = inode.with_attr(|attr| {
-            let perm = without_set_id(attr.perm, cred.keeps_set_id() || cred.in_group(attr.gid));
+            let perm = without_set_id(attr.perm, cred.may_set_gid(attr.gid));
             std::mem::replace(&mut attr.perm, perm) != perm
         });
         if killed {

@@ -198,7 +198,7 @@ impl Vfs {
         }
         inode.with_attr(|attr| {
             attr.perm = attr.perm & !0o777 | acl.mode();
-            if !cred.privileged() && !cred.in_group(attr.gid) {
+            if !cred.may_set_gid(attr.gid) {
                 attr.perm &= !0o2000;
             }
         });

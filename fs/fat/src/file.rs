@@ -2,7 +2,6 @@
 
 use crate::fat::{Fat, State, node};
 use crate::table::order_error;
-use ivers_ordered::OrderedError;
 use ivers_vfs::*;
 use std::ops::Range;
 
@@ -39,8 +38,8 @@ impl Fat {
     /// Files have no holes, so what is promised is all from the end of the chain on.
     pub(crate) fn reserve_bytes(&self, inode: &Inode, end: u64) -> Result<()> {
         // What is accepted after that could only be lost.
-        if let Some(cause) = self.ordered.as_ref().and_then(|ordered| ordered.stopped()) {
-            return Err(order_error(OrderedError::Stopped { cause }));
+        if let Some(ordered) = &self.ordered {
+            ordered.check().map_err(order_error)?;
         }
         let mut state = node(inode).state.lock();
         let missing = self.missing(&mut state, end)?;

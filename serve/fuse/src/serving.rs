@@ -223,11 +223,11 @@ impl Serving {
         }
     }
 
-    /// The same for who changes data: whether he is in the file's group decides about set-gid without group execution.
-    pub(crate) fn cred_for_data(&self, request: &Request, node: &Node) -> Cred {
+    /// The same for who changes data or an access control list: whether he is in the file's group decides about set-gid. The kernel has a flag for that where a
+    /// list is set, but the wire format that fuser speaks has not.
+    pub(crate) fn cred_for_set_gid(&self, request: &Request, node: &Node) -> Cred {
         let cred = self.cred(request);
-        let depends =
-            cred.checked && cred.uid != 0 && node.inode.with_attr(|attr| attr.perm & 0o2010 == 0o2000);
+        let depends = cred.checked && cred.uid != 0 && node.inode.with_attr(|attr| attr.perm & 0o2000 != 0);
         if depends { Cred { groups: self.groups_of(request), ..cred } } else { cred }
     }
 
@@ -564,18 +564,6 @@ impl Serving {
 
     pub(crate) fn set_no_opendir(&self, offered: bool) {
         self.no_opendir.store(offered && self.options.kernel_checks(), Ordering::Relaxed);
-    }
-
-    /// An ACL set by somebody outside the file's group takes set-gid away; the wire format that fuser speaks has no flag for it.
-    pub(crate) fn acl_kills_set_gid(&self, request: &Request, node: &Node) -> Result<()> {
-        let attr = self.vfs.stat(&node.inode);
-        let cred = self.cred(request);
-        let in_group = || cred.gid == attr.gid || self.groups_of(request).contains(&attr.gid);
-        if attr.perm & 0o2000 == 0 || cred.uid == 0 || in_group() {
-            return Ok(());
-        }
-        let set = SetAttr { perm: Some(attr.perm & !0o2000), ..SetAttr::default() };
-        self.vfs.set_attr(&Cred::trusted(), &node.inode, &set).map(drop)
     }
 }
 

@@ -22,7 +22,7 @@ impl Ops {
     ) -> Reply<FileAttr> {
         let s = &*self.0;
         let node = s.node(ino)?;
-        let cred = s.cred_for_data(request, &node);
+        let cred = s.cred_for_set_gid(request, &node);
         if !s.is_times_flush(&node, &set) {
             s.changes(request, Some(&node), &[&node]);
         } else if handle.is_none() {
@@ -93,11 +93,8 @@ impl Ops {
         }
         let node = s.node(ino)?;
         s.changes(request, Some(&node), &[&node]);
-        s.vfs.set_xattr(&s.cred(request), &node.inode, name, value, mode).or_errno()?;
-        if name == b"system.posix_acl_access" {
-            s.acl_kills_set_gid(request, &node).or_errno()?;
-        }
-        Ok(())
+        let cred = s.cred_for_set_gid(request, &node);
+        s.vfs.set_xattr(&cred, &node.inode, name, value, mode).or_errno().map(drop)
     }
 
     pub(super) fn get_named(&self, request: &Request, ino: INodeNo, name: &[u8]) -> Reply<Vec<u8>> {

@@ -25,7 +25,7 @@ impl Ops {
     pub(super) fn open_file(&self, request: &Request, ino: INodeNo, flags: i32) -> Reply<Handle> {
         let s = &*self.0;
         let node = s.node(ino)?;
-        let cred = s.cred_for_data(request, &node);
+        let cred = s.cred_for_set_gid(request, &node);
         s.vfs.access(&cred, &node.inode, Serving::open_mask(flags)).or_errno()?;
         // The writes themselves come from the kernel's cache, when it is too late to refuse them.
         let overwrites = flags & O_ACCMODE != O_RDONLY && (flags & O_APPEND == 0 || flags & O_TRUNC != 0);
@@ -112,7 +112,7 @@ impl Ops {
         }
         let node = s.node(ino)?;
         // From the page cache: whose identity this is is a guess too.
-        let cred = if from_cache { Cred::trusted() } else { s.cred_for_data(request, &node) };
+        let cred = if from_cache { Cred::trusted() } else { s.cred_for_set_gid(request, &node) };
         if !from_cache {
             s.data_changes(request, &node);
         }
@@ -159,7 +159,7 @@ impl Ops {
         let s = &*self.0;
         let node = s.node(ino)?;
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
-        let cred = s.cred_for_room(request, s.cred_for_data(request, &node));
+        let cred = s.cred_for_room(request, s.cred_for_set_gid(request, &node));
         s.changes(request, Some(&node), &[&node]);
         s.telling_of_set_id(&node, || s.vfs.fallocate(&cred, &node.inode, mode, offset, length))
             .or_errno()?;
@@ -206,7 +206,7 @@ impl Ops {
         let s = &*self.0;
         let len = len.min(COPY_BYTES_MAX);
         let (from, to) = (s.node(ino_in)?, s.node(ino_out)?);
-        let cred = s.cred_for_data(request, &to);
+        let cred = s.cred_for_set_gid(request, &to);
         s.changes(request, Some(&to), &[&to]);
         let copied = s.telling_of_set_id(&to, || {
             s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len)
