@@ -25,12 +25,26 @@ impl Progress {
     }
 }
 
+/// A number as the word that files are filled with: it and its complement. The kernel copies pages by bytes while others write
+/// them, so that a word may be of two numbers: 0x15ff and 0x1600 make 0x1500.
+fn word(nth: u64) -> [u8; 8] {
+    let low = u32::try_from(nth).expect("a run is shorter than that");
+    (u64::from(low) | u64::from(!low) << 32).to_le_bytes()
+}
+
+/// What a word says; `None` where it was being written.
+fn number(word: &[u8]) -> Option<u64> {
+    let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+    let (low, high) = (word as u32, (word >> 32) as u32);
+    (high == !low).then_some(u64::from(low))
+}
+
 /// A writer of growing numbers (`pages` of 4 KiB at a time, so that a write is longer than a page), a second one that keeps
 /// growing numbers in the metadata, and several observers who query, read both, and query again, for `time` or somewhat longer. Counts what they find under C1
 /// data and metadata, C2 and C6; panics only if a completed write is not visible. Where the subject keeps no metadata, that writer
 /// rests.
 pub fn observe(file: &dyn SharedFile, observers: usize, pages: usize, time: Duration) -> Tallies {
-    let image = |nth: u64| nth.to_le_bytes().repeat(512 * pages);
+    let image = |nth: u64| word(nth).repeat(512 * pages);
     file.write(&image(0)).expect("the first write");
     let has_notes = file.set_note(0).is_ok();
     let (data, notes) = (Progress::default(), Progress::default());
@@ -105,9 +119,11 @@ fn observer(
         let note = if has_notes { file.note().expect("the note") } else { 0 };
         let complete_then = (data.completed.load(SeqCst), notes.completed.load(SeqCst));
         let again = query();
-        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
-        let oldest = buf.chunks_exact(8).map(number).min().expect("numbers");
-        assert!(oldest >= completed.0 && note >= completed.1, "a completed change is not visible");
+        let oldest = buf.chunks_exact(8).filter_map(number).min().expect("one word is never torn");
+        assert!(
+            oldest >= completed.0 && note >= completed.1,
+            "a completed change is not visible: {oldest} and {note} of {completed:?}"
+        );
         // Equal values vouch for all changes that were complete when the second was taken.
         if again == value {
             let current = oldest >= complete_then.0 && (!has_notes || note >= complete_then.1);
@@ -118,4 +134,20 @@ fn observer(
         rounds.fetch_add(1, SeqCst);
     }
     tallies
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_two_numbers_is_known_for_one() {
+        let (old, new) = (word(0x15ff), word(0x1600));
+        for (cut, from_start) in (1..8).flat_map(|cut| [(cut, true), (cut, false)]) {
+            let (head, tail) = if from_start { (new, old) } else { (old, new) };
+            let torn = [&head[..cut], &tail[cut..]].concat();
+            assert!(matches!(number(&torn), None | Some(0x15ff | 0x1600)), "{torn:x?}");
+        }
+        assert_eq!((number(&old), number(&new)), (Some(0x15ff), Some(0x1600)));
+    }
 }
