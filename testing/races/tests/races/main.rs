@@ -2,6 +2,7 @@
 #![cfg(shuttle)]
 
 mod eviction_against_write_back;
+mod holes_against_write_back;
 mod meant_against_names;
 mod query_against_write;
 mod rename_against_lookup;

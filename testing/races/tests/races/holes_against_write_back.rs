@@ -1,0 +1,100 @@
+//! Holes and data that are sought while write-back brings home what lies around them, and while it is written anew.
+//!
+//! Promised: what was written is data and the rest are holes, wherever it is on its way to the device. A copy by holes, SEEK_DATA and READ_PLUS
+//! rest on that: data taken for a hole for one moment is zeros in the copy.
+
+use ivers_races::*;
+use ivers_vfs::{Error, InodeRef, NameError, Piece, WriteFlags};
+use shuttle::thread::scope;
+use std::time::Duration;
+
+const PAGES: u64 = 4;
+
+/// A file of which some pages are written.
+struct Sparse<'a> {
+    world: &'a World,
+    file: InodeRef,
+    /// A bit a page.
+    written: u8,
+}
+
+impl Sparse<'_> {
+    fn is_data(&self, page: u64) -> bool {
+        self.written >> page & 1 != 0
+    }
+
+    /// Pages before the end.
+    fn pages(&self) -> u64 {
+        u64::from(u8::BITS - self.written.leading_zeros())
+    }
+
+    fn write(&self, page: u64) {
+        put(&self.world.vfs, &self.file, page, page + 1, WriteFlags::empty());
+    }
+
+    fn seek(&self, page: u64) {
+        let vfs = &self.world.vfs;
+        // The last page may be written in part; all else begins and ends with a page.
+        let size = vfs.stat(&self.file).size;
+        let next = |data: bool| (page..self.pages()).find(|&at| self.is_data(at) == data).map(|at| at * PAGE);
+        match vfs.seek_data(&self.file, page * PAGE) {
+            Ok(at) => assert_eq!(Some(at), next(true), "the data behind page {page} of {:04b}", self.written),
+            Err(Error::Name(NameError::NoSuchOffset)) => assert_eq!(next(true), None),
+            Err(error) => panic!("{error}"),
+        }
+        let hole = vfs.seek_hole(&self.file, page * PAGE).unwrap();
+        assert_eq!(hole, next(false).unwrap_or(size), "the hole behind page {page} of {:04b}", self.written);
+    }
+
+    fn read(&self) {
+        let everything = 0..PAGES * PAGE;
+        let most = PAGES as usize;
+        let (pieces, _) = self.world.vfs.read_pieces(&self.file, everything, most, 1 << 20).unwrap();
+        for page in 0..self.pages() {
+            let at = page * PAGE;
+            let number = pieces.iter().find_map(|piece| match piece {
+                Piece::Hole(range) => range.contains(&at).then_some(0),
+                Piece::Data(from, bytes) => {
+                    let bytes = bytes.get(usize::try_from(at.checked_sub(*from)?).ok()?..)?.first_chunk()?;
+                    Some(u64::from_le_bytes(*bytes))
+                }
+            });
+            let expected = if self.is_data(page) { page + 1 } else { 0 };
+            assert_eq!(number, Some(expected), "page {page} of {:04b}: {pieces:?}", self.written);
+        }
+    }
+}
+
+fn race() {
+    let (background, all) = (coin(), coin());
+    let world = World::new(1 << 20, |options| {
+        options.background = background;
+        options.dirty_expire = Duration::ZERO;
+    });
+    let file = world.file(&world.root(), "sparse");
+    let sparse = Sparse { world: &world, file, written: 1 + draw((1 << PAGES) - 1) as u8 };
+    for page in (0..PAGES).filter(|&page| sparse.is_data(page)) {
+        sparse.write(page);
+    }
+    scope(|scope| {
+        let sparse = &sparse;
+        scope.spawn(move || {
+            let vfs = &sparse.world.vfs;
+            if all { vfs.sync() } else { vfs.fsync(&sparse.file, false) }.unwrap();
+        });
+        scope.spawn(move || {
+            for page in 0..sparse.pages() {
+                sparse.seek(page);
+            }
+        });
+        scope.spawn(move || sparse.read());
+        scope.spawn(move || sparse.write(sparse.pages() - 1));
+    });
+    drop(sparse);
+    world.end();
+}
+
+#[test]
+fn holes_against_write_back() {
+    explore(race);
+}
