@@ -28,7 +28,9 @@ pub(crate) const INODE_BYTES: u64 = 1024;
 
 const MOUNTED: u8 = 0;
 const UNMOUNTING: u8 = 1;
-const UNMOUNTED: u8 = 2;
+/// All is written back: what is deleted from here on is left to the next mount.
+const CLOSING: u8 = 2;
+const UNMOUNTED: u8 = 3;
 
 /// A mounted filesystem. Dropping it without [`Vfs::unmount`] is like a crash: what was not synced may be lost.
 pub struct Vfs {
@@ -248,11 +250,15 @@ impl Vfs {
         if inode.users.fetch_sub(1, Ordering::AcqRel) != 1 || inode.with_attr(|attr| attr.nlink) != 0 {
             return;
         }
-        if self.policy.read_only || self.state.load(Ordering::Acquire) == UNMOUNTED {
+        if self.policy.read_only {
             return;
         }
         // It begins before the slot is claimed: who finds a slot busy, and waits for all deletions, waits for this one.
         let deletion = self.deletions.begin();
+        // Looked at behind the beginning: closing says so and then waits, so that this is either waited for or sees it. The inode stays an orphan.
+        if self.state.load(Ordering::Acquire) >= CLOSING {
+            return;
+        }
         // Looked at again where nobody can come in any more: somebody may have come by number, given it a name and gone.
         let nameless = |inode: &Inode| inode.with_attr(|attr| attr.nlink) == 0;
         let Some(claim) = self.inodes.claim_unused(inode, nameless) else { return };
@@ -486,9 +492,10 @@ impl Vfs {
             if let Err(error) = self.sync_inner() {
                 first_error.get_or_insert(error);
             }
-            // A busy slot was passed over: what was put off of an inode that is being deleted is logged with that, or its number could be given again.
-            self.deletions.wait_for_all();
         }
+        self.state.store(CLOSING, Ordering::Release);
+        // A busy slot was passed over: what was put off of an inode that is being deleted is logged with that, or its number could be given again.
+        self.deletions.wait_for_all();
         // Inodes leave before the driver closes: it may keep preallocated blocks beside them.
         for ino in self.inodes.all() {
             if let Some(inode) = self.inodes.peek(ino) {

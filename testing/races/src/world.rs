@@ -107,6 +107,11 @@ impl World {
     /// Unmount: it succeeds, and gives all memory back.
     pub fn end(self) {
         self.vfs.unmount().unwrap();
+        self.gone();
+    }
+
+    /// What was unmounted has given all memory back.
+    pub fn gone(self) {
         drop(self.vfs);
         assert_eq!(self.budget.used(), 0, "memory that nobody uses is charged for");
     }

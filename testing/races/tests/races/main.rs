@@ -1,6 +1,7 @@
 //! One module a race; each test runs under many schedules. How to replay one: the documentation of the crate.
 #![cfg(shuttle)]
 
+mod closing_against_deletion;
 mod eviction_against_write_back;
 mod holes_against_write_back;
 mod meant_against_names;
