@@ -4,25 +4,18 @@
 //! nothing more.
 
 use ivers_races::*;
-use ivers_vfs::{Cred, WriteFlags};
+use ivers_vfs::{CreateSpec, Cred, WriteFlags};
 use shuttle::thread::scope;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+const HOLDERS: usize = 2;
 
 fn race() {
-    let (lazyversion, background) = (coin(), coin());
-    let world = World::new(1 << 20, |options| {
-        options.lazyversion = lazyversion;
-        options.background = background;
-    });
+    let world = World::new(1 << 20, |_| ());
     let root = world.root();
-    let held = NAMES.map(|name| {
-        let file = world.file(&root, name);
-        put(&world.vfs, &file, 0, 1, WriteFlags::empty());
-        world.vfs.fsync(&file, false).unwrap();
-        world.vfs.change(&file).unwrap();
-        world.vfs.unlink(&Cred::root(), &root, name.as_bytes(), false).unwrap();
+    let held = [(); HOLDERS].map(|()| {
+        let file = world.vfs.create_unnamed(&Cred::root(), &root, &CreateSpec::file(0o600)).unwrap();
+        put(&world.vfs, &file, 0, 1, WriteFlags::DIRECT);
         file
     });
     drop(root);
