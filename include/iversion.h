@@ -1,48 +1,47 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A change counter for inodes that is bumped only when somebody has looked.
+ * A change counter for inodes that rises only if it was queried since the last change.
  *
- * The same thing as the Rust crate `iversion`, for filesystems in C: C11, C++11, or (with __KERNEL__ defined)
- * Linux. The crate's documentation argues the memory order at length; its models check it.
+ * The same as the Rust crate `iversion`, for filesystems in C: C11, C++11, or (with __KERNEL__ defined)
+ * Linux. The crate's documentation argues the memory order; its models check it.
  *
- * What an observer is promised. Let v = inode_query_iversion().
+ * Promises to an observer. Let v = inode_query_iversion(). A change completes when its
+ * inode_maybe_inc_iversion() returns.
  *
- *   differs  Every change that completes later, that is, whose inode_maybe_inc_iversion() returns later,
- *            makes every later query return something other than v.
- *   grows    What it returns is greater, as inode_cmp_iversion() compares: also when the counter has wrapped.
- *   rests    Without a change it returns v.
- *   orders   v = query; D = read; w = query; and w == v: D holds everything changed before w, but for the
- *            bytes of changes that were not complete at w.
+ *   differs  Every change that completes later makes every later query return something other than v.
+ *   grows    The other value is greater, as inode_cmp_iversion() compares, also when the counter has wrapped.
+ *   rests    Without a change, a query returns v.
+ *   orders   v = query; D = read; w = query; w == v: D holds everything changed before w, except for bytes of
+ *            changes that were not complete at w.
  *
- * What a writer owes. First make the change visible, then call inode_maybe_inc_iversion(), on every way out:
- * also when the change ends short or fails after a part of it became visible. If it returns true, the inode
- * has a new version, to be stored with it.
+ * Duties of a writer. Make the change visible first, then call inode_maybe_inc_iversion(). Call it on every
+ * way out, also when the change ends short or fails after a part of it became visible. If it returns true,
+ * store the new value with the inode.
  *
  * The word.
  *
- *   bit 0       QUERIED: somebody has looked since the last bump. Set by a query, cleared by a bump. Never
- *               stored on disk.
- *   bits 1..63  the version. A bump adds one and clears QUERIED, in one compare-exchange. After 2^63 - 1
- *               comes 0.
+ *   bit 0       QUERIED: queried since the last bump. Set by a query, cleared by a bump. Never stored on
+ *               disk.
+ *   bits 1..63  the value. A bump adds 1 and clears QUERIED, in one compare-exchange. 0 follows 2^63 - 1.
  *
- * The set functions replace both, and are for an inode that is not yet in use. The raw functions are for
- * self-managed users, whose version comes from elsewhere (the NFS and AFS clients: from the server); those
- * call nothing but inode_set_iversion_raw() and inode_peek_iversion_raw(), and have all 64 bits.
+ * The set functions replace both, and are for an inode that is not yet in use. If a server manages the value
+ * (NFS and AFS clients), call only inode_set_iversion_raw() and inode_peek_iversion_raw(); the value then has
+ * 64 bits.
  *
- * The fences. A writer stores data, then looks at QUERIED; an observer sets QUERIED, then reads data. Each
- * must not miss the other, and only sequentially consistent fences see to that:
+ * The fences. A writer stores data, then loads QUERIED; an observer sets QUERIED, then reads data. At least
+ * one must see the other's store. Only sequentially consistent fences guarantee that:
  *
  *   W   in inode_maybe_inc_iversion(), before the load of the word; pairs with Q
- *   Q   at the end of inode_query_iversion(), also when QUERIED was set already (the one who set it may not
- *       have reached his own fence yet); pairs with W
+ *   Q   at the end of inode_query_iversion(), also when QUERIED was already set (the observer that set it may
+ *       not have reached its own fence yet); pairs with W
  *
- * A bump releases and a query acquires, so that whoever sees a version sees the data it stands for.
+ * A bump releases and a query acquires, so an observer that sees a value sees the data that it stands for.
  */
 #ifndef IVERSION_H
 #define IVERSION_H
 
 #ifdef _LINUX_IVERSION_H
-#error "iversion.h takes the place of linux/iversion.h: include one of them"
+#error "iversion.h replaces linux/iversion.h: include only one of them"
 #endif
 
 #if defined(__KERNEL__)
@@ -89,7 +88,7 @@ typedef _Atomic(uint64_t) iversion_word_t;
 #endif
 
 #if ATOMIC_LLONG_LOCK_FREE != 2
-#error "iversion.h keeps its counter in one 64-bit atomic word, which this target does not have"
+#error "iversion.h requires lock-free 64-bit atomics, which this target does not have"
 #endif
 
 #define iversion_load_relaxed_(word) \
@@ -109,44 +108,43 @@ static inline bool iversion_exchange_(iversion_word_t *word, uint64_t *old, uint
 #endif /* __KERNEL__ */
 
 #define IVERSION_QUERIED_SHIFT 1
-/* Bit 0 of the raw word: somebody has looked since the last bump. */
+/* Bit 0 of the raw word: queried since the last bump. */
 #define IVERSION_QUERIED ((uint64_t)1)
 /* What a bump adds to the raw word. */
 #define IVERSION_INCREMENT ((uint64_t)1 << IVERSION_QUERIED_SHIFT)
-/* The greatest version. */
+/* The greatest value. */
 #define IVERSION_MAX (~(uint64_t)0 >> IVERSION_QUERIED_SHIFT)
 
-/* An inode's version, and whether somebody has looked since the last bump. To be embedded in the inode. */
+/* An inode's change counter, with QUERIED. Embed it in the inode. */
 struct iversion {
 	iversion_word_t raw;
 };
 typedef struct iversion iversion_t;
 
-/* Replaces the whole word. For self-managed users; not atomic against a bump. */
+/* Replaces the whole word. For values that a server manages. Not atomic against a bump. */
 static inline void inode_set_iversion_raw(iversion_t *version, uint64_t raw)
 {
 	iversion_store_release_(&version->raw, raw);
 }
 
 /*
- * Starts a fresh inode at a value that nobody has seen. A reused inode number is a new file with an old name:
- * start above the version that the slot had.
+ * Starts a new inode at a value that was never queried. For a reused inode number, start above the value that
+ * the slot had.
  */
 static inline void inode_set_iversion(iversion_t *version, uint64_t value)
 {
 	inode_set_iversion_raw(version, value << IVERSION_QUERIED_SHIFT);
 }
 
-/* Starts an inode at a value that was loaded from a store, and that anybody may have seen. */
+/* Starts a loaded inode at a value that may have been queried. */
 static inline void inode_set_iversion_queried(iversion_t *version, uint64_t value)
 {
 	inode_set_iversion_raw(version, (value << IVERSION_QUERIED_SHIFT) | IVERSION_QUERIED);
 }
 
 /*
- * Called by every change, when it is visible: bumps the version if somebody has seen it, or if forced
- * (because the inode is logged anyhow). Returns whether it did; if not, the version is no reason to log the
- * inode.
+ * Bumps the counter if it was queried, or if forced (because the inode is logged anyway). Every change calls
+ * it after it became visible. Returns whether it bumped. If not, the counter is no reason to log the inode.
  */
 static inline bool inode_maybe_inc_iversion(iversion_t *version, bool force)
 {
@@ -161,34 +159,34 @@ static inline bool inode_maybe_inc_iversion(iversion_t *version, bool force)
 	return true;
 }
 
-/* Bumps the version whether or not somebody has seen it. */
+/* Bumps the counter whether or not it was queried. */
 static inline void inode_inc_iversion(iversion_t *version)
 {
 	(void)inode_maybe_inc_iversion(version, true);
 }
 
-/* The whole word, without any effect. */
+/* Returns the whole word, without any effect. */
 static inline uint64_t inode_peek_iversion_raw(const iversion_t *version)
 {
 	return iversion_load_acquire_(&version->raw);
 }
 
 /*
- * Whether a change that completed now would bump the version without being forced. A hint: it can turn true
- * at any moment, so the change has to call inode_maybe_inc_iversion() even so.
+ * Returns whether a change that completed now would bump the counter without being forced. A hint: it can
+ * become true at any moment, so the change must call inode_maybe_inc_iversion() in any case.
  */
 static inline bool inode_iversion_need_inc(const iversion_t *version)
 {
 	return (inode_peek_iversion_raw(version) & IVERSION_QUERIED) != 0;
 }
 
-/* The version, without any effect. For storing it: nobody may keep it to compare with later. */
+/* Returns the value, without any effect. For storing it. Do not keep it to compare later. */
 static inline uint64_t inode_peek_iversion(const iversion_t *version)
 {
 	return inode_peek_iversion_raw(version) >> IVERSION_QUERIED_SHIFT;
 }
 
-/* The version, for keeping: marks it as seen. To be taken before reading what it is to vouch for. */
+/* Returns the value, and sets QUERIED. Call it before reading the data that the value must vouch for. */
 static inline uint64_t inode_query_iversion(iversion_t *version)
 {
 	uint64_t raw = iversion_load_acquire_(&version->raw);
@@ -202,9 +200,8 @@ static inline uint64_t inode_query_iversion(iversion_t *version)
 }
 
 /*
- * Compares with a version kept earlier, without any effect: positive if the counter has moved on since,
- * negative if `old` is the newer (less than 2^62 ahead), 0 if they are equal. Only the sign is meant to be
- * used.
+ * Compares with a value kept earlier, without any effect: positive if the counter rose since, negative if
+ * `old` is newer (less than 2^62 ahead), 0 if they are equal. Use the sign only.
  */
 static inline int64_t inode_cmp_iversion(const iversion_t *version, uint64_t old)
 {

@@ -1,4 +1,4 @@
-//! What of the command must be reachable from outside it: the decoder of saved states, for fuzzing. Not an interface.
+//! The decoder of saved states, for fuzzing. Not an interface for other crates.
 
 #![forbid(unsafe_code)]
 

@@ -1,51 +1,51 @@
-//! The file that `changed` saves: which files there were, and the change attribute of each.
+//! The file that `changed` saves: the files of a tree and the change attribute of each.
 //!
 //! ```text
 //! magic     8 bytes  "ivstate2"
-//! instance  length and bytes: the filesystem, or the mount where values do not outlive it
+//! instance  length and bytes: the filesystem, or the mount if values end with it
 //! root      identity of the directory that the paths are relative to
 //! count     number of records
-//! record    shared (bytes in common with the path before), length and bytes of the rest,
+//! record    shared (length of the prefix shared with the previous path), length and bytes of the rest,
 //!           directory (0 or 1), identity
-//! check     8 bytes, little-endian: FNV-1a of all before
+//! check     8 bytes, little-endian: FNV-1a of all bytes before
 //!
 //! identity  ino, generation, has-change (0 or 1), change
 //! ```
 //!
-//! The first version had no root, so that a state of another directory could not be told apart: it is no longer read.
-//! Numbers are LEB128. Records are sorted by path. Paths share their beginnings, so a few bytes can stand for many: what all paths
-//! take together is bounded by the length of the file (see [`State::is_loadable`]).
+//! Version 1 had no root, so a state of another directory could not be detected: it is refused. Numbers are
+//! LEB128. Records are sorted by path. Since paths share prefixes, a short file can expand to very long
+//! paths. So the length of the file bounds the length of all paths together (see [`State::is_loadable`]).
 
 use std::collections::BTreeMap;
 
-pub use ivers_measure::record::Identity;
-use ivers_measure::record::{put, put_bytes, take, take_bytes};
+pub use ivers_ima::file_id::Identity;
+use ivers_ima::file_id::{put, put_bytes, take, take_bytes};
 
-/// What a state begins with.
+/// The magic of a saved state.
 pub const MAGIC: &[u8; 8] = b"ivstate2";
-/// The part of it that all versions have in common.
+/// The part of the magic that all versions share.
 pub const MAGIC_FAMILY: &[u8; 7] = b"ivstate";
 
-/// No state is longer: some 150 million files.
+/// The longest state in bytes: about 150 million files.
 pub const LEN_MAX: u64 = 4 << 30;
 
 /// One file of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Who it is and whether it changed.
+    /// The inode, its generation and its change attribute.
     pub identity: Identity,
-    /// It is a directory.
+    /// The file is a directory.
     pub is_dir: bool,
 }
 
 /// A saved state.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
-    /// Values of different instances are never compared.
+    /// The instance of the filesystem. Change attributes of different instances are never compared.
     pub instance: String,
-    /// The tree's own directory.
+    /// The directory that was walked.
     pub root: Identity,
-    /// By path, relative to the tree.
+    /// The files by their path relative to the directory.
     pub files: BTreeMap<Vec<u8>, Record>,
 }
 
@@ -53,28 +53,28 @@ fn check(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Bytes of a record besides the path: the flags, and the numbers at their longest.
+/// Most bytes of a record besides the path: flags and numbers.
 const RECORD_MAX: usize = 2 + 5 * 10;
 
-/// Bytes that the paths of a state of `len` bytes may take in memory. Honest trees stay far below: each record has some twenty
-/// bytes of its own.
+/// Bytes of memory that the paths of a state of `len` bytes may take. Real trees stay far below: a record has
+/// about twenty bytes besides the path.
 fn paths_max(len: usize) -> usize {
     len.saturating_mul(64).saturating_add(64 << 20)
 }
 
-/// How much more a tree may hold of which a state is made, so that the walk over a damaged image ends before its paths fill the
-/// memory.
+/// The bound for the paths of a tree while its state is collected. It ends the walk over a damaged image
+/// before the paths fill the memory.
 #[derive(Debug, Default)]
-pub struct Room {
+pub struct PathBudget {
     paths: usize,
     encoded: usize,
 }
 
-impl Room {
-    /// Make room for one file; false if no state of all that came may be loaded.
+impl PathBudget {
+    /// Adds one file. Returns whether the state is still loadable.
     pub fn take(&mut self, path: &[u8], name: &[u8]) -> bool {
-        // In the order of a state only paths below the parent can come between it and the file: the bytes that are not shared with
-        // the one before are the name and a slash at most.
+        // In a state, only paths below the parent can lie between the parent and the file. So at most the
+        // name and a slash are not shared with the previous path.
         self.paths = self.paths.saturating_add(path.len());
         self.encoded = self.encoded.saturating_add(name.len() + 1 + RECORD_MAX);
         self.paths <= paths_max(self.encoded)
@@ -82,12 +82,12 @@ impl Room {
 }
 
 impl State {
-    /// Whether a state that was encoded into `len` bytes can be read again.
+    /// Whether [`State::decode`] accepts this state, which is encoded in `len` bytes.
     pub fn is_loadable(&self, len: usize) -> bool {
         len as u64 <= LEN_MAX && self.files.keys().map(Vec::len).sum::<usize>() <= paths_max(len)
     }
 
-    /// The bytes to save.
+    /// Encodes the state.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         put_bytes(&mut out, self.instance.as_bytes());
@@ -107,7 +107,7 @@ impl State {
         out
     }
 
-    /// What was saved; `None` if the bytes are no state, or damaged.
+    /// Decodes a state. `None` if the bytes are not a state or are damaged.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (body, sum) = bytes.split_last_chunk::<8>()?;
         if check(body) != u64::from_le_bytes(*sum) {
@@ -116,7 +116,7 @@ impl State {
         Self::decode_body(body)
     }
 
-    /// All but the checksum.
+    /// Decodes a state without its checksum.
     pub fn decode_body(body: &[u8]) -> Option<Self> {
         let mut rest = body.strip_prefix(MAGIC)?;
         let instance = String::from_utf8(take_bytes(&mut rest)?.to_vec()).ok()?;
@@ -124,12 +124,12 @@ impl State {
         let count = take(&mut rest)?;
         let mut files = BTreeMap::new();
         let mut path = Vec::new();
-        let mut room = paths_max(body.len());
+        let mut budget = paths_max(body.len());
         for _ in 0..count {
             let shared = usize::try_from(take(&mut rest)?).ok().filter(|&n| n <= path.len())?;
             path.truncate(shared);
             path.extend_from_slice(take_bytes(&mut rest)?);
-            room = room.checked_sub(path.len())?;
+            budget = budget.checked_sub(path.len())?;
             let is_dir = take(&mut rest)? != 0;
             let identity = Identity::take(&mut rest)?;
             files.insert(path.clone(), Record { identity, is_dir });
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_survive_the_round_trip_and_damage_is_seen() {
+    fn states_round_trip_and_damage_is_detected() {
         let root = Identity { ino: 2, generation: 7, change: Some(1 << 40) };
         let mut state = State { instance: "00ff".into(), root, ..State::default() };
         for (path, change) in [("a", Some(1)), ("a/b", Some(u64::MAX >> 1)), ("a/bc", None), ("z", Some(0))] {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn few_bytes_do_not_become_many() {
+    fn a_short_file_cannot_expand_to_long_paths() {
         let mut bytes = MAGIC.to_vec();
         put(&mut bytes, 0);
         Identity::default().put(&mut bytes);

@@ -1,4 +1,5 @@
-//! `changed`: which states it reads, where it saves them, and what it says of the tree's own directory.
+//! `ivers changed`: which states it accepts, where it saves them, and what it reports about the root of the
+//! tree.
 
 mod common;
 
@@ -41,7 +42,7 @@ fn works(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Refused, with this code and one line that holds `part`.
+/// Asserts this exit code and one line that contains `part`.
 fn refused(words: &[&str], code: i32, part: &str) {
     let output = ivers(words);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -62,7 +63,7 @@ fn only_regular_files_are_replaced() {
     let save = |name: &str| works(&["changed", &made.image, "--save", &made.word(name)]);
 
     std::os::unix::fs::symlink("target", made.path("link")).unwrap();
-    refused(&["changed", &made.image, "--save", &made.word("link")], 1, "link to nothing");
+    refused(&["changed", &made.image, "--save", &made.word("link")], 1, "dangling symbolic link");
     fs::write(made.path("target"), "older").unwrap();
     save("link");
     assert!(made.path("link").is_symlink());
@@ -74,7 +75,7 @@ fn only_regular_files_are_replaced() {
     assert_eq!(reader.wait_with_output().unwrap().stdout, state);
     assert!(fs::symlink_metadata(made.path("fifo")).unwrap().file_type().is_fifo());
 
-    // A device that may be lost: whoever is root could lose the system's.
+    // As root the test uses its own device, so that it cannot replace the system's.
     let null = if is_root() { made.word("null") } else { "/dev/null".to_owned() };
     if is_root() {
         make("mknod", &[&null, "c", "1", "3"]);
@@ -82,7 +83,7 @@ fn only_regular_files_are_replaced() {
     works(&["changed", &made.image, "--save", &null]);
     assert!(fs::symlink_metadata(&null).unwrap().file_type().is_char_device());
 
-    // Where /dev/stdout leads: a pipe, and a file that the shell holds.
+    // The target of /dev/stdout: first a pipe, then a file that the shell opened.
     let words = ["changed", &made.image, "--save", "/proc/self/fd/1"];
     assert_eq!(ivers(words).stdout, state);
     let mut out = fs::File::create(made.path("out")).unwrap();
@@ -97,22 +98,22 @@ fn only_regular_files_are_replaced() {
 }
 
 #[test]
-fn what_is_no_state_is_refused_before_it_is_read() {
+fn files_that_are_not_states_are_refused_unread() {
     let made = Made::new();
     let word = made.word("state");
     works(&["changed", &made.image, "--save", &word]);
     let state = fs::read(&word).unwrap();
     make("mkfifo", &[&made.word("fifo")]);
     let since = |name: &str, part: &str| refused(&["changed", &made.image, "--since", name], 1, part);
-    since("/dev/zero", "but a char device: a regular file is wanted");
+    since("/dev/zero", "but a char device; name a regular file");
     since(&made.word("fifo"), "but a fifo");
     since(&made.word("d"), "but a directory");
     let other = made.word("other");
     fs::write(&other, "").unwrap();
-    since(&other, "no saved state");
-    // Without end for all practical purposes, as nothing and as a state.
+    since(&other, "not a saved state");
+    // 4 TiB of zeros: first without a header, then with the header of a state.
     fs::File::options().write(true).open(&other).unwrap().set_len(1 << 42).unwrap();
-    since(&other, "no saved state");
+    since(&other, "not a saved state");
     fs::write(&other, &state[..8]).unwrap();
     fs::File::options().write(true).open(&other).unwrap().set_len(1 << 42).unwrap();
     since(&other, "longer than any");
@@ -132,7 +133,7 @@ fn a_state_of_another_directory_is_refused() {
     refused(&["changed", &below, "--since", &whole], 1, "of another directory");
     refused(&["changed", &made.image, "--since", &part], 1, "of another directory");
     assert_eq!(works(&["changed", &below, "--since", &part]), "");
-    // Through a mount it is the same directory.
+    // The directory has the same identity through a mount.
     if can_mount() {
         let place = Place::of(Image::new("ext4", 16 << 20, &[]).unwrap());
         fs::copy(&made.image, place.image.path()).unwrap();
@@ -154,7 +155,7 @@ fn the_trees_own_directory_is_reported() {
     place.mount("rw");
     let state = place.image.dir().join("state");
     let dir = place.dir.to_str().unwrap();
-    // A symbolic link on the command line stands for the directory.
+    // A symbolic link on the command line is followed.
     let link = place.image.dir().join("link");
     std::os::unix::fs::symlink(&place.dir, &link).unwrap();
     let since = |words: &[&str]| {
@@ -185,7 +186,7 @@ fn change_word(path: &Path) -> String {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn contradictory_arguments_are_refused() {
     let made = Made::new();
     let state = made.word("state");
     works(&["changed", &made.image, "--save", &state]);
@@ -199,8 +200,8 @@ fn what_cannot_be_meant_is_refused() {
         place.mount("rw");
         fs::write(place.path("a"), "no image").unwrap();
         let file = place.path("a").to_str().unwrap().to_owned();
-        refused(&["changed", &file, "--save", &state], 4, "a directory is wanted");
-        // An image may lie on a mount.
+        refused(&["changed", &file, "--save", &state], 4, "name a directory of the mount");
+        // An image may be a file on a mount.
         fs::copy(&made.image, place.path("image")).unwrap();
         let inner = place.path("image").to_str().unwrap().to_owned();
         assert_eq!(works(&["changed", &inner, "--since", &state]), "");

@@ -8,7 +8,7 @@ fn ivers(args: &[&str]) -> Output {
 }
 
 #[test]
-fn an_image_is_copied_into_and_asked_what_changed() {
+fn changed_reports_files_copied_into_an_image() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck", "debugfs"]) {
         return;
     }
@@ -23,7 +23,7 @@ fn an_image_is_copied_into_and_asked_what_changed() {
     assert_eq!(ivers(&["cat", &file]).stdout, b"one");
     let said: serde_json::Value = serde_json::from_slice(&ivers(&["stat", "--json", &file]).stdout).unwrap();
     let stored: u64 = said["stored"].as_str().unwrap().parse().unwrap();
-    assert_eq!(stored, ivers_oracle::stored_version(image.path(), "/file").unwrap());
+    assert_eq!(stored, ivers_oracle::stored_counter(image.path(), "/file").unwrap());
     assert!(said["change"].is_string() && said["semantics"]["persistent"] == true, "{said}");
 
     assert!(ivers(&["changed", image_word, "--save", state]).status.success());
@@ -38,7 +38,7 @@ fn an_image_is_copied_into_and_asked_what_changed() {
 }
 
 #[test]
-fn mkfs_makes_what_e2fsck_calls_clean_and_equal_calls_make_equal_images() {
+fn mkfs_images_are_clean_and_reproducible() {
     let dir = tempfile::tempdir().unwrap();
     let paths = [dir.path().join("one"), dir.path().join("two")];
     for path in &paths {
@@ -78,7 +78,7 @@ fn mkfs_makes_what_e2fsck_calls_clean_and_equal_calls_make_equal_images() {
 }
 
 #[test]
-fn a_partition_is_looked_into_and_copied_into() {
+fn partitions_are_listed_and_written() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }
@@ -94,7 +94,7 @@ fn a_partition_is_looked_into_and_copied_into() {
     std::fs::write(path("file"), "in a partition").unwrap();
     let (disk, file) = (disk.to_str().unwrap(), format!("{}:/file", disk.display()));
 
-    // What is said without it is what to say.
+    // Without --offset the error suggests it.
     let refused = ivers(&["ls", disk]);
     assert_eq!(refused.status.code(), Some(4));
     let hint = String::from_utf8(refused.stderr).unwrap();
@@ -108,7 +108,7 @@ fn a_partition_is_looked_into_and_copied_into() {
         assert!(output.status.success(), "{all:?}: {}", ivers_oracle::said(&output));
         String::from_utf8(output.stdout).unwrap()
     };
-    // The first session of ours on an image vouches for nothing before it.
+    // The first session of ivers on an image vouches for nothing before it.
     works(&["cp", &path("file"), &format!("{disk}:/first")]);
     works(&["changed", disk, "--save", &path("state")]);
     works(&["cp", &path("file"), &file]);
@@ -142,7 +142,7 @@ fn the_root_directory_gets_its_owner() {
     {
         let image = dir.path().join("image");
         let place = image.to_str().unwrap();
-        // The last word before the image, which is not its value.
+        // The last argument before the image that is not the value of an option.
         let words: Vec<&str> =
             ["mkfs", "-F", "--size", "16M"].into_iter().chain(option).chain([place]).collect();
         let made = ivers(&words);
@@ -157,7 +157,7 @@ fn the_root_directory_gets_its_owner() {
 }
 
 #[test]
-fn a_closed_standard_output_is_no_panic() {
+fn a_closed_standard_output_does_not_panic() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let (place, state) = (image.to_str().unwrap(), dir.path().join("state"));
@@ -182,7 +182,7 @@ fn a_closed_standard_output_is_no_panic() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_named_and_the_rest_goes_on() {
+fn unreadable_files_are_named_and_the_rest_is_shown() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
         return;
     }
@@ -205,7 +205,7 @@ fn what_cannot_be_shown_is_named_and_the_rest_goes_on() {
     goes_on(&["cat", &inside("/no"), &inside("/s"), &inside("/s/z")], 1, 2, "last");
     goes_on(&["stat", &inside("/no"), &inside("/s/z")], 3, 1, "/s/z");
 
-    // A directory with two names, as no filesystem has it: a walk must not go round in it, or go through it again and again.
+    // A directory with two names, which is invalid: a walk must neither loop nor visit it twice.
     let link = ["-w", "-R", "ln /s /s/b/round", name];
     assert!(ivers_oracle::output("debugfs", link).unwrap().status.success());
     goes_on(&["tree", name], 5, 1, "── z");
@@ -270,7 +270,7 @@ fn names_need_not_be_text() {
 }
 
 #[test]
-fn a_full_standard_output_is_said_once() {
+fn a_full_standard_output_is_reported_once() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let place = image.to_str().unwrap();
@@ -298,9 +298,9 @@ fn a_full_standard_output_is_said_once() {
     }
 }
 
-/// A label is as long as a colour.
+/// The label is an escape sequence that sets a colour.
 #[test]
-fn what_an_image_says_of_itself_is_escaped() {
+fn text_from_an_image_is_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let image = image.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! The processes that parse an image without mounting it are locked in.
+//! Processes that parse an image without mounting it run in a sandbox.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::io::{PipeReader, PipeWriter, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An image with a large file in it.
+/// An image with a large file.
 fn image() -> Option<Image> {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return None;
@@ -22,7 +22,7 @@ fn image() -> Option<Image> {
     Some(image)
 }
 
-/// A pipe into which not one byte more goes.
+/// A pipe that is full to the last byte.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (from, mut into) = std::io::pipe().unwrap();
     let flags = rustix::fs::fcntl_getfl(&into).unwrap();
@@ -33,8 +33,8 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     (from, into)
 }
 
-/// The test may run under a filter itself, in a container say.
-fn is_locked_in(pid: i32) -> bool {
+/// Compares with the test's own process, which may run under a filter itself, for example in a container.
+fn is_sandboxed(pid: i32) -> bool {
     let filters = |pid| status(pid, "Seccomp_filters").parse::<u32>().unwrap_or_default();
     let own = filters(i32::try_from(std::process::id()).unwrap());
     filters(pid) == own + 2
@@ -48,7 +48,7 @@ fn pid(child: &Child) -> i32 {
 }
 
 #[test]
-fn commands_that_read_are_locked_in_when_they_answer() {
+fn reading_commands_are_sandboxed_when_they_answer() {
     let Some(image) = image() else { return };
     let root = format!("{}:/", image.path().display());
     let big = format!("{root}big");
@@ -64,21 +64,22 @@ fn commands_that_read_are_locked_in_when_they_answer() {
     for words in commands {
         let (from, into) = full_pipe();
         let mut child = Command::new(IVERS).args(words).stdin(Stdio::null()).stdout(into).spawn().unwrap();
-        // It sleeps in a write that nobody reads: the image has been parsed.
+        // The command sleeps in a write that nobody reads: the image has been parsed.
         wait_until("the command blocks", || {
             std::fs::read_to_string(format!("/proc/{}/wchan", child.id()))
                 .is_ok_and(|at| at.contains("pipe_write"))
                 || std::fs::read_to_string(format!("/proc/{}/syscall", child.id()))
                     .is_ok_and(|call| call.starts_with("1 0x1 "))
         });
-        assert_eq!(is_locked_in(pid(&child)), !words.contains(&"nosandbox"), "{words:?}");
+        assert_eq!(is_sandboxed(pid(&child)), !words.contains(&"nosandbox"), "{words:?}");
         drop(from);
         child.wait().unwrap();
     }
 }
 
-/// The first child of a process that is seen locked in. The process is stopped meanwhile, so that the child has somebody to wait for.
-fn locked_in_child(parent: &Child) -> bool {
+/// Returns whether a child of the process is sandboxed. The process is stopped meanwhile, so that it cannot
+/// reap the child.
+fn has_sandboxed_child(parent: &Child) -> bool {
     let deadline = Instant::now() + Duration::from_secs(20);
     let children = format!("/proc/{0}/task/{0}/children", parent.id());
     while Instant::now() < deadline && runs(pid(parent)) {
@@ -86,7 +87,7 @@ fn locked_in_child(parent: &Child) -> bool {
         if let Some(child) = found.split(' ').find_map(|word| word.parse().ok()) {
             signal(pid(parent), Signal::STOP);
             std::thread::sleep(Duration::from_millis(20));
-            let locked_in = is_locked_in(child);
+            let locked_in = is_sandboxed(child);
             signal(pid(parent), Signal::CONT);
             if locked_in {
                 return true;
@@ -97,7 +98,7 @@ fn locked_in_child(parent: &Child) -> bool {
 }
 
 #[test]
-fn commands_that_work_with_files_leave_the_parsing_to_a_process_that_is_locked_in() {
+fn commands_with_host_files_parse_in_a_sandboxed_process() {
     let Some(image) = image() else { return };
     let path = |name: &str| image.dir().join(name).to_str().unwrap().to_owned();
     let name = image.path().to_str().unwrap();
@@ -109,10 +110,10 @@ fn commands_that_work_with_files_leave_the_parsing_to_a_process_that_is_locked_i
         &["changed", name, "--save", &path("state")],
     ];
     for words in commands {
-        // The copies go on for a while; a walk of this image does not, so it may take several.
+        // A copy takes long; a walk of this image does not, so it may need several attempts.
         let seen = (0..50).any(|_| {
             let mut child = Command::new(IVERS).args(words).stdin(Stdio::null()).spawn().unwrap();
-            let seen = locked_in_child(&child);
+            let seen = has_sandboxed_child(&child);
             assert!(child.wait().unwrap().success(), "{words:?}");
             let _ = std::fs::remove_file(path("back"));
             seen

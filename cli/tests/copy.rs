@@ -1,4 +1,4 @@
-//! `cp`: what is kept, what is named, and what a hostile image cannot do.
+//! `ivers cp`: what it preserves, what it reports, and what a hostile image cannot do.
 
 mod common;
 
@@ -29,13 +29,13 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// All that a tree can hold, as far as this user may make it.
+/// Creates every kind of file and metadata that this user may create.
 fn fill(source: &Path) {
     fs::create_dir_all(source.join("sub/empty")).unwrap();
     fs::write(source.join("sub/file"), "contents").unwrap();
     fs::set_permissions(source.join("sub/file"), fs::Permissions::from_mode(0o4751)).unwrap();
     xattr::set(source.join("sub/file"), "user.note", b"kept").unwrap();
-    // POSIX ACL: version 2, then the owner, user 7, the group, the mask and the others.
+    // A POSIX ACL: version 2, then entries for the owner, user 7, the group, the mask and others.
     let acl = [
         [2, 0, 0, 0].as_slice(),
         &[1, 0, 7, 0, 255, 255, 255, 255],
@@ -84,7 +84,7 @@ fn a_tree_comes_back_as_it_was() {
     copies(&["-a", &third, text(&back)]);
     image.check().unwrap();
     other.check().unwrap();
-    // Change times are of the copy itself, and sparse files are too long to be hashed.
+    // The copy has its own change times, and sparse files are too long to hash.
     let [before, after] = [&source, &back].map(|dir| fs::metadata(dir.join("sparse")).unwrap());
     assert_eq!(
         (before.len(), before.mtime(), before.mtime_nsec()),
@@ -110,14 +110,14 @@ fn a_tree_comes_back_as_it_was() {
     let acl = |dir: &Path| xattr::get(dir.join("twin"), "system.posix_acl_access").unwrap();
     assert_eq!(acl(&source), acl(&back));
 
-    // Once more over what is there: still one file with two names.
+    // A second copy over the first: still one file with two names.
     copies(&["-a", &format!("{third}/."), text(&back)]);
     assert_eq!(number("sub/file"), number("twin"));
     assert_eq!(fs::metadata(back.join("twin")).unwrap().nlink(), 2);
 }
 
 #[test]
-fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
+fn uncopied_files_are_named_and_the_rest_is_copied() {
     let Some(image) = image() else { return };
     let (source, out) = (image.dir().join("source"), image.dir().join("out"));
     for name in ["a", "b", "c"] {
@@ -126,7 +126,7 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
     }
     fs::hard_link(source.join("b/f"), source.join("c/twin")).unwrap();
     let inside = |path: &str| format!("{}:{path}", image.path().display());
-    // What is in the way is a directory where a file is wanted.
+    // The destination has a directory where the source has a file.
     let before = cp(&["-r", text(&source.join("a")), &inside("/b")]);
     assert!(before.status.success(), "{}", said(&before));
     fs::create_dir_all(out.join("b/f")).unwrap();
@@ -139,7 +139,7 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
     assert_eq!(lines.len(), 3, "{said_of_it}");
     assert!(lines[0].contains("/missing: no such file"), "{said_of_it}");
     assert!(lines[1].contains("/b/f: exists and is a directory"), "{said_of_it}");
-    assert!(lines[2].contains("/c/twin: another name"), "{said_of_it}");
+    assert!(lines[2].contains("/c/twin: a hard link to a file that was not copied"), "{said_of_it}");
     let told: serde_json::Value = serde_json::from_slice(&back.stdout).unwrap();
     assert_eq!(told["problems"], 3);
     assert_eq!(fs::read(out.join("c/f")).unwrap(), b"c");
@@ -148,7 +148,7 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
         std::io::ErrorKind::IsADirectory
     );
 
-    // It is the target that is missing, and the line says so.
+    // The error names the missing target.
     let nowhere = cp(&[&inside("/a/f"), text(&image.dir().join("nowhere/f"))]);
     assert_eq!(nowhere.status.code(), Some(3));
     assert!(said(&nowhere).contains("nowhere/f: No such file"), "{}", said(&nowhere));
@@ -159,14 +159,14 @@ fn what_cannot_be_copied_is_named_and_the_rest_goes_on() {
         copies(&["-r", from, &place]);
     }
 
-    // All of one kind keep their own code.
+    // If all errors are of one kind, the exit code is theirs.
     assert_eq!(cp(&[&inside("/missing"), &inside("/nor"), text(&out)]).status.code(), Some(3));
     assert_eq!(cp(&[&inside("/a"), text(&out)]).status.code(), Some(2), "without --recursive");
     assert_eq!(cp(&[&inside("/a/f"), &inside("/b"), &inside("/c/f")]).status.code(), Some(2));
     image.check().unwrap();
 }
 
-/// What a full image took of a file stays, as with cp(1), and it is said from where on it is missing.
+/// A full image keeps the part that fitted, as with cp(1), and the error says where the rest begins.
 #[test]
 fn a_full_image_keeps_a_part_and_says_which() {
     let Some(image) = image() else { return };
@@ -178,8 +178,8 @@ fn a_full_image_keeps_a_part_and_says_which() {
     let copied = cp(&[text(&big), text(&small), &inside("/")]);
     let line = said(&copied);
     assert_eq!(copied.status.code(), Some(1), "{line}");
-    let (_, rest) = line.split_once("big: incomplete from byte ").expect(&line);
-    let (at, why) = rest.split_once(" on: ").expect(&line);
+    let (_, rest) = line.split_once("big: incomplete after byte ").expect(&line);
+    let (at, why) = rest.split_once(": ").expect(&line);
     assert!(why.starts_with("no space left"), "{line}");
     let back = image.dir().join("back");
     copies(&[&inside("/big"), text(&back)]);
@@ -202,7 +202,7 @@ fn nothing_is_copied_onto_or_into_itself() {
         let into = cp(&["-r", &inside, &format!("{inside}/{into}")]);
         assert_eq!(into.status.code(), Some(2), "{}", said(&into));
     }
-    // Beside something of an image, which is copied.
+    // The second source is in the image and is copied.
     let (host, other) = (text(&source), format!("{inside}/d"));
     let file = cp(&["-r", &other, text(&source.join("f")), host]);
     assert_eq!(file.status.code(), Some(1), "{}", said(&file));
@@ -225,7 +225,7 @@ fn no_symbolic_link_is_followed_on_the_way_out() {
     let inside = format!("{}:/source", image.path().display());
     copies(&["-r", text(&source), &inside]);
     fs::create_dir(&out).unwrap();
-    // In the way from the start, too.
+    // A symbolic link that exists before the copy starts.
     std::os::unix::fs::symlink(&outside, out.join("bbb")).unwrap();
     let output = cp(&["-r", &format!("{inside}/."), text(&out)]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
@@ -259,7 +259,44 @@ fn without_preserve_the_umask_counts_and_set_id_bits_go() {
     assert_eq!((mode("f"), mode("d"), mode("d/inner")), (0o750, 0o550, 0o640));
 }
 
-/// ACL entries of type: owner, user 7, group, mask, others.
+/// As on Linux when root copies: overwriting removes file capabilities; set-id bits stay.
+#[test]
+fn a_file_that_is_overwritten_loses_its_capabilities() {
+    let Some(image) = image() else { return };
+    let (program, empty) = (image.dir().join("program"), image.dir().join("empty"));
+    fs::write(&program, "program").unwrap();
+    fs::write(&empty, "").unwrap();
+    let inside = |name: &str| format!("{}:/{name}", image.path().display());
+    let value = image.dir().join("capability");
+    // Version 2, CAP_NET_RAW permitted and effective.
+    fs::write(&value, [[1, 0, 0, 2], [0, 32, 0, 0], [0; 4], [0; 4], [0; 4]].concat()).unwrap();
+    let debugfs = |command: &str| {
+        let words = ["-w", "-R", command, text(image.path())];
+        let output = std::process::Command::new("debugfs").args(words).output().unwrap();
+        assert!(output.status.success(), "{command}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    copies(&[text(&program), &inside("other")]);
+    for options in ["", "-p"] {
+        for source in [text(&program), text(&empty), &inside("other")] {
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            copies(&[text(&program), &inside("f")]);
+            debugfs("sif /f mode 0106755");
+            debugfs(&format!("ea_set -f {} /f security.capability", text(&value)));
+            assert!(debugfs("ea_list /f").contains("security.capability"));
+            let words: Vec<&str> = [options, source].into_iter().filter(|word| !word.is_empty()).collect();
+            let target = inside("f");
+            copies(&[words.as_slice(), &[&target]].concat());
+            let left = debugfs("ea_list /f");
+            assert!(!left.contains("security.capability"), "{options} {source}: {left}");
+            let set_id = debugfs("stat /f").contains("06755");
+            assert_eq!(set_id, options.is_empty(), "{options} {source}");
+        }
+    }
+    image.check().unwrap();
+}
+
+/// An ACL: owner, user 7, group, mask, others.
 fn acl(user: u8) -> Vec<u8> {
     let entry = |tag: u8, perm: u8, id: u32| [[tag, 0, perm, 0], id.to_le_bytes()].concat();
     let none = u32::MAX;
@@ -300,7 +337,7 @@ fn acls_that_a_directory_hands_down_are_not_kept() {
         }
         assert_eq!(fs::metadata(&path).unwrap().mode(), fs::metadata(source.join(name)).unwrap().mode());
     }
-    // And what the image has is what went in.
+    // The image contains what was copied in.
     let again = image.dir().join("again");
     copies(&["-a", &inside, text(&again)]);
     assert_eq!(xattr::get(again.join("source/d"), "system.posix_acl_default").unwrap(), None);
@@ -308,7 +345,7 @@ fn acls_that_a_directory_hands_down_are_not_kept() {
     image.check().unwrap();
 }
 
-/// IMAGE without `:/` is a file of the system, and whoever writes that means what is in it.
+/// IMAGE without `:/` is a file of the host, so `cp` would overwrite the image itself.
 #[test]
 fn an_image_is_not_overwritten_by_a_slip() {
     let Some(image) = image() else { return };

@@ -1,4 +1,4 @@
-//! What ext4 alone can do, asked through a mount.
+//! Features of ext4 alone, tested through a mount.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::process::Command;
 
 const SWAP_BOOT: &str = "import fcntl,sys; fcntl.ioctl(open(sys.argv[1],'r+'), 0x6611)";
 
-/// Who writes is known when the file is opened: what reaches us from the kernel's page cache comes from nobody in particular.
+/// The writer is known from the open: write-back of the kernel's page cache has no caller.
 #[test]
 fn the_reserve_is_for_root() {
     if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv"]) {
@@ -41,7 +41,8 @@ fn the_reserve_is_for_root() {
     }
 }
 
-/// A name whose inode cannot be read is no name that is not there: what copies the directory must stumble over it.
+/// A name whose inode is damaged is not a missing name: a program that copies the directory must get an
+/// error.
 #[test]
 fn a_damaged_inode_keeps_its_name_in_listings() {
     if !can_mount() {
@@ -59,7 +60,7 @@ fn a_damaged_inode_keeps_its_name_in_listings() {
     let place_of =
         text.split("located at block ").nth(1).and_then(|rest| rest.trim().split_once(", offset 0x"));
     let (block, offset) = place_of.unwrap_or_else(|| panic!("{text}"));
-    // Its times, which the checksum covers.
+    // A timestamp of the inode, which the checksum covers.
     let at = block.parse::<u64>().unwrap() * BLOCK + u64::from_str_radix(offset, 16).unwrap() + 8;
     let mut image = fs::OpenOptions::new().read(true).write(true).open(place.image.path()).unwrap();
     image.seek(SeekFrom::Start(at)).unwrap();
@@ -82,8 +83,8 @@ fn a_damaged_inode_keeps_its_name_in_listings() {
     place.unmount();
 }
 
-/// The kernel's pages of the file are handed over before the swap and not shown after it. With the write-back cache the kernel
-/// would keep the old size.
+/// The kernel's pages of the file are written before the swap and dropped after it. With the write-back cache
+/// the kernel would keep the old size.
 #[test]
 fn the_boot_loader_is_swapped_in() {
     if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
@@ -106,7 +107,7 @@ fn the_boot_loader_is_swapped_in() {
         assert_eq!(fs::read(&path).unwrap(), b"one", "{options}: not what the kernel remembers");
         drop(held);
         fs::remove_file(&path).unwrap();
-        // Back to no boot loader, for the next round.
+        // Clears the boot loader for the next round.
         fs::write(&path, b"").unwrap();
         assert!(swap().status.success());
         fs::remove_file(&path).unwrap();
@@ -122,10 +123,10 @@ fn the_boot_loader_is_swapped_in() {
     place.unmount();
 }
 
-/// A program that writes until the disk is full stops there, although the kernel takes its writes on trust; and goes on once
-/// there is room.
+/// A program that writes until the disk is full stops there, although the kernel caches its writes, and can
+/// continue when there is space again.
 #[test]
-fn a_full_disk_ends_those_who_only_write() {
+fn a_full_disk_stops_a_writing_program() {
     if !can_mount() {
         return;
     }
@@ -145,7 +146,7 @@ fn a_full_disk_ends_those_who_only_write() {
         };
         assert_eq!(full.kind(), std::io::ErrorKind::StorageFull, "{options}: {full}");
         fs::remove_file(&path).unwrap();
-        // What had no room is lost, and this tells so.
+        // Data without space is lost, and fsync reports it.
         let _ = file.sync_all();
         file.set_len(0).unwrap();
         file.rewind().unwrap();

@@ -1,7 +1,7 @@
-//! mount(8) and umount(8): the type fuse.ivers, in a table like /etc/fstab and by hand.
+//! mount(8) and umount(8) with the type fuse.ivers, from a table like /etc/fstab and by hand.
 //!
-//! mount(8) looks for programs in the system's directories alone, so the command is shown in one of them, in a
-//! mount namespace of the test's own.
+//! mount(8) looks for helper programs in system directories only, so the test shows the command in one of
+//! them, in a mount namespace.
 
 mod common;
 
@@ -22,8 +22,8 @@ fn may_run() -> bool {
     can_mount() && ivers_oracle::have_programs(&needed)
 }
 
-/// A script with `$IMAGE`, `$DIR` and `$TABLE` (of one line, with these options), where `ivers` is installed. `gone` unmounts by umount(8)
-/// and waits for the process that served.
+/// Runs a script with `$IMAGE`, `$DIR` and `$TABLE` (one line, with these options), where `ivers` is
+/// installed. `gone` unmounts with umount(8) and waits for the serving process.
 fn script(place: &Place, options: &str, script: &str) -> Output {
     let bin = place.image.dir().join("bin");
     let table = place.image.dir().join("fstab");
@@ -98,7 +98,7 @@ fn mount_by_type_and_umount_by_hand() {
     let by_type = r#"mount -t fuse.ivers "$IMAGE" "$DIR"; head -c 5000000 /dev/zero > "$DIR/f"; gone"#;
     let output = script(&place, "defaults", by_type);
     assert!(output.status.success(), "{}", said(&output));
-    // And a mount by our own command.
+    // umount(8) also unmounts a mount of `ivers mount`.
     let supervisor = place.mount("rw");
     assert_eq!(fs::metadata(place.path("f")).unwrap().len(), 5_000_000);
     assert!(Command::new("umount").arg(&place.dir).status().unwrap().success());

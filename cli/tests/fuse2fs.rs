@@ -1,4 +1,4 @@
-//! The command line of fuse2fs, by a link of that name.
+//! The command line of fuse2fs, through a symbolic link of that name.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The link, beside the image.
+/// Creates the link next to the image.
 fn link(place: &Place) -> PathBuf {
     let link = place.image.dir().join("fuse2fs");
     std::os::unix::fs::symlink(IVERS, &link).unwrap();
@@ -18,7 +18,7 @@ fn call(link: &Path, words: &[&str]) -> Output {
     Command::new(link).args(words).stdin(Stdio::null()).output().unwrap()
 }
 
-/// As callers of fuse2fs unmount: that returns before the image is closed.
+/// Unmounts as callers of fuse2fs do: that returns before the image is closed.
 fn unmount(place: &Place, image: &Path) {
     let pid = i32::try_from(about(&place.dir)["pid"].as_i64().unwrap()).unwrap();
     let output = Command::new("fusermount3").arg("-u").arg(&place.dir).output().unwrap();
@@ -92,7 +92,7 @@ fn a_filesystem_behind_an_offset_is_mounted_and_nothing_before_it_is_touched() {
 }
 
 #[test]
-fn what_it_cannot_do_it_says() {
+fn unsupported_options_are_named() {
     if !can_mount() {
         return;
     }

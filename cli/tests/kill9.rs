@@ -1,7 +1,8 @@
-//! kill -9 of the mounted process at random moments of a busy workload.
+//! kill -9 of a mounted process at random moments of a busy workload.
 //!
-//! After recovery by us, and on a copy by `e2fsck -p` and then us: e2fsck is clean, what was fsynced is whole, and no
-//! change value that was handed out before the kill vouches for other contents afterwards (contract C1, C2, C4).
+//! Recovery runs twice: by ivers, and on a copy by `e2fsck -p` followed by ivers. Each time e2fsck must find
+//! the image clean, all data that was fsynced must be there, and no change attribute that was served before
+//! the kill may vouch for other contents (contract C1, C2, C4).
 //!
 //! `IVERS_KILLS` sets the number of kills (default 4), `IVERS_SEED` replays a run; both are printed.
 
@@ -20,14 +21,14 @@ use std::time::{Duration, Instant};
 
 const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
 
-/// What the workload knows about one file when the daemon dies.
+/// What the workload knows about one file when the server dies.
 #[derive(Clone, Default)]
 struct Known {
-    /// Contents at the last fsync that returned; later writes may or may not be there.
+    /// Contents at the last fsync that returned. Later writes may or may not be there.
     durable: Option<Vec<u8>>,
-    /// Each value handed out, with the contents that the file had then.
+    /// Each change attribute served, with the contents at that time.
     seen: Vec<(u64, Vec<u8>)>,
-    /// Something was written after the last fsync.
+    /// Whether something was written after the last fsync.
     written_since: bool,
 }
 
@@ -56,7 +57,7 @@ impl Mount {
     fn kill(&mut self) {
         self.daemon.kill().unwrap();
         self.daemon.wait().unwrap();
-        // The process that parses dies with it, a moment later.
+        // The worker process dies shortly after its supervisor.
         while rustix::fs::statfs(&self.dir).err() != Some(rustix::io::Errno::NOTCONN) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -79,8 +80,8 @@ fn change(path: &Path) -> Option<u64> {
     String::from_utf8(value).ok()?.trim().parse().ok()
 }
 
-/// One worker over its own few files until the daemon is gone. Every operation may fail once it is: then the worker
-/// stops, and what it had recorded before stands.
+/// Changes its own few files until the server is gone. The first failed operation stops it; what it recorded
+/// before stays valid.
 fn work(dir: &Path, worker: usize, seed: u64, stop: &AtomicBool, known: &Mutex<HashMap<String, Known>>) {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut contents: HashMap<String, Vec<u8>> = HashMap::new();
@@ -96,7 +97,8 @@ fn work(dir: &Path, worker: usize, seed: u64, stop: &AtomicBool, known: &Mutex<H
         let path = dir.join(&name);
         match rng.random_range(0..10) {
             0..=4 => {
-                // From here on the file may hold old or new bytes: what was durable no longer binds it.
+                // From here on the file may contain old or new bytes: the durable contents are no longer
+                // required.
                 known.lock().unwrap().entry(name.clone()).or_default().written_since = true;
                 let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
                 let len = rng.random_range(1..20_000usize);
@@ -140,7 +142,7 @@ fn work(dir: &Path, worker: usize, seed: u64, stop: &AtomicBool, known: &Mutex<H
     while !stop.load(Ordering::Relaxed) && step().is_ok() {}
 }
 
-/// What the contract and fsync promise of the recovered files.
+/// Checks the promises of the contract and of fsync on the recovered files.
 fn check(dir: &Path, known: &HashMap<String, Known>) {
     for (name, known) in known {
         let path = dir.join(name);
@@ -191,7 +193,7 @@ fn what_was_fsynced_survives_kill_9() {
         for worker in workers {
             worker.join().unwrap();
         }
-        // Not before: with the dead mount gone, a worker would go on in the directory below it.
+        // Detach only after the workers have stopped: they would continue in the directory below the mount.
         detach(&dir);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "the workload ran beside the mount");
         let state = known.lock().unwrap().clone();
@@ -207,7 +209,7 @@ fn what_was_fsynced_survives_kill_9() {
 
         let mount = Mount::new(&image, &dir);
         check(&dir, &state);
-        // The next round starts from what is there now.
+        // The next round starts from the recovered state.
         let mut next = known.lock().unwrap();
         for (name, known) in next.iter_mut() {
             if let Ok(content) = fs::read(dir.join(name)) {

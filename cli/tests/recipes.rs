@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What the section has one type: from a prompt to the next, with the lines that go on.
+/// The commands of the section: each from a prompt to the next, with its continuation lines.
 fn recipes() -> Vec<String> {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let text = fs::read_to_string(readme).unwrap();
@@ -27,7 +27,7 @@ fn of_help() -> String {
     lines[at - 1..=at].join("\n")
 }
 
-/// Run in the shell of the README's reader, in `dir`.
+/// Runs a script in bash, in `dir`.
 fn sh(dir: &Path, script: &str) {
     let programs = Path::new(IVERS).parent().unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
@@ -68,7 +68,7 @@ fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
     assert_eq!(recipes.len(), programs.len(), "{recipes:?}");
     for (recipe, program) in recipes.iter().zip(programs) {
         assert!(recipe.contains(program), "{program} is not in {recipe}");
-        // Where one step fails the state stays, and all comes again.
+        // If one step fails the state stays, and the next run reports everything again.
         sh(
             dir,
             &format!(

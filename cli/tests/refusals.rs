@@ -7,10 +7,10 @@ use ivers_oracle::Image;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Something to copy.
+/// A file to copy.
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
-/// Refused, with this code, one line that holds `word`, and no mount.
+/// Asserts this exit code, one line that contains `word`, and no mount.
 fn refused(args: &[&str], code: i32, word: &str) {
     let output = ivers(args);
     let text = String::from_utf8(output.stderr.clone()).unwrap();
@@ -19,7 +19,8 @@ fn refused(args: &[&str], code: i32, word: &str) {
     assert!(output.stdout.is_empty(), "{args:?}: {}", said(&output));
 }
 
-/// A copy of a good image whose bytes at an offset of the superblock are changed. Without checksums, so that they count.
+/// Copies a good image and changes bytes of its superblock. The image has no checksums, so that only the
+/// changed field matters.
 fn altered(image: &Image, name: &str, offset: usize, change: impl Fn(&mut [u8])) -> PathBuf {
     let mut bytes = fs::read(image.path()).unwrap();
     change(&mut bytes[1024 + offset..]);
@@ -46,7 +47,7 @@ fn bad_images_are_refused() {
         bytes[offset..offset + magic.len()].copy_from_slice(magic);
         bytes
     };
-    // The names of features are fields of the format: s_feature_incompat is at byte 96.
+    // Features are named after fields of the format: s_feature_incompat is at byte 96.
     let incompat = |name: &str, bit: u32| {
         altered(&good, name, 96, |field| {
             let value = u32::from_le_bytes(field[..4].try_into().unwrap()) | bit;
@@ -81,13 +82,13 @@ fn bad_images_are_refused() {
     assert!(mount_line(&place.dir).is_none());
 }
 
-/// A walk over them ends, in little memory and little time.
+/// A walk over them ends, with little memory and time.
 #[test]
-fn directories_without_end_are_refused() {
+fn endless_directories_are_refused() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
         return;
     }
-    // The first two lie in themselves; the third has an honest tree's shape, but 2^40 paths.
+    // The first two contain themselves; the third has the shape of a valid tree, but 2^40 paths.
     let doubles: Vec<String> = (0..40)
         .flat_map(|n| {
             let (upper, lower) = (format!("/d{n}"), format!("/d{}", n + 1));
@@ -115,14 +116,14 @@ fn directories_without_end_are_refused() {
             let output = ivers(words);
             assert_eq!(output.status.code(), Some(5), "{words:?}: {}", said(&output));
             let text = String::from_utf8_lossy(&output.stderr);
-            assert!(text.contains("in two places"), "{words:?}: {text}");
+            assert!(text.contains("has two parents"), "{words:?}: {text}");
             assert!(output.stdout.len() < 1 << 20, "{words:?}: {} bytes", output.stdout.len());
         }
     }
 }
 
 #[test]
-fn bad_places_and_options_are_refused() {
+fn bad_mount_points_and_options_are_refused() {
     if !can_mount() {
         return;
     }
@@ -150,7 +151,7 @@ fn bad_places_and_options_are_refused() {
     refused(&["unmount", dir], 4, "nothing to unmount");
     refused(&["mkfs", image], 1, image);
     refused(&["mkfs", image, "--size", "1G"], 1, "not empty");
-    refused(&["mkfs", "-F", image, "--size", "1M"], 2, "larger, not smaller");
+    refused(&["mkfs", "-F", image, "--size", "1M"], 2, "cannot shrink a file");
     assert!(fs::read(place.image.path()).unwrap() == before, "a refused call wrote to the image");
     assert!(mount_line(&place.dir).is_none());
 
@@ -163,7 +164,7 @@ fn bad_places_and_options_are_refused() {
     refused(&["mkfs", "-F", image, "--size", "1G"], 6, "in use");
     refused(&["mount", image, dir], 6, "mounted there already");
     if rustix::process::geteuid().is_root() {
-        refused(&["unmount", &format!("{dir}/lost+found")], 2, "not the directory it is mounted on");
+        refused(&["unmount", &format!("{dir}/lost+found")], 2, "not a mount point");
         rustix::mount::mount_bind(dir, &other).unwrap();
         refused(&["unmount", other.to_str().unwrap()], 6, dir);
     }
@@ -186,7 +187,7 @@ fn mkfs_sees_what_begins_late() {
     }
 }
 
-/// A file that mkfs has made itself does not stay behind when the filesystem does not fit into it.
+/// A file that mkfs created is removed if the filesystem does not fit into it.
 #[test]
 fn a_failed_mkfs_leaves_no_file() {
     let place = tempfile::tempdir().unwrap();
@@ -196,7 +197,7 @@ fn a_failed_mkfs_leaves_no_file() {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &script, IVERS]).arg(&image).output().unwrap()
     };
-    // Files of at most 512 KiB, and no signal for it.
+    // Limits files to 512 KiB, and ignores the signal for it.
     let output = mkfs("trap '' XFSZ; ulimit -f 1024;");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(!image.exists(), "{}", said(&output));
@@ -212,12 +213,12 @@ fn a_log_that_is_the_image_is_refused() {
     let place = Place::new();
     let image = place.image.path().to_str().unwrap();
     let before = fs::read(image).unwrap();
-    refused(&["mount", "--log", image, image, place.dir.to_str().unwrap()], 2, "that is the image");
+    refused(&["mount", "--log", image, image, place.dir.to_str().unwrap()], 2, "this file is the image");
     assert!(fs::read(image).unwrap() == before, "written to");
 }
 
 #[test]
-fn completions_into_a_closed_pipe_are_no_panic() {
+fn completions_into_a_closed_pipe_do_not_panic() {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ivers"))
         .args(["completions", "bash"])
         .stdout(std::process::Stdio::piped())
@@ -253,7 +254,8 @@ fn bigalloc_is_read_only_and_says_so() {
     assert!(fs::write(place.path("x"), b"").is_err());
     place.unmount();
     let [bigalloc, dir] = [image.path(), &place.dir].map(|path| path.to_str().unwrap());
-    // Whoever asked for it is not told; whoever asked for the contrary does not get it; mount(8) says rw whatever its user said.
+    // No message for a user who requested ro; a refusal for one who requested rw. mount(8) passes rw in any
+    // case, so its rw does not count.
     let asked = ivers(["mount", "--json", "-o", "ro", bigalloc, dir]);
     assert!(asked.status.success() && asked.stderr.is_empty(), "{}", said(&asked));
     let answer: serde_json::Value = serde_json::from_slice(&asked.stdout).unwrap();
@@ -261,7 +263,7 @@ fn bigalloc_is_read_only_and_says_so() {
     place.unmount();
     refused(&["mount", "-o", "rw", bigalloc, dir], 4, "bigalloc");
     assert!(mount_line(&place.dir).is_none());
-    let by_table = ivers(["--json", "mount", "--rw-unasked", "-o", "rw", bigalloc, dir]);
+    let by_table = ivers(["--json", "mount", "--rw-optional", "-o", "rw", bigalloc, dir]);
     let answer: serde_json::Value = serde_json::from_slice(&by_table.stdout).unwrap();
     assert!(answer["read_only_because"].as_str().unwrap().contains("bigalloc"), "{answer}");
     place.unmount();
@@ -310,7 +312,7 @@ fn a_read_only_device_mounts_read_only_and_says_so() {
         let mounted = ivers(["--json", "mount", &device.0, dir]);
         let told = said(&mounted);
         assert!(
-            mounted.status.success() && told.contains("mounted read-only: it can only be read"),
+            mounted.status.success() && told.contains("mounted read-only: cannot open it for writing"),
             "{told}"
         );
         let answer: serde_json::Value = serde_json::from_slice(&mounted.stdout).unwrap();
@@ -341,7 +343,11 @@ fn options_that_a_format_cannot_honour_are_refused() {
         let before = fs::read(image).unwrap();
         refused(&["mount", "-o", &appraise, image, dir], 4, "security.ima");
         let state = kept.path().join("state");
-        refused(&["changed", "--save", state.to_str().unwrap(), image], 4, "stores no change attributes");
+        refused(
+            &["changed", "--save", state.to_str().unwrap(), image],
+            4,
+            "does not store change attributes",
+        );
         assert!(fs::read(image).unwrap() == before && !state.exists());
     }
     for image in [fat, place.image.path().to_str().unwrap()] {
@@ -352,7 +358,8 @@ fn options_that_a_format_cannot_honour_are_refused() {
     assert!(mount_line(&place.dir).is_none());
 }
 
-/// One image has several names: those of the loop devices that lie on it. Whoever has it under one keeps the others out, the kernel too.
+/// An image has several names: its path and the loop devices on it. An open under one name excludes the
+/// others, also the kernel's mount.
 #[test]
 fn an_image_is_in_use_under_all_its_names() {
     if !can_mount() || !ivers_oracle::have_programs(&["losetup", "mount", "umount"]) {

@@ -1,4 +1,4 @@
-//! What the server is told while it runs, and the names of owners.
+//! Reloading the configuration of a running server, and names of owners.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::served::{Server, export, image_with_file};
 use common::{signal, wait_until};
-use ivers_nfs_peer::{Client, data, decoded, guarded, named, open, opened};
+use ivers_nfs_test::client::{Client, data, decoded, guarded, named, open, opened};
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{SetAttrArgs, share};
@@ -43,16 +43,16 @@ fn config(image: &Path, more: &str) -> String {
     format!("{more}\n[[export]]\nname = \"/data\"\nimage = {image:?}\nroot_squash = false\n")
 }
 
-/// Told to read again, and done.
+/// Reloads and waits until it is done.
 fn read_again(server: &Server) {
     let count = |what: &str| server.log().matches(what).count();
-    let (done, failed) = (count("read again"), count("nothing is changed"));
+    let (done, failed) = (count("reloaded"), count("nothing is changed"));
     signal(server.pid(), Signal::HUP);
-    wait_until("it has read again", || count("read again") > done || count("nothing is changed") > failed);
+    wait_until("it has read again", || count("reloaded") > done || count("nothing is changed") > failed);
     assert_eq!(count("nothing is changed"), failed, "{}", server.log());
 }
 
-/// Told to read what makes no sense: it says what is wrong.
+/// Reloads an invalid configuration, and asserts the error in the log.
 fn not_read(server: &Server, why: &str) {
     let count = || server.log().matches("nothing is changed").count();
     let failed = count();
@@ -84,18 +84,19 @@ fn exports_come_and_go_while_it_serves() {
         let there = |client: &mut Client, name: &str| {
             client.call(vec![Op::PutRootFh(()), Op::Lookup(name.as_bytes().to_vec())]).0
         };
-        // What is wrong changes nothing.
+        // An invalid configuration changes nothing.
         say("nonsense");
         not_read(&server, "line 2");
         say(&config(&image.dir().join("elsewhere"), &more));
-        not_read(&server, "start it again");
+        not_read(&server, "restart");
         say(&config(image.path(), &format!("{more}tls = \"required\"\n")));
-        not_read(&server, "no certificate");
+        not_read(&server, "without a certificate");
         fs::remove_file(path("serve.toml")).unwrap();
         not_read(&server, "cannot read");
         assert_eq!((status(&mut client, &file), there(&mut client, "other")), (NfsStat::Ok, NfsStat::Ok));
 
-        // One is not exported any more: handles of it are stale, and good when it is again, under whatever name.
+        // Filehandles of a removed export are stale; they are valid again when the export returns, under any
+        // name.
         say(&more);
         read_again(&server);
         assert_eq!(
@@ -107,7 +108,7 @@ fn exports_come_and_go_while_it_serves() {
         assert_eq!((status(&mut client, &file), there(&mut client, "renamed")), (NfsStat::Ok, NfsStat::Ok));
         assert_eq!(there(&mut client, "other"), NfsStat::Noent);
 
-        // For others, and for reading alone.
+        // The export is limited to other clients, and to reading.
         say(&(config(image.path(), "") + "access = \"ro\"\n"));
         read_again(&server);
         let change = Attrs { mode: Some(0o600), ..Attrs::default() }.encode();
@@ -130,7 +131,7 @@ fn exports_come_and_go_while_it_serves() {
 
 /// [RFC8881 5.9] [RFC7530 5.9]
 #[test]
-fn owners_have_names_in_a_domain() {
+fn owners_are_names_in_a_domain() {
     if !can_serve() {
         return;
     }
@@ -154,14 +155,14 @@ fn owners_have_names_in_a_domain() {
     for stranger in ["bob@example.org", "ann@example.net", "ann", "staff@example.org"] {
         assert_eq!(give(&mut client, &file, stranger, "root@example.org"), NfsStat::Badowner, "{stranger}");
     }
-    // Somebody has a name now, and somebody another one.
+    // One user gets a name, another a new name.
     fs::write(path("passwd"), "root:x:0:0::/:\nanna:x:1000:100::/:\n").unwrap();
     read_again(&server);
     assert_eq!(owners(&mut client, &file), ["anna@example.org", "staff@example.org"]);
     fs::remove_file(path("passwd")).unwrap();
     not_read(&server, "cannot read");
     assert_eq!(owners(&mut client, &file), ["anna@example.org", "staff@example.org"]);
-    // A number without a name is one, and to who sends numbers all are.
+    // A number without a name is accepted, and so is every number of a client that sends numbers.
     assert_eq!(give(&mut client, &file, "", "51"), NfsStat::Ok);
     assert_eq!(owners(&mut client, &file), ["1000", "51"]);
     assert!(server.stop().success());

@@ -1,7 +1,7 @@
-//! Who may do what on a mounted ext4 image, and what a change takes away: set-id bits, capabilities, access control
-//! lists, sticky and set-gid directories, append-only and immutable files, access times.
+//! Permissions on a mounted ext4 image, and the privileges that a change removes: set-id bits, capabilities,
+//! access control lists, sticky and set-gid directories, append-only and immutable files, access times.
 //!
-//! Other users are played with setpriv, so these tests want root.
+//! Other users are simulated with setpriv, so these tests require root.
 
 mod common;
 
@@ -14,7 +14,7 @@ const OWNER: u32 = 1000;
 const OTHER: u32 = 1001;
 const GROUP: u32 = 2000;
 
-/// A mount that everybody may enter; none where nobody else can be played.
+/// A mount that every user may enter, or `None` where no other user can be simulated.
 fn shared(options: &str) -> Option<Place> {
     if !can_mount() || !ivers_oracle::have_programs(&["setpriv", "setfacl", "getfacl", "setcap", "chattr"]) {
         return None;
@@ -55,21 +55,22 @@ fn fails(place: &Place, uid: u32, script: &str) {
     assert!(!output.status.success(), "{script} as {uid} succeeded");
 }
 
-/// Asked for alone, so that the kernel tells what it believes, and goes by at execve(2): a look at everything can make it ask the mount.
+/// Queried alone, so that the kernel returns its cached mode, which execve(2) uses. A query of all attributes
+/// can make it ask the mount.
 fn perm(place: &Place, name: &str) -> u32 {
     let flags = rustix::fs::AtFlags::empty();
     let found = rustix::fs::statx(rustix::fs::CWD, place.path(name), flags, rustix::fs::StatxFlags::MODE);
     u32::from(found.unwrap().stx_mode) & 0o7777
 }
 
-/// The same after the mount came anew: what the kernel had in its caches is gone.
+/// The mode after a remount, without the kernel's caches.
 fn again(place: &Place) {
     place.unmount();
     place.mount("allow_other");
 }
 
 #[test]
-fn set_id_bits_and_capabilities_fall_with_the_data() {
+fn changes_of_data_and_owner_remove_privileges() {
     let Some(place) = shared("") else { return };
     let changes = [
         ("write", "printf x | dd of=f conv=notrunc status=none"),
@@ -142,14 +143,14 @@ fn append_only_files_grow_and_do_nothing_else() {
         does(&place, who, "touch f");
     }
     assert!(change(&place.path("f")) > before);
-    // Not synced: what write(2) took must not be lost either.
+    // Not synced: data that write(2) accepted must not be lost either.
     does(&place, OTHER, "printf three >> f");
     again(&place);
-    // Nobody knows yet whether it has capabilities that a write would take away.
+    // The kernel does not know yet whether the file has capabilities that a write would remove.
     does(&place, OTHER, "printf four >> f && sync f");
     assert_eq!(fs::read_to_string(place.path("f")).unwrap(), "onetwotwothreefour");
 
-    // What lies in the kernel's cache when the file becomes immutable was written before.
+    // Data in the kernel's cache when the file becomes immutable was written before.
     let open = fs::OpenOptions::new().read(true).write(true).open(place.path("g"));
     assert!(open.is_err());
     let file = fs::File::create(place.path("g")).unwrap();
@@ -181,7 +182,7 @@ fn access_control_lists() {
     let Some(place) = shared("") else { return };
     let list = |name: &str| does(&place, 0, &format!("getfacl -cnp {name} | tr -s '\\n' ' '"));
     does(&place, 0, &format!("mkdir d; chmod 777 d; setfacl -d -m u:{OTHER}:rwx,g:{GROUP}:r,o::- d"));
-    // A default list takes the place of the umask.
+    // A default ACL replaces the umask.
     does(&place, OWNER, "umask 077; touch d/f; mkdir d/sub");
     assert_eq!(perm(&place, "d/f"), 0o660);
     let named = format!(
@@ -195,7 +196,7 @@ fn access_control_lists() {
     fails(&place, OTHER + 1, "cat d/f");
     let output = shell(&place, OTHER + 1, &[GROUP], "cat d/f");
     assert!(output.status.success(), "a supplementary group: {}", said(&output));
-    // chmod of a file with a list moves the mask.
+    // chmod of a file with an ACL changes the mask.
     does(&place, OWNER, "chmod 640 d/f");
     does(&place, OTHER, "cat d/f");
     fails(&place, OTHER, "printf x >> d/f");
@@ -209,7 +210,7 @@ fn access_control_lists() {
     assert_eq!(does(&place, 0, "getfacl -cnpd d"), "");
     does(&place, OWNER, "umask 077; touch d/g");
     assert_eq!(perm(&place, "d/g"), 0o600);
-    // Set-gid goes when somebody outside the group sets a list.
+    // Set-gid is removed when a user outside the group sets an ACL.
     does(&place, 0, &format!("touch s; mkdir t; chown {OWNER}:{GROUP} s t; chmod 2770 s t"));
     does(&place, OWNER, "setfacl -m u:1001:r s t");
     assert_eq!((perm(&place, "s"), perm(&place, "t")), (0o770, 0o770));
@@ -225,7 +226,7 @@ fn set_gid_and_sticky_directories() {
         assert_eq!(fs::symlink_metadata(place.path(name)).unwrap().gid(), GROUP, "{name}");
     }
     assert_eq!((perm(&place, "d/f"), perm(&place, "d/sub")), (0o666, 0o2777));
-    // Nobody gives a file set-gid for a group that is not theirs.
+    // A user cannot give a file set-gid for another group.
     does(&place, OWNER, "chmod 2775 d/f");
     assert_eq!(perm(&place, "d/f"), 0o775);
     let output = shell(&place, OWNER, &[GROUP], "chmod 2775 d/f");
@@ -240,9 +241,9 @@ fn set_gid_and_sticky_directories() {
     place.unmount();
 }
 
-/// Reads that the kernel answers from its own cache reach nobody, so each look is the first of a mount.
+/// Reads that the kernel answers from its cache do not reach the mount, so each check uses a new mount.
 #[test]
-fn access_times_as_the_options_say() {
+fn access_times_follow_the_options() {
     const OLD: i64 = 946_684_800;
     for (options, first, second) in [
         ("relatime", true, false),
@@ -275,7 +276,8 @@ fn access_times_as_the_options_say() {
     }
 }
 
-/// Where a format has neither owners nor lists, the mount's bits are for everybody: the kernel must not ask for a list.
+/// If a format has neither owners nor ACLs, the mount's bits apply to every user: the kernel must not ask for
+/// an ACL.
 #[test]
 fn formats_without_owners_have_the_bits_of_the_mount() {
     if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv", "mkfs.fat"]) {

@@ -1,4 +1,4 @@
-//! A mount is two processes, the one that parses is locked in, and either may die.
+//! A mount is two processes: the worker parses in a sandbox, and either may die.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::io::Write;
 
 const CAP_SYS_NICE: u64 = 1 << 23;
 
-/// The process that parses.
+/// The worker of a supervisor.
 fn worker(supervisor: i32) -> i32 {
     let children = children(supervisor);
     assert_eq!(children.len(), 1, "one worker");
@@ -17,7 +17,7 @@ fn worker(supervisor: i32) -> i32 {
 }
 
 #[test]
-fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
+fn a_mount_with_a_sandboxed_worker_works() {
     if !can_mount() {
         return;
     }
@@ -28,12 +28,13 @@ fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
     if about(&place.dir)["sandbox"] == "landlock, seccomp" {
         assert_eq!(status(worker, "Seccomp"), "2");
         assert_eq!(status(worker, "NoNewPrivs"), "1");
-        // But the right to bring its own threads back, with which one call can be made.
+        // CAP_SYS_NICE remains, to restore the affinity of its own threads; the sandbox limits it to that
+        // call.
         let kept = u64::from_str_radix(&status(worker, "CapEff"), 16).unwrap();
         assert_eq!(kept & !CAP_SYS_NICE, 0, "{kept:x}");
     } else {
         assert!(std::env::var_os("CI").is_none(), "no whole sandbox: {}", place.log());
-        assert!(place.log().contains("the sandbox is not whole"), "{}", place.log());
+        assert!(place.log().contains("supports only part of the sandbox"), "{}", place.log());
     }
 
     fs::create_dir(place.path("d")).unwrap();
@@ -42,8 +43,8 @@ fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
     assert_eq!(fs::read(place.path("f")).unwrap(), vec![7; 3 << 20]);
     xattr::set(place.path("f"), "user.note", b"x").unwrap();
 
-    // Open for writing and dirty: the answer needs a file opened through the mount, which the worker cannot do.
-    // Had it been forced, two answers would differ.
+    // Open for writing and dirty: the query requires a file opened through the mount, which the worker cannot
+    // do. A forced bump would make the two answers differ.
     let mut file = File::create(place.path("d/open")).unwrap();
     file.write_all(b"one").unwrap();
     let first = change(&place.path("d/open"));
@@ -58,7 +59,7 @@ fn the_worker_is_locked_in_and_the_mount_does_all_it_should() {
     place.image.check().unwrap();
 }
 
-/// The numbers of a process' threads that are called so.
+/// The ids of a process's threads whose names begin like this.
 fn threads(process: i32, called: &str) -> Vec<i32> {
     let all = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let numbers = all.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap());
@@ -92,9 +93,9 @@ fn a_program_is_kept_company_from_within() {
         fs::write(&file, b"small").unwrap();
         fs::remove_file(&file).unwrap();
     });
-    if ivers_sched::may_come_back() && std::thread::available_parallelism().unwrap().get() > 1 {
+    if ivers_thread_sched::can_leave_idle() && std::thread::available_parallelism().unwrap().get() > 1 {
         wait_until("company", || small_requests.by_ref().take(200).any(|()| places() != before));
-        wait_until("its end", || places() == before && threads(worker, "ivers-company").is_empty());
+        wait_until("its end", || places() == before && threads(worker, "ivers-affinity").is_empty());
     } else {
         small_requests.nth(300);
         assert_eq!(places(), before);
@@ -109,7 +110,7 @@ fn nosandbox_turns_it_off() {
     }
     let place = Place::new();
     let supervisor = place.mount("nosandbox");
-    // As the test itself, which a container may have put under a filter.
+    // The same as the test's own process, which a container may have put under a filter.
     let own = i32::try_from(std::process::id()).unwrap();
     assert_eq!(status(worker(supervisor), "Seccomp_filters"), status(own, "Seccomp_filters"));
     assert!(about(&place.dir)["sandbox"].is_null());
@@ -127,7 +128,7 @@ fn sigterm_unmounts_cleanly() {
         let worker = worker(supervisor);
         fs::write(place.path("f"), b"kept").unwrap();
         if to_both {
-            // As a terminal does, or systemd.
+            // A terminal and systemd signal both processes.
             signal(worker, Signal::TERM);
         }
         signal(supervisor, Signal::TERM);
@@ -135,7 +136,7 @@ fn sigterm_unmounts_cleanly() {
         assert!(mount_line(&place.dir).is_none());
         place.image.check().unwrap();
     }
-    // Clean: nothing was replayed and no epoch raised.
+    // Clean: nothing was replayed and the epoch is the same.
     place.mount("rw");
     assert_eq!(change(&place.path("f")) >> 40, 1, "the first epoch still");
     place.unmount();
@@ -155,7 +156,7 @@ fn a_dead_worker_leaves_errors_and_a_way_out() {
     signal(worker(supervisor), Signal::KILL);
     wait_until("the supervisor notices", || !runs(supervisor));
     assert!(place.log().contains("killed by signal 9"), "{}", place.log());
-    // What programs write now must not land in the directory below.
+    // Writes must not reach the directory below the dead mount.
     let error = fs::write(place.path("g"), b"lost").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
     let again = ivers(["mount".as_ref(), place.image.path().as_os_str(), place.dir.as_os_str()]);
@@ -180,14 +181,14 @@ fn the_worker_dies_with_its_supervisor() {
     signal(supervisor, Signal::KILL);
     wait_until("the worker ends", || !runs(worker));
     place.unmount();
-    // The lock went with it.
+    // The lock ended with the worker.
     place.mount("rw");
     place.unmount();
     place.image.check().unwrap();
 }
 
 #[test]
-fn a_bad_image_is_refused_and_nothing_stays() {
+fn a_refused_mount_leaves_nothing() {
     if !can_mount() {
         return;
     }
@@ -200,7 +201,7 @@ fn a_bad_image_is_refused_and_nothing_stays() {
     assert!(mount_line(&place.dir).is_none());
     assert_eq!(fs::read(&bad).unwrap(), vec![0x5a; 1 << 20]);
 
-    // A good image on a bad place: what was opened is closed again, cleanly.
+    // A good image on a bad mount point: the image is closed again, clean.
     let file = place.image.dir().join("file");
     fs::write(&file, b"").unwrap();
     let output = ivers(["mount".as_ref(), place.image.path().as_os_str(), file.as_os_str()]);

@@ -1,4 +1,4 @@
-//! The server as a command: what it is told, who comes in, how it ends.
+//! `ivers serve`: its configuration, which clients it accepts, how it ends.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::served::{Server, command, export, image_with_file};
 use common::*;
-use ivers_nfs_peer::{Client, change_and_size, data, guarded, named, open, opened};
+use ivers_nfs_test::client::{Client, change_and_size, data, guarded, named, open, opened};
 use ivers_nfs4::ops::v40::{
     CallbackClient, ClientOwner, CommitArgs, OpenDelegation, ReadArgs, SetClientIdArgs, WriteArgs, share,
 };
@@ -27,7 +27,7 @@ fn can_serve() -> bool {
     have_programs(&["mkfs.ext4", "e2fsck", "nfs-ls", "nfs-cat"])
 }
 
-/// Ask by a tool of libnfs.
+/// Runs a program of libnfs.
 fn libnfs(tool: &str, address: SocketAddr, path: &str) -> Output {
     let url = format!("nfs://{}{path}?version=4&nfsport={}", address.ip(), address.port());
     ivers_oracle::output(tool, [url]).unwrap()
@@ -99,20 +99,20 @@ fn commit(client: &mut Client, handle: &FileHandle) -> Verifier {
 
 fn read(client: &mut Client, handle: &FileHandle) -> Vec<u8> {
     let read = Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count: 100 });
-    let (_, results) = client.call_patiently(&[Op::PutFh(handle.clone()), read]);
+    let (_, results) = client.call_with_retry(&[Op::PutFh(handle.clone()), read]);
     let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
     read.data.clone()
 }
 
-/// Another client, when those of the last start have had their time.
+/// Returns a new client after the grace period of the restarted server.
 fn after_grace(server: &Server, name: &str) -> Client {
-    assert!(server.log().contains("grace begins"), "{}", server.log());
-    wait_until("grace is over", || server.log().contains("grace is over"));
+    assert!(server.log().contains("grace period begins"), "{}", server.log());
+    wait_until("grace is over", || server.log().contains("grace period ends"));
     Client::new(server.address(), name)
 }
 
 #[test]
-fn a_signal_ends_it_in_good_order_and_a_crash_is_told_from_that() {
+fn a_signal_ends_the_server_cleanly_and_a_crash_is_detected() {
     if !can_serve() {
         return;
     }
@@ -129,7 +129,7 @@ fn a_signal_ends_it_in_good_order_and_a_crash_is_told_from_that() {
     image.check().unwrap();
     assert!(!state.join("stats").exists());
 
-    // Nothing was lost, and the verifier says so; the handle is good.
+    // Nothing was lost, and the verifier says so; the filehandle is valid.
     let server = Server::start(&state, &words);
     let mut client = after_grace(&server, "b");
     assert_eq!(read(&mut client, &handle), b"not committed");
@@ -152,10 +152,10 @@ fn a_signal_ends_it_in_good_order_and_a_crash_is_told_from_that() {
 }
 
 fn fetch(client: &mut Client, name: &str) -> NfsStat {
-    client.call_patiently(&[data(), vec![Op::Lookup(name.into()), Op::GetFh(())]].concat()).0
+    client.call_with_retry(&[data(), vec![Op::Lookup(name.into()), Op::GetFh(())]].concat()).0
 }
 
-/// What an export answers before it is durable, and what it does not.
+/// What an export acknowledges before it is durable, and what it does not.
 #[test]
 fn a_crash_takes_names_that_async_has_deferred_and_no_committed_data() {
     if !can_serve() {
@@ -163,7 +163,7 @@ fn a_crash_takes_names_that_async_has_deferred_and_no_committed_data() {
     }
     let image = image_with_file();
     let state = image.dir().join("state");
-    // (options, whether a name that nobody has committed is there after the crash, seconds until then)
+    // (options, whether an uncommitted name is there after the crash, seconds until then)
     let cases = [("commit=900", true, 0), ("commit=900,async", false, 0), ("commit=1,async", true, 3)];
     for (nth, (options, kept, seconds)) in cases.into_iter().enumerate() {
         let export = export(&image, &format!("name=/data,no_root_squash,{options}"));
@@ -195,7 +195,7 @@ fn a_crash_takes_names_that_async_has_deferred_and_no_committed_data() {
 }
 
 #[test]
-fn what_is_read_only_or_not_for_an_address_is_refused() {
+fn writes_and_addresses_without_access_are_refused() {
     if !can_serve() {
         return;
     }
@@ -211,7 +211,7 @@ fn what_is_read_only_or_not_for_an_address_is_refused() {
     for _ in 0..3 {
         assert_eq!(client.call(theirs.clone()).0, NfsStat::Noent);
     }
-    let said = server.log().matches("an export is refused").count();
+    let said = server.log().matches("access to an export denied").count();
     assert_eq!(said, 1, "once, however often: {}", server.log());
     assert!(server.log().contains("address=127.0.0.1 export=/theirs"), "{}", server.log());
     assert_eq!(ask(&state)["total"]["refusals"], 3);
@@ -235,14 +235,18 @@ fn mistakes_are_named_with_their_line() {
     refused(&mut with(&format!("{export}squash = true\n")), 2, "line 4: unknown field `squash`");
     refused(&mut with(&format!("{export}clients = [\"here\"]\n")), 2, "line 4: \"here\" is neither");
     refused(&mut with("lease_s =\n"), 2, "line 1: ");
-    refused(&mut with(&format!("\n{export}names = [\"x\"]\n")), 2, "line 2: export /a: names are those");
+    refused(
+        &mut with(&format!("\n{export}names = [\"x\"]\n")),
+        2,
+        "line 2: export /a: names are checked against certificates",
+    );
     refused(&mut with(&format!("{export}options = \"allow_other\"\n")), 2, "export /a: option allow_other");
-    refused(&mut with(&format!("{export}tls = \"required\"\n")), 2, "no certificate is given");
+    refused(&mut with(&format!("{export}tls = \"required\"\n")), 2, "there is no certificate");
     refused(&mut with(&format!("{export}async = true\noptions = \"sync\"\n")), 2, "async contradicts sync");
     refused(
         &mut with(&format!("{export}options = \"async\"\n")),
         2,
-        "option async: an export takes it by itself",
+        "option async: not a mount option of an export",
     );
     refused(&mut with("lease_s = 90\n"), 2, "nothing to serve");
     refused(&mut with(&format!("lease_s = 0\n{export}")), 2, "from 1 to 3600");
@@ -252,8 +256,8 @@ fn mistakes_are_named_with_their_line() {
     refused(command(&state).arg("--config").arg(&missing), 3, "cannot read");
     refused(command(&state).args(["--export", "image"]), 2, "NAME=IMAGE");
     refused(command(&state).arg("image,clients=host.example"), 2, "neither an address");
-    refused(command(&state).arg("image,allow_other"), 2, "\"allow_other\": not known");
-    refused(command(&state).arg("image,ro,rw"), 2, "the opposite was said before");
+    refused(command(&state).arg("image,allow_other"), 2, "\"allow_other\": unknown option");
+    refused(command(&state).arg("image,ro,rw"), 2, "contradicts an earlier option");
     for options in ["async,sync", "dirsync,async"] {
         refused(command(&state).arg(format!("image,{options}")), 2, "async contradicts sync and dirsync");
     }
@@ -262,7 +266,7 @@ fn mistakes_are_named_with_their_line() {
 }
 
 #[test]
-fn what_is_in_use_is_refused() {
+fn images_and_state_in_use_are_refused() {
     if !can_serve() {
         return;
     }
@@ -275,13 +279,13 @@ fn what_is_in_use_is_refused() {
     let mut same_port = Command::new(IVERS);
     same_port.args(["serve", "--listen", &address, "--state"]).arg(image.dir().join("third"));
     refused(same_port.arg(other.path()), 6, &address);
-    // Those who failed have not put themselves in its place.
+    // The refused servers have not replaced its socket.
     assert_eq!(ask(&state)["pid"], server.pid());
     assert!(server.stop().success());
     let twice = export(&image, "name=/a");
     refused(command(&state).args([&twice, &twice.replace("/a", "/b")]), 6, "in use");
     let same = export(&image, "ro,name=/a");
-    refused(command(&state).args([&same, &same.replace("/a", "/b")]), 2, "export it once");
+    refused(command(&state).args([&same, &same.replace("/a", "/b")]), 2, "exported twice");
     fs::write(image.dir().join("zeros"), [0; 4096]).unwrap();
     refused(command(&state).arg(other.path()).arg(image.dir().join("zeros")), 4, "/zeros");
     other.check().unwrap();
@@ -319,7 +323,7 @@ fn the_command_line_counts_before_the_file() {
 }
 
 #[test]
-fn it_serves_at_the_sockets_it_was_given_and_says_how_it_goes() {
+fn it_serves_inherited_sockets_and_notifies_systemd() {
     if !can_serve() {
         return;
     }
@@ -328,7 +332,8 @@ fn it_serves_at_the_sockets_it_was_given_and_says_how_it_goes() {
     let address = listener.local_addr().unwrap();
     let told = UnixDatagram::bind(image.dir().join("notify")).unwrap();
     told.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    // As systemd does: the socket is descriptor 3, and LISTEN_PID the process that runs the program.
+    // Socket activation as by systemd: the socket is descriptor 3, and LISTEN_PID the process that executes
+    // the program.
     let script = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh", IVERS, "serve", "--json", "--listen", "192.0.2.1"]);
@@ -376,7 +381,7 @@ fn http(address: SocketAddr, request: &[u8]) -> String {
 }
 
 #[test]
-fn it_tells_how_it_is_in_three_forms() {
+fn statistics_have_three_forms() {
     if !can_serve() {
         return;
     }
@@ -424,7 +429,7 @@ fn it_tells_how_it_is_in_three_forms() {
     assert!(http(metrics, b"GET /secret HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
     assert!(http(metrics, b"DELETE /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405"));
     assert!(http(metrics, b"\0\r\n\r\n").starts_with("HTTP/1.1 400"));
-    // Who dawdles is turned away, and does not keep others waiting.
+    // A slow client is disconnected and does not delay others.
     let begun = Instant::now();
     let mut slow: Vec<_> = (0..20).map(|_| TcpStream::connect(metrics).unwrap()).collect();
     slow.iter_mut().for_each(|stream| drop(stream.write_all(b"GET")));
@@ -442,7 +447,7 @@ fn it_tells_how_it_is_in_three_forms() {
 }
 
 #[test]
-fn it_is_locked_in_unless_it_was_told_not_to_be() {
+fn the_server_is_sandboxed_unless_disabled() {
     if !can_serve() {
         return;
     }
@@ -451,7 +456,7 @@ fn it_is_locked_in_unless_it_was_told_not_to_be() {
     let own = i32::try_from(std::process::id()).unwrap();
     let filters = |pid| status(pid, "Seccomp_filters").parse::<u32>().unwrap_or_default();
     let server = Server::start(&state, [image.path()]);
-    if !server.log().contains("the sandbox is not whole") {
+    if !server.log().contains("supports only part of the sandbox") {
         assert_eq!(filters(server.pid()), filters(own) + 2);
         assert_eq!(status(server.pid(), "CapEff"), "0000000000000000");
         assert!(ask(&state)["sandbox"].as_str().unwrap().contains("landlock"));
@@ -474,7 +479,7 @@ fn a_second_signal_does_not_wait() {
     let state = image.dir().join("state");
     let words = [export(&image, "name=/data,no_root_squash")];
     let mut server = Server::start(&state, &words);
-    // Somebody asks about a file whose holder does not answer: that takes five seconds.
+    // A query of a file whose holder does not answer takes five seconds.
     let mut holder = Client::new(server.address(), "a");
     let open = open("o", share::BOTH, guarded(), named("f"));
     let (opened, handle) = opened(&holder.call([data(), vec![open, Op::GetFh(())]].concat()));
@@ -483,22 +488,22 @@ fn a_second_signal_does_not_wait() {
     asking.send(vec![Op::PutFh(handle), change_and_size()]);
     wait_until("the holder is asked", || ask(&state)["total"]["callbacks"] == 1);
     let begun = Instant::now();
-    // Both are one.
+    // Two signals at once count as one.
     signal(server.pid(), Signal::INT);
     signal(server.pid(), Signal::TERM);
-    wait_until("it ends", || server.log().contains("ending; another one"));
+    wait_until("it ends", || server.log().contains("shutting down; another signal"));
     std::thread::sleep(Duration::from_millis(1200));
     assert!(runs(server.pid()), "{}", server.log());
     signal(server.pid(), Signal::INT);
     assert_eq!(server.child.wait().unwrap().code(), Some(1));
     assert!(begun.elapsed() < Duration::from_secs(4) && server.log().contains("as in a crash"));
-    // The next one serves it, and leaves it clean.
+    // The next server recovers the image and leaves it clean.
     assert!(Server::start(&state, &words).stop().success());
     image.check().unwrap();
 }
 
 #[test]
-fn what_wants_tls_is_refused_without() {
+fn exports_that_require_tls_are_refused_without() {
     if !can_serve() {
         return;
     }
@@ -519,13 +524,13 @@ fn what_wants_tls_is_refused_without() {
     let server = Server::of(&mut tls(&path("cert.pem")));
     let mut client = Client::new(server.address(), "a");
     assert_eq!(client.call(data()).0, NfsStat::Wrongsec);
-    assert!(server.log().contains("not without TLS"), "{}", server.log());
+    assert!(server.log().contains("TLS or the certificate does not match"), "{}", server.log());
     assert!(server.stop().success());
 }
 
-/// The log is replaced by another file when it is long: that is what the sandbox leaves open.
+/// A log that grows long is replaced by another file: the sandbox permits that.
 #[test]
-fn its_log_is_replaced_though_it_is_locked_in() {
+fn the_log_is_replaced_in_the_sandbox() {
     use std::os::unix::fs::MetadataExt;
     if !can_serve() {
         return;
@@ -549,7 +554,7 @@ fn its_log_is_replaced_though_it_is_locked_in() {
     assert!(server.stop().success());
 }
 
-/// A client of NFSv4.0 who wants to be called there.
+/// A client of NFSv4.0 that gives this callback address.
 fn introduce(server: &Server, host: &str, port: u16) -> Client {
     let addr = format!("{host}.{}.{}", port >> 8, port & 0xff).into_bytes();
     let set = SetClientIdArgs {
@@ -566,9 +571,10 @@ fn introduce(server: &Server, host: &str, port: u16) -> Client {
     old
 }
 
-/// [RFC7530 16.33.5] Who comes by NFSv4.0 says where he wants to be called: from the sandbox, too, at his own host and at no other.
+/// [RFC7530 16.33.5] A client of NFSv4.0 gives its callback address. The server connects to the client's own
+/// host and to no other, also from the sandbox.
 #[test]
-fn who_wants_to_be_called_is_called_at_his_host() {
+fn callbacks_go_to_the_clients_own_host() {
     if !can_serve() {
         return;
     }
@@ -589,7 +595,7 @@ fn who_wants_to_be_called_is_called_at_his_host() {
             }
             assert_eq!(old.compound(0, data()).0, NfsStat::Ok, "{}", server.log());
         }
-        // Nobody is called at a port of services, and he is served all the same.
+        // The server never connects to a privileged port, and serves the client all the same.
         let mut old = introduce(&server, "127.0.0.1", 22);
         assert_eq!(old.compound(0, data()).0, NfsStat::Ok, "{}", server.log());
         assert!(server.stop().success());

@@ -1,4 +1,4 @@
-//! Formats beside ext4 over NFS: what they can, what is refused, and what becomes of filehandles over a restart.
+//! Formats other than ext4 over NFS: their features, what is refused, and filehandles across a restart.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use common::served::Server;
 use common::wait_until;
 use ivers_block::{Device, FileDevice, OpenMode};
-use ivers_nfs_peer::{Client, data, decoded, guarded, named, open, opened};
+use ivers_nfs_test::client::{Client, data, decoded, guarded, named, open, opened};
 use ivers_nfs4::attr::{self, Attrs, Fattr};
 use ivers_nfs4::ops::v40::{
     CommitArgs, CreateArgs, ReadArgs, RenameArgs, SeqState, SetAttrArgs, WriteArgs, share,
@@ -38,7 +38,7 @@ fn below(client: &mut Client, ops: Vec<Op>) -> (NfsStat, Vec<OpResult>) {
 
 fn read(client: &mut Client, place: Vec<Op>) -> Result<Vec<u8>, NfsStat> {
     let read = Op::Read(ReadArgs { stateid: StateId::ANONYMOUS, offset: 0, count: 100 });
-    let (status, results) = client.call_patiently(&[place, vec![read]].concat());
+    let (status, results) = client.call_with_retry(&[place, vec![read]].concat());
     match results.last() {
         Some(OpResult::Read(Ok(read))) => Ok(read.data.clone()),
         _ => Err(status),
@@ -49,7 +49,7 @@ fn by_name(name: &str) -> Vec<Op> {
     [data(), vec![Op::Lookup(name.into())]].concat()
 }
 
-/// Set on a file; the status, and its size and mode behind it.
+/// Sets attributes of a file; returns the status, and its size and mode afterwards.
 fn set(client: &mut Client, file: &FileHandle, attrs: Attrs) -> (NfsStat, u64, u32) {
     let put = Op::PutFh(file.clone());
     let args = SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: attrs.encode() };
@@ -62,8 +62,8 @@ fn set(client: &mut Client, file: &FileHandle, attrs: Attrs) -> (NfsStat, u64, u
 fn started(image: &Path) -> (Server, Client) {
     let export = format!("{},name=/data,no_root_squash", image.display());
     let server = Server::start(&image.with_extension("state"), ["--lease", "2", &export]);
-    if server.log().contains("grace begins") {
-        wait_until("grace is over", || server.log().contains("grace is over"));
+    if server.log().contains("grace period begins") {
+        wait_until("grace is over", || server.log().contains("grace period ends"));
     }
     let client = Client::new(server.address(), "a");
     (server, client)
@@ -73,12 +73,12 @@ struct Format {
     name: &'static str,
     make: fn(&Path),
     check: fn(&Path),
-    /// After a server that was killed.
+    /// Checks the image of a killed server.
     check_crashed: fn(&Path),
-    /// Symbolic and hard links.
+    /// Whether the format has symbolic and hard links.
     links: bool,
     owners: bool,
-    /// What a handle says after a restart.
+    /// The status of a filehandle after a restart.
     restarted: Result<(), NfsStat>,
 }
 
@@ -91,7 +91,7 @@ fn works(format: &Format) {
     let root = client.call([data(), vec![Op::GetFh(())]].concat()).1.pop();
     let Some(OpResult::GetFh(Ok(root))) = root else { panic!("{root:?}") };
 
-    // What every format can.
+    // Operations of every format.
     let dirs = CreateArgs { kind: CreateType::Dir, name: b"below".to_vec(), attrs: Fattr::default() };
     assert_eq!(below(&mut client, vec![Op::Create(dirs)]).0, NfsStat::Ok, "{}", format.name);
     let moved = [data(), vec![Op::SaveFh(()), Op::Lookup(b"below".to_vec())]].concat();
@@ -103,7 +103,7 @@ fn works(format: &Format) {
     let size = Attrs { size: Some(3), ..Attrs::default() };
     assert_eq!(set(&mut client, &file, size).1, 3);
 
-    // What some cannot is refused, and nothing is done by half.
+    // Unsupported operations are refused, and none is half done.
     let owner = Attrs { size: Some(1), owner: Some(b"70000".to_vec()), ..Attrs::default() };
     let (status, size, _) = set(&mut client, &file, owner);
     assert_eq!((status != NfsStat::Ok, size), (true, 3), "{}: {status:?}", format.name);
@@ -116,7 +116,7 @@ fn works(format: &Format) {
     let status = client.call(hard.concat()).0;
     assert_eq!(status == NfsStat::Ok, format.links, "{}: {status:?}", format.name);
 
-    // A name leaves its place to another.
+    // A name is replaced by another.
     let kept = make(&mut client, "kept");
     let gone = make(&mut client, "gone");
     assert_eq!(below(&mut client, vec![Op::Remove(b"gone".to_vec())]).0, NfsStat::Ok);

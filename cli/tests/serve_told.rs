@@ -1,4 +1,4 @@
-//! By which files the server is told, and what it does when those that it keeps are taken away.
+//! The files that configure the server, and its reaction when files that it keeps are removed.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::served::Server;
 use common::{IVERS, signal, wait_until};
-use ivers_nfs_peer::{Client, data};
+use ivers_nfs_test::client::{Client, data};
 use ivers_nfs4::ops::Op;
 use ivers_nfs4::status::NfsStat;
 use rustix::process::Signal;
@@ -35,7 +35,7 @@ fn a_pipe_is_not_waited_for_but_one_that_was_handed_over_is_read() {
     let begin = Instant::now();
     let refused = command(dir.path(), "pipe").output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("pipe: it is no regular file"), "{said}");
+    assert!(!refused.status.success() && said.contains("pipe: not a regular file"), "{said}");
     assert!(begin.elapsed() < Duration::from_secs(20));
 
     let mut given = tempfile::tempfile().unwrap();
@@ -44,17 +44,16 @@ fn a_pipe_is_not_waited_for_but_one_that_was_handed_over_is_read() {
     let mut writer = Command::new("cat").stdin(given).stdout(Stdio::piped()).spawn().unwrap();
     let server = Server::of(command(dir.path(), "/dev/stdin").stdin(writer.stdout.take().unwrap()));
     assert!(writer.wait().unwrap().success());
-    // Where the server was started.
+    // Relative to the directory where the server was started.
     assert!(dir.path().join("kept/state").exists());
     let mut client = Client::new(server.address(), "a");
     assert_eq!(root(&mut client), NfsStat::Ok);
     signal(server.pid(), Signal::HUP);
     wait_until("it has refused", || server.log().contains("nothing is changed"));
-    assert!(server.log().contains("handed over at the start"), "{}", server.log());
+    assert!(server.log().contains("passed as a descriptor at the start"), "{}", server.log());
     assert_eq!(root(&mut client), NfsStat::Ok);
-    // Numbers of the log are numbers.
-    let came =
-        server.log().lines().find(|line| line.contains("a client has come")).map(str::to_owned).unwrap();
+    // Numbers in the log are JSON numbers.
+    let came = server.log().lines().find(|line| line.contains("new client")).map(str::to_owned).unwrap();
     let came: serde_json::Value = serde_json::from_str(&came).unwrap();
     assert_eq!((&came["minor"], &came["tls"]), (&1.into(), &false.into()), "{came}");
     assert!(came["address"].is_string(), "{came}");
@@ -63,7 +62,7 @@ fn a_pipe_is_not_waited_for_but_one_that_was_handed_over_is_read() {
 }
 
 #[test]
-fn a_state_directory_that_is_taken_away_is_missed() {
+fn a_removed_state_directory_is_noticed() {
     for sandbox in ["true", "false"] {
         let dir = tempfile::tempdir().unwrap();
         let (kept, aside) = (dir.path().join("kept"), dir.path().join("aside"));
@@ -74,25 +73,25 @@ fn a_state_directory_that_is_taken_away_is_missed() {
         fs::rename(&kept, &aside).unwrap();
         wait_until("it is missed", || server.log().contains("removed, or moved away"));
         assert!(server.log().contains("\"error\""), "{}", server.log());
-        // Who is written down already goes on; who would have to be is told to come again, soon.
+        // A recorded client goes on; a new one, which would have to be recorded, gets NFS4ERR_DELAY.
         assert_eq!(root(&mut client), NfsStat::Ok);
         let begin = Instant::now();
         let mut late = Client::connect(server.address(), "late");
-        late.make_session();
+        late.create_session();
         let (status, _) = late.call(vec![Op::ReclaimComplete(false)]);
         assert_eq!(status, NfsStat::Delay);
         assert!(begin.elapsed() < Duration::from_secs(6), "it did not wait in vain");
 
         fs::rename(&aside, &kept).unwrap();
-        wait_until("it is found", || server.log().contains("is there again"));
-        assert_eq!(late.call_patiently(&[Op::ReclaimComplete(false)]).0, NfsStat::Ok);
-        // A file of it alone is written anew.
+        wait_until("it is found", || server.log().contains("is accessible again"));
+        assert_eq!(late.call_with_retry(&[Op::ReclaimComplete(false)]).0, NfsStat::Ok);
+        // If only one of its files is removed, the server writes it again.
         fs::remove_file(kept.join("state")).unwrap();
         wait_until("it is written anew", || kept.join("state").exists());
         drop((client, late));
         assert!(server.stop().success());
         let server = Server::of(&mut command(dir.path(), "serve.toml"));
-        assert!(!server.log().contains("did not end in good order"), "{}", server.log());
+        assert!(!server.log().contains("was not shut down properly"), "{}", server.log());
         assert!(server.stop().success());
     }
 }

@@ -1,4 +1,5 @@
-//! Standard error that takes nothing: nobody is told, but what was asked for is done, and the exit code is as ever.
+//! Standard error that cannot be written: messages are lost, but the command does its work and the exit code
+//! is the same.
 
 mod common;
 
@@ -8,7 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
-/// A full device, and a pipe that nobody reads.
+/// A full device, and a pipe without a reader.
 fn deaf() -> Vec<(&'static str, Stdio)> {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (reader, pipe) = std::io::pipe().unwrap();
@@ -21,7 +22,7 @@ fn untold(words: &[&str], stderr: Stdio) -> Output {
 }
 
 #[test]
-fn errors_that_nobody_hears_keep_their_code() {
+fn exit_codes_stay_without_standard_error() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }
@@ -43,9 +44,9 @@ fn errors_that_nobody_hears_keep_their_code() {
     }
 }
 
-/// One problem in the middle of a copy must cost no more than itself.
+/// One problem in the middle of a copy affects one file only.
 #[test]
-fn a_copy_goes_on_when_nobody_hears_of_its_problems() {
+fn a_copy_continues_without_standard_error() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }
@@ -57,7 +58,7 @@ fn a_copy_goes_on_when_nobody_hears_of_its_problems() {
             fs::write(source.join(name).join("f"), name).unwrap();
         }
         let root = format!("{}:/", image.path().display());
-        // A file is to be where a directory is.
+        // A directory in the destination where the source has a file.
         let way = image.dir().join("way/b/f/x");
         fs::create_dir_all(&way).unwrap();
         let put = ivers(["cp", "-r", &format!("{}/way/.", image.dir().display()), &root]);

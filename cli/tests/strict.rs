@@ -1,13 +1,15 @@
-//! What a query waits for: a number never vouches for what the kernel does not show yet (C6).
+//! What a query waits for: a change attribute never vouches for a state that the kernel does not show yet
+//! (C6).
 //!
-//! Who changes something is kept from running behind the server's answer: it may run only while another thread of its processor does not want
-//! to, which always wants to. With `-o no_strict_queries` its observer is misled time and again, so the test can fail.
+//! The thread that changes something is kept from running after the server's answer: it has the idle class on
+//! a processor that a busy thread occupies. With `-o no_strict_queries` the observer is misled repeatedly, so
+//! the test can fail.
 
 mod common;
 
 use common::*;
 use ivers_oracle::SetOnDrop;
-use ivers_sched::{Class, set_own_class};
+use ivers_thread_sched::{Class, set_own_class};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, StatxFlags, statx};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashMap;
@@ -18,14 +20,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The processor of who looks, and that of who changes something.
+/// The processor of the observer, and that of the thread that changes something.
 const OWN: usize = 0;
 const OTHER: usize = 1;
 
-/// How long each kind of change is made.
+/// Duration of each kind of change.
 const TIME: Duration = Duration::from_secs(4);
 
-/// What is changed again and again, whose number is looked at, and what shows the change.
+/// A change that is repeated, the file whose change attribute is queried, and the state that shows the
+/// change.
 struct Kind {
     name: &'static str,
     change: fn(&Path, u32),
@@ -33,7 +36,7 @@ struct Kind {
     state: fn(&Path) -> u64,
 }
 
-/// What is set of a directory that is removed, and still open.
+/// chmod of a removed directory that is still open.
 const REMOVED: Kind = Kind {
     name: "chmod, removed",
     change: |dir, n| fs::set_permissions(dir, fs::Permissions::from_mode(0o700 + n % 8 * 8)).unwrap(),
@@ -116,7 +119,7 @@ fn stay_on(processor: usize) {
     sched_setaffinity(None, &set).unwrap();
 }
 
-/// While somebody else always wants the other processor.
+/// Runs `work` while a busy thread occupies the other processor.
 fn with_one_processor<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -135,20 +138,20 @@ fn with_one_processor<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// On the other processor, when nobody else wants it.
+/// Moves this thread to the other processor, in the idle class.
 fn starve() {
     stay_on(OTHER);
     set_own_class(Class::Idle).unwrap();
 }
 
-/// How often one number stood for two states, and how many numbers there were.
+/// Returns how often one value stood for two states, and the number of values.
 fn misled(dir: &Path, kind: &Kind) -> (usize, usize) {
     let end = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _end = SetOnDrop(&end);
         scope.spawn(|| {
             starve();
-            // It ends where it began.
+            // Ends in the state that it began with.
             for n in (0..).take_while(|n| n % 2 == 1 || !end.load(Ordering::Relaxed)) {
                 (kind.change)(dir, n);
                 std::thread::sleep(Duration::from_micros(500));
@@ -168,7 +171,7 @@ fn misled(dir: &Path, kind: &Kind) -> (usize, usize) {
     })
 }
 
-/// The tests want a processor for themselves each, and another one.
+/// Each test requires a processor for itself and a second one.
 fn can_starve() -> bool {
     let can = can_mount() && std::thread::available_parallelism().map_or(1, usize::from) >= 2;
     if !can {
@@ -179,7 +182,7 @@ fn can_starve() -> bool {
 
 #[test]
 #[ignore = "keeps both processors busy for two minutes: cargo xtask soak contract"]
-fn no_number_is_ahead_of_what_the_kernel_shows() {
+fn no_value_is_ahead_of_what_the_kernel_shows() {
     if !can_starve() {
         return;
     }
@@ -211,8 +214,8 @@ fn no_number_is_ahead_of_what_the_kernel_shows() {
     assert!(without > 0, "nothing is found where something is to be found");
 }
 
-/// How often one number stood for two modes of a named pipe, which no thread of the server can wait for, with several observers. Each change
-/// is made by a thread that ends with it.
+/// Returns how often one value stood for two modes of a named pipe, with several observers. No thread of the
+/// server can wait for a pipe. Each change is made by a thread that ends with it.
 fn misled_by_a_pipe(pipe: &Path) -> u32 {
     let end = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
@@ -243,7 +246,8 @@ fn misled_by_a_pipe(pipe: &Path) -> u32 {
     seen.into_iter().flatten().filter(misled).count() as u32
 }
 
-/// Something wrong is found where queries do not wait, so it can be found, and nothing where they do.
+/// Asserts that `find` finds errors where queries do not wait, which shows that it can, and none where they
+/// wait.
 fn found_only_without_waiting(find: impl Fn(&Place) -> u32) {
     let found = ["no_strict_queries", ""].map(|options| {
         let place = Place::new();
@@ -259,7 +263,7 @@ fn found_only_without_waiting(find: impl Fn(&Place) -> u32) {
 
 #[test]
 #[ignore = "keeps both processors busy for 16 seconds: cargo xtask soak contract"]
-fn several_who_look_at_a_pipe_are_not_misled() {
+fn several_observers_of_a_pipe_are_not_misled() {
     if !can_starve() {
         return;
     }
@@ -270,12 +274,12 @@ fn several_who_look_at_a_pipe_are_not_misled() {
     });
 }
 
-/// What is asked about while it changes, and has to be right in the end.
+/// A query that runs beside a change, and the state that must result.
 struct Round {
     begin: fn(&File, &Path),
-    /// What is kept from running behind the server's answer,
+    /// The action that is kept from running after the server's answer.
     starved: fn(&File, &Path),
-    /// and what is done meanwhile.
+    /// The action that runs beside it.
     beside: fn(&File, &Path),
     is_right: fn(&fs::Metadata) -> bool,
 }
@@ -285,7 +289,7 @@ fn ask(handle: &File, _: &Path) {
     statx(handle, "", how, StatxFlags::BASIC_STATS).unwrap();
 }
 
-/// One of two names of a file goes.
+/// Removes one of two names of a file.
 const UNLINK: Round = Round {
     begin: |_, file| fs::hard_link(file, file.with_extension("l")).unwrap(),
     starved: |_, file| fs::remove_file(file.with_extension("l")).unwrap(),
@@ -293,7 +297,7 @@ const UNLINK: Round = Round {
     is_right: |attr| attr.nlink() == 1,
 };
 
-/// A file gets an access control list, whose mask is what shows as the group's permissions.
+/// Sets an ACL, whose mask appears as the group's permissions.
 const SET_ACL: Round = Round {
     begin: |_, file| fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap(),
     starved: ask,
@@ -301,8 +305,8 @@ const SET_ACL: Round = Round {
     is_right: |attr| attr.mode() & 0o777 == 0o670,
 };
 
-/// The owner reads and writes, one more user and the group what the mask leaves of everything: the form of acl(5) as Linux hands it over,
-/// a version and entries of tag, permissions and identity.
+/// An ACL: the owner reads and writes; one user and the group have all permissions that the mask leaves. In
+/// the form of acl(5) on Linux: a version, then entries of tag, permissions and id.
 fn acl_with_mask(mask: u16) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let entries = [(1, 6, NOBODY), (2, 7, 1000), (4, 7, NOBODY), (0x10, mask, NOBODY), (0x20, 0, NOBODY)];
@@ -312,7 +316,7 @@ fn acl_with_mask(mask: u16) -> Vec<u8> {
     2u32.to_le_bytes().into_iter().chain(entries).collect()
 }
 
-/// How often in so many rounds a file looked otherwise in the end, though nobody changes anything any more.
+/// Returns in how many rounds the file had the wrong state in the end, when nothing changes it.
 fn wrong_in_the_end(place: &Place, round: &Round, rounds: u32) -> u32 {
     let file = place.path("f");
     fs::write(&file, "x").unwrap();
@@ -325,12 +329,12 @@ fn wrong_in_the_end(place: &Place, round: &Round, rounds: u32) -> u32 {
                     starve();
                     (round.starved)(&handle, &file);
                 });
-                // At another moment each time.
+                // A different delay each time.
                 std::thread::sleep(Duration::from_micros(u64::from(nth % 50) * 200));
                 (round.beside)(&handle, &file);
             });
             let is_wrong = !(round.is_right)(&fs::metadata(&file).unwrap());
-            // What has no link left for the kernel gets none.
+            // Refreshes the link count: the kernel refuses link(2) on an inode whose cached count is 0.
             ask(&handle, &file);
             is_wrong
         })
@@ -339,7 +343,7 @@ fn wrong_in_the_end(place: &Place, round: &Round, rounds: u32) -> u32 {
 
 #[test]
 #[ignore = "keeps both processors busy for half a minute: cargo xtask soak contract"]
-fn a_link_count_that_is_asked_for_meanwhile_is_right() {
+fn a_link_count_queried_during_unlink_is_right() {
     if !can_starve() {
         return;
     }
@@ -348,7 +352,7 @@ fn a_link_count_that_is_asked_for_meanwhile_is_right() {
 
 #[test]
 #[ignore = "keeps both processors busy for a quarter of a minute: cargo xtask soak contract"]
-fn a_mode_that_is_asked_for_while_a_list_changes_it_is_right() {
+fn a_mode_queried_while_an_acl_changes_it_is_right() {
     if !can_starve() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Unmounting what is in use.
+//! Unmounting a mount that is in use.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn busy_is_refused_and_lazy_waits_for_the_last_file() {
     place.unmount();
 }
 
-/// As umount(8) does it, which returns when the kernel has let go of the mount.
+/// Unmounts as umount(8) does, which returns when the kernel has detached the mount.
 fn detach(dir: &std::path::Path) {
     wait_until("the mount is no longer busy", || {
         let output = Command::new("fusermount3").arg("-u").arg(dir).output().unwrap();
@@ -49,7 +49,7 @@ fn detach(dir: &std::path::Path) {
 }
 
 #[test]
-fn who_opens_an_image_at_once_after_umount_waits_until_it_is_closed() {
+fn an_open_after_umount_waits_until_the_image_is_closed() {
     if !can_mount() {
         return;
     }
@@ -71,7 +71,7 @@ fn who_opens_an_image_at_once_after_umount_waits_until_it_is_closed() {
 }
 
 #[test]
-fn an_image_that_could_not_be_closed_is_no_success() {
+fn unmount_fails_if_the_image_cannot_be_closed() {
     if !can_mount() || !is_root() {
         return;
     }
@@ -83,7 +83,7 @@ fn an_image_that_could_not_be_closed_is_no_success() {
         let output = Command::new(program).args(args).output().unwrap();
         assert!(output.status.success(), "{program}: {}", said(&output));
     };
-    // The image promises more than the filesystem that it lies on has.
+    // The image is larger than the filesystem that contains it.
     run("mount", &["-t".as_ref(), "tmpfs".as_ref(), "-osize=24M".as_ref(), "none".as_ref(), small.as_ref()]);
     let image = small.join("image");
     run("mkfs.ext4", &["-qF".as_ref(), image.as_ref(), "200M".as_ref()]);
@@ -98,12 +98,12 @@ fn an_image_that_could_not_be_closed_is_no_success() {
     let output = ivers(["unmount".as_ref(), dir.as_os_str()]);
     let copy = scratch.path().join("copy");
     fs::copy(&image, &copy).unwrap();
-    // A child that another test is starting may hold the copied file open for a moment.
+    // A child that another test is starting may have the copied file open for a moment.
     run("umount", &["-l".as_ref(), small.as_ref()]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("not closed in good order"), "{}", said(&output));
+    assert!(said(&output).contains("not closed without error"), "{}", said(&output));
     assert!(mount_line(&dir).is_none());
-    // Where there is room again, all that was acknowledged is there.
+    // With enough space, all acknowledged data is there.
     run(IVERS, &["mount".as_ref(), copy.as_ref(), dir.as_ref()]);
     for number in 0..durable {
         assert!(fs::read(dir.join(format!("f{number}"))).unwrap() == vec![number as u8; 1 << 20]);
@@ -112,9 +112,9 @@ fn an_image_that_could_not_be_closed_is_no_success() {
     ivers_oracle::e2fsck(&copy).unwrap();
 }
 
-/// On a terminal, after a second, and not with --quiet: here while a file that is open keeps the mount alive.
+/// The message appears on a terminal, after a second, without --quiet. An open file keeps the mount alive.
 #[test]
-fn who_waits_is_told_so() {
+fn unmount_says_that_it_waits() {
     if !can_mount() || !ivers_oracle::have_programs(&["script"]) {
         return;
     }
@@ -138,7 +138,8 @@ fn who_waits_is_told_so() {
                 seen.lock().unwrap().extend_from_slice(&bytes[..n]);
             }
         });
-        let is_told = || String::from_utf8_lossy(&told.lock().unwrap()).contains("until the image is safe");
+        let is_told =
+            || String::from_utf8_lossy(&told.lock().unwrap()).contains("waiting until the image is closed");
         wait_until("it is out of the tree", || mount_line(&place.dir).is_none());
         if shown {
             wait_until("it is told", is_told);
@@ -153,9 +154,9 @@ fn who_waits_is_told_so() {
     }
 }
 
-/// Whoever serves finds the mount again: to unmount it, and to have the kernel hand over what it holds back.
+/// The supervisor finds a moved mount, to unmount it and to have the kernel write its cached data.
 #[test]
-fn a_mount_that_was_moved_is_found_again() {
+fn a_moved_mount_is_found() {
     if !can_mount() {
         return;
     }
@@ -180,7 +181,7 @@ fn a_mount_that_was_moved_is_found_again() {
 }
 
 #[test]
-fn an_image_that_was_cut_under_the_mount_is_no_success() {
+fn unmount_fails_if_the_image_was_truncated() {
     if !can_mount() {
         return;
     }
@@ -190,7 +191,7 @@ fn an_image_that_was_cut_under_the_mount_is_no_success() {
     File::options().write(true).open(place.image.path()).unwrap().set_len(1 << 20).unwrap();
     let output = ivers(["unmount".as_ref(), place.dir.as_os_str()]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    assert!(said(&output).contains("not closed in good order"), "{}", said(&output));
+    assert!(said(&output).contains("not closed without error"), "{}", said(&output));
     assert!(
         !said(&output).contains("until it is unmounted") && !place.log().contains("until it is unmounted")
     );

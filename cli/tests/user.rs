@@ -1,6 +1,6 @@
-//! An ordinary user is the normal user: mounting, using and unmounting without root, with the help of fusermount3 alone.
+//! An ordinary user mounts, uses and unmounts without root, with the help of fusermount3 alone.
 //!
-//! Run as root, the tests become user 65534 for what matters, and open /dev/fuse to everybody while they last.
+//! Run as root, the tests act as user 65534 and open /dev/fuse to every user while they run.
 
 mod common;
 
@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard};
 const DEVICE: &str = "/dev/fuse";
 const USER: u32 = 65534;
 
-/// An image that an ordinary user owns, and a directory of theirs to mount it on.
+/// An image and a mount point that belong to an ordinary user.
 struct Home {
     place: Place,
     program: PathBuf,
@@ -35,7 +35,7 @@ impl Home {
         }
         let place = Place::new();
         let dir = place.image.dir();
-        // The directory of the build may be closed to others.
+        // Other users may not be able to enter the build directory.
         let program = dir.join("ivers");
         fs::copy(IVERS, &program).unwrap();
         let user = if is_root() { USER } else { rustix::process::geteuid().as_raw() };
@@ -71,7 +71,7 @@ impl Home {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// A shell's word on the matter, in the mounted directory.
+    /// Runs a script in the mounted directory.
     fn shell(&self, script: &str) -> Output {
         let script = format!("cd {} && {script}", self.place.dir.display());
         self.run("sh".as_ref(), &["-c".as_ref(), script.as_ref()])
@@ -142,7 +142,7 @@ fn a_user_mounts_uses_and_unmounts() {
     assert!(line.contains(&format!("user_id={user},")), "{line}");
     home.does("mkdir d && echo one > d/f && mv d/f g && ln g h && ln -s g s && chmod 600 g");
     home.does("test \"$(cat s)\" = one && mkfifo p && setfattr -n user.a -v b g");
-    // A query while the file is open and dirty: flushed by the supervisor, who is this user too.
+    // A query while the file is open and dirty: the supervisor, which runs as this user too, flushes it.
     home.does(
         "exec 3> o; echo dirty >&3; a=$(getfattr --only-values -n system.ivers.change o); \
          b=$(getfattr --only-values -n system.ivers.change o); test \"$a\" = \"$b\"",
@@ -157,7 +157,7 @@ fn a_user_mounts_uses_and_unmounts() {
 }
 
 #[test]
-fn with_fakeroot_the_user_is_root_inside() {
+fn fakeroot_makes_the_user_root_in_the_image() {
     let Some(home) = Home::new() else { return };
     home.mount("rw");
     home.cannot("echo x > f", "denied");
@@ -168,7 +168,7 @@ fn with_fakeroot_the_user_is_root_inside() {
     home.does("test \"$(stat -c %u:%g:%a d/f)\" = 7:8:4755");
     home.does("chmod 000 d/f && echo y >> d/f && test \"$(cat d/f | wc -l)\" = 2");
     home.does("chmod 700 d && chown 9 d && ls d && rm d/p");
-    // Those that the kernel does not let through to any filesystem.
+    // The kernel refuses these on every such mount.
     home.cannot("mknod n c 1 3", "not permitted");
     home.cannot("setfattr -n trusted.a -v b d/f", "not permitted");
     home.unmount();
@@ -177,7 +177,7 @@ fn with_fakeroot_the_user_is_root_inside() {
 }
 
 #[test]
-fn allow_other_is_what_fuse_conf_says() {
+fn allow_other_follows_fuse_conf() {
     let Some(home) = Home::new() else { return };
     let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     let allowed = allowed.lines().any(|line| line.trim() == "user_allow_other");
@@ -208,7 +208,7 @@ fn root_shares_a_fakeroot_mount_with_others_as_they_are() {
     fs::write(place.path("closed/f"), b"secret").unwrap();
     rustix::fs::mknodat(rustix::fs::CWD, place.path("null"), FileType::CharacterDevice, Mode::RUSR, 0x103)
         .unwrap();
-    // The kernel knows the way already; another user must not follow it.
+    // The kernel has the path in its cache; another user still must not follow it.
     assert_eq!(fs::read(place.path("closed/f")).unwrap(), b"secret");
     home.cannot("cat closed/f", "denied");
     home.cannot("echo x > f", "denied");
@@ -219,7 +219,7 @@ fn root_shares_a_fakeroot_mount_with_others_as_they_are() {
 }
 
 #[test]
-fn a_user_copies_all_but_what_only_root_may_make() {
+fn a_user_copies_all_but_files_that_only_root_may_create() {
     if !is_root() {
         return;
     }
@@ -256,7 +256,7 @@ fn a_user_copies_all_but_what_only_root_may_make() {
 }
 
 #[test]
-fn what_a_user_may_not_see_is_neither_new_nor_removed() {
+fn unreadable_directories_are_neither_new_nor_removed() {
     let Some(home) = Home::new() else { return };
     home.mount("fakeroot");
     home.does("mkdir -p own/sub && echo 1 > own/sub/f && echo 1 > own-not && chmod 777 . own own/sub");
@@ -293,7 +293,7 @@ fn what_a_user_may_not_see_is_neither_new_nor_removed() {
 }
 
 #[test]
-fn who_may_only_read_an_image_mounts_it_so_and_is_told() {
+fn an_unwritable_image_mounts_read_only_with_a_message() {
     let Some(home) = Home::new() else { return };
     let image = home.place.image.path();
     fs::set_permissions(image, fs::Permissions::from_mode(0o444)).unwrap();
@@ -303,10 +303,13 @@ fn who_may_only_read_an_image_mounts_it_so_and_is_told() {
     let output = home.try_mount("rw");
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(4) && told.lines().count() == 1, "{told}");
-    assert!(told.contains("Permission denied") && told.contains("without rw"), "{told}");
+    assert!(told.contains("Permission denied") && told.contains("omit rw"), "{told}");
     let output = home.try_mount("noatime");
     let told = said(&output);
-    assert!(output.status.success() && told.contains("mounted read-only: it can only be read"), "{told}");
+    assert!(
+        output.status.success() && told.contains("mounted read-only: cannot open it for writing"),
+        "{told}"
+    );
     home.cannot("touch x", "Read-only");
     home.unmount();
     let output = home.try_mount("ro");

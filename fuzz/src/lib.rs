@@ -2,7 +2,8 @@
 
 pub use {cap, ivers_fuzz_targets, libfuzzer_sys};
 
-/// What one input may allocate, our images included. An allocation beyond it aborts, which libFuzzer takes for a crash.
+/// What one input may allocate, our images included. An allocation beyond it aborts, which libFuzzer takes
+/// for a crash.
 pub const MEMORY_BYTES: usize = 512 << 20;
 
 /// Makes the fuzz target of a name.

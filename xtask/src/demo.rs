@@ -1,4 +1,4 @@
-//! The tour: what the change attribute costs, and what it tells.
+//! `cargo xtask demo`: a tour of what the change attribute costs and tells.
 
 use std::fs;
 use std::io::Write;
@@ -26,19 +26,19 @@ fn call(program: &Path, args: &[&str]) -> Outcome<String> {
     }
 }
 
-/// The decimal behind `"change":"` in what `ivers stat --json` says.
+/// Returns the change attribute from the output of `ivers stat --json`.
 fn change(ivers: &Path, file: &str) -> Outcome<String> {
     let said = call(ivers, &["stat", "--json", file])?;
     let value = said.split("\"change\":\"").nth(1).and_then(|rest| rest.split('"').next());
     value.map(str::to_owned).ok_or_else(|| format!("{file} has no change attribute: {said}"))
 }
 
-fn look(ivers: &Path, file: &str, what: &str, last: &mut String, moves: bool) -> Outcome<()> {
+fn show(ivers: &Path, file: &str, what: &str, last: &mut String, moves: bool) -> Outcome<()> {
     let now = change(ivers, file)?;
     let verdict = if now == *last { "the same" } else { "different" };
     println!("{what:<34} {now:>8}  {verdict}");
     if !last.is_empty() && (now != *last) != moves {
-        return Err(format!("{what}: the change attribute is {verdict}, and should not be"));
+        return Err(format!("{what}: the change attribute is {verdict}, but should not be"));
     }
     *last = now;
     Ok(())
@@ -52,30 +52,30 @@ fn tour_mounted(ivers: &Path, image: &str, dir: &Path) -> Outcome<()> {
     call(ivers, &["mount", image, &dir_word])?;
     fs::write(&file, "one").map_err(io)?;
     let mut last = String::new();
-    look(ivers, &name, "look", &mut last, true)?;
+    show(ivers, &name, "query", &mut last, true)?;
     fs::OpenOptions::new().write(true).open(&file).and_then(|f| f.write_all_at(b"two", 0)).map_err(io)?;
-    look(ivers, &name, "write, look", &mut last, true)?;
-    look(ivers, &name, "do nothing, look", &mut last, false)?;
+    show(ivers, &name, "write, query", &mut last, true)?;
+    show(ivers, &name, "do nothing, query", &mut last, false)?;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).map_err(io)?;
-    look(ivers, &name, "chmod, look", &mut last, true)?;
+    show(ivers, &name, "chmod, query", &mut last, true)?;
     let renamed = dir.join("renamed");
     fs::rename(&file, &renamed).map_err(io)?;
     let name = renamed.to_string_lossy().into_owned();
-    look(ivers, &name, "rename, look", &mut last, true)?;
+    show(ivers, &name, "rename, query", &mut last, true)?;
     xattr::set(&renamed, "user.tour", b"1").map_err(io)?;
-    look(ivers, &name, "set an attribute, look", &mut last, true)?;
+    show(ivers, &name, "set an attribute, query", &mut last, true)?;
     fs::read(&renamed).map_err(io)?;
-    look(ivers, &name, "read, look", &mut last, false)?;
+    show(ivers, &name, "read, query", &mut last, false)?;
     call(ivers, &["unmount", &dir_word])?;
     call(ivers, &["mount", image, &dir_word])?;
-    look(ivers, &name, "unmount, mount, look", &mut last, false)?;
+    show(ivers, &name, "unmount, mount, query", &mut last, false)?;
     call(ivers, &["unmount", &dir_word])?;
     Ok(())
 }
 
-/// Without FUSE: the same through the library, by `cp` into the image.
+/// The same without FUSE: `ivers cp` changes files in the image.
 fn tour_unmounted(ivers: &Path, image: &str, scratch: &Path) -> Outcome<()> {
-    println!("(no FUSE here: the tour goes through the library)");
+    println!("(FUSE is not available: `ivers cp` changes the file in the image)");
     let name = format!("{image}:/file");
     let source = scratch.join("source");
     let write = |text: &str| {
@@ -85,25 +85,21 @@ fn tour_unmounted(ivers: &Path, image: &str, scratch: &Path) -> Outcome<()> {
     write("one")?;
     call(ivers, &["cp", &source_word, &name])?;
     let mut last = String::new();
-    look(ivers, &name, "look", &mut last, true)?;
+    show(ivers, &name, "query", &mut last, true)?;
     write("two")?;
     call(ivers, &["cp", &source_word, &name])?;
-    look(ivers, &name, "write, look", &mut last, true)?;
-    look(ivers, &name, "do nothing, look", &mut last, false)?;
+    show(ivers, &name, "write, query", &mut last, true)?;
+    show(ivers, &name, "do nothing, query", &mut last, false)?;
     call(ivers, &["cat", &name])?;
-    look(ivers, &name, "read, look", &mut last, false)
+    show(ivers, &name, "read, query", &mut last, false)
 }
 
 fn tour() -> Outcome<()> {
-    let built = crate::cargo().args(["build", "--release", "-p", "ivers"]).status();
-    if !built.is_ok_and(|status| status.success()) {
-        return Err("ivers does not build".into());
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let ivers = std::path::absolute(target.join("release/ivers")).map_err(|e| e.to_string())?;
-    println!("Writes that nobody looks at: a million of one byte in each mode");
+    let bench = crate::bench::build()?;
+    let ivers = bench.with_file_name("ivers");
+    println!("A million one-byte writes in each mode, without queries");
     const ROWS: &str = "overwrite_1_byte,append_1_byte,append_4k,sequential_4k_8_jobs";
-    print!("{}", call(&ivers, &["bench", "--fs", "ext4", "--only", ROWS])?);
+    print!("{}", call(&bench, &["--fs", "ext4", "--only", ROWS])?);
 
     let scratch = std::env::temp_dir().join(format!("ivers-demo-{}", std::process::id()));
     let dir = scratch.join("mnt");
@@ -125,7 +121,7 @@ fn tour() -> Outcome<()> {
         println!("\ne2fsck -fn: clean");
         Ok(())
     });
-    // After a failure the mount may still be there: then nothing is removed.
+    // After a failure the image may still be mounted: then keep the files.
     let _ = call(&ivers, &["unmount", "--lazy", &dir.to_string_lossy()]);
     if fs::remove_dir(&dir).is_ok() {
         let _ = fs::remove_dir_all(&scratch);
@@ -133,7 +129,7 @@ fn tour() -> Outcome<()> {
     result
 }
 
-/// Run the tour.
+/// Runs the tour.
 pub fn demo() -> bool {
     match tour() {
         Ok(()) => true,

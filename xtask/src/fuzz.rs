@@ -1,10 +1,10 @@
-//! `cargo xtask fuzz`: coverage-guided fuzzing, for hours or for a try.
+//! `cargo xtask fuzz`: coverage-guided fuzzing.
 
 use crate::run;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The targets: one a file of `fuzz/fuzz_targets`.
+/// Returns the targets: the files of `fuzz/fuzz_targets`.
 pub fn targets() -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(root().join("fuzz/fuzz_targets"))
         .into_iter()
@@ -19,7 +19,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
 }
 
-/// cargo-fuzz, installed beside the project's other build products if it is not there.
+/// Returns cargo-fuzz; installs it into `target/tools` if it is missing.
 fn cargo_fuzz() -> Option<PathBuf> {
     let installed =
         Command::new("cargo").args(["fuzz", "--version"]).output().is_ok_and(|o| o.status.success());
@@ -29,44 +29,44 @@ fn cargo_fuzz() -> Option<PathBuf> {
     let tools = root().join("target/tools");
     let program = tools.join("bin/cargo-fuzz");
     let tools = tools.to_str()?;
-    let there = program.is_file()
+    let is_installed = program.is_file()
         || run("cargo-fuzz", "cargo", &["install", "--locked", "cargo-fuzz", "--root", tools], &[]);
-    there.then_some(program)
+    is_installed.then_some(program)
 }
 
 fn nightly() -> bool {
-    let there =
+    let is_installed =
         Command::new("cargo").args(["+nightly", "--version"]).output().is_ok_and(|o| o.status.success());
-    if !there {
-        eprintln!("xtask: fuzzing needs a nightly compiler: rustup toolchain install nightly");
+    if !is_installed {
+        eprintln!("xtask: fuzzing requires a nightly compiler: run `rustup toolchain install nightly`");
     }
-    there
+    is_installed
 }
 
-/// Run one target, or all one after the other, for so many minutes each. Inputs that fail lie in `fuzz/artifacts/TARGET` then:
-/// copy them to `testing/fuzz-targets/regressions/TARGET` together with the mend.
+/// Runs one target, or all in turn, for this number of minutes each. Failing inputs are written to
+/// `fuzz/artifacts/TARGET`: commit them to `testing/fuzz-targets/regressions/TARGET` together with the fix.
 pub fn fuzz(only: Option<&str>, minutes: u64) -> bool {
     let targets = targets();
     if let Some(name) = only
         && !targets.iter().any(|target| target == name)
     {
-        eprintln!("xtask: no fuzz target {name}; there are {}", targets.join(", "));
+        eprintln!("xtask: no fuzz target {name}; use one of {}", targets.join(", "));
         return false;
     }
     let corpus = root().join("fuzz/corpus");
     let Some(program) = nightly().then(cargo_fuzz).flatten() else { return false };
-    seeds(&corpus)
+    write_inputs(&corpus)
         && targets
             .iter()
             .filter(|target| only.is_none_or(|name| *target == name))
             .all(|target| one(&program, target, minutes))
 }
 
-/// Write first inputs into a corpus: a folder a target.
-pub fn seeds(corpus: &Path) -> bool {
+/// Writes the generated inputs into a corpus: a directory for each target.
+pub fn write_inputs(corpus: &Path) -> bool {
     let dir = corpus.to_string_lossy();
-    let args = ["run", "--quiet", "-p", "ivers-fuzz-targets", "--example", "seeds", "--", &*dir];
-    run("first inputs", "cargo", &args, &[])
+    let args = ["run", "--quiet", "-p", "ivers-fuzz-targets", "--example", "inputs", "--", &*dir];
+    run("fuzz inputs", "cargo", &args, &[])
 }
 
 fn one(program: &Path, target: &str, minutes: u64) -> bool {
@@ -74,15 +74,15 @@ fn one(program: &Path, target: &str, minutes: u64) -> bool {
     let committed = format!("testing/fuzz-targets/corpus/{target}");
     let failed = format!("testing/fuzz-targets/regressions/{target}");
     let mut args = vec!["+nightly", "fuzz", "run", "--fuzz-dir", "fuzz"];
-    // The drivers have no unsafe code to watch, and inputs name places by number: without sanitizer and comparison tracing several
-    // times as many inputs are tried. Memory is bounded by the allocator of the targets.
+    // Without sanitizer and comparison tracing several times as many inputs run. The drivers contain no
+    // unsafe code, and inputs refer to places by number. The targets' allocator limits memory.
     args.extend(["--sanitizer", "none", "--no-trace-compares", target]);
     let corpus = format!("fuzz/corpus/{target}");
     args.push(&corpus);
     args.extend(
         [&committed, &failed].into_iter().filter(|dir| root().join(dir).is_dir()).map(String::as_str),
     );
-    // Several requests make a longer input than one, and an image's damage is small.
+    // Several requests need a longer input than one; damage to an image needs few bytes.
     let max_len = if target.starts_with("nfs_") { "-max_len=2000" } else { "-max_len=1200" };
     args.extend(["--", "-timeout=10", "-rss_limit_mb=1024", max_len, "-print_final_stats=1", &seconds]);
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,6 +1,8 @@
-//! `iversion.h` inside a Linux kernel: a module built against Debian's headers, loaded in an emulated machine.
+//! `cargo xtask kmod`: tests `iversion.h` inside a Linux kernel, as a module built against Debian's headers
+//! and loaded in an emulated machine.
 //!
-//! Its weakened twins are loaded too, and must be found out: otherwise the hammer proves nothing.
+//! It also loads modules with a weakened header. They must fail: otherwise the stress test would prove
+//! nothing.
 
 use crate::{ensure, run};
 use ivers_oracle::machine::{self, Initramfs, Kernel, machine, wait};
@@ -10,7 +12,7 @@ use std::time::Duration;
 
 const HEADER: &str = include_str!("../../include/iversion.h");
 const VECTORS: &str = include_str!("../../core/iversion/tests/vectors.txt");
-/// What is compiled or packed as it is.
+/// Files that are compiled or packed unchanged.
 const SOURCES: [(&str, &str); 4] = [
     ("Kbuild", include_str!("../../core/iversion/tests/kmod/Kbuild")),
     ("iversion_test.c", include_str!("../../core/iversion/tests/kmod/iversion_test.c")),
@@ -18,18 +20,18 @@ const SOURCES: [(&str, &str); 4] = [
     ("vectors.h", include_str!("../../core/iversion/tests/c/vectors.h")),
 ];
 
-/// Modules, and what of the header each lacks: a text and what stands in its place.
+/// Module names, and the text of the header that each replaces, with its replacement.
 const MODULES: [(&str, Option<[&str; 2]>); 3] = [
     ("right", None),
     ("unmarked", Some(["&raw, raw | IVERSION_QUERIED)", "&raw, raw)"])),
     ("unfenced", Some(["iversion_fence_(); /* W */", "barrier();"])),
 ];
 
-/// Emulated, and on a machine that does other things beside.
+/// The time limit; the machine is emulated and the host may be busy.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Observers, and how many rounds they must have gone through (`init` asks for so many): some ten times what the slower of the weaknesses has
-/// been seen to need.
+/// Numbers of observers, and the rounds that each test must reach (`init` requests as many): about ten times
+/// the rounds after which the slower weakened module failed.
 const ROUNDS: [(u32, u64); 2] = [(1, 200_000), (2, 10_000)];
 
 type Outcome<T> = Result<T, String>;
@@ -47,15 +49,15 @@ fn step(what: &str, program: &str, args: &[&str]) -> Outcome<()> {
 }
 
 fn text(path: &Path) -> Outcome<&str> {
-    path.to_str().ok_or_else(|| format!("{} is no UTF-8", path.display()))
+    path.to_str().ok_or_else(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// How many results the vectors have.
+/// Returns the number of results in the vectors.
 fn results() -> usize {
     VECTORS.lines().filter(|line| !line.starts_with('#') && line.contains('=')).count()
 }
 
-/// The header with its weakness. `None`: the header no longer has that place.
+/// Returns the header with a weakness; `None` if the header no longer contains the text to replace.
 fn weakened(weakness: Option<[&str; 2]>) -> Option<String> {
     match weakness {
         None => Some(HEADER.to_owned()),
@@ -63,7 +65,7 @@ fn weakened(weakness: Option<[&str; 2]>) -> Option<String> {
     }
 }
 
-/// The newest kernel whose headers are installed.
+/// Returns the newest kernel release whose headers are installed.
 fn release() -> Option<String> {
     let entries = fs::read_dir("/usr/src").ok()?;
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -100,7 +102,7 @@ fn pack(modules: &[(&str, PathBuf)], work: &Path) -> Outcome<Initramfs> {
     Ok(root)
 }
 
-/// What the machine said until it was off.
+/// Runs the machine until it powers off and returns its console output.
 fn emulate(kernel: &Kernel, root: &Initramfs, work: &Path) -> Outcome<String> {
     let console = work.join("console.log");
     println!("== emulated kernel: {}", kernel.image().display());
@@ -116,7 +118,7 @@ fn emulate(kernel: &Kernel, root: &Initramfs, work: &Path) -> Outcome<String> {
     ended.map(|()| said).map_err(|error| format!("{error:#}: {}", console.display()))
 }
 
-/// What is wrong with what the machine said.
+/// Returns what is wrong in the console output.
 fn judge(said: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut must = |what: String| {
@@ -143,7 +145,7 @@ fn judge(said: &str) -> Vec<String> {
         let codes: Vec<_> = ends.iter().filter(|(what, _)| *what == name).map(|(_, code)| *code).collect();
         let as_wanted = |code: &&str| (*code == "0") == weakness.is_none();
         if codes.is_empty() || !codes.iter().all(as_wanted) {
-            let wanted = if weakness.is_none() { "must be loaded" } else { "must be found out" };
+            let wanted = if weakness.is_none() { "must be loaded" } else { "must fail" };
             wrong.push(format!("the module `{name}` {wanted}, its codes were {codes:?}"));
         }
     }
@@ -151,15 +153,15 @@ fn judge(said: &str) -> Vec<String> {
 }
 
 fn prove() -> Outcome<()> {
-    let release = release().ok_or("there are no kernel headers (package linux-headers-amd64)")?;
+    let release = release().ok_or("no kernel headers; install package linux-headers-amd64")?;
     let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
     let target = io(&target, std::path::absolute(&target))?;
     let work = target.join("kmod");
     let kernel = oracle(Kernel::of(&release, &target.join("kernel")))?;
     let mut modules = Vec::new();
     for (name, weakness) in MODULES {
-        let header =
-            weakened(weakness).ok_or_else(|| format!("iversion.h no longer has what `{name}` takes away"))?;
+        let header = weakened(weakness)
+            .ok_or_else(|| format!("iversion.h no longer contains the text that `{name}` replaces"))?;
         modules.push((name, build(name, &header, &release, &work)?));
     }
     let root = pack(&modules, &work)?;
@@ -167,12 +169,12 @@ fn prove() -> Outcome<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Says whether it passed. What cannot be run has not passed.
+/// Runs the test. Returns whether it passed; a test that cannot run has not passed.
 pub(crate) fn kmod() -> bool {
     let programs = [&machine::PROGRAMS[..], &[("make", "make"), ("gcc", "gcc")]].concat();
     let headers = release().is_some() || ensure(&[("kernel headers", "linux-headers-amd64")]);
     if !headers || !ensure(&programs) {
-        eprintln!("xtask: kmod was not run");
+        eprintln!("xtask: kmod: not run");
         return false;
     }
     match prove() {
@@ -190,15 +192,17 @@ mod tests {
 
     fn good() -> String {
         format!(
-            "[ 1.0] iversion_test: vectors: {} results compared\n[ 1.0] iversion_test: hammer: 1 observers, 200001 rounds, \n\
-             kmod: right vectors=1: 0\r\n[ 2.0] iversion_test: hammer: 2 observers, 10000 rounds, \nkmod: right vectors=0: 0\r\n\
+            "[ 1.0] iversion_test: vectors: {} results compared\n[ 1.0] iversion_test: hammer: 1 \
+                observers, 200001 rounds, \n\
+             kmod: right vectors=1: 0\r\n[ 2.0] iversion_test: hammer: 2 observers, 10000 rounds, \nkmod: \
+             right vectors=0: 0\r\n\
              kmod: unmarked vectors=0: 22\r\nkmod: unfenced vectors=0: 22\r\nkmod: end\r\n",
             results()
         )
     }
 
     #[test]
-    fn every_weakness_is_one_place_of_the_header() {
+    fn every_weakness_replaces_one_place_of_the_header() {
         for (name, weakness) in MODULES {
             let header = weakened(weakness).unwrap_or_else(|| panic!("{name}"));
             assert_eq!(header == HEADER, weakness.is_none(), "{name}");
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_says_anything_else_has_not_passed() {
+    fn any_other_output_is_a_failure() {
         assert_eq!(judge(&good()), Vec::<String>::new());
         for (sound, broken) in [
             ("results compared", "results"),

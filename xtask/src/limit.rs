@@ -1,8 +1,9 @@
-//! Steps under CI: how long each took, and an end to one that hangs, with a word on where.
+//! Time limits for steps under CI.
 //!
-//! A machine that runs CI takes a run that does not end away, and what it printed with it. So a step that has not ended when the run should
-//! have is ended here, behind a list of its threads: tests bear their names. A process that waits for a FUSE server that is gone cannot be
-//! killed, so mounts are aborted first; and because not even that is sure, the steps write to a pipe of ours and hold nothing of the caller's.
+//! A CI machine that stops a run that hangs also discards its output. So this module ends a step that exceeds
+//! the limit of the run and prints its threads, which bear the names of tests. A process that waits for a
+//! dead FUSE server cannot be killed, so mounts are aborted first. Because even that may fail, steps write to
+//! a pipe of this process and inherit none of the caller's descriptors.
 
 use anyhow::{Context, Result};
 use procfs::process::{MountInfo, Process, all_processes};
@@ -16,24 +17,24 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// What all steps of a run may take together: far more than they do, and less than a machine waits.
+/// The limit for all steps of a run: well above their usual time and below the limit of CI machines.
 const RUN: Duration = Duration::from_secs(75 * 60);
-/// How often a step is looked at.
+/// The interval between checks of a step.
 const LOOK: Duration = Duration::from_millis(50);
-/// For what was killed to be gone, and for the last that a step wrote.
+/// The time that a killed process gets to exit, and its output to arrive.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// When the run that has a limit began.
+/// The start of a run with a limit.
 static BEGAN: OnceLock<Instant> = OnceLock::new();
 
-/// From here on steps have a limit, if nobody is there to look for himself and to press Ctrl-C.
+/// Starts the limit under CI, where nobody can press Ctrl-C.
 pub fn begin() {
     if std::env::var_os("CI").is_some() {
         BEGAN.get_or_init(Instant::now);
     }
 }
 
-/// Run a command to its end, or to that of the time for the whole run.
+/// Runs a command until it ends or the limit of the run is reached.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let Some(began) = BEGAN.get() else { return Ok(command.status()?) };
     let left = RUN.saturating_sub(began.elapsed());
@@ -44,7 +45,7 @@ pub fn status(command: &mut Command) -> Result<ExitStatus> {
     })
 }
 
-/// `release` lets those go who cannot be killed.
+/// `release` frees processes that cannot be killed.
 fn status_within(
     command: &mut Command,
     limit: Duration,
@@ -54,7 +55,7 @@ fn status_within(
     let (reader, writer) = std::io::pipe()?;
     command.process_group(0).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("{command:?}"))?;
-    // The command holds the ends to write to.
+    // Drops the command's copies of the pipe's write end.
     command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     let written = pass_on(reader);
     let group = Pid::from_child(&child);
@@ -62,7 +63,7 @@ fn status_within(
         if let Some(status) = child.try_wait()? {
             if written.recv_timeout(GRACE) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("xtask: something that {command:?} started still runs");
-                in_time(move || print_threads(group));
+                with_timeout(move || print_threads(group));
             }
             return Ok(status);
         }
@@ -72,9 +73,9 @@ fn status_within(
         std::thread::sleep(LOOK);
     }
     eprintln!("xtask: {command:?} has not ended in {} s; what runs:", start.elapsed().as_secs());
-    // Either may have to wait for what hangs.
-    in_time(move || print_threads(group));
-    in_time(release);
+    // Both may block on what hangs.
+    with_timeout(move || print_threads(group));
+    with_timeout(release);
     let _ = kill_process_group(group, Signal::KILL);
     let killed = Instant::now();
     while child.try_wait()?.is_none() && killed.elapsed() < GRACE {
@@ -84,8 +85,8 @@ fn status_within(
     anyhow::bail!("ended after {} s", start.elapsed().as_secs())
 }
 
-/// Do something, and wait for it as long as there is hope.
-fn in_time(work: impl FnOnce() + Send + 'static) {
+/// Runs a function, and waits for it for a limited time.
+fn with_timeout(work: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     std::thread::spawn(move || {
         work();
@@ -94,7 +95,7 @@ fn in_time(work: impl FnOnce() + Send + 'static) {
     let _ = is_done.recv_timeout(GRACE);
 }
 
-/// What comes out of a pipe goes to our own output. The end of it is told.
+/// Copies a pipe to standard output. The channel reports its end.
 fn pass_on(mut from: std::io::PipeReader) -> mpsc::Receiver<()> {
     let (ended, has_ended) = mpsc::channel();
     std::thread::spawn(move || {
@@ -110,7 +111,7 @@ fn pass_on(mut from: std::io::PipeReader) -> mpsc::Receiver<()> {
     has_ended
 }
 
-/// The threads of a group of processes and of all servers, those of mounts among them: what they wait for in the kernel.
+/// Prints the threads of a process group and of all servers, and the kernel function in which each waits.
 fn print_threads(group: Pid) {
     let Ok(processes) = all_processes() else { return };
     for process in processes.flatten() {
@@ -131,14 +132,14 @@ fn print_process(process: &Process) {
     }
 }
 
-/// What is mounted of the kinds that tests mount, the latest first.
+/// Returns mounts of the types that tests use, newest first.
 fn test_mounts() -> impl Iterator<Item = MountInfo> {
     let mounts = Process::myself().and_then(|me| me.mountinfo()).map(|mounts| mounts.0).unwrap_or_default();
     let kinds = ["fuse.ivers", "fuse.fuse2fs", "fuse.passthrough_ll"];
     mounts.into_iter().rev().filter(move |mount| kinds.contains(&&*mount.fs_type))
 }
 
-/// Let whoever waits for the server of a mount have an error instead.
+/// Aborts a mount: requests that wait for its server fail.
 fn abort(mount: &MountInfo) {
     eprintln!("  mounted: {} on {}", mount.fs_type, mount.mount_point.display());
     let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_ends_says_how() {
+    fn a_step_that_ends_returns_its_status() {
         for code in [0, 3] {
             let status =
                 status_within(&mut shell(&format!("exit {code}")), Duration::from_secs(60), || ()).unwrap();
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_hangs_is_ended_with_its_children() {
+    fn a_step_that_hangs_is_killed_with_its_children() {
         let start = Instant::now();
         let dir = std::env::temp_dir().join(format!("ivers-limit-{}", std::process::id()));
         let script = format!("sleep 1000 & echo $! > {}; wait", dir.display());
@@ -177,7 +178,7 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(1) + 2 * GRACE);
         let sleeper: i32 = std::fs::read_to_string(&dir).unwrap().trim().parse().unwrap();
         std::fs::remove_file(&dir).unwrap();
-        // Dead, or not yet buried by whoever inherited it; it takes a moment to die.
+        // Gone, or a zombie that its new parent has not reaped; dying takes a moment.
         let is_gone =
             || Process::new(sleeper).and_then(|p| p.stat()).map_or(true, |stat| "ZX".contains(stat.state));
         let killed = Instant::now();

@@ -1,5 +1,4 @@
-//! Project chores: `cargo xtask test` is what CI runs, `cargo xtask demo` shows the point,
-//! `cargo xtask soak` is the long proof, `cargo xtask bench` measures everything.
+//! Development commands: `cargo xtask --help` lists them.
 
 mod bench;
 mod demo;
@@ -13,13 +12,15 @@ mod suites;
 #[cfg(test)]
 mod tidy;
 
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
 use ivers_oracle::machine;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Instant;
 
-/// cargo without what `cargo xtask` has set for this program: build scripts that look at it (ring's does) would be run anew, in turns with those of a
-/// `cargo build` by hand.
+/// Returns `cargo` without the environment that `cargo xtask` sets for this program: build scripts that read
+/// it (ring's does) would run again after each `cargo build` by hand.
 fn cargo() -> Command {
     let mut cargo = Command::new("cargo");
     for (name, _) in std::env::vars_os() {
@@ -48,16 +49,16 @@ fn run(step: &str, program: &str, args: &[&str], env: &[(&str, &str)]) -> bool {
     ok
 }
 
-/// Install what is missing where this process may; otherwise say in one message what to install.
+/// Installs missing packages if this process may; otherwise prints one message that lists them.
 fn ensure(programs: &[(&str, &str)]) -> bool {
-    let there = |program: &str| {
+    let is_installed = |program: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path)
             .chain(["/usr/sbin".into(), "/sbin".into()])
             .any(|dir: std::path::PathBuf| dir.join(program).is_file())
     };
     let mut missing: Vec<&str> =
-        programs.iter().filter(|(p, _)| !there(p)).map(|(_, package)| *package).collect();
+        programs.iter().filter(|(p, _)| !is_installed(p)).map(|(_, package)| *package).collect();
     missing.dedup();
     if missing.is_empty() {
         return true;
@@ -76,7 +77,11 @@ fn ensure(programs: &[(&str, &str)]) -> bool {
             return true;
         }
     }
-    eprintln!("xtask: please install {} (Debian: apt-get install {})", missing.join(", "), missing.join(" "));
+    eprintln!(
+        "xtask: missing packages: {}; on Debian run `apt-get install {}`",
+        missing.join(", "),
+        missing.join(" ")
+    );
     false
 }
 
@@ -128,56 +133,89 @@ fn test() -> bool {
         )
 }
 
-/// `fuzz [TARGET] [--minutes N]`, or `fuzz --seed-corpus DIR`.
-fn fuzz(words: &[String]) -> Option<bool> {
-    let mut target = None;
-    let mut minutes = 10;
-    let mut rest = words.iter();
-    while let Some(word) = rest.next() {
-        match word.as_str() {
-            "--seed-corpus" => return Some(fuzz::seeds(Path::new(rest.next()?))),
-            "--minutes" => minutes = rest.next()?.parse().ok()?,
-            name if !name.starts_with('-') && target.is_none() => target = Some(name),
-            _ => return None,
-        }
+/// Development commands of ivers.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Task {
+    /// Shows in a minute what the change attribute costs and what it tells
+    Demo,
+    /// Checks format, lints and documentation and runs all tests; CI runs this
+    Test,
+    /// Runs the long tests, for hours: all steps or one
+    Soak {
+        /// The step to run
+        #[arg(value_parser = PossibleValuesParser::new(soak::STEPS.map(|(name, _)| name)))]
+        step: Option<String>,
+    },
+    /// Measures: with options as in `bench --help`; with DIR (default target/report) everything, on one page
+    #[command(disable_help_flag = true, override_usage = "cargo xtask bench [DIR] [OPTION]...")]
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Measures the NFSv4 server beside nfs-ganesha, as root
+    #[command(disable_help_flag = true)]
+    NfsSpeed {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+    /// Tests `iversion.h` as a Linux kernel module in an emulated machine
+    Kmod,
+    /// Tests the server with the Linux NFS client in an emulated machine
+    Nfs,
+    /// Plants mistakes in a copy of the tree and checks that the tests detect each
+    Mutants {
+        /// Only mutants whose path contains this text
+        name: Option<String>,
+    },
+    /// Fuzzes one target or all in turn; requires a nightly compiler
+    Fuzz {
+        /// The target to run
+        target: Option<String>,
+        /// Minutes per target
+        #[arg(long, default_value_t = 10)]
+        minutes: u64,
+        /// Only write the generated inputs of all targets into this directory
+        #[arg(long, value_name = "DIR", alias = "seed-corpus", conflicts_with = "target")]
+        write_corpus: Option<PathBuf>,
+    },
+}
+
+/// Runs `ivers-bench` with options, or measures everything for a page.
+fn bench(words: &[String]) -> ExitCode {
+    if words.first().is_some_and(|word| word.starts_with('-')) {
+        return bench::run_options(words).map_or_else(
+            |error| {
+                eprintln!("xtask: {error}");
+                ExitCode::FAILURE
+            },
+            ExitCode::from,
+        );
     }
-    Some(fuzz::fuzz(target, minutes))
+    let dir = words.first().map_or("target/report", String::as_str);
+    exit_code(
+        ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
+            && bench::write_page(Path::new(dir), words.get(1..).unwrap_or_default()),
+    )
+}
+
+fn exit_code(passed: bool) -> ExitCode {
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let usage = || {
-        eprintln!(
-            "usage: cargo xtask demo | test | soak [STEP] | bench [DIR [OPTION-OF-IVERS-BENCH...]] | nfs-speed [OPTION...] | kmod | nfs | mutants [NAME] | fuzz [TARGET] [--minutes N] | fuzz --seed-corpus DIR"
-        );
-        ExitCode::from(2)
-    };
-    if words.get(1).is_some_and(|word| matches!(word.as_str(), "--help" | "-h")) {
-        return usage();
-    }
-    let ok = match words.first().map_or("", String::as_str) {
-        "test" => test(),
-        "soak" => match soak::soak(words.get(1).map(String::as_str)) {
-            Some(ok) => ok,
-            None => return usage(),
-        },
-        "kmod" => kmod::kmod(),
-        "nfs" => nfs::nfs(),
-        "mutants" => mutants::mutants(words.get(1).map(String::as_str)),
-        "demo" => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
-        "bench" => {
-            let dir = words.get(1).map_or("target/report", String::as_str);
-            ensure(&[("mkfs.ext4", "e2fsprogs"), ("fusermount3", "fuse3")])
-                && bench::bench(Path::new(dir), words.get(2..).unwrap_or_default())
+    exit_code(match Task::parse() {
+        Task::Test => test(),
+        Task::Soak { step } => soak::soak(step.as_deref()),
+        Task::Kmod => kmod::kmod(),
+        Task::Nfs => nfs::nfs(),
+        Task::Mutants { name } => mutants::mutants(name.as_deref()),
+        Task::Demo => ensure(&[("mkfs.ext4", "e2fsprogs")]) && demo::demo(),
+        Task::Bench { words } => return bench(&words),
+        Task::NfsSpeed { options } => {
+            ensure(&[("mkfs.ext4", "e2fsprogs"), bench::GANESHA[0]]) && bench::nfs_speed(&options)
         }
-        "nfs-speed" => {
-            ensure(&[("mkfs.ext4", "e2fsprogs"), bench::GANESHA[0]]) && bench::nfs_speed(&words[1..])
-        }
-        "fuzz" => match fuzz(&words[1..]) {
-            Some(ok) => ok,
-            None => return usage(),
-        },
-        _ => return usage(),
-    };
-    if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        Task::Fuzz { write_corpus: Some(dir), .. } => fuzz::write_inputs(&dir),
+        Task::Fuzz { target, minutes, .. } => fuzz::fuzz(target.as_deref(), minutes),
+    })
 }

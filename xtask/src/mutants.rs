@@ -1,7 +1,8 @@
-//! `cargo xtask mutants`: plant real mistakes one at a time in a copy of the tree, and see the crash explorer or the races catch each.
+//! `cargo xtask mutants`: plants mistakes one at a time in a copy of the tree and checks that the crash
+//! explorer or the races detect each.
 //!
-//! A mistake is a patch with a line above it that says what is wrong. The tree itself is never touched. A patch that no longer applies, and
-//! a mistake that nobody notices, are failures.
+//! A mutant is a patch below a line that describes the mistake. The tree itself is never changed. A patch
+//! that no longer applies and a mutant that no test detects are failures.
 
 use std::fmt;
 use std::fs;
@@ -9,24 +10,25 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A test that mistakes are planted for.
+/// A test that must detect mutants.
 struct Harness {
-    /// Where the patches lie. Those in a folder of their own are for the test of the folder's name alone.
+    /// The directory of the patches. The patches in a subdirectory are for the test of that name only.
     patches: &'static str,
-    /// What cargo is told.
+    /// The arguments of cargo.
     args: &'static [&'static str],
-    /// Compiler flags, and the directory that what is built with them goes to.
+    /// Compiler flags.
     flags: Option<&'static str>,
     target: &'static str,
-    /// The variable that says how much is tried: for the tree as it is, and for a mistake to show.
+    /// The variable that sets the number of attempts: `brief` for the unchanged tree, `thorough` for a
+    /// mutant.
     effort: &'static str,
     brief: u64,
     thorough: u64,
-    /// What the test prints when it found something.
+    /// The text that the test prints when it detects something.
     caught: &'static str,
-    /// The words behind each count of what it tried, where it counts; the sum is told.
+    /// The words after each count of attempts in the output; the sum is reported.
     counted: Option<&'static str>,
-    /// What is set besides.
+    /// Additional environment variables.
     env: &'static [(&'static str, &'static str)],
 }
 
@@ -57,15 +59,15 @@ const HARNESSES: [Harness; 2] = [
     },
 ];
 
-/// What became of a mistake.
+/// The result of a mutant.
 enum Verdict {
-    /// Noticed, and in how many states if they are counted; all that was said.
+    /// Detected, after this number of states if they are counted, with the output.
     Caught(Option<u64>, String),
-    /// Nothing was noticed.
+    /// Not detected.
     Missed(Option<u64>),
-    /// The test did not get as far as looking.
+    /// The test failed in another way.
     Broken,
-    /// The patch does not fit.
+    /// The patch does not apply.
     Stale,
 }
 
@@ -77,12 +79,12 @@ impl fmt::Display for Verdict {
             Verdict::Missed(Some(states)) => write!(f, "NOT CAUGHT in {states} states"),
             Verdict::Missed(None) => write!(f, "NOT CAUGHT"),
             Verdict::Broken => write!(f, "DOES NOT BUILD OR RUN"),
-            Verdict::Stale => write!(f, "DOES NOT APPLY ANY MORE"),
+            Verdict::Stale => write!(f, "DOES NOT APPLY"),
         }
     }
 }
 
-/// A mistake, what became of it, and how long that took with the build.
+/// A mutant, its result, and the time including the build.
 struct Planted {
     name: String,
     verdict: Verdict,
@@ -93,30 +95,30 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// Apply a patch in a tree, or take it back, or only see whether it applies.
+/// Runs `git apply` in a tree.
 fn patched(tree: &Path, patch: &Path, args: &[&str]) -> bool {
     Command::new("git")
         .arg("apply")
         .args(args)
         .arg(patch)
         .current_dir(tree)
-        // Inside another repository git would skip files that are not its own.
+        // Inside another repository git would skip files that are not tracked there.
         .env("GIT_CEILING_DIRECTORIES", tree.parent().unwrap_or(tree))
         .status()
         .is_ok_and(|status| status.success())
 }
 
-/// What git knows of the tree, as it is on disk now.
+/// Copies the files that git lists, in their current state.
 fn copy_tree(root: &Path, scratch: &Path) -> Option<()> {
     let args = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let listed = Command::new("git").args(args).current_dir(root).output().ok()?;
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = std::str::from_utf8(name).ok()?;
         let (from, to) = (root.join(name), scratch.join(name));
-        // Listed and deleted, but not committed so.
+        // A deleted file may still be listed.
         if from.is_file() {
             fs::create_dir_all(to.parent()?).ok()?;
-            // Only what differs is written, so that a second run builds little.
+            // Writes only changed files, so that a second run builds little.
             if fs::read(&to).ok() != fs::read(&from).ok() {
                 fs::copy(&from, &to).ok()?;
             }
@@ -125,26 +127,26 @@ fn copy_tree(root: &Path, scratch: &Path) -> Option<()> {
     Some(())
 }
 
-/// The sum of the numbers in front of these words.
+/// Returns the sum of the numbers before these words.
 fn sum_before(words: &str, said: &str) -> u64 {
     let of_line = |line: &str| -> Option<u64> { line.split_once(words)?.0.rsplit(' ').next()?.parse().ok() };
     said.lines().filter_map(of_line).sum()
 }
 
-/// The first line of a report behind the explorer's summary that counts violations.
+/// Returns the first line of the report after the summary of violations.
 fn first_violation(said: &str) -> Option<&str> {
     let behind = said.lines().skip_while(|line| !line.contains(" violations, the first after"));
     behind.skip(1).find(|line| !line.trim().is_empty())
 }
 
-/// After how many states of its kind of image the first violation showed.
+/// Returns the number of states of its kind of image before the first violation.
 fn violated_after(said: &str) -> Option<u64> {
     let (_, rest) = said.split_once(" violations, the first after ")?;
     rest.split(' ').next()?.parse().ok()
 }
 
 impl Harness {
-    /// Look in the scratch tree, up to what is found first.
+    /// Runs the test in the scratch tree.
     fn look(&self, scratch: &Path, effort: u64, test: Option<&str>) -> Verdict {
         let mut command = crate::cargo();
         command.args(self.args).current_dir(scratch).env("CARGO_TARGET_DIR", scratch.join(self.target));
@@ -170,7 +172,7 @@ impl Harness {
         }
     }
 
-    /// The patches whose paths contain `only`, in order.
+    /// Returns the patches whose paths contain `only`, sorted.
     fn patches(&self, only: Option<&str>) -> Vec<PathBuf> {
         let inside = |dir: PathBuf| {
             fs::read_dir(dir).map(|dir| dir.flatten().map(|entry| entry.path()).collect()).unwrap_or_default()
@@ -185,7 +187,7 @@ impl Harness {
         all
     }
 
-    /// Plant one mistake after another. `None`: it cannot go on.
+    /// Plants the mutants in turn; `None` if it cannot continue.
     fn plant(&self, scratch: &Path, only: Option<&str>) -> Option<Vec<Planted>> {
         let patches = self.patches(only);
         if patches.is_empty() {
@@ -193,7 +195,7 @@ impl Harness {
         }
         let unchanged = self.look(scratch, self.brief, None);
         if !matches!(unchanged, Verdict::Missed(_)) {
-            eprintln!("xtask: the tree as it is: {unchanged}");
+            eprintln!("xtask: unchanged tree: {unchanged}");
             return None;
         }
         let mut planted = Vec::new();
@@ -206,11 +208,11 @@ impl Harness {
             let verdict = if patched(scratch, patch, &[]) {
                 let verdict = self.look(scratch, self.thorough, test);
                 if let Verdict::Caught(_, what) = &verdict {
-                    // For whoever doubts that it was this mistake.
+                    // Keeps the output as evidence that this mutant was detected.
                     let _ = fs::write(scratch.join(&*stem).with_extension("said"), what);
                 }
                 if !patched(scratch, patch, &["--reverse"]) {
-                    eprintln!("xtask: {name} cannot be taken back");
+                    eprintln!("xtask: cannot revert {name}");
                     return None;
                 }
                 verdict
@@ -225,17 +227,17 @@ impl Harness {
             }
             planted.push(Planted { name, verdict, took: begin.elapsed() });
         }
-        // A fault of the tree itself that shows that late would count as caught each time.
+        // A fault of the unchanged tree that shows after as many attempts would count as a detected mutant.
         let furthest = planted.iter().filter_map(|planted| match &planted.verdict {
             Verdict::Caught(_, what) => Some(violated_after(what).unwrap_or(self.thorough)),
             _ => None,
         });
-        // Threads take workloads in another order each time: some more.
+        // Threads take workloads in a different order each time, so try some more.
         let effort = furthest.max().unwrap_or(0) * 5 / 4;
         if effort > self.brief {
             let unchanged = self.look(scratch, effort, None);
             println!(
-                "the tree as it is, as far as the mistakes needed ({}={effort}): {unchanged}",
+                "unchanged tree, with the effort of the mutants ({}={effort}): {unchanged}",
                 self.effort
             );
             if !matches!(unchanged, Verdict::Missed(_)) {
@@ -246,11 +248,11 @@ impl Harness {
     }
 }
 
-/// All of them, or those whose paths contain `only`: a mistake, a test, or `races`.
+/// Runs all mutants, or those whose paths contain `only`: a mutant, a test, or `races`.
 pub fn mutants(only: Option<&str>) -> bool {
     let scratch = root().join("target/mutants");
     if copy_tree(root(), &scratch).is_none() {
-        eprintln!("xtask: the tree cannot be copied to {}", scratch.display());
+        eprintln!("xtask: cannot copy the tree to {}", scratch.display());
         return false;
     }
     let mut results = Vec::new();
@@ -259,10 +261,10 @@ pub fn mutants(only: Option<&str>) -> bool {
         results.extend(planted);
     }
     if results.is_empty() {
-        eprintln!("xtask: no mistake has such a name");
+        eprintln!("xtask: no mutant has this name");
         return false;
     }
-    println!("\n| mistake | | with the build, s |\n|---|---|---|");
+    println!("\n| mutant | result | time with build, s |\n|---|---|---|");
     for Planted { name, verdict, took } in &results {
         println!("| {name} | {verdict} | {} |", took.as_secs());
     }
@@ -276,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mistake_still_applies_and_says_what_it_is() {
+    fn every_mutant_applies_and_is_described() {
         for harness in &HARNESSES {
             let patches = harness.patches(None);
             assert!(patches.len() >= 10, "{} patches in {}", patches.len(), harness.patches);
@@ -290,9 +292,11 @@ mod tests {
     }
 
     #[test]
-    fn summaries_are_read() {
-        let said = "ext4: 3 workloads, 600 distinct crash states (1 prefixes) in 2 s\nrecovered by us\n0 violations\n\
-            ext3: 1 workloads, 41 distinct crash states (1 prefixes) in 0 s\nrecovered by us\n1 violations, the first after 40 states\n\n\
+    fn summaries_are_parsed() {
+        let said = "ext4: 3 workloads, 600 distinct crash states (1 prefixes) in 2 s\nrecovered by us\n0 \
+            violations\n\
+            ext3: 1 workloads, 41 distinct crash states (1 prefixes) in 0 s\nrecovered by us\n1 \
+            violations, the first after 40 states\n\n\
             ext3, workload `x`: it is gone\n  worker 0\n";
         assert_eq!(sum_before(" distinct crash states", said), 641);
         assert_eq!(violated_after(said), Some(40));

@@ -1,22 +1,23 @@
-//! The Linux NFS client against our server, at length: with fsx, two clients of each version, and a server that is killed ten times.
+//! `cargo xtask nfs`: the Linux NFS client against our server, with fsx, two clients of each version, and ten
+//! kills of the server.
 
 use crate::{ensure, run};
 use ivers_oracle::machine;
 use std::path::PathBuf;
 
 const FSX: &str = "fsx@0.3.2";
-/// The emulated machines are of this kind, and have no libraries.
+/// The emulated machines have this target and no libraries.
 const GUEST: &str = "x86_64-unknown-linux-gnu";
 const ROUNDS: &str = "10";
 
-/// Says whether it passed. What cannot be run has not passed.
+/// Runs the test. Returns whether it passed; a test that cannot run has not passed.
 pub(crate) fn nfs() -> bool {
     let programs =
         [&machine::PROGRAMS[..], &[("mkfs.ext4", "e2fsprogs"), ("gcc", "gcc"), ("tar", "tar")]].concat();
     let target = PathBuf::from(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()));
     let Ok(tools) = std::path::absolute(target.join("guest-tools")) else { return false };
     let (Some(root), Some(fsx)) = (tools.to_str(), tools.join("bin/fsx").to_str().map(str::to_owned)) else {
-        eprintln!("xtask: nfs: {} is no UTF-8", tools.display());
+        eprintln!("xtask: nfs: {} is not UTF-8", tools.display());
         return false;
     };
     let install = ["install", "--locked", "--target", GUEST, "--root", root, FSX];

@@ -1,21 +1,22 @@
-//! The long proofs, step by step. A failure prints the seed that replays it, and the other steps run all the same.
+//! `cargo xtask soak`: the long tests, in steps. A failure prints the seed that replays it; the other steps
+//! still run.
 
 use crate::{ensure, fuzz, kmod, mutants, nfs, run, suites};
 use std::time::{Duration, Instant};
 
-/// How long each fuzz target runs.
+/// The time of each fuzz target.
 const FUZZ_MINUTES: u64 = 30;
 
-/// Says whether it passed.
-type Step = fn() -> bool;
+/// Returns whether the step passed.
+pub(crate) type Step = fn() -> bool;
 
-/// The name by which a step can be run alone, and what it does.
-const STEPS: [(&str, Step); 13] = [
-    ("days", days),
+/// The steps: name and function.
+pub(crate) const STEPS: [(&str, Step); 13] = [
+    ("mixed_workload", mixed_workload),
     ("contract", contract),
     ("crash", crash),
-    ("sequences", sequences),
-    ("shuttle", shuttle),
+    ("crash_sequences", crash_sequences),
+    ("races", races),
     ("mutants", || mutants::mutants(None)),
     ("roundtrip", roundtrip),
     ("suites", suites::suites),
@@ -32,15 +33,15 @@ fn test(what: &str, args: &[&str], extra: &[&str], env: &[(&str, &str)]) -> bool
     run(what, "cargo", &args, env)
 }
 
-/// Every seed, whatever came of the one before.
+/// Runs every seed, even after a failure.
 fn all(seeds: &[&str], one: impl Fn(&str) -> bool) -> bool {
     seeds.iter().filter(|seed| !one(seed)).count() == 0
 }
 
-fn days() -> bool {
-    let args = ["-p", "ivers-ext4", "--test", "workday"];
+fn mixed_workload() -> bool {
+    let args = ["-p", "ivers-ext4", "--test", "mixed_workload"];
     all(&["1", "2", "3", "4", "5"], |seed| {
-        test("long days", &args, &[], &[("IVERS_SEED", seed), ("IVERS_STEPS", "5000")])
+        test("mixed workload", &args, &[], &[("IVERS_SEED", seed), ("IVERS_STEPS", "5000")])
     })
 }
 
@@ -49,14 +50,18 @@ fn contract() -> bool {
     all(&["11", "12", "13"], |seed| {
         let env = [&[("IVERS_SEED", seed)], &long[..]].concat();
         let through = [&env[..], &[("IVERS_FUSE_OPTIONS", "no_writeback_cache")]].concat();
-        test("the contract, in-process, through FUSE and the kernel's", &["-p", "ivers-contract"], &[], &env)
-            & test(
-                "through FUSE, written through",
-                &["-p", "ivers-contract", "--test", "fuse"],
-                &[],
-                &through,
-            )
-    }) & test("queries that wait", &["-p", "ivers", "--test", "strict"], &["--ignored"], &[])
+        test(
+            "contract in-process, through FUSE and on the kernel's filesystems",
+            &["-p", "ivers-contract"],
+            &[],
+            &env,
+        ) & test(
+            "contract through FUSE without write-back cache",
+            &["-p", "ivers-contract", "--test", "fuse"],
+            &[],
+            &through,
+        )
+    }) & test("queries under -o strict", &["-p", "ivers", "--test", "strict"], &["--ignored"], &[])
 }
 
 fn crash() -> bool {
@@ -68,9 +73,9 @@ fn crash() -> bool {
         & test("80,000 crash states of FAT", &fat, &[], &[("IVERS_CRASH_STATES", "20000")])
 }
 
-fn sequences() -> bool {
+fn crash_sequences() -> bool {
     let args = ["-p", "ivers-ext4", "--test", "explore"];
-    let what = "all sequences of up to three operations, at every crash point";
+    let what = "all sequences of up to three operations at every crash point";
     test(what, &args, &["every_short_sequence"], &[("IVERS_CRASH_SEQUENCES", "3")])
 }
 
@@ -84,13 +89,13 @@ fn measure() -> bool {
     )
 }
 
-fn shuttle() -> bool {
-    // With the assertions of a test build: they are part of what a schedule may break.
+fn races() -> bool {
+    // The assertions of a test build must hold in every schedule.
     let flags = "--cfg shuttle -C debug-assertions";
     let args = ["-p", "ivers-races", "--target-dir", "target/shuttle"];
     all(&["11", "12", "13"], |seed| {
         let env = [("RUSTFLAGS", flags), ("IVERS_SEED", seed), ("IVERS_SCHEDULES", "100000")];
-        test("100,000 schedules of each scheduler a race", &args, &[], &env)
+        test("100,000 schedules per race and scheduler", &args, &[], &env)
     })
 }
 
@@ -104,13 +109,9 @@ fn kill9() -> bool {
     test("200 kills", &["-p", "ivers", "--test", "kill9"], &[], &[("IVERS_KILLS", "200")])
 }
 
-/// All steps, or the one with this name. `None`: there is no such step.
-pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
+/// Runs all steps, or the one with this name.
+pub(crate) fn soak(only: Option<&str>) -> bool {
     let steps: Vec<_> = STEPS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)).collect();
-    if steps.is_empty() {
-        eprintln!("xtask: the steps of soak are {}", STEPS.map(|(name, _)| name).join(", "));
-        return None;
-    }
     let programs = [
         ("mkfs.ext4", "e2fsprogs"),
         ("fusermount3", "fuse3"),
@@ -123,7 +124,7 @@ pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
         ("pip3", "python3-pip python3-venv"),
     ];
     if !ensure(&programs) {
-        return Some(false);
+        return false;
     }
     let mut results: Vec<(&str, bool, Duration)> = Vec::new();
     for (name, step) in steps {
@@ -133,7 +134,7 @@ pub(crate) fn soak(only: Option<&str>) -> Option<bool> {
     }
     println!("== soak");
     for (name, ok, took) in &results {
-        println!("{name:10} {} in {} s", if *ok { "passed" } else { "FAILED" }, took.as_secs());
+        println!("{name:15} {} in {} s", if *ok { "passed" } else { "FAILED" }, took.as_secs());
     }
-    Some(results.iter().all(|(_, ok, _)| *ok))
+    results.iter().all(|(_, ok, _)| *ok)
 }

@@ -1,4 +1,4 @@
-//! Others' test suites on our mounts: pjdfstest and fsx, built beside the project.
+//! Other projects' test suites on our mounts: pjdfstest and fsx, installed into the target directory.
 
 use ivers_oracle::affs::{Amitools, check};
 use std::fs::{self, File};
@@ -7,8 +7,8 @@ use std::process::Command;
 
 const TOOLS: [&str; 2] = ["pjdfstest@0.2.2", "fsx@0.3.2"];
 
-/// Two users that every Debian has stand for pjdfstest's own. It needs root; the remounts it can do are left out, because
-/// they fail as busy on the kernel's ext4 too.
+/// pjdfstest's configuration. Two users that every Debian has replace its own. It requires root. Its remounts
+/// are disabled, because they fail as busy on the kernel's ext4 too.
 const PJDFSTEST: &str = r#"
 [features]
 posix_fallocate = {}
@@ -43,12 +43,12 @@ copy_file_range = 5
 const FSX_OPERATIONS: &str = "100000";
 const FSX_SEEDS: [&str; 3] = ["1", "2", "3"];
 
-/// Times are kept to two seconds: naps must be longer.
+/// FAT stores times in steps of two seconds: the tests must wait longer.
 const FAT_NAP: (&str, &str) = ("naptime = 0.02", "naptime = 2.1");
 
-/// Of pjdfstest applies to FAT what needs nothing that the format does not keep. A test that does is left out for one of these reasons, and by a
-/// part of its name (`^` and `$`: the beginning and the end).
-const FAT_LEFT_OUT: [(&str, &[&str]); 7] = [
+/// The tests of pjdfstest that FAT cannot pass, by reason. Patterns are parts of test names; `^` and `$` mark
+/// the beginning and the end.
+const FAT_EXCLUDED: [(&str, &[&str]); 7] = [
     (
         "files of other kinds than files and directories",
         &[
@@ -96,7 +96,7 @@ const FAT_LEFT_OUT: [(&str, &[&str]); 7] = [
     ("a hole of 2 GiB", &["::interact_2gb$"]),
 ];
 
-/// Extents and block maps, small and large blocks, and data that starts in the inode.
+/// Extents and block maps, small and large blocks, and data in the inode.
 const IMAGES: [&[&str]; 5] = [
     &["-t", "ext4", "-b", "4096"],
     &["-t", "ext4", "-b", "1024"],
@@ -105,7 +105,7 @@ const IMAGES: [&[&str]; 5] = [
     &["-t", "ext4", "-b", "1024", "-O", "inline_data"],
 ];
 
-/// A filesystem of ours on a directory; detached on the way out of a failure.
+/// A mount of ours; detached when dropped after a failure.
 struct Mount<'a> {
     ivers: &'a Path,
     dir: PathBuf,
@@ -148,10 +148,10 @@ fn is_clean(image: &Path) -> bool {
     Command::new("e2fsck").arg("-fn").arg(image).status().is_ok_and(|status| status.success())
 }
 
-/// What a suite works on.
+/// The filesystem under test.
 struct Volume<'a> {
     name: String,
-    /// What `--type` says.
+    /// The value of `--type`.
     kind: &'a str,
     make: &'a dyn Fn(&Path) -> bool,
     is_clean: &'a dyn Fn(&Path) -> bool,
@@ -161,7 +161,7 @@ fn ext<'a>(make: &'a dyn Fn(&Path) -> bool, options: &[&str]) -> Volume<'a> {
     Volume { name: options.join(" "), kind: "ext4", make, is_clean: &is_clean }
 }
 
-/// Clusters of one sector: chains are as long as they can be.
+/// One sector per cluster, for the longest cluster chains.
 fn make_fat(image: &Path) -> bool {
     let mkfs = || Command::new("mkfs.fat").args(["-F", "32", "-s", "1"]).arg(image).status();
     File::create(image).and_then(|file| file.set_len(300 << 20)).is_ok()
@@ -176,29 +176,29 @@ fn fat() -> Volume<'static> {
     Volume { name: "FAT32".to_owned(), kind: "fat", make: &make_fat, is_clean: &is_clean_fat }
 }
 
-/// Why a test is left out.
-fn left_out(test: &str) -> Option<&'static str> {
+/// Returns the reason why a test is excluded.
+fn excluded(test: &str) -> Option<&'static str> {
     let is_meant = |pattern: &&str| match (pattern.strip_prefix('^'), pattern.strip_suffix('$')) {
         (Some(begin), _) => test.starts_with(begin),
         (_, Some(end)) => test.ends_with(end),
         _ => test.contains(*pattern),
     };
-    FAT_LEFT_OUT.iter().find(|(_, patterns)| patterns.iter().any(is_meant)).map(|(reason, _)| *reason)
+    FAT_EXCLUDED.iter().find(|(_, patterns)| patterns.iter().any(is_meant)).map(|(reason, _)| *reason)
 }
 
-/// What pjdfstest said of each test, held against what is left out. A reason that no test needs any more is a failure too.
-fn only_left_out_fails(said: &str) -> bool {
+/// Compares pjdfstest's results with the exclusions. A reason that excludes no failing test is a failure too.
+fn fails_only_where_excluded(said: &str) -> bool {
     let ended = |how: &str| -> Vec<&str> {
         said.lines().filter_map(|line| line.strip_suffix(how)).map(str::trim_end).collect()
     };
     let failed = ended(" FAILED");
-    let wrong: Vec<_> = failed.iter().filter(|test| left_out(test).is_none()).collect();
+    let wrong: Vec<_> = failed.iter().filter(|test| excluded(test).is_none()).collect();
     let passed = ended(" ok").len();
     println!("{passed} passed, {} failed", failed.len());
     let mut needed = true;
-    for (reason, _) in FAT_LEFT_OUT {
-        let count = failed.iter().filter(|test| left_out(test) == Some(reason)).count();
-        println!("{count:4} left out: {reason}");
+    for (reason, _) in FAT_EXCLUDED {
+        let count = failed.iter().filter(|test| excluded(test) == Some(reason)).count();
+        println!("{count:4} excluded: {reason}");
         needed &= count > 0;
     }
     for test in &wrong {
@@ -222,7 +222,7 @@ fn pjdfstest(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>) ->
     let mut suite = Command::new(tools.join("pjdfstest"));
     suite.arg("-c").arg(&config).arg("-p").arg(&mounts[0].dir).arg("-s").arg(&mounts[1].dir);
     let passed = if is_fat {
-        only_left_out_fails(&String::from_utf8_lossy(&suite.output().ok()?.stdout))
+        fails_only_where_excluded(&String::from_utf8_lossy(&suite.output().ok()?.stdout))
     } else {
         suite.status().is_ok_and(|status| status.success())
     };
@@ -230,7 +230,7 @@ fn pjdfstest(tools: &Path, ivers: &Path, scratch: &Path, volume: &Volume<'_>) ->
     Some(passed && unmounted && (volume.is_clean)(&scratch.join("first.img")))
 }
 
-/// OFS or FFS, with directory caches too, made by xdftool; there are no holes to punch.
+/// Runs fsx on OFS or FFS, also with directory caches, made by xdftool. AFFS has no holes to punch.
 fn fsx_on_affs(tools: &Path, ivers: &Path, scratch: &Path, variant: &str, cache: &str) -> Option<bool> {
     let amitools = Amitools::new(&tools.join("../../oracles/amitools")).ok()?;
     let volume = Volume {
@@ -292,7 +292,7 @@ fn run_all() -> Option<bool> {
     let tools = root.join("bin");
     let root_word = root.to_str()?;
     let install = ["install", "--locked", "--root", root_word, TOOLS[0], TOOLS[1]];
-    if !crate::run("others' suites", "cargo", &install, &[])
+    if !crate::run("test suites", "cargo", &install, &[])
         || !crate::run("ivers", "cargo", &["build", "--release", "-p", "ivers"], &[])
     {
         return Some(false);
@@ -326,19 +326,19 @@ fn run_all() -> Option<bool> {
         )
     };
     let passed = all();
-    // What a failure left is worth a look.
+    // Keeps the files of a failure.
     if passed == Some(true) {
         let _ = fs::remove_dir_all(&scratch);
     } else {
-        eprintln!("xtask: what is left of it lies in {}", scratch.display());
+        eprintln!("xtask: the files of the failure are in {}", scratch.display());
     }
     passed
 }
 
-/// pjdfstest and fsx, on `mem` and on images of several kinds; on FAT what applies of them.
+/// Runs pjdfstest and fsx on `mem` and on several kinds of images, and the applicable part on FAT.
 pub(crate) fn suites() -> bool {
     run_all().unwrap_or_else(|| {
-        eprintln!("xtask: the suites could not be set up");
+        eprintln!("xtask: cannot set up the test suites");
         false
     })
 }

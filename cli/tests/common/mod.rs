@@ -1,4 +1,4 @@
-//! Mounts made by the command, and ways to look at them.
+//! Mounts made by the command, and ways to inspect them.
 #![allow(dead_code)]
 
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether tests that mount can run; under CI they must.
+/// Returns whether tests that mount can run; under CI they must.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["mkfs.ext4", "e2fsck"])
 }
@@ -25,12 +25,12 @@ pub fn ivers<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(IVERS).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// All that it said, for messages.
+/// The status and all output of a program, for messages.
 pub fn said(output: &Output) -> String {
     format!("{}: {}", output.status, ivers_oracle::said(output))
 }
 
-/// An image and a directory to mount it on, which is free again when the test ends.
+/// An image and its mount point. Unmounted when the test ends.
 pub struct Place {
     pub image: Image,
     pub dir: PathBuf,
@@ -55,7 +55,7 @@ impl Place {
         std::fs::read_to_string(self.image.dir().join("log")).unwrap_or_default()
     }
 
-    /// Mount with these options; the process that supervises.
+    /// Mounts with these options; returns the supervisor's process id.
     pub fn mount(&self, options: &str) -> i32 {
         let log = self.image.dir().join("log");
         let output = Command::new(IVERS)
@@ -70,7 +70,8 @@ impl Place {
         i32::try_from(told["pid"].as_i64().unwrap()).unwrap()
     }
 
-    /// Another test's child, between fork and exec, may have our files open for a moment: busy is asked again.
+    /// Unmounts. Another test's child, between fork and exec, may have our files open for a moment, so a busy
+    /// mount is tried again.
     pub fn unmount(&self) {
         const BUSY: i32 = 6;
         wait_until("the mount is no longer busy", || {
@@ -89,7 +90,7 @@ impl Drop for Place {
     }
 }
 
-/// What the mount tells of itself.
+/// What the mount reports about itself.
 pub fn about(dir: &Path) -> serde_json::Value {
     let text = xattr::get(dir, "system.ivers.mount").unwrap().expect("an ivers mount");
     serde_json::from_slice(&text).unwrap()

@@ -12,15 +12,15 @@ use serde_json::Value;
 
 use super::{IVERS, ivers, said, signal};
 
-/// A server, which ends with the test.
+/// A server that ends with the test.
 pub struct Server {
     pub child: Child,
-    /// What it said of itself when it was ready.
+    /// What it printed when it was ready.
     pub told: Value,
     log: tempfile::NamedTempFile,
 }
 
-/// The command, with a state directory and a port of the system's choice.
+/// The command, with a state directory and a port that the system chooses.
 pub fn command(state: &Path) -> Command {
     let mut command = Command::new(IVERS);
     command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--state"]).arg(state);
@@ -28,12 +28,12 @@ pub fn command(state: &Path) -> Command {
 }
 
 impl Server {
-    /// With a state directory, at a port of the system's choice.
+    /// Starts with a state directory, on a port that the system chooses.
     pub fn start<S: AsRef<OsStr>>(state: &Path, words: impl IntoIterator<Item = S>) -> Self {
         Self::of(command(state).args(words))
     }
 
-    /// As a command says it; it serves when this returns.
+    /// Starts a command; the server is ready when this returns.
     pub fn of(command: &mut Command) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut child =
@@ -57,13 +57,13 @@ impl Server {
         std::fs::read_to_string(self.log.path()).unwrap()
     }
 
-    /// End it in good order.
+    /// Ends the server cleanly.
     pub fn stop(mut self) -> ExitStatus {
         signal(self.pid(), Signal::TERM);
         self.child.wait().unwrap()
     }
 
-    /// End it as a crash does.
+    /// Ends the server as a crash does.
     pub fn kill(mut self) {
         signal(self.pid(), Signal::KILL);
         self.child.wait().unwrap();
@@ -77,7 +77,7 @@ impl Drop for Server {
     }
 }
 
-/// An image with a file in it that everybody may read.
+/// An image with a file that every user may read.
 pub fn image_with_file() -> Image {
     let image = Image::new("ext4", 64 << 20, &[]).unwrap();
     let file = image.dir().join("hello");
@@ -88,7 +88,7 @@ pub fn image_with_file() -> Image {
     image
 }
 
-/// The words for an export of an image.
+/// The arguments for an export of an image.
 pub fn export(image: &Image, options: &str) -> String {
     format!("{},{options}", image.path().display())
 }

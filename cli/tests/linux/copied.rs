@@ -1,4 +1,4 @@
-//! The server is killed in the midst of a copy that goes on behind its reply: the client ends with an error or with the right contents.
+//! The server is killed during an asynchronous copy: the client gets an error or the right contents.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use crate::server::Server;
 use crate::several::eventually;
 use crate::{ends_with_the_tree, image, rounds};
 
-/// Long enough to be met in the midst.
+/// Long enough to be interrupted.
 const MIBS: usize = 96;
-/// A copy may be over before it is met; so often it is tried again.
+/// The number of tries: a copy may end before the kill.
 const TRIES: usize = 5;
 
-/// Beside what a server that comes again answers anyway: it does not know the copy.
+/// Besides the usual errors of a restarted server: it does not know the copy.
 const EXPECTED: [(u32, &str); 12] = [
     (number::LOOKUP, "ENOENT"),
     (number::OPEN, "ENOENT"),
@@ -31,7 +31,7 @@ const EXPECTED: [(u32, &str); 12] = [
     (number::CREATE_SESSION, "STALE_CLIENTID"),
 ];
 
-/// It goes on. False: it is over already.
+/// Returns whether the copy is still running.
 fn goes_on(server: &Server, client: &mut Client, said: &str) -> Result<bool> {
     let begin = Instant::now();
     while server.stats()?["now"]["copies"] != 1 {
@@ -74,7 +74,7 @@ fn run() -> Result<()> {
     let mut client = machines.client("a", server.port())?;
     client.mount("4.2", "/mnt", "")?;
     client.attempt("make-source", "/mnt", &format!("source {MIBS}"))?;
-    // What there is room for.
+    // The image has space for four.
     for round in 0..rounds().unwrap_or(1).min(4) {
         one_round(&mut server, &mut client, &format!("round-{round}"))?;
         client.guest.run("rm /mnt/round-*")?;

@@ -1,4 +1,4 @@
-//! Other formats than ext4: what the client can do with them, over a restart too.
+//! Formats other than ext4: what the client can do with them, also across a restart.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::guest::{Client, machines};
 use crate::server::Server;
 use crate::several::eventually;
 
-/// The client asks for what they have not, and is told so. Handles are good until the server ends.
+/// Errors of operations that the formats do not support. Filehandles are valid until the server ends.
 const EXPECTED: [(u32, &str); 10] = [
     (number::LOOKUP, "ENOENT"),
     (number::OPEN, "ENOENT"),
@@ -60,7 +60,7 @@ fn serve(image: &Path) -> Result<()> {
     client.guest.run("echo kept > /mnt/kept && sync")?;
     server.kill()?;
     server.start_again();
-    // By their names, which the mount's root leads to, once the client has given up what it had open.
+    // The files are found by name, from the root of the mount, after the client has closed what it had open.
     for line in
         ["grep -q kept /mnt/kept", "test $(wc -c < /mnt/v4.0/second) = 200000", "echo on >> /mnt/v4.2/second"]
     {

@@ -1,4 +1,4 @@
-//! The machines with the client.
+//! The virtual machines with the client.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use ivers_oracle::machine::{self, Boot, Guest, Initramfs, Kernel};
 
-/// What the client needs, behind a network card.
+/// The kernel modules of the client, besides a network card's.
 const MODULES: [&str; 8] = ["sunrpc", "grace", "lockd", "netfs", "fscache", "dns_resolver", "nfs", "nfsv4"];
 
-/// The client's own record of what it was told.
+/// Trace events of the client.
 const EVENTS: [&str; 7] = [
     "nfs4_xdr_status",
     "nfs4_set_delegation",
@@ -23,16 +23,16 @@ const EVENTS: [&str; 7] = [
     "nfs4_state_mgr_failed",
 ];
 
-/// Machines are slow enough one after the other.
+/// Machines run one at a time: they are slow enough.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What machines boot from, while it is this test's turn.
+/// The files that machines boot from, while this test has its turn.
 pub struct Machines {
     boot: Boot,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Nothing, if what it takes is not there; under CI it must be.
+/// Returns `None` if a requirement is missing; under CI none may be.
 pub fn machines() -> Option<Machines> {
     let programs: Vec<&str> = machine::PROGRAMS.iter().map(|(program, _)| *program).collect();
     let others = ["gcc", "apt-get", "apt-cache", "dpkg", "mkfs.ext4", "e2fsck", "tar"];
@@ -64,7 +64,7 @@ fn here() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/linux")
 }
 
-/// Statically: there are no libraries.
+/// Compiles statically: the machine has no libraries.
 fn compile(program: &Path) -> Result<()> {
     let mut args: Vec<OsString> =
         ["-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o"].map(OsString::from).to_vec();
@@ -78,7 +78,7 @@ fn compile(program: &Path) -> Result<()> {
     ivers_oracle::run("gcc", args).map(drop)
 }
 
-/// A tree of a few hundred files: sources of ours.
+/// Packs a tree of a few hundred source files.
 fn pack_tree(archive: &Path) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("a workspace")?;
     let words = ["-c", "--owner=7", "--group=8", "-C"].map(OsString::from);
@@ -90,12 +90,12 @@ fn pack_tree(archive: &Path) -> Result<()> {
 }
 
 impl Machines {
-    /// A client of the server at this port.
+    /// Boots a client of the server at this port.
     pub fn client(&self, name: &str, port: u16) -> Result<Client> {
         Self::set_up(self.boot.boot(name)?, port)
     }
 
-    /// The same, who is called back at this port of the host, by NFSv4.0.
+    /// The same, with a callback port on the host for NFSv4.0.
     pub fn called_client(&self, name: &str, port: u16, called_at: u16) -> Result<Client> {
         let mut client = Self::set_up(self.boot.boot_reached(name, called_at)?, port)?;
         client.guest.run(&format!("echo {called_at} > /sys/module/nfs/parameters/callback_tcpport"))?;
@@ -118,12 +118,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Mount the export.
+    /// Mounts the export.
     pub fn mount(&mut self, version: &str, at: &str, options: &str) -> Result<()> {
         self.mount_of("data", version, at, options)
     }
 
-    /// Mount one of several.
+    /// Mounts one of several exports.
     pub fn mount_of(&mut self, export: &str, version: &str, at: &str, options: &str) -> Result<()> {
         let port = self.port;
         self.guest.run(&format!(
@@ -139,7 +139,7 @@ impl Client {
         self.guest.run(&format!("umount {at}")).map(drop)
     }
 
-    /// Run the program for this.
+    /// Runs the program for one kind of work.
     pub fn attempt(&mut self, what: &str, dir: &str, more: &str) -> Result<()> {
         let begin = std::time::Instant::now();
         self.guest.run_within(&format!("try {what} {dir} {more}"), Duration::from_secs(300))?;
@@ -147,7 +147,7 @@ impl Client {
         Ok(())
     }
 
-    /// How often each event was recorded.
+    /// Returns how often an event was recorded.
     pub fn events(&mut self, event: &str) -> Result<usize> {
         let (_, said) = self
             .guest
@@ -155,7 +155,8 @@ impl Client {
         said.trim().parse().with_context(|| said.clone())
     }
 
-    /// Errors that the server has answered, of which none may be another than these: operation, and error as the client calls it.
+    /// Asserts that the server returned no errors but these: the operation, and the client's name of the
+    /// error.
     pub fn was_told(&mut self, expected: &[(u32, &str)]) -> Result<()> {
         let errors = self.errors()?;
         println!("the server has answered {errors:?}");
@@ -184,7 +185,7 @@ impl Client {
         Ok(errors)
     }
 
-    /// Nothing that the kernel complained about, and nothing else mounted.
+    /// Asserts that the kernel logged no complaint and nothing else is mounted, and ends the machine.
     pub fn end(mut self) -> Result<()> {
         let failed = self.events("nfs4_state_mgr_failed")?;
         ensure!(failed == 0, "the client's state manager failed {failed} times");

@@ -1,4 +1,4 @@
-//! The server is killed in the middle of writes, and comes again.
+//! The server is killed in the middle of writes and restarted.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::several::eventually;
 use crate::{DIGEST, holds, image, rounds};
 
 const VERSIONS: [&str; 3] = ["4.0", "4.1", "4.2"];
-/// Of the guest's program.
+/// The record size of the guest's program.
 const RECORD: usize = 4000;
 const RECORDS: usize = 3000;
 
-/// A server that comes again knows nobody, and gives nothing new before everybody had his time to claim. What is delegated and not open any more is not claimed but
-/// returned, by its old name; lock-owners as with two clients.
+/// A restarted server has no state and grants nothing new during the grace period. A delegation without an
+/// open file is not reclaimed but returned, with its old stateid. Lock-owners as with two clients.
 const EXPECTED: [(u32, &str); 13] = [
     (number::OPEN, "GRACE"),
     (number::OPEN, "DELAY"),
@@ -39,7 +39,7 @@ const EXPECTED: [(u32, &str); 13] = [
     (number::LOOKUP, "ENOENT"),
 ];
 
-/// What it writes.
+/// The byte that a writer writes.
 fn byte(place: usize, kind: usize) -> u8 {
     (place ^ (place >> 8) ^ (place >> 16) ^ (kind * 37)) as u8
 }
@@ -64,7 +64,7 @@ fn begin(client: &mut Client, round: usize) -> Result<()> {
     Ok(())
 }
 
-/// How many records each of them had synced by now.
+/// Returns how many records each writer has synced.
 fn synced(client: &mut Client) -> Result<Vec<usize>> {
     let mut synced = Vec::new();
     for kind in 0..VERSIONS.len() {
@@ -75,7 +75,7 @@ fn synced(client: &mut Client) -> Result<Vec<usize>> {
     Ok(synced)
 }
 
-/// What a server that was killed has left.
+/// Checks what a killed server has left.
 fn recovers(left: &Image, round: usize, synced: &[usize]) -> Result<()> {
     e2fsck_repair(left.path())?;
     e2fsck(left.path())?;

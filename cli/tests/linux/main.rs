@@ -1,6 +1,8 @@
-//! The Linux kernel's own NFS client, in an emulated machine, against our server: what it reads and writes, what it is told, and what is left on the image.
+//! The Linux kernel's NFS client, in a virtual machine, against our server: the data, the errors, and the
+//! image afterwards.
 //!
-//! `IVERS_NFS_ROUNDS` sets how often the server is killed (default 1) and how much else is done; with it, what takes long is done too.
+//! `IVERS_NFS_ROUNDS` sets how often the server is killed (default 1) and scales the other work; if it is
+//! set, the long tests run too.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,30 +26,30 @@ use ivers_oracle::{Image, LoopMount};
 use crate::guest::Client;
 use crate::server::Server;
 
-/// How much is done.
+/// The amount of work.
 fn rounds() -> Option<usize> {
     std::env::var("IVERS_NFS_ROUNDS").ok()?.parse().ok()
 }
 
-/// A filesystem to serve, with files enough for all.
+/// A filesystem to serve, with enough inodes for all tests.
 fn image() -> Image {
     Image::in_memory("ext4", 1 << 30, &["-b", "4096", "-N", "32768"]).expect("mkfs.ext4 makes an image")
 }
 
-/// Every name, mode, owner, size and time of a tree, and the sums of its files: by the same words on both sides. Directories' sizes are not compared: nobody
-/// promises them.
-const DIGEST: &str = "all() { find . -xdev ! -path './lost+found*' \"$@\" | sort; }; \
-    all -type d | xargs -r stat -c '%n %f %u:%g %h %Y'; all ! -type d | xargs -r stat -c '%n %f %u:%g %h %s %Y %t:%T'; \
-    all -type l | xargs -r -n 1 readlink; all -type f | xargs -r md5sum";
+/// Prints every name, mode, owner, size and time of a tree, and the checksums of its files, with the same
+/// command on both sides. The sizes of directories are not compared: they may differ.
+const DIGEST: &str = "all() { find . -xdev ! -path './lost+found*' \"$@\" | sort; }; all -type d | xargs -r \
+stat -c '%n %f %u:%g %h %Y'; all ! -type d | xargs -r stat -c '%n %f %u:%g %h %s %Y %t:%T';     all -type l \
+| xargs -r -n 1 readlink; all -type f | xargs -r md5sum";
 
-/// A client goes, who was told no errors but those expected, and then the server.
+/// Ends a client that must have seen only the expected errors, and then the server.
 fn ends(mut client: Client, server: Server, expected: &[(u32, &str)]) -> Result<()> {
     client.was_told(expected)?;
     client.end()?;
     server.stop()
 }
 
-/// A client unmounts what holds the whole image, and goes; what he saw there is in the image.
+/// Unmounts the export of the whole image and ends the client; the image must contain the tree that it saw.
 fn ends_with_the_tree(
     mut client: Client,
     at: &str,
@@ -61,7 +63,7 @@ fn ends_with_the_tree(
     holds(image, &seen)
 }
 
-/// e2fsck has nothing to say, and the kernel's own driver sees what the client has seen.
+/// Asserts that e2fsck finds no error and the kernel's driver shows the same tree.
 fn holds(image: &Path, seen: &str) -> Result<()> {
     ivers_oracle::e2fsck(image)?;
     if !may_loop_mount() {

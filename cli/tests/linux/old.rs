@@ -1,4 +1,4 @@
-//! A client of NFSv4.0, who is called back over a connection that the server has made for him.
+//! A client of NFSv4.0, with callbacks over a connection that the server opens.
 
 use std::net::TcpListener;
 
@@ -17,14 +17,14 @@ fn run() -> Result<()> {
     let Some(machines) = machines() else { return Ok(()) };
     let image = image();
     let server = Server::start(image.path())?;
-    // Of the system's choice, and free again.
+    // A port that the system chose, and free again.
     let called_at = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut client = machines.called_client("a", server.port(), called_at)?;
-    // To the server his host is the one that his machine runs on.
+    // To the server, the client's host is the one that runs its machine.
     client.mount("4.0", "/mnt0", ",clientaddr=127.0.0.1")?;
     client.mount("4.2", "/mnt2", "")?;
     client.guest.run("echo first > /mnt0/file && cat /mnt0/file")?;
-    // Not before it is known that he answers.
+    // The server grants delegations only after the client has answered a callback.
     eventually(&mut client, "cat /mnt0/file && grep -q ' nfs4_set_delegation: ' /sys/kernel/tracing/trace")?;
     ensure!(client.events("nfs4_cb_recall")? == 0, "nobody needs it yet");
     client.guest.run("echo second > /mnt2/file")?;
@@ -39,6 +39,6 @@ fn run() -> Result<()> {
 }
 
 #[test]
-fn a_client_of_old_is_called_back() {
+fn a_client_of_v40_is_called_back() {
     run().unwrap();
 }

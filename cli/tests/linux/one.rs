@@ -9,13 +9,14 @@ use crate::guest::{Client, machines};
 use crate::server::Server;
 use crate::{ends_with_the_tree, image, rounds};
 
-/// What every version can.
+/// Programs that work with every version.
 const ALWAYS: [&str; 7] = ["files", "locks", "mapped", "open-files", "direct", "append", "copies"];
-/// What the programs ask for on purpose. The client has no name for NFS4ERR_NOXATTR.
+/// Errors that the programs cause on purpose. The client has no name for NFS4ERR_NOXATTR.
 ///
-/// Another process of the client asks for a lock before the one that let it go has told the server; and what is read ahead or written back under an open meets the
-/// next open of that file, which of NFSv4.0 has another stateid: requests over one connection are done side by side, and the client sends it again (RFC 7530
-/// section 9.1.4.2).
+/// A process of the client may request a lock before the process that released it has told the server. Reads
+/// ahead and write-back under an open may run beside the next open of the file, which in NFSv4.0 changes the
+/// stateid: requests on one connection run in parallel, and the client repeats them (RFC 7530 section
+/// 9.1.4.2).
 const EXPECTED: [(u32, &str); 15] = [
     (number::LOCK, "DENIED"),
     (number::READ, "OLD_STATEID"),
@@ -33,12 +34,12 @@ const EXPECTED: [(u32, &str); 15] = [
     (number::SETXATTR, "EEXIST"),
     (number::REMOVEXATTR, "0x276f"),
 ];
-/// Of fsx, what every version can.
+/// Operations of fsx that work with every version.
 const FSX: &str = "flen = 1048576\\n[opsize]\\nmax = 65536\\n[weights]\\nclose_open = 1\\nread = 10\\nwrite = 10\\nmapread = 10\\n\
     mapwrite = 10\\ninvalidate = 1\\ntruncate = 5\\nfsync = 1\\nfdatasync = 1\\nsendfile = 3\\nposix_fadvise = 1\\n";
 const FSX_OPERATIONS: usize = 10_000;
 const FSX_SEEDS: usize = 2;
-/// What NFSv4.2 brought.
+/// Programs that require NFSv4.2.
 const SINCE_2: [&str; 2] = ["xattrs", "sparse"];
 
 fn untar(client: &mut Client, dir: &str) -> Result<()> {
@@ -47,7 +48,7 @@ fn untar(client: &mut Client, dir: &str) -> Result<()> {
     ))?;
     client.guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
     client.guest.run(&format!("diff -r {dir}/tree /tmp/tree"))?;
-    // Busybox sets a directory's time before it fills it.
+    // Busybox sets the times of a directory before it fills it, so they are not compared.
     let list = "(find . -type f | sort | xargs stat -c '%n %f %u %g %Y'; find . -type d | sort | xargs stat -c '%n %f %u %g')";
     client.guest.run(&format!(
         "cd {dir}/tree && {list} > /tmp/there && cd /tmp/tree && {list} > /tmp/here && cmp /tmp/here /tmp/there"
@@ -56,7 +57,7 @@ fn untar(client: &mut Client, dir: &str) -> Result<()> {
     Ok(())
 }
 
-/// Others' test, for long: what it does by chance it does to a file in memory too.
+/// Runs fsx, the same operations on a file in memory for comparison.
 fn fsx(client: &mut Client, dir: &str, version: &str) -> Result<()> {
     if std::env::var_os("IVERS_FSX").is_none() {
         return Ok(());
@@ -102,7 +103,7 @@ fn run() -> Result<()> {
     for version in ["4.0", "4.1", "4.2"] {
         work(&mut client, version)?;
     }
-    // Nothing of it may be what the client remembers.
+    // Mounts again, so that the client has nothing cached.
     client.mount("4.2", "/mnt", "")?;
     ends_with_the_tree(client, "/mnt", server, image.path(), &EXPECTED)
 }

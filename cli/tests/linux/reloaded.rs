@@ -1,4 +1,4 @@
-//! The server reads its file again while a client works: exports go and come, certificates are others.
+//! The server reloads its configuration while a client works: exports and certificates change.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ const EXPECTED: [(u32, &str); 5] = [
     (number::ACCESS, "STALE"),
 ];
 
-/// A certificate for this machine, and its key.
+/// Makes a certificate for this machine, and its key.
 fn certificate(dir: &Path) -> Result<()> {
     let (key, certificate) = (dir.join("key.pem"), dir.join("certificate.pem"));
     let words =
@@ -39,7 +39,7 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
-    /// With the second export, or without.
+    /// Writes the configuration, with or without the second export.
     fn say(&self, both: bool) -> Result<()> {
         let mut text =
             "lease_s = 15\n[tls]\ncertificate = \"certificate.pem\"\nkey = \"key.pem\"\n".to_owned();
@@ -51,7 +51,7 @@ impl Told<'_> {
     }
 
     fn read_again(&self, server: &served::Server) -> Result<()> {
-        let done = |server: &served::Server| server.log().matches("read again").count();
+        let done = |server: &served::Server| server.log().matches("reloaded").count();
         let (before, begin) = (done(server), Instant::now());
         signal(server.pid(), Signal::HUP);
         while done(server) == before {
@@ -85,7 +85,7 @@ fn run() -> Result<()> {
     certificate(dir.path())?;
     told.say(false)?;
     told.read_again(&server)?;
-    // What is not exported any more is stale, and nothing else is.
+    // Files of a removed export are stale; all others are valid.
     eventually(&mut client, "! cat /more/file > /dev/null 2>&1")?;
     client.guest.run("! grep . /tmp/err && echo still > /mnt/still")?;
     told.say(true)?;
@@ -110,6 +110,6 @@ fn run() -> Result<()> {
 }
 
 #[test]
-fn what_is_served_changes_while_a_client_works() {
+fn exports_change_while_a_client_works() {
     run().unwrap();
 }

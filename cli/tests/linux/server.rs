@@ -1,4 +1,4 @@
-//! The server of one image, which can be killed and comes again at the same port.
+//! The server of one image, which can be killed and restarted on the same port.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::common::{IVERS, ivers, said, served};
 
-/// Short, so that the end of grace can be waited for. The Linux client renews every five seconds at most.
+/// Short, so that tests can wait for the end of the grace period. The Linux client renews every five seconds
+/// at most.
 const LEASE: &str = "15";
 
 pub struct Server {
@@ -34,7 +35,7 @@ impl Server {
                 .arg(self.state.path())
                 .arg(format!("{},name=/data,no_root_squash", self.image.display())),
         );
-        // The system's choice is the same from now on.
+        // Keeps the port that the system chose.
         self.address = running.address();
         self.running = Some(running);
     }
@@ -43,19 +44,19 @@ impl Server {
         self.address.port()
     }
 
-    /// What it says of itself.
+    /// Returns the statistics of the server.
     pub fn stats(&self) -> Result<Value> {
         let output = ivers(["stats".as_ref(), "--json".as_ref(), self.state.path().as_os_str()]);
         serde_json::from_slice(&output.stdout).with_context(|| said(&output))
     }
 
-    /// As `kill -9` does.
+    /// Ends it as `kill -9` does.
     pub fn kill(&mut self) -> Result<()> {
         self.running.take().context("no server runs")?.kill();
         Ok(())
     }
 
-    /// In good order.
+    /// Ends it cleanly.
     pub fn stop(mut self) -> Result<()> {
         let running = self.running.take().context("no server runs")?;
         let complaints = running.log();

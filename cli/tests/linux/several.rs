@@ -1,4 +1,4 @@
-//! Two machines: what one does, the other sees.
+//! Two machines: each sees what the other does.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::guest::{Client, machines};
 use crate::server::Server;
 use crate::{DIGEST, holds, image, rounds};
 
-/// What is locked, delegated, removed or just not there.
+/// Errors for files that are locked, delegated, removed or missing.
 const EXPECTED: [(u32, &str); 10] = [
     (number::LOCK, "DENIED"),
     (number::LOOKUP, "ENOENT"),
@@ -24,7 +24,7 @@ const EXPECTED: [(u32, &str); 10] = [
 ];
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Ask until it is so.
+/// Repeats a command until it succeeds.
 pub fn eventually(client: &mut Client, line: &str) -> Result<()> {
     let begin = Instant::now();
     loop {
@@ -40,10 +40,10 @@ pub fn eventually(client: &mut Client, line: &str) -> Result<()> {
     }
 }
 
-/// Whoever opens a file sees what was in it when somebody else closed it.
+/// A client that opens a file sees the contents at its last close by another.
 fn close_to_open(a: &mut Client, b: &mut Client) -> Result<()> {
     for round in 0..rounds().unwrap_or(1) * 10 {
-        // Of one length, and within one second: only the change attribute tells.
+        // Same length, within one second: only the change attribute differs.
         let text = format!("round {:04}", round);
         a.guest.run(&format!("echo '{text}' > /mnt/shared"))?;
         let seen = b.guest.run("cat /mnt/shared")?;
@@ -82,7 +82,8 @@ fn locks(a: &mut Client, b: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A file that one of them has for himself, and has written to: the other is told what it looks like, and then gets it.
+/// One client has a write delegation and has written: the other gets the current attributes, and then the
+/// data.
 fn delegations(a: &mut Client, b: &mut Client) -> Result<()> {
     let (asked, recalled) = (a.events("nfs4_cb_getattr")?, a.events("nfs4_cb_recall")?);
     a.guest.run("try hold-dirty /mnt dirty > /tmp/a 2>&1 & echo $! > /tmp/pid")?;
@@ -91,7 +92,7 @@ fn delegations(a: &mut Client, b: &mut Client) -> Result<()> {
     ensure!(size == "4096", "b is told {size}");
     ensure!(a.events("nfs4_cb_getattr")? > asked, "the holder was not asked");
     ensure!(a.events("nfs4_cb_recall")? == recalled, "nobody needs it yet");
-    // It is closed, and may still be written back: only then is it the other one's, too.
+    // After close the data may still be dirty; only after the recall may the other client write.
     a.guest.run("kill $(cat /tmp/pid)")?;
     let sum = a.guest.run("md5sum < /mnt/dirty")?;
     eventually(b, &format!("test \"$(md5sum < /mnt/dirty)\" = '{sum}'"))?;
@@ -102,7 +103,7 @@ fn delegations(a: &mut Client, b: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// What is removed or replaced by one of them while the other has it open.
+/// One client removes or replaces files that the other has open.
 fn removed(a: &mut Client, b: &mut Client) -> Result<()> {
     a.guest.run("echo first > /mnt/replaced")?;
     b.guest.run("cat /mnt/replaced")?;

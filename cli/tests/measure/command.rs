@@ -1,4 +1,4 @@
-//! What a second run reads.
+//! Which files a second run reads.
 
 use super::*;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
@@ -19,7 +19,7 @@ fn set_times(path: &Path, times: &Timestamps) {
     utimensat(CWD, path, times, AtFlags::empty()).unwrap();
 }
 
-/// Other bytes in the middle, and the time of before.
+/// Changes bytes in the middle and restores the times.
 fn change_in_secret(path: &Path) {
     let before = times(path);
     let file = OpenOptions::new().write(true).open(path).unwrap();
@@ -29,14 +29,15 @@ fn change_in_secret(path: &Path) {
     assert_eq!(fs::metadata(path).unwrap().mtime_nsec(), before.last_modification.tv_nsec);
 }
 
-/// How many files the large trees have, and of how many bytes: large enough that reading is what takes long.
+/// The number of files in the large trees, and their size in bytes: large enough that reading dominates.
 fn large() -> (usize, usize) {
     let files =
         std::env::var("IVERS_MEASURED_FILES").map_or(400, |text| text.parse().expect("a number of files"));
     (files, if files < 20_000 { 64 << 10 } else { 256 << 10 })
 }
 
-/// Measure `what`, change one of its files, and measure again: the second run reads that one, and takes a twentieth of the first.
+/// Measures `what`, changes one of its files, and measures again: the second run reads that file only, in a
+/// twentieth of the time.
 fn one_is_read_again(name: &str, what: impl AsRef<OsStr>, change: impl FnOnce()) {
     let (files, bytes) = large();
     let kept = Kept::new();
@@ -59,7 +60,7 @@ fn one_is_read_again(name: &str, what: impl AsRef<OsStr>, change: impl FnOnce())
         "{name}: the second took {:.1} % of the first",
         100.0 * second.as_secs_f64() / first.as_secs_f64()
     );
-    // The figure that counts comes from many files and a release build.
+    // The time counts only with many files and a release build.
     if files >= 20_000 && !cfg!(debug_assertions) {
         assert!(second * 20 < first, "{name}: {second:?} against {first:?}");
     }
@@ -99,7 +100,7 @@ fn what_is_touched_without_change_is_not_read() {
     assert_eq!(on_mount.counts(&place.dir), (0, 10));
     let touched = place.path("d000/f00003");
     let touch = || {
-        // Opened and closed, for writing too; read.
+        // Opened and closed, also for writing; read.
         drop(OpenOptions::new().write(true).open(&touched).unwrap());
         drop(OpenOptions::new().append(true).open(&touched).unwrap());
         fs::read(&touched).unwrap();
@@ -108,7 +109,7 @@ fn what_is_touched_without_change_is_not_read() {
     assert_eq!(on_mount.counts(&place.dir), (0, 10), "on the mount");
     change_in_secret(&place.path("d000/f00004"));
     assert_eq!(on_mount.counts(&place.dir), (1, 9), "put back with its old time");
-    // utimes(2) moves the ctime, whatever times it sets: a change, and no entry for the same contents.
+    // utimes(2) changes the ctime whatever times it sets: a change, but no entry for the same contents.
     set_times(&touched, &times(&touched));
     let sums = on_mount.measure(&place.dir);
     assert_eq!((&sums["read"], &sums["new_entries"]), (&1.into(), &0.into()));
@@ -118,12 +119,12 @@ fn what_is_touched_without_change_is_not_read() {
     touch();
     place.unmount();
     assert_eq!(kept.counts(root_of(&place)), (0, 10), "in the image");
-    // What was measured on the mount is known of the image too: the keys are the filesystem's.
+    // A measurement on the mount is valid for the image too: keys belong to the filesystem.
     assert_eq!(on_mount.counts(root_of(&place)), (0, 10), "over a remount");
 }
 
 #[test]
-fn after_a_crash_nothing_is_believed() {
+fn a_crash_invalidates_all_measurements() {
     if !can_mount() {
         return;
     }
@@ -133,7 +134,7 @@ fn after_a_crash_nothing_is_believed() {
     place.unmount();
     let kept = Kept::new();
     assert_eq!(kept.counts(root_of(&place)), (20, 0));
-    // A clean mount that changes nothing costs nothing.
+    // A clean mount that changes nothing invalidates nothing.
     place.mount("");
     place.unmount();
     assert_eq!(kept.counts(root_of(&place)), (0, 20));
@@ -141,7 +142,7 @@ fn after_a_crash_nothing_is_believed() {
     let file = File::options().write(true).open(place.path("d000/f00007")).unwrap();
     file.write_all_at(b"before the crash", 9).unwrap();
     file.sync_all().unwrap();
-    // Measured while it is mounted, at values that the crash may lose.
+    // Measured while mounted, at values that the crash may lose.
     fs::write(place.path("d000/f00008"), "not yet durable").unwrap();
     assert_eq!(kept.counts(&place.dir), (2, 18), "on the mount, before the crash");
     let all: Vec<i32> = children(supervisor).into_iter().chain([supervisor]).collect();
@@ -152,7 +153,7 @@ fn after_a_crash_nothing_is_believed() {
     drop(file);
     let output = ivers([OsStr::new("unmount"), "--lazy".as_ref(), place.dir.as_os_str()]);
     assert!(place.path("d000").symlink_metadata().is_err(), "{}", said(&output));
-    // The mount that recovers raises the epoch: no value of before vouches for anything.
+    // Recovery raises the epoch: no earlier value vouches for anything.
     place.mount("");
     place.unmount();
     let (read, not_read) = kept.counts(root_of(&place));
@@ -186,7 +187,7 @@ fn nothing_vouches_beyond_what_keeps_no_numbers() {
         assert_eq!(kept.counts(&place.dir), (0, 5), "round {round}: within the mount");
         place.unmount();
     }
-    // Without a change attribute everything is read each time, here and on any other filesystem.
+    // Without a change attribute everything is read each time, on an image and on another filesystem.
     place.mount("noiversion");
     fill(&place.dir, 5, 100);
     assert_eq!((kept.counts(&place.dir), kept.counts(&place.dir)), ((5, 0), (5, 0)));
@@ -208,13 +209,13 @@ fn a_number_that_is_used_again_is_another_file() {
     let path = place.path("d000/f00001");
     let ino = fs::metadata(&path).unwrap().ino();
     fs::remove_file(&path).unwrap();
-    // Once the mount has ended nobody holds the number any more.
+    // After the mount has ended, nothing keeps the inode number in use.
     place.unmount();
     place.mount("");
     fs::write(&path, "another one").unwrap();
     assert_eq!(fs::metadata(&path).unwrap().ino(), ino, "ext4 takes the first free number");
     assert_eq!(kept.counts(&place.dir), (1, 2));
-    // Another name of a file is not read again, and has an entry of its own.
+    // Another name of a file is not read again, and has its own entry.
     fs::hard_link(&path, place.path("d000/link")).unwrap();
     fs::remove_file(kept.path("store")).unwrap();
     let sums = kept.measure(&place.dir);
@@ -248,13 +249,13 @@ fn an_interrupted_run_vouches_for_nothing_that_is_in_no_list() {
         std::thread::sleep(std::time::Duration::from_millis(delay_ms));
         let _ = child.kill();
         child.wait().unwrap();
-        // Its keeper sees that, and lets the image go.
+        // The image process notices and releases the image.
         wait_until("the image is free", || {
             let (sums, well) = Kept::new().run(&[root_of(&place).as_ref()]);
             well && sums["files"] == 60
         });
         let known = if store.exists() { 60 } else { 0 };
-        let in_list = fs::read(&list).map_or(0, |bytes| ivers_measure::reader::Reader::new(&bytes).count());
+        let in_list = fs::read(&list).map_or(0, |bytes| ivers_ima::reader::Reader::new(&bytes).count());
         assert!(known == 0 || in_list == 61, "{known} known and {in_list} in the list");
     }
     let sums = kept.measure(root_of(&place));
@@ -262,7 +263,7 @@ fn an_interrupted_run_vouches_for_nothing_that_is_in_no_list() {
 }
 
 #[test]
-fn policies_and_files_that_are_none_are_refused() {
+fn invalid_policies_and_files_are_refused() {
     let kept = Kept::new();
     let dir = kept.path("tree");
     fs::create_dir(&dir).unwrap();
@@ -280,7 +281,7 @@ fn policies_and_files_that_are_none_are_refused() {
     let (policy, dir) = (kept.path("policy"), dir.as_os_str());
     refused(&["--policy".as_ref(), policy.as_os_str(), dir], 2, "policy: line 2: func=MODULE_CHECK");
     refused(&["--key".as_ref(), policy.as_os_str(), dir], 2, "policy: key 1");
-    refused(&["--hash".as_ref(), "md5".as_ref(), dir], 2, "there are sha1");
+    refused(&["--hash".as_ref(), "md5".as_ref(), dir], 2, "choose sha1");
     let output = ivers([OsStr::new("measure"), "--of".as_ref(), dir]);
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
     kept.measure(dir);
@@ -294,7 +295,7 @@ fn policies_and_files_that_are_none_are_refused() {
     refused(&[dir], 5, "entry 1 of the measurement list");
 }
 
-/// A mount of this image, on a directory beside it.
+/// A mount of this image, on a directory next to it.
 struct Elsewhere<'a> {
     image: &'a Path,
     dir: PathBuf,
@@ -323,7 +324,8 @@ impl Drop for Elsewhere<'_> {
     }
 }
 
-/// Formats that store no number vouch within a mount, and for nothing beyond it: their files may have been changed by anybody, with any times.
+/// Formats without a stored counter vouch within one mount only: between mounts any program may have changed
+/// their files and set any times.
 fn vouches_within_a_mount_alone(image: &Path) {
     let kept = Kept::new();
     let place = Elsewhere { image, dir: kept.path("mnt") };
@@ -346,7 +348,7 @@ fn vouches_within_a_mount_alone(image: &Path) {
     place.unmount();
 }
 
-/// The same on formats whose values end with the mount.
+/// One changed file of many, on formats whose values end with the mount.
 fn of_many_files_within_a_mount(name: &str, image: &Path) {
     let (files, bytes) = large();
     let dir = image.with_extension("mnt");

@@ -1,12 +1,12 @@
-//! What others' tools say of our lists, and we of their signatures: evmctl (ima-evm-utils), OpenSSL, Python's hashlib, debugfs as the writer of
-//! attributes.
+//! Our lists judged by other tools, and their signatures by ours: evmctl (ima-evm-utils), OpenSSL, Python's
+//! hashlib, and debugfs to write attributes.
 
 use super::*;
 use std::process::Command;
 
 const PROGRAMS: [&str; 5] = ["evmctl", "openssl", "python3", "mkfs.ext4", "debugfs"];
 
-/// A replay of a list in binary by somebody else's hashes, from the kernel's documents: one value a bank.
+/// Replays a binary list with Python's hashes, from the kernel's documentation: one value for each bank.
 const REPLAY: &str = r#"
 import hashlib, struct, sys
 list = open(sys.argv[1], "rb").read()
@@ -28,7 +28,7 @@ for name, value in banks.items():
     print(name, value.hex())
 "#;
 
-/// Whether everybody gets the values out of a list that we printed.
+/// Asserts that other tools compute the same values from our list.
 pub fn agree(list: &Path, pcrs: &Path, aggregates: &Value) {
     let output = Command::new("python3").args(["-c", REPLAY]).arg(list).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
@@ -36,7 +36,7 @@ pub fn agree(list: &Path, pcrs: &Path, aggregates: &Value) {
         let (bank, value) = line.split_once(' ').unwrap();
         assert_eq!(aggregates[bank], value, "{bank}");
     }
-    // Its banks are these two.
+    // evmctl reads these two banks.
     let bank = |name: &str| format!("{name},{}", pcrs.join(name).display());
     let output = ivers_oracle::run(
         "evmctl",
@@ -84,7 +84,7 @@ fn lists_give_the_aggregates_that_are_printed() {
     let ascii = fs::read_to_string(ascii).unwrap();
     assert_eq!(ascii.lines().count(), 1 + 6 * 31);
     assert!(ascii.lines().all(|line| line.trim_end().split(' ').count() == 5), "no name has a space");
-    // A list that somebody has shortened is another one.
+    // A truncated list must not give the same values.
     let whole = fs::read(&list).unwrap();
     fs::write(&list, &whole[..whole.len() / 2]).unwrap();
     let bank = format!("sha1,{}", pcrs.join("sha1").display());
@@ -93,7 +93,7 @@ fn lists_give_the_aggregates_that_are_printed() {
     );
 }
 
-/// A key of a sort, with its certificate.
+/// A key of one type, with its certificate.
 fn key(dir: &Path, name: &str, openssl: &[&str]) -> (PathBuf, PathBuf) {
     let (key, certificate) = (dir.join(format!("{name}.key")), dir.join(format!("{name}.der")));
     let pem = dir.join(format!("{name}.pem"));
@@ -137,15 +137,15 @@ fn signatures_of_evmctl_are_checked() {
             commands += &format!("write {file} {shown}\nea_set -f {file}.sig {shown} security.ima\n");
         }
     }
-    // A digest alone, by nobody; and nothing at all.
-    let digest = ivers_measure::digest::Algorithm::Sha256.digest(b"hashed");
-    fs::write(kept.path("label"), ivers_measure::signature::Label::encode_digest(&digest)).unwrap();
+    // A digest without a signature; and neither.
+    let digest = ivers_ima::digest::Algorithm::Sha256.digest(b"hashed");
+    fs::write(kept.path("label"), ivers_ima::signature::Label::encode_digest(&digest)).unwrap();
     fs::write(kept.path("hashed"), "hashed").unwrap();
     let (hashed, label) = (kept.path("hashed"), kept.path("label"));
     let (hashed, label) = (hashed.display(), label.display());
     commands +=
         &format!("write {hashed} hashed\nea_set -f {label} hashed security.ima\nwrite {hashed} plain\n");
-    // Other contents under a good signature.
+    // Other contents under a valid signature.
     let sig = kept.path("rsa-sha256.sig");
     commands += &format!("write {hashed} forged\nea_set -f {} forged security.ima\n", sig.display());
     fs::write(kept.path("commands"), commands).unwrap();
@@ -166,7 +166,7 @@ fn signatures_of_evmctl_are_checked() {
     };
     let (good, bad, sums) = verified(&kept, &words);
     assert_eq!((good, bad), (12, 3), "hashed, plain and forged are not signed: {sums}");
-    // What was measured is checked again, and not read again.
+    // Measured files are checked again, but not read again.
     let (good, bad, sums) = verified(&kept, &words);
     assert_eq!((good, bad, &sums["read"]), (12, 3, &0.into()));
     let shown = kept.path("ascii");
@@ -175,11 +175,11 @@ fn signatures_of_evmctl_are_checked() {
     let line = ascii.lines().find(|line| line.contains("/p256-sha512 ")).unwrap();
     assert!(line.contains(" ima-sig sha512:") && line.contains(" 030206"), "{line}");
     assert_eq!(sums["refused"], 0, "nobody asked");
-    // Without a policy keys check what is signed.
+    // Keys without a policy check every signed file.
     words.drain(..2);
     let (good, bad, sums) = verified(&kept, &words);
     assert_eq!((good, bad), (12, 1), "{sums}");
-    // A key that is missing.
+    // A missing key.
     let (good, bad, _) = verified(&kept, &["--key".as_ref(), certificates[1].as_ref(), root.as_ref()]);
     assert_eq!((good, bad), (4, 9));
 }

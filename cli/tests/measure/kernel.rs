@@ -1,9 +1,9 @@
-//! The kernel's own IMA, in an emulated machine, measures the same files: its entries are ours, byte by byte.
+//! The kernel's IMA, in a virtual machine, measures the same files: its entries equal ours, byte by byte.
 
 use super::*;
 use ivers_oracle::machine::{self, Boot, Initramfs, Kernel};
 
-/// What is measured: name, contents, and how the machine makes them.
+/// The files: name, contents, and the command that creates them in the machine.
 const FILES: [(&str, &str); 4] = [
     ("/measured/plain", "plain"),
     ("/measured/empty", ""),
@@ -23,7 +23,7 @@ fn the_kernels_list_has_our_entries() {
     let mut guest =
         boot.boot_with("ima", "ima_policy=tcb ima_template=ima-ng ima_hash=sha256 lsm=integrity").unwrap();
     guest.run("mount -t securityfs none /sys/kernel/security").unwrap();
-    // The policy leaves tmpfs out, and the machine's root is one: a disk in memory is a filesystem that it does not know.
+    // The policy excludes tmpfs, which the machine's root is; it does not know ramfs.
     guest.run("mkdir -p /measured && mount -t ramfs none /measured && mkdir /measured/deep").unwrap();
     for (name, contents) in FILES {
         guest.run(&format!("printf '%s' '{contents}' > '{name}'; cat '{name}' > /dev/null")).unwrap();
@@ -41,22 +41,22 @@ fn the_kernels_list_has_our_entries() {
     let words: [&OsStr; 2] = ["-d".as_ref(), path.as_ref()];
     let theirs = ivers_oracle::run("base64", words).unwrap().stdout;
 
-    // Read by us, and written again: the same bytes.
-    let entries: Vec<_> = ivers_measure::reader::Reader::new(&theirs).map(Result::unwrap).collect();
+    // Our reader and writer return the same bytes.
+    let entries: Vec<_> = ivers_ima::reader::Reader::new(&theirs).map(Result::unwrap).collect();
     let again: Vec<u8> = entries.iter().flat_map(|entry| entry.encode()).collect();
     assert_eq!(again, theirs);
     let ours_ascii: Vec<u8> = entries.iter().flat_map(|entry| entry.ascii()).collect();
     assert_eq!(String::from_utf8_lossy(&ours_ascii).trim_end(), ascii);
 
-    // Made by us from the same contents and names.
-    use ivers_measure::digest::Algorithm;
-    use ivers_measure::list::{Entry, Template};
+    // Entries that we compute from the same contents and names.
+    use ivers_ima::digest::Algorithm;
+    use ivers_ima::list::{Entry, Template};
     let boot_aggregate = Entry::boot_aggregate(Template::ImaNg, Algorithm::Sha256);
     assert_eq!(entries[0], boot_aggregate);
     for (name, contents) in FILES {
         let digest = Algorithm::Sha256.digest(contents.as_bytes());
         let entry = Entry::measured(Template::ImaNg, &digest, name.as_bytes(), None);
-        // Of an empty file nothing is measured.
+        // The kernel does not measure empty files.
         assert!(contents.is_empty() || entries.contains(&entry), "{name}");
     }
     let changed =

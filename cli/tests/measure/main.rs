@@ -1,6 +1,7 @@
-//! `ivers measure`, and mounts that measure: what is read again and what is not, what the list says, and whether others agree with it.
+//! `ivers measure`, and mounts that measure: which files are read again, the list, and whether other tools
+//! agree with it.
 //!
-//! `IVERS_MEASURED_FILES` sets how many files the large tree has (default 400; 20000 in the soak).
+//! `IVERS_MEASURED_FILES` sets the number of files in the large tree (default 400; 20000 in the soak).
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -16,7 +17,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where a test keeps its list and its store.
+/// The directory where a test keeps its list and its store.
 struct Kept(tempfile::TempDir);
 
 impl Kept {
@@ -28,7 +29,7 @@ impl Kept {
         self.0.path().join(name)
     }
 
-    /// Measure, and say how it went: the last object of the answer, and whether the exit code was 0.
+    /// Measures; returns the last object of the answer, and whether the exit code was 0.
     fn run(&self, words: &[&OsStr]) -> (Value, bool) {
         let (list, store) = (self.path("list"), self.path("store"));
         let fixed = ["measure".as_ref(), "--json".as_ref(), "--list".as_ref(), list.as_os_str()];
@@ -45,7 +46,7 @@ impl Kept {
         sums
     }
 
-    /// How many files are read, and how many are not.
+    /// Returns how many files were read, and how many were not.
     fn counts(&self, what: impl AsRef<OsStr>) -> (u64, u64) {
         let sums = self.measure(what);
         (sums["read"].as_u64().unwrap(), sums["not_read"].as_u64().unwrap())
@@ -57,7 +58,7 @@ fn root_of(place: &Place) -> String {
     format!("{}:/", place.image.path().display())
 }
 
-/// A tree in a mounted directory.
+/// Creates a tree in a mounted directory.
 fn fill(dir: &Path, files: usize, bytes: usize) {
     for number in 0..files {
         let dir = dir.join(format!("d{:03}", number / 100));

@@ -25,10 +25,10 @@ impl Measured {
         self.place.mount(&self.options);
     }
 
-    /// The entries of the list, without the first: name, and what kind it is.
+    /// The entries of the list without the first: name and kind.
     fn entries(&self) -> Vec<(String, &'static str)> {
         let bytes = fs::read(self.kept.path("mount.list")).unwrap();
-        let entries = ivers_measure::reader::Reader::new(&bytes).map(Result::unwrap).skip(1);
+        let entries = ivers_ima::reader::Reader::new(&bytes).map(Result::unwrap).skip(1);
         let shown = entries.map(|entry| {
             let kind = if entry.is_violation() { "violation" } else { "measured" };
             (String::from_utf8_lossy(entry.fields().name).into_owned(), kind)
@@ -36,7 +36,7 @@ impl Measured {
         shown.collect()
     }
 
-    /// What was added since, once there is something: RELEASE comes behind close(2).
+    /// Waits for new entries and returns them: RELEASE arrives after close(2) returns.
     fn added(&self, before: &mut usize, count: usize) -> Vec<(String, &'static str)> {
         wait_until("the list has grown", || self.entries().len() >= *before + count);
         std::thread::sleep(Duration::from_millis(100));
@@ -75,16 +75,16 @@ fn opens_closes_and_violations_are_recorded_as_ima_does() {
     read(place.path("etc/a"));
     read(place.path("quiet/d"));
     assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/a", "measured")]));
-    // Read again, and touched: nothing.
+    // Read again, and touched: no new entry.
     read(place.path("etc/a"));
     drop(OpenOptions::new().write(true).open(place.path("etc/a")).unwrap());
     read(place.path("etc/a"));
     assert_eq!(measured.added(&mut seen, 0), []);
-    // Changed: at the last close, and not again when it is read.
+    // Changed: an entry at the last close, and none at the next read.
     fs::write(place.path("etc/a"), "other contents").unwrap();
     assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/a", "measured")]));
     read(place.path("etc/a"));
-    // A new file, once it is complete.
+    // A new file is measured when it is complete.
     let mut new = File::create(place.path("etc/new")).unwrap();
     new.write_all(b"half").unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -92,7 +92,7 @@ fn opens_closes_and_violations_are_recorded_as_ima_does() {
     new.write_all(b" and half").unwrap();
     drop(new);
     assert_eq!(measured.added(&mut seen, 1), owned(&[("/etc/new", "measured")]));
-    // open_writers: said once, however often it is read meanwhile.
+    // open_writers: recorded once, however often it is read meanwhile.
     let mut writer = OpenOptions::new().append(true).open(place.path("etc/b")).unwrap();
     read(place.path("etc/b"));
     read(place.path("etc/b"));
@@ -106,7 +106,7 @@ fn opens_closes_and_violations_are_recorded_as_ima_does() {
     let writer = OpenOptions::new().write(true).open(place.path("etc/c")).unwrap();
     assert_eq!(measured.added(&mut seen, 2), owned(&[("/etc/c", "measured"), ("/etc/c", "violation")]));
     drop((reader, writer));
-    // A file that moves keeps what is known of it; its name is another one when it changes.
+    // A renamed file keeps its measurement; the next change uses the new name.
     fs::rename(place.path("etc"), place.path("moved")).unwrap();
     read(place.path("moved/a"));
     assert_eq!(measured.added(&mut seen, 0), []);
@@ -130,12 +130,12 @@ fn opens_closes_and_violations_are_recorded_as_ima_does() {
     if ivers_oracle::have_programs(&["evmctl", "python3"]) {
         super::evmctl::agree(&list, &pcrs, &told["aggregates"]);
     }
-    // The next mount goes on with the list; what it has already it does not add.
+    // The next mount appends to the list and does not repeat entries.
     place.unmount();
     measured.mount();
     read(place.path("moved/a"));
     assert_eq!(measured.added(&mut seen, 0), []);
-    // Whoever writes to it is found out.
+    // A changed list is detected.
     let mut bytes = fs::read(measured.kept.path("mount.list")).unwrap();
     let last = bytes.len() - 1;
     bytes.truncate(last);
@@ -161,7 +161,7 @@ fn two_mounts_do_not_share_a_list() {
     ]);
     assert_eq!(output.status.code(), Some(6), "{}", said(&output));
     for (policy, why) in
-        [("measure\nhash\n", "line 2: hash"), ("appraise path=/etc\n", "`-o appraise` alone enforces")]
+        [("measure\nhash\n", "line 2: hash"), ("appraise path=/etc\n", "requires `-o appraise`")]
     {
         fs::write(first.kept.path("policy"), policy).unwrap();
         let output = ivers([
@@ -175,7 +175,7 @@ fn two_mounts_do_not_share_a_list() {
         assert!(said(&output).contains(why), "{}", said(&output));
     }
     for (policy, why) in
-        [(b"measure\nmeasure path=/\xff\n".to_vec(), "line 2: not UTF-8"), (vec![b'#'; 2 << 20], "longer")]
+        [(b"measure\nmeasure path=/\xff\n".to_vec(), "line 2: not UTF-8"), (vec![b'#'; 2 << 20], "at most")]
     {
         fs::write(first.kept.path("policy"), policy).unwrap();
         let policy = first.kept.path("policy");
@@ -191,7 +191,7 @@ fn two_mounts_do_not_share_a_list() {
 }
 
 #[test]
-fn without_a_number_files_are_measured_each_time() {
+fn files_without_a_change_attribute_are_measured_each_time() {
     if !can_mount() {
         return;
     }
@@ -203,22 +203,22 @@ fn without_a_number_files_are_measured_each_time() {
     assert_eq!(measured.added(&mut seen, 1).len(), 1);
     read(&path);
     assert_eq!(measured.added(&mut seen, 0), []);
-    // The same length, and nothing that a clock could tell.
+    // The same length, and no difference in times.
     OpenOptions::new().write(true).open(&path).unwrap().write_all(b"two").unwrap();
     assert_eq!(measured.added(&mut seen, 1).len(), 1);
 }
 
 #[test]
-fn what_does_not_match_is_not_opened() {
+fn files_that_fail_appraisal_are_not_opened() {
     if !can_mount() || !is_root() {
-        // Attributes of `security.` are root's.
+        // Only root may set attributes of `security.`.
         return;
     }
     let measured = Measured::new("measure\ndont_appraise path=/open\nappraise\n", ",appraise");
     let place = &measured.place;
     let label = |contents: &[u8]| {
-        let digest = ivers_measure::digest::Algorithm::Sha256.digest(contents);
-        ivers_measure::signature::Label::encode_digest(&digest)
+        let digest = ivers_ima::digest::Algorithm::Sha256.digest(contents);
+        ivers_ima::signature::Label::encode_digest(&digest)
     };
     place.mount("");
     fs::create_dir(place.path("open")).unwrap();
@@ -228,7 +228,7 @@ fn what_does_not_match_is_not_opened() {
     xattr::set(place.path("good"), "security.ima", &label(b"good")).unwrap();
     xattr::set(place.path("bad"), "security.ima", &label(b"good")).unwrap();
     place.unmount();
-    // Listed, the kernel has the name and asks for it no more: the rule for a path holds all the same.
+    // After a listing the kernel has the name cached: the rule for a path applies all the same.
     measured.mount();
     let list = |dir: &str| {
         fs::read_dir(place.path(dir)).unwrap().for_each(|entry| _ = entry.unwrap().metadata().unwrap());
@@ -250,7 +250,7 @@ fn what_does_not_match_is_not_opened() {
     denied("none");
     let written = OpenOptions::new().write(true).truncate(true).open(place.path("bad"));
     assert_eq!(written.unwrap_err().kind(), ErrorKind::PermissionDenied);
-    // What who may open a file writes is labelled when he is done, and so is what he makes.
+    // A file is labelled after a permitted writer closes it, and so is a new file.
     for (name, contents) in [("good", "better"), ("new", "made here")] {
         fs::write(place.path(name), contents).unwrap();
         wait_until("it is labelled", || {
@@ -259,18 +259,18 @@ fn what_does_not_match_is_not_opened() {
         });
         assert_eq!(read(place.path(name)), contents.as_bytes());
     }
-    // A label that is taken away, or put on something else, is seen at the next open.
+    // A removed or moved label is noticed at the next open.
     xattr::remove(place.path("new"), "security.ima").unwrap();
     denied("new");
     place.unmount();
-    // Elsewhere it opens: the label is the mount's wish alone.
+    // A mount without appraisal opens the file.
     place.mount("");
     assert_eq!(read(place.path("bad")), b"bad");
 }
 
-/// What a writer has handed over counts, synced or not.
+/// Data that a writer has passed to the kernel counts, synced or not.
 #[test]
-fn nobody_reads_what_a_writer_has_just_spoilt() {
+fn a_file_spoilt_by_an_open_writer_is_not_readable() {
     if !can_mount() || !is_root() {
         return;
     }
@@ -278,8 +278,8 @@ fn nobody_reads_what_a_writer_has_just_spoilt() {
     let place = &measured.place;
     place.mount("");
     fs::write(place.path("file"), b"contents").unwrap();
-    let digest = ivers_measure::digest::Algorithm::Sha256.digest(b"contents");
-    let label = ivers_measure::signature::Label::encode_digest(&digest);
+    let digest = ivers_ima::digest::Algorithm::Sha256.digest(b"contents");
+    let label = ivers_ima::signature::Label::encode_digest(&digest);
     xattr::set(place.path("file"), "security.ima", &label).unwrap();
     place.unmount();
     measured.mount();
@@ -291,9 +291,9 @@ fn nobody_reads_what_a_writer_has_just_spoilt() {
     drop(writer);
 }
 
-/// A list that cannot grow says so, and not that somebody has been at it.
+/// A list that cannot grow reports that, and not that it was changed.
 #[test]
-fn a_full_disk_is_called_one() {
+fn a_full_disk_is_reported_as_such() {
     if !can_mount() || !is_root() {
         return;
     }

@@ -1,11 +1,11 @@
-//! Every value of the change attribute that was handed out, with what it vouched for.
+//! Every change attribute that was served, with the state that it vouched for.
 
 use crate::mounts::attribute;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What an inode was when a value was read: the line of its tree without names, which are the directory's.
+/// The state of an inode at a query: its line of the tree without names, which belong to the directory.
 type Seen = (u64, String);
 
 #[derive(Default)]
@@ -17,12 +17,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Read the value of every path of a tree's text, and hold it against all earlier ones.
+    /// Queries every path of a tree's text, and compares it with all earlier values.
     pub fn look(&mut self, kind: &str, root: &Path, text: &str) {
         self.latest.clear();
         for line in text.lines() {
             let (path, rest) = line.split_once(' ').expect("a path and what it is");
-            // Every name in these trees is plain, but the text escapes: what does not survive that is not looked up.
+            // Names in these trees are plain, but the text escapes; escaped paths are skipped.
             if path.contains('\\') {
                 continue;
             }
@@ -50,7 +50,7 @@ impl Ledger {
         }
     }
 
-    /// After a clean remount every value is what it was.
+    /// Asserts that after a clean remount every value is the same.
     pub fn rests(&self, kind: &str, root: &Path) {
         for (path, value) in &self.latest {
             assert_eq!(

@@ -1,15 +1,17 @@
-//! The round trip: images made by mkfs and filled by the kernel, worked on through our mount, and read back by e2fsck, the
-//! kernel and debugfs; then others change files in between, and no value handed out before vouches for other contents.
+//! The round trip: images made by mkfs and filled by the kernel are changed through our mount and read back
+//! by e2fsck, the kernel and debugfs. Then other programs change files in between, and no earlier change
+//! attribute may vouch for other contents.
 //!
-//! `IVERS_ROUND_FILES` sets the size of the source tree (default 300, 20,000 in the soak; five times as many names go into one
-//! directory), `IVERS_SEED` replays a run; both are printed. Without root the kernel's part is left out, and said so.
+//! `IVERS_ROUND_FILES` sets the size of the source tree (default 300, 20,000 in the soak; one directory gets
+//! five times as many names), `IVERS_SEED` replays a run; both are printed. Without root the kernel's part is
+//! skipped, with a message.
 
 mod ledger;
 mod mounts;
 mod others;
 mod work;
 
-use ivers_oracle::{Image, LoopMount, TreeOptions, stored_version, tree};
+use ivers_oracle::{Image, LoopMount, TreeOptions, stored_counter, tree};
 use ledger::Ledger;
 use mounts::Ours;
 use rand::SeedableRng;
@@ -17,14 +19,14 @@ use rand::rngs::StdRng;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Inodes whose stored version is compared with what debugfs prints; debugfs starts anew for each.
+/// Inodes whose stored counter is compared with debugfs, which starts anew for each.
 const VERSIONS_COMPARED: usize = 40;
 
 fn knob(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// What our mount shows as stored, by inode number.
+/// Stored counters as our mount shows them, by inode number.
 fn stored_versions(root: &Path, ledger: &Ledger) -> Vec<(u64, u64)> {
     let paths = ledger.paths();
     let step = (paths.len() / VERSIONS_COMPARED).max(1);
@@ -58,7 +60,7 @@ fn round_trip(kind: &str, mkfs: &str, options: &[&str]) {
     let seed = knob("IVERS_SEED", 11);
     println!("{kind}: IVERS_ROUND_FILES={files} IVERS_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
-    // As much again as the source tree needs, and an inode for each name.
+    // Space for the source tree twice, and an inode for each name.
     let inodes = (files * 10 + 4000).to_string();
     let mut arguments = vec!["-N", &inodes];
     arguments.extend(options);
@@ -107,7 +109,7 @@ fn round_trip(kind: &str, mkfs: &str, options: &[&str]) {
     image.check().unwrap();
     for (ino, stored) in versions {
         assert_eq!(
-            stored_version(image.path(), &format!("<{ino}>")).unwrap(),
+            stored_counter(image.path(), &format!("<{ino}>")).unwrap(),
             stored,
             "{kind}: the version of inode {ino}"
         );
@@ -137,7 +139,7 @@ fn round_trip(kind: &str, mkfs: &str, options: &[&str]) {
         image.check().unwrap();
     }
 
-    // Within the second of our own unmount: whole seconds alone would not show it.
+    // Within the second of our unmount: whole seconds alone would not show it.
     others::debugfs(&image).unwrap();
     let ours = Ours::mount(image.path());
     ledger.look(kind, ours.path(), &tree(ours.path(), all).unwrap());

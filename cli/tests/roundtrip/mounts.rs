@@ -1,11 +1,11 @@
-//! Our mount, by the command.
+//! Mounts made by the command.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
 
-/// An image mounted by us; detached when dropped on the way out of a failure.
+/// An image that ivers has mounted; detached when dropped after a failure.
 pub struct Ours {
     dir: PathBuf,
     mounted: bool,
@@ -45,7 +45,7 @@ impl Drop for Ours {
     }
 }
 
-/// A number that our mount shows as an attribute.
+/// A number that the mount shows as an extended attribute.
 pub fn attribute(path: &Path, name: &str) -> u64 {
     let value =
         xattr::get(path, name).unwrap_or_else(|error| panic!("{name} of {}: {error}", path.display()));

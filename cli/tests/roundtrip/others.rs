@@ -1,4 +1,4 @@
-//! Others who change files between our sessions.
+//! Foreign writers: programs that change files between our sessions.
 
 use anyhow::{Context, Result, bail};
 use ivers_oracle::{Image, e2fs, run};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A little of everything, in files that [`crate::work::fill`] made, through whatever is mounted here.
+/// Changes files that [`crate::work::fill`] made, through any mount.
 pub fn change_files(root: &Path, who: &str) -> Result<()> {
     let fill = root.join("fill");
     let file = OpenOptions::new().write(true).open(fill.join("file-0"))?;
@@ -20,7 +20,7 @@ pub fn change_files(root: &Path, who: &str) -> Result<()> {
     xattr::set(fill.join("file-3"), "user.who", who.as_bytes())?;
     fs::rename(fill.join("file-4"), fill.join("file-4-moved"))?;
     fs::rename(fill.join("file-4-moved"), fill.join("file-4"))?;
-    // A life ends and another begins, most likely in the same slot.
+    // An inode is freed and another created, most likely in the same slot.
     fs::remove_file(fill.join("file-5"))?;
     fs::write(fill.join("file-5"), format!("another file-5, by {who}"))?;
     fs::create_dir_all(fill.join("made"))?;
@@ -28,7 +28,7 @@ pub fn change_files(root: &Path, who: &str) -> Result<()> {
     Ok(())
 }
 
-/// debugfs writes behind everybody's back: no times, no version.
+/// debugfs changes an inode without its times and its counter.
 pub fn debugfs(image: &Image) -> Result<()> {
     let host = image.dir().join("host");
     fs::write(&host, "written by debugfs")?;
@@ -50,7 +50,8 @@ pub fn debugfs(image: &Image) -> Result<()> {
     Ok(())
 }
 
-/// fuse2fs, where it is installed and takes this kind of image. What it leaves is for e2fsck to put right, as its manual says.
+/// Runs fuse2fs, if it is installed and supports this kind of image. e2fsck repairs what it leaves, as its
+/// manual says.
 pub fn fuse2fs(kind: &str, image: &Image) -> Result<bool> {
     let Some(program) = ivers_oracle::find_program("fuse2fs") else {
         eprintln!("{kind}: fuse2fs is not installed: left out");

@@ -1,4 +1,4 @@
-//! A hard day's work on a mounted tree.
+//! A mixed workload on a mounted tree.
 
 use anyhow::{Context, Result, bail, ensure};
 use rand::Rng;
@@ -12,14 +12,14 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Most names that ext4 gives one file.
+/// The largest link count of ext4.
 const LINKS_MAX: u64 = 65_000;
 
 fn bytes(len: usize, tag: u64) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(31) ^ at >> 8 ^ tag.wrapping_mul(0x9e37)) as u8).collect()
 }
 
-/// What is there before we come: a little of everything.
+/// Creates the first contents: one or more of every kind.
 pub fn fill(root: &Path) -> Result<()> {
     let fill = root.join("fill");
     fs::create_dir(&fill)?;
@@ -51,7 +51,7 @@ pub fn fill(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A source tree: many directories, most files small, some large, a few links.
+/// Creates a source tree: many directories, most files small, some large, a few links.
 pub fn source_tree(root: &Path, files: u64, rng: &mut StdRng) -> Result<()> {
     fs::create_dir(root)?;
     let mut dir = root.to_owned();
@@ -77,7 +77,7 @@ pub fn source_tree(root: &Path, files: u64, rng: &mut StdRng) -> Result<()> {
     Ok(())
 }
 
-/// Pack a tree and unpack it below `untar`.
+/// Packs a tree and unpacks it below `untar`.
 pub fn untar(source: &Path, root: &Path) -> Result<()> {
     let archive = source.with_extension("tar");
     let tar = |args: [&OsStr; 5]| ivers_oracle::run("tar", args);
@@ -88,10 +88,10 @@ pub fn untar(source: &Path, root: &Path) -> Result<()> {
     Ok(fs::remove_file(archive)?)
 }
 
-/// Renames within and between directories, over other files, of directories, and swaps.
+/// Renames within and between directories, over other files, of directories, and exchanges.
 pub fn rename_storm(root: &Path, renames: u64, rng: &mut StdRng) -> Result<()> {
     let mut done = 0;
-    // Files replace each other and directories go down into others: in the end little is left to rename.
+    // Files replace each other and directories move into others: in the end little is left to rename.
     for (nth, first) in (0..renames).step_by(1000).enumerate() {
         done += rename_for_a_while(&root.join(format!("storm{nth}")), (renames - first).min(1000), rng)?;
     }
@@ -129,11 +129,11 @@ fn rename_for_a_while(storm: &Path, renames: u64, rng: &mut StdRng) -> Result<u6
             ) => {}
             Err(error) => bail!("{} to {}: {error}", from.display(), to.display()),
         }
-        // Keep enough of them alive.
+        // Creates new ones, so that enough remain.
         if done % 50 == 0 {
             let back = storm.join(format!("d{}", rng.random_range(0..12)));
             let file = back.join(format!("f{}", rng.random_range(20..30)));
-            // A file may have the directory's name by now, and a directory the file's.
+            // The name may have changed its type meanwhile.
             if fs::create_dir_all(&back).is_ok() && !file.is_dir() {
                 fs::write(file, b"new")?;
             }
@@ -142,7 +142,8 @@ fn rename_for_a_while(storm: &Path, renames: u64, rng: &mut StdRng) -> Result<u6
     Ok(done)
 }
 
-/// What one block cannot hold is refused on images without attribute inodes; the trees are compared, so either is well.
+/// Sets a value. Images without attribute inodes refuse a value larger than a block; the trees are compared,
+/// so both results are valid.
 fn set(path: &Path, name: &str, len: usize) -> Result<()> {
     match xattr::set(path, name, &bytes(len, 5)) {
         Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::ArgumentListTooLong) => {
@@ -192,13 +193,13 @@ pub fn attributes(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Many names of one file, up to as many as the format allows.
+/// Many names of one file, up to the limit of the format.
 pub fn links(root: &Path, files: u64) -> Result<()> {
     let dir = root.join("links");
     fs::create_dir(&dir)?;
     let file = dir.join("file");
     fs::write(&file, b"one of many")?;
-    // The whole of it in the long run only: in the short one a hundred.
+    // The limit in the long run only; a hundred otherwise.
     let wanted = if files >= 20_000 { LINKS_MAX - 1 } else { 100 };
     for n in 0..wanted {
         fs::hard_link(&file, dir.join(format!("l{n}")))?;
@@ -211,7 +212,7 @@ pub fn links(root: &Path, files: u64) -> Result<()> {
     for n in (0..wanted).filter(|n| n % 5 != 0) {
         fs::remove_file(dir.join(format!("l{n}")))?;
     }
-    // A file that is open outlives its name, and nothing of it stays.
+    // An open file outlives its name, and its blocks are freed afterwards.
     let gone = File::options().read(true).write(true).create_new(true).open(dir.join("gone"))?;
     fs::remove_file(dir.join("gone"))?;
     gone.write_all_at(&bytes(300_000, 4), 0)?;
@@ -220,7 +221,7 @@ pub fn links(root: &Path, files: u64) -> Result<()> {
     Ok(())
 }
 
-/// Files with holes, and holes made afterwards.
+/// Files with holes, and holes punched later.
 pub fn sparse(root: &Path, rng: &mut StdRng) -> Result<()> {
     let dir = root.join("sparse");
     fs::create_dir(&dir)?;
@@ -240,7 +241,7 @@ pub fn sparse(root: &Path, rng: &mut StdRng) -> Result<()> {
         file.read_exact_at(&mut back, from)?;
         ensure!(back.iter().all(|byte| *byte == 0), "s{n}: a punched hole is no hole");
         file.set_len(end + 1_000_000)?;
-        // It shows no holes while it is open for writing, and the mount hears of the end later than close(2) returns.
+        // The file shows no holes while it is open for writing, and RELEASE arrives after close(2) returns.
         drop(file);
         let path = dir.join(format!("s{n}"));
         let file = File::open(&path)?;
@@ -257,7 +258,7 @@ pub fn sparse(root: &Path, rng: &mut StdRng) -> Result<()> {
     Ok(())
 }
 
-/// O_DIRECT and cached reads and writes, cuts and holes on one file, against a copy in memory.
+/// O_DIRECT and cached reads and writes, truncations and holes on one file, compared with a copy in memory.
 pub fn direct(root: &Path, steps: u64, rng: &mut StdRng) -> Result<()> {
     const O_DIRECT: i32 = 0o40000;
     const PAGE: usize = 4096;
@@ -308,7 +309,7 @@ pub fn direct(root: &Path, steps: u64, rng: &mut StdRng) -> Result<()> {
     Ok(())
 }
 
-/// Many names in one directory, listed while names come and go.
+/// Many names in one directory, listed while names are added and removed.
 pub fn many_names(root: &Path, names: u64) -> Result<()> {
     let dir = root.join("many");
     fs::create_dir(&dir)?;
@@ -330,7 +331,7 @@ pub fn many_names(root: &Path, names: u64) -> Result<()> {
     Ok(())
 }
 
-/// A chain of directories, and one of its halves moved away.
+/// A chain of directories, of which one half is moved away.
 pub fn deep(root: &Path, levels: u64) -> Result<()> {
     let top = root.join("deep");
     let mut path = top.clone();
@@ -346,12 +347,13 @@ pub fn deep(root: &Path, levels: u64) -> Result<()> {
     Ok(())
 }
 
-/// Modes, owners and times that the format can just hold.
+/// Modes, owners and times at the limits of the format.
 pub fn times_and_owners(root: &Path, privileged: bool, wide: bool) -> Result<()> {
     let dir = root.join("times");
     fs::create_dir(&dir)?;
     let seconds = [0u64, 1, 1_000_000_000, 0x7fff_ffff, 0x8000_0000, 0x1_0000_0000, 0x3_7fff_ffff];
-    // Small inodes end in 2038: the device keeps the last second, and the mount shows what was set until it ends.
+    // Small inodes end in 2038: the device keeps the last second, and the mount shows the full value until it
+    // ends.
     let held = seconds.into_iter().filter(|second| wide || *second <= 0x7fff_ffff);
     for (n, second) in held.enumerate() {
         let path = dir.join(format!("t{n}"));
@@ -369,7 +371,7 @@ pub fn times_and_owners(root: &Path, privileged: bool, wide: bool) -> Result<()>
     Ok(())
 }
 
-/// Fill the device to the last block, be refused in good order, and go on once there is room.
+/// Fills the device to the last block, expects ENOSPC, and continues when there is space.
 pub fn no_space(root: &Path) -> Result<()> {
     let dir = root.join("full");
     fs::create_dir(&dir)?;
@@ -394,7 +396,7 @@ pub fn no_space(root: &Path) -> Result<()> {
         Ok(()) => bail!("a terabyte fits"),
         Err(error) => full(error)?,
     }
-    // What was refused is not there, or is there whole: neither is told apart here, but nothing else may break.
+    // A refused write is absent or complete: both are valid, but nothing else may break.
     let _ = filler.sync_all();
     for n in 0..200 {
         let path = dir.join(format!("small-{n}"));
@@ -412,7 +414,7 @@ pub fn no_space(root: &Path) -> Result<()> {
         let _ = fs::remove_file(dir.join(format!("small-{n}")));
         let _ = fs::remove_dir(dir.join(format!("dir-{n}")));
     }
-    // The kernel lets go of a removed file when it likes. Directories keep their blocks.
+    // The kernel may release a removed file late. Directories keep their blocks.
     let mut free_after = 0;
     for _ in 0..600 {
         free_after = rustix::fs::statvfs(root)?.f_bfree;
@@ -426,7 +428,7 @@ pub fn no_space(root: &Path) -> Result<()> {
     bail!("{free_before} blocks were free, and now only {free_after}")
 }
 
-/// Parts of it go again: freed blocks and inodes take new things.
+/// Removes parts of it: freed blocks and inodes are used again.
 pub fn prune(root: &Path, rng: &mut StdRng) -> Result<()> {
     for part in fs::read_dir(root.join("untar"))? {
         let part = part?.path();

@@ -1,9 +1,9 @@
-//! What a change and a look cost: `cargo run -p iversion --release --example bench`.
+//! The cost of a change and a query: `cargo run -p iversion --release --example bench`.
 //!
-//! Each operation runs on one counter, by one thread and by two at once, for the counter of this crate, for a
-//! number behind a mutex (the old scheme: every change takes the inode's lock and adds one) and for a plain
-//! atomic add. The columns are interleaved, and each figure is the median of the rounds: nanoseconds from an
-//! operation's begin to the next one's, as one thread sees it.
+//! Each operation runs on one counter, with one thread and with two, for three counters: that of this crate,
+//! a number under a mutex (the old scheme: every change takes the inode's lock and adds one), and a plain
+//! atomic add. The columns are interleaved. Each figure is the median of the rounds: nanoseconds from the
+//! begin of an operation to the begin of the next, as one thread sees it.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use iversion::Counter;
 
-/// On cache lines of its own.
+/// A value alone on its cache lines.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -28,7 +28,7 @@ fn mutex_inc() -> bool {
     true
 }
 
-/// The old scheme's look.
+/// The old scheme's query.
 fn mutex_query() -> u64 {
     *MUTEX.0.lock().unwrap()
 }
@@ -42,8 +42,8 @@ fn plain_query() -> u64 {
     PLAIN.0.load(Acquire)
 }
 
-/// Operations a thread and measurement: long enough that two threads overlap but for their start, short enough that most
-/// measurements fit into a time slice on a machine that others use.
+/// Operations of a thread in one measurement. Long enough that two threads overlap, short enough that most
+/// measurements fit into a time slice on a busy machine.
 const BATCH: u32 = 100_000;
 const ROUNDS: usize = 201;
 

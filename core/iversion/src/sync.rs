@@ -1,4 +1,4 @@
-//! The atomics: the core library's, or loom's or shuttle's when their tests run.
+//! Atomics: those of the core library, or of loom or shuttle in their tests.
 
 #[cfg(not(any(loom, shuttle)))]
 pub(crate) use core::sync::atomic::{AtomicU64, Ordering, fence};

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Runs a command, which must succeed and be silent on its error stream; returns what it printed.
+/// Runs a command that must succeed with an empty standard error. Returns its standard output.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let errors = String::from_utf8_lossy(&output.stderr);

@@ -1,5 +1,5 @@
-//! The counter under real threads, for about a second: what loom proves for a few operations, tried millions
-//! of times on the machine.
+//! The counter under real threads, for about a second: what loom proves for a few operations, millions of
+//! times.
 #![cfg(not(loom))]
 
 use std::sync::atomic::AtomicU64;
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use iversion::Counter;
 
-/// On a cache line of its own, so that the accesses do not wait for each other.
+/// A value alone on its cache line.
 #[repr(align(128))]
 struct Line<T>(T);
 
-/// Tells the writer to end.
+/// The round that ends the writer.
 const LAST: u64 = u64::MAX;
 
 fn wait_for(round: &AtomicU64, wanted: u64) -> u64 {
@@ -30,7 +30,7 @@ fn wait_for(round: &AtomicU64, wanted: u64) -> u64 {
 }
 
 /// A writer and an observer meet once a round: the writer changes the data and calls `maybe_inc`, the
-/// observer queries and reads. If the version then rests, the data read must be the new ones.
+/// observer queries and reads. If the value then rests, the observer must have read the new data.
 #[test]
 fn writer_meets_observer() {
     let end = Instant::now() + Duration::from_secs(1);
@@ -64,14 +64,14 @@ fn writer_meets_observer() {
                 break;
             }
             bumped += u64::from(moved > 0);
-            version.0.inc(); // unseen again for the next round
+            version.0.inc(); // not queried in the next round
         }
         started.0.store(LAST, Release);
         assert_eq!(failure, None);
     });
 }
 
-/// Two writers, one of whom forces, and two observers, all running free.
+/// Two writers, one of which forces, and two observers, without rounds.
 #[test]
 fn free_running() {
     let end = Instant::now() + Duration::from_secs(1);
@@ -112,7 +112,7 @@ fn free_running() {
                     }
                     last = after;
                 }
-                println!("{rested} looks at rest");
+                println!("{rested} queries at rest");
             });
         }
     });

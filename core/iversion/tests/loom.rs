@@ -3,9 +3,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p iversion --test loom --release`
 //!
-//! The models check the crate's own code, with loom's atomics in place of the core library's. The twins are
-//! copies that lack one fence each; the same models must reject them, or they would prove nothing about the
-//! fences.
+//! The models check the crate's own code with loom's atomics. The twins are copies that lack one fence each.
+//! The same models must reject them; otherwise the models would prove nothing about the fences.
 #![cfg(loom)]
 
 use iversion::{Counter, INCREMENT, QUERIED};
@@ -14,7 +13,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// What the models need of a counter.
+/// The calls of a counter that the models use.
 trait Version: Send + Sync + 'static {
     fn maybe_inc(&self, force: bool) -> bool;
     fn query(&self) -> u64;
@@ -29,8 +28,8 @@ impl Version for Counter {
     }
 }
 
-/// The counter with fences that can be left out: W in `maybe_inc`, Q1 behind an exchange, Q2 behind a bit
-/// found set.
+/// The counter with fences that can be left out: W in `maybe_inc`, Q1 after the exchange, Q2 after a load
+/// that found the bit set.
 struct Twin<const W: bool, const Q1: bool, const Q2: bool>(AtomicU64);
 
 impl<const W: bool, const Q1: bool, const Q2: bool> Twin<W, Q1, Q2> {
@@ -76,8 +75,8 @@ impl<const W: bool, const Q1: bool, const Q2: bool> Version for Twin<W, Q1, Q2> 
     }
 }
 
-/// The counter under an inode's lock, as the VFS uses it: every change looks under it, and whoever sets QUERIED does.
-/// `LOCKED` can be left out on the observer's side.
+/// The counter under an inode's lock, as the VFS uses it: every change checks QUERIED under the lock, and
+/// every observer sets it there. `LOCKED` is false to leave the lock out on the observer's side.
 struct UnderLock<const LOCKED: bool> {
     version: Counter,
     lock: Mutex<()>,
@@ -103,7 +102,7 @@ impl<const LOCKED: bool> Version for UnderLock<LOCKED> {
     }
 }
 
-/// The same with forced bumps outside the lock.
+/// `UnderLock` with forced bumps outside the lock.
 struct ForcedOutside(UnderLock<true>);
 
 impl Version for ForcedOutside {
@@ -116,14 +115,14 @@ impl Version for ForcedOutside {
     }
 }
 
-/// An inode: two pages of data, its version, and for each writer whether its change has completed.
+/// An inode: two pages of data, its counter, and for each writer whether its change has completed.
 struct Inode<V> {
     version: V,
     pages: [AtomicU64; 2],
     completed: [AtomicBool; 2],
 }
 
-/// What an observer keeps.
+/// What an observer keeps: the value, and the data that it read.
 struct Seen {
     version: u64,
     pages: [u64; 2],
@@ -138,7 +137,7 @@ impl<V: Version> Inode<V> {
         })
     }
 
-    /// A change by `writer` of the given pages.
+    /// Changes the given pages as `writer`.
     fn change(&self, writer: usize, pages: &[usize], force: bool) -> bool {
         for &page in pages {
             self.pages[page].store(1, Relaxed);
@@ -174,8 +173,7 @@ impl<V: Version> Inode<V> {
         seen
     }
 
-    /// All is quiet and all changes have completed: checks promises "differs", "grows" and "rests" for what
-    /// was seen before.
+    /// Checks "differs", "grows" and "rests" for what was seen before, once all changes have completed.
     fn check_at_rest(&self, seen: &[Seen]) {
         let last = self.look();
         assert_eq!(last.pages, [1, 1], "a completed change is not visible");
@@ -189,7 +187,7 @@ impl<V: Version> Inode<V> {
     }
 }
 
-/// One change of both pages, watched by two observers.
+/// One change of both pages, with two observers.
 fn one_writer_two_observers<V: Version>(new: fn() -> V) {
     loom::model(move || {
         let inode = Inode::new(new());
@@ -208,7 +206,7 @@ fn one_writer_two_observers<V: Version>(new: fn() -> V) {
     });
 }
 
-/// One change of both pages, while an observer looks twice.
+/// One change of both pages, while an observer queries twice.
 fn one_writer_one_observer_twice<V: Version>(new: fn() -> V) {
     loom::model(move || {
         let inode = Inode::new(new());
@@ -222,8 +220,8 @@ fn one_writer_one_observer_twice<V: Version>(new: fn() -> V) {
     });
 }
 
-/// One change, two observers who both look twice. `preemptions` bounds how often an execution may switch away
-/// from a thread that could go on: all executions would take too long.
+/// One change, two observers that each query twice. `preemptions` bounds how often an execution may switch
+/// away from a runnable thread: all executions would take too long.
 fn one_writer_two_observers_twice<V: Version>(new: fn() -> V, preemptions: Option<usize>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;
@@ -244,7 +242,7 @@ fn one_writer_two_observers_twice<V: Version>(new: fn() -> V, preemptions: Optio
     });
 }
 
-/// Two changes of a page each, forced or not, while an observer looks (twice, if asked).
+/// Two changes of a page each, forced or not, while an observer queries (twice, if `twice`).
 fn two_writers<V: Version>(new: fn() -> V, force: [bool; 2], twice: bool, preemptions: Option<usize>) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = preemptions;
@@ -264,12 +262,12 @@ fn two_writers<V: Version>(new: fn() -> V, force: [bool; 2], twice: bool, preemp
 }
 
 #[test]
-fn one_writer_two_observers_unseen() {
+fn one_writer_two_observers_fresh() {
     one_writer_two_observers(|| Counter::new(0));
 }
 
 #[test]
-fn one_writer_two_observers_seen() {
+fn one_writer_two_observers_queried() {
     one_writer_two_observers(|| Counter::new_queried(0));
 }
 
@@ -326,11 +324,11 @@ fn under_a_lock_two_writers() {
 
 #[test]
 #[should_panic(expected = "an unchanged version vouches for old data")]
-fn twin_that_looks_outside_the_lock_is_rejected() {
+fn twin_that_queries_outside_the_lock_is_rejected() {
     one_writer_one_observer_twice(UnderLock::<false>::new_at_0);
 }
 
-/// A bump forced on each side makes two versions, whatever else happens.
+/// Two forced bumps raise the value by two.
 #[test]
 fn forced_bumps_are_not_lost() {
     loom::model(|| {
@@ -345,7 +343,7 @@ fn forced_bumps_are_not_lost() {
     });
 }
 
-/// The twin with all its fences passes, so that it is the missing fence that the others are rejected for.
+/// The twin with all fences passes, so the others are rejected for their missing fence.
 #[test]
 fn twin_with_all_fences_passes() {
     one_writer_two_observers(Twin::<true, true, true>::new_at_0);
@@ -359,7 +357,7 @@ fn twin_without_fence_in_maybe_inc_is_rejected() {
 
 #[test]
 #[should_panic(expected = "an unchanged version vouches for old data")]
-fn twin_without_fence_behind_the_exchange_is_rejected() {
+fn twin_without_fence_after_the_exchange_is_rejected() {
     one_writer_one_observer_twice(Twin::<true, false, true>::new_at_0);
 }
 

@@ -1,5 +1,4 @@
-//! Random operations, against the simplest thing that keeps the same promises: a version in 128 bits and a
-//! flag.
+//! Random operations, compared with a simple model: a value of 128 bits and a flag.
 #![cfg(not(loom))]
 
 use iversion::{Counter, INCREMENT, MAX, QUERIED};
@@ -16,7 +15,7 @@ enum Operation {
     Cmp(i64),
 }
 
-/// Values, mostly from the places where something happens.
+/// Values, mostly near the limits.
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![0..4_u64, MAX - 3..=MAX, (MAX >> 1) - 2..(MAX >> 1) + 3, any::<u64>()]
 }
@@ -76,7 +75,9 @@ proptest! {
                     counter.set_queried(value);
                     model.set(value, true);
                 }
-                Operation::MaybeInc(force) => prop_assert_eq!(counter.maybe_inc(force), model.maybe_inc(force)),
+                Operation::MaybeInc(force) => {
+                    prop_assert_eq!(counter.maybe_inc(force), model.maybe_inc(force));
+                }
                 Operation::Inc => {
                     counter.inc();
                     model.maybe_inc(true);
@@ -99,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn starts_as_told() {
+fn starts_queried_or_not() {
     static FRESH: Counter = Counter::new(5);
     static LOADED: Counter = Counter::new_queried(5);
     assert!(!FRESH.maybe_inc(false));

@@ -37,7 +37,7 @@ fn vectors() {
                 assert_eq!(counter.cmp(unsigned(old)), expected, "line {number}: {line}");
                 assert_eq!(iversion::cmp(counter.peek(), unsigned(old)), expected, "line {number}: {line}");
             }
-            _ => panic!("line {number}: what is {line:?}?"),
+            _ => panic!("line {number}: unknown operation {line:?}"),
         }
         results += u32::from(words.contains(&"="));
     }

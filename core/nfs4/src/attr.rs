@@ -1,19 +1,19 @@
-//! `fattr4`: some attributes of a file, by number.
+//! File attributes by number: `fattr4` (RFC 7530 section 2.2.8).
 //!
-//! On the wire they are a bitmap and the values of its bits in ascending order, as one string of bytes. A value has no length of
-//! its own: whoever meets a bit that he does not know cannot find those behind it.
+//! On the wire they are a bitmap, and a byte string with the values of its bits in ascending order. Values
+//! have no length prefix, so a decoder that does not know an attribute cannot find the ones after it.
 
 use crate::status::NfsStat;
 use crate::types::*;
 use crate::xdr::{Decoder, Encoder, List, Xdr, XdrError};
 use thiserror::Error;
 
-/// Some attributes as they travel.
+/// `fattr4` (RFC 7530 section 2.2.8): encoded attributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fattr {
-    /// Which.
+    /// The attributes that are present.
     pub mask: Bitmap,
-    /// Their values, one behind the other.
+    /// Their values in ascending order of number.
     pub values: Vec<u8>,
 }
 
@@ -28,13 +28,13 @@ impl Xdr for Fattr {
     }
 }
 
-/// Why attributes cannot be taken apart.
+/// The reason why attributes cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum AttrError {
-    /// A bit that stands for nothing that we know.
-    #[error("attribute {0} is not known")]
+    /// An unknown attribute.
+    #[error("unknown attribute {0}")]
     Unknown(u32),
-    /// The values are not those of the bits.
+    /// The values do not match the bitmap.
     #[error(transparent)]
     Xdr(#[from] XdrError),
 }
@@ -52,31 +52,31 @@ macro_rules! attributes {
     ($($(#[$about:meta])* $number:literal $constant:ident $field:ident: $type:ty,)*) => {
         $($(#[$about])* pub const $constant: u32 = $number;)*
 
-        /// Some attributes taken apart.
+        /// Decoded attributes (RFC 7530 section 5, RFC 8881 section 5).
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct Attrs { $($(#[$about])* pub $field: Option<$type>,)* }
 
         impl Attrs {
-            /// Every attribute that this knows.
+            /// Returns all known attributes.
             pub fn known() -> Bitmap {
                 Bitmap::of([$($number),*])
             }
 
-            /// Which of them are there.
+            /// Returns the attributes that are present.
             pub fn mask(&self) -> Bitmap {
                 let mut mask = Bitmap::default();
                 $(if self.$field.is_some() { mask.insert($number); })*
                 mask
             }
 
-            /// Put together.
+            /// Encodes the attributes.
             pub fn encode(&self) -> Fattr {
                 let mut values = Encoder::default();
                 $(if let Some(value) = &self.$field { value.put(&mut values); })*
                 Fattr { mask: self.mask(), values: values.into_bytes() }
             }
 
-            /// Take apart.
+            /// Decodes attributes.
             pub fn decode(fattr: &Fattr) -> Result<Self, AttrError> {
                 if let Some(unknown) = fattr.mask.iter().find(|&bit| !Self::known().contains(bit)) {
                     return Err(AttrError::Unknown(unknown));
@@ -91,163 +91,164 @@ macro_rules! attributes {
     };
 }
 
-// In ascending order: it is the order on the wire. RFC 7531 up to 55, RFC 5662 up to 76, RFC 7863 up to 80, RFC 8275: 81, RFC 8276: 82, RFC 9754: 83 to 86.
+// In ascending order, as on the wire. Sources: RFC 7531 up to 55, RFC 5662 up to 76, RFC 7863 up to 80, RFC
+// 8275: 81, RFC 8276: 82, RFC 9754: 83 to 86.
 attributes! {
-    /// What this filesystem answers.
+    /// Supported attributes.
     0 SUPPORTED_ATTRS supported_attrs: Bitmap,
-    /// The type.
+    /// File type.
     1 TYPE kind: Ftype,
-    /// How long handles hold.
+    /// Whether and when filehandles expire.
     2 FH_EXPIRE_TYPE fh_expire_type: u32,
     /// The change attribute.
     3 CHANGE change: u64,
-    /// Bytes.
+    /// Size in bytes.
     4 SIZE size: u64,
-    /// Whether there are hard links.
+    /// Whether hard links are supported.
     5 LINK_SUPPORT link_support: bool,
-    /// Whether there are symbolic links.
+    /// Whether symbolic links are supported.
     6 SYMLINK_SUPPORT symlink_support: bool,
     /// Whether the file has named attributes.
     7 NAMED_ATTR named_attr: bool,
-    /// Which filesystem.
+    /// Filesystem ID.
     8 FSID fsid: Fsid,
-    /// Whether one file has one handle.
+    /// Whether distinct filehandles mean distinct files.
     9 UNIQUE_HANDLES unique_handles: bool,
-    /// Seconds.
+    /// Lease time in seconds.
     10 LEASE_TIME lease_time: u32,
-    /// READDIR: why there are no other attributes.
+    /// READDIR: error that prevented other attributes.
     11 RDATTR_ERROR rdattr_error: u32,
-    /// Access control.
+    /// ACL.
     12 ACL acl: List<Ace>,
-    /// Which kinds of entries an ACL may have.
+    /// Supported types of ACL entries.
     13 ACLSUPPORT aclsupport: u32,
-    /// To be archived.
+    /// Whether the file was archived.
     14 ARCHIVE archive: bool,
     /// Whether times can be set.
     15 CANSETTIME cansettime: bool,
-    /// Whether `A` is `a`.
+    /// Whether names are case-insensitive.
     16 CASE_INSENSITIVE case_insensitive: bool,
-    /// Whether `A` stays `A`.
+    /// Whether names preserve case.
     17 CASE_PRESERVING case_preserving: bool,
-    /// Whether owners cannot give files away.
+    /// Whether only root may change the owner.
     18 CHOWN_RESTRICTED chown_restricted: bool,
-    /// READDIR: the handle.
+    /// Filehandle, for READDIR.
     19 FILEHANDLE filehandle: FileHandle,
-    /// The inode number.
+    /// Inode number.
     20 FILEID fileid: u64,
-    /// Inodes for this user.
+    /// Free inodes for this user.
     21 FILES_AVAIL files_avail: u64,
-    /// Inodes for anybody.
+    /// Free inodes.
     22 FILES_FREE files_free: u64,
-    /// All inodes.
+    /// Total inodes.
     23 FILES_TOTAL files_total: u64,
-    /// Not shown.
+    /// Hidden file.
     25 HIDDEN hidden: bool,
     /// Whether all files of the filesystem have the same attributes.
     26 HOMOGENEOUS homogeneous: bool,
-    /// Bytes of the largest file.
+    /// Maximum file size in bytes.
     27 MAXFILESIZE maxfilesize: u64,
-    /// The most links of a file.
+    /// Maximum number of links.
     28 MAXLINK maxlink: u32,
-    /// Bytes of the longest name.
+    /// Maximum length of a name in bytes.
     29 MAXNAME maxname: u32,
-    /// Bytes of the largest READ.
+    /// Maximum size of a READ in bytes.
     30 MAXREAD maxread: u64,
-    /// Bytes of the largest WRITE.
+    /// Maximum size of a WRITE in bytes.
     31 MAXWRITE maxwrite: u64,
-    /// What is in it.
+    /// MIME type.
     32 MIMETYPE mimetype: Utf8,
-    /// Permission bits.
+    /// Mode bits.
     33 MODE mode: u32,
-    /// Whether names that are too long are refused.
+    /// Whether names that are too long are refused instead of truncated.
     34 NO_TRUNC no_trunc: bool,
-    /// Links.
+    /// Number of links.
     35 NUMLINKS numlinks: u32,
-    /// The user.
+    /// Owner.
     36 OWNER owner: Utf8,
-    /// The group.
+    /// Group.
     37 OWNER_GROUP owner_group: Utf8,
-    /// Quota: what may never be exceeded.
+    /// Hard limit of the quota.
     38 QUOTA_AVAIL_HARD quota_avail_hard: u64,
-    /// Quota: what may be exceeded for a while.
+    /// Soft limit of the quota.
     39 QUOTA_AVAIL_SOFT quota_avail_soft: u64,
-    /// Quota: what is used.
+    /// Used quota.
     40 QUOTA_USED quota_used: u64,
-    /// Of a device: its number.
+    /// Device number.
     41 RAWDEV rawdev: SpecData,
-    /// Bytes for this user.
+    /// Free bytes for this user.
     42 SPACE_AVAIL space_avail: u64,
-    /// Bytes for anybody.
+    /// Free bytes.
     43 SPACE_FREE space_free: u64,
-    /// All bytes.
+    /// Total bytes.
     44 SPACE_TOTAL space_total: u64,
-    /// Bytes of this file on the device.
+    /// Allocated bytes of the file.
     45 SPACE_USED space_used: u64,
     /// A system file.
     46 SYSTEM system: bool,
-    /// Last read.
+    /// Access time.
     47 TIME_ACCESS time_access: NfsTime,
-    /// To be set.
+    /// New time, for SETATTR.
     48 TIME_ACCESS_SET time_access_set: SetTime,
-    /// Last archived.
+    /// Backup time.
     49 TIME_BACKUP time_backup: NfsTime,
-    /// Made.
+    /// Creation time.
     50 TIME_CREATE time_create: NfsTime,
-    /// The granularity of times.
+    /// Granularity of times.
     51 TIME_DELTA time_delta: NfsTime,
-    /// Metadata changed.
+    /// Time of the last metadata change.
     52 TIME_METADATA time_metadata: NfsTime,
-    /// Data changed.
+    /// Time of the last data change.
     53 TIME_MODIFY time_modify: NfsTime,
-    /// To be set.
+    /// New time, for SETATTR.
     54 TIME_MODIFY_SET time_modify_set: SetTime,
-    /// The inode number of what another filesystem is mounted on.
+    /// Inode number of the directory that the filesystem is mounted on.
     55 MOUNTED_ON_FILEID mounted_on_fileid: u64,
-    /// Some bits of the mode, to be set.
+    /// Some bits of the mode, for SETATTR.
     74 MODE_SET_MASKED mode_set_masked: ModeMasked,
-    /// What EXCLUSIVE4_1 can set.
+    /// Attributes that EXCLUSIVE4_1 can set.
     75 SUPPATTR_EXCLCREAT suppattr_exclcreat: Bitmap,
-    /// What names are made of.
+    /// Character set capabilities.
     76 FS_CHARSET_CAP fs_charset_cap: u32,
-    /// CLONE: what ranges must be multiples of.
+    /// Block size for CLONE: ranges must be multiples of it.
     77 CLONE_BLKSIZE clone_blksize: u32,
-    /// What would be free if this file went.
+    /// Bytes that removing the file would free.
     78 SPACE_FREED space_freed: u64,
-    /// What the change attribute promises ([`ChangeAttrType`]).
+    /// Type of change attribute ([`ChangeAttrType`]).
     79 CHANGE_ATTR_TYPE change_attr_type: u32,
-    /// The mode as the program asked, and its umask.
+    /// Mode and umask for a new file.
     81 MODE_UMASK mode_umask: ModeUmask,
-    /// Whether there are extended attributes.
+    /// Whether extended attributes are supported.
     82 XATTR_SUPPORT xattr_support: bool,
-    /// Whether the data is elsewhere, on a tape say.
+    /// Whether the data is offline, for example on tape.
     83 OFFLINE offline: bool,
-    /// Set by the holder of a delegation: last read.
+    /// Access time set by the holder of a delegation.
     84 TIME_DELEG_ACCESS time_deleg_access: NfsTime,
-    /// Set by the holder of a delegation: data changed.
+    /// Modification time set by the holder of a delegation.
     85 TIME_DELEG_MODIFY time_deleg_modify: NfsTime,
-    /// What OPEN takes.
+    /// Supported arguments of OPEN.
     86 OPEN_ARGUMENTS open_arguments: OpenArguments,
 }
 
-/// Can be set and not asked for.
+/// Attributes that can be set but not read.
 const WRITE_ONLY: [u32; 6] =
     [TIME_ACCESS_SET, TIME_MODIFY_SET, MODE_SET_MASKED, MODE_UMASK, TIME_DELEG_ACCESS, TIME_DELEG_MODIFY];
 
-/// Can be set and asked for.
+/// Attributes that can be set and read.
 const SETTABLE: [u32; 11] =
     [SIZE, ACL, ARCHIVE, HIDDEN, MIMETYPE, MODE, OWNER, OWNER_GROUP, SYSTEM, TIME_BACKUP, TIME_CREATE];
 
-/// Whether an attribute cannot be asked for: GETATTR and READDIR answer NFS4ERR_INVAL.
+/// Returns whether an attribute cannot be read. GETATTR and READDIR answer NFS4ERR_INVAL.
 pub fn is_write_only(attribute: u32) -> bool {
     WRITE_ONLY.contains(&attribute)
 }
 
-/// Whether an attribute cannot be set: SETATTR, OPEN and CREATE answer NFS4ERR_INVAL.
+/// Returns whether an attribute cannot be set. SETATTR, OPEN and CREATE answer NFS4ERR_INVAL.
 pub fn is_read_only(attribute: u32) -> bool {
     !WRITE_ONLY.contains(&attribute) && !SETTABLE.contains(&attribute)
 }
 
-/// The minor version that brought an attribute; it is not known to earlier ones.
+/// Returns the minor version that introduced an attribute.
 pub fn since(attribute: u32) -> u32 {
     match attribute {
         ..=55 => 0,
@@ -260,15 +261,15 @@ pub fn since(attribute: u32) -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ChangeAttrType {
-    /// It never goes back, and no more.
+    /// The value never decreases.
     MonotonicIncr = 0,
-    /// It grows by one with each operation.
+    /// The value grows by one per change.
     VersionCounter = 1,
-    /// It does, but not under pNFS.
+    /// The value grows by one per change, except under pNFS.
     VersionCounterNoPnfs = 2,
-    /// It is made of the time of the last change.
+    /// The value is derived from the time of the last metadata change.
     TimeMetadata = 3,
-    /// Who knows.
+    /// No guarantee.
     Undefined = 4,
 }
 
@@ -277,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_go_in_the_order_of_their_numbers() {
+    fn attributes_are_encoded_in_ascending_order() {
         let attrs = Attrs { size: Some(5), change: Some(6), xattr_support: Some(true), ..Attrs::default() };
         let fattr = attrs.encode();
         assert_eq!(fattr.values, b"\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x05\0\0\0\x01");
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_or_does_not_fit_is_refused() {
+    fn unknown_attributes_and_wrong_values_are_refused() {
         let fattr = Fattr { mask: Bitmap::of([SIZE, 24]), values: vec![0; 8] };
         assert_eq!(Attrs::decode(&fattr), Err(AttrError::Unknown(24)));
         let fattr = Fattr { mask: Bitmap::of([SIZE]), values: vec![0; 12] };

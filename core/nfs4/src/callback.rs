@@ -1,4 +1,5 @@
-//! What a server asks of a client: CB_COMPOUND (RFC 7530 section 17, RFC 8881 section 20, RFC 7862 section 16).
+//! Requests of a server to a client: CB_COMPOUND (RFC 7530 section 17, RFC 8881 section 20, RFC 7862 section
+//! 16).
 
 use crate::attr::Fattr;
 use crate::ops::Outcome;
@@ -7,143 +8,144 @@ use crate::status::{NfsStat, Res};
 use crate::types::{Bitmap, FileHandle, Owner, SessionId, StateId, Utf8};
 use crate::xdr::{Decoder, Encoder, List, Result, Xdr, XdrError, xdr_struct};
 
-/// The program that clients of NFSv4.0 like to be called back as; in truth each says which (RFC 7531).
+/// The usual program number for callbacks of NFSv4.0 clients (RFC 7531). Each client states its number.
 pub const CALLBACK_PROGRAM: u32 = 0x4000_0000;
-/// Its version. RFC 8881 section 18.36.3 says 4; the XDR of all minor versions says 1, and so does everybody.
+/// Version of the program. RFC 8881 section 18.36.3 says 4, but the XDR of all minor versions and all
+/// implementations say 1.
 pub const CALLBACK_VERSION: u32 = 1;
-/// Procedure 0: does nothing.
+/// Procedure 0: no operation.
 pub const PROC_CB_NULL: u32 = 0;
 /// Procedure 1: a list of operations.
 pub const PROC_CB_COMPOUND: u32 = 1;
 
-/// Bits of CB_RECALL_ANY's types.
+/// Bits of `rca4_type_mask` in CB_RECALL_ANY (RFC 8881 section 20.6).
 pub mod recall_any {
-    /// Delegations for reading.
+    /// Read delegations.
     pub const READ_DELEG: u32 = 0;
-    /// Delegations for writing.
+    /// Write delegations.
     pub const WRITE_DELEG: u32 = 1;
 }
 
 xdr_struct! {
-    /// `CB_GETATTR4args`.
+    /// `CB_GETATTR4args` (RFC 8881 section 20.1).
     struct CbGetAttrArgs {
         /// The delegated file.
         file: FileHandle,
-        /// Change attribute and size.
+        /// The requested attributes: change attribute and size.
         attrs: Bitmap,
     }
 
-    /// `CB_RECALL4args`.
+    /// `CB_RECALL4args` (RFC 8881 section 20.2).
     struct CbRecallArgs {
         /// The delegation.
         stateid: StateId,
-        /// The file is going to be truncated: its data need not be written back.
+        /// The file will be truncated, so the client need not write its data back.
         truncate: bool,
         /// The delegated file.
         file: FileHandle,
     }
 
-    /// `CB_RECALL_ANY4args`.
+    /// `CB_RECALL_ANY4args` (RFC 8881 section 20.6).
     struct CbRecallAnyArgs {
-        /// So many may be kept.
+        /// Number of objects that the client may keep.
         keep: u32,
-        /// Of these types (`rca4_type_mask`).
+        /// Types of objects (`rca4_type_mask`).
         types: Bitmap,
     }
 
-    /// `referring_call4`.
+    /// `referring_call4` (RFC 8881 section 20.9).
     struct ReferringCall {
-        /// The slot's.
+        /// Sequence ID of the slot.
         sequenceid: u32,
-        /// Which slot.
+        /// Slot ID.
         slotid: u32,
     }
 
-    /// `referring_call_list4`: requests whose replies this callback depends on.
+    /// `referring_call_list4` (RFC 8881 section 20.9): requests that must be answered before this callback.
     struct ReferringCalls {
-        /// Of this session.
+        /// Session ID of the requests.
         sessionid: SessionId,
-        /// These.
+        /// The requests.
         calls: List<ReferringCall>,
     }
 
-    /// `CB_SEQUENCE4args`.
+    /// `CB_SEQUENCE4args` (RFC 8881 section 20.9).
     struct CbSequenceArgs {
-        /// Which session.
+        /// Session ID.
         sessionid: SessionId,
-        /// The slot's next.
+        /// Next sequence ID of the slot.
         sequenceid: u32,
-        /// Which slot.
+        /// Slot ID.
         slotid: u32,
-        /// The highest one that is in use.
+        /// Highest slot ID in use.
         highest_slotid: u32,
-        /// Keep the reply.
+        /// Whether to cache the reply.
         cache_this: bool,
-        /// What this depends on.
+        /// Requests that must be answered first.
         referring: List<ReferringCalls>,
     }
 
-    /// `CB_SEQUENCE4resok`.
+    /// `CB_SEQUENCE4resok` (RFC 8881 section 20.9).
     struct CbSequenceOk {
-        /// As asked.
+        /// Copied from the request.
         sessionid: SessionId,
-        /// As asked.
+        /// Copied from the request.
         sequenceid: u32,
-        /// As asked.
+        /// Copied from the request.
         slotid: u32,
-        /// The highest one that the client takes.
+        /// Highest slot ID that the client accepts.
         highest_slotid: u32,
-        /// The highest one that it would like to take.
+        /// Highest slot ID that the client prefers.
         target_highest_slotid: u32,
     }
 
-    /// `CB_NOTIFY_LOCK4args`: a lock may be free now.
+    /// `CB_NOTIFY_LOCK4args` (RFC 8881 section 20.11): a lock may be available.
     struct CbNotifyLockArgs {
-        /// Of this file.
+        /// The locked file.
         file: FileHandle,
-        /// For whom.
+        /// The lock-owner.
         owner: Owner,
     }
 
-    /// `CB_OFFLOAD4args`: a copy has ended.
+    /// `CB_OFFLOAD4args` (RFC 7862 section 16.1): a copy has ended.
     struct CbOffloadArgs {
-        /// Into this file.
+        /// The destination file.
         file: FileHandle,
-        /// Which copy.
+        /// The stateid of the copy.
         stateid: StateId,
-        /// How.
+        /// Result of the copy.
         info: OffloadInfo,
     }
 
-    /// `CB_COMPOUND4args`.
+    /// `CB_COMPOUND4args` (RFC 7530 section 17.2, RFC 8881 section 20).
     struct CbCompoundArgs {
         /// Repeated in the reply.
         tag: Utf8,
         /// 0, 1 or 2.
         minor_version: u32,
-        /// NFSv4.0: what SETCLIENTID said.
+        /// NFSv4.0: identifier from SETCLIENTID.
         ident: u32,
         /// The operations.
         ops: List<CbOp>,
     }
 
-    /// `CB_COMPOUND4res`.
+    /// `CB_COMPOUND4res` (RFC 7530 section 17.2, RFC 8881 section 20).
     struct CbCompoundRes {
-        /// That of the last operation.
+        /// Status of the last operation.
         status: NfsStat,
-        /// As asked.
+        /// Copied from the request.
         tag: Utf8,
-        /// As many as were done.
+        /// Results of the executed operations.
         results: List<CbResult>,
     }
 }
 
-/// `offload_info4`.
+/// `offload_info4` (RFC 7862 section 16.1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OffloadInfo {
-    /// Done.
+    /// The copy succeeded.
     Ok(WriteResponse),
-    /// It failed after so many bytes.
+    /// The copy failed after this many bytes.
     Failed(NfsStat, u64),
 }
 
@@ -171,25 +173,25 @@ impl Xdr for OffloadInfo {
 
 macro_rules! callbacks {
     ($($(#[$about:meta])* $number:literal $name:ident($args:ty) -> $result:ty,)*) => {
-        /// `nfs_cb_argop4`.
+        /// `nfs_cb_argop4` (RFC 8881 section 20).
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum CbOp { $($(#[$about])* $name($args),)* }
 
-        /// `nfs_cb_resop4`.
+        /// `nfs_cb_resop4` (RFC 8881 section 20).
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum CbResult {
             $($(#[$about])* $name($result),)*
-            /// Not done by this client.
+            /// The client does not support the operation, or it failed.
             Failed {
-                /// The operation.
+                /// Operation number.
                 op: u32,
-                /// Not NFS4_OK.
+                /// Error status, never NFS4_OK.
                 status: NfsStat,
             },
         }
 
         impl CbOp {
-            /// Its number.
+            /// Returns the operation number.
             pub fn number(&self) -> u32 {
                 match self { $(Self::$name(_) => $number,)* }
             }
@@ -210,7 +212,7 @@ macro_rules! callbacks {
         }
 
         impl CbResult {
-            /// How it ended.
+            /// Returns the status.
             pub fn status(&self) -> NfsStat {
                 match self {
                     $(Self::$name(result) => Outcome::status(result),)*
@@ -244,18 +246,18 @@ macro_rules! callbacks {
 }
 
 callbacks! {
-    /// What does the file look like to you?
+    /// CB_GETATTR: request the file's current attributes.
     3 GetAttr(CbGetAttrArgs) -> Res<Fattr>,
-    /// Give the delegation back.
+    /// CB_RECALL: return the delegation.
     4 Recall(CbRecallArgs) -> Res<()>,
-    /// Give some delegations back.
+    /// CB_RECALL_ANY: return some delegations.
     8 RecallAny(CbRecallAnyArgs) -> Res<()>,
-    /// Use fewer slots.
+    /// CB_RECALL_SLOT: use fewer slots.
     10 RecallSlot(u32) -> Res<()>,
-    /// Which slot of which session this callback uses.
+    /// CB_SEQUENCE: the session and slot of this callback.
     11 Sequence(CbSequenceArgs) -> Res<CbSequenceOk>,
-    /// A lock may be free now.
+    /// CB_NOTIFY_LOCK: a lock may be available.
     13 NotifyLock(CbNotifyLockArgs) -> Res<()>,
-    /// A copy has ended.
+    /// CB_OFFLOAD: a copy has ended.
     15 Offload(CbOffloadArgs) -> Res<()>,
 }

@@ -1,4 +1,5 @@
-//! COMPOUND: a list of operations, done one behind the other until one fails (RFC 7530 section 15.2, RFC 8881 section 16.2).
+//! COMPOUND: a list of operations, executed in order until one fails (RFC 7530 section 15.2, RFC 8881 section
+//! 16.2).
 
 use crate::ops::{Op, OpResult};
 use crate::status::NfsStat;
@@ -6,17 +7,17 @@ use crate::types::Utf8;
 use crate::xdr::{Decoder, Encoder, Result, Xdr, XdrError, xdr_struct};
 
 xdr_struct! {
-    /// What stands before the operations.
+    /// The fields of `COMPOUND4args` before the operations (RFC 7530 section 15.2).
     struct CompoundHeader {
-        /// The client's own, repeated in the reply.
+        /// Chosen by the client, repeated in the reply.
         tag: Utf8,
         /// 0, 1 or 2.
         minor_version: u32,
     }
 }
 
-/// The operations of a request, decoded one by one as they are done: what stands behind one that fails, or that nobody knows, is
-/// never looked at.
+/// The operations of a request (`COMPOUND4args.argarray`, RFC 7530 section 15.2), decoded one by one during
+/// execution. Operations after a failed or unknown one are not decoded.
 #[derive(Debug, Clone)]
 pub struct Operations<'a> {
     bytes: Decoder<'a>,
@@ -24,41 +25,41 @@ pub struct Operations<'a> {
     minor: u32,
 }
 
-/// What comes next in a request.
+/// The next operation of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
     /// An operation.
     Op(Op),
-    /// A number that no operation has: answered as OP_ILLEGAL.
+    /// Its number is not an operation: answered as OP_ILLEGAL.
     Illegal,
-    /// One that exists and cannot be decoded: its number.
+    /// A known operation whose arguments cannot be decoded; its number.
     BadXdr(u32),
 }
 
 impl<'a> Operations<'a> {
-    /// Behind the header, whose minor version says which operations there are.
+    /// Starts after the header, whose minor version determines the known operations.
     pub fn take(mut from: Decoder<'a>, minor: u32) -> Result<Self> {
         let left = from.count(usize::MAX)?;
         Ok(Self { bytes: from, left: left as u32, minor })
     }
 
-    /// How many have not been taken.
+    /// Returns the number of operations that are left.
     pub fn left(&self) -> u32 {
         self.left
     }
 
-    /// The number of the next one, not yet taken.
+    /// Returns the number of the next operation without consuming it.
     pub fn peek(&self) -> Option<u32> {
         if self.left == 0 { None } else { self.bytes.clone().word().ok() }
     }
 
-    /// The next one. After [`Next::Illegal`] or [`Next::BadXdr`] nothing that follows means anything.
+    /// Returns the next operation. After [`Next::Illegal`] or [`Next::BadXdr`] the rest cannot be decoded.
     pub fn next_op(&mut self) -> Option<Next> {
         if self.left == 0 {
             return None;
         }
         self.left -= 1;
-        // Without even a number it is nobody's operation.
+        // If not even a number is left, there is no operation.
         let Ok(number) = self.bytes.word() else { return Some(Next::Illegal) };
         match Op::take_body(self.minor, number, &mut self.bytes) {
             Ok(Some(op)) => Some(Next::Op(op)),
@@ -68,10 +69,10 @@ impl<'a> Operations<'a> {
     }
 }
 
-/// A whole request.
+/// `COMPOUND4args` (RFC 7530 section 15.2): a complete request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompoundArgs {
-    /// Before the operations.
+    /// The fields before the operations.
     pub header: CompoundHeader,
     /// The operations.
     pub ops: Vec<Op>,
@@ -96,14 +97,14 @@ impl Xdr for CompoundArgs {
     }
 }
 
-/// A whole reply.
+/// `COMPOUND4res` (RFC 7530 section 15.2): a complete reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompoundRes {
-    /// That of the last operation.
+    /// Status of the last operation.
     pub status: NfsStat,
-    /// The request's.
+    /// Tag of the request.
     pub tag: Utf8,
-    /// As many as were done.
+    /// Results of the executed operations.
     pub results: Vec<OpResult>,
 }
 

@@ -1,44 +1,44 @@
-//! Record marking (RFC 5531 section 11): messages in a stream, each in fragments with a word before them.
+//! Record marking (RFC 5531 section 11): messages in a stream, each in fragments with a four-byte mark.
 
 use thiserror::Error;
 
-/// The bit of a fragment's word that says it is the last one; the others are its length.
+/// Bit of the mark that indicates the last fragment. The other bits are its length.
 const LAST: u32 = 0x8000_0000;
 
-/// The stream makes no sense, or more than was agreed: the connection is of no more use.
+/// The record mark is invalid, or the message exceeds the maximum size. The connection must be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("a message of {bytes} bytes or more, where {max} are the most")]
+#[error("message of at least {bytes} bytes, maximum {max}")]
 pub struct TooLarge {
-    /// What it would at least have.
+    /// Size of the message in bytes, at least.
     pub bytes: usize,
-    /// What was agreed.
+    /// Maximum size in bytes.
     pub max: usize,
 }
 
-/// The word that goes before a message of one fragment.
+/// Returns the mark of a message with one fragment.
 pub fn mark(len: usize) -> [u8; 4] {
     (LAST | len as u32 & !LAST).to_be_bytes()
 }
 
-/// Puts messages together from what arrives, however it is cut.
+/// Assembles messages from received bytes (RFC 5531 section 11).
 #[derive(Debug)]
 pub struct Records {
     max: usize,
     message: Vec<u8>,
-    /// Bytes of the word before the next fragment.
-    word: Vec<u8>,
-    /// Bytes of the current fragment that have not come yet.
+    /// Received bytes of the next mark.
+    mark: Vec<u8>,
+    /// Bytes of the current fragment that have not arrived.
     missing: usize,
     last: bool,
 }
 
 impl Records {
-    /// Messages of at most `max` bytes.
+    /// Creates a reader for messages of at most `max` bytes.
     pub fn new(max: usize) -> Self {
-        Self { max, message: Vec::new(), word: Vec::with_capacity(4), missing: 0, last: false }
+        Self { max, message: Vec::new(), mark: Vec::with_capacity(4), missing: 0, last: false }
     }
 
-    /// Take bytes off the front of `bytes`, until a message is complete or nothing is left.
+    /// Consumes bytes until a message is complete or no bytes are left.
     pub fn feed(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, TooLarge> {
         loop {
             if self.missing > 0 {
@@ -54,27 +54,27 @@ impl Records {
                 self.last = false;
                 return Ok(Some(std::mem::take(&mut self.message)));
             }
-            let (now, later) = bytes.split_at((4 - self.word.len()).min(bytes.len()));
-            self.word.extend_from_slice(now);
+            let (now, later) = bytes.split_at((4 - self.mark.len()).min(bytes.len()));
+            self.mark.extend_from_slice(now);
             *bytes = later;
-            let Some(word) = self.word.first_chunk() else { return Ok(None) };
+            let Some(word) = self.mark.first_chunk() else { return Ok(None) };
             let word = u32::from_be_bytes(*word);
-            self.word.clear();
+            self.mark.clear();
             self.missing = (word & !LAST) as usize;
             self.last = word & LAST != 0;
-            let whole = self.message.len() + self.missing;
-            // Fragments without bytes that are not the last one carry nothing on: a stream of them would never end.
-            if whole > self.max || (self.missing == 0 && !self.last) {
-                return Err(TooLarge { bytes: whole, max: self.max });
+            let size = self.message.len() + self.missing;
+            // An empty fragment that is not the last is invalid: a stream of them would never end.
+            if size > self.max || (self.missing == 0 && !self.last) {
+                return Err(TooLarge { bytes: size, max: self.max });
             }
-            // Room as it comes, not as it is announced: an announcement costs its sender nothing.
+            // Memory grows as bytes arrive: the announced length costs the sender nothing.
             self.message.reserve(self.missing.min(64 << 10));
         }
     }
 
-    /// Whether a message has begun to arrive.
+    /// Returns whether a message is incomplete.
     pub fn is_inside(&self) -> bool {
-        !self.message.is_empty() || !self.word.is_empty() || self.missing > 0
+        !self.message.is_empty() || !self.mark.is_empty() || self.missing > 0
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_out_however_they_are_cut() {
+    fn messages_are_independent_of_how_the_stream_is_cut() {
         let stream = stream();
         for cut in 1..=stream.len() {
             let mut records = Records::new(6);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_when_it_is_announced() {
+    fn a_message_is_refused_when_its_mark_exceeds_the_maximum() {
         assert!(Records::new(5).feed(&mut &mark(5)[..]).unwrap().is_none());
         assert_eq!(Records::new(5).feed(&mut &mark(6)[..]), Err(TooLarge { bytes: 6, max: 5 }));
         let mut records = Records::new(5);

@@ -1,40 +1,40 @@
-//! Calls and replies (RFC 5531).
+//! RPC calls and replies (RFC 5531).
 
 use crate::xdr::{Decoder, Encoder, List, Result, Xdr, XdrError, xdr_enum, xdr_struct};
 
-/// The version of RPC.
+/// Version of RPC (RFC 5531 section 9).
 pub const RPC_VERSION: u32 = 2;
-/// Bytes of a credential or verifier (RFC 5531 section 8.2).
+/// Maximum size of a credential or verifier in bytes (RFC 5531 section 8.2).
 pub const AUTH_MAX: usize = 400;
 
-/// `AUTH_NONE`: nobody.
+/// `AUTH_NONE` (RFC 5531 section 8.2): no identity.
 pub const AUTH_NONE: u32 = 0;
-/// `AUTH_SYS`: numbers that the caller claims.
+/// `AUTH_SYS` (RFC 5531 appendix A): user and group IDs that the caller claims.
 pub const AUTH_SYS: u32 = 1;
 /// `RPCSEC_GSS` (RFC 2203).
 pub const RPCSEC_GSS: u32 = 6;
-/// `AUTH_TLS`: a NULL call that asks whether TLS may begin (RFC 9289 section 4.1).
+/// `AUTH_TLS` (RFC 9289 section 4.1): a NULL call that asks whether TLS may start.
 pub const AUTH_TLS: u32 = 7;
-/// What a reply's verifier holds if it may (RFC 9289 section 4.1).
+/// Verifier of the reply that permits TLS (RFC 9289 section 4.1).
 pub const STARTTLS: &[u8] = b"STARTTLS";
 
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
 
-/// A credential or verifier: a flavour and bytes of its own.
+/// `opaque_auth` (RFC 5531 section 8.2): a credential or verifier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpaqueAuth {
-    /// Which kind.
+    /// Authentication flavor.
     pub flavor: u32,
-    /// At most [`AUTH_MAX`].
+    /// Body of at most [`AUTH_MAX`] bytes.
     pub body: Vec<u8>,
 }
 
 impl OpaqueAuth {
-    /// Nobody.
+    /// `AUTH_NONE`.
     pub const NONE: Self = Self { flavor: AUTH_NONE, body: Vec::new() };
 
-    /// Numbers.
+    /// Returns an `AUTH_SYS` credential.
     pub fn sys(sys: &AuthSys) -> Self {
         Self { flavor: AUTH_SYS, body: sys.to_bytes() }
     }
@@ -51,18 +51,18 @@ impl Xdr for OpaqueAuth {
     }
 }
 
-/// The body of an `AUTH_SYS` credential (RFC 5531 appendix A).
+/// `authsys_parms` (RFC 5531 appendix A): the body of an `AUTH_SYS` credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthSys {
-    /// Anything.
+    /// Arbitrary number.
     pub stamp: u32,
-    /// The caller's machine, at most 255 bytes.
+    /// Name of the caller's machine, at most 255 bytes.
     pub machine: Vec<u8>,
-    /// The user.
+    /// User ID.
     pub uid: u32,
-    /// The group.
+    /// Group ID.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary group IDs.
     pub gids: List<u32, 16>,
 }
 
@@ -86,53 +86,54 @@ impl Xdr for AuthSys {
     }
 }
 
-/// The head of a call; the arguments follow.
+/// `call_body` (RFC 5531 section 9) with its transaction ID; the arguments follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallHeader {
-    /// The caller's number for it; the reply repeats it.
+    /// Transaction ID, repeated in the reply.
     pub xid: u32,
-    /// The program.
+    /// Program number.
     pub program: u32,
-    /// Its version.
+    /// Program version.
     pub version: u32,
-    /// What is called.
+    /// Procedure number.
     pub procedure: u32,
-    /// Who calls.
+    /// Credential.
     pub cred: OpaqueAuth,
-    /// His proof.
+    /// Verifier.
     pub verf: OpaqueAuth,
 }
 
-/// A message whose head says that it is of no RPC that we know.
+/// The reason why the header of a call is invalid (RFC 5531 section 9).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadCall {
-    /// Not even a number to answer to.
+    /// No transaction ID, so no reply is possible.
     Unanswerable(XdrError),
-    /// To be denied: another version of RPC.
+    /// Unsupported version of RPC.
     RpcVersion {
-        /// Whom to answer.
+        /// Transaction ID for the reply.
         xid: u32,
     },
-    /// To be denied: a credential or verifier that makes no sense.
+    /// Malformed credential or verifier.
     Auth {
-        /// Whom to answer.
+        /// Transaction ID for the reply.
         xid: u32,
-        /// Which of the two.
+        /// Status for the reply.
         why: AuthStat,
     },
 }
 
-/// What a message is. Both kinds come over one connection where a client is called back over it.
+/// `msg_type` (RFC 5531 section 9). Calls and replies share a connection if the server calls the client back
+/// on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Somebody calls.
+    /// A call.
     Call,
-    /// Somebody answers this call of ours.
+    /// A reply to the call with this transaction ID.
     Reply(u32),
 }
 
 impl Kind {
-    /// Look at a message without taking anything off it.
+    /// Returns the kind of a message.
     pub fn of(message: &[u8]) -> Result<Self> {
         let mut from = Decoder::new(message);
         match (from.word()?, from.word()?) {
@@ -144,7 +145,7 @@ impl Kind {
 }
 
 impl CallHeader {
-    /// Append the head of a call.
+    /// Appends the header of a call.
     pub fn put(&self, to: &mut Encoder) {
         for word in [self.xid, CALL, RPC_VERSION, self.program, self.version, self.procedure] {
             to.word(word);
@@ -153,7 +154,7 @@ impl CallHeader {
         self.verf.put(to);
     }
 
-    /// Take the head of a call off the front.
+    /// Decodes the header of a call.
     pub fn take(from: &mut Decoder<'_>) -> std::result::Result<Self, BadCall> {
         let mut word = || from.word().map_err(BadCall::Unanswerable);
         let (xid, kind, rpc) = (word()?, word()?, word()?);
@@ -171,64 +172,64 @@ impl CallHeader {
 }
 
 xdr_enum! {
-    /// Why a credential was not taken (`auth_stat`, RFC 5531 section 9).
+    /// `auth_stat` (RFC 5531 section 9): why a credential was refused.
     enum AuthStat {
-        /// A bad credential.
+        /// Bad credential.
         BadCred = 1,
-        /// Begin anew.
+        /// The client must start a new security session.
         RejectedCred = 2,
-        /// A bad verifier.
+        /// Bad verifier.
         BadVerf = 3,
-        /// Repeated or expired.
+        /// Verifier expired or replayed.
         RejectedVerf = 4,
-        /// Not enough for this.
+        /// Refused for security reasons.
         TooWeak = 5,
-        /// The reply's verifier is bad.
+        /// Bad verifier in the reply.
         InvalidResp = 6,
-        /// For another reason.
+        /// Unknown reason.
         Failed = 7,
     }
 }
 
 xdr_struct! {
-    /// The versions that there are.
+    /// `mismatch_info` (RFC 5531 section 9): the supported versions.
     struct Versions {
-        /// The lowest.
+        /// Lowest version.
         low: u32,
-        /// The highest.
+        /// Highest version.
         high: u32,
     }
 }
 
-/// What a reply says before its results.
+/// `reply_body` without results (RFC 5531 section 9).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The results follow.
+    /// Success; the results follow.
     Success {
-        /// The server's proof.
+        /// Verifier of the server.
         verf: OpaqueAuth,
     },
-    /// No such program here.
+    /// Unknown program.
     ProgramUnavailable,
-    /// The program is here, in other versions.
+    /// Unsupported version of the program.
     ProgramMismatch(Versions),
-    /// No such procedure.
+    /// Unknown procedure.
     ProcedureUnavailable,
-    /// The arguments make no sense.
+    /// The arguments cannot be decoded.
     GarbageArgs,
-    /// Memory, say.
+    /// Internal error of the server, for example out of memory.
     SystemError,
-    /// Another version of RPC.
+    /// Unsupported version of RPC.
     RpcMismatch(Versions),
-    /// Who are you?
+    /// Authentication failed.
     AuthError(AuthStat),
 }
 
 impl Reply {
-    /// The results follow, and nobody proves anything.
+    /// Success with an empty verifier.
     pub const SUCCESS: Self = Self::Success { verf: OpaqueAuth::NONE };
 
-    /// Append the head of a reply.
+    /// Appends the header of a reply.
     pub fn put(&self, xid: u32, to: &mut Encoder) {
         const ACCEPTED: u32 = 0;
         const DENIED: u32 = 1;
@@ -262,7 +263,7 @@ impl Reply {
         }
     }
 
-    /// Take the head of a reply off the front, and whose it is.
+    /// Decodes the header of a reply, and its transaction ID.
     pub fn take(from: &mut Decoder<'_>) -> Result<(u32, Self)> {
         let xid = from.word()?;
         match from.word()? {
@@ -298,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_replies_survive_the_wire() {
+    fn calls_and_replies_round_trip() {
         let sys =
             AuthSys { stamp: 1, machine: b"host".to_vec(), uid: 1000, gid: 100, gids: List(vec![4, 24]) };
         let call = CallHeader {
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn who_can_be_answered_is_told_why_not() {
+    fn invalid_headers_with_a_transaction_id_get_an_error() {
         let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<_>>();
         let take = |bytes: &[u8]| CallHeader::take(&mut Decoder::new(bytes)).unwrap_err();
         assert_eq!(take(&words(&[7, CALL, 3])), BadCall::RpcVersion { xid: 7 });

@@ -1,245 +1,245 @@
-//! `nfsstat4`: how an operation ended.
+//! `nfsstat4`: the status of an operation.
 
 use crate::xdr::xdr_enum;
 
-/// What an operation gives: its results, or why there are none.
+/// The result of an operation, or its error status.
 pub type Res<T> = std::result::Result<T, NfsStat>;
 
 xdr_enum! {
-    /// `nfsstat4` (RFC 7530 section 13.1, RFC 8881 section 15.1, RFC 7862 section 11.1, RFC 8276 section 8.5). The names are the
-    /// RFCs' without `NFS4ERR_`.
+    /// `nfsstat4` (RFC 7530 section 13.1, RFC 8881 section 15.1, RFC 7862 section 11.1, RFC 8276 section
+    /// 8.5). Names are those of the RFCs without `NFS4ERR_`.
     enum NfsStat {
-        /// It worked.
+        /// Success.
         Ok = 0,
-        /// Not the owner.
+        /// Caller is not the owner.
         Perm = 1,
-        /// No such name.
+        /// No such file or directory.
         Noent = 2,
-        /// The device failed.
+        /// I/O error.
         Io = 5,
         /// No such device.
         Nxio = 6,
         /// Permission denied.
         Access = 13,
-        /// The name is taken.
+        /// The name exists.
         Exist = 17,
-        /// Across filesystems.
+        /// Operation across filesystems.
         Xdev = 18,
         /// Not a directory.
         Notdir = 20,
-        /// A directory.
+        /// Is a directory.
         Isdir = 21,
-        /// An argument is wrong.
+        /// Invalid argument.
         Inval = 22,
-        /// The file would become too large.
+        /// File too large.
         Fbig = 27,
-        /// No room.
+        /// No space left.
         Nospc = 28,
-        /// Read-only.
+        /// Read-only filesystem.
         Rofs = 30,
         /// Too many links.
         Mlink = 31,
-        /// The name is too long.
+        /// Name too long.
         Nametoolong = 63,
-        /// The directory is not empty.
+        /// Directory not empty.
         Notempty = 66,
-        /// The quota is used up.
+        /// Quota exceeded.
         Dquot = 69,
-        /// The handle's file is gone.
+        /// Stale filehandle: the file is gone.
         Stale = 70,
-        /// Not one of our handles.
+        /// Invalid filehandle.
         Badhandle = 10001,
-        /// A READDIR cookie of somewhere else.
+        /// Invalid READDIR cookie.
         BadCookie = 10003,
-        /// Not done here.
+        /// Operation not supported.
         Notsupp = 10004,
-        /// The result does not fit what was asked for.
+        /// Buffer or request too small.
         Toosmall = 10005,
-        /// The server failed.
+        /// Server fault.
         Serverfault = 10006,
-        /// No such type of file.
+        /// Unsupported file type.
         Badtype = 10007,
-        /// Come again later.
+        /// Try again later.
         Delay = 10008,
         /// NVERIFY: the attributes are the same.
         Same = 10009,
-        /// Somebody holds the lock.
+        /// Lock denied.
         Denied = 10010,
-        /// The lease has ended.
+        /// Lease expired.
         Expired = 10011,
-        /// A lock of somebody else is in the way.
+        /// The file is locked.
         Locked = 10012,
-        /// Only reclaims for now.
+        /// Grace period: only reclaims are permitted.
         Grace = 10013,
-        /// The handle has expired.
+        /// Filehandle expired.
         Fhexpired = 10014,
-        /// Somebody denies this kind of access.
+        /// Share reservation conflict.
         ShareDenied = 10015,
-        /// Another security flavour is wanted.
+        /// Wrong security flavor.
         Wrongsec = 10016,
-        /// SETCLIENTID: another machine uses that name.
+        /// SETCLIENTID: client name in use by another client.
         ClidInuse = 10017,
-        /// The server ran out of something.
+        /// Server resources exhausted.
         Resource = 10018,
-        /// The filesystem is elsewhere.
+        /// Filesystem moved.
         Moved = 10019,
-        /// There is no current filehandle.
+        /// No current filehandle.
         Nofilehandle = 10020,
-        /// No such minor version.
+        /// Unsupported minor version.
         MinorVersMismatch = 10021,
-        /// A client id of an earlier server.
+        /// Stale client ID, from before a server restart.
         StaleClientid = 10022,
-        /// A stateid of an earlier server.
+        /// Stale stateid, from before a server restart.
         StaleStateid = 10023,
-        /// An older seqid than the current one.
+        /// Old stateid: not the current seqid.
         OldStateid = 10024,
-        /// No such stateid.
+        /// Invalid stateid.
         BadStateid = 10025,
-        /// Not the next of this owner.
+        /// Bad sequence ID of the owner.
         BadSeqid = 10026,
-        /// VERIFY: the attributes are not the same.
+        /// VERIFY: the attributes differ.
         NotSame = 10027,
-        /// The lock range is not supported.
+        /// Unsupported lock range.
         LockRange = 10028,
-        /// A symbolic link.
+        /// Is a symbolic link.
         Symlink = 10029,
-        /// There is no saved filehandle.
+        /// No saved filehandle.
         Restorefh = 10030,
-        /// Some lease has moved elsewhere.
+        /// A lease moved to another server.
         LeaseMoved = 10031,
-        /// No such attribute here.
+        /// Unsupported attribute.
         Attrnotsupp = 10032,
-        /// Nothing can be reclaimed any more.
+        /// No grace period: reclaims are not permitted.
         NoGrace = 10033,
-        /// What is reclaimed was not held.
+        /// Invalid reclaim: the state was not held.
         ReclaimBad = 10034,
-        /// Somebody else has it now.
+        /// Reclaim conflict.
         ReclaimConflict = 10035,
-        /// The arguments make no sense.
+        /// Arguments cannot be decoded.
         Badxdr = 10036,
         /// Locks are held.
         LocksHeld = 10037,
-        /// The file is not open for that.
+        /// File not open for this access.
         Openmode = 10038,
-        /// No such user or group.
+        /// Unknown owner or group.
         Badowner = 10039,
-        /// No UTF-8.
+        /// Invalid UTF-8 or character.
         Badchar = 10040,
-        /// A name that none may have.
+        /// Invalid name.
         Badname = 10041,
-        /// A range that ends before it begins.
+        /// Invalid range.
         BadRange = 10042,
-        /// Locks of that kind are not done.
+        /// Unsupported upgrade or downgrade of a lock.
         LockNotsupp = 10043,
-        /// No such operation.
+        /// Illegal operation number.
         OpIllegal = 10044,
-        /// A deadlock.
+        /// Deadlock.
         Deadlock = 10045,
-        /// The file is open.
+        /// File is open.
         FileOpen = 10046,
-        /// The administrator took it away.
+        /// State revoked by an administrator.
         AdminRevoked = 10047,
-        /// The client cannot be called back.
+        /// No callback path to the client.
         CbPathDown = 10048,
-        /// Layouts: the wrong mode.
+        /// Layouts: wrong I/O mode.
         Badiomode = 10049,
-        /// Layouts: a bad one.
+        /// Layouts: invalid layout.
         Badlayout = 10050,
-        /// A wrong digest.
+        /// Invalid digest of a session.
         BadSessionDigest = 10051,
-        /// No such session.
+        /// Unknown session.
         Badsession = 10052,
-        /// No such slot.
+        /// Invalid slot ID.
         Badslot = 10053,
-        /// RECLAIM_COMPLETE was there already.
+        /// RECLAIM_COMPLETE was sent already.
         CompleteAlready = 10054,
-        /// Bind the connection first.
+        /// Connection not bound to the session.
         ConnNotBoundToSession = 10055,
-        /// The delegation is wanted already.
+        /// The delegation is already requested.
         DelegAlreadyWanted = 10056,
-        /// The backchannel is in use.
+        /// Backchannel busy.
         BackChanBusy = 10057,
-        /// Layouts: later.
+        /// Layouts: try again later.
         Layouttrylater = 10058,
-        /// Layouts: none.
+        /// Layouts: unavailable.
         Layoutunavailable = 10059,
-        /// Layouts: none like that.
+        /// Layouts: no matching layout.
         NomatchingLayout = 10060,
-        /// A recall is under way.
+        /// Recall in progress.
         Recallconflict = 10061,
-        /// Layouts: no such type.
+        /// Layouts: unknown type.
         UnknownLayouttype = 10062,
-        /// Not the next of this slot.
+        /// Misordered sequence ID of the slot.
         SeqMisordered = 10063,
-        /// SEQUENCE must be first, and only there.
+        /// SEQUENCE is not the first operation.
         SequencePos = 10064,
-        /// The request is larger than agreed.
+        /// Request too large for the session.
         ReqTooBig = 10065,
-        /// The reply would be larger than agreed.
+        /// Reply too large for the session.
         RepTooBig = 10066,
-        /// The reply would be too large to be kept.
+        /// Reply too large to cache.
         RepTooBigToCache = 10067,
-        /// A retry of what was not kept.
+        /// Retry of a request whose reply was not cached.
         RetryUncachedRep = 10068,
-        /// Operations that do not go together.
+        /// Unsafe combination of operations.
         UnsafeCompound = 10069,
-        /// More operations than agreed.
+        /// Too many operations in the request.
         TooManyOps = 10070,
-        /// Begin with SEQUENCE.
+        /// The operation requires a preceding SEQUENCE.
         OpNotInSession = 10071,
-        /// SSV: no such hash.
+        /// SSV: unsupported hash algorithm.
         HashAlgUnsupp = 10072,
-        /// The client has state.
+        /// The client still has state.
         ClientidBusy = 10074,
-        /// A hole of pNFS.
+        /// pNFS: access to a hole.
         PnfsIoHole = 10075,
-        /// A retry that is none.
+        /// False retry: different request with the same sequence ID.
         SeqFalseRetry = 10076,
-        /// A highest slot that cannot be.
+        /// Invalid highest slot ID.
         BadHighSlot = 10077,
-        /// The session is about to go.
+        /// Dead session.
         Deadsession = 10078,
-        /// SSV: no such cipher.
+        /// SSV: unsupported encryption algorithm.
         EncrAlgUnsupp = 10079,
-        /// pNFS without a layout.
+        /// pNFS: no layout.
         PnfsNoLayout = 10080,
-        /// Must be alone in its request.
+        /// The operation must be the only one in the request.
         NotOnlyOp = 10081,
-        /// Somebody else's.
+        /// Wrong credential.
         WrongCred = 10082,
-        /// The wrong type of file.
+        /// Wrong file type.
         WrongType = 10083,
-        /// No delegations of directories.
+        /// Directory delegation unavailable.
         DirdelegUnavail = 10084,
-        /// The client does not want it.
+        /// Delegation rejected by the client.
         RejectDeleg = 10085,
-        /// A return is under way.
+        /// Return conflicts with a recall.
         Returnconflict = 10086,
-        /// The delegation was taken away.
+        /// Delegation revoked.
         DelegRevoked = 10087,
-        /// COPY between servers: not by that one.
+        /// COPY between servers: partner not supported.
         PartnerNotsupp = 10088,
-        /// COPY between servers: not allowed.
+        /// COPY between servers: partner not authorized.
         PartnerNoAuth = 10089,
-        /// A choice that is not done here.
+        /// Unsupported arm of a union.
         UnionNotsupp = 10090,
-        /// COPY: not now.
+        /// COPY: cannot be deferred.
         OffloadDenied = 10091,
-        /// No such label format.
+        /// Unsupported label format.
         WrongLfs = 10092,
-        /// A bad label.
+        /// Invalid label.
         Badlabel = 10093,
-        /// COPY: not under those requirements.
+        /// COPY: requirements not met.
         OffloadNoReqs = 10094,
         /// No such extended attribute.
         Noxattr = 10095,
-        /// The extended attribute is too large.
+        /// Extended attribute too large.
         Xattr2big = 10096,
     }
 }
 
 impl NfsStat {
-    /// Its name in the RFCs.
+    /// Returns the name in the RFCs.
     pub fn name(self) -> String {
         if self == Self::Ok {
             return "NFS4_OK".into();
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_the_rfcs() {
+    fn names_match_the_rfcs() {
         for (status, name) in [
             (NfsStat::Ok, "NFS4_OK"),
             (NfsStat::Noent, "NFS4ERR_NOENT"),

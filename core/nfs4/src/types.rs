@@ -1,23 +1,24 @@
-//! What many operations have in common (RFC 7531, RFC 5662, RFC 7863).
+//! Types that several operations share (XDR in RFC 7531, RFC 5662, RFC 7863).
 
 use crate::attr::Fattr;
 use crate::xdr::{Decoder, Encoder, List, Result, Xdr, XdrError, xdr_enum, xdr_struct, xdr_union};
 
-/// Bytes of a filehandle.
+/// Maximum size of a filehandle in bytes (`NFS4_FHSIZE`, RFC 7531).
 pub const FHSIZE: usize = 128;
-/// Bytes of a name of an owner or a client (`NFS4_OPAQUE_LIMIT`).
+/// Maximum size of an owner or client name in bytes (`NFS4_OPAQUE_LIMIT`, RFC 7531).
 pub const OPAQUE_LIMIT: usize = 1024;
 
-/// `verifier4`: tells one instance from another.
+/// `verifier4` (RFC 7530 section 2.1): distinguishes instances of a client, server or file.
 pub type Verifier = [u8; 8];
-/// `sessionid4`.
+/// `sessionid4` (RFC 8881 section 3.2).
 pub type SessionId = [u8; 16];
-/// `clientid4`.
+/// `clientid4` (RFC 7530 section 2.1).
 pub type ClientId = u64;
-/// `component4`, `utf8string`: bytes that should be UTF-8. Whether they are is for whoever uses them to say.
+/// `component4`, `utf8string` (RFC 7530 section 2.1): bytes that should be UTF-8. The user of the value
+/// checks.
 pub type Utf8 = Vec<u8>;
 
-/// `opaque x<MAX>`.
+/// `opaque x<MAX>` (RFC 4506 section 4.10): bytes of variable length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Opaque<const MAX: usize>(pub Vec<u8>);
 
@@ -31,33 +32,34 @@ impl<const MAX: usize> Xdr for Opaque<MAX> {
     }
 }
 
-/// `nfs_fh4`.
+/// `nfs_fh4` (RFC 7530 section 2.1).
 pub type FileHandle = Opaque<FHSIZE>;
 
-/// `bitmap4`: which attributes, operations or hints. Words without bits at the end are not sent, and none are compared.
+/// `bitmap4` (RFC 7530 section 2.1): a set of attributes, operations or hints. Trailing zero words are
+/// neither sent nor compared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Bitmap(Vec<u32>);
 
 impl Bitmap {
-    /// Bits that nobody has a use for may be asked about, and are answered by silence; but not without end.
-    const MOST_WORDS: usize = 64;
+    /// Maximum number of words. Unknown bits are permitted and ignored, but not without limit.
+    const MAX_WORDS: usize = 64;
 
-    /// Of these bits.
+    /// Returns the set of these bits.
     pub fn of(bits: impl IntoIterator<Item = u32>) -> Self {
         let mut map = Self::default();
         bits.into_iter().for_each(|bit| map.insert(bit));
         map
     }
 
-    /// Whether a bit is set.
+    /// Returns whether a bit is set.
     pub fn contains(&self, bit: u32) -> bool {
         self.0.get(bit as usize / 32).is_some_and(|word| word & 1 << (bit % 32) != 0)
     }
 
-    /// Set a bit; one that no message can hold stays clear.
+    /// Sets a bit. Ignores a bit beyond the maximum size.
     pub fn insert(&mut self, bit: u32) {
         let word = bit as usize / 32;
-        if word >= Self::MOST_WORDS {
+        if word >= Self::MAX_WORDS {
             return;
         }
         if self.0.len() <= word {
@@ -66,7 +68,7 @@ impl Bitmap {
         self.0[word] |= 1 << (bit % 32);
     }
 
-    /// Clear a bit.
+    /// Clears a bit.
     pub fn remove(&mut self, bit: u32) {
         if let Some(word) = self.0.get_mut(bit as usize / 32) {
             *word &= !(1 << (bit % 32));
@@ -74,19 +76,19 @@ impl Bitmap {
         self.trim();
     }
 
-    /// Those that are in both.
+    /// Returns the intersection.
     pub fn and(&self, other: &Self) -> Self {
         let mut both = Self(self.0.iter().zip(&other.0).map(|(a, b)| a & b).collect());
         both.trim();
         both
     }
 
-    /// The bits in ascending order.
+    /// Returns the bits in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.0.len() as u32 * 32).filter(|&bit| self.contains(bit))
     }
 
-    /// Whether no bit is set.
+    /// Returns whether no bit is set.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|&word| word == 0)
     }
@@ -105,14 +107,14 @@ impl Xdr for Bitmap {
     }
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
-        let mut map = Self(List::<u32, { Self::MOST_WORDS }>::take(from)?.0);
+        let mut map = Self(List::<u32, { Self::MAX_WORDS }>::take(from)?.0);
         map.trim();
         Ok(map)
     }
 }
 
 xdr_enum! {
-    /// `nfs_ftype4`.
+    /// `nfs_ftype4` (RFC 7530 section 2.1).
     enum Ftype {
         /// A regular file.
         Reg = 1,
@@ -134,127 +136,128 @@ xdr_enum! {
         Namedattr = 9,
     }
 
-    /// `stable_how4`: how durable written data is.
+    /// `stable_how4` (RFC 7530 section 16.36): how durable written data is.
     enum StableHow {
-        /// It may be lost until COMMIT.
+        /// May be lost until COMMIT.
         Unstable = 0,
-        /// The data, and what is needed to read it.
+        /// Data and the metadata needed to read it are durable.
         DataSync = 1,
-        /// Everything.
+        /// Data and metadata are durable.
         FileSync = 2,
     }
 
-    /// `nfs_lock_type4`.
+    /// `nfs_lock_type4` (RFC 7530 section 16.10).
     enum LockType {
         /// Shared.
         Read = 1,
         /// Exclusive.
         Write = 2,
-        /// Shared; the client waits for it.
+        /// Shared; the client waits for the lock.
         ReadW = 3,
-        /// Exclusive; the client waits for it.
+        /// Exclusive; the client waits for the lock.
         WriteW = 4,
     }
 }
 
 xdr_struct! {
-    /// `nfstime4`.
+    /// `nfstime4` (RFC 7530 section 2.2.1).
     struct NfsTime {
         /// Seconds since 1970.
         seconds: i64,
-        /// Below 1,000,000,000.
+        /// Nanoseconds, below 1,000,000,000.
         nseconds: u32,
     }
 
-    /// `fsid4`: tells filesystems apart.
+    /// `fsid4` (RFC 7530 section 2.2.5): identifies a filesystem.
     struct Fsid {
-        /// One half.
+        /// Upper half.
         major: u64,
-        /// The other.
+        /// Lower half.
         minor: u64,
     }
 
-    /// `specdata4`: a device number.
+    /// `specdata4` (RFC 7530 section 2.2.4): a device number.
     struct SpecData {
-        /// Major.
+        /// Major number.
         major: u32,
-        /// Minor.
+        /// Minor number.
         minor: u32,
     }
 
-    /// `change_info4`: a directory before and after.
+    /// `change_info4` (RFC 7530 section 2.2.9): the change attribute of a directory before and after an
+    /// operation.
     struct ChangeInfo {
-        /// Nothing else came between the two.
+        /// No other change happened in between.
         atomic: bool,
-        /// Its change attribute before.
+        /// Change attribute before the operation.
         before: u64,
-        /// And after.
+        /// Change attribute after the operation.
         after: u64,
     }
 
-    /// `open_owner4`, `lock_owner4`: who, of a client.
+    /// `open_owner4`, `lock_owner4` (RFC 7530 sections 2.2.13 and 2.2.14): an owner of opens or locks.
     struct Owner {
-        /// The client.
+        /// The client ID.
         clientid: ClientId,
-        /// His own name for it.
+        /// The client's name for the owner.
         owner: Opaque<OPAQUE_LIMIT>,
     }
 
-    /// `nfsace4`: one entry of an ACL (RFC 7530 section 6.2.1).
+    /// `nfsace4` (RFC 7530 section 6.2.1): an entry of an ACL.
     struct Ace {
-        /// Allow, deny, audit, alarm.
+        /// Type: allow, deny, audit or alarm.
         kind: u32,
-        /// Inheritance, and whether it is a group.
+        /// Inheritance flags, and whether `who` is a group.
         flags: u32,
-        /// What is allowed.
+        /// Permissions.
         mask: u32,
-        /// Who: `OWNER@`, `GROUP@`, `EVERYONE@`, or a name.
+        /// `OWNER@`, `GROUP@`, `EVERYONE@`, or a name.
         who: Utf8,
     }
 
-    /// `netaddr4` (RFC 5665).
+    /// `netaddr4` (RFC 8881 section 3.3.9, RFC 5665): a transport address.
     struct NetAddr {
-        /// `tcp`, `tcp6`.
+        /// Network ID, for example `tcp` or `tcp6`.
         netid: Utf8,
-        /// Address and port, in numbers between dots.
+        /// Universal address: address and port as decimal numbers separated by dots.
         addr: Utf8,
     }
 
-    /// `nfs_modified_limit4`.
+    /// `nfs_modified_limit4` (RFC 7530 section 16.16).
     struct ModifiedLimit {
-        /// Blocks.
+        /// Number of blocks.
         blocks: u32,
-        /// Of so many bytes.
+        /// Size of a block in bytes.
         block_bytes: u32,
     }
 
-    /// `mode_masked4`: some bits of the mode.
+    /// `mode_masked4` (RFC 8881 section 6.2.5): some bits of the mode.
     struct ModeMasked {
-        /// Their values.
+        /// Values of the bits in `mask`.
         value: u32,
-        /// Which.
+        /// The bits to set.
         mask: u32,
     }
 
-    /// `open_arguments4` (RFC 9754): which bits and choices OPEN takes.
+    /// `open_arguments4` (RFC 9754): the bits and choices that OPEN supports.
     struct OpenArguments {
-        /// Of `share_access`.
+        /// Bits of `share_access`.
         access: Bitmap,
-        /// Of `share_deny`.
+        /// Bits of `share_deny`.
         deny: Bitmap,
-        /// Of what is wanted beside.
+        /// Bits of `share_access` that request delegations.
         want: Bitmap,
-        /// Of claims.
+        /// Claim types.
         claim: Bitmap,
-        /// Of ways to make a file.
+        /// Create modes.
         create: Bitmap,
     }
 
-    /// `mode_umask4` (RFC 8275): a mode for a new file that may have an inherited ACL.
+    /// `mode_umask4` (RFC 8275): a mode for a new file that may inherit an ACL.
     struct ModeUmask {
-        /// As the program asked.
+        /// Mode that the program requested.
         mode: u32,
-        /// Its umask.
+        /// Umask of the program.
         umask: u32,
     }
 }
@@ -265,40 +268,41 @@ impl Copy for SpecData {}
 impl Copy for ChangeInfo {}
 
 xdr_union! {
-    /// `settime4`.
+    /// `settime4` (RFC 7530 section 2.2.3).
     union SetTime {
-        /// The server's clock.
+        /// Set to the server's time.
         0 => Server,
-        /// This.
+        /// Set to this time.
         1 => Client(NfsTime),
     }
 
-    /// `nfs_space_limit4`: how much the holder of a write delegation may write without asking.
+    /// `nfs_space_limit4` (RFC 7530 section 16.16): how much the holder of a write delegation may write
+    /// without asking the server.
     union SpaceLimit {
-        /// Up to this file size.
+        /// Up to this file size in bytes.
         1 => Size(u64),
-        /// So many blocks.
+        /// This number of blocks.
         2 => Blocks(ModifiedLimit),
     }
 }
 
-/// `stateid4`: a piece of state, and which edition of it.
+/// `stateid4` (RFC 7530 section 2.2.16): an open, lock, delegation or layout, and its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StateId {
-    /// The edition. 0 in NFSv4.1: the newest.
+    /// Version of the state. 0 in NFSv4.1: the newest version.
     pub seqid: u32,
-    /// Which.
+    /// Identifies the state.
     pub other: [u8; 12],
 }
 
 impl StateId {
-    /// Nobody's (RFC 7530 section 9.1.4.3): all zeros.
+    /// Anonymous stateid (RFC 7530 section 9.1.4.3).
     pub const ANONYMOUS: Self = Self { seqid: 0, other: [0; 12] };
-    /// Nobody's, and past locks for reading: all ones.
+    /// Anonymous stateid that bypasses locks for reading (RFC 7530 section 9.1.4.3).
     pub const READ_BYPASS: Self = Self { seqid: u32::MAX, other: [0xff; 12] };
-    /// The current one of this request (RFC 8881 section 8.2.3).
+    /// Current stateid of the request (RFC 8881 section 8.2.3).
     pub const CURRENT: Self = Self { seqid: 1, other: [0; 12] };
-    /// None (RFC 8881 section 8.2.3).
+    /// Invalid stateid (RFC 8881 section 8.2.3).
     pub const INVALID: Self = Self { seqid: u32::MAX, other: [0; 12] };
 }
 
@@ -313,7 +317,7 @@ impl Xdr for StateId {
     }
 }
 
-/// A result, or the status that says why there is none. [`NfsStat::Ok`](crate::status::NfsStat::Ok) is never an error.
+/// A result or an error status. [`NfsStat::Ok`](crate::status::NfsStat::Ok) is never an error.
 impl<T: Xdr> Xdr for crate::status::Res<T> {
     fn put(&self, to: &mut Encoder) {
         match self {
@@ -322,7 +326,7 @@ impl<T: Xdr> Xdr for crate::status::Res<T> {
                 value.put(to);
             }
             Err(status) => {
-                debug_assert!(status.number() != 0, "an error that is none");
+                debug_assert!(status.number() != 0, "NFS4_OK as an error");
                 status.put(to);
             }
         }
@@ -336,10 +340,10 @@ impl<T: Xdr> Xdr for crate::status::Res<T> {
     }
 }
 
-/// `createtype4`: what CREATE makes.
+/// `createtype4` (RFC 7530 section 16.4): the object that CREATE creates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CreateType {
-    /// A symbolic link to this.
+    /// A symbolic link with this target.
     Lnk(Vec<u8>),
     /// A block device.
     Blk(SpecData),
@@ -351,7 +355,7 @@ pub enum CreateType {
     Fifo,
     /// A directory.
     Dir,
-    /// Something that CREATE does not make: NFS4ERR_BADTYPE.
+    /// A type that CREATE does not support: NFS4ERR_BADTYPE.
     Other(u32),
 }
 
@@ -379,7 +383,7 @@ impl Xdr for CreateType {
     }
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
-        // The choice has a default without a body, so that unknown types are the server's to refuse.
+        // The union has a default arm without body, so that the server can refuse unknown types.
         Ok(match from.word()? {
             2 => Self::Dir,
             3 => Self::Blk(Xdr::take(from)?),
@@ -393,35 +397,35 @@ impl Xdr for CreateType {
 }
 
 xdr_struct! {
-    /// How EXCLUSIVE4_1 makes a file.
+    /// `creatverfattr` (RFC 8881 section 18.16): how EXCLUSIVE4_1 creates a file.
     struct CreateVerfAttr {
-        /// Tells this creation from another one.
+        /// Identifies this creation when the request is repeated.
         verifier: Verifier,
-        /// And these attributes.
+        /// Initial attributes.
         attrs: Fattr,
     }
 }
 
 xdr_union! {
-    /// `createhow4`.
+    /// `createhow4` (RFC 7530 section 16.16, RFC 8881 section 18.16).
     union CreateHow {
-        /// Or open the one that is there.
+        /// Open the file if it exists.
         0 => Unchecked(Fattr),
-        /// Only if there is none.
+        /// Fail if the file exists.
         1 => Guarded(Fattr),
-        /// Only if there is none, or it was made by this very request.
+        /// Fail if the file exists, unless the same request created it.
         2 => Exclusive(Verifier),
-        /// The same, with attributes.
+        /// As `Exclusive`, with attributes.
         3 => Exclusive41(CreateVerfAttr),
     }
 }
 
-/// `openflag4`: make it or not.
+/// `openflag4` (RFC 7530 section 16.16): whether OPEN creates the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenHow {
-    /// It has to be there.
+    /// The file must exist.
     NoCreate,
-    /// Make it.
+    /// Create the file.
     Create(CreateHow),
 }
 
@@ -450,7 +454,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bitmaps_are_sets() {
+    fn a_bitmap_is_a_set() {
         let mut map = Bitmap::of([1, 33, 82]);
         assert_eq!(map.iter().collect::<Vec<_>>(), [1, 33, 82]);
         assert_eq!(map.to_bytes().len(), 16);
@@ -466,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_and_unknown_types_are_told_apart() {
+    fn results_errors_and_unknown_types_are_distinguished() {
         use crate::status::{NfsStat, Res};
         let ok: Res<u32> = Ok(7);
         assert_eq!(ok.to_bytes(), [0, 0, 0, 0, 0, 0, 0, 7]);

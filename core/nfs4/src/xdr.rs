@@ -1,42 +1,42 @@
-//! External Data Representation (RFC 4506): big-endian words of four bytes, everything padded to them.
+//! External Data Representation (RFC 4506): big-endian words of four bytes, with padding to whole words.
 
 use thiserror::Error;
 
-/// Why bytes are not what they were taken for.
+/// The reason why bytes cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum XdrError {
     /// The message ends inside a value.
-    #[error("the message is too short")]
+    #[error("message too short")]
     Short,
-    /// A count exceeds what the type, or the rest of the message, can hold.
-    #[error("a count of {0} is too large")]
+    /// A count exceeds what the type or the rest of the message can hold.
+    #[error("count too large: {0}")]
     TooLong(u32),
-    /// No such value of an enumeration, a boolean or a choice.
-    #[error("{0} is no value of this type")]
+    /// The value is not valid for the enumeration, boolean or union.
+    #[error("invalid discriminant {0}")]
     BadValue(u32),
-    /// Bytes behind the end.
-    #[error("there are bytes behind the end")]
+    /// Bytes are left after the value.
+    #[error("trailing bytes")]
     Leftover,
 }
 
 /// Result of decoding.
 pub type Result<T> = std::result::Result<T, XdrError>;
 
-/// Something with an encoding.
+/// A type with an XDR encoding.
 pub trait Xdr: Sized {
-    /// Append the encoding.
+    /// Appends the encoding.
     fn put(&self, to: &mut Encoder);
-    /// Take one off the front.
+    /// Decodes one value from the front.
     fn take(from: &mut Decoder<'_>) -> Result<Self>;
 
-    /// The encoding alone.
+    /// Returns the encoding.
     fn to_bytes(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
         self.put(&mut encoder);
         encoder.into_bytes()
     }
 
-    /// Decode all of some bytes.
+    /// Decodes a value that must use all bytes.
     fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut decoder = Decoder::new(bytes);
         let value = Self::take(&mut decoder)?;
@@ -45,66 +45,67 @@ pub trait Xdr: Sized {
     }
 }
 
-/// Collects encodings.
+/// A buffer for encoded values.
 #[derive(Debug, Default, Clone)]
 pub struct Encoder {
     bytes: Vec<u8>,
 }
 
 impl Encoder {
-    /// With room for so many bytes.
+    /// Creates a buffer with this capacity in bytes.
     pub fn with_capacity(bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes) }
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was put in.
+    /// Returns whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Everything.
+    /// Returns the bytes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// Everything, to look at.
+    /// Borrows the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Forget all behind the first `len` bytes: a result that turned out too large for the reply.
+    /// Keeps only the first `len` bytes, for example to remove a result that is too large for the reply.
     pub fn truncate(&mut self, len: usize) {
         self.bytes.truncate(len);
     }
 
-    /// A word.
+    /// Encodes or decodes an unsigned 32-bit integer.
     pub fn word(&mut self, value: u32) {
         self.bytes.extend_from_slice(&value.to_be_bytes());
     }
 
-    /// Put a word over an earlier one, `at` bytes from the start: a count that is known only afterwards.
+    /// Overwrites a word at byte `at`, for example with a count that is known only later.
     pub fn patch_word(&mut self, at: usize, value: u32) {
         self.bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
     }
 
-    /// Bytes of a length that both sides know, padded.
+    /// Appends bytes of fixed length, padded (`opaque x[N]`).
     pub fn fixed(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         self.pad(bytes.len());
     }
 
-    /// Bytes with their length before them, padded.
+    /// Appends bytes of variable length, padded (`opaque x<>`).
     pub fn opaque(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u32);
         self.fixed(bytes);
     }
 
-    /// Bytes with their length before them that `fill` writes into place: at most `max`; it says how many. If it fails, nothing was put in.
+    /// Appends bytes of variable length that `fill` writes in place. `fill` gets a buffer of `max` bytes and
+    /// returns the number written. On error nothing is appended.
     pub fn opaque_with<E>(
         &mut self,
         max: usize,
@@ -132,43 +133,43 @@ impl Encoder {
     }
 }
 
-/// Takes values off the front of bytes.
+/// A reader of encoded values.
 #[derive(Debug, Clone)]
 pub struct Decoder<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Decoder<'a> {
-    /// Of these bytes.
+    /// Reads these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes left.
     pub fn remaining(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Nothing may be left.
+    /// Succeeds if no bytes are left.
     pub fn finish(self) -> Result<()> {
         if self.bytes.is_empty() { Ok(()) } else { Err(XdrError::Leftover) }
     }
 
-    /// A word.
+    /// Encodes or decodes an unsigned 32-bit integer.
     pub fn word(&mut self) -> Result<u32> {
         let (word, rest) = self.bytes.split_first_chunk().ok_or(XdrError::Short)?;
         self.bytes = rest;
         Ok(u32::from_be_bytes(*word))
     }
 
-    /// Bytes of a known length. Their padding should be zero; as everybody does, nobody is turned away for it.
+    /// Reads bytes of fixed length. Nonzero padding is accepted, as in other implementations.
     pub fn fixed(&mut self, len: usize) -> Result<&'a [u8]> {
         let (bytes, rest) = self.bytes.split_at_checked(len).ok_or(XdrError::Short)?;
         self.bytes = rest.get(len.wrapping_neg() % 4..).ok_or(XdrError::Short)?;
         Ok(bytes)
     }
 
-    /// Bytes with their length before them, at most `max`.
+    /// Reads bytes of variable length, at most `max`.
     pub fn opaque(&mut self, max: usize) -> Result<&'a [u8]> {
         let len = self.word()?;
         if len as usize > max {
@@ -177,7 +178,7 @@ impl<'a> Decoder<'a> {
         self.fixed(len as usize)
     }
 
-    /// The length of a list whose elements take at least a word each.
+    /// Reads the length of a list, whose elements have at least four bytes each.
     pub fn count(&mut self, max: usize) -> Result<usize> {
         let count = self.word()?;
         if count as usize > max || count as usize > self.bytes.len() / 4 {
@@ -239,7 +240,7 @@ impl Xdr for () {
     }
 }
 
-/// `opaque x<>`, bounded by the message that it comes in.
+/// `opaque x<>`, limited by the message.
 impl Xdr for Vec<u8> {
     fn put(&self, to: &mut Encoder) {
         to.opaque(self);
@@ -263,7 +264,7 @@ impl<const N: usize> Xdr for [u8; N] {
     }
 }
 
-/// `type x<MAX>`: a list. A type of its own, since `Vec<u8>` is one string of bytes.
+/// `type x<MAX>` (RFC 4506 section 4.13): a list. A separate type, because `Vec<u8>` is a byte string.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct List<T, const MAX: usize = { usize::MAX }>(pub Vec<T>);
 
@@ -281,7 +282,8 @@ impl<T: Xdr, const MAX: usize> Xdr for List<T, MAX> {
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
         let count = from.count(MAX)?;
-        // An element takes more memory than its shortest encoding: the list grows only as elements really come.
+        // An element needs more memory than its shortest encoding, so the list grows only as elements are
+        // decoded.
         let mut items = Vec::new();
         for _ in 0..count {
             items.push(T::take(from)?);
@@ -290,7 +292,7 @@ impl<T: Xdr, const MAX: usize> Xdr for List<T, MAX> {
     }
 }
 
-/// `type *x`: there or not.
+/// `type *x` (RFC 4506 section 4.19): optional data.
 impl<T: Xdr> Xdr for Option<T> {
     fn put(&self, to: &mut Encoder) {
         self.is_some().put(to);
@@ -304,7 +306,7 @@ impl<T: Xdr> Xdr for Option<T> {
     }
 }
 
-/// A structure: its fields one behind the other.
+/// Defines a structure (RFC 4506 section 4.14): its fields in order.
 macro_rules! xdr_struct {
     ($($(#[$meta:meta])* struct $name:ident { $($(#[$about:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$meta])*
@@ -323,16 +325,19 @@ macro_rules! xdr_struct {
     )*};
 }
 
-/// An enumeration: one word, and only its values.
+/// Defines an enumeration (RFC 4506 section 4.3).
 macro_rules! xdr_enum {
-    ($($(#[$meta:meta])* enum $name:ident { $($(#[$about:meta])* $variant:ident = $value:literal,)* })*) => {$(
+    ($(
+        $(#[$meta:meta])*
+        enum $name:ident { $($(#[$about:meta])* $variant:ident = $value:literal,)* }
+    )*) => {$(
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u32)]
         pub enum $name { $($(#[$about])* $variant = $value,)* }
 
         impl $name {
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn number(self) -> u32 {
                 self as u32
             }
@@ -353,7 +358,7 @@ macro_rules! xdr_enum {
     )*};
 }
 
-/// A choice (`union`): a word that says which, and what belongs to it.
+/// Defines a discriminated union (RFC 4506 section 4.15).
 macro_rules! xdr_union {
     ($($(#[$meta:meta])* union $name:ident {
         $($(#[$about:meta])* $number:literal => $variant:ident $(($type:ty))?,)*
@@ -385,7 +390,9 @@ macro_rules! xdr_union {
     (@put $to:ident, $value:ident) => {};
     (@put $to:ident, $value:ident, $type:ty) => { <$type as $crate::xdr::Xdr>::put($value, $to) };
     (@take $from:ident, $variant:ident) => { Self::$variant };
-    (@take $from:ident, $variant:ident, $type:ty) => { Self::$variant(<$type as $crate::xdr::Xdr>::take($from)?) };
+    (@take $from:ident, $variant:ident, $type:ty) => {
+        Self::$variant(<$type as $crate::xdr::Xdr>::take($from)?)
+    };
 }
 
 pub(crate) use {xdr_enum, xdr_struct, xdr_union};
@@ -415,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn encodings_are_those_of_the_rfc() {
+    fn encodings_match_rfc_4506() {
         let pair = Pair { one: 0x0102_0304_0506_0708, two: b"abcde".to_vec() };
         let bytes = Choice::Full(pair.clone()).to_bytes();
         assert_eq!(bytes, b"\0\0\0\x07\x01\x02\x03\x04\x05\x06\x07\x08\0\0\0\x05abcde\0\0\0");
@@ -427,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_it_is_allocated() {
+    fn oversized_counts_are_refused_before_allocation() {
         assert_eq!(Vec::<u8>::from_bytes(&[0xff; 4]), Err(XdrError::Short));
         assert_eq!(List::<u32>::from_bytes(&[0xff; 8]), Err(XdrError::TooLong(u32::MAX)));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Bytes of any kind: they are decoded or refused, and what was decoded survives the wire.
+//! Arbitrary bytes are decoded or refused, and decoded values round-trip.
 
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes, Next, Operations};
@@ -10,17 +10,17 @@ use ivers_nfs4::types::{Bitmap, Opaque};
 use ivers_nfs4::xdr::{Decoder, Encoder, Xdr};
 use proptest::prelude::*;
 
-/// Words that are often small: counts and discriminants are, and random ones lead nowhere.
+/// Words that are often small, as counts and discriminants are. Fully random words are mostly refused.
 fn words() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![4 => 0u32..4, 2 => 0u32..80, 1 => any::<u32>(), 1 => 10_000u32..10_100];
     prop::collection::vec(word, 0..64)
         .prop_map(|words| words.into_iter().flat_map(u32::to_be_bytes).collect())
 }
 
-fn again<T: Xdr + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Result<(), TestCaseError> {
+fn round_trip<T: Xdr + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Result<(), TestCaseError> {
     if let Ok(value) = T::take(&mut Decoder::new(bytes)) {
         let encoded = value.to_bytes();
-        // A bitmap may lose words without bits; nothing else changes its length, and nothing grows.
+        // A bitmap may lose trailing zero words. Nothing else changes its length.
         prop_assert!(encoded.len() <= bytes.len(), "{value:?}");
         prop_assert_eq!(T::from_bytes(&encoded), Ok(value));
     }
@@ -42,15 +42,15 @@ proptest! {
             prop_assert!(decoder.finish().is_ok());
         }
         let result = [&op.to_be_bytes()[..], &bytes].concat();
-        again::<OpResult>(&result)?;
+        round_trip::<OpResult>(&result)?;
     }
 
     #[test]
     fn messages(bytes in words()) {
-        again::<CompoundArgs>(&bytes)?;
-        again::<CompoundRes>(&bytes)?;
-        again::<CbCompoundArgs>(&bytes)?;
-        again::<CbCompoundRes>(&bytes)?;
+        round_trip::<CompoundArgs>(&bytes)?;
+        round_trip::<CompoundRes>(&bytes)?;
+        round_trip::<CbCompoundArgs>(&bytes)?;
+        round_trip::<CbCompoundRes>(&bytes)?;
         let _ = CallHeader::take(&mut Decoder::new(&bytes));
         let _ = Reply::take(&mut Decoder::new(&bytes));
         let mut records = Records::new(64);
@@ -62,7 +62,7 @@ proptest! {
 }
 
 #[test]
-fn a_request_is_taken_apart_as_far_as_it_makes_sense() {
+fn a_request_is_decoded_up_to_the_first_invalid_operation() {
     let header = CompoundHeader { tag: b"tag".to_vec(), minor_version: 2 };
     let ops = vec![
         Op::PutFh(Opaque(b"handle".to_vec())),
@@ -88,7 +88,7 @@ fn a_request_is_taken_apart_as_far_as_it_makes_sense() {
     assert_eq!(next(2, &[1, 99]), Next::Illegal);
     assert_eq!(next(2, &[1, number::PUTFH, 200]), Next::BadXdr(number::PUTFH));
     assert!(Operations::take(Decoder::new(&words(&[2, 10])), 2).is_err(), "more operations than bytes");
-    // Which there are depends on the minor version, whatever stands behind the number.
+    // The minor version determines which operations exist, whatever follows the number.
     assert_eq!(next(0, &[1, number::SEQUENCE]), Next::Illegal);
     assert_eq!(next(1, &[1, number::SEEK]), Next::Illegal);
     assert_eq!(next(0, &[1, number::RENEW, 0, 7]), Next::Op(Op::Renew(7)));
@@ -96,13 +96,13 @@ fn a_request_is_taken_apart_as_far_as_it_makes_sense() {
 }
 
 #[test]
-fn every_failure_has_the_shape_of_its_operation() {
+fn every_failure_has_the_form_of_its_operation() {
     for op in 0..80 {
         let result = OpResult::failure(op, NfsStat::Delay);
         assert_eq!((result.number(), result.status()), (op, NfsStat::Delay));
         assert_eq!(OpResult::from_bytes(&result.to_bytes()), Ok(result));
     }
-    // SETATTR tells what it set even then.
+    // SETATTR lists the attributes that it set even on failure.
     assert_eq!(OpResult::failure(number::SETATTR, NfsStat::Perm).to_bytes().len(), 12);
     assert_eq!(
         OpResult::failure(number::ILLEGAL, NfsStat::OpIllegal).to_bytes(),

@@ -1,10 +1,10 @@
-//! Who may do what: mode bits and POSIX ACLs.
+//! Permission checks by mode bits and POSIX ACLs.
 
 use crate::acl::{self, Acl};
-use crate::api::Cred;
-use crate::driver::Room;
+use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
+use crate::requests::Cred;
 use crate::sync::Mutex;
 use crate::types::*;
 use crate::vfs::Vfs;
@@ -17,7 +17,7 @@ pub const WRITE: u32 = 2;
 /// Execute or search permission in an access mask.
 pub const EXECUTE: u32 = 1;
 
-/// The access ACL of an inode once it was asked for.
+/// The access ACL of an inode, once it was read.
 #[derive(Debug, Default)]
 pub(crate) struct AclCache(Mutex<Known>);
 
@@ -29,19 +29,19 @@ enum Known {
     Some(Arc<Acl>),
 }
 
-/// What a caller may do to an inode: of every access mask, whether all of it is granted. With ACLs that is more than three bits: each of two
-/// groups may grant one of two permissions, and none both.
+/// The access masks that a caller is granted. More than three bits: with ACLs, two groups of the caller may
+/// each grant one permission, and none both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// Whether all of `mask` (R4 W2 X1) is granted.
+    /// Whether the whole `mask` (R4 W2 X1) is granted.
     pub fn allow(self, mask: u32) -> bool {
         self.0 >> (mask & 7) & 1 == 1
     }
 }
 
-/// Who asks, and what the inode says of owner, group and others.
+/// A caller, with owner, group and mode of the inode.
 struct Asked<'a> {
     cred: &'a Cred,
     directory: bool,
@@ -64,7 +64,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Whether an ACL decides, if there is one.
+    /// Whether an ACL would decide.
     fn by_list(&self) -> bool {
         self.cred.uid != 0 && self.cred.uid != self.uid
     }
@@ -72,10 +72,10 @@ impl<'a> Asked<'a> {
     fn granted(&self, acl: Option<&Acl>, mask: u32) -> bool {
         let &Self { cred, directory, perm, uid, gid, .. } = self;
         if cred.uid == 0 {
-            // The superuser reads and writes everything, and executes what anybody may execute.
+            // Root reads and writes everything, and executes what anyone may execute.
             return mask & EXECUTE == 0 || directory || perm & 0o111 != 0;
         }
-        // Without group bits a mask could not grant anything either, unless the caller is the owner.
+        // Without group bits the mask of an ACL grants nothing either, except to the owner.
         if cred.uid == uid {
             perm >> 6 & mask == mask
         } else if let Some(acl) = acl {
@@ -95,26 +95,26 @@ impl AclCache {
 }
 
 impl Vfs {
-    /// Which free blocks a caller may take.
-    pub fn room(&self, cred: &Cred) -> Room {
-        match &self.info.reserve {
+    /// The free blocks that a caller may use.
+    pub fn block_pool(&self, cred: &Cred) -> BlockPool {
+        match &self.info.reserved {
             Some(reserve)
                 if cred.uid != 0
                     && cred.uid != reserve.uid
                     && !reserve.gid.is_some_and(|gid| cred.in_group(gid)) =>
             {
-                Room::Open
+                BlockPool::Unreserved
             }
-            _ => Room::Reserve,
+            _ => BlockPool::All,
         }
     }
 
-    /// The ACL of a kind that an inode has, if it has one.
+    /// An ACL of the inode, stored under this name.
     pub(crate) fn stored_acl(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
-        if self.info.xattr_value_max == 0 || inode.kind == FileType::Symlink {
+        let Some(xattrs) = self.fs.xattrs().filter(|_| inode.kind != FileType::Symlink) else {
             return Ok(None);
-        }
-        match self.fs.get_xattr(inode, name) {
+        };
+        match xattrs.get_xattr(inode, name) {
             Ok(value) => Acl::parse(&value).map_err(|_| {
                 Error::corrupt("an access control list that breaks the rules", format!("inode {}", inode.ino))
             }),
@@ -137,7 +137,7 @@ impl Vfs {
         })
     }
 
-    /// Whether the caller may do all of `mask` (R4 W2 X1) to the inode.
+    /// Whether the caller is granted the whole `mask` (R4 W2 X1).
     pub fn access(&self, cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         self.alive()?;
         if mask & WRITE != 0 {
@@ -146,14 +146,21 @@ impl Vfs {
         if cred.checked || mask == 0 {
             return Ok(());
         }
+        if let Some(server) = self.fs.server() {
+            return server.permission(cred, inode, mask);
+        }
         let asked = Asked::of(cred, inode);
         let acl = if asked.by_list() { self.access_acl(inode)? } else { None };
         if asked.granted(acl.as_deref(), mask) { Ok(()) } else { Err(NameError::Access.into()) }
     }
 
-    /// Every mask that [`Vfs::access`] would grant, all of them at one moment.
+    /// Every mask that [`Vfs::access`] would grant, all at one moment.
     pub fn rights(&self, cred: &Cred, inode: &Inode) -> Result<Rights> {
         self.alive()?;
+        if self.fs.server().is_some() {
+            let granted = |mask: &u32| self.access(cred, inode, *mask).is_ok();
+            return Ok(Rights((0..8).filter(granted).fold(0, |all, mask| all | 1 << mask)));
+        }
         let asked = Asked::of(cred, inode);
         let acl = if !cred.checked && asked.by_list() { self.access_acl(inode)? } else { None };
         let writable = self.may_change(inode, asked.flags).is_ok();
@@ -164,7 +171,7 @@ impl Vfs {
         Ok(Rights((0..8).filter(granted).fold(0, |all, mask| all | 1 << mask)))
     }
 
-    /// Whether anybody may write to an inode with these flags.
+    /// Whether anyone may write to an inode with these flags.
     fn may_change(&self, inode: &Inode, flags: InodeFlags) -> Result<()> {
         let content = matches!(inode.kind, FileType::Regular | FileType::Directory | FileType::Symlink);
         if self.policy.read_only && content {
@@ -173,12 +180,12 @@ impl Vfs {
         if flags.contains(InodeFlags::IMMUTABLE) { Err(NameError::NotPermitted.into()) } else { Ok(()) }
     }
 
-    /// Whether the caller owns the inode or may act as if.
+    /// Whether the caller is the owner or has the owner's rights.
     pub(crate) fn owns(&self, cred: &Cred, inode: &Inode) -> bool {
         cred.privileged() || cred.uid == inode.with_attr(|attr| attr.uid)
     }
 
-    /// Whether the caller may take `victim`'s name out of `dir`.
+    /// Whether the caller may remove a name of `victim` from `dir`.
     pub(crate) fn may_delete(&self, cred: &Cred, dir: &Inode, victim: &Inode) -> Result<()> {
         self.access(cred, dir, WRITE | EXECUTE)?;
         let dir_attr = dir.with_attr(|attr| (attr.perm, attr.uid, attr.flags));

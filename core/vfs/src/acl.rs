@@ -1,37 +1,37 @@
-//! POSIX access control lists as the `system.posix_acl_*` attributes carry them (version 2: a 32-bit version, then tag,
-//! permissions and id of each entry, all little-endian), and what they mean (POSIX.1e draft 17, acl(5)).
+//! POSIX access control lists: the `system.posix_acl_*` attributes (version 2: a 32-bit version, then tag,
+//! permissions and id of each entry, all little-endian), and their meaning (POSIX.1e draft 17, acl(5)).
 
-use crate::api::Cred;
 use crate::error::{NameError, Result};
+use crate::requests::Cred;
 
-/// The attribute that holds a file's ACL.
+/// The attribute with a file's ACL.
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute that holds what a directory's children inherit.
+/// The attribute with the ACL that a directory's children inherit.
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
-/// The tag of the owner's entry.
+/// Tag of the owner's entry.
 pub const USER_OBJ: u16 = 0x01;
-/// The tag of a named user's.
+/// Tag of a named user's entry.
 pub const USER: u16 = 0x02;
-/// The tag of the group's.
+/// Tag of the group's entry.
 pub const GROUP_OBJ: u16 = 0x04;
-/// The tag of a named group's.
+/// Tag of a named group's entry.
 pub const GROUP: u16 = 0x08;
-/// The tag of what bounds all but the owner and the others.
+/// Tag of the entry that limits all others except those of the owner and of others.
 pub const MASK: u16 = 0x10;
-/// The tag of everybody else's.
+/// Tag of the entry for everyone else.
 pub const OTHER: u16 = 0x20;
 const NO_ID: u32 = u32::MAX;
 
-/// What one class of callers, or one caller, may do.
+/// Permissions of one class of callers, or of one named user or group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Whom it is for: one of the tags above.
+    /// One of the tags above.
     pub tag: u16,
-    /// R4 W2 X1.
+    /// Permissions: R4 W2 X1.
     pub perm: u16,
-    /// The user or group that it names; of other tags it means nothing.
+    /// The named user or group; unused with other tags.
     pub id: u32,
 }
 
@@ -40,8 +40,8 @@ pub struct Entry {
 pub struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// Read and validate a value: entries in order of tag and id, each named id once, exactly one entry of the owner, the
-    /// group and the others, and a mask if anybody is named. An empty list is `None`.
+    /// Parses and validates a value: entries in order of tag and id, each named id once, exactly one entry of
+    /// owner, group and others, and a mask if anyone is named. An empty list is `None`.
     pub fn parse(value: &[u8]) -> Result<Option<Self>> {
         let (head, body) = value.split_at_checked(4).ok_or(NameError::Invalid)?;
         if head != VERSION.to_le_bytes() {
@@ -61,7 +61,7 @@ impl Acl {
         if entries.is_empty() { Ok(None) } else { Self::new(entries).map(Some) }
     }
 
-    /// Validate entries: see [`Acl::parse`]. An empty list is none.
+    /// Validates entries as [`Acl::parse`] does. An empty list is `None`.
     pub fn new(entries: Vec<Entry>) -> Result<Self> {
         let count = |tag| entries.iter().filter(|entry| entry.tag == tag).count();
         let named = count(USER) + count(GROUP);
@@ -83,18 +83,18 @@ impl Acl {
         Ok(Self(entries))
     }
 
-    /// What the permission bits of a mode say alone.
+    /// The ACL that equals the permission bits of a mode.
     pub fn of_mode(mode: u32) -> Self {
         let entry = |tag, shift: u32| Entry { tag, perm: (mode >> shift & 7) as u16, id: NO_ID };
         Self(vec![entry(USER_OBJ, 6), entry(GROUP_OBJ, 3), entry(OTHER, 0)])
     }
 
-    /// In order of tag and id.
+    /// The entries, in order of tag and id.
     pub fn entries(&self) -> &[Entry] {
         &self.0
     }
 
-    /// The attribute's value.
+    /// Encodes the attribute's value.
     pub fn encode(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
@@ -110,18 +110,19 @@ impl Acl {
         self.0.iter().find(|entry| entry.tag == tag).map(|entry| u32::from(entry.perm))
     }
 
-    /// Whether permission bits say all that it says.
+    /// Whether permission bits express all of it.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The nine permission bits that a mode shows beside this ACL: the group bits are the mask's if there is one.
+    /// The nine permission bits of a file with this ACL. The group bits are those of the mask, if there is
+    /// one.
     pub fn mode(&self) -> u32 {
         let group = self.perm_of(MASK).or(self.perm_of(GROUP_OBJ)).unwrap_or(0);
         self.perm_of(USER_OBJ).unwrap_or(0) << 6 | group << 3 | self.perm_of(OTHER).unwrap_or(0)
     }
 
-    /// What `chmod` does to it.
+    /// Applies a chmod.
     pub fn set_mode(&mut self, mode: u32) {
         let has_mask = self.perm_of(MASK).is_some();
         for entry in &mut self.0 {
@@ -135,8 +136,8 @@ impl Acl {
         }
     }
 
-    /// The ACL of a new child under this default ACL, and the child's nine permission bits: both are what the default and
-    /// the asked-for mode allow.
+    /// The ACL of a new child under this default ACL, and its nine permission bits: both allow what the
+    /// default and the requested mode allow.
     pub fn inherit(&self, mode: u32) -> (Self, u32) {
         let mut acl = self.clone();
         let allowed = acl.mode() & mode & 0o777;
@@ -144,7 +145,7 @@ impl Acl {
         (acl, allowed)
     }
 
-    /// Whether it lets a caller do all of `want` (R4 W2 X1) to an object of this owner and group.
+    /// Whether a caller may do all of `want` (R4 W2 X1) to an object with this owner and group.
     pub fn permits(&self, cred: &Cred, uid: u32, gid: u32, want: u32) -> bool {
         let mask = self.perm_of(MASK).unwrap_or(7);
         let grants = |perm: u32| perm & want == want;

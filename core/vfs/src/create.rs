@@ -1,12 +1,13 @@
-//! Making inodes: what they start with is settled here, so that a driver writes it in one transaction with the name.
+//! Creating inodes: all initial attributes are decided here, so that a driver writes them in one transaction
+//! with the name.
 
 use crate::access::{EXECUTE, WRITE};
 use crate::acl;
-use crate::api::*;
 use crate::driver::NewInode;
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
-use crate::names::inherited_project;
+use crate::namespace::inherited_project;
+use crate::requests::*;
 use crate::sync::atomic::Ordering;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
@@ -88,7 +89,8 @@ impl Vfs {
         }
     }
 
-    /// Make a file, directory, symbolic link or special file, with all its attributes at once: nobody, after a crash either, finds it without them.
+    /// Creates a file, directory, symbolic link or special file with all its attributes at once: it is never
+    /// visible without them, not even after a crash.
     pub fn create(
         &self,
         cred: &Cred,
@@ -97,12 +99,12 @@ impl Vfs {
         spec: &CreateSpec,
         want_info: bool,
     ) -> Result<(InodeRef, Option<ChangeInfo>)> {
-        self.create_claimed(cred, dir, name, spec, want_info, &mut |_| {})
+        self.create_with(cred, dir, name, spec, want_info, &mut |_| {})
     }
 
-    /// [`Vfs::create`], with a word to `claim` before anybody else can find what was made. It is said under the directory's lock: whoever
-    /// hears it may take locks of his own under which the VFS is never called, and does not call the VFS himself.
-    pub fn create_claimed(
+    /// [`Vfs::create`], with a call to `claim` before anyone can find the new inode. `claim` runs under the
+    /// directory's lock: it may take locks under which the VFS is never called, and must not call the VFS.
+    pub fn create_with(
         &self,
         cred: &Cred,
         dir: &InodeRef,
@@ -111,7 +113,7 @@ impl Vfs {
         want_info: bool,
         claim: &mut dyn FnMut(&InodeRef),
     ) -> Result<(InodeRef, Option<ChangeInfo>)> {
-        self.balance();
+        self.reclaim();
         self.check_new_name(dir, name)?;
         self.check_spec(cred, spec)?;
         let made = {
@@ -119,22 +121,22 @@ impl Vfs {
             self.may_add(cred, dir, name)?;
             let new = self.new_inode(cred, dir, spec)?;
             let before = self.before(dir, want_info);
-            let created = self.deletions.with_room(|| self.fs.create(dir, name, &new));
+            let created = self.with_space(|| self.fs.create(cred, dir, name, &new));
             let loaded = self.trusting(&[(dir, name)], created)?;
             let ino = loaded.ino;
             self.names.put(dir, name, Some(ino));
-            let inode = self.adopt(loaded)?;
+            let inode = self.insert_new(loaded)?;
             claim(&inode);
             (inode, self.info_since(dir, before))
         };
         self.notify(dir, ChangeKind::Names);
-        self.settle_names(&[dir])?;
+        self.sync_names_if_required(&[dir])?;
         Ok(made)
     }
 
-    /// Make an inode without a name (O_TMPFILE): it goes with its last reference unless it is linked.
+    /// Creates a file without a name (O_TMPFILE). It is deleted with its last reference unless it is linked.
     pub fn create_unnamed(&self, cred: &Cred, dir: &InodeRef, spec: &CreateSpec) -> Result<InodeRef> {
-        self.balance();
+        self.reclaim();
         if dir.kind != FileType::Directory {
             return Err(NameError::NotDirectory.into());
         }
@@ -142,13 +144,14 @@ impl Vfs {
             return Err(NameError::Invalid.into());
         }
         self.check_spec(cred, spec)?;
+        let unnamed = self.fs.unnamed_files().ok_or(NameError::NotSupported)?;
         self.begin_change()?;
         self.access(cred, dir, WRITE | EXECUTE)?;
         let _names = self.exclusive(dir)?;
         self.dir_is_alive(dir)?;
         let new = self.new_inode(cred, dir, spec)?;
-        let loaded = self.deletions.with_room(|| self.fs.create_unnamed(dir, &new))?;
-        let inode = self.adopt(loaded)?;
+        let loaded = self.with_space(|| unnamed.create_unnamed(cred, dir, &new))?;
+        let inode = self.insert_new(loaded)?;
         inode.awaits_name.store(true, Ordering::Relaxed);
         Ok(inode)
     }

@@ -1,28 +1,29 @@
-//! The name cache: what a directory says about a name, absence included.
+//! The name cache: which inode number a directory has for a name, or that the name is absent.
 //!
-//! Entries are put in and taken out under the directory's lock (shared is enough to remember what a lookup found, since
-//! names change only under the exclusive lock), so that an entry is right whenever that lock is held.
+//! Entries are added and removed under the directory's lock. A shared lock is enough to cache a lookup, since
+//! names change only under the exclusive lock. So an entry is right whenever that lock is held.
 //!
-//! Where several spellings are one name (case, short names: [`FileSystem::names_alias`](crate::FileSystem::names_alias)), a change of one is one of others that
-//! nobody can list. There an entry is believed, absence included, only while the directory's change counter is what it was when the entry was put in: the counter is
-//! marked as seen then, so that the next change moves it.
+//! Where several spellings are one name (case, short names:
+//! [`FsInfo::names_alias`](crate::FsInfo::names_alias)), changing one spelling changes others that cannot be
+//! listed. There an entry, also of an absent name, is valid only while the directory's change counter has the
+//! value that it had when the entry was added. Adding queries the counter, so that the next change bumps it.
 
 use crate::inode::Inode;
-use crate::places::Places;
+use crate::path_hints::PathHints;
 use crate::sync::Mutex;
 use crate::types::Ino;
 use ivers_block::Budget;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Few where schedules are explored, as in the inode cache.
+/// Few under shuttle, as in the inode cache.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
-/// What an entry costs beside its name, roughly.
+/// Approximate memory of an entry in bytes, without its name.
 const ENTRY_BYTES: u64 = 128;
 
 struct Entry {
     ino: Option<Ino>,
-    /// The directory's counter when this was put in; 0 where names have one spelling.
+    /// The directory's counter when the entry was added; 0 where a name has one spelling.
     seen: u64,
     recent: bool,
 }
@@ -30,13 +31,14 @@ struct Entry {
 #[derive(Default)]
 struct Shard {
     directories: HashMap<Ino, HashMap<Arc<[u8]>, Entry>>,
-    /// In order of arrival, for second-chance eviction; entries of names that left are dropped when met.
+    /// In order of arrival, for second-chance eviction. Entries of removed names are dropped when eviction
+    /// meets them.
     queue: VecDeque<(Ino, Arc<[u8]>)>,
     entries: usize,
 }
 
 impl Shard {
-    /// Drop the queue's entries of names that left, once they outnumber the others.
+    /// Drops queue entries of removed names once they outnumber the others.
     fn tidy(&mut self) {
         if self.queue.len() > 2 * self.entries + 256 {
             let directories = &self.directories;
@@ -51,8 +53,8 @@ pub(crate) struct NameCache {
     shards: Vec<Mutex<Shard>>,
     budget: Arc<Budget>,
     alias: bool,
-    /// The same the other way round.
-    pub(crate) places: Places,
+    /// The reverse: names by inode.
+    pub(crate) path_hints: PathHints,
 }
 
 fn cost(name: &[u8]) -> u64 {
@@ -61,8 +63,13 @@ fn cost(name: &[u8]) -> u64 {
 
 impl NameCache {
     /// `alias`: several spellings may be one name.
-    pub(crate) fn new(budget: Arc<Budget>, alias: bool, places: Places) -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(), budget, alias, places }
+    pub(crate) fn new(budget: Arc<Budget>, alias: bool, path_hints: PathHints) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
+            budget,
+            alias,
+            path_hints,
+        }
     }
 
     fn shard(&self, dir: Ino) -> &Mutex<Shard> {
@@ -70,23 +77,32 @@ impl NameCache {
         &self.shards[mixed as usize % SHARDS]
     }
 
-    /// What is known: nothing, absence, or an inode number.
+    /// What is cached: nothing, absence, or an inode number.
     pub(crate) fn get(&self, dir: &Inode, name: &[u8]) -> Option<Option<Ino>> {
         let mut shard = self.shard(dir.ino).lock();
         let entry = shard.directories.get_mut(&dir.ino)?.get_mut(name)?;
-        if self.alias && entry.seen != dir.version.peek() {
+        if self.alias && entry.seen != dir.counter_now() {
             return None;
         }
         entry.recent = true;
         Some(entry.ino)
     }
 
-    /// Remember.
+    /// What vouches for entries that are added later: the directory's counter now.
+    pub(crate) fn stamp(&self, dir: &Inode) -> u64 {
+        if self.alias { dir.query() } else { 0 }
+    }
+
+    /// Adds or replaces an entry.
     pub(crate) fn put(&self, dir: &Inode, name: &[u8], ino: Option<Ino>) {
+        self.put_stamped(dir, name, ino, self.stamp(dir));
+    }
+
+    /// Adds or replaces an entry that was read after `seen` was taken.
+    pub(crate) fn put_stamped(&self, dir: &Inode, name: &[u8], ino: Option<Ino>, seen: u64) {
         if let Some(ino) = ino {
-            self.places.note(ino, dir.ino, name);
+            self.path_hints.note(ino, dir.ino, name);
         }
-        let seen = if self.alias { dir.query() } else { 0 };
         let mut shard = self.shard(dir.ino).lock();
         let shard = &mut *shard;
         let names = shard.directories.entry(dir.ino).or_default();
@@ -102,7 +118,7 @@ impl NameCache {
         shard.tidy();
     }
 
-    /// Forget a directory that is gone.
+    /// Forgets a directory that leaves the cache.
     pub(crate) fn forget(&self, dir: Ino) {
         let mut shard = self.shard(dir).lock();
         if let Some(names) = shard.directories.remove(&dir) {
@@ -111,7 +127,8 @@ impl NameCache {
         }
     }
 
-    /// Give up to `count` of every shard's oldest entries up, those lately used excepted; says how many went.
+    /// Drops up to `count` of the oldest entries of every shard, except those used recently. Returns how
+    /// many.
     pub(crate) fn shrink(&self, count: usize) -> u64 {
         let mut gone = 0;
         for shard in &self.shards {
@@ -137,8 +154,8 @@ impl NameCache {
         gone
     }
 
-    /// Forget what is known of a name: a change failed half-way, ask the driver.
-    pub(crate) fn doubt(&self, dir: Ino, name: &[u8]) {
+    /// Forgets a name after a failed change: the driver is asked next time.
+    pub(crate) fn invalidate(&self, dir: Ino, name: &[u8]) {
         let mut shard = self.shard(dir).lock();
         let Some(names) = shard.directories.get_mut(&dir) else { return };
         if let Some((name, _)) = names.remove_entry(name) {
@@ -147,7 +164,7 @@ impl NameCache {
         }
     }
 
-    /// Give everything back.
+    /// Drops everything.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let shard = std::mem::take(&mut *shard.lock());
@@ -156,7 +173,7 @@ impl NameCache {
         }
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().entries).sum()
     }

@@ -1,10 +1,11 @@
-//! The epoch record: what keeps the change attribute from vouching for other contents after a crash or a foreign writer.
+//! The epoch record: it keeps the change attribute from vouching for other contents after a crash or a
+//! foreign writer.
 //!
-//! A counter that lost increments could hand out a number twice. So every filesystem that can store attributes keeps a small
-//! record on its root, and every number handed out is `stored + epoch * 2^40`. Whenever increments may have been lost, or
-//! somebody else may have written, the epoch rises.
+//! A counter that lost bumps could show a value twice. So every filesystem that can store attributes keeps a
+//! small record on its root, and every value handed out is `stored + epoch * 2^40`. The epoch rises whenever
+//! bumps may have been lost or another program may have written.
 //!
-//! The record is [`RECORD_LEN`] bytes, small enough for the room behind a 256-byte ext4 inode:
+//! The record has [`RECORD_LEN`] bytes, which fit in the attribute space of a 256-byte ext4 inode:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -13,46 +14,47 @@
 //! | 2..4 | zero |
 //! | 4..20 | UUID of the filesystem |
 //! | 20..28 | epoch |
-//! | 28..44 | four superblock fields by which another writer shows |
-//! | 44..48 | crc32c of what lies before |
+//! | 28..44 | four superblock fields that a foreign writer changes |
+//! | 44..48 | crc32c of the bytes before |
 
-/// Name of the attribute that holds the record.
+/// Name of the attribute that stores the record.
 pub const EPOCH_XATTR: &[u8] = b"trusted.ivers.epoch";
-/// Length of the record.
+/// Length of the record in bytes.
 pub const RECORD_LEN: usize = 48;
-/// By how many bits an epoch is shifted.
+/// An epoch is shifted by this many bits.
 pub const EPOCH_SHIFT: u32 = 40;
 const VERSION: u8 = 1;
-/// No filesystem is mounted this often: a record beyond it was not written by us, and raising it must not overflow.
+/// No filesystem is mounted this often. A larger value was not written by ivers, and raising it must not
+/// overflow.
 const EPOCH_MAX: u64 = u64::MAX / 2;
 
-/// The record, decoded.
+/// A decoded record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EpochRecord {
-    /// A session is, or was, under way.
+    /// OPEN: a session is running, or ended without closing.
     pub open: bool,
     /// The filesystem that it was written for.
     pub uuid: [u8; 16],
     /// The epoch.
     pub epoch: u64,
-    /// Superblock fields as we left them; what they are is the driver's affair.
+    /// Superblock fields as the last session left them; the driver decides which.
     pub foreign: [u32; 4],
 }
 
-/// What a driver found when it opened a filesystem.
+/// What a driver finds when it opens a filesystem.
 #[derive(Debug, Clone, Copy)]
 pub struct Found<'a> {
-    /// The attribute, if there is one.
+    /// The attribute, if it exists.
     pub record: Option<&'a [u8]>,
     /// The filesystem's UUID.
     pub uuid: [u8; 16],
     /// The superblock fields as they are now.
     pub foreign: [u32; 4],
-    /// It was closed in good order, by whomever.
+    /// Whether it was closed in good order, by any program.
     pub clean: bool,
-    /// Take no notice of foreign writers.
+    /// Ignore foreign writers.
     pub trust_foreign: bool,
-    /// This session writes nothing, so it cannot record what it hands out.
+    /// This session writes nothing, so it cannot record the values that it hands out.
     pub read_only: bool,
 }
 
@@ -81,7 +83,7 @@ impl EpochRecord {
         bytes
     }
 
-    /// Decode a stored record; says what is wrong if it cannot.
+    /// Decodes a stored record, or says what is wrong with it.
     pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         let bytes: &[u8; RECORD_LEN] = bytes.try_into().map_err(|_| "the epoch record has a wrong length")?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -104,10 +106,11 @@ impl EpochRecord {
     }
 }
 
-/// Which epoch a session must serve. A record that cannot be decoded is an error: nobody knows what was handed out.
+/// Decides which epoch a session serves. A record that cannot be decoded is an error, because the values
+/// handed out are unknown.
 pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
     let Some(bytes) = found.record else {
-        // Readers may have been served epoch 0 without a record; the first writer starts above them.
+        // Readers may have served epoch 0 without a record; the first writer starts above them.
         return Ok(Decision { epoch: 1, raised: None });
     };
     let record = EpochRecord::decode(bytes)?;
@@ -123,13 +126,13 @@ pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
     } else {
         None
     };
-    // A reader may have handed out the next epoch, recorded nothing, and somebody else have written since: then the next is
-    // not enough for a writer.
+    // A reader may have served the next epoch without recording it, before a foreign writer came: then the
+    // next epoch is not enough for a writer.
     let unseen = foreign && !found.read_only;
     Ok(Decision { epoch: record.epoch + u64::from(reason.is_some()) + u64::from(unseen), raised: reason })
 }
 
-/// What is added to stored counters.
+/// The value that is added to stored counters.
 pub fn base_of(epoch: u64) -> u64 {
     (epoch << EPOCH_SHIFT) & (u64::MAX >> 1)
 }

@@ -1,5 +1,4 @@
-//! What can go wrong, in the filesystem's own words. The number a front end answers with (an errno, an nfsstat4) is
-//! the front end's affair.
+//! Errors of drivers and of the VFS. Front ends translate them to errno or nfsstat4.
 
 use thiserror::Error;
 
@@ -17,18 +16,38 @@ pub enum Error {
         /// Where: image, inode, block.
         place: String,
     },
-    /// The format asks for something that this driver does not do.
+    /// The format needs something that this driver does not support.
     #[error("not supported: {0}")]
     Incompatible(String),
-    /// The device below failed.
+    /// The device failed on a structure of the format.
     #[error("I/O error: {0}")]
     Io(String),
+    /// The device could not read or write bytes of a file. The structures of the format are sound.
+    #[error("I/O error: {0}")]
+    FileData(String),
+    /// The server of a network filesystem did not do the request. The request may be repeated.
+    #[error("{0}")]
+    Server(#[from] ServerError),
     /// A namespace, permission or resource error with a meaning of its own.
     #[error("{0}")]
     Name(#[from] NameError),
 }
 
-/// Errors that are answers: nothing is broken, the call cannot be done. Each names its POSIX twin.
+/// Why a server did not do a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ServerError {
+    /// It asks to repeat the request later (NFS4ERR_DELAY). EAGAIN.
+    #[error("the server asks to try again later")]
+    Delay,
+    /// It did not answer in time. ETIMEDOUT.
+    #[error("the server does not answer")]
+    Timeout,
+    /// It lost the client's opens and locks, and they could not be reclaimed. EIO.
+    #[error("the server has lost the state of this client")]
+    StateLost,
+}
+
+/// The request cannot be done; nothing is broken. Each names its errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NameError {
     /// ENOENT.
@@ -76,10 +95,10 @@ pub enum NameError {
     /// ENODATA: no such extended attribute.
     #[error("no such attribute")]
     NoAttribute,
-    /// ERANGE: a value is larger than the room that the caller has.
+    /// ERANGE: the value does not fit in the caller's buffer.
     #[error("result too large")]
     Range,
-    /// E2BIG / ENOSPC of an attribute that no format room can hold.
+    /// E2BIG or ENOSPC: the attribute does not fit in the format.
     #[error("attribute too large")]
     AttributeTooLarge,
     /// EOPNOTSUPP.
@@ -91,21 +110,29 @@ pub enum NameError {
     /// EXDEV.
     #[error("crosses filesystems")]
     CrossDevice,
-    /// ELOOP: a symbolic link where none may be.
+    /// ELOOP: a symbolic link where none is allowed, or too many.
     #[error("too many symbolic links")]
     Loop,
     /// EBUSY.
     #[error("busy")]
     Busy,
-    /// A name stands for something else than its caller found under it: only calls that are told what is meant say so.
-    #[error("the name means something else by now")]
+    /// The name refers to another inode than the caller found under it. Only calls that name the expected
+    /// inode return this.
+    #[error("name changed concurrently")]
     Changed,
 }
 
 impl Error {
-    /// A corruption at a place.
+    /// Corruption at a place.
     pub fn corrupt(what: impl Into<String>, place: impl Into<String>) -> Self {
         Error::Corrupt { what: what.into(), place: place.into() }
+    }
+}
+
+impl Error {
+    /// A device's error on bytes of a file.
+    pub fn file_data(error: ivers_block::BlockError) -> Self {
+        Error::FileData(error.to_string())
     }
 }
 

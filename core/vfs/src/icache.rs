@@ -1,8 +1,9 @@
-//! The inode cache: at most one inode a number in memory at any time.
+//! The inode cache: at most one inode in memory for each inode number.
 //!
-//! A slot is ready or busy. It is busy while its inode is loaded, evicted or deleted; whoever wants it meanwhile waits,
-//! so that no second inode of that number can come to be and no stale one can be written after a newer one was read.
-//! Only inodes that nobody uses and that have nothing unwritten are evicted; users appear only under the shard's lock.
+//! A slot is ready or busy. It is busy while its inode is loaded, evicted or deleted. A thread that wants it
+//! meanwhile waits, so that there is never a second inode with that number, and no old one is written after a
+//! newer one was read. Only clean inodes that nobody uses are evicted; a new user is counted only under the
+//! lock of the shard.
 
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use crate::types::Ino;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Few where schedules are explored, or most steps of a schedule would be looks into empty shards.
+/// Few under shuttle: most steps of a schedule would look into empty shards.
 const SHARDS: usize = if cfg!(shuttle) { 2 } else { 32 };
 
 enum Slot {
@@ -22,12 +23,13 @@ enum Slot {
 #[derive(Default)]
 struct Shard {
     slots: HashMap<Ino, Slot>,
-    /// In order of arrival, for second-chance eviction; entries of inodes that left are dropped when met.
+    /// In order of arrival, for second-chance eviction. Entries of inodes that left are dropped when eviction
+    /// meets them.
     queue: VecDeque<(Ino, u64)>,
 }
 
 impl Shard {
-    /// Drop the queue's entries of inodes that left, once they outnumber the others.
+    /// Drops queue entries of inodes that left once they outnumber the others.
     fn tidy(&mut self) {
         if self.queue.len() > 2 * self.slots.len() + 256 {
             let slots = &self.slots;
@@ -50,22 +52,22 @@ pub(crate) struct InodeCache {
     next_id: AtomicU64,
 }
 
-/// What a search found.
+/// Result of a search.
 pub(crate) enum Found<'a> {
-    /// It is there and has one user more.
+    /// It is cached; the caller is counted as a user.
     Ready(Arc<Inode>),
-    /// The slot is ours to fill; others wait.
+    /// The caller fills the slot; others wait.
     Vacant(Claim<'a>),
 }
 
-/// A busy slot that we own. Dropped without being filled, it becomes vacant.
+/// A busy slot that the caller owns. If it is dropped without being filled, the slot is empty again.
 pub(crate) struct Claim<'a> {
     cache: &'a InodeCache,
     ino: Ino,
 }
 
 impl Claim<'_> {
-    /// Fill the slot with an inode that has one user: the caller.
+    /// Fills the slot with an inode that has one user: the caller.
     pub(crate) fn fill(self, inode: Arc<Inode>) -> Arc<Inode> {
         let locked = self.cache.locked(self.ino);
         let id = self.cache.next_id.fetch_add(1, Ordering::Relaxed);
@@ -104,7 +106,7 @@ impl InodeCache {
         &self.shards[mixed as usize % SHARDS]
     }
 
-    /// Find an inode or claim its slot; waits while the slot is busy.
+    /// Finds an inode or claims its slot; waits while the slot is busy.
     pub(crate) fn find(&self, ino: Ino) -> Found<'_> {
         let locked = self.locked(ino);
         let mut shard = locked.shard.lock();
@@ -124,7 +126,7 @@ impl InodeCache {
         }
     }
 
-    /// The inode if it is in memory, with one user more; never waits.
+    /// The inode if it is in memory, with the caller counted as a user; never waits.
     pub(crate) fn peek(&self, ino: Ino) -> Option<Arc<Inode>> {
         match self.locked(ino).shard.lock().slots.get(&ino) {
             Some(Slot::Ready(inode)) => {
@@ -135,7 +137,7 @@ impl InodeCache {
         }
     }
 
-    /// Claim the slot of an inode that nobody uses and that `may_go`, to evict or delete it.
+    /// Claims the slot of an inode that nobody uses, if `may_go`, to evict or delete it.
     pub(crate) fn claim_unused(
         &self,
         inode: &Arc<Inode>,
@@ -157,7 +159,7 @@ impl InodeCache {
         SHARDS
     }
 
-    /// The next inodes in eviction order of one shard; they go to the back of the queue.
+    /// The next inodes of one shard in eviction order; they go to the end of the queue.
     pub(crate) fn rotate(&self, shard: usize, count: usize) -> Vec<Arc<Inode>> {
         let mut shard = self.shards[shard].shard.lock();
         let count = count.min(shard.queue.len());
@@ -178,7 +180,7 @@ impl InodeCache {
         batch
     }
 
-    /// The numbers of all inodes in memory, in ascending order: what is done to all is done in the same order each time.
+    /// The numbers of all inodes in memory, in ascending order, so that work on all of them is reproducible.
     pub(crate) fn all(&self) -> Vec<Ino> {
         let mut all = Vec::new();
         for locked in &self.shards {

@@ -1,24 +1,24 @@
 //! The inode in memory and the update path: when a change bumps the counter and when it dirties the inode.
 
 use crate::access::AclCache;
-use crate::driver::{InitialVersion, LoadedInode};
-use crate::error::Error;
+use crate::driver::{InitialCounter, LoadedInode};
 use crate::pages::Pages;
-use crate::policy::{ChangeMode, Policy};
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::*;
+use crate::update_policy::{ChangeMode, Policy};
+use crate::writeback_error::WritebackErrors;
 use iversion::Counter;
 use std::any::Any;
 use std::sync::Arc;
 
-/// Whether the inode goes to the log whatever the counter says.
+/// Whether a change logs the inode in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Logged {
-    /// The same transaction logs the inode anyway: bump by force, it costs nothing more.
+    /// The same transaction logs the inode in any case: bump by force, at no extra cost.
     Anyway,
-    /// Log only if a time moved or somebody looked.
+    /// Log only if a time moved or the counter was queried.
     IfNeeded,
 }
 
@@ -29,99 +29,113 @@ pub enum Touch {
     Data,
     /// ctime alone: attributes, links.
     Metadata,
-    /// None: the caller has set the times itself.
+    /// None: the caller has set the times.
     Nothing,
 }
 
-/// Times that `lazytime` holds back, and those of access.
-pub(crate) const PUT_OFF_TIMES: u8 = 1;
+/// Times that `lazytime` defers, and access times.
+pub(crate) const DEFERRED_TIMES: u8 = 1;
 
-/// A counter that was raised because somebody had looked, which `lazyversion` holds back. It reaches the log before the filesystem is closed in good
-/// order; where that does not happen [the epoch](crate::epoch) makes every number another one.
-pub(crate) const PUT_OFF_VERSION: u8 = 2;
+/// A bump that only a query asked for, deferred by `lazyversion`. It reaches the log before the filesystem is
+/// closed; after a crash [the epoch](crate::epoch) changes every value instead.
+pub(crate) const DEFERRED_COUNTER: u8 = 2;
 
-/// What a change asks of the one who made it.
+/// What the caller must do after a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dirtied {
-    /// Nothing: no time moved and nobody had looked.
+    /// Nothing: no time moved, and the counter was not queried.
     No,
-    /// Only what may wait: times that `lazytime` holds back, the counter that `lazyversion` does. Nothing to log now.
+    /// Nothing now: the update is deferred.
     Later,
     /// The inode must be logged.
     Log,
 }
 
 impl Dirtied {
-    /// True if the inode must be logged now.
+    /// Whether the inode must be logged now.
     pub fn must_log(self) -> bool {
         self == Dirtied::Log
     }
 }
 
-/// An inode in memory. At most one a number exists in a mount at any time.
+/// An inode in memory. A mount has at most one for each inode number.
 pub struct Inode {
-    /// Its number.
+    /// Its inode number.
     pub ino: Ino,
-    /// Tells lives of one number apart.
+    /// Distinguishes successive inodes with this number.
     pub generation: u32,
-    /// What it is.
+    /// Its type.
     pub kind: FileType,
-    /// The change counter, without the epoch. Query it through [`crate::Vfs`] alone: the look and the change meet
-    /// under the attributes' lock.
-    pub version: Counter,
-    /// The data and names lock (rank: see [`crate::driver`]).
+    /// The change counter, without the epoch base. Query it only through [`crate::Vfs`]: a query and a change
+    /// meet under the lock of the attributes.
+    pub counter: Counter,
+    /// The counter is all 64 bits of a server's change attribute: never bumped here.
+    pub(crate) server_managed: bool,
+    /// The lock of data and names (rank: see [`crate::driver`]).
     pub lock: RwLock<()>,
     pub(crate) attr: Mutex<Attr>,
     pub(crate) pages: Pages,
-    /// What is newer in memory than in the log and may stay so until the inode is logged for another reason or written back: [`PUT_OFF_TIMES`],
-    /// [`PUT_OFF_VERSION`].
-    pub(crate) put_off: AtomicU8,
-    /// Users outside the cache: lookups, open files, front-end references.
+    /// Deferred updates: [`DEFERRED_TIMES`], [`DEFERRED_COUNTER`]. They are newer in memory than in the log
+    /// until the inode is logged for another reason or written back.
+    pub(crate) deferred: AtomicU8,
+    /// References outside the cache: lookups, open files, front ends.
     pub(crate) users: AtomicU64,
     pub(crate) policy: Arc<Policy>,
-    /// Held while pages travel to the device (rank: below `lock`, above the page map).
+    /// Held while pages are written to the device (rank: below `lock`, above the page map).
     pub(crate) writeback_lock: Mutex<()>,
     /// Set while the inode is in the mount's list of inodes with dirty pages.
     pub(crate) dirty_listed: AtomicBool,
-    /// Logging failed or was put off: to be done again.
+    /// Logging failed, or a bump was forced outside a transaction: log it later.
     pub(crate) needs_log: AtomicBool,
-    /// A write-back error that no fsync has reported yet.
-    pub(crate) writeback_error: Mutex<Option<Error>>,
-    /// Found since eviction last looked.
+    pub(crate) writeback_errors: WritebackErrors,
+    /// Data of it was lost. It stays in memory, because it could read differently after a reload.
+    pub(crate) data_lost: AtomicBool,
+    /// Byte ranges (offset, length) of lost data. Their reservations are released under the exclusive lock.
+    pub(crate) lost_ranges: Mutex<Vec<(u64, u64)>>,
+    /// Found since eviction last looked at it.
     pub(crate) recent: AtomicBool,
-    /// Tells entries of the eviction queue apart.
+    /// Distinguishes entries of the eviction queue.
     pub(crate) cache_id: AtomicU64,
     pub(crate) acl: AclCache,
     /// Known to have no `security.capability` that a write would have to remove.
     pub(crate) no_capability: AtomicBool,
-    /// Made without a name, and may get one. What has lost its last name may not.
+    /// Created without a name, and may get one. An inode that lost its last name may not.
     pub(crate) awaits_name: AtomicBool,
     private: Box<dyn Any + Send + Sync>,
 }
 
 impl Inode {
-    /// Build the inode that a driver decoded.
+    /// Builds the inode that a driver decoded.
     pub fn new(loaded: LoadedInode, policy: Arc<Policy>) -> Self {
-        let version = match loaded.version {
-            InitialVersion::Stored(value) => Counter::new_queried(value),
-            InitialVersion::Fresh(value) => Counter::new(value),
-            InitialVersion::NotStored => Counter::new(policy.next_unstored_version()),
+        let server_managed = matches!(loaded.counter, InitialCounter::Server(_));
+        let counter = match loaded.counter {
+            InitialCounter::Stored(value) => Counter::new_queried(value),
+            InitialCounter::Fresh(value) => Counter::new(value),
+            InitialCounter::Server(raw) => {
+                let counter = Counter::new(0);
+                counter.set_raw(raw);
+                counter
+            }
+            InitialCounter::NotStored => Counter::new(policy.next_unstored_counter()),
         };
         Self {
             ino: loaded.ino,
             generation: loaded.generation,
             kind: loaded.attr.kind,
-            version,
+            counter,
+            server_managed,
             lock: RwLock::new(()),
             attr: Mutex::new(loaded.attr),
             pages: Pages::default(),
-            put_off: AtomicU8::new(0),
+            deferred: AtomicU8::new(0),
             users: AtomicU64::new(0),
             policy,
             writeback_lock: Mutex::new(()),
             dirty_listed: AtomicBool::new(false),
             needs_log: AtomicBool::new(false),
-            writeback_error: Mutex::new(None),
+            writeback_errors: WritebackErrors::default(),
+            data_lost: AtomicBool::new(false),
+            lost_ranges: Mutex::new(Vec::new()),
             recent: AtomicBool::new(false),
             cache_id: AtomicU64::new(0),
             acl: AclCache::default(),
@@ -131,8 +145,8 @@ impl Inode {
         }
     }
 
-    /// What the driver keeps beside the inode. Panics if asked for another driver's type, which no caller can reach
-    /// with bytes from outside.
+    /// What the driver keeps with the inode. Panics if `T` is the type of another driver; bytes from outside
+    /// cannot cause that.
     pub fn private<T: 'static>(&self) -> &T {
         self.private.downcast_ref().expect("an inode holds the private part of the driver that loaded it")
     }
@@ -142,36 +156,41 @@ impl Inode {
         self.attr.lock().clone()
     }
 
-    /// Read or change attributes under their leaf lock. Changing them is no change in the contract's sense until
+    /// Reads or changes attributes under their leaf lock. A change takes effect for the contract when
     /// [`Inode::changed`] is called.
     pub fn with_attr<R>(&self, f: impl FnOnce(&mut Attr) -> R) -> R {
         f(&mut self.attr.lock())
     }
 
-    /// The size as a reader sees it.
+    /// The size in bytes as a reader sees it.
     pub fn size(&self) -> u64 {
         self.attr.lock().size
     }
 
-    /// The update path of design section 5, to be called once the change is visible. The caller logs the inode if the
-    /// answer is [`Dirtied::Log`] (or if it logs it anyway).
+    /// The update path: decides whether a change moves times, bumps the counter and logs the inode. Call it
+    /// once the change is visible. The caller logs the inode if the answer is [`Dirtied::Log`].
     pub fn changed(&self, touch: Touch, logged: Logged) -> Dirtied {
         let policy = &*self.policy;
         let stats = policy.stats.mine();
         Stats::count(&stats.changes);
         if policy.mode == ChangeMode::Off {
-            policy.first_change_without_cookie();
+            policy.note_unserved_change();
+        }
+        if self.server_managed {
+            // Times and counter are the server's; its reply brings them.
+            return Dirtied::No;
         }
         let eager = policy.mode == ChangeMode::Eager;
         let anyway = logged == Logged::Anyway;
-        // Directories keep a counter in every mode: readdir's own revalidation rests on it.
+        // Directories keep a counter in every mode: readdir relies on it to revalidate cursors.
         let keeps_version = policy.mode != ChangeMode::Off || self.kind == FileType::Directory;
         let now = (touch != Touch::Nothing).then(|| policy.now());
         let (times_moved, logs, bumped) = {
             let mut attr = self.attr.lock();
             let mut times_moved = false;
             if let Some(now) = now {
-                // A kernel that keeps times has a finer clock than the coarse one: what it gave is no future.
+                // A kernel that keeps times has a finer clock than this coarse one: do not move its time
+                // back.
                 let now = if attr.ctime.is_just_after(now) { attr.ctime } else { now };
                 if touch == Touch::Data && attr.mtime != now {
                     attr.mtime = now;
@@ -182,17 +201,18 @@ impl Inode {
                     times_moved = true;
                 }
             }
-            // A time that moves logs the inode unless lazytime holds it back: then the bump is free.
-            let logs = anyway || eager || (times_moved && !policy.held_back.times);
-            // Under the lock that `query` takes too, so that the look at QUERIED needs no fence of its own.
-            (times_moved, logs, keeps_version && self.version.maybe_inc_under_lock(logs))
+            // A time that moves logs the inode unless lazytime defers it: then the bump is free.
+            let logs = anyway || eager || (times_moved && !policy.deferred.times);
+            // Under the lock that `query` takes too, so that reading QUERIED needs no fence.
+            (times_moved, logs, keeps_version && self.counter.maybe_inc_under_lock(logs))
         };
         if bumped {
             Stats::count(&stats.bumps);
         }
-        if logs || (bumped && !policy.held_back.version) {
-            // Before the log: who puts something off behind this line has it in the log, or logs once more than he must.
-            self.put_off.store(0, Ordering::Relaxed);
+        if logs || (bumped && !policy.deferred.counter) {
+            // Before the log: an update that is deferred after this line is in the log already, or is logged
+            // once more.
+            self.deferred.store(0, Ordering::Relaxed);
             Stats::count(&stats.changes_logged);
             Stats::count(if anyway {
                 &stats.inode_updates_metadata
@@ -205,43 +225,65 @@ impl Inode {
         }
         let mut later = 0;
         if times_moved {
-            later |= PUT_OFF_TIMES;
+            later |= DEFERRED_TIMES;
         }
         if bumped {
-            Stats::count(&stats.bumps_put_off);
-            later |= PUT_OFF_VERSION;
+            Stats::count(&stats.bumps_deferred);
+            later |= DEFERRED_COUNTER;
         }
         if later == 0 {
             return Dirtied::No;
         }
-        self.put_off.fetch_or(later, Ordering::Relaxed);
+        self.deferred.fetch_or(later, Ordering::Relaxed);
         Dirtied::Later
     }
 
-    /// The counter's value, seen from now on. Never waits for a write: the lock it takes, if nobody has looked since the
-    /// last bump, is the attributes'.
+    /// Queries the counter. Never waits for a write: at most it takes the leaf lock of the attributes.
     pub(crate) fn query(&self) -> u64 {
-        self.version.query_seen().unwrap_or_else(|| {
+        if self.server_managed {
+            return self.counter.peek_raw();
+        }
+        self.counter.query_seen().unwrap_or_else(|| {
             let _attr = self.attr.lock();
-            self.version.query_under_lock()
+            self.counter.query_under_lock()
         })
     }
 
-    /// The value, seen from now on, and a copy of the attributes, under one hold of their lock.
+    /// Queries the counter and copies the attributes, under one hold of their lock.
     pub(crate) fn observe(&self) -> (u64, Attr) {
         let attr = self.attr.lock();
-        let value = self.version.query_seen().unwrap_or_else(|| self.version.query_under_lock());
+        if self.server_managed {
+            return (self.counter.peek_raw(), attr.clone());
+        }
+        let value = self.counter.query_seen().unwrap_or_else(|| self.counter.query_under_lock());
         (value, attr.clone())
     }
 
-    /// Whether anything of it is newer in memory than in the log or on the device.
+    /// The counter as it is, to compare with later. Not a query.
+    pub(crate) fn counter_now(&self) -> u64 {
+        if self.server_managed { self.counter.peek_raw() } else { self.counter.peek() }
+    }
+
+    /// The first write that is cached under a write delegation: the server's change attribute is raised once here, as
+    /// RFC 8881, section 10.4.3 asks for the answer to CB_GETATTR.
+    pub fn raise_server_change(&self) {
+        debug_assert!(self.server_managed);
+        self.counter.set_raw(self.counter.peek_raw().wrapping_add(1));
+    }
+
+    /// Whether data of it could not be written and is lost. A cache above the VFS may still show that data.
+    pub fn has_lost_data(&self) -> bool {
+        self.data_lost.load(Ordering::Acquire)
+    }
+
+    /// Whether anything is newer in memory than in the log or on the device.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.put_off.load(Ordering::Acquire) != 0
+        self.deferred.load(Ordering::Acquire) != 0
             || self.needs_log.load(Ordering::Acquire)
             || self.pages.is_dirty()
     }
 
-    /// Write-back allocated blocks or moved the disk size, and logs the inode for it: counted, and no change.
+    /// Counts an inode update by write-back (allocation, size on disk). It is no change.
     pub fn logged_in_background(&self) {
         Stats::count(&self.policy.stats.mine().inode_updates_allocation);
     }

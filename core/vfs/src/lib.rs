@@ -1,49 +1,54 @@
-//! The virtual filesystem: what is the same for every format. Inodes and their caches, names and permissions, pages and
-//! write-back, times, and the update path of the change attribute.
+//! The virtual filesystem: inodes and their caches, names and permissions, pages and write-back, times, and
+//! the update path of the change attribute. It is the same for every format.
 
 #![forbid(unsafe_code)]
 
 pub mod access;
 pub mod acl;
-pub mod api;
-mod attr;
-pub mod calendar;
 mod create;
-mod data;
 mod dcache;
-mod deletions;
 pub mod driver;
 pub mod epoch;
 pub mod error;
-mod format_call;
+mod failure;
+mod fallocate;
+mod file_io;
 mod icache;
 pub mod inode;
-pub mod names;
-mod opens;
+mod ioctl;
+mod lookup;
+pub mod namespace;
+mod open_hooks;
 mod pages;
-mod places;
-pub mod policy;
-mod ranges;
+mod path_hints;
+mod pending_deletes;
+mod privileges;
+pub mod requests;
+mod setattr;
 pub mod stats;
 pub mod sync;
 pub mod types;
+pub mod update_policy;
 mod vfs;
-mod walk;
 pub mod writeback;
+mod writeback_error;
 mod xattr;
 
 pub use access::Rights;
-pub use api::*;
 pub use driver::{
-    FileSystem, FsInfo, InitialVersion, LoadedInode, NewInode, Rename, Reserve, Room, XattrMode,
+    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Child, DirectoryOps, EpochOps, FileOps, FileSystem,
+    FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LoadedInode, LockOwner, LockRequest,
+    NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps, XattrMode, XattrOps,
 };
-pub use error::{Error, NameError, Result};
+pub use error::{Error, NameError, Result, ServerError};
+pub use fallocate::Piece;
 pub use inode::{Dirtied, Inode, Logged, Touch};
-pub use names::Meant;
-pub use opens::{OpenMode, Watch};
-pub use policy::{AtimeMode, ChangeMode, Clock, CoarseClock, HeldBack, ManualClock, Policy};
-pub use ranges::Piece;
+pub use lookup::Listed;
+pub use namespace::Expected;
+pub use open_hooks::{FileObserver, OpenMode};
+pub use requests::*;
 pub use stats::{Stats, StatsSnapshot};
 pub use types::*;
+pub use update_policy::{AtimeMode, ChangeMode, Clock, CoarseClock, DeferredUpdates, ManualClock, Policy};
 pub use vfs::{InodeRef, Vfs};
-pub use walk::Listed;
+pub use writeback_error::ErrorCursor;

@@ -1,12 +1,12 @@
 //! The page cache of one file.
 //!
-//! A page is clean, dirty, under write-back, or both of the latter: a page that is rewritten while an older copy of it
-//! travels to the device is dirty again and will travel again. Pages are copied out before they travel, so a writer
-//! never waits for the device and the device never sees half a write of ours twice.
+//! A page is clean, dirty, under write-back, or both of the latter: a page that is written again during its
+//! write-back is dirty again and is written back again. Write-back copies pages first, so that a writer never
+//! waits for the device.
 //!
-//! The map has one leaf lock (rank: below the inode lock and the write-back lock, above `Inode::attr`); nobody calls a
-//! driver while holding it. `Attr::size` grows under it together with the page that carries the bytes: a write-back
-//! that sees the page sees the size.
+//! The map has one lock (rank: below the inode lock and the write-back lock, above `Inode::attr`); no driver
+//! is called under it. `Attr::size` grows under it together with the page that contains the new bytes: a
+//! write-back that sees the page sees the size.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,14 +14,14 @@ use ivers_block::Budget;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Bytes a page.
+/// Page size in bytes.
 pub(crate) const PAGE: usize = 4096;
 const PAGE64: u64 = PAGE as u64;
-/// Longest run that one write-back carries.
+/// Longest run of pages that one write-back call gets.
 pub(crate) const RUN_PAGES: usize = 256;
 const READAHEAD_MAX_PAGES: u32 = 256;
 
-/// What a mount keeps in memory, and how much of it is dirty.
+/// Memory of a mount, and how much of it is dirty.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) budget: Arc<Budget>,
@@ -61,22 +61,22 @@ struct Map {
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     map: Mutex<Map>,
-    /// Kept beside the map, so that a check costs no lock.
+    /// Whether the map has pages: checked without its lock.
     has_pages: AtomicBool,
 }
 
-/// A run of pages on its way to the device.
+/// A run of pages under write-back.
 pub(crate) struct Run {
     pub(crate) offset: u64,
     pub(crate) data: Vec<u8>,
     pages: Vec<u64>,
 }
 
-/// What a write into the cache needs before it can go on.
+/// Result of a write into the cache.
 pub(crate) enum Step {
-    /// All bytes are in the cache; `true`: a clean page became dirty.
+    /// All bytes are in the cache. `newly_dirty`: a clean page became dirty.
     Done { newly_dirty: bool },
-    /// This page must be read first: it is written in part only.
+    /// Read this page first: the write covers only a part of it.
     NeedsRead(u64),
 }
 
@@ -85,7 +85,8 @@ fn index(offset: u64) -> u64 {
 }
 
 impl Pages {
-    /// Overwrite within one page that is dirty already: the path that must cost nothing. The bytes lie below the size.
+    /// Overwrites bytes below the size within one page that is already dirty: the path that must cost
+    /// nothing.
     pub(crate) fn overwrite_dirty(&self, offset: u64, data: &[u8]) -> bool {
         let start = (offset % PAGE64) as usize;
         if start + data.len() > PAGE {
@@ -101,14 +102,14 @@ impl Pages {
         true
     }
 
-    /// Whether every page of the range is dirty already, so that its room is promised.
+    /// Whether every page of the range is dirty, and so has its reservation.
     pub(crate) fn all_dirty(&self, offset: u64, len: u64) -> bool {
         let map = self.map.lock();
         (index(offset)..=index(offset + len - 1)).all(|at| map.pages.get(&at).is_some_and(|page| page.dirty))
     }
 
-    /// Write into the cache. Pages written in part must be there, come in `loaded`, or lie behind `size` (then they are
-    /// zeros). `grow` runs under the map's lock once the bytes are there.
+    /// Writes into the cache. Pages that the write covers in part must be cached, be in `loaded`, or be past
+    /// `size` (then they are zeros). `grow` runs under the map's lock once the bytes are there.
     pub(crate) fn write(
         &self,
         offset: u64,
@@ -166,7 +167,7 @@ impl Pages {
         Step::Done { newly_dirty: newly_dirty > 0 }
     }
 
-    /// Copy cached bytes out until the first page that is missing; says how many.
+    /// Copies cached bytes up to the first missing page. Returns how many.
     pub(crate) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
         let mut map = self.map.lock();
         let mut done = 0;
@@ -185,8 +186,8 @@ impl Pages {
         done
     }
 
-    /// How many pages to read at once for a miss at `offset` with `wanted` bytes to go: what is wanted, more when the file is read in
-    /// order, less when a page in between is here.
+    /// How many pages to read for a miss at `offset` when `wanted` bytes remain: those, more if the file is
+    /// read in order, fewer if a page in between is cached.
     pub(crate) fn plan_read(&self, offset: u64, wanted: usize, size: u64) -> (u64, usize) {
         let first = index(offset);
         let last_wanted = index(offset + wanted.max(1) as u64 - 1);
@@ -203,7 +204,7 @@ impl Pages {
         (first * PAGE64, pages as usize * PAGE)
     }
 
-    /// Keep pages that were read from the device, unless they came in meanwhile.
+    /// Adds pages that were read from the device, except those added meanwhile.
     pub(crate) fn fill(&self, offset: u64, data: &[u8], memory: &Memory) {
         let mut map = self.map.lock();
         let mut added = 0;
@@ -219,8 +220,8 @@ impl Pages {
         self.has_pages.store(true, Ordering::Relaxed);
     }
 
-    /// Take the next run of dirty pages at or behind `from` and before `to`. `size` is read under the map's lock; pages
-    /// behind it stay.
+    /// Takes the next run of dirty pages from `from` on and before `to`. `size` is called under the map's
+    /// lock; pages past it stay.
     pub(crate) fn begin_run(&self, from: u64, to: u64, size: impl FnOnce() -> u64) -> Option<Run> {
         let mut map = self.map.lock();
         let size = size();
@@ -247,7 +248,7 @@ impl Pages {
         Some(run)
     }
 
-    /// The run arrived, or failed: then its pages are dirty again.
+    /// Ends the write-back of a run. If it failed, its pages are dirty again.
     pub(crate) fn end_run(&self, run: &Run, arrived: bool, memory: &Memory) {
         let mut map = self.map.lock();
         let map = &mut *map;
@@ -266,7 +267,35 @@ impl Pages {
         memory.dirty_bytes.fetch_sub(cleaned * PAGE64, Ordering::Relaxed);
     }
 
-    /// Drop everything from `size` on and zero the tail of the page that holds it. Returns the dropped dirty ranges.
+    /// Ends the write-back of a run whose data is lost: drops its pages, except those written again
+    /// meanwhile. Returns the dropped ranges in bytes.
+    pub(crate) fn lose_run(&self, run: &Run, memory: &Memory) -> Vec<(u64, u64)> {
+        let mut map = self.map.lock();
+        let mut lost: Vec<(u64, u64)> = Vec::new();
+        let mut pages = 0;
+        for at in &run.pages {
+            let Some(page) = map.pages.get_mut(at) else { continue };
+            page.writeback = false;
+            if page.dirty {
+                continue;
+            }
+            map.pages.remove(at);
+            pages += 1;
+            match lost.last_mut() {
+                Some((start, len)) if *start + *len == at * PAGE64 => *len += PAGE64,
+                _ => lost.push((at * PAGE64, PAGE64)),
+            }
+        }
+        if map.pages.is_empty() {
+            self.has_pages.store(false, Ordering::Relaxed);
+        }
+        memory.dirty_bytes.fetch_sub(pages * PAGE64, Ordering::Relaxed);
+        memory.budget.uncharge(pages * PAGE64);
+        lost
+    }
+
+    /// Drops everything from `size` on and zeroes the rest of its page. Returns the dropped dirty ranges in
+    /// bytes.
     pub(crate) fn truncate(&self, size: u64, memory: &Memory) -> Vec<(u64, u64)> {
         let tail = (size % PAGE64) as usize;
         if tail != 0 {
@@ -278,7 +307,7 @@ impl Pages {
         self.drop_pages(size.div_ceil(PAGE64), u64::MAX, memory)
     }
 
-    /// Drop the pages `first..end`, dirty ones too. Returns the dropped dirty ranges in bytes.
+    /// Drops the pages `first..end`, also dirty ones. Returns the dropped dirty ranges in bytes.
     pub(crate) fn drop_pages(&self, first: u64, end: u64, memory: &Memory) -> Vec<(u64, u64)> {
         if !self.has_pages.load(Ordering::Relaxed) {
             return Vec::new();
@@ -310,7 +339,18 @@ impl Pages {
         dirty
     }
 
-    /// Second-chance eviction of clean pages: look at up to `scan` pages; returns how many went.
+    /// Drops all clean pages.
+    pub(crate) fn drop_clean(&self, memory: &Memory) {
+        let mut map = self.map.lock();
+        let before = map.pages.len();
+        map.pages.retain(|_, page| page.dirty || page.writeback);
+        if map.pages.is_empty() {
+            self.has_pages.store(false, Ordering::Relaxed);
+        }
+        memory.budget.uncharge((before - map.pages.len()) as u64 * PAGE64);
+    }
+
+    /// Evicts clean pages by second chance, looking at up to `scan` pages. Returns how many.
     pub(crate) fn shrink(&self, scan: usize, memory: &Memory) -> u64 {
         if !self.has_pages.load(Ordering::Relaxed) {
             return 0;
@@ -341,7 +381,7 @@ impl Pages {
         victims.len() as u64
     }
 
-    /// Whether anything waits for write-back or is on its way.
+    /// Whether a page is dirty.
     pub(crate) fn is_dirty(&self) -> bool {
         if !self.has_pages.load(Ordering::Relaxed) {
             return false;
@@ -355,7 +395,7 @@ impl Pages {
         self.has_pages.load(Ordering::Relaxed)
     }
 
-    /// The first byte at or behind `offset` and before `end` that lies in a page with unwritten data.
+    /// The first byte from `offset` on and before `end` in a page that is dirty or under write-back.
     pub(crate) fn next_dirty(&self, offset: u64, end: u64) -> Option<u64> {
         let map = self.map.lock();
         let (_, at) = map

@@ -1,8 +1,8 @@
-//! The counters that every mount keeps (contract C5: every inode update has a counted cause).
+//! Statistics of a mount (contract C5: every inode update has a counted cause).
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Threads count in lines of their own, so that two writers of two files do not pass one cache line to and fro.
+/// Each thread counts in a separate shard, so that writers of different files share none.
 const SHARDS: usize = 16;
 
 static NEXT_SHARD: AtomicUsize = AtomicUsize::new(0);
@@ -11,8 +11,8 @@ thread_local! {
     static SHARD: usize = NEXT_SHARD.fetch_add(1, Relaxed) % SHARDS;
 }
 
-/// The part of the counters that some threads of a mount count in. What follows from others is not among them: a write
-/// that dirties nothing is to pay for one.
+/// The counters that some of the threads use. Counters that follow from others are left out, so that a write
+/// that dirties nothing counts once.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Shard {
@@ -20,7 +20,7 @@ pub struct Shard {
     pub(crate) changes_logged: AtomicU64,
     pub(crate) queries: AtomicU64,
     pub(crate) bumps: AtomicU64,
-    pub(crate) bumps_put_off: AtomicU64,
+    pub(crate) bumps_deferred: AtomicU64,
     pub(crate) inode_updates_times: AtomicU64,
     pub(crate) inode_updates_version: AtomicU64,
     pub(crate) inode_updates_allocation: AtomicU64,
@@ -29,7 +29,7 @@ pub struct Shard {
     pub(crate) written_back_bytes: AtomicU64,
 }
 
-/// Live counters of a mount. Each is exact; together they are read without a lock.
+/// Live statistics of a mount. Each counter is exact; they are read without a common lock.
 #[derive(Debug, Default)]
 pub struct Stats {
     shards: [Shard; SHARDS],
@@ -41,7 +41,7 @@ macro_rules! snapshot {
         #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
         pub struct StatsSnapshot { $($(#[$doc])* pub $name: u64),* }
         impl StatsSnapshot {
-            /// Name and value of each counter, in a fixed order; the names are the JSON ones.
+            /// Name and value of each counter, in a fixed order. The names are the JSON keys.
             pub fn fields(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
             }
@@ -54,19 +54,20 @@ snapshot! {
     changes,
     /// Queries of the change attribute.
     queries,
-    /// Times a counter was raised.
+    /// Bumps of change counters.
     bumps,
-    /// Of those, the ones that `lazyversion` held back: somebody had looked, and nothing else asked for a log.
-    bumps_put_off,
-    /// Changes that nobody had looked at and that raised nothing.
+    /// Bumps that `lazyversion` deferred: a query asked for them, and nothing else logged the inode.
+    bumps_deferred,
+    /// Changes that bumped nothing, because the counter was not queried.
     bumps_avoided,
     /// Inode updates in all: the sum of the four below.
     inode_updates,
     /// Inode updates because a time moved.
     inode_updates_times,
-    /// Inode updates because the counter had been queried; under `lazyversion` at write-back, if nothing else has logged the inode since.
+    /// Inode updates because the counter was queried. Deferred bumps count at write-back, unless something
+    /// else logged the inode.
     inode_updates_version,
-    /// Inode updates because write-back allocated or the size moved.
+    /// Inode updates because write-back allocated blocks or moved the size on disk.
     inode_updates_allocation,
     /// Inode updates by explicit metadata calls and namespace changes.
     inode_updates_metadata,
@@ -79,7 +80,7 @@ snapshot! {
 }
 
 impl Stats {
-    /// The counters that the calling thread counts in.
+    /// The shard of the calling thread.
     pub fn mine(&self) -> &Shard {
         &self.shards[SHARD.with(|shard| *shard)]
     }
@@ -94,7 +95,8 @@ impl Stats {
         let sum = |of: fn(&Shard) -> &AtomicU64| -> u64 {
             self.shards.iter().map(|shard| of(shard).load(Relaxed)).sum()
         };
-        // What is taken away is read first: a change in between makes a difference too large by one, never negative.
+        // Read the subtrahends first: a concurrent change then makes a difference too large by one, never
+        // negative.
         let (bumps, logged) = (sum(|s| &s.bumps), sum(|s| &s.changes_logged));
         let changes = sum(|s| &s.changes);
         let times = sum(|s| &s.inode_updates_times);
@@ -105,7 +107,7 @@ impl Stats {
             changes,
             queries: sum(|s| &s.queries),
             bumps,
-            bumps_put_off: sum(|s| &s.bumps_put_off),
+            bumps_deferred: sum(|s| &s.bumps_deferred),
             bumps_avoided: changes.saturating_sub(bumps),
             inode_updates: times + version + allocation + metadata,
             inode_updates_times: times,

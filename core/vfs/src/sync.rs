@@ -1,11 +1,12 @@
-//! The locks, atomics and threads of the VFS: parking_lot's and the standard library's.
+//! Locks, atomics and threads of the VFS: parking_lot's and the standard library's.
 //!
-//! Under `--cfg shuttle` they are shuttle's, which runs all threads on one and decides at every lock, atomic and wait who goes on, so that an
-//! interleaving is chosen by a seed and can be had again. `testing/races` does that. A driver that takes its own from here
-//! can be explored with the VFS; one that does not is as right as ever, but nothing is interleaved inside it.
+//! Under `--cfg shuttle` they are shuttle's. It runs all threads on one and decides at every lock, atomic and
+//! wait which continues, so that a seed chooses an interleaving and can repeat it. `testing/races` uses this.
+//! A driver that takes its locks from here is explored together with the VFS; another driver works as well,
+//! but nothing is interleaved inside it.
 //!
-//! What stays outside on purpose: the figures of [`Stats`](crate::Stats) and of the memory budget, on which no
-//! promise rests. Shuttle knows sequential consistency alone; the orders of the counter's atomics are loom's matter
+//! The figures of [`Stats`](crate::Stats) and of the memory budget are left out on purpose: no promise
+//! depends on them. Shuttle models only sequential consistency; loom checks the memory order of the counter
 //! (`core/iversion/tests/loom.rs`).
 
 #[cfg(not(shuttle))]
@@ -20,7 +21,7 @@ pub use shuttle::sync::atomic;
 #[cfg(shuttle)]
 pub use shuttle_parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// What shuttle lacks or does otherwise.
+/// What shuttle lacks or does differently.
 #[cfg(shuttle)]
 mod scheduled {
     use super::MutexGuard;
@@ -28,11 +29,11 @@ mod scheduled {
     use std::sync::PoisonError;
     use std::time::Duration;
 
-    /// Threads. Time is not modelled: who sleeps lets the others go first.
+    /// Threads. Time is not modelled: a sleeping thread lets the others run.
     pub mod thread {
         pub use shuttle::thread::{Builder, JoinHandle, current, spawn, yield_now};
 
-        /// Give way, whatever the time.
+        /// Yields, whatever the time.
         pub fn sleep(_: std::time::Duration) {
             yield_now();
         }
@@ -41,23 +42,24 @@ mod scheduled {
     /// parking_lot's condition variable, made of shuttle's.
     #[derive(Debug, Default)]
     pub struct Condvar {
-        /// Taken before the caller's lock is given back and by whoever notifies, so that nothing is missed in between.
+        /// Held from before the caller's lock is released, and by notifiers, so that no notification is
+        /// missed.
         gate: shuttle::sync::Mutex<()>,
         inner: shuttle::sync::Condvar,
     }
 
     impl Condvar {
-        /// One that nobody waits for.
+        /// A condition variable without waiters.
         pub const fn new() -> Self {
             Self { gate: shuttle::sync::Mutex::new(()), inner: shuttle::sync::Condvar::new() }
         }
 
         fn gate(&self) -> shuttle::sync::MutexGuard<'_, ()> {
-            // A panic elsewhere has failed the schedule already; what unwinds must not panic over it.
+            // A panic elsewhere has failed the schedule already; do not panic again while unwinding.
             self.gate.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// Let the lock go until somebody notifies.
+        /// Releases the lock until a notification.
         pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
             let gate = self.gate();
             MutexGuard::unlocked(guard, || {
@@ -65,8 +67,8 @@ mod scheduled {
             });
         }
 
-        /// Let the lock go; the time may be up at any moment, and so at once. Half of the waits go on without giving way: a scheduler
-        /// that ranks threads would else never let this one come in between.
+        /// Releases the lock. The time may be up at once. Half of the waits continue without yielding: a
+        /// scheduler that ranks threads would otherwise never let this one run in between.
         pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
             MutexGuard::unlocked(guard, || {
                 if thread_rng().gen_bool(0.5) {
@@ -75,7 +77,7 @@ mod scheduled {
             });
         }
 
-        /// Wake all who wait.
+        /// Wakes all waiters.
         pub fn notify_all(&self) {
             let _gate = self.gate();
             self.inner.notify_all();

@@ -1,8 +1,8 @@
-//! The words that drivers, the VFS and front ends share.
+//! Types that drivers, the VFS and front ends share.
 
 use bitflags::bitflags;
 
-/// An inode number as the format stores it.
+/// An inode number, unique in one mounted filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 
@@ -22,13 +22,14 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// Whether it lies behind `other` by so little that two clocks of one machine may differ by it: some ticks.
+    /// Whether it is later than `other` by less than two clocks of one machine may differ: a few ticks.
     pub(crate) fn is_just_after(self, other: Self) -> bool {
         let ns = |time: Self| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
         self > other && ns(self) - ns(other) < 100_000_000
     }
 
-    /// Cut down to a granule, as a format with coarse times stores it. `granularity_ns` divides 10^9 or is a multiple of it.
+    /// Rounds down to a granularity, as a format with coarse times stores it. `granularity_ns` divides 10^9
+    /// or is a multiple of it.
     pub fn truncate(self, granularity_ns: u32) -> Self {
         match granularity_ns {
             0 | 1 => self,
@@ -41,7 +42,7 @@ impl Timestamp {
     }
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileType {
     /// A regular file.
@@ -74,7 +75,7 @@ impl FileType {
         }
     }
 
-    /// The type that the S_IFMT bits of a mode name, if they name one.
+    /// The type that the S_IFMT bits of a mode encode, if any.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170000 {
             0o010000 => FileType::Fifo,
@@ -101,7 +102,7 @@ bitflags! {
         const APPEND = 0x20;
         /// Left out by dump(8).
         const NODUMP = 0x40;
-        /// Its access time is not kept.
+        /// Its access time is not updated.
         const NOATIME = 0x80;
         /// Directory changes reach the device before they return.
         const DIRSYNC = 0x1_0000;
@@ -115,7 +116,7 @@ bitflags! {
 /// The attributes of an inode that every format has, as they are in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attr {
-    /// What it is; never changes.
+    /// Its type; never changes.
     pub kind: FileType,
     /// The permission bits, set-id and sticky bits (07777).
     pub perm: u32,
@@ -123,23 +124,23 @@ pub struct Attr {
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// The project id, 0 where the format has none.
+    /// The project id; 0 where the format has none.
     pub project: u32,
-    /// How many names it has.
+    /// Link count.
     pub nlink: u32,
-    /// Bytes, as a reader sees it now (delayed appends included).
+    /// Size in bytes as a reader sees it now, including appends that are not written back.
     pub size: u64,
-    /// 512-byte units on the device; as [`crate::Vfs::stat`] shows it, also those that data in memory were promised.
+    /// Space on the device in units of 512 bytes. [`crate::Vfs::stat`] adds reserved space.
     pub blocks_512: u64,
     /// The device number of a device node, in the kernel's 32-bit encoding (`makedev` with 12/20 bits).
     pub rdev: u32,
-    /// Last read.
+    /// Time of the last read.
     pub atime: Timestamp,
-    /// Last change of the data.
+    /// Time of the last change of the data.
     pub mtime: Timestamp,
-    /// Last change of anything.
+    /// Time of the last change of anything.
     pub ctime: Timestamp,
-    /// Birth, where the format stores it.
+    /// Time of creation, where the format stores it.
     pub btime: Option<Timestamp>,
     /// Inode flags.
     pub flags: InodeFlags,
@@ -152,29 +153,29 @@ impl Attr {
     }
 }
 
-/// Which promises of the change attribute a backend keeps (C1, C2, C3, C4 of the contract).
+/// Which promises of the change attribute a filesystem keeps (C1 to C4 of the contract).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeSemantics {
-    /// Data changes move it.
+    /// A change of data changes it.
     pub data: bool,
-    /// Metadata changes move it.
+    /// A change of metadata changes it.
     pub metadata: bool,
     /// It only grows.
     pub monotonic: bool,
-    /// It rests across a clean remount.
+    /// It is the same after a clean remount.
     pub persistent: bool,
-    /// It never vouches for other contents after a crash.
+    /// After a crash no earlier value vouches for other contents.
     pub crash_safe: bool,
 }
 
 impl ChangeSemantics {
-    /// What a format keeps that stores no counter: everything within a mount, and nothing over its end.
+    /// The promises of a format that stores no counter: everything until unmount, nothing beyond.
     pub const WITHIN_A_MOUNT: Self =
         Self { data: true, metadata: true, monotonic: true, persistent: false, crash_safe: false };
 }
 
-/// The values of a directory's change attribute around one namespace change, atomic in the NFS sense
-/// (RFC 8881, section 3.3.3 `change_info4`).
+/// The change attribute of a directory before and after one namespace change, atomic in the sense of RFC
+/// 8881, section 3.3.3 (`change_info4`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeInfo {
     /// Before the change.
@@ -183,55 +184,55 @@ pub struct ChangeInfo {
     pub after: u64,
 }
 
-/// A piece of a file's map.
+/// A range of a file's block map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappedRange {
     /// First byte.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// What lies there.
+    /// What it contains.
     pub kind: RangeKind,
 }
 
-/// What lies in a range of a file.
+/// What a range of a file contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeKind {
     /// No blocks: reads as zeros.
     Hole,
-    /// Blocks whose contents count.
+    /// Blocks with data.
     Data,
     /// Blocks that are allocated and read as zeros.
     Unwritten,
 }
 
 bitflags! {
-    /// What `fallocate` shall do; none set means allocate.
+    /// What `fallocate` does; no flag means allocate.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct FallocateMode: u32 {
-        /// The size stays.
+        /// Keep the size.
         const KEEP_SIZE = 0x01;
         /// Free the range: it reads as zeros.
         const PUNCH_HOLE = 0x02;
-        /// Take the range out and close the gap.
+        /// Remove the range and close the gap.
         const COLLAPSE_RANGE = 0x08;
         /// The range reads as zeros and stays allocated.
         const ZERO_RANGE = 0x10;
-        /// Open a gap.
+        /// Insert a hole and move what follows.
         const INSERT_RANGE = 0x20;
     }
 }
 
-/// Figures of statvfs.
+/// Free space and inodes, as statvfs(3) reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
-    /// Bytes a block.
+    /// Block size in bytes.
     pub block_size: u32,
-    /// Blocks in all, overhead taken off.
+    /// Blocks in all, without overhead.
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// Free blocks for ordinary users.
+    /// Free blocks available to ordinary users.
     pub blocks_available: u64,
     /// Inodes in all.
     pub files: u64,
@@ -246,10 +247,10 @@ pub struct StatFs {
 pub struct DirEntry<'a> {
     /// The inode.
     pub ino: Ino,
-    /// The name, as the bytes on the device.
+    /// The name, as stored on the device.
     pub name: &'a [u8],
     /// Its type, where the directory stores it.
     pub kind: Option<FileType>,
-    /// Where to go on after this entry: pass it as the next cursor. Below 2^63 + 2^32: front ends add small numbers of their own.
+    /// The cursor after this entry. Below 2^63 + 2^32, since front ends add small numbers.
     pub next: u64,
 }

@@ -1,38 +1,40 @@
-//! The mounted filesystem: how it begins and ends, how inodes are had, and the change attribute.
+//! A mounted filesystem: mount and unmount, access to inodes, and the change attribute.
 
 use crate::access::AclCache;
-use crate::api::*;
 use crate::dcache::NameCache;
-use crate::deletions::Deletions;
-use crate::driver::{FileSystem, FsInfo, LoadedInode};
+use crate::driver::{CacheHandle, EpochOps, FileSystem, FsInfo, JournalOps, LoadedInode};
 use crate::error::{Error, NameError, Result};
+use crate::failure::Failure;
 use crate::icache::{Found, InodeCache};
 use crate::inode::{Inode, Logged, Touch};
-use crate::opens::Watch;
+use crate::open_hooks::FileObserver;
 use crate::pages::Memory;
-use crate::places::Places;
-use crate::policy::{ChangeMode, CoarseClock, HeldBack, Policy};
+use crate::path_hints::PathHints;
+use crate::pending_deletes::PendingDeletes;
+use crate::requests::*;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::types::*;
+use crate::update_policy::{ChangeMode, CoarseClock, DeferredUpdates, Policy};
 use crate::writeback::DirtyList;
 use ivers_block::Budget;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 /// The change counter has 63 bits.
-const VERSION_MASK: u64 = u64::MAX >> 1;
-/// What an inode costs in memory, its driver's part included, roughly.
+const COUNTER_MASK: u64 = u64::MAX >> 1;
+/// Approximate memory of one inode in bytes, including what its driver keeps.
 pub(crate) const INODE_BYTES: u64 = 1024;
 
 const MOUNTED: u8 = 0;
 const UNMOUNTING: u8 = 1;
-/// All is written back: what is deleted from here on is left to the next mount.
+/// Everything is written back. An orphan released from here on is deleted by the next mount.
 const CLOSING: u8 = 2;
 const UNMOUNTED: u8 = 3;
 
-/// A mounted filesystem. Dropping it without [`Vfs::unmount`] is like a crash: what was not synced may be lost.
+/// A mounted filesystem. Dropping it without [`Vfs::unmount`] is like a crash: what was not synced may be
+/// lost.
 pub struct Vfs {
     pub(crate) me: Weak<Vfs>,
     pub(crate) fs: Arc<dyn FileSystem>,
@@ -41,12 +43,13 @@ pub struct Vfs {
     pub(crate) policy: Arc<Policy>,
     pub(crate) inodes: InodeCache,
     pub(crate) names: NameCache,
-    pub(crate) deletions: Deletions,
+    pub(crate) pending_deletes: PendingDeletes,
+    pub(crate) failure: Failure,
     pub(crate) memory: Memory,
     pub(crate) dirty: Arc<DirtyList>,
-    /// See [`Vfs::losses`].
-    pub(crate) losses: AtomicU64,
-    /// Held while a directory moves to another parent; see [`crate::names`].
+    /// See [`Vfs::writeback_error_seq`].
+    pub(crate) writeback_error_seq: AtomicU64,
+    /// Held while a directory moves to another parent; see [`crate::namespace`].
     pub(crate) move_lock: Mutex<()>,
     pub(crate) shrink_lock: Mutex<usize>,
     state: AtomicU8,
@@ -56,8 +59,8 @@ pub struct Vfs {
     has_subscribers: AtomicBool,
 }
 
-/// A counted reference to an inode. While there is one, the inode stays in memory; when the last one to an inode without
-/// names goes, the inode is deleted.
+/// A counted reference to an inode. It keeps the inode in memory. When the last reference to an orphan is
+/// dropped, the inode is deleted.
 pub struct InodeRef {
     vfs: Arc<Vfs>,
     inode: Arc<Inode>,
@@ -96,14 +99,16 @@ impl std::fmt::Debug for InodeRef {
 }
 
 impl Vfs {
-    /// Mount an opened filesystem.
+    /// Mounts an opened filesystem.
     pub fn mount(fs: Arc<dyn FileSystem>, mut options: MountOptions) -> Result<Arc<Vfs>> {
         let info = fs.info();
-        let read_only = options.read_only || info.read_only.is_some();
+        let read_only = options.read_only || fs.health().read_only.is_some();
         let clock = options.clock.take().unwrap_or_else(|| Box::new(CoarseClock));
+        let keeps_epoch = fs.epochs().is_some() && fs.serves_change_attribute();
+        let defers_bumps = options.mode == ChangeMode::Lazy && options.lazyversion.unwrap_or(keeps_epoch);
         let policy = Arc::new(Policy::new(
             options.mode,
-            HeldBack { times: options.lazytime, version: options.lazyversion },
+            DeferredUpdates { times: options.lazytime, counter: defers_bumps },
             options.atime,
             read_only,
             clock,
@@ -118,7 +123,9 @@ impl Vfs {
         let dirty = Arc::new(DirtyList::new());
         let background = options.background && !read_only;
         let interval = options.writeback_interval;
-        let names = NameCache::new(budget, fs.names_alias(), Places::new(options.watch.is_some()));
+        // A server changes names behind the cache: they are valid while the directory's change attribute is the same.
+        let validated = info.names_alias || fs.server().is_some();
+        let names = NameCache::new(budget, validated, PathHints::new(options.observer.is_some()));
         let vfs = Arc::new_cyclic(|me| Vfs {
             me: me.clone(),
             fs,
@@ -127,10 +134,11 @@ impl Vfs {
             policy,
             inodes: InodeCache::new(),
             names,
-            deletions: Deletions::default(),
+            pending_deletes: PendingDeletes::default(),
+            failure: Failure::default(),
             memory,
             dirty: dirty.clone(),
-            losses: AtomicU64::new(0),
+            writeback_error_seq: AtomicU64::new(0),
             move_lock: Mutex::new(()),
             shrink_lock: Mutex::new(0),
             state: AtomicU8::new(MOUNTED),
@@ -138,6 +146,7 @@ impl Vfs {
             subscribers: RwLock::new(Vec::new()),
             has_subscribers: AtomicBool::new(false),
         });
+        vfs.fs.mounted(CacheHandle(vfs.me.clone()));
         let root = vfs.root()?;
         if root.kind != FileType::Directory {
             return Err(Error::corrupt("the root is not a directory", format!("inode {}", root.ino)));
@@ -154,27 +163,27 @@ impl Vfs {
         &self.fs
     }
 
-    /// What the driver said at mount.
+    /// What never changes while it is mounted.
     pub fn info(&self) -> &FsInfo {
         &self.info
     }
 
-    /// The options; the clock has moved into the policy.
+    /// The mount options. The clock has moved into the policy.
     pub fn options(&self) -> &MountOptions {
         &self.options
     }
 
-    /// Who hears of opens and closes.
-    pub(crate) fn watch(&self) -> Option<&dyn Watch> {
-        self.options.watch.as_deref()
+    /// Who is told of opens and closes.
+    pub(crate) fn observer(&self) -> Option<&dyn FileObserver> {
+        self.options.observer.as_deref()
     }
 
-    /// What every inode looks at.
+    /// The settings that every inode uses.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Whether nothing may change.
+    /// Whether it was mounted read-only. [`Vfs::health`] also knows of failures since.
     pub fn is_read_only(&self) -> bool {
         self.policy.read_only
     }
@@ -184,7 +193,7 @@ impl Vfs {
         self.get(self.info.root)
     }
 
-    /// An inode by its number.
+    /// The inode with this number.
     pub fn get(&self, ino: Ino) -> Result<InodeRef> {
         self.alive()?;
         match self.inodes.find(ino) {
@@ -193,11 +202,12 @@ impl Vfs {
                 let loaded = self.fs.load_inode(ino)?;
                 if loaded.ino != ino {
                     return Err(Error::corrupt(
-                        format!("asked for it, got {}", loaded.ino),
+                        format!("the driver returned inode {}", loaded.ino),
                         format!("inode {ino}"),
                     ));
                 }
-                // Its maker has yet to adopt it (`create_unnamed`): who came by number and let it go again would delete it.
+                // An unnamed file that its creator has not inserted yet. If this caller took and released it,
+                // it would be deleted.
                 if loaded.attr.nlink == 0 {
                     return Err(NameError::Stale.into());
                 }
@@ -208,7 +218,7 @@ impl Vfs {
         }
     }
 
-    /// An inode by number and generation: `Stale` if the number names another life.
+    /// The inode with this number and generation. `Stale` if the number belongs to another inode now.
     pub fn get_generation(&self, ino: Ino, generation: u32) -> Result<InodeRef> {
         let inode = match self.get(ino) {
             Err(Error::Name(NameError::NotFound)) => return Err(NameError::Stale.into()),
@@ -217,10 +227,22 @@ impl Vfs {
         if inode.generation != generation { Err(NameError::Stale.into()) } else { Ok(inode) }
     }
 
-    /// Take what `create` made into the cache.
-    pub(crate) fn adopt(&self, loaded: LoadedInode) -> Result<InodeRef> {
+    /// Puts an inode that a lookup returned into the cache, unless it is there.
+    pub(crate) fn insert_loaded(&self, loaded: LoadedInode) -> InodeRef {
         match self.inodes.find(loaded.ino) {
-            // Somebody loaded it by number between the driver's commit and now.
+            Found::Ready(inode) => self.counted(inode),
+            Found::Vacant(claim) => {
+                let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
+                self.memory.budget.charge(INODE_BYTES);
+                self.counted(claim.fill(inode))
+            }
+        }
+    }
+
+    /// Puts an inode that the driver has just created into the cache.
+    pub(crate) fn insert_new(&self, loaded: LoadedInode) -> Result<InodeRef> {
+        match self.inodes.find(loaded.ino) {
+            // Another thread loaded it by number after the driver's commit.
             Found::Ready(inode) if inode.generation == loaded.generation => Ok(self.counted(inode)),
             Found::Ready(inode) => {
                 let place = format!("inode {}", inode.ino);
@@ -229,10 +251,10 @@ impl Vfs {
             }
             Found::Vacant(claim) => {
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
-                // Nothing that is inherited is one.
-                inode.no_capability.store(true, Ordering::Release);
-                if let Some(watch) = self.watch().filter(|_| inode.kind == FileType::Regular) {
-                    watch.made(&inode);
+                // A new inode inherits no file capability.
+                inode.no_capability.store(true, Ordering::Relaxed);
+                if let Some(observer) = self.observer().filter(|_| inode.kind == FileType::Regular) {
+                    observer.on_create(&inode);
                 }
                 self.memory.budget.charge(INODE_BYTES);
                 Ok(self.counted(claim.fill(inode)))
@@ -240,7 +262,7 @@ impl Vfs {
         }
     }
 
-    /// Wrap an inode whose user was counted already.
+    /// A reference to an inode whose user is already counted.
     pub(crate) fn counted(&self, inode: Arc<Inode>) -> InodeRef {
         let vfs = self.me.upgrade().expect("a Vfs is only reached through its Arc");
         InodeRef { vfs, inode }
@@ -253,13 +275,16 @@ impl Vfs {
         if self.policy.read_only {
             return;
         }
-        // It begins before the slot is claimed: who finds a slot busy, and waits for all deletions, waits for this one.
-        let deletion = self.deletions.begin();
-        // Looked at behind the beginning: closing says so and then waits, so that this is either waited for or sees it. The inode stays an orphan.
+        // Begin before the slot is claimed: a thread that finds the slot busy and waits for all deletions
+        // must wait for this one.
+        let deletion = self.pending_deletes.begin();
+        // Look after the beginning: unmount first sets the state and then waits, so it either waits for this
+        // deletion or this deletion sees the state. The inode stays an orphan.
         if self.state.load(Ordering::Acquire) >= CLOSING {
             return;
         }
-        // Looked at again where nobody can come in any more: somebody may have come by number, given it a name and gone.
+        // Look again now that nobody can take a reference: another thread may have found it by number, linked
+        // it and left.
         let nameless = |inode: &Inode| inode.with_attr(|attr| attr.nlink) == 0;
         let Some(claim) = self.inodes.claim_unused(inode, nameless) else { return };
         {
@@ -267,85 +292,97 @@ impl Vfs {
             for (offset, len) in inode.pages.drop_pages(0, u64::MAX, &self.memory) {
                 self.fs.unreserve(inode, offset, len);
             }
-            if let Err(error) = self.fs.delete_inode(inode) {
+            self.release_lost_reservations(inode);
+            if let Err(error) = self.guarded(|| self.fs.delete_inode(inode)) {
                 log::error!("cannot delete inode {}: {error}", inode.ino);
-                // It stays an orphan, with the counter that it has shown.
+                // It stays an orphan, with the counter value that it has shown.
                 if let Err(error) = self.flush_inode(inode) {
-                    log::error!("nor log what was put off of it: {error}");
+                    log::error!("inode {}: cannot log deferred inode updates: {error}", inode.ino);
                 }
             }
         }
         drop(deletion);
-        if let Some(watch) = self.watch() {
-            watch.gone(inode.ino);
+        if let Some(observer) = self.observer() {
+            observer.on_delete(inode.ino);
         }
-        self.leave(inode);
+        self.evict(inode);
         drop(claim);
         self.notify(inode, ChangeKind::Deleted);
     }
 
-    /// What is to be done with every inode that leaves the cache, while its slot is busy.
-    pub(crate) fn leave(&self, inode: &Inode) {
-        self.fs.forget_inode(inode);
+    /// Releases everything that belongs to an inode which leaves the cache. Its slot is busy.
+    pub(crate) fn evict(&self, inode: &Inode) {
+        self.fs.evict_inode(inode);
         inode.pages.drop_pages(0, u64::MAX, &self.memory);
         if inode.dirty_listed.load(Ordering::Acquire) {
             self.unlist_dirty(inode);
         }
-        self.policy.retire_unstored_version(inode.version.peek());
+        self.policy.retire_unstored_counter(inode.counter.peek());
         if inode.kind == FileType::Directory {
             self.names.forget(inode.ino);
         }
         self.memory.budget.uncharge(INODE_BYTES);
-        if !self.info.numbers_last || inode.with_attr(|attr| attr.nlink) == 0 {
-            self.names.places.forget(inode.ino);
+        if !self.info.persistent_inos || inode.with_attr(|attr| attr.nlink) == 0 {
+            self.names.path_hints.forget(inode.ino);
         }
     }
 
     // ---- the change attribute -------------------------------------------------------------------------------------
 
-    /// The change attribute, seen from now on: the next change will move it. None: there is no cookie.
+    /// Queries the change attribute: the next change will raise it. `None`: there is no change attribute.
     pub fn change(&self, inode: &Inode) -> Option<u64> {
-        self.serves().then(|| self.shown(inode.query()))
+        if inode.server_managed && self.revalidate(&Cred::trusted(), inode).is_err() {
+            return None;
+        }
+        self.serves().then(|| self.shown(inode))
     }
 
-    /// The change attribute, and the attributes that go with it: none of them is older than the value, and the times are those that it stands for. What a
-    /// change under way has made visible already (a size) comes with the value of before: the next question shows another one.
+    /// Queries the change attribute together with the attributes. No attribute is older than the value, and
+    /// the times belong to it. A change that is still running may already show (a size): then the next query
+    /// returns another value.
     pub fn observe(&self, inode: &Inode) -> (Option<u64>, Attr) {
         if !self.serves() {
             return (None, self.stat(inode));
         }
+        if inode.server_managed && self.revalidate(&Cred::trusted(), inode).is_err() {
+            return (None, self.stat(inode));
+        }
         let (value, attr) = inode.observe();
-        (Some(self.shown(value)), self.with_promises(inode, attr))
+        (Some(self.attribute_of(inode, value)), self.with_promises(inode, attr))
     }
 
     fn serves(&self) -> bool {
-        self.policy.mode != ChangeMode::Off && self.info.no_cookie.is_none() && self.fs.serves_cookie()
+        self.policy.mode != ChangeMode::Off
+            && !self.failure.has_stopped()
+            && self.fs.serves_change_attribute()
     }
 
-    fn shown(&self, queried: u64) -> u64 {
+    fn shown(&self, inode: &Inode) -> u64 {
+        self.attribute_of(inode, inode.query())
+    }
+
+    /// The change attribute for a queried counter.
+    fn attribute_of(&self, inode: &Inode, queried: u64) -> u64 {
         Stats::count(&self.policy.stats.mine().queries);
-        queried.wrapping_add(self.fs.version_base()) & VERSION_MASK
-    }
-
-    /// Why there is no cookie now, if there is none. Counts as no look at anything.
-    pub fn no_cookie(&self) -> Option<String> {
-        if self.policy.mode == ChangeMode::Off {
-            return Some("iversion=off".to_owned());
+        if inode.server_managed {
+            return queried;
         }
-        if let Some(why) = &self.info.no_cookie {
-            return Some(why.clone());
-        }
-        // It may have ceased since the mount.
-        (!self.fs.serves_cookie())
-            .then(|| self.fs.info().no_cookie.unwrap_or_else(|| "the filesystem serves none now".to_owned()))
+        let base = self.fs.epochs().map_or(0, EpochOps::base);
+        queried.wrapping_add(base) & COUNTER_MASK
     }
 
-    /// What the format stores once the inode is written back, without a look.
-    pub fn stored_version(&self, inode: &Inode) -> u64 {
-        inode.version.peek()
+    /// Why no change attribute is served now, if so.
+    pub fn no_change_attribute(&self) -> Option<String> {
+        if self.serves() { None } else { self.health().no_change_attribute }
     }
 
-    /// Bump by force, with the times that `touch` names, and query: for what changed where a front end cannot flush it.
+    /// The counter that the format stores once the inode is written back. Not a query.
+    pub fn stored_counter(&self, inode: &Inode) -> u64 {
+        inode.counter.peek()
+    }
+
+    /// Bumps by force, moves the times that `touch` names, and queries. For changes that a front end cannot
+    /// flush.
     pub fn force_change(&self, inode: &Inode, touch: Touch) -> Option<u64> {
         self.change(inode)?;
         if inode.changed(touch, Logged::Anyway).must_log() && !self.policy.read_only {
@@ -363,17 +400,19 @@ impl Vfs {
         Ok(())
     }
 
-    /// Before any change: whether changes are allowed at all.
+    /// Checks that changes are allowed at all. Called before every change.
     pub(crate) fn begin_change(&self) -> Result<()> {
-        if self.policy.read_only {
+        if self.policy.read_only || self.failure.has_stopped() {
             return Err(NameError::ReadOnly.into());
         }
         if self.state.load(Ordering::Acquire) != MOUNTED {
             return Err(Error::Io("the filesystem is unmounted".into()));
         }
         if self.policy.mode == ChangeMode::Off && !self.epoch_raised.load(Ordering::Acquire) {
-            // Before the change is visible or durable: no value of an earlier mount may vouch for it.
-            self.fs.raise_epoch()?;
+            // Before the change is visible or durable, so that no value of an earlier mount vouches for it.
+            if let Some(epochs) = self.fs.epochs() {
+                self.guarded(|| epochs.raise())?;
+            }
             self.epoch_raised.store(true, Ordering::Release);
         }
         Ok(())
@@ -382,7 +421,8 @@ impl Vfs {
     /// The exclusive lock of an inode that is about to change.
     pub(crate) fn exclusive<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, ()>> {
         let guard = inode.lock.write();
-        // Unmounting takes each lock once after it said so: whoever comes later must see it.
+        // Unmount sets the state and then takes each lock once: a thread that gets the lock later must see
+        // the state.
         if self.state.load(Ordering::Acquire) != MOUNTED {
             return Err(Error::Io("the filesystem is unmounted".into()));
         }
@@ -395,7 +435,7 @@ impl Vfs {
         Ok(guard)
     }
 
-    /// The update path for changes that the VFS makes itself: count, bump, log.
+    /// The update path for changes that the VFS makes itself: bumps and logs.
     pub(crate) fn changed(&self, inode: &Inode, touch: Touch, logged: Logged) -> Result<()> {
         if inode.changed(touch, logged).must_log() {
             self.log(inode)?;
@@ -403,16 +443,16 @@ impl Vfs {
         Ok(())
     }
 
-    /// Log an inode; if that fails it stays marked and is tried again.
+    /// Logs an inode. If that fails, the inode stays marked and is logged later.
     pub(crate) fn log(&self, inode: &Inode) -> Result<()> {
-        let logged = self.fs.log_inode(inode);
+        let logged = self.guarded(|| self.fs.log_inode(inode));
         if logged.is_err() {
             inode.needs_log.store(true, Ordering::Release);
         }
         logged
     }
 
-    /// Hear of every change after it completed. Subscribers are called without VFS locks and should be quick.
+    /// Calls `subscriber` after every change. It runs without VFS locks and must be quick.
     pub fn subscribe(&self, subscriber: Box<dyn Fn(&ChangeEvent) + Send + Sync>) {
         self.subscribers.write().push(subscriber);
         self.has_subscribers.store(true, Ordering::Release);
@@ -429,7 +469,36 @@ impl Vfs {
 
     // ---- figures ---------------------------------------------------------------------------------------------------
 
-    /// The attributes of an inode.
+    /// Makes the cached state of an inode current where a server owns it.
+    pub(crate) fn revalidate(&self, cred: &Cred, inode: &Inode) -> Result<()> {
+        self.fs.server().map_or(Ok(()), |server| server.revalidate(cred, inode))
+    }
+
+    /// The attributes of an inode, current also where a server owns it.
+    pub fn get_attr(&self, cred: &Cred, inode: &Inode) -> Result<Attr> {
+        self.revalidate(cred, inode)?;
+        Ok(self.stat(inode))
+    }
+
+    /// See [`CacheHandle::update`].
+    pub(crate) fn update_from_server(&self, ino: Ino, attr: Attr, change: u64) -> bool {
+        let Some(inode) = self.inodes.peek(ino).map(|inode| self.counted(inode)) else { return false };
+        let dirty = inode.pages.is_dirty();
+        let differs = inode.with_attr(|cached| {
+            let size = if dirty { cached.size.max(attr.size) } else { attr.size };
+            *cached = Attr { size, ..attr };
+            let differs = inode.counter.peek_raw() != change;
+            inode.counter.set_raw(change);
+            differs
+        });
+        if differs {
+            inode.acl.forget();
+            inode.pages.drop_clean(&self.memory);
+        }
+        differs
+    }
+
+    /// The attributes of an inode as they are cached.
     pub fn stat(&self, inode: &Inode) -> Attr {
         self.with_promises(inode, inode.attr())
     }
@@ -449,9 +518,14 @@ impl Vfs {
         self.policy.stats.snapshot()
     }
 
-    /// Bytes that pages, inodes, names (and buffers that share the budget) take.
+    /// Memory of pages, inodes, names, and of buffers that share the budget, in bytes.
     pub fn memory_used(&self) -> u64 {
         self.memory.budget.used()
+    }
+
+    /// (blocks, bytes) that the journal has written; zeros without a journal.
+    pub fn journal_written(&self) -> (u64, u64) {
+        self.fs.journal().map_or((0, 0), JournalOps::written)
     }
 
     /// Inodes in memory.
@@ -459,7 +533,7 @@ impl Vfs {
         self.inodes.len()
     }
 
-    /// Names in memory, those known to be absent included.
+    /// Cached names, including those known to be absent.
     pub fn cached_names(&self) -> usize {
         self.names.len()
     }
@@ -471,7 +545,8 @@ impl Vfs {
 
     // ---- the end ---------------------------------------------------------------------------------------------------
 
-    /// Write everything back and close the filesystem. Later calls fail; references may live on and do nothing.
+    /// Writes everything back and closes the filesystem. Later calls fail; references may be kept and do
+    /// nothing.
     pub fn unmount(&self) -> Result<()> {
         if self.state.compare_exchange(MOUNTED, UNMOUNTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
             return Err(Error::Io("the filesystem is unmounted".into()));
@@ -482,7 +557,7 @@ impl Vfs {
             for ino in self.inodes.all() {
                 if let Some(inode) = self.inodes.peek(ino) {
                     let inode = self.counted(inode);
-                    // Whoever was inside when the state changed finishes before this.
+                    // Calls that were running when the state changed end before this.
                     drop(inode.lock.write());
                     if let Err(error) = self.write_back_inode(&inode) {
                         first_error.get_or_insert(error);
@@ -494,29 +569,30 @@ impl Vfs {
             }
         }
         self.state.store(CLOSING, Ordering::Release);
-        // A busy slot was passed over: what was put off of an inode that is being deleted is logged with that, or its number could be given again.
-        self.deletions.wait_for_all();
-        // Inodes leave before the driver closes: it may keep preallocated blocks beside them.
+        // Busy slots were skipped. The deferred update of an inode that is being deleted is logged by its
+        // deletion; otherwise a value could be served twice.
+        self.pending_deletes.wait_for_all();
+        // Evict before the driver closes: it may keep preallocated blocks with inodes.
         for ino in self.inodes.all() {
             if let Some(inode) = self.inodes.peek(ino) {
                 inode.users.fetch_sub(1, Ordering::AcqRel);
                 if let Some(claim) = self.inodes.claim_unused(&inode, |inode| !inode.is_dirty()) {
-                    self.leave(&inode);
+                    self.evict(&inode);
                     drop(claim);
                 } else {
-                    self.fs.forget_inode(&inode);
+                    self.fs.evict_inode(&inode);
                 }
             }
         }
         self.state.store(UNMOUNTED, Ordering::Release);
-        match first_error {
-            // Not closed cleanly: the next mount must not believe that nothing was lost.
-            Some(error) => {
-                log::error!("unmount: {error}");
-                Err(error)
-            }
-            None => self.fs.unmount(),
-        }
+        // After damage, or if something could not be written, the next mount must not find the filesystem
+        // clean.
+        let closed = match &first_error {
+            None | Some(Error::FileData(_)) if !self.failure.has_stopped() => self.fs.unmount(),
+            _ => Ok(()),
+        };
+        let result = first_error.map_or(closed, Err);
+        result.inspect_err(|error| log::error!("unmount: {error}"))
     }
 
     pub(crate) fn acl_cache<'a>(&self, inode: &'a Inode) -> &'a AclCache {
@@ -527,7 +603,7 @@ impl Vfs {
 impl Drop for Vfs {
     fn drop(&mut self) {
         self.dirty.stop();
-        // A budget that others share must not keep what is gone.
+        // A shared budget must not stay charged for this filesystem.
         for ino in self.inodes.all() {
             if let Found::Ready(inode) = self.inodes.find(ino) {
                 inode.pages.drop_pages(0, u64::MAX, &self.memory);

@@ -1,11 +1,13 @@
-//! Write-back: what is dirty reaches the device by age, by pressure, by `fsync`, by `sync` and at unmount.
+//! Write-back: dirty pages and deferred inode updates reach the device by age, under memory pressure, by
+//! `fsync` and `sync`, and at unmount.
 //!
-//! Background work is no change: nothing here bumps a counter. Inodes with dirty pages stand in one list; an inode is
-//! taken off before its pages travel, and whoever dirties it meanwhile puts it back. Each travel is made under the
-//! inode's write-back lock and never under its data lock, so that writers go on while the device works.
+//! Write-back is no change: except when data is lost, nothing here bumps a counter. Inodes with dirty pages
+//! are in one list. An inode leaves the list before its pages are written; a writer that dirties it meanwhile
+//! puts it back. Pages are written under the inode's write-back lock and never under its data lock, so that
+//! writers continue while the device works.
 
 use crate::error::{Error, Result};
-use crate::inode::{Inode, PUT_OFF_TIMES, PUT_OFF_VERSION};
+use crate::inode::{DEFERRED_COUNTER, DEFERRED_TIMES, Inode, Logged, Touch};
 use crate::pages::Memory;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +15,18 @@ use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
+use crate::writeback_error::ErrorCursor;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Times and counters that are held back are written after this long.
-const HELD_BACK_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Files whose data may be lost before the device counts as broken. Their inodes stay in memory.
+const LOST_FILES_MAX: u64 = 1000;
 
-/// The inodes with dirty pages, and the thread that looks after them.
+/// Deferred inode updates are written after this time.
+const DEFERRED_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// The inodes with dirty pages, and the thread that writes them.
 pub(crate) struct DirtyList {
     since: Mutex<BTreeMap<Ino, Instant>>,
     stop: Mutex<bool>,
@@ -42,7 +48,7 @@ impl DirtyList {
 
     pub(crate) fn start(vfs: &Arc<Vfs>, interval: Duration) -> Result<()> {
         let list = vfs.dirty.clone();
-        // Weak: the thread must not keep a filesystem alive that everybody else has dropped.
+        // Weak: the thread must not keep a filesystem alive that nobody else uses.
         let weak = vfs.me.clone();
         let thread = thread::Builder::new()
             .name("ivers-writeback".into())
@@ -61,10 +67,10 @@ impl DirtyList {
                     let Some(vfs) = weak.upgrade() else { return };
                     let urgent = list.urgent.swap(false, Ordering::AcqRel);
                     vfs.write_back_aged(urgent);
-                    if lazy_flushed.elapsed() > HELD_BACK_MAX {
+                    if lazy_flushed.elapsed() > DEFERRED_MAX {
                         lazy_flushed = Instant::now();
                         if let Err(error) = vfs.flush_inodes() {
-                            log::warn!("cannot write what was held back: {error}");
+                            log::warn!("cannot log deferred inode updates: {error}");
                         }
                     }
                 }
@@ -74,7 +80,7 @@ impl DirtyList {
         Ok(())
     }
 
-    /// Stop the thread and wait for it (unless it is the one that asks).
+    /// Stops the thread and waits for it, unless this is the thread itself.
     pub(crate) fn stop(&self) {
         *self.stop.lock() = true;
         self.wake.notify_all();
@@ -100,7 +106,7 @@ impl DirtyList {
 }
 
 impl Vfs {
-    /// Put an inode with new dirty pages on the list. Called after the pages were marked.
+    /// Puts an inode on the list. Call it after pages were marked dirty.
     pub(crate) fn list_dirty(&self, inode: &Inode) {
         if !inode.dirty_listed.swap(true, Ordering::AcqRel) {
             self.dirty.since.lock().entry(inode.ino).or_insert_with(Instant::now);
@@ -113,42 +119,91 @@ impl Vfs {
         inode.dirty_listed.store(false, Ordering::Release);
     }
 
-    /// What was written to a file may be lost. Under the write-back lock: whoever flushes the file later finds both.
-    pub(crate) fn note_loss(&self, inode: &Inode, error: &Error) {
-        *inode.writeback_error.lock() = Some(error.clone());
+    /// Notes that written data may be lost. Under the write-back lock, so that a later flush of the file
+    /// finds the error.
+    pub(crate) fn note_writeback_error(&self, inode: &Inode, error: &Error) {
+        inode.writeback_errors.add(error);
         self.lost();
     }
 
+    /// The device refused data of a file. The file shows what the device has, and that is a change. Called
+    /// under the write-back lock. `ranges` are bytes (offset, length) that were dirty.
+    pub(crate) fn note_data_loss(&self, inode: &Inode, ranges: Vec<(u64, u64)>, error: &Error) {
+        self.note_writeback_error(inode, error);
+        log::error!("inode {}: data is lost: {error}", inode.ino);
+        inode.lost_ranges.lock().extend(ranges);
+        if !inode.data_lost.swap(true, Ordering::AcqRel) {
+            // The next mount must not serve a value that stood for the lost data.
+            if let Some(epochs) = self.fs.epochs() {
+                epochs.keep_open();
+            }
+            if self.failure.lost_files.fetch_add(1, Ordering::Relaxed) >= LOST_FILES_MAX {
+                self.stop(&Error::Io(format!("the device lost data of more than {LOST_FILES_MAX} files")));
+            }
+        }
+        if let Err(error) = self.changed(inode, Touch::Nothing, Logged::IfNeeded) {
+            log::warn!("inode {}: cannot log it after data was lost: {error}", inode.ino);
+        }
+    }
+
+    /// Releases the reservations of lost data. Under the exclusive lock, so that no page is being dirtied.
+    pub(crate) fn release_lost_reservations(&self, inode: &Inode) {
+        if !inode.data_lost.load(Ordering::Acquire) {
+            return;
+        }
+        for (offset, len) in std::mem::take(&mut *inode.lost_ranges.lock()) {
+            if inode.pages.next_dirty(offset, offset + len).is_none() {
+                self.fs.unreserve(inode, offset, len);
+            }
+        }
+    }
+
     fn lost(&self) {
-        self.losses.fetch_add(1, Ordering::SeqCst);
+        self.writeback_error_seq.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How often data that was written, and not made durable yet, may have been lost, whoever is told of it. Who reads this before a write and once more
-    /// after a flush, and reads the same, has lost nothing.
-    pub fn losses(&self) -> u64 {
-        self.losses.load(Ordering::SeqCst)
+    /// How often written data that was not durable yet may have been lost, in any file. If it is the same
+    /// before a write and after a flush, nothing was lost.
+    pub fn writeback_error_seq(&self) -> u64 {
+        self.writeback_error_seq.load(Ordering::SeqCst)
     }
 
-    /// Write the dirty pages of a byte range to the device. The caller holds the write-back lock.
+    /// Writes the dirty pages of a byte range to the device. The caller holds the write-back lock.
     pub(crate) fn write_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         let mut from = from;
+        let mut first_error = None;
         while let Some(run) = inode.pages.begin_run(from, to, || inode.size()) {
-            let mut pending = RunGuard { inode, memory: &self.memory, run: &run, arrived: false };
-            let result = self.fs.write_back(inode, run.offset, &run.data);
-            pending.arrived = result.is_ok();
-            drop(pending);
-            if let Err(error) = result {
-                self.note_loss(inode, &error);
-                self.list_dirty(inode);
-                return Err(error);
+            let mut pending = RunGuard { inode, memory: &self.memory, run: &run, ended: false };
+            match self.retry_without_space(|| self.fs.write_back(inode, run.offset, &run.data)) {
+                Ok(()) => {
+                    pending.end(|| inode.pages.end_run(&run, true, &self.memory));
+                    let written = &self.policy.stats.mine().written_back_bytes;
+                    written.fetch_add(run.data.len() as u64, Ordering::Relaxed);
+                }
+                Err(error @ Error::FileData(_)) => {
+                    let lost = pending.end(|| inode.pages.lose_run(&run, &self.memory));
+                    self.note_data_loss(inode, lost, &error);
+                    first_error.get_or_insert(error);
+                }
+                Err(error @ Error::Server(_)) => {
+                    // Nothing is lost: the pages stay dirty and are written later.
+                    drop(pending);
+                    self.list_dirty(inode);
+                    return Err(error);
+                }
+                Err(error) => {
+                    drop(pending);
+                    self.note_writeback_error(inode, &error);
+                    self.list_dirty(inode);
+                    return self.guarded(|| Err(error));
+                }
             }
-            self.policy.stats.mine().written_back_bytes.fetch_add(run.data.len() as u64, Ordering::Relaxed);
             from = run.offset + run.data.len() as u64;
         }
-        Ok(())
+        first_error.map_or(Ok(()), Err)
     }
 
-    /// Write an inode back: its pages, then what of it is not logged.
+    /// Writes an inode back: its pages, then its deferred updates.
     pub(crate) fn write_back_inode(&self, inode: &Inode) -> Result<()> {
         let _writeback = inode.writeback_lock.lock();
         if inode.dirty_listed.load(Ordering::Acquire) {
@@ -158,19 +213,19 @@ impl Vfs {
         self.flush_inode(inode)
     }
 
-    /// Log what was put off: times under lazytime, counters under lazyversion, access times, and what failed before. Under the write-back lock.
+    /// Logs deferred updates, and what could not be logged before. The caller holds the write-back lock.
     pub(crate) fn flush_inode(&self, inode: &Inode) -> Result<()> {
-        let put_off = inode.put_off.swap(0, Ordering::AcqRel);
+        let deferred = inode.deferred.swap(0, Ordering::AcqRel);
         let again = inode.needs_log.swap(false, Ordering::AcqRel);
-        if put_off != 0 || again {
+        if deferred != 0 || again {
             if let Err(error) = self.log(inode) {
-                inode.put_off.fetch_or(put_off, Ordering::AcqRel);
+                inode.deferred.fetch_or(deferred, Ordering::AcqRel);
                 return Err(error);
             }
             let stats = self.policy.stats.mine();
-            if put_off & PUT_OFF_TIMES != 0 {
+            if deferred & DEFERRED_TIMES != 0 {
                 Stats::count(&stats.inode_updates_times);
-            } else if put_off & PUT_OFF_VERSION != 0 {
+            } else if deferred & DEFERRED_COUNTER != 0 {
                 Stats::count(&stats.inode_updates_version);
             }
         }
@@ -181,7 +236,7 @@ impl Vfs {
         self.inodes.peek(ino).map(|inode| self.counted(inode))
     }
 
-    /// One round of the thread.
+    /// One round of the write-back thread.
     pub(crate) fn write_back_aged(&self, urgent: bool) {
         let expire = self.options().dirty_expire;
         for (ino, since) in self.dirty.oldest() {
@@ -189,7 +244,7 @@ impl Vfs {
             if !pressed && since.elapsed() < expire {
                 break;
             }
-            // Not there: it is on its way out, and leaves the list with that.
+            // An inode that is missing here is being evicted and leaves the list with that.
             if let Some(inode) = self.pinned(ino)
                 && let Err(error) = self.write_back_inode(&inode)
             {
@@ -198,7 +253,7 @@ impl Vfs {
         }
     }
 
-    /// Called by writers: who dirties faster than the device takes helps to write, and so waits.
+    /// Slows writers down: a writer over the limit of dirty memory writes back itself.
     pub(crate) fn throttle(&self, coming: u64) -> Result<()> {
         let over = |bytes: u64| bytes.saturating_add(coming) > self.memory.dirty_limit;
         if self.memory.dirty_bytes() > self.memory.dirty_limit / 2 && self.options().background {
@@ -207,7 +262,7 @@ impl Vfs {
         if !over(self.memory.dirty_bytes()) {
             return Ok(());
         }
-        // Some way below the limit, so that not every call pays for the search of the list.
+        // Stop some way below the limit, so that not every call searches the list.
         let enough =
             |bytes: u64| bytes == 0 || bytes.saturating_add(coming) <= self.memory.dirty_limit / 4 * 3;
         while over(self.memory.dirty_bytes()) && self.memory.dirty_bytes() > 0 {
@@ -234,12 +289,12 @@ impl Vfs {
         Ok(())
     }
 
-    /// Log whatever of any cached inode was put off.
+    /// Logs the deferred updates of all cached inodes.
     pub(crate) fn flush_inodes(&self) -> Result<()> {
         let mut first_error = None;
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
-            if inode.put_off.load(Ordering::Acquire) != 0 || inode.needs_log.load(Ordering::Acquire) {
+            if inode.deferred.load(Ordering::Acquire) != 0 || inode.needs_log.load(Ordering::Acquire) {
                 let _writeback = inode.writeback_lock.lock();
                 if let Err(error) = self.flush_inode(&inode) {
                     first_error.get_or_insert(error);
@@ -257,8 +312,9 @@ impl Vfs {
                 first_error.get_or_insert(error);
             }
         }
-        // Inodes that another thread has just taken off the list: wait for them, and try again what failed there. Marks are cleared
-        // before the log, so clean is only what is clean and in nobody's hands.
+        // Wait for inodes that another thread has just taken off the list, and retry what failed there. Marks
+        // are cleared before the log is written, so an inode is clean only if it is unmarked and nobody holds
+        // its lock.
         for ino in self.inodes.all() {
             let Some(inode) = self.pinned(ino) else { continue };
             let clean = !inode.pages.has_pages() && !inode.is_dirty();
@@ -275,7 +331,7 @@ impl Vfs {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Make everything durable that was changed before the call.
+    /// Makes everything durable that changed before the call.
     pub fn sync(&self) -> Result<()> {
         self.alive()?;
         if self.policy.read_only {
@@ -284,9 +340,18 @@ impl Vfs {
         self.sync_inner()
     }
 
-    /// Make one file durable. `data_only` as fdatasync: times alone need not go. Reports a write-back error that was not
-    /// reported before.
+    /// Makes one file durable. `data_only` is fdatasync: changed times alone need not be written. Reports a
+    /// write-back error once.
     pub fn fsync(&self, inode: &InodeRef, data_only: bool) -> Result<()> {
+        self.fsync_for(inode, data_only, None)
+    }
+
+    /// [`Vfs::fsync`] for a descriptor: reports the write-back errors that this descriptor was not told of.
+    pub fn fsync_descriptor(&self, inode: &InodeRef, data_only: bool, cursor: &ErrorCursor) -> Result<()> {
+        self.fsync_for(inode, data_only, Some(cursor))
+    }
+
+    fn fsync_for(&self, inode: &InodeRef, data_only: bool, cursor: Option<&ErrorCursor>) -> Result<()> {
         self.alive()?;
         if self.policy.read_only {
             return Ok(());
@@ -302,17 +367,18 @@ impl Vfs {
         } else {
             self.write_back_inode(inode)
         };
-        let earlier = inode.writeback_error.lock().take();
+        let earlier = inode.writeback_errors.take(cursor);
         written?;
         if let Some(error) = earlier {
             return Err(error);
         }
-        // What travelled before may be there without its map.
+        // Data written before may be on the device without a map entry.
         self.fs.fsync(inode, data_only).inspect_err(|_| self.lost())
     }
 
-    /// Make names and attributes durable as they are, without the files' data. Directories first: with their names everything is committed that
-    /// goes with them. Callers at the same time share a commit, where the driver can.
+    /// Makes names and attributes durable, without the data of files. Pass directories first: with their
+    /// names, everything in their transaction is committed. Concurrent callers share a commit where the
+    /// driver can.
     pub fn commit(&self, inodes: &[&InodeRef]) -> Result<()> {
         self.alive()?;
         if self.policy.read_only {
@@ -323,20 +389,20 @@ impl Vfs {
                 let _writeback = inode.writeback_lock.lock();
                 self.flush_inode(inode)?;
             }
-            self.fs.commit(inode).inspect_err(|_| self.lost())?;
+            self.fs.commit_inode(inode).inspect_err(|_| self.lost())?;
         }
         Ok(())
     }
 
-    /// What just happened to an inode is durable before the call returns, if the inode or the whole mount is marked with one of `by`.
-    /// Under no lock.
-    pub(crate) fn settle(&self, inode: &InodeRef, by: InodeFlags) -> Result<()> {
-        let marks = self.options().at_once | inode.with_attr(|attr| attr.flags);
+    /// Makes the last change of an inode durable if the inode or the mount is marked with one of `by`. Called
+    /// without locks.
+    pub(crate) fn sync_if_required(&self, inode: &InodeRef, by: InodeFlags) -> Result<()> {
+        let marks = self.options().sync_flags | inode.with_attr(|attr| attr.flags);
         if marks.intersects(by) { self.fsync(inode, false) } else { Ok(()) }
     }
 
-    /// Give memory back while over the budget. Takes no inode lock, so it may be called under one.
-    pub(crate) fn balance(&self) {
+    /// Frees memory while over the budget. Takes no inode lock, so it may be called under one.
+    pub(crate) fn reclaim(&self) {
         if self.memory.budget.over() {
             self.shrink();
         }
@@ -345,7 +411,7 @@ impl Vfs {
     #[cold]
     fn shrink(&self) {
         let limit = self.memory.budget.limit();
-        // One shrinks for all, and the others go on; far above the limit they wait for it.
+        // One thread shrinks for all while the others continue; far above the limit they wait for it.
         let mut hand = if self.memory.budget.used() > limit.saturating_add(limit / 8) {
             self.shrink_lock.lock()
         } else {
@@ -355,7 +421,7 @@ impl Vfs {
         let target = limit - limit / 16;
         let shards = self.inodes.shards();
         let mut idle_rounds = 0;
-        // Two rounds without progress: the first may only have cleared marks. What is left is in use or another's.
+        // Stop after rounds without progress: the first may only have cleared marks, and the rest is in use.
         while self.memory.budget.used() > target && idle_rounds < 3 {
             let before = self.memory.budget.used();
             for _ in 0..shards {
@@ -374,7 +440,8 @@ impl Vfs {
     }
 
     fn try_evict(&self, inode: &Arc<Inode>) {
-        if inode.users.load(Ordering::Acquire) != 0 || inode.recent.swap(false, Ordering::Relaxed) {
+        let stays = inode.users.load(Ordering::Acquire) != 0 || inode.data_lost.load(Ordering::Acquire);
+        if stays || inode.recent.swap(false, Ordering::Relaxed) {
             return;
         }
         if inode.is_dirty() {
@@ -390,14 +457,14 @@ impl Vfs {
         if let Some(claim) = self.inodes.claim_unused(inode, |inode| {
             !inode.is_dirty() && (self.policy.read_only || inode.with_attr(|attr| attr.nlink) != 0)
         }) {
-            self.leave(inode);
+            self.evict(inode);
             drop(claim);
         }
     }
 
-    /// Read access: move the access time as the mount says. No change: lazily kept, written with the next log.
+    /// Moves the access time after a read, as the mount options say. No change: the update is deferred.
     pub(crate) fn accessed(&self, inode: &Inode) {
-        use crate::policy::AtimeMode;
+        use crate::update_policy::AtimeMode;
         if self.policy.read_only || self.policy.atime == AtimeMode::Never {
             return;
         }
@@ -415,21 +482,30 @@ impl Vfs {
             true
         });
         if moved {
-            inode.put_off.fetch_or(PUT_OFF_TIMES, Ordering::Release);
+            inode.deferred.fetch_or(DEFERRED_TIMES, Ordering::Release);
         }
     }
 }
 
-/// Gives a run's pages back as dirty if the driver unwinds.
+/// Marks the pages of a run dirty again if the driver panics or fails.
 struct RunGuard<'a> {
     inode: &'a Inode,
     memory: &'a Memory,
     run: &'a crate::pages::Run,
-    arrived: bool,
+    ended: bool,
+}
+
+impl RunGuard<'_> {
+    fn end<T>(&mut self, how: impl FnOnce() -> T) -> T {
+        self.ended = true;
+        how()
+    }
 }
 
 impl Drop for RunGuard<'_> {
     fn drop(&mut self) {
-        self.inode.pages.end_run(self.run, self.arrived, self.memory);
+        if !self.ended {
+            self.inode.pages.end_run(self.run, false, self.memory);
+        }
     }
 }

@@ -1,16 +1,17 @@
-//! Extended attributes: who may use which namespace, ACLs kept in step with the mode, and what is ours alone.
+//! Extended attributes: permissions of each namespace, access control lists in step with the mode, and
+//! reserved names.
 
 use crate::access::{READ, WRITE};
 use crate::acl::{self, Acl};
-use crate::api::*;
-use crate::driver::XattrMode;
+use crate::driver::{XattrMode, XattrOps};
 use crate::error::{NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
+use crate::requests::*;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use std::sync::atomic::Ordering;
 
-/// Names that ivers keeps for itself.
+/// Names that ivers reserves for itself.
 const OWN: &[u8] = b"trusted.ivers.";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,15 +48,21 @@ fn has_user_attributes(kind: FileType) -> bool {
 }
 
 impl Vfs {
-    fn check_xattrs(&self) -> Result<()> {
+    /// The driver's extended attributes, if the format has any.
+    pub(crate) fn xattrs(&self) -> Result<&dyn XattrOps> {
         self.alive()?;
-        if self.info.xattr_value_max == 0 { Err(NameError::NotSupported.into()) } else { Ok(()) }
+        self.fs.xattrs().ok_or(NameError::NotSupported.into())
+    }
+
+    /// Longest value of an extended attribute in bytes; 0: the format has none.
+    pub fn xattr_value_max(&self) -> u32 {
+        self.fs.xattrs().map_or(0, XattrOps::value_max)
     }
 
     /// The value of an extended attribute.
     pub fn get_xattr(&self, cred: &Cred, inode: &InodeRef, name: impl AsRef<[u8]>) -> Result<Vec<u8>> {
         let name = name.as_ref();
-        self.check_xattrs()?;
+        let xattrs = self.xattrs()?;
         if name.starts_with(OWN) {
             return Err(NameError::NoAttribute.into());
         }
@@ -67,14 +74,14 @@ impl Vfs {
             _ => {}
         }
         let _lock = self.shared(inode)?;
-        self.fs.get_xattr(inode, name)
+        xattrs.get_xattr(inode, name)
     }
 
-    /// The names of the extended attributes that the caller may know of.
+    /// The names of the extended attributes that the caller may see.
     pub fn list_xattr(&self, cred: &Cred, inode: &InodeRef) -> Result<Vec<Vec<u8>>> {
-        self.check_xattrs()?;
+        let xattrs = self.xattrs()?;
         let _lock = self.shared(inode)?;
-        let mut names = self.fs.list_xattr(inode)?;
+        let mut names = xattrs.list_xattr(inode)?;
         names.retain(|name| {
             !name.starts_with(OWN)
                 && match space(name) {
@@ -135,7 +142,8 @@ impl Vfs {
         self.change_xattr(cred, inode, name, None, false).map(drop)
     }
 
-    /// Set an extended attribute, or remove it (nothing given), and tell the inode's values around that if they are asked for.
+    /// Sets an extended attribute, or removes it if `given` is `None`. Returns the inode's change attribute
+    /// before and after if asked.
     pub fn change_xattr(
         &self,
         cred: &Cred,
@@ -145,32 +153,32 @@ impl Vfs {
         want_info: bool,
     ) -> Result<Option<ChangeInfo>> {
         let name = name.as_ref();
-        self.check_xattrs()?;
+        let xattrs = self.xattrs()?;
         let info = {
             let _lock = self.exclusive(inode)?;
             self.begin_change()?;
             let space = self.check_set_xattr(cred, inode, name)?;
-            if given.is_some_and(|(value, _)| value.len() > self.info.xattr_value_max as usize) {
+            if given.is_some_and(|(value, _)| value.len() > xattrs.value_max() as usize) {
                 return Err(NameError::AttributeTooLarge.into());
             }
             let before = self.before(inode, want_info);
             match given {
                 Some((value, mode)) if space == Space::Acl => self.set_acl(cred, inode, name, value, mode)?,
                 Some((value, mode)) => {
-                    self.store(inode, name, value, mode)?;
                     if space == Space::Security {
-                        inode.no_capability.store(false, Ordering::Release);
+                        inode.no_capability.store(false, Ordering::Relaxed);
                     }
+                    self.store(cred, inode, name, value, mode)?;
                 }
                 None => {
-                    self.fs.set_xattr(inode, name, None, XattrMode::Replace)?;
+                    self.with_space(|| xattrs.set_xattr(cred, inode, name, None, XattrMode::Replace))?;
                     inode.acl.forget();
                 }
             }
             self.info_since(inode, before)
         };
         self.notify(inode, ChangeKind::Metadata);
-        self.settle(inode, InodeFlags::SYNC)?;
+        self.sync_if_required(inode, InodeFlags::SYNC)?;
         Ok(info)
     }
 
@@ -181,20 +189,20 @@ impl Vfs {
                 return if acl.is_none() { Ok(()) } else { Err(NameError::Access.into()) };
             }
             return match acl {
-                Some(acl) => self.store(inode, name, &acl.encode(), mode),
-                None => self.remove_stored(inode, name),
+                Some(acl) => self.store(cred, inode, name, &acl.encode(), mode),
+                None => self.remove_stored(cred, inode, name),
             };
         }
         let Some(acl) = acl else {
-            let removed = self.remove_stored(inode, name);
+            let removed = self.remove_stored(cred, inode, name);
             inode.acl.forget();
             return removed;
         };
-        // What cannot be stored must not have moved the mode: store first.
+        // Store first: if that fails, the mode must not have changed.
         if acl.is_minimal() {
-            self.remove_stored(inode, name)?;
+            self.remove_stored(cred, inode, name)?;
         } else {
-            self.store(inode, name, &acl.encode(), mode)?;
+            self.store(cred, inode, name, &acl.encode(), mode)?;
         }
         inode.with_attr(|attr| {
             attr.perm = attr.perm & !0o777 | acl.mode();
@@ -206,12 +214,14 @@ impl Vfs {
         self.changed(inode, Touch::Metadata, Logged::Anyway)
     }
 
-    fn store(&self, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        self.deletions.with_room(|| self.fs.set_xattr(inode, name, Some(value), mode))
+    fn store(&self, cred: &Cred, inode: &Inode, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let xattrs = self.xattrs()?;
+        self.with_space(|| xattrs.set_xattr(cred, inode, name, Some(value), mode))
     }
 
-    fn remove_stored(&self, inode: &Inode, name: &[u8]) -> Result<()> {
-        match self.fs.set_xattr(inode, name, None, XattrMode::Any) {
+    fn remove_stored(&self, cred: &Cred, inode: &Inode, name: &[u8]) -> Result<()> {
+        let xattrs = self.xattrs()?;
+        match self.with_space(|| xattrs.set_xattr(cred, inode, name, None, XattrMode::Any)) {
             Err(crate::error::Error::Name(NameError::NoAttribute)) => Ok(()),
             other => other,
         }

@@ -15,9 +15,9 @@ use crate::layout::{
 use crate::space::Claim;
 use crate::volume::{Affs, Header, Hops};
 use ivers_block::BufferRead;
-use ivers_ordered::{Change, Stage};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, NameError, Result};
+use ivers_write_ordering::{Change, Stage};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

@@ -8,8 +8,8 @@ use crate::layout::{
 use crate::node::{block_of, node};
 use crate::space::Claim;
 use crate::volume::{Affs, Kind, order_error};
-use ivers_ordered::Stage;
 use ivers_vfs::*;
+use ivers_write_ordering::Stage;
 use std::ops::ControlFlow;
 
 const PROTECTION: &[u8] = b"user.amiga.protection";
@@ -40,11 +40,11 @@ impl Affs {
     }
 
     fn set_comment(&self, inode: &Inode, comment: Vec<u8>) -> Result<()> {
-        self.with_room(|| {
+        {
             let change = self.change()?;
             let _links = self.links.read();
             let header = self.header(block_of(inode))?;
-            // What has no name is in no cache.
+            // An orphan is in no directory cache.
             if inode.attr().nlink > 0 {
                 let name = self.name_of(&header)?;
                 let record = cache_record(header.block, &header.bytes, name, &comment);
@@ -52,8 +52,8 @@ impl Affs {
             }
             self.edit(&change, header.block, Stage::Attach, |bytes| {
                 put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
-            })
-        })?;
+            })?;
+        }
         node(inode).state.lock().comment = comment;
         Ok(())
     }
@@ -73,12 +73,11 @@ impl FileSystem for Affs {
             max_links: u32::MAX,
             time_granularity_ns: TICK_NS,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
-            no_cookie: None,
-            read_only: self.read_only.clone(),
-            xattr_value_max: 2 * COMMENT_MAX as u32,
             projects: false,
-            numbers_last: false,
-            reserve: None,
+            persistent_inos: false,
+            names_alias: true,
+            reserve_granularity: self.shape.data_len(),
+            reserved: None,
         }
     }
 
@@ -96,20 +95,63 @@ impl FileSystem for Affs {
         })
     }
 
+    fn describe(&self) -> Vec<(String, String)> {
+        let shape = &self.shape;
+        vec![
+            ("variant".into(), shape.flavour.name()),
+            ("blocks".into(), format!("{} of {} bytes", shape.blocks, shape.block_size)),
+            ("root block".into(), shape.root.to_string()),
+        ]
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
+    }
+
+    fn health(&self) -> Health {
+        let stopped = self.ordered.as_ref().and_then(|ordered| ordered.stopped());
+        Health { read_only: self.read_only.clone().or_else(|| stopped.clone()), no_change_attribute: stopped }
+    }
+
+    fn serves_change_attribute(&self) -> bool {
+        self.ordered.as_ref().is_none_or(|ordered| ordered.stopped().is_none())
+    }
+
+    fn reclaim_space(&self) -> Result<bool> {
+        self.ordered.as_ref().map_or(Ok(false), |ordered| ordered.release().map_err(order_error))
+    }
+
+    fn abort(&self, why: &Error) {
+        if let Some(ordered) = &self.ordered {
+            // The bitmap may not match: the volume stays marked.
+            self.space.keep_mark();
+            ordered.stop(why);
+        }
+    }
+
+    fn unmount(&self) -> Result<()> {
+        self.close()
+    }
+
+    fn xattrs(&self) -> Option<&dyn XattrOps> {
+        Some(self)
+    }
+
+    fn block_map(&self) -> Option<&dyn BlockMapOps> {
+        Some(self)
+    }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
+}
+
+impl InodeOps for Affs {
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
         self.fs_load_inode(ino)
     }
 
-    fn names_alias(&self) -> bool {
-        true
-    }
-
-    fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
-        let flavour = self.shape.flavour;
-        to_latin(a).zip(to_latin(b)).is_some_and(|(a, b)| flavour.same(&a, &b))
-    }
-
-    fn fit(&self, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
+    fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
         let kind = node(inode).kind;
         if new.flags != old.flags {
             return Err(NameError::NotSupported.into());
@@ -132,15 +174,39 @@ impl FileSystem for Affs {
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
-        self.guard(self.fs_log_inode(inode))
+        self.fs_log_inode(inode)
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        self.guard(self.fs_delete_inode(inode))
+        self.fs_delete_inode(inode)
     }
 
-    fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
-        self.fs_lookup(dir, name)
+    fn evict_inode(&self, inode: &Inode) {
+        self.forget_promises(inode);
+        if inode.attr().nlink > 0 {
+            let shrunk = node(inode).state.lock().shrunk;
+            // Who loads it again does not know what it has to wait for. An error stops all writing, which is how everybody learns of it.
+            let _ = self.settle(shrunk);
+        }
+    }
+
+    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
+        self.sync()
+    }
+
+    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+        self.link_target(&self.header(block_of(inode))?)
+    }
+}
+
+impl DirectoryOps for Affs {
+    fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
+        Ok(self.fs_lookup(dir, name)?.map(Child::Number))
+    }
+
+    fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
+        let flavour = self.shape.flavour;
+        to_latin(a).zip(to_latin(b)).is_some_and(|(a, b)| flavour.same(&a, &b))
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
@@ -156,71 +222,52 @@ impl FileSystem for Affs {
         self.fs_readdir(dir, cursor, emit)
     }
 
-    fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.guard(self.fs_create(dir, name, new))
+    fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        self.fs_create(dir, name, new)
     }
 
-    fn create_unnamed(&self, _dir: &Inode, _new: &NewInode) -> Result<LoadedInode> {
-        Err(NameError::NotSupported.into())
+    fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.fs_link(dir, name, inode)
     }
 
-    fn link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.guard(self.fs_link(dir, name, inode))
-    }
-
-    fn unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.guard(self.fs_unlink(dir, name, inode))
+    fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.fs_unlink(dir, name, inode)
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
-        self.guard(self.fs_rename(rename))
+        self.fs_rename(rename)
     }
+}
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        self.link_target(&self.header(block_of(inode))?)
-    }
-
+impl FileOps for Affs {
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.fs_read(inode, offset, buf)
     }
 
-    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
         self.fs_reserve(inode, offset, len)
-    }
-
-    fn room_step(&self) -> u64 {
-        self.shape.data_len()
-    }
-
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.guard(self.fs_write_back(inode, offset, data))
-    }
-
-    fn blocks_512(&self, inode: &Inode) -> u64 {
-        self.fs_blocks_512(inode)
     }
 
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
         self.fs_unreserve(inode, offset, len);
     }
 
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        self.fs_write_back(inode, offset, data)
+    }
+
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        self.fs_blocks_512(inode)
+    }
+
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
-        self.guard(self.fs_truncate(inode, size))
+        self.fs_truncate(inode, size)
     }
+}
 
-    fn fallocate(
-        &self,
-        inode: &Inode,
-        mode: FallocateMode,
-        offset: u64,
-        len: u64,
-        _room: Room,
-    ) -> Result<()> {
-        self.guard(self.fs_fallocate(inode, mode, offset, len))
-    }
-
-    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        self.fs_map(inode, offset)
+impl XattrOps for Affs {
+    fn value_max(&self) -> u32 {
+        2 * COMMENT_MAX as u32
     }
 
     fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
@@ -246,7 +293,14 @@ impl FileSystem for Affs {
         Ok(names)
     }
 
-    fn set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
+    fn set_xattr(
+        &self,
+        _caller: &Cred,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
         let there = match self.get_xattr(inode, name) {
             Ok(_) => true,
             Err(Error::Name(NameError::NoAttribute)) => false,
@@ -273,38 +327,27 @@ impl FileSystem for Affs {
                 self.set_comment(inode, comment)
             }
         };
-        self.guard(done)?;
+        done?;
         inode.changed(Touch::Metadata, Logged::Anyway);
         self.log_inode(inode)
     }
+}
 
-    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        self.sync()
+impl BlockMapOps for Affs {
+    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+        self.fs_map(inode, offset)
     }
+}
 
-    fn sync(&self) -> Result<()> {
-        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
-    }
-
-    fn unmount(&self) -> Result<()> {
-        self.close()
-    }
-
-    fn forget_inode(&self, inode: &Inode) {
-        self.forget_promises(inode);
-        if inode.attr().nlink > 0 {
-            let shrunk = node(inode).state.lock().shrunk;
-            // Who loads it again does not know what it has to wait for. An error stops all writing, which is how everybody learns of it.
-            let _ = self.settle(shrunk);
-        }
-    }
-
-    fn describe(&self) -> Vec<(String, String)> {
-        let shape = &self.shape;
-        vec![
-            ("variant".into(), shape.flavour.name()),
-            ("blocks".into(), format!("{} of {} bytes", shape.blocks, shape.block_size)),
-            ("root block".into(), shape.root.to_string()),
-        ]
+impl AllocateOps for Affs {
+    fn fallocate(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        _pool: BlockPool,
+    ) -> Result<()> {
+        self.fs_fallocate(inode, mode, offset, len)
     }
 }

@@ -12,8 +12,8 @@ use crate::layout::{
 use crate::node::{Map, State, block_of, node};
 use crate::space::Claim;
 use crate::volume::{Affs, Hops};
-use ivers_ordered::{Change, Stage};
 use ivers_vfs::*;
+use ivers_write_ordering::{Change, Stage};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -235,7 +235,7 @@ impl Affs {
     }
 
     fn write_raw(&self, byte: u64, raw: &[u8]) -> Result<()> {
-        if raw.is_empty() { Ok(()) } else { Ok(self.device().write_at(byte, raw)?) }
+        if raw.is_empty() { Ok(()) } else { self.device().write_at(byte, raw).map_err(Error::file_data) }
     }
 
     /// The entries of an extension block, and the block that follows it.
@@ -328,8 +328,7 @@ impl Affs {
         if size > FILE_MAX {
             return Err(NameError::TooLarge.into());
         }
-        let map =
-            self.with_room(|| self.longer(&self.change()?, &old, size, file, Claim::Promised(promised)))?;
+        let map = self.longer(&self.change()?, &old, size, file, Claim::Promised(promised))?;
         if let Err(error) = self.store(file, &old, &map, new) {
             let change = self.change()?;
             self.space.give_up(&change, &map.data[old.data.len()..])?;
@@ -386,16 +385,14 @@ impl Affs {
     }
 
     pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
-        self.with_room(|| {
-            let mut state = node(inode).state.lock();
-            let have = self.map_in(&mut state, block_of(inode))?.data.len() as u64;
-            let end = self.shape.data_blocks(offset.saturating_add(len)).max(state.promised_end);
-            let need = (self.cost(end.max(have)) - self.cost(have)).saturating_sub(state.promised);
-            self.space.promise(need)?;
-            state.promised += need;
-            state.promised_end = end;
-            Ok(())
-        })
+        let mut state = node(inode).state.lock();
+        let have = self.map_in(&mut state, block_of(inode))?.data.len() as u64;
+        let end = self.shape.data_blocks(offset.saturating_add(len)).max(state.promised_end);
+        let need = (self.cost(end.max(have)) - self.cost(have)).saturating_sub(state.promised);
+        self.space.promise(need)?;
+        state.promised += need;
+        state.promised_end = end;
+        Ok(())
     }
 
     pub(crate) fn fs_unreserve(&self, inode: &Inode, offset: u64, len: u64) {

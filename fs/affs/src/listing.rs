@@ -75,7 +75,7 @@ impl Affs {
             slot => (slot as usize - 1, Some(cursor & ((1 << KEY_BITS) - 1))),
         };
         // Every change of names moves it, whoever looks or not: see `renamed_in`.
-        let version = dir.version.peek();
+        let version = dir.counter.peek();
         for slot in first..self.shape.table_len() {
             let kept = node(dir).state.lock().listing.take();
             let listing = match kept {

@@ -11,9 +11,9 @@ use crate::layout::{amiga_path, head, name_from, protect_of, put_date, put_tail3
 use crate::node::block_of;
 use crate::space::Claim;
 use crate::volume::{Affs, Header, Hops, Kind, order_error};
-use ivers_ordered::{Change, Stage};
 use ivers_vfs::sync::atomic::Ordering;
 use ivers_vfs::*;
+use ivers_write_ordering::{Change, Stage};
 use std::ops::ControlFlow;
 
 /// What leads to an entry.
@@ -230,7 +230,7 @@ impl Affs {
 
     pub(crate) fn fs_create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         let name = name_from(name)?;
-        let block = self.with_room(|| self.make(block_of(dir), &name, new))?;
+        let block = self.make(block_of(dir), &name, new)?;
         self.renamed_in(dir)?;
         let header = self.header(block)?;
         let mut loaded = self.loaded(&header, self.is_born(block))?;
@@ -363,17 +363,16 @@ impl Affs {
             return Err(NameError::NotSupported.into());
         }
         self.settle_moved()?;
-        self.with_room(|| {
+        {
             let change = self.change()?;
             let _links = self.links.read();
             let end = self.end_of(block_of(dir), &name)?;
             let real = self.header(block_of(inode))?;
             let link = self.make_link(&change, &real, (block_of(dir), &name), None, Claim::Plain)?;
             self.point(&change, block_of(dir), end, Stage::Attach, link)?;
-            // Its other name may be taken away in reliance on this one.
+            // Another name may be removed because this one exists.
             *self.moved.lock() = change.ticket();
-            Ok(())
-        })?;
+        }
         self.relinked(inode, 1)?;
         self.renamed_in(dir)
     }
@@ -418,18 +417,7 @@ impl Affs {
         Ok(())
     }
 
-    /// Damage met in the midst of a change: half of it must not become durable, and the bitmap is not to be believed.
-    pub(crate) fn guard<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(error @ (Error::Corrupt { .. } | Error::Io(_))) = &result
-            && let Some(ordered) = &self.ordered
-        {
-            self.space.keep_mark();
-            ordered.stop(error);
-        }
-        result
-    }
-
-    /// Closes: see [`ivers_ordered::Ordered::close`].
+    /// Closes: see [`ivers_write_ordering::Ordered::close`].
     pub(crate) fn close(&self) -> Result<()> {
         if self.orphans.load(Ordering::Relaxed) > 0 {
             self.space.keep_mark();

@@ -5,9 +5,9 @@ use crate::layout::{
 };
 use crate::listing::Listing;
 use crate::volume::{Affs, Header, Hops, Kind};
-use ivers_ordered::{Stage, Ticket};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::*;
+use ivers_write_ordering::{Stage, Ticket};
 use std::sync::Arc;
 
 /// What is kept beside an inode.
@@ -148,7 +148,7 @@ impl Affs {
                 btime: None,
                 flags: InodeFlags::empty(),
             },
-            version: InitialVersion::NotStored,
+            counter: InitialCounter::NotStored,
             private: Box::new(Node {
                 kind: header.kind,
                 state: Mutex::new(State { protect, comment, ..State::default() }),

@@ -8,8 +8,8 @@ use crate::layout::{put_tail32, tail};
 use crate::names::Before;
 use crate::space::Bits;
 use crate::volume::{Affs, Header, Kind};
-use ivers_ordered::Stage;
 use ivers_vfs::*;
+use ivers_write_ordering::Stage;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
@@ -175,7 +175,7 @@ impl Affs {
     }
 
     /// Takes names of blocks out of a file's tables that its size does not need: an append that a crash cut off.
-    fn shorten(&self, change: &ivers_ordered::Change<'_>, file: u32) -> Result<()> {
+    fn shorten(&self, change: &ivers_write_ordering::Change<'_>, file: u32) -> Result<()> {
         let map = self.load_map(file)?;
         let per = self.shape.table_len();
         let last = map.extensions.last().copied().unwrap_or(file);
@@ -187,7 +187,7 @@ impl Affs {
     /// Lets each chain of links have those that have a place, and no others.
     fn relink(
         &self,
-        change: &ivers_ordered::Change<'_>,
+        change: &ivers_write_ordering::Change<'_>,
         links: &BTreeMap<u32, Vec<u32>>,
         known: &[u32],
     ) -> Result<()> {

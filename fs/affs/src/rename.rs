@@ -17,8 +17,8 @@ use crate::layout::{NAME_MAX, name_from, put_tail32, put_text, tail};
 use crate::node::{block_of, node};
 use crate::space::Claim;
 use crate::volume::{Affs, Header, Kind};
-use ivers_ordered::{Change, Stage, Ticket};
 use ivers_vfs::*;
+use ivers_write_ordering::{Change, Stage, Ticket};
 
 impl Affs {
     pub(crate) fn settle_moved(&self) -> Result<()> {
@@ -43,7 +43,7 @@ impl Affs {
     }
 
     pub(crate) fn fs_rename(&self, rename: &Rename<'_>) -> Result<()> {
-        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = rename;
+        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange, .. } = rename;
         let (old_name, new_name) = (name_from(old_name)?, name_from(new_name)?);
         if exchange {
             return Err(NameError::NotSupported.into());
@@ -53,26 +53,20 @@ impl Affs {
         let (from, to) = (block_of(old_dir), block_of(new_dir));
         let stays = from == to && target.is_none() && self.slot_of(&old_name) == self.slot_of(&new_name);
         if stays {
-            self.with_room(|| {
-                let change = self.change()?;
-                let _links = self.links.read();
-                let entry = self.found(from, &old_name)?.entry;
-                let record = self.record_of(&entry, Some(&new_name))?;
-                self.recache(&change, from, &[], Some(record), Claim::Kept)?;
-                self.edit(&change, entry.block, Stage::Attach, |bytes| {
-                    put_text(bytes, tail::NAME, NAME_MAX, &new_name)
-                })
+            let change = self.change()?;
+            let _links = self.links.read();
+            let entry = self.found(from, &old_name)?.entry;
+            let record = self.record_of(&entry, Some(&new_name))?;
+            self.recache(&change, from, &[], Some(record), Claim::Kept)?;
+            self.edit(&change, entry.block, Stage::Attach, |bytes| {
+                put_text(bytes, tail::NAME, NAME_MAX, &new_name)
             })?;
         } else if node(inode).kind == Kind::LinkDirectory {
             return Err(NameError::NotSupported.into());
         } else {
-            let placed = self.with_room(|| self.place_link(rename, &new_name));
-            let settled = match &placed {
-                Ok((_, ticket)) => self.settle(*ticket),
-                Err(_) => Ok(()),
-            };
-            settled?;
-            self.leave_old_place(rename, &old_name, placed?.0)?;
+            let (placed, ticket) = self.place_link(rename, &new_name)?;
+            self.settle(ticket)?;
+            self.leave_old_place(rename, &old_name, placed)?;
         }
         if let Some(target) = target {
             let gone = if target.kind == FileType::Directory { -(target.attr().nlink as i32) } else { -1 };

@@ -8,9 +8,9 @@ use crate::layout::{
 };
 use crate::volume::Shape;
 use ivers_block::BufferCache;
-use ivers_ordered::{Change, Stage, Volume};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{NameError, Result, Timestamp};
+use ivers_write_ordering::{Change, Stage, Volume};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -333,7 +333,7 @@ fn mark(page: &mut [u8], at: usize, free: bool) {
 }
 
 impl Volume for Space {
-    fn mark(&self, change: &Change<'_>, at_work: bool) -> ivers_ordered::Result<()> {
+    fn mark(&self, change: &Change<'_>, at_work: bool) -> ivers_write_ordering::Result<()> {
         if !at_work && self.keep_mark.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -349,7 +349,7 @@ impl Volume for Space {
         Ok(())
     }
 
-    fn release(&self, change: &Change<'_>, freed: &[Range<u64>]) -> ivers_ordered::Result<()> {
+    fn release(&self, change: &Change<'_>, freed: &[Range<u64>]) -> ivers_write_ordering::Result<()> {
         let mut blocks: Vec<u32> =
             freed.iter().flat_map(|range| range.start as u32..range.end as u32).collect();
         blocks.sort_unstable();
@@ -363,6 +363,6 @@ impl Volume for Space {
                 state.count += 1;
             }
         }
-        marked.map_err(|error| ivers_ordered::OrderedError::Stopped { cause: error.to_string() })
+        marked.map_err(|error| ivers_write_ordering::OrderedError::Stopped { cause: error.to_string() })
     }
 }

@@ -5,10 +5,10 @@ use crate::layout::{Flavour, T_SHORT, get32, head, is_sealed, seal, tail, tail32
 use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_USERDIR};
 use crate::space::Space;
 use ivers_block::{Buffer, BufferCache, BufferRead, Device};
-use ivers_ordered::{Change, Ordered, OrderedError, Stage, Ticket};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, NameError, Result};
+use ivers_write_ordering::{Change, Ordered, OrderedError, Stage, Ticket};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -246,15 +246,6 @@ impl Affs {
     /// Makes a change durable, if it is not.
     pub(crate) fn settle(&self, ticket: Ticket) -> Result<()> {
         self.ordered()?.settle(ticket).map_err(order_error)
-    }
-
-    /// Does something that may lack room, and if it does, again when what was freed is there. It leaves nothing half done when it
-    /// lacks room.
-    pub(crate) fn with_room<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
-        match f() {
-            Err(Error::Name(NameError::NoSpace)) if self.ordered()?.release().map_err(order_error)? => f(),
-            other => other,
-        }
     }
 
     /// Sets bytes in a block that has its checksum where headers have it. Called on versions of the block for several stages: depends on nothing in it.

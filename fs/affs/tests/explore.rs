@@ -48,7 +48,7 @@ impl Target for Amiga {
             .crashed()
             .map_err(|what| Error::corrupt(format!("the checker: {what}"), "before recovery"))?;
         let fs = Affs::open(device, writable())?;
-        match fs.info().read_only {
+        match fs.health().read_only {
             None => Ok(fs),
             Some(why) => Err(Error::corrupt(why, "after recovery")),
         }

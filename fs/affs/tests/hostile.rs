@@ -71,7 +71,7 @@ fn chains_that_go_round_are_noticed() {
     let image = image.change(second, |block| put_tail32(block, tail::HASH_CHAIN, first as u32));
     image.fails(&["goes round", "block "], resolve("/file_5u"));
     let image = Image::new(1).change(first, |block| put_tail32(block, tail::HASH_CHAIN, first as u32));
-    image.fails(&["goes round"], |vfs| vfs.list(&vfs.root().unwrap(), 0, 100));
+    image.fails(&["goes round"], |vfs| vfs.list(&Cred::root(), &vfs.root().unwrap(), 0, 100));
 }
 
 #[test]
@@ -155,14 +155,14 @@ fn bitmaps_that_lie_stop_writing() {
     image.block(page)[50] ^= 1;
     let vfs = image.vfs(writable());
     assert!(vfs.is_read_only());
-    let why = vfs.info().read_only.clone().unwrap();
+    let why = vfs.health().read_only.unwrap();
     assert!(why.contains("bitmap") && why.contains(&format!("block {page}")), "{why}");
     let outside = Image::new(1).change(880, |block| put_tail32(block, tail::BM_PAGES, 5000));
-    assert!(outside.vfs(writable()).info().read_only.clone().unwrap().contains("block 5000"));
+    assert!(outside.vfs(writable()).health().read_only.unwrap().contains("block 5000"));
     let mut all_free = Image::new(1);
     all_free.block(page)[4..].fill(0xff);
     seal(all_free.block(page), 0);
-    assert!(all_free.vfs(writable()).info().read_only.clone().unwrap().contains("is free"));
+    assert!(all_free.vfs(writable()).health().read_only.unwrap().contains("is free"));
     let mut one_free = Image::new(1);
     let plain = one_free.header("/file_24");
     let (word, bit) = (4 + (plain - 2) / 32 * 4, (plain - 2) % 32);
@@ -186,7 +186,7 @@ fn damage_beside_a_crash_makes_it_read_only() {
         put32(block, first - 4, again);
     }));
     let vfs = twice.vfs(writable());
-    let why = vfs.info().read_only.clone().unwrap();
+    let why = vfs.health().read_only.unwrap();
     assert!(why.contains("not closed") && why.contains("belongs to two"), "{why}");
     assert_eq!(get(&vfs, &find(&vfs, "/plain")), pattern(3, 1000));
 }

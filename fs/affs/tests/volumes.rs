@@ -223,7 +223,7 @@ fn volumes_of_amitools_are_read_and_written() {
             let device = image(&path);
             let fs = open(&device, writable()).unwrap();
             assert_eq!(fs.info().label, "Volume");
-            assert_eq!(fs.info().read_only.is_some(), low >= 6, "{options}");
+            assert_eq!(fs.health().read_only.is_some(), low >= 6, "{options}");
             let vfs = mount_fs(fs);
             assert_eq!(names(&vfs, &vfs.root().unwrap()), ["Dir", "Top"]);
             assert_eq!(get(&vfs, &find(&vfs, &format!("/dir/{}", long.to_uppercase()))), pattern(5, 80_000));
@@ -456,7 +456,7 @@ fn listing_goes_on_where_it_was() {
     let dir = find(&vfs, "/d");
     let (mut cursor, mut seen, mut round) = (0, Vec::new(), 0);
     loop {
-        let batch = vfs.list(&dir, cursor, 7).unwrap();
+        let batch = vfs.list(&Cred::root(), &dir, cursor, 7).unwrap();
         let Some(last) = batch.last() else { break };
         cursor = last.next;
         seen.extend(batch.iter().map(|entry| String::from_utf8(entry.name.clone()).unwrap()));

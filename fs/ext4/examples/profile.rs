@@ -1,7 +1,9 @@
-//! For a profiler: one-byte overwrites of a file in one mode of the counter, asked for every so often.
+//! A program to profile: one-byte overwrites of a file in one mode of the counter, with queries at intervals.
 //!
-//! `profile new|old|none WRITES QUERIES` in the release build, under `valgrind --tool=callgrind --toggle-collect='*Vfs*write*'` say. The clock is of its own: it moves by 4 ms every 20,000
-//! writes, about as many as a tick takes on an idle machine, so that a profiler which makes everything fifty times slower sees as many ticks as there are without it.
+//! Run `profile new|old|none WRITES QUERIES` in the release build, for example under `valgrind
+//! --tool=callgrind --toggle-collect='*Vfs*write*'`. Its clock is simulated: it advances by 4 ms every 20,000
+//! writes, about as many as an idle machine does in a tick. So a profiler that slows everything by a factor
+//! of fifty sees the same number of ticks.
 
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
@@ -45,7 +47,7 @@ fn main() -> anyhow::Result<()> {
             });
         }
         vfs.write(&cred, &file, 0, b"1", WriteFlags::empty())?;
-        // Spread evenly: whenever another one is due.
+        // Spread the queries evenly.
         if (nth + 1) * queries / writes > nth * queries / writes {
             std::hint::black_box(vfs.change(&file));
         }

@@ -1,35 +1,37 @@
-//! Blocks: where they are taken, and when they may be used again.
+//! Allocating and freeing blocks.
 //!
-//! Taking has two steps, so that data reaches the device before the map names its block: a reservation in memory, and the
-//! bitmap within the transaction that maps it. What a transaction frees may be taken again once it has committed: before
-//! that a crash would bring the old owner back.
+//! Allocation has two steps, so that data reaches the device before the map refers to its block: a
+//! reservation in memory, then the change of the bitmap in the transaction that maps the block. A freed block
+//! may be allocated again only after the transaction that freed it has committed: a crash before that commit
+//! brings the old owner back.
 
-use crate::ctx::{Ext4, Ext4Inode, Handle};
+use crate::fs::{Ext4, Ext4Inode, Handle};
 use crate::groups::{Groups, fill, next_clear, next_set};
-use ivers_vfs::{Error, FileType, Inode, NameError, Result, Room};
+use ivers_vfs::{BlockPool, FileType, Inode, NameError, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Blocks that delayed writes may not claim, for the maps and directories that they will need.
+/// Free blocks that delayed writes must leave for the maps and directories that they will need.
 const METADATA_MARGIN: u64 = 64;
 
-/// Blocks that a growing file keeps ahead of it: as many as it has, within these bounds.
-const LEAST_AHEAD: u64 = 16;
-const MOST_AHEAD: u64 = 2048;
+/// Bounds of the blocks that a growing file reserves ahead of its end. Between them, it reserves as many as
+/// it has.
+const MIN_WINDOW: u64 = 16;
+const MAX_WINDOW: u64 = 2048;
 
-/// Where an inode's next blocks go.
+/// Allocation hint of an inode.
 #[derive(Debug, Default)]
 pub struct InodeAlloc {
-    /// One behind its last allocation, or 0.
+    /// The block after its last allocation, or 0.
     pub(crate) next: u64,
 }
 
-/// Blocks that are taken in memory and not yet on the device. Dropping gives them back.
+/// Blocks that are allocated in memory and not yet on the device. Dropping it releases them.
 #[derive(Debug)]
 pub struct Reserved {
     /// First block.
     pub start: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub len: u32,
     group: u32,
     bit: u32,
@@ -37,7 +39,7 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Keep the first `len` blocks; the others, if there are any, come back.
+    /// Keeps the first `len` blocks and returns the others, if there are any.
     pub(crate) fn split_off(&mut self, len: u32) -> Option<Reserved> {
         let rest = self.len.checked_sub(len).filter(|rest| *rest > 0)?;
         self.len = len;
@@ -59,32 +61,32 @@ impl Drop for Reserved {
     }
 }
 
-/// How well a run must fit.
+/// How well a free run must fit a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fit {
-    /// The goal itself, or a run of the full length.
+    /// It starts at the goal, or has the full length.
     Whole,
-    /// A run of at least an eighth of the length.
+    /// It has at least an eighth of the length.
     Part,
-    /// Anything.
+    /// Any free run.
     Any,
 }
 
 impl Ext4 {
-    /// Take up to `max_len` blocks in a row near `goal`, in memory only.
+    /// Reserves up to `max_len` contiguous blocks near `goal`, in memory only.
     pub fn reserve_blocks(&self, inode: &Inode, goal: u64, max_len: u32) -> Result<Reserved> {
         loop {
             if let Some(reserved) = self.try_reserve(inode, goal, max_len)? {
                 return Ok(reserved);
             }
-            if !self.windows.clear() {
+            if !self.reservation_windows.clear() {
                 return Err(NameError::NoSpace.into());
             }
         }
     }
 
-    /// Take up to `max_len` blocks for a file that has grown to `file_block`, from the room that it keeps ahead, and keep more
-    /// room: as much as the file is long.
+    /// Reserves up to `max_len` blocks for a file that has grown to `file_block`. Takes them from the file's
+    /// reservation window and renews the window; the window is as long as the file.
     pub(crate) fn reserve_growing(
         &self,
         inode: &Inode,
@@ -93,14 +95,14 @@ impl Ext4 {
         max_len: u32,
     ) -> Result<Reserved> {
         let ino = inode.ino.0 as u32;
-        if let Some(reserved) = self.windows.take(ino, goal, max_len) {
+        if let Some(reserved) = self.reservation_windows.take(ino, goal, max_len) {
             return Ok(reserved);
         }
-        // A file that is written at once needs none, and most files are.
-        let ahead = if file_block == 0 { 0 } else { file_block.clamp(LEAST_AHEAD, MOST_AHEAD) as u32 };
-        let mut reserved = self.reserve_blocks(inode, goal, max_len.saturating_add(ahead))?;
+        // A file that is written in one go needs no window, and most files are.
+        let window = if file_block == 0 { 0 } else { file_block.clamp(MIN_WINDOW, MAX_WINDOW) as u32 };
+        let mut reserved = self.reserve_blocks(inode, goal, max_len.saturating_add(window))?;
         if let Some(rest) = reserved.split_off(max_len) {
-            self.windows.keep(ino, rest);
+            self.reservation_windows.keep(ino, rest);
         }
         Ok(reserved)
     }
@@ -147,8 +149,8 @@ impl Ext4 {
         let bits = match self.groups.busy(&mut group) {
             Ok(bits) => bits,
             Err(error) => {
-                // A damaged group loses its free space; the rest of the filesystem goes on.
-                log::warn!("{error}; nothing is allocated there");
+                // A damaged group loses its free space; the other groups stay usable.
+                log::warn!("{error}; this group is not used for allocation");
                 group.free = 0;
                 return Ok(None);
             }
@@ -157,7 +159,7 @@ impl Ext4 {
             next_set(bits, start, blocks.min(start.saturating_add(max_len))) - start
         };
         let mut found = None;
-        // Right at the goal even a short run is good: the file goes on without a seek.
+        // At the goal even a short run is good: the file continues without a seek.
         if is_goal && fit == Fit::Whole && from < blocks && next_clear(bits, from, blocks) == from {
             found = Some((from, run_at(bits, from)));
         }
@@ -188,7 +190,7 @@ impl Ext4 {
         Ok(Some(Reserved { start, len, group: number, bit, groups: self.groups.clone() }))
     }
 
-    /// Put reserved blocks into the bitmap: from here on they are used.
+    /// Marks reserved blocks as used in the bitmap.
     pub fn commit_reserved(&self, h: &mut Handle, mut reserved: Reserved) -> Result<()> {
         let group = self.groups.get(reserved.group)?;
         self.groups.change_blocks(h, &mut group.lock(), reserved.bit, reserved.len, true)?;
@@ -196,7 +198,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// One block for a tree, a directory or attributes: both steps.
+    /// Allocates one block for an extent tree, a directory or attributes: both steps.
     pub fn alloc_meta_block(&self, h: &mut Handle, inode: &Inode, goal: u64) -> Result<u64> {
         let reserved = self.reserve_blocks(inode, goal, 1)?;
         let block = reserved.start;
@@ -204,35 +206,24 @@ impl Ext4 {
         Ok(block)
     }
 
-    /// The same for a block that nobody was promised: names, attributes, links. What delayed writes were promised is not to be had.
+    /// Allocates one metadata block that has no reservation: for names, attributes or links. Leaves the
+    /// blocks that are reserved for delayed writes.
     pub(crate) fn alloc_own_block(&self, h: &mut Handle, inode: &Inode) -> Result<u64> {
         let groups = &self.groups;
-        let free = groups.free_blocks.load(Ordering::Relaxed) + self.windows.blocks();
+        let free = groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks();
         if free <= groups.delayed.load(Ordering::Relaxed) {
             return Err(NameError::NoSpace.into());
         }
         self.alloc_meta_block(h, inode, self.goal_for(inode))
     }
 
-    /// Do something for which room may be lacking that a commit will give: what the running transaction freed. `f` leaves
-    /// nothing half done when there is no room, and has no handle open when it returns.
-    pub(crate) fn with_room<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
-        match f() {
-            Err(Error::Name(NameError::NoSpace)) if self.groups.pending.load(Ordering::Relaxed) > 0 => {
-                self.journal.commit()?;
-                f()
-            }
-            other => other,
-        }
-    }
-
-    /// Free a run of blocks; `metadata` if they were written through the journal.
+    /// Frees a run of blocks; `metadata` says whether they were written through the journal.
     pub fn free_blocks(&self, h: &mut Handle, start: u64, len: u32, metadata: bool) -> Result<()> {
         if !self.sb.is_valid_run(start, u64::from(len)) {
-            return Err(self.corrupt_block(format!("{len} blocks outside the filesystem are freed"), start));
+            return Err(self.corrupt_block(format!("freeing {len} blocks outside the filesystem"), start));
         }
         if let Some(own) = self.own_block_in(start, u64::from(len)) {
-            return Err(self.corrupt_block("the filesystem's own blocks are freed", own));
+            return Err(self.corrupt_block("freeing blocks of the filesystem's own structures", own));
         }
         if metadata {
             for block in start..start + u64::from(len) {
@@ -247,7 +238,7 @@ impl Ext4 {
             let group = self.groups.get(number)?;
             {
                 let mut group = group.lock();
-                // Load what may be given out before the bits are cleared: they stay busy until the commit.
+                // Load `busy` before the bits are cleared: the freed blocks stay busy until the commit.
                 if let Err(error) = self.groups.busy(&mut group) {
                     log::warn!("{error}");
                 }
@@ -265,41 +256,45 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Promise blocks to delayed writes.
-    pub fn claim_delayed(&self, blocks: u64, room: Room) -> Result<()> {
-        if self.try_claim(blocks, room) {
+    /// Reserves free blocks for delayed writes.
+    pub fn reserve_delayed(&self, blocks: u64, pool: BlockPool) -> Result<()> {
+        if self.try_claim(blocks, pool) {
             return Ok(());
         }
-        // What was freed may only need a commit.
+        // A commit makes freed blocks available.
         if self.groups.pending.load(Ordering::Relaxed) > 0 {
             self.journal.commit()?;
-            if self.try_claim(blocks, room) {
+            if self.try_claim(blocks, pool) {
                 return Ok(());
             }
         }
         Err(NameError::NoSpace.into())
     }
 
-    fn try_claim(&self, blocks: u64, room: Room) -> bool {
+    fn try_claim(&self, blocks: u64, pool: BlockPool) -> bool {
         let groups = &self.groups;
         let margin = METADATA_MARGIN.min(self.sb.blocks_count / 64);
-        // The reserve has room for the metadata too.
-        let margin = if room == Room::Open { margin.max(self.sb.reserved_blocks) } else { margin } as i64;
+        // The reserved blocks leave enough space for metadata.
+        let margin =
+            if pool == BlockPool::Unreserved { margin.max(self.sb.reserved_blocks) } else { margin } as i64;
         let claim = blocks as i64;
         let before = groups.delayed.fetch_add(claim, Ordering::AcqRel);
-        if before + claim + margin > groups.free_blocks.load(Ordering::Relaxed) + self.windows.blocks() {
+        if before + claim + margin
+            > groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks()
+        {
             groups.delayed.fetch_sub(claim, Ordering::AcqRel);
             return false;
         }
         true
     }
 
-    /// Give a promise back: it was kept, or is no longer needed.
+    /// Ends the reservation of blocks that are now allocated or no longer needed.
     pub fn release_delayed(&self, blocks: u64) {
         self.groups.delayed.fetch_sub(blocks as i64, Ordering::AcqRel);
     }
 
-    /// Where the next block of an inode goes: behind its last one, or in its group, files of one group apart.
+    /// The preferred position of an inode's next block: after its last block, else in its group, spread over
+    /// the group by inode number.
     pub fn goal_for(&self, inode: &Inode) -> u64 {
         let next = inode.private::<Ext4Inode>().alloc.lock().next;
         if self.sb.is_valid_block(next) {

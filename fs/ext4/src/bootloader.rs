@@ -1,46 +1,49 @@
-//! The boot-loader inode: reserved inode 5, a file without a name where users cannot get at it.
+//! The boot-loader inode: reserved inode 5, a file without a name that users cannot open.
 //!
-//! Its data is put there by a swap with that of an ordinary file (kernel documentation, `EXT4_IOC_SWAP_BOOT`): the maps, the
+//! A swap with an ordinary file puts data into it (kernel documentation, `EXT4_IOC_SWAP_BOOT`): the maps, the
 //! sizes and the blocks change owners in one transaction; names, owners, modes and attributes stay.
 
-use crate::ctx::{Ext4, Ext4Inode, core_of};
+use crate::fs::{Ext4, Ext4Inode, core_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
 use ivers_block::Buffer;
-use ivers_vfs::{Error, FileType, InitialVersion, Inode, Logged, NameError, NewInode, Result, Touch};
+use ivers_vfs::{
+    Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode, Result, Touch,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// `_IO('f', 17)`.
 pub(crate) const SWAP_BOOT: u32 = 0x6611;
 const BOOT_INO: u32 = 5;
-/// Nodes of the two extent trees together: they change owners, and so checksums, within one transaction.
-const MOST_NODES: usize = 64;
+/// Limit of the nodes of both extent trees together. All of them change owners, and so checksums, in one
+/// transaction.
+const MAX_NODES: usize = 64;
 
 impl Ext4 {
-    /// Swap a file's data with the boot loader's. The first one ever gets an empty file back.
-    pub(crate) fn fs_swap_boot(&self, inode: &Inode) -> Result<()> {
+    /// Swaps a file's data with the boot loader's. The first swap leaves the file empty.
+    pub(crate) fn swap_boot_loader(&self, inode: &Inode) -> Result<()> {
         if inode.kind != FileType::Regular || inode.attr().nlink != 1 {
             return Err(NameError::Invalid.into());
         }
-        // Inline data lies in the slot, which stays where it is.
+        // Inline data is stored in the slot, which does not move.
         self.inline_to_blocks(inode)?;
         let _one_at_a_time = self.boot.lock();
         let boot = self.boot_loader()?;
         self.inline_to_blocks(&boot)?;
-        self.windows.forget(inode.ino.0 as u32);
+        self.reservation_windows.forget(inode.ino.0 as u32);
         let (mine, its) = (self.nodes_of(inode)?, self.nodes_of(&boot)?);
         let mut h = self.begin((mine.len() + its.len()) as u32 + 8)?;
         {
             let (mut a, mut b) = (core_of(inode).write(), core_of(&boot).write());
             let (a, b) = (&mut *a, &mut *b);
-            // No data is on its way: what is promised still are the ends of pages.
-            self.settle_delayed(a, 0, u64::MAX);
+            // No data is waiting for write-back: the remaining reservations are for the ends of pages.
+            self.end_reservations(a, 0, u64::MAX);
             std::mem::swap(&mut a.i_block, &mut b.i_block);
             std::mem::swap(&mut a.disk_size, &mut b.disk_size);
             let differ = (a.flags ^ b.flags) & FL_EXTENTS;
             a.flags ^= differ;
             b.flags ^= differ;
-            // The block of attributes counts too, and stays.
+            // The attribute block is part of the block count and stays with its inode.
             let of_attributes = |file_acl: u64| if file_acl == 0 { 0 } else { 1 << (self.sb.block_bits - 9) };
             let (attributes_a, attributes_b) = (of_attributes(a.file_acl), of_attributes(b.file_acl));
             let (data_a, data_b) =
@@ -67,19 +70,19 @@ impl Ext4 {
         if core.flags & FL_EXTENTS == 0 {
             return Ok(Vec::new());
         }
-        self.extent_nodes(inode, &core, MOST_NODES)?.ok_or_else(|| {
+        self.extent_nodes(inode, &core, MAX_NODES)?.ok_or_else(|| {
             Error::Incompatible(format!(
-                "{}, inode {}: a boot loader in so many pieces (its extent tree has more than {MOST_NODES} blocks)",
+                "{}, inode {}: too fragmented for a boot loader (more than {MAX_NODES} extent blocks)",
                 self.place, inode.ino
             ))
         })
     }
 
-    /// The boot loader, made anew where the slot holds none. The VFS does not know it: nobody else has it in memory.
+    /// Loads the boot-loader inode, or makes one if the slot holds none. It is not in the VFS's cache.
     fn boot_loader(&self) -> Result<Inode> {
         let old = match self.raw_inode(BOOT_INO) {
             Ok(slot) => slot,
-            // Zeros without a checksum: what mke2fs leaves.
+            // Zeros without a checksum: mke2fs leaves the slot so.
             Err(Error::Name(NameError::Stale)) => vec![0; self.sb.inode_size as usize],
             Err(error) => return Err(error),
         };
@@ -87,7 +90,7 @@ impl Ext4 {
         if state.mode != 0 && state.links != 0 {
             let boot = self.detached(self.load(BOOT_INO, true)?);
             if boot.kind != FileType::Regular {
-                return Err(self.corrupt_inode("the boot loader is no file", &boot));
+                return Err(self.corrupt_inode("the boot loader is not a regular file", &boot));
             }
             return Ok(boot);
         }
@@ -103,7 +106,20 @@ impl Ext4 {
             image.encode(&self.sb, BOOT_INO, slot);
         })?;
         let mut loaded = self.loaded(BOOT_INO, image);
-        loaded.version = InitialVersion::Fresh(version);
+        loaded.counter = InitialCounter::Fresh(version);
         Ok(self.detached(loaded))
+    }
+}
+
+impl IoctlOps for Ext4 {
+    fn has_ioctl(&self, number: u32) -> bool {
+        number == SWAP_BOOT
+    }
+
+    fn ioctl(&self, inode: &Inode, number: u32) -> Result<()> {
+        match number {
+            SWAP_BOOT => self.swap_boot_loader(inode),
+            _ => Err(NameError::NotSupported.into()),
+        }
     }
 }

@@ -1,34 +1,37 @@
-//! The epoch record on the root directory: `trusted.ivers.epoch`. What it means and when the epoch rises is
-//! `ivers_vfs::epoch`; here is where ext4 keeps it.
+//! Storage of the epoch record: the attribute `trusted.ivers.epoch` of the root directory. `ivers_vfs::epoch`
+//! defines its meaning and when the epoch rises.
 
-use crate::ctx::{Ext4, Handle, ROOT_INO};
+use crate::fs::{Ext4, Handle, ROOT_INO};
 use crate::layout::raw::RawSuperblock;
 use ivers_vfs::epoch::{EpochRecord, Found, base_of, decide};
-use ivers_vfs::{Inode, Result};
+use ivers_vfs::{EpochOps, Inode, Result};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// `trusted.` in the format.
+/// Name index of `trusted.`.
 const INDEX_TRUSTED: u8 = 4;
-/// The rest of `ivers_vfs::epoch::EPOCH_XATTR`.
+/// `ivers_vfs::epoch::EPOCH_XATTR` without its prefix.
 const NAME: &[u8] = b"ivers.epoch";
-/// Blocks that storing the record may change: inode, attribute block, its bitmap, descriptor, superblock.
+/// Blocks that storing the record may change: inode, attribute block, bitmap, descriptor, superblock.
 const CREDITS: u32 = 16;
 
 /// The epoch of this mount.
 #[derive(Debug, Default)]
 pub(crate) struct Epoch {
-    /// What is added to counters, already shifted.
+    /// The base that is added to counters: the epoch, shifted.
     base: AtomicU64,
-    /// The epoch in the record: above the served one after a counter of 32 bits ran over, or without cookies.
+    /// The epoch in the record. It is higher than the served one after a 32-bit counter has overflowed, or if
+    /// no change attribute is served.
     stored: Mutex<u64>,
-    /// Why no cookie is served.
+    /// The reason why no change attribute is served.
     missing: Mutex<Option<String>>,
-    /// The superblock fields as they will be left.
+    is_missing: AtomicBool,
+    stays_open: AtomicBool,
+    /// The superblock fields as unmount will leave them.
     foreign: Mutex<[u32; 4]>,
 }
 
-/// The superblock fields by which another writer shows.
+/// The superblock fields that reveal a foreign writer.
 pub(crate) fn foreign_fields(raw: &RawSuperblock) -> [u32; 4] {
     [u32::from(raw.s_mnt_count.get()), raw.s_mtime.get(), raw.s_wtime.get(), raw.s_lastcheck.get()]
 }
@@ -42,11 +45,21 @@ impl Epoch {
         self.missing.lock().clone()
     }
 
-    /// No cookie from here on.
-    pub(crate) fn give_up(&self, why: impl Into<String>) {
+    pub(crate) fn is_missing(&self) -> bool {
+        self.is_missing.load(Ordering::Acquire)
+    }
+
+    /// Leaves the record OPEN at unmount: the next mount raises the epoch.
+    pub(crate) fn keep_open(&self) {
+        self.stays_open.store(true, Ordering::Release);
+    }
+
+    /// Serves no change attribute from now on.
+    pub(crate) fn stop_serving(&self, why: impl Into<String>) {
         let why = why.into();
         log::warn!("no change attribute: {why}");
         *self.missing.lock() = Some(why);
+        self.is_missing.store(true, Ordering::Release);
     }
 }
 
@@ -55,17 +68,17 @@ impl Ext4 {
         Ok(self.detached(self.load(ROOT_INO, false)?))
     }
 
-    /// Decide the epoch and, on a writable mount, make the OPEN record durable.
+    /// Decides the epoch. On a writable mount, makes the OPEN record durable.
     pub(crate) fn open_epoch(&self, raw: &RawSuperblock, clean: bool, trust_foreign: bool) -> Result<()> {
         if self.sb.hurd {
-            self.epoch.give_up("the Hurd keeps a translator where the version would be");
+            self.epoch.stop_serving("the Hurd stores a translator in the version field");
             return Ok(());
         }
         let root = self.epoch_root()?;
         let value = match self.xattr_get_raw(&root, INDEX_TRUSTED, NAME) {
             Ok(value) => value,
             Err(error) => {
-                self.epoch.give_up(format!("the epoch record cannot be read: {error}"));
+                self.epoch.stop_serving(format!("the epoch record cannot be read: {error}"));
                 return Ok(());
             }
         };
@@ -80,8 +93,8 @@ impl Ext4 {
         let decision = match decide(&found) {
             Ok(decision) => decision,
             Err(why) => {
-                self.epoch.give_up(format!(
-                    "{why}; remove the attribute trusted.ivers.epoch of the root to start anew"
+                self.epoch.stop_serving(format!(
+                    "{why}; to start over, remove the attribute trusted.ivers.epoch from the root"
                 ));
                 return Ok(());
             }
@@ -90,11 +103,12 @@ impl Ext4 {
             log::info!("{}: epoch {}: {why}", self.place, decision.epoch);
         }
         let epoch = match (&self.read_only, value.is_some()) {
-            // Nothing was ever recorded: what readers see lies below what the first writer will serve.
+            // No record exists: the values that readers see are below those that the first writable mount
+            // will serve.
             (Some(_), false) if clean => 0,
             (Some(_), false) => {
-                self.epoch.give_up(
-                    "somebody else's session did not end in good order, and no epoch is recorded yet: mount it once for writing",
+                self.epoch.stop_serving(
+                    "a foreign writer's session ended uncleanly, and no epoch is recorded: mount for writing",
                 );
                 return Ok(());
             }
@@ -106,7 +120,7 @@ impl Ext4 {
         if self.read_only.is_none() {
             let stored = self.begin(CREDITS).and_then(|mut h| self.store_epoch(&mut h, &root, true));
             if let Err(error) = stored.and_then(|()| self.journal.commit()) {
-                self.epoch.give_up(format!("the epoch record cannot be stored: {error}"));
+                self.epoch.stop_serving(format!("the epoch record cannot be stored: {error}"));
             }
         }
         Ok(())
@@ -123,7 +137,7 @@ impl Ext4 {
         self.log_attributes(h, root)
     }
 
-    /// Raise the epoch that the next mount starts from, within a transaction.
+    /// Raises the epoch that the next mount starts from, in the caller's transaction.
     pub(crate) fn raise_stored_epoch(&self, h: &mut Handle) -> Result<()> {
         if self.epoch.missing().is_some() {
             return Ok(());
@@ -131,7 +145,7 @@ impl Ext4 {
         {
             let mut stored = self.epoch.stored.lock();
             if base_of(*stored) != self.epoch.base() {
-                // It is above the served one already.
+                // It is already above the served epoch.
                 return Ok(());
             }
             *stored += 1;
@@ -140,23 +154,34 @@ impl Ext4 {
         self.store_epoch(h, &root, true)
     }
 
-    /// The epoch rises because changes go on that no counter shows.
-    pub(crate) fn fs_raise_epoch(&self) -> Result<()> {
-        let mut h = self.begin(CREDITS)?;
-        self.raise_stored_epoch(&mut h)?;
-        drop(h);
-        self.journal.commit()
-    }
-
-    /// The session ends in good order: everything else is durable. `foreign` is how the superblock will be left.
+    /// Records that the session is CLOSED, after everything else is durable. `foreign` holds the superblock
+    /// fields as unmount will leave them.
     pub(crate) fn close_epoch(&self, foreign: [u32; 4]) -> Result<()> {
-        if self.epoch.missing().is_some() {
+        if self.epoch.is_missing() || self.epoch.stays_open.load(Ordering::Acquire) {
             return Ok(());
         }
         *self.epoch.foreign.lock() = foreign;
         let root = self.epoch_root()?;
         let mut h = self.begin(CREDITS)?;
         self.store_epoch(&mut h, &root, false)?;
+        drop(h);
+        self.journal.commit()
+    }
+}
+
+impl EpochOps for Ext4 {
+    fn keep_open(&self) {
+        self.epoch.keep_open();
+    }
+
+    fn base(&self) -> u64 {
+        self.epoch.base()
+    }
+
+    /// Raises the epoch, because changes follow that no counter shows.
+    fn raise(&self) -> Result<()> {
+        let mut h = self.begin(CREDITS)?;
+        self.raise_stored_epoch(&mut h)?;
         drop(h);
         self.journal.commit()
     }

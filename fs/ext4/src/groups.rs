@@ -1,16 +1,16 @@
 //! Group descriptors and bitmaps, loaded on demand.
 //!
-//! A group that nobody has touched costs nothing. Once touched, its descriptor is kept decoded under a lock of its own;
-//! its block bitmap is kept a second time (`busy`) with the bits of reservations, and of freed blocks whose transaction has
-//! not committed, set as well: what is clear there may be given out.
+//! An unused group costs nothing. After its first use, its descriptor is kept decoded under the group's lock.
+//! A second copy of its block bitmap, `busy`, also has the bits set of reservations and of freed blocks whose
+//! transaction has not committed: only blocks that are clear in it may be allocated.
 //!
-//! What is kept counts against the mount's memory bound. When that is exceeded, groups that nobody is in and whose `busy` says
-//! nothing more than the bitmap on the device are dropped.
+//! This memory counts against the mount's budget. Over the budget, groups are dropped that no thread uses and
+//! whose `busy` equals the bitmap on the device.
 
 use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, GroupDesc, INODE_UNINIT};
 use crate::layout::superblock::Superblock;
-use crate::tx::Handle;
+use crate::transaction::Handle;
 use ivers_block::{Buffer, BufferCache};
 use ivers_vfs::{Error, Result};
 use parking_lot::{Mutex, RwLock};
@@ -18,23 +18,23 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Flexible groups whose members are looked at for metadata that lies in a neighbour.
+/// Flexible groups whose members are searched for metadata of a neighbour.
 const MAX_FLEX: u32 = 64;
 
-/// About what a group takes in memory without its bitmap.
+/// Approximate memory of a group without its bitmap, in bytes.
 const GROUP_BYTES: u64 = 256;
 
-/// The groups of a filesystem and the counts over all of them.
+/// The groups of a filesystem and the totals over all of them.
 pub struct Groups {
     sb: Superblock,
     cache: Arc<BufferCache>,
     place: String,
     states: RwLock<HashMap<u32, Arc<Mutex<Group>>>>,
-    /// Blocks neither used nor reserved, in memory.
+    /// Blocks that are neither used nor reserved, in memory.
     pub(crate) free_blocks: AtomicI64,
     /// Blocks freed by transactions that have not committed.
     pub(crate) pending: AtomicI64,
-    /// Blocks promised to delayed writes.
+    /// Blocks reserved for delayed writes.
     pub(crate) delayed: AtomicI64,
     /// Free inodes.
     pub(crate) free_inodes: AtomicI64,
@@ -44,7 +44,7 @@ pub struct Groups {
 pub(crate) struct Group {
     pub(crate) number: u32,
     pub(crate) desc: GroupDesc,
-    /// See the module.
+    /// The bits of blocks that must not be allocated; see the module.
     busy: Option<Box<[u8]>>,
     /// Clear bits of `busy`.
     pub(crate) free: u32,
@@ -62,12 +62,12 @@ impl std::fmt::Debug for Groups {
     }
 }
 
-/// First clear bit at or after `from`, or `end`.
+/// The first clear bit at or after `from`, or `end`.
 pub(crate) fn next_clear(bits: &[u8], from: u32, end: u32) -> u32 {
     scan(bits, from, end, 0xFF)
 }
 
-/// First set bit at or after `from`, or `end`.
+/// The first set bit at or after `from`, or `end`.
 pub(crate) fn next_set(bits: &[u8], from: u32, end: u32) -> u32 {
     scan(bits, from, end, 0x00)
 }
@@ -92,7 +92,7 @@ pub(crate) fn is_set(bits: &[u8], bit: u32) -> bool {
     bits[bit as usize / 8] >> (bit % 8) & 1 == 1
 }
 
-/// Set or clear a run of bits.
+/// Sets or clears a run of bits.
 pub(crate) fn fill(bits: &mut [u8], start: u32, len: u32, set: bool) {
     let end = start + len;
     let mut bit = start;
@@ -136,13 +136,13 @@ impl Groups {
         Error::corrupt(what, format!("{}, group {group}", self.place))
     }
 
-    /// Read one descriptor from the device.
+    /// Reads one descriptor from the device.
     pub(crate) fn read_desc(&self, number: u32) -> Result<GroupDesc> {
         let (block, byte) = self.sb.desc_place(number);
         let buffer = self.cache.get(block)?;
         let bytes = buffer.read();
         let desc = GroupDesc::decode(&self.sb, number, &bytes[byte..byte + self.sb.desc_size as usize])
-            .ok_or_else(|| self.corrupt("the descriptor's checksum is wrong", number))?;
+            .ok_or_else(|| self.corrupt("bad descriptor checksum", number))?;
         for (name, start, len) in self.fixed_runs(&desc) {
             if !self.sb.is_valid_run(start, len) {
                 return Err(self.corrupt(format!("{name} is {start}"), number));
@@ -154,12 +154,12 @@ impl Groups {
             || desc.used_dirs > per
             || desc.free_blocks > self.sb.group_blocks(number)
         {
-            return Err(self.corrupt("the descriptor counts more than the group holds", number));
+            return Err(self.corrupt("the descriptor's counts exceed the group", number));
         }
         Ok(desc)
     }
 
-    /// A group, loaded if it is not.
+    /// Returns a group; loads it if necessary.
     pub(crate) fn get(&self, number: u32) -> Result<Arc<Mutex<Group>>> {
         if let Some(group) = self.states.read().get(&number) {
             return Ok(group.clone());
@@ -181,17 +181,17 @@ impl Groups {
         Ok(group)
     }
 
-    /// Drop what can be read again.
+    /// Drops groups that can be loaded again.
     fn shrink(&self, states: &mut HashMap<u32, Arc<Mutex<Group>>>) {
         let budget = self.cache.budget();
         states.retain(|_, group| {
-            // Who is in a group, or about to lock it, holds a reference, and new ones come only through this map.
+            // Every user of a group holds a reference, and new references come only through this map.
             let Some(mut inside) = (Arc::strong_count(group) == 1).then(|| group.try_lock()).flatten() else {
                 return true;
             };
-            // Every bit that is set in the bitmap is set in `busy`: with equal counts the two are equal.
-            let says_more = inside.busy.is_some() && inside.free != inside.desc.free_blocks;
-            if says_more {
+            // `busy` includes every bit of the bitmap: if the counts are equal, so are the bitmaps.
+            let differs = inside.busy.is_some() && inside.free != inside.desc.free_blocks;
+            if differs {
                 return true;
             }
             if inside.busy.take().is_some() {
@@ -202,7 +202,7 @@ impl Groups {
         });
     }
 
-    /// Put a changed descriptor into the transaction.
+    /// Logs a changed descriptor.
     pub(crate) fn store(&self, h: &mut Handle, group: &Group) -> Result<()> {
         let (block, byte) = self.sb.desc_place(group.number);
         let buffer = self.cache.get(block)?;
@@ -211,7 +211,8 @@ impl Groups {
         })
     }
 
-    /// Where a group's bitmaps and inode table lie: the descriptor's field, first block, blocks.
+    /// The bitmaps and the inode table of a group: name of the descriptor's field, first block, number of
+    /// blocks.
     pub(crate) fn fixed_runs(&self, desc: &GroupDesc) -> [(&'static str, u64, u64); 3] {
         [
             ("bg_block_bitmap", desc.block_bitmap, 1),
@@ -220,7 +221,7 @@ impl Groups {
         ]
     }
 
-    /// Set the bits of a run of the filesystem's blocks, as far as it lies in a group.
+    /// Sets the bits of the part of a run of filesystem blocks that lies in a group.
     fn mark_run(&self, number: u32, bits: &mut [u8], start: u64, len: u64) {
         let first = self.sb.group_first_block(number);
         let from = start.max(first);
@@ -230,7 +231,7 @@ impl Groups {
         }
     }
 
-    /// The bits of a group that metadata in fixed places takes.
+    /// Sets the bits of a group's blocks that hold metadata in fixed places.
     fn mark_own_metadata(&self, number: u32, desc: &GroupDesc, bits: &mut [u8]) {
         let first = self.sb.group_first_block(number);
         self.mark_run(number, bits, first, u64::from(self.sb.base_meta_blocks(number)));
@@ -245,7 +246,7 @@ impl Groups {
         fill(bits, blocks, all - blocks, true);
     }
 
-    /// The bitmap that a group has whose bitmap was never written.
+    /// The initial bitmap of a group whose bitmap was never written.
     fn fresh_block_bitmap(&self, number: u32, desc: &GroupDesc) -> Box<[u8]> {
         let mut bits = vec![0; self.sb.block_size as usize].into_boxed_slice();
         self.mark_own_metadata(number, desc, &mut bits);
@@ -263,19 +264,19 @@ impl Groups {
         crc & GroupDesc::csum_mask(&self.sb)
     }
 
-    /// The block bitmap on the device, checked.
+    /// Reads and checks the block bitmap on the device.
     fn read_block_bitmap(&self, group: &Group) -> Result<Arc<Buffer>> {
         let buffer = self.cache.get(group.desc.block_bitmap)?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.block_bitmap_csum(&buffer.read()) != group.desc.block_bitmap_csum {
-                return Err(self.corrupt("the block bitmap's checksum is wrong", group.number));
+                return Err(self.corrupt("bad block bitmap checksum", group.number));
             }
             buffer.set_verified();
         }
         Ok(buffer)
     }
 
-    /// The bits of blocks that must not be given out.
+    /// The bits of blocks that must not be allocated.
     pub(crate) fn busy<'a>(&self, group: &'a mut Group) -> Result<&'a mut Box<[u8]>> {
         if group.busy.is_none() {
             let mut bits = if group.desc.flags & BLOCK_UNINIT != 0 {
@@ -290,13 +291,13 @@ impl Groups {
             if clear != group.desc.free_blocks {
                 return Err(self.corrupt(
                     format!(
-                        "{clear} of {blocks} blocks are clear in the bitmap, the descriptor says {}",
+                        "the bitmap has {clear} of {blocks} blocks clear, the descriptor counts {}",
                         group.desc.free_blocks
                     ),
                     group.number,
                 ));
             }
-            // A damaged bitmap must not give metadata away.
+            // A damaged bitmap must not allow metadata to be allocated.
             self.mark_own_metadata(group.number, &group.desc, &mut bits);
             self.mark_flex_metadata(group.number, &mut bits)?;
             let left: u32 = bits.iter().map(|byte| byte.count_zeros()).sum();
@@ -327,7 +328,7 @@ impl Groups {
         Ok(())
     }
 
-    /// The block bitmap for a change: written out first if it never was.
+    /// The block bitmap for a change; writes the initial bitmap if none was ever written.
     fn init_block_bitmap(&self, h: &mut Handle, group: &mut Group) -> Result<Arc<Buffer>> {
         if group.desc.flags & BLOCK_UNINIT == 0 {
             return self.read_block_bitmap(group);
@@ -340,7 +341,8 @@ impl Groups {
         Ok(buffer)
     }
 
-    /// Set (allocate) or clear (free) a run in the bitmap on the device; the run must be the other way round now.
+    /// Sets (allocates) or clears (frees) a run in the bitmap on the device. All bits of the run must have
+    /// the opposite value before.
     pub(crate) fn change_blocks(
         &self,
         h: &mut Handle,
@@ -350,7 +352,7 @@ impl Groups {
         set: bool,
     ) -> Result<()> {
         if !set && group.desc.flags & BLOCK_UNINIT != 0 {
-            return Err(self.corrupt("blocks of a group that was never used are freed", group.number));
+            return Err(self.corrupt("freeing blocks of an unused group", group.number));
         }
         let buffer = self.init_block_bitmap(h, group)?;
         let wrong = {
@@ -374,7 +376,7 @@ impl Groups {
         self.store(h, group)
     }
 
-    /// Give bits of `busy` back.
+    /// Clears bits of `busy`.
     pub(crate) fn release(&self, number: u32, start: u32, len: u32) {
         let Ok(group) = self.get(number) else { return };
         let mut group = group.lock();
@@ -385,7 +387,7 @@ impl Groups {
         self.free_blocks.fetch_add(i64::from(len), Ordering::Relaxed);
     }
 
-    /// The inode bitmap, for reading: `None` if no inode of the group was ever used.
+    /// The inode bitmap for reading: `None` if no inode of the group was ever used.
     pub(crate) fn inode_bitmap(&self, group: &Group) -> Result<Option<Arc<Buffer>>> {
         if group.desc.flags & INODE_UNINIT != 0 {
             return Ok(None);
@@ -393,14 +395,14 @@ impl Groups {
         let buffer = self.cache.get(group.desc.inode_bitmap)?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.inode_bitmap_csum(&buffer.read()) != group.desc.inode_bitmap_csum {
-                return Err(self.corrupt("the inode bitmap's checksum is wrong", group.number));
+                return Err(self.corrupt("bad inode bitmap checksum", group.number));
             }
             buffer.set_verified();
         }
         Ok(Some(buffer))
     }
 
-    /// What the inode bitmap says of an inode.
+    /// Whether the inode bitmap marks an inode as used.
     pub(crate) fn is_inode_used(&self, ino: u32) -> Result<bool> {
         let (number, bit) = self.sb.group_of_inode(ino);
         let group = self.get(number)?;
@@ -408,7 +410,7 @@ impl Groups {
         Ok(bitmap.is_some_and(|bitmap| is_set(&bitmap.read(), bit)))
     }
 
-    /// The inode bitmap for a change: written out first if it never was, with the block bitmap.
+    /// The inode bitmap for a change; writes the initial inode and block bitmaps if none were ever written.
     pub(crate) fn init_inode_bitmap(&self, h: &mut Handle, group: &mut Group) -> Result<Arc<Buffer>> {
         if let Some(buffer) = self.inode_bitmap(group)? {
             return Ok(buffer);
@@ -428,7 +430,7 @@ impl Groups {
         Ok(buffer)
     }
 
-    /// Set or clear the bit of an inode in the bitmap; the caller stores the descriptor.
+    /// Sets or clears the bit of an inode in the bitmap; the caller stores the descriptor.
     pub(crate) fn change_inode(&self, h: &mut Handle, group: &mut Group, bit: u32, set: bool) -> Result<()> {
         let buffer = self.init_inode_bitmap(h, group)?;
         if is_set(&buffer.read(), bit) == set {

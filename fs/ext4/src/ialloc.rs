@@ -1,27 +1,26 @@
-//! Inode slots: directories spread over the groups, files beside their directory.
+//! Allocation of inode slots: directories are spread over the groups, files stay near their directory.
 
-use crate::ctx::{Ext4, Ext4Inode, Handle, core_of};
+use crate::fs::{Ext4, Ext4Inode, Handle, core_of};
 use crate::groups::next_clear;
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
 use ivers_vfs::{
-    Attr, FileType, InitialVersion, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
+    Attr, FileType, InitialCounter, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
 };
 use std::sync::atomic::Ordering;
 
-/// Groups looked at for a new directory before the best of them is taken.
+/// Groups that are examined for a new directory before the best of them is chosen.
 const ORLOV_PROBES: u32 = 16;
 
 impl Ext4 {
-    /// The group to try first.
+    /// Returns the group to try first.
     fn inode_group(&self, dir: &Inode, kind: FileType) -> Result<u32> {
         let parent = self.sb.group_of_inode(dir.ino.0 as u32).0;
-        let spread =
-            dir.ino.0 as u32 == crate::ctx::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
+        let spread = dir.ino.0 as u32 == crate::fs::ROOT_INO || dir.attr().flags.contains(InodeFlags::TOPDIR);
         if kind != FileType::Directory || !spread || self.sb.groups == 1 {
             return Ok(parent);
         }
-        // A directory below the root heads a tree of its own: it goes where there is room and few others are.
+        // A directory in the root starts a separate tree: find a group with free space and few directories.
         let start = self.next_generation.load(Ordering::Relaxed) % self.sb.groups;
         let mut best = (u32::MAX, parent);
         for step in 0..ORLOV_PROBES.min(self.sb.groups) {
@@ -36,8 +35,8 @@ impl Ext4 {
         Ok(best.1)
     }
 
-    /// Take a free slot for a new inode with one name (a directory: two), and write it. The caller sets up what the kind needs
-    /// (a directory's first block, a link's target) and logs again.
+    /// Allocates a slot for a new inode with one name (a directory: two) and writes it. The caller adds what
+    /// the file type needs (a directory's first block, a link's target) and logs the inode again.
     pub fn alloc_inode(&self, h: &mut Handle, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
         let first = self.inode_group(dir, new.kind)?;
         for step in 0..self.sb.groups {
@@ -104,13 +103,13 @@ impl Ext4 {
             image.encode(&self.sb, ino, slot);
         })?;
         let mut loaded = self.loaded(ino, image);
-        if loaded.version != InitialVersion::NotStored {
-            loaded.version = InitialVersion::Fresh(version);
+        if loaded.counter != InitialCounter::NotStored {
+            loaded.counter = InitialCounter::Fresh(version);
         }
         Ok(Some(loaded))
     }
 
-    /// What the slot of a new inode holds.
+    /// The initial contents of a new inode's slot.
     pub(crate) fn new_image(
         &self,
         inherited: u32,
@@ -121,9 +120,9 @@ impl Ext4 {
         let mut flags = inherited;
         match new.kind {
             FileType::Directory => {}
-            // Neither synchronous names nor handing a project id down mean anything in a file.
+            // DIRSYNC and PROJINHERIT have no meaning for a file.
             FileType::Regular => flags &= !(0x1_0000 | 0x2000_0000),
-            // Only what dump(8) and access times mean applies to the rest.
+            // Only NODUMP and NOATIME apply to the other types.
             _ => flags &= 0x40 | 0x80,
         }
         let mut i_block = [0; 60];
@@ -162,13 +161,13 @@ impl Ext4 {
         }
     }
 
-    /// Give a slot back whose blocks and attributes are gone. The version in it moves on, for the slot's next life.
+    /// Frees a slot whose blocks and attributes are gone. Raises the stored counter for the next generation.
     pub fn free_inode(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
         if ino < self.sb.first_ino {
-            return Err(self.corrupt_inode("a reserved inode is freed", inode));
+            return Err(self.corrupt_inode("freeing a reserved inode", inode));
         }
-        inode.version.inc();
+        inode.counter.inc();
         {
             let mut core = core_of(inode).write();
             core.disk_size = 0;
@@ -182,7 +181,7 @@ impl Ext4 {
             attr.size = 0;
         });
         self.log(h, inode)?;
-        // Attribute inodes have no time there, and a small number would name the next orphan.
+        // An attribute inode stores no time there, and a small number would be read as the next orphan.
         let ctime = inode.attr().ctime.sec;
         let now =
             if ctime > i64::from(self.sb.inodes_count) { ctime } else { self.own_policy.now().sec } as u32;

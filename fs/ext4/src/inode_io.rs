@@ -1,17 +1,18 @@
-//! Inodes to and from the device.
+//! Reading inodes from the device and writing them.
 
-use crate::ctx::{Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
+use crate::fs::{Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
 use crate::layout::inode::{
     FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, InodeImage, StoredVersion, seal_slot, slot_state, slot_version,
     verify_slot,
 };
 use ivers_block::Buffer;
-use ivers_vfs::{Error, FileType, InitialVersion, Ino, Inode, LoadedInode, NameError, Result};
+use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
 impl Ext4 {
-    /// The inode table block that holds a slot, and the slot's first byte. `None` if the slot was never written.
+    /// The inode table block that holds a slot, and the slot's first byte. `None` if the slot was never
+    /// written.
     pub(crate) fn slot_place(&self, ino: u32) -> Result<(Option<Arc<Buffer>>, usize)> {
         if ino == 0 || ino > self.sb.inodes_count {
             return Err(NameError::Stale.into());
@@ -27,24 +28,21 @@ impl Ext4 {
         Ok((Some(self.block(block)?), byte))
     }
 
-    /// The raw bytes of a slot, checked. A slot that was never written is stale.
+    /// Returns the raw bytes of a slot, checked. A slot that was never written is stale.
     pub fn raw_inode(&self, ino: u32) -> Result<Vec<u8>> {
         let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
         let slot = buffer.read()[byte..byte + self.sb.inode_size as usize].to_vec();
         if !verify_slot(&self.sb, ino, &slot) {
-            // A slot that was zeroed has no checksum and holds nothing.
+            // A zeroed slot has no checksum and holds no inode.
             if slot.iter().all(|&b| b == 0) {
                 return Err(NameError::Stale.into());
             }
-            return Err(Error::corrupt(
-                "the inode's checksum is wrong",
-                format!("{}, inode {ino}", self.place),
-            ));
+            return Err(Error::corrupt("bad inode checksum", format!("{}, inode {ino}", self.place)));
         }
         Ok(slot)
     }
 
-    /// Change the raw bytes of a slot in use and seal it.
+    /// Changes the raw bytes of a slot in use and updates its checksum.
     pub fn modify_slot<R>(&self, h: &mut Handle, ino: u32, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         let (Some(buffer), byte) = self.slot_place(ino)? else { return Err(NameError::Stale.into()) };
         h.modify(&buffer, |bytes| {
@@ -55,7 +53,7 @@ impl Ext4 {
         })
     }
 
-    /// Decode an inode; with `any` also reserved, unlinked and attribute inodes.
+    /// Decodes an inode; `any` also accepts reserved, unlinked and attribute inodes.
     pub fn load(&self, ino: u32, any: bool) -> Result<LoadedInode> {
         if !any && ino != ROOT_INO && ino < self.sb.first_ino {
             return Err(NameError::Stale.into());
@@ -71,23 +69,25 @@ impl Ext4 {
             return Err(NameError::Stale.into());
         }
         if image.flags & (FL_ENCRYPT | FL_CASEFOLD) != 0 {
-            return Err(Error::Incompatible(format!("{place} is encrypted or folds case")));
+            return Err(Error::Incompatible(format!(
+                "{place} is encrypted or case-insensitive, which is not supported"
+            )));
         }
         if ino == ROOT_INO && image.attr.kind != FileType::Directory {
-            return Err(Error::corrupt("the root is no directory", place));
+            return Err(Error::corrupt("the root is not a directory", place));
         }
         Ok(self.loaded(ino, image))
     }
 
-    /// What the VFS is given of a decoded slot.
+    /// Converts a decoded slot for the VFS.
     pub(crate) fn loaded(&self, ino: u32, image: InodeImage) -> LoadedInode {
-        let version = match image.version {
-            StoredVersion::Wide(version) => InitialVersion::Stored(version & (u64::MAX >> 1)),
+        let counter = match image.version {
+            StoredVersion::Wide(version) => InitialCounter::Stored(version & (u64::MAX >> 1)),
             StoredVersion::Narrow(version) => {
                 let high = self.wrapped.lock().get(&ino).copied().unwrap_or(0);
-                InitialVersion::Stored(u64::from(version) | high << 32)
+                InitialCounter::Stored(u64::from(version) | high << 32)
             }
-            StoredVersion::None => InitialVersion::NotStored,
+            StoredVersion::None => InitialCounter::NotStored,
         };
         let core = InodeCore {
             i_block: image.i_block,
@@ -105,7 +105,7 @@ impl Ext4 {
             ino: Ino(u64::from(ino)),
             generation: image.generation,
             attr: image.attr,
-            version,
+            counter,
             private: Box::new(Ext4Inode {
                 core,
                 alloc: Mutex::default(),
@@ -114,7 +114,8 @@ impl Ext4 {
         }
     }
 
-    /// Every copy of the root shares one private part, so that the epoch record and users' changes do not overwrite each other.
+    /// Makes every copy of the root share one private part, so that the epoch record and users' changes do
+    /// not overwrite each other.
     fn share_root(&self, core: InodeCore) -> Arc<RwLock<InodeCore>> {
         let mut shared = self.root_core.lock();
         if let Some(core) = shared.upgrade() {
@@ -125,7 +126,7 @@ impl Ext4 {
         core
     }
 
-    /// Put an inode's attributes, map root, attributes in the slot and stored version into the transaction.
+    /// Logs an inode: attributes, map root, attributes in the slot, and stored counter.
     pub fn log(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
         let private = inode.private::<Ext4Inode>();
@@ -135,14 +136,14 @@ impl Ext4 {
         let extra = core.extra_isize;
         let counted = h.modify(&buffer, |bytes| {
             let slot = &mut bytes[byte..byte + self.sb.inode_size as usize];
-            // Attributes and counter are taken here, under the buffer's lock: write-back and a call may log at once, and what
-            // the later one stores must not be what it saw before the earlier one.
+            // Read attributes and counter here, under the buffer's lock: write-back and a request may log at
+            // the same time, and the later store must not contain older values than the earlier one.
             let mut attr = inode.attr();
             if attr.kind == FileType::Regular {
                 attr.size = core.disk_size;
             }
             attr.blocks_512 = core.blocks_512;
-            let counted = inode.version.peek();
+            let counted = inode.counter.peek();
             let version = if self.sb.hurd || core.flags & FL_EA_INODE != 0 {
                 StoredVersion::None
             } else if extra >= 28 {
@@ -159,19 +160,20 @@ impl Ext4 {
                 file_acl: core.file_acl,
                 extra_isize: extra,
                 body: core.body_xattrs.clone(),
-                // The orphan list keeps this field by itself.
+                // The orphan list maintains this field separately.
                 dtime: slot_state(slot).dtime,
             };
             image.encode(&self.sb, ino, slot);
             matches!(version, StoredVersion::Narrow(_)).then_some(counted)
         })?;
-        // The record that this may change lies on the root, whose private part this inode's may be.
+        // Release the lock: the epoch record is stored on the root, whose private part may be this one.
         drop(core);
-        self.note_wrap(h, ino, counted.unwrap_or(0) >> 32)
+        self.note_overflow(h, ino, counted.unwrap_or(0) >> 32)
     }
 
-    /// A counter of 32 stored bits ran over: the next mount must start above everything that this one shows.
-    fn note_wrap(&self, h: &mut Handle, ino: u32, high: u64) -> Result<()> {
+    /// Raises the stored epoch when a 32-bit stored counter overflows: the next mount must start above every
+    /// value of this one.
+    fn note_overflow(&self, h: &mut Handle, ino: u32, high: u64) -> Result<()> {
         if high == 0 {
             return Ok(());
         }
@@ -182,14 +184,15 @@ impl Ext4 {
         Ok(())
     }
 
-    /// The first version that no earlier life of a slot has shown. `used` tells whether the slot was ever written.
+    /// The first counter value that no earlier generation of a slot has shown. `used` says whether the slot
+    /// was ever written.
     pub(crate) fn fresh_version(&self, ino: u32, slot: &[u8]) -> u64 {
         let stored = match slot_version(&self.sb, slot) {
             StoredVersion::Wide(version) => version,
             StoredVersion::Narrow(version) => {
                 u64::from(version) | self.wrapped.lock().get(&ino).copied().unwrap_or(0) << 32
             }
-            // An attribute inode's count is no version, but staying above it costs nothing.
+            // An attribute inode's reference count is not a counter; to start above it does no harm.
             StoredVersion::None if !self.sb.hurd => {
                 u64::from(u32::from_le_bytes([slot[0x24], slot[0x25], slot[0x26], slot[0x27]]))
             }
@@ -200,15 +203,15 @@ impl Ext4 {
 }
 
 impl Ext4 {
-    /// Put only the attributes in the slot and the number of the attribute block into the transaction: for copies of the
-    /// root whose times and sizes may be behind those that the VFS keeps.
+    /// Logs only the attributes in the slot and the number of the attribute block. For copies of the root
+    /// whose times and sizes may be older than those in the VFS.
     pub(crate) fn log_attributes(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let core = inode.private::<Ext4Inode>().core.read();
         let start = 128 + usize::from(core.extra_isize);
         let wide = self.sb.incompat.contains(crate::layout::Incompat::BIT64);
         self.modify_slot(h, inode.ino.0 as u32, |slot| {
             if slot.len() > 128 {
-                // The slot may never have had extra fields: then they start here, as zeros that were there before.
+                // A slot without extra fields gets them here; the bytes were zeros.
                 slot[0x80..0x82].copy_from_slice(&core.extra_isize.to_le_bytes());
                 let len = core.body_xattrs.len().min(slot.len() - start);
                 slot[start..start + len].copy_from_slice(&core.body_xattrs[..len]);

@@ -1,39 +1,41 @@
-//! ext2, ext3 and ext4.
+//! The driver of ext2, ext3 and ext4.
 //!
-//! [`Ext4::open`] checks an image, replays its journal and gives a filesystem for `ivers_vfs::Vfs::mount`.
+//! [`Ext4::open`] checks an image, replays its journal and returns a filesystem for `ivers_vfs::Vfs::mount`.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`layout`] | the structures on the device, decoded into checked types; no I/O |
-//! | `ctx` | the opened filesystem and its transactions |
-//! | `open`, `driver` | mounting; the calls of the VFS |
-//! | `groups`, `balloc`, `windows`, `ialloc` | group descriptors and bitmaps, blocks, room ahead of growing files, inodes |
-//! | `inode_io`, `orphan`, `epoch` | inodes to and from the device; unlinked ones; the epoch record |
-//! | `zones` | the filesystem's own blocks, which no inode may name |
-//! | `map` | from file blocks to device blocks, and data |
+//! | [`layout`] | on-disk structures, decoded into checked types; no I/O |
+//! | `fs`, `transaction` | the opened filesystem; its transactions |
+//! | `open`, `driver` | mounting; operations on the filesystem and on inodes |
+//! | `groups`, `balloc`, `reservation_windows`, `ialloc` | bitmaps; allocation of blocks and inodes |
+//! | `inode_io`, `orphan`, `epoch` | reading and logging inodes; orphans; the epoch record |
+//! | `system_zone` | blocks of the filesystem's own structures, which no file may refer to |
+//! | `map`, `journal_bmap` | block maps and file data; the journal's map |
 //! | `dir`, `xattr` | names; extended attributes |
+//! | `mkfs` | making a filesystem |
 
 #![forbid(unsafe_code)]
 
 mod balloc;
 mod bootloader;
-pub mod ctx;
 mod dir;
 mod driver;
 mod epoch;
+pub mod fs;
 mod groups;
 mod ialloc;
 mod inode_io;
-mod jmap;
+mod journal_bmap;
 pub mod layout;
 mod map;
 pub mod mkfs;
 mod open;
 mod orphan;
-pub mod tx;
-mod windows;
+mod reservation_windows;
+mod system_zone;
+pub mod transaction;
 mod xattr;
-mod zones;
 
-pub use ctx::Ext4;
+pub use fs::Ext4;
+pub use layout::superblock::probe;
 pub use open::OpenOptions;

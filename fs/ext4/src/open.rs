@@ -1,22 +1,22 @@
-//! Mounting: what is checked, what is refused, and in which order things are written.
+//! Mounting: the checks, and the order of writes.
 //!
-//! 1. The superblock is parsed and its features are weighed. Nothing is written before this has passed.
-//! 2. The journal is found through a first, read-only look at the filesystem, and replayed: onto the device if it may be
-//!    written, onto a layer in memory if not.
-//! 3. The superblock is read again. `needs_recovery` is set (or, without a journal, the clean flag is taken away).
-//! 4. The epoch is settled and its OPEN record made durable.
-//! 5. Orphans are cleaned up.
+//! 1. Parse the superblock and check its features. Nothing is written before.
+//! 2. Find the journal through a temporary read-only instance and replay it: onto the device if that may be
+//!    written, else onto an overlay in memory.
+//! 3. Read the superblock again. Set `needs_recovery` (without a journal: clear the clean flag).
+//! 4. Decide the epoch and make its OPEN record durable.
+//! 5. Process the orphans.
 
-use crate::ctx::{Ext4, ROOT_INO, own_policy};
 use crate::epoch::foreign_fields;
+use crate::fs::{Ext4, ROOT_INO, own_policy};
 use crate::groups::Groups;
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
 use crate::layout::superblock::{
     MAGIC, STATE_ERROR, STATE_VALID, SUPERBLOCK_LEN, SUPERBLOCK_OFFSET, Superblock,
 };
-use crate::tx::{Handle, Tx, journal_error};
-use crate::zones::Zones;
+use crate::system_zone::SystemZone;
+use crate::transaction::{Handle, Transactions, journal_error};
 use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
@@ -26,17 +26,17 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Committed blocks that stay in memory at least, however small the cache is.
-const LEAST_JOURNAL_BYTES: u64 = 4 << 20;
+/// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
+const MIN_JOURNAL_BYTES: u64 = 4 << 20;
 
-/// How to open an image.
+/// Options for opening an image.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
     /// Write nothing.
     pub read_only: bool,
-    /// Believe the epoch record even if somebody else mounted the filesystem in between.
+    /// Trust the epoch record even after a foreign writer.
     pub trust_foreign: bool,
-    /// Do not even replay the journal in memory; only with `read_only`.
+    /// Do not replay the journal even in memory; only with `read_only`.
     pub no_replay: bool,
     /// The memory bound of metadata blocks.
     pub budget: Arc<Budget>,
@@ -63,7 +63,7 @@ fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superb
     let mut bytes = vec![0; SUPERBLOCK_LEN];
     if device.size_bytes() < SUPERBLOCK_OFFSET + SUPERBLOCK_LEN as u64 {
         return Err(Error::Incompatible(format!(
-            "{place} holds no ext2, ext3 or ext4 filesystem ({} bytes are too few)",
+            "{place} holds no ext2, ext3 or ext4 filesystem (the image has only {} bytes)",
             device.size_bytes()
         )));
     }
@@ -75,97 +75,105 @@ fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superb
     Ok((raw, sb))
 }
 
-/// Why something can only be read. What cannot be read either is refused by [`Superblock::parse`].
-fn weigh_features(sb: &Superblock) -> Option<String> {
+/// Returns why a filesystem can only be read. [`Superblock::parse`] refuses what cannot be read either.
+fn unwritable_features(sb: &Superblock) -> Option<String> {
     let mut only_read = sb.ro_compat.difference(RoCompat::KNOWN).feature_names();
     only_read.extend(sb.incompat.difference(Incompat::KNOWN).feature_names());
     if sb.block_size > 4096 {
-        return Some(format!("blocks of {} bytes are not written by this driver", sb.block_size));
+        return Some(format!("this driver cannot write blocks of {} bytes", sb.block_size));
     }
-    (!only_read.is_empty())
-        .then(|| format!("the feature {} is not written by this driver", only_read.join(", ")))
+    (!only_read.is_empty()).then(|| format!("this driver cannot write the feature {}", only_read.join(", ")))
 }
 
-/// In which condition a filesystem was found and brought.
+/// The condition of a filesystem at open and after replay.
 #[derive(Debug, Default)]
 struct Condition {
-    /// Errors were recorded in the superblock.
+    /// The superblock records errors.
     errors: bool,
-    /// An error was recorded in the journal.
+    /// The journal records an error.
     log_error: bool,
-    /// What the journal held is in effect.
+    /// The journal's contents are in effect.
     replayed: bool,
-    /// The journal holds something that is not.
+    /// The journal holds changes that are not in effect.
     left_in_log: bool,
 }
 
 impl Condition {
-    /// Why no change attribute may be served, if so: what shows now, somebody is still to mend. A value handed out for it would be
-    /// that of the mount that comes after the mending, and vouch for what shows then.
-    fn silences(&self, fs: &Ext4, clean: bool, no_replay: bool) -> Option<&'static str> {
+    /// Returns why no change attribute may be served: the visible state still needs replay or repair. The
+    /// mount after the repair would use the same values for a different state.
+    fn unserved_reason(&self, fs: &Ext4, clean: bool, no_replay: bool) -> Option<&'static str> {
         if self.errors {
-            Some("errors were recorded in it: run e2fsck")
+            Some("the superblock records errors: run e2fsck")
         } else if self.log_error {
-            Some("its journal recorded an error: run e2fsck")
+            Some("the journal records an error: run e2fsck")
         } else if no_replay && (!clean || self.left_in_log) {
-            Some("the journal was not replayed: mount it without norecovery")
+            Some("the journal was not replayed: mount without norecovery")
         } else if fs.read_only.is_none() || (clean && !self.left_in_log) || self.replayed {
             None
         } else if self.left_in_log {
-            Some("its journal holds changes that its superblock does not know of: run e2fsck")
+            Some("the journal holds changes that the superblock does not announce: run e2fsck")
         } else {
-            Some("it was not closed in good order and there was nothing to replay: run e2fsck")
+            Some("the filesystem was not unmounted cleanly and there was no log to replay: run e2fsck")
         }
     }
 }
 
 impl Ext4 {
-    /// Check an image, bring it into a consistent state, and open it.
+    /// Checks an image, brings it into a consistent state, and opens it.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let place = options.place.clone();
         let (raw, sb) = read_super(&*device, &place)?;
-        let mut read_only = weigh_features(&sb);
+        let mut read_only = unwritable_features(&sb);
         if options.read_only {
-            read_only = Some("asked for".to_owned());
+            read_only = Some("requested".to_owned());
         } else if device.is_read_only() {
-            read_only = Some("the image is open for reading only".to_owned());
+            read_only = Some("the image is read-only".to_owned());
         }
         let has_journal = sb.compat.contains(Compat::HAS_JOURNAL);
         if has_journal && (sb.journal_dev != 0 || sb.journal_inum == 0) {
-            return Err(Error::Incompatible(format!("{place} has its journal on another device")));
+            return Err(Error::Incompatible(format!(
+                "{place}: the journal is on another device, which is not supported"
+            )));
         }
         let mut condition =
             Condition { errors: raw.s_state.get() & STATE_ERROR != 0, ..Condition::default() };
         if condition.errors && read_only.is_none() {
-            read_only = Some("errors were recorded in it: run e2fsck".to_owned());
+            read_only = Some("the superblock records errors: run e2fsck".to_owned());
         }
         let clean = raw.s_state.get() & STATE_VALID != 0 && !sb.incompat.contains(Incompat::RECOVER);
         if !has_journal && !clean && read_only.is_none() {
-            read_only = Some("it was not closed in good order and has no journal: run e2fsck".to_owned());
+            read_only =
+                Some("the filesystem was not unmounted cleanly and has no journal: run e2fsck".to_owned());
         }
         let mut device = device;
         let mut clean = clean;
         if sb.torn {
-            Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?
-                .vouch_for_torn_superblock()?;
+            Self::assemble(device.clone(), &options, &sb, &raw, Some("temporary instance".to_owned()), None)?
+                .check_torn_superblock()?;
             clean = false;
         }
         let (mut log, mut journal_blocks) = (None, Vec::new());
         if has_journal {
-            let look =
-                Self::assemble(device.clone(), &options, &sb, &raw, Some("a first look".to_owned()), None)?;
+            let look = Self::assemble(
+                device.clone(),
+                &options,
+                &sb,
+                &raw,
+                Some("temporary instance".to_owned()),
+                None,
+            )?;
             let map = look.journal_map()?;
             drop(look);
             journal_blocks = map.taken().to_vec();
             let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
             let mut found =
                 Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
-            // Whoever stopped this log may not have got as far as the superblock, and replay may take the flag there back.
+            // The error may not have reached the superblock, and replay may clear the flag there.
             condition.log_error = found.recorded_error() != 0;
             if condition.log_error && read_only.is_none() {
-                read_only = Some("its journal recorded an error: run e2fsck".to_owned());
+                read_only = Some("the journal records an error: run e2fsck".to_owned());
             }
-            // A log without the flag was emptied by somebody who trusts the flag.
+            // Without the flag, another program that relies on the flag regards the log as empty.
             if sb.incompat.contains(Incompat::RECOVER) && found.needs_recovery() && !options.no_replay {
                 if read_only.is_some() {
                     device = Arc::new(OverlayDevice::new(device));
@@ -185,7 +193,7 @@ impl Ext4 {
                 }
             }
             condition.left_in_log = found.needs_recovery() && !condition.replayed;
-            // A log that is in use and empty has been replayed by whoever emptied it.
+            // A log that is in use and empty was replayed by the program that emptied it.
             condition.replayed |= sb.incompat.contains(Incompat::RECOVER) && !condition.left_in_log;
             log = Some(found);
         }
@@ -196,23 +204,23 @@ impl Ext4 {
             journal = Some(log);
         }
         let mut fs = Self::assemble(device, &options, &sb, &raw, read_only, journal)?;
-        fs.zones = Zones::new(journal_blocks);
+        fs.system_zone = SystemZone::new(journal_blocks);
         if !clean {
             fs.recount()?;
         }
         if fs.read_only.is_none() {
             fs.mark_mounted()?;
         }
-        // Replay can bring them back from the log.
+        // Replay can restore errors from the log.
         condition.errors |= raw.s_state.get() & STATE_ERROR != 0;
-        match condition.silences(&fs, clean, options.no_replay) {
-            Some(why) => fs.epoch.give_up(why),
+        match condition.unserved_reason(&fs, clean, options.no_replay) {
+            Some(why) => fs.epoch.stop_serving(why),
             None => fs.open_epoch(&raw, clean, options.trust_foreign)?,
         }
         if fs.read_only.is_none() {
-            let cleaned = fs.clean_orphans(raw.s_last_orphan.get())?;
+            let cleaned = fs.process_orphans(raw.s_last_orphan.get())?;
             if cleaned > 0 {
-                log::info!("{place}: {cleaned} orphans cleaned up");
+                log::info!("{place}: {cleaned} orphans processed");
             }
         }
         Ok(Arc::new(fs))
@@ -244,8 +252,9 @@ impl Ext4 {
         let journal = match log {
             Some(log) => {
                 let usual = JournalOptions::default();
-                // Committed blocks stay in memory until they are home. Large transactions need some room all the same.
-                let kept = (options.budget.limit() / 4).clamp(LEAST_JOURNAL_BYTES, usual.checkpoint_bytes);
+                // Committed blocks stay in memory until they are written in place. Large transactions need a
+                // minimum.
+                let kept = (options.budget.limit() / 4).clamp(MIN_JOURNAL_BYTES, usual.checkpoint_bytes);
                 let settled = usual.with_commit_interval(options.commit_interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
@@ -260,11 +269,11 @@ impl Ext4 {
             dev,
             groups: Arc::new(groups),
             read_only,
-            journal: Tx::new(journal),
+            journal: Transactions::new(journal),
             epoch: Default::default(),
             orphans: Default::default(),
-            windows: Default::default(),
-            zones: Default::default(),
+            reservation_windows: Default::default(),
+            system_zone: Default::default(),
             root_core: parking_lot::Mutex::new(Weak::new()),
             wrapped: Default::default(),
             boot: Default::default(),
@@ -275,28 +284,30 @@ impl Ext4 {
         })
     }
 
-    /// The superblock's checksum is wrong. If a crash tore a write of it, its fields are still those of before or of after,
-    /// and everything whose checksum starts from its UUID and lies where it says is in order. Damage is refused.
-    fn vouch_for_torn_superblock(&self) -> Result<()> {
+    /// Decides whether a superblock with a wrong checksum may be used. After a torn write, each field is from
+    /// before or after that write, and every structure whose checksum depends on its UUID and position is
+    /// valid. Refuses a damaged superblock.
+    fn check_torn_superblock(&self) -> Result<()> {
         let vouched = (0..self.sb.groups.min(16))
             .try_for_each(|group| self.groups.read_desc(group).map(drop))
             .and_then(|()| self.raw_inode(ROOT_INO).map(drop));
         match vouched {
             Ok(()) => {
                 log::warn!(
-                    "{}: the superblock's checksum is wrong and all that it leads to is right: taken as torn by a crash",
+                    "{}: the superblock's checksum is wrong, but its fields match other structures: \
+                     assuming a write torn by a crash",
                     self.place
                 );
                 Ok(())
             }
             Err(error) => Err(Error::corrupt(
-                format!("its checksum is wrong and so is what it leads to ({error}): run e2fsck"),
+                format!("bad checksum, and its fields do not match other structures ({error}): run e2fsck"),
                 format!("{}, superblock", self.place),
             )),
         }
     }
 
-    /// After an unclean stop the superblock's counts are stale: add the groups up.
+    /// Adds up the groups: after an unclean stop the superblock's counts are stale.
     fn recount(&self) -> Result<()> {
         let (mut blocks, mut inodes) = (0i64, 0i64);
         for group in 0..self.sb.groups {
@@ -309,7 +320,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Change the superblock within a transaction.
+    /// Changes the superblock within a transaction.
     pub(crate) fn modify_super(&self, h: &mut Handle, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
         let buffer = self.cache.get(self.sb.superblock_place().0)?;
         h.modify(&buffer, |bytes| self.edit_super(bytes, f))
@@ -327,7 +338,8 @@ impl Ext4 {
         }
     }
 
-    /// Change the superblock on the device itself, durably. For the flags around a session, when no transaction is open.
+    /// Changes the superblock on the device durably. For the flags at the start and end of a session, when no
+    /// transaction is open.
     pub(crate) fn write_super(&self, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
         let (block, _) = self.sb.superblock_place();
         let buffer = self.cache.get(block)?;
@@ -337,13 +349,14 @@ impl Ext4 {
         Ok(self.dev.flush()?)
     }
 
-    /// A session begins: whoever comes after a crash must see it.
+    /// Marks the start of a session, so that the next mount after a crash sees it.
     fn mark_mounted(&self) -> Result<()> {
         let journal = self.sb.compat.contains(Compat::HAS_JOURNAL);
         let orphan_file = self.has_orphan_file();
         self.write_super(|raw| {
             if orphan_file {
-                // Nobody but us writes into it until we close it: who comes after a crash must look.
+                // Only this mount adds orphans until it closes the filesystem: the next mount after a crash
+                // must process them.
                 raw.s_feature_ro_compat =
                     (raw.s_feature_ro_compat.get() | RoCompat::ORPHAN_PRESENT.bits()).into();
             }
@@ -355,7 +368,7 @@ impl Ext4 {
         })
     }
 
-    /// Everything is durable: write the counts and say that the session ended well.
+    /// Writes the counts and marks the end of the session. Everything else is durable.
     pub(crate) fn mark_closed(&self, foreign: [u32; 4]) -> Result<()> {
         let order = std::sync::atomic::Ordering::Relaxed;
         let free = self.groups.free_blocks.load(order).max(0) as u64;
@@ -377,8 +390,9 @@ impl Ext4 {
         })
     }
 
-    /// How the superblock will be left: this mount counted, its time, the time of the last write.
-    pub(crate) fn leaving_fields(&self) -> Result<[u32; 4]> {
+    /// The superblock fields as unmount will leave them: this mount counted, its time, the time of the last
+    /// write.
+    pub(crate) fn unmount_fields(&self) -> Result<[u32; 4]> {
         let buffer = self.cache.get(self.sb.superblock_place().0)?;
         let bytes = buffer.read();
         let byte = self.sb.superblock_place().1;
@@ -388,7 +402,7 @@ impl Ext4 {
         fields[0] = u32::from(raw.s_mnt_count.get().saturating_add(1));
         let now = CoarseClock.now().sec as u32;
         fields[1] = now;
-        // A second ago: who writes within the second that we leave in stores another time, and shows by it.
+        // One second ago: a foreign writer in the same second stores another time and is detected.
         fields[2] = now.saturating_sub(1);
         Ok(fields)
     }

@@ -1,11 +1,13 @@
-//! Inodes without names that somebody still uses, and files whose truncation is under way.
+//! Orphans: inodes without names that are still in use, and files whose truncation is unfinished.
 //!
-//! Where there is an orphan file (`orphan_file`), its slots are used first: nothing in them is shared by all that is deleted at a
-//! time. When it is full, or there is none, the list takes them: it starts in the superblock and goes on through `i_dtime`.
+//! The orphan file (`orphan_file`), if there is one, is used first: concurrent deletions share nothing in it.
+//! If it is full or absent, orphans go to the list that starts in the superblock and continues through
+//! `i_dtime`.
 //!
-//! The lock of [`Orphans`] is taken inside a handle, below the locks of inodes and above those of groups and buffers.
+//! The lock of [`Orphans`] is taken inside a handle, below the locks of inodes and above those of groups and
+//! buffers.
 
-use crate::ctx::{Ext4, Handle};
+use crate::fs::{Ext4, Handle};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::slot_state;
 use ivers_block::Buffer;
@@ -14,47 +16,47 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Closes each block of the orphan file.
+/// Magic number at the end of each block of the orphan file.
 const FILE_MAGIC: u32 = 0x0B10_CA04;
-/// Magic number and checksum.
+/// Bytes of the tail of a block: magic number and checksum.
 const FILE_TAIL: usize = 8;
-/// Blocks of the orphan file that are used at most: mke2fs makes 512 at the most.
-const MOST_FILE_BLOCKS: u64 = 1 << 16;
-/// Orphans that a crash may have left; more are taken as damage.
-const MOST_LEFT: usize = 1 << 20;
+/// Limit of the blocks of the orphan file. mke2fs makes at most 512.
+const MAX_FILE_BLOCKS: u64 = 1 << 16;
+/// Limit of the orphans that a crash leaves; more are reported as corruption.
+const MAX_ORPHANS: usize = 1 << 20;
 
 /// Where an orphan is recorded.
 #[derive(Debug, Clone, Copy)]
 enum Place {
-    /// On the list, between these.
+    /// On the list, between these inodes.
     List { newer: Option<u32>, older: Option<u32> },
-    /// In a block of the orphan file, at a byte.
+    /// In a block of the orphan file, at a byte offset.
     File { block: usize, byte: usize },
 }
 
 #[derive(Debug, Default)]
 struct State {
     places: HashMap<u32, Place>,
-    /// The newest of the list, which the superblock names.
+    /// The newest orphan of the list, which the superblock refers to.
     head: Option<u32>,
-    /// The orphan file, once it was needed.
+    /// The orphan file, after its first use.
     file: Option<OrphanFile>,
 }
 
-/// The orphan file's blocks, read when they are first needed.
+/// The orphan file's blocks, read at their first use.
 #[derive(Debug)]
 struct OrphanFile {
-    /// Seed of its checksums.
+    /// Checksum seed of its blocks.
     seed: u32,
-    /// Device blocks.
+    /// Block numbers.
     blocks: Vec<u64>,
     /// Slots in use.
     used: usize,
-    /// The block that had room last.
+    /// The block that had a free slot last.
     hint: usize,
 }
 
-/// What is recorded, and where.
+/// The recorded orphans.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans(Mutex<State>);
 
@@ -68,7 +70,8 @@ impl Ext4 {
         self.sb.compat.contains(Compat::ORPHAN_FILE) && self.sb.orphan_file_inum != 0
     }
 
-    /// Whether the orphan file names nobody, as far as this mount knows: it has read what the last one left.
+    /// Whether the orphan file is empty as far as this mount knows: it has read the orphans of the last
+    /// session.
     pub(crate) fn orphan_file_is_empty(&self) -> bool {
         self.orphans.0.lock().file.as_ref().is_none_or(|file| file.used == 0)
     }
@@ -82,7 +85,7 @@ impl Ext4 {
         self.modify_super(h, |raw| raw.s_last_orphan = first.unwrap_or(0).into())
     }
 
-    /// Record an inode, unless it is recorded.
+    /// Records an inode as an orphan, unless it is recorded.
     pub fn orphan_add(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let ino = inode.ino.0 as u32;
         let mut state = self.orphans.0.lock();
@@ -106,7 +109,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Forget an inode, if it is recorded.
+    /// Removes an inode from the orphans, if it is recorded.
     pub fn orphan_del(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         self.forget_orphan(h, inode.ino.0 as u32)
     }
@@ -150,7 +153,7 @@ impl Ext4 {
         let inode = self.detached(self.load(self.sb.orphan_file_inum, true)?);
         let count = inode.attr().size >> self.sb.block_bits;
         let mut blocks = Vec::new();
-        for file_block in 0..count.min(MOST_FILE_BLOCKS) {
+        for file_block in 0..count.min(MAX_FILE_BLOCKS) {
             match self.map_block(&inode, file_block)? {
                 mapping if mapping.kind == ivers_vfs::RangeKind::Data => blocks.push(mapping.block),
                 _ => return Err(self.corrupt_inode("the orphan file has holes", &inode)),
@@ -164,7 +167,7 @@ impl Ext4 {
         self.csum(self.csum(file.seed, &block.to_le_bytes()), &bytes[..bytes.len() - FILE_TAIL])
     }
 
-    /// A block of the orphan file, checked.
+    /// Returns a block of the orphan file, checked.
     fn orphan_block(&self, file: &OrphanFile, index: usize) -> Result<Arc<Buffer>> {
         let block = file.blocks[index];
         let buffer = self.block(block)?;
@@ -174,7 +177,7 @@ impl Ext4 {
                 return Err(self.corrupt_block("a block of the orphan file has no magic number", block));
             }
             if self.has_csum() && word(&bytes, bytes.len() - 4) != self.orphan_csum(file, block, &bytes) {
-                return Err(self.corrupt_block("a block of the orphan file has a wrong checksum", block));
+                return Err(self.corrupt_block("a block of the orphan file has a bad checksum", block));
             }
             drop(bytes);
             buffer.set_verified();
@@ -200,7 +203,7 @@ impl Ext4 {
         })
     }
 
-    /// Put an inode into a free slot of the orphan file; `None` if there is none.
+    /// Stores an inode in a free slot of the orphan file; `None` if there is none.
     fn take_file_slot(&self, h: &mut Handle, state: &mut State, ino: u32) -> Result<Option<Place>> {
         let file = match &mut state.file {
             Some(file) => file,
@@ -227,15 +230,16 @@ impl Ext4 {
         Ok(None)
     }
 
-    /// Finish what the last mount left: delete what has no name, cut what was being cut. `first` is the superblock's head.
-    pub(crate) fn clean_orphans(&self, first: u32) -> Result<u32> {
+    /// Processes the orphans of the last session: deletes inodes without names, finishes truncations. `first`
+    /// is the head of the list in the superblock.
+    pub(crate) fn process_orphans(&self, first: u32) -> Result<u32> {
         let mut state = State::default();
         let mut left = Vec::new();
         let mut note = |state: &mut State, ino: u32, place: Place| {
             let valid = (self.sb.first_ino..=self.sb.inodes_count).contains(&ino);
-            if !valid || state.places.insert(ino, place).is_some() || left.len() >= MOST_LEFT {
+            if !valid || state.places.insert(ino, place).is_some() || left.len() >= MAX_ORPHANS {
                 return Err(Error::corrupt(
-                    format!("the orphans lead to inode {ino}"),
+                    format!("the orphan list refers to the invalid inode {ino}"),
                     format!("{}, superblock", self.place),
                 ));
             }
@@ -270,8 +274,8 @@ impl Ext4 {
         for &ino in &left {
             let in_file = matches!(self.orphans.0.lock().places.get(&ino), Some(Place::File { .. }));
             if in_file && !self.groups.is_inode_used(ino)? {
-                // e2fsck 1.47.0 in a hurry (-p) frees an orphan and leaves its entry, and what its slot says of blocks.
-                log::info!("{}: orphan {ino} is freed already", self.place);
+                // e2fsck 1.47.0 -p frees an orphan and leaves its entry, and the block count in its slot.
+                log::info!("{}: orphan {ino} is already freed", self.place);
                 let mut h = self.begin(4)?;
                 self.forget_orphan(&mut h, ino)?;
                 continue;
@@ -280,16 +284,16 @@ impl Ext4 {
                 Ok(loaded) => self.detached(loaded),
                 Err(Error::Name(NameError::Stale)) => {
                     return Err(Error::corrupt(
-                        format!("the orphan {ino} is no inode in use"),
+                        format!("orphan {ino} is not an inode in use"),
                         format!("{}, superblock", self.place),
                     ));
                 }
                 Err(error) => return Err(error),
             };
             if inode.attr().nlink == 0 {
-                self.fs_delete_inode(&inode)?;
+                self.delete_unused(&inode)?;
             } else {
-                self.cut_orphan(&inode)?;
+                self.finish_truncation(&inode)?;
                 let mut h = self.begin(16)?;
                 self.orphan_del(&mut h, &inode)?;
             }
@@ -297,7 +301,7 @@ impl Ext4 {
         Ok(left.len() as u32)
     }
 
-    fn cut_orphan(&self, inode: &Inode) -> Result<()> {
+    fn finish_truncation(&self, inode: &Inode) -> Result<()> {
         if inode.kind == FileType::Regular {
             self.remove_blocks(
                 inode,

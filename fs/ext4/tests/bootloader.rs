@@ -1,4 +1,4 @@
-//! The boot-loader inode: what is swapped, what stays, and that others agree.
+//! The boot-loader inode: what a swap exchanges and keeps; debugfs and the kernel agree.
 
 mod common;
 
@@ -21,14 +21,14 @@ fn read(vfs: &Vfs, file: &InodeRef) -> Vec<u8> {
     bytes
 }
 
-/// What debugfs finds in inode 5.
+/// The data of inode 5 as debugfs reads it.
 fn boot_loader(image: &Path) -> Vec<u8> {
     let out = image.with_extension("dump");
     debugfs(image, &format!("dump <5> {}", out.display()));
     std::fs::read(out).unwrap()
 }
 
-/// Contents in many pieces, so that an extent tree or a block map needs blocks of its own.
+/// Writes scattered contents, so that an extent tree or a block map needs blocks outside the inode.
 fn scattered(vfs: &Vfs, file: &InodeRef, pieces: u64, byte: u8) {
     for nth in 0..pieces {
         vfs.write(&Cred::root(), file, nth * 16384, &[byte; 4096], WriteFlags::empty()).unwrap();
@@ -54,7 +54,7 @@ fn swaps(args: &[&str]) {
     let stage1 = read(&vfs, &first);
 
     let before = vfs.change(&first).unwrap();
-    vfs.format_call(&cred, &first, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &first, SWAP_BOOT).unwrap();
     let after = vfs.change(&first).unwrap();
     assert!(after > before, "{args:?}: the swap is a change");
     assert_eq!(first.size(), 0, "{args:?}: there was no boot loader");
@@ -62,9 +62,9 @@ fn swaps(args: &[&str]) {
 
     let second = file(&vfs, "second");
     vfs.write(&cred, &second, 0, b"stage two, short", WriteFlags::empty()).unwrap();
-    vfs.format_call(&cred, &second, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &second, SWAP_BOOT).unwrap();
     assert_eq!(read(&vfs, &second), stage1, "{args:?}: what the first swap put away");
-    // The tree came along: it can be changed, and its blocks freed.
+    // The extent tree was swapped too: it can be changed, and its blocks freed.
     vfs.write(&cred, &second, 16384, &[b'3'; 9000], WriteFlags::empty()).unwrap();
     drop((first, second));
     vfs.unmount().unwrap();
@@ -76,7 +76,7 @@ fn swaps(args: &[&str]) {
     let root = vfs.root().unwrap();
     let first = vfs.lookup(&cred, &root, b"first").unwrap();
     assert_eq!(vfs.change(&first), Some(after), "{args:?}: and it rests over a remount");
-    vfs.format_call(&cred, &first, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &first, SWAP_BOOT).unwrap();
     assert_eq!(read(&vfs, &first), b"stage two, short");
     drop(first);
     vfs.unlink(&cred, &root, b"second", false).unwrap();
@@ -88,7 +88,7 @@ fn swaps(args: &[&str]) {
 }
 
 #[test]
-fn data_is_swapped_and_the_rest_stays() {
+fn a_swap_exchanges_only_the_data() {
     for args in [
         &["-t", "ext4"][..],
         &["-t", "ext4", "-b", "1024"],
@@ -102,9 +102,9 @@ fn data_is_swapped_and_the_rest_stays() {
     }
 }
 
-/// Extents here, a block map there.
+/// Swaps a file with extents and one with a block map.
 #[test]
-fn a_block_map_and_an_extent_tree_change_places() {
+fn a_block_map_and_an_extent_tree_are_swapped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext3"], 64 << 20);
@@ -119,7 +119,7 @@ fn a_block_map_and_an_extent_tree_change_places() {
     };
     with_vfs(&|vfs, file| {
         scattered(vfs, file, 30, b'm');
-        vfs.format_call(&cred, file, SWAP_BOOT).unwrap();
+        vfs.ioctl(&cred, file, SWAP_BOOT).unwrap();
     });
     fsck(&path, "a map in inode 5");
     let out =
@@ -127,7 +127,7 @@ fn a_block_map_and_an_extent_tree_change_places() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     with_vfs(&|vfs, _| {
         let new = file(vfs, "g");
-        vfs.format_call(&cred, &new, SWAP_BOOT).unwrap();
+        vfs.ioctl(&cred, &new, SWAP_BOOT).unwrap();
         assert_eq!(read(vfs, &new).iter().filter(|&&byte| byte == b'm').count(), 30 * 4096);
         scattered(vfs, &new, 30, b'n');
     });
@@ -135,7 +135,7 @@ fn a_block_map_and_an_extent_tree_change_places() {
 }
 
 #[test]
-fn what_may_not_be_swapped_is_refused() {
+fn invalid_swaps_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4"], 32 << 20);
@@ -144,11 +144,10 @@ fn what_may_not_be_swapped_is_refused() {
     let root = vfs.root().unwrap();
     let f = file(&vfs, "f");
     vfs.write(&cred, &f, 0, b"stays", WriteFlags::empty()).unwrap();
-    let refused =
-        |cred: &Cred, inode: &InodeRef, why: NameError| match vfs.format_call(cred, inode, SWAP_BOOT) {
-            Err(Error::Name(name)) if name == why => {}
-            other => panic!("{other:?}, not {why:?}"),
-        };
+    let refused = |cred: &Cred, inode: &InodeRef, why: NameError| match vfs.ioctl(cred, inode, SWAP_BOOT) {
+        Err(Error::Name(name)) if name == why => {}
+        other => panic!("{other:?}, not {why:?}"),
+    };
     refused(&Cred::user(1000, 1000), &f, NameError::NotPermitted);
     refused(&Cred { checked: true, ..Cred::user(1000, 1000) }, &f, NameError::NotPermitted);
     refused(&cred, &root, NameError::Invalid);
@@ -164,9 +163,9 @@ fn what_may_not_be_swapped_is_refused() {
     fsck(&path, "nothing was swapped");
 }
 
-/// The kernel swaps back what we swapped in, and the other way round.
+/// The kernel swaps back a swap of ours, and ours undoes a swap of the kernel.
 #[test]
-fn the_kernel_agrees() {
+fn the_kernel_undoes_a_swap() {
     if !can_loop_mount() || !ivers_oracle::have_programs(&["python3"]) {
         return;
     }
@@ -177,7 +176,7 @@ fn the_kernel_agrees() {
     let vfs = mount(&path);
     let f = file(&vfs, "f");
     vfs.write(&cred, &f, 0, b"ours", WriteFlags::empty()).unwrap();
-    vfs.format_call(&cred, &f, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &f, SWAP_BOOT).unwrap();
     vfs.write(&cred, &f, 0, b"next", WriteFlags::empty()).unwrap();
     drop(f);
     vfs.unmount().unwrap();
@@ -195,7 +194,7 @@ fn the_kernel_agrees() {
     assert_eq!(boot_loader(&path), b"next");
     let vfs = mount(&path);
     let f = vfs.lookup(&cred, &vfs.root().unwrap(), b"f").unwrap();
-    vfs.format_call(&cred, &f, SWAP_BOOT).unwrap();
+    vfs.ioctl(&cred, &f, SWAP_BOOT).unwrap();
     assert_eq!(read(&vfs, &f), b"next");
     drop(f);
     vfs.unmount().unwrap();

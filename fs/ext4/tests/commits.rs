@@ -1,4 +1,4 @@
-//! What a commit makes durable, whom it serves, and that what is made is whole whenever one comes.
+//! Commits: what they make durable, who shares them, and that a new file is complete at every commit.
 
 use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
 use ivers_crash::whole;
@@ -21,13 +21,13 @@ fn formatted() -> Arc<dyn Device> {
     device
 }
 
-/// What happened to the device since somebody last asked.
-struct News {
+/// Writes and flushes of the device since the last call.
+struct DeviceLog {
     device: Arc<FaultDevice>,
     seen: usize,
 }
 
-impl News {
+impl DeviceLog {
     fn take(&mut self) -> Vec<Recorded> {
         let log = self.device.record();
         let new = log[self.seen..].to_vec();
@@ -46,11 +46,11 @@ fn holds(ops: &[Recorded], bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn a_commit_leaves_data_where_it_is_and_spares_no_fsync_its_flush() {
+fn a_commit_writes_no_data_and_does_not_replace_the_flush_of_fsync() {
     let device = Arc::new(FaultDevice::new(formatted()));
     let (vfs, cred) = (mount(device.clone()), Cred::root());
     let root = vfs.root().unwrap();
-    let mut news = News { device: device.clone(), seen: 0 };
+    let mut news = DeviceLog { device: device.clone(), seen: 0 };
     let (file, _) = vfs.create(&cred, &root, b"f", &CreateSpec::file(0o600), false).unwrap();
     vfs.sync().unwrap();
     let text = [0xC7; 4096];
@@ -64,8 +64,8 @@ fn a_commit_leaves_data_where_it_is_and_spares_no_fsync_its_flush() {
     let there = crashed.resolve(&cred, "/f", false).unwrap();
     assert_eq!((crashed.stat(&there).perm, crashed.stat(&there).size), (0o641, 0));
     vfs.commit(&[&root, &file]).unwrap();
-    assert!(news.take().is_empty(), "it is durable already");
-    // Now the data travels, and a commit that is for others comes behind it.
+    assert!(news.take().is_empty(), "already durable");
+    // Write-back sends the data; a commit for other changes follows it.
     vfs.read_direct(&file, 0, &mut [0; 4096]).unwrap();
     assert!(holds(&news.take(), &text));
     vfs.commit(&[&file]).unwrap();
@@ -76,7 +76,7 @@ fn a_commit_leaves_data_where_it_is_and_spares_no_fsync_its_flush() {
     assert!(news.take().is_empty());
 }
 
-/// A device whose flushes take as long as a disk's do, and are counted.
+/// A device whose flushes take as long as a disk's, and are counted.
 struct Slow {
     inner: Arc<dyn Device>,
     flushes: AtomicU64,
@@ -108,7 +108,8 @@ impl Device for Slow {
     }
 }
 
-/// Flushes for each of the calls that so many callers make at once: `call` is told the caller and which of its calls it is.
+/// Returns the flushes per call when `callers` threads call concurrently. `call` gets the thread's number and
+/// the number of its call.
 fn flushes_a_call(callers: u64, call: impl Fn(&Vfs, &InodeRef, u64, u64) -> Result<()> + Sync) -> f64 {
     const EACH: u64 = 25;
     let device = Arc::new(Slow { inner: formatted(), flushes: AtomicU64::new(0) });
@@ -140,7 +141,7 @@ fn writes_and_fsyncs(vfs: &Vfs, file: &InodeRef, caller: u64, nth: u64) -> Resul
 }
 
 #[test]
-fn callers_at_the_same_time_share_a_commit() {
+fn concurrent_callers_share_a_commit() {
     for (what, call) in [
         ("creation", creates_and_commits as fn(&Vfs, &InodeRef, u64, u64) -> _),
         ("fsync", writes_and_fsyncs),
@@ -151,9 +152,9 @@ fn callers_at_the_same_time_share_a_commit() {
     }
 }
 
-/// Commits come at any moment here; the crash explorer's come between calls.
+/// Commits happen at any moment here; the crash explorer's happen between calls.
 #[test]
-fn a_file_is_whole_at_whatever_moment_a_commit_comes() {
+fn a_new_file_is_complete_at_every_commit() {
     let device = Arc::new(FaultDevice::new(formatted()));
     let vfs = mount(device.clone());
     let root = vfs.root().unwrap();
@@ -162,7 +163,7 @@ fn a_file_is_whole_at_whatever_moment_a_commit_comes() {
         scope.spawn(|| {
             let mut committed = 0;
             while !stop.load(SeqCst) {
-                // An empty commit is no moment to stop behind.
+                // An empty commit is not a useful crash point.
                 let now = made.load(SeqCst);
                 if now > committed {
                     vfs.sync().unwrap();
@@ -187,7 +188,7 @@ fn a_file_is_whole_at_whatever_moment_a_commit_comes() {
     for point in (0..points).step_by((points / 60).max(1)).chain([points]) {
         let crashed = mount(Arc::new(device.image_where(point, |_| false).unwrap()));
         let root = crashed.root().unwrap();
-        for entry in crashed.list(&root, 0, 100_000).unwrap() {
+        for entry in crashed.list(&Cred::root(), &root, 0, 100_000).unwrap() {
             let file = entry.inode.unwrap();
             if file.kind != FileType::Regular {
                 continue;

@@ -1,8 +1,16 @@
 //! Every crash point of many workloads (see `ivers_crash`).
 //!
-//! `IVERS_CRASH_STATES` bounds the number of states of each kind of image, `IVERS_CRASH_SEED` decides what is sampled, and
-//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names. `IVERS_CRASH_KIND` takes one kind of image. `IVERS_CRASH_VIOLATIONS` says after how many violations to stop,
-//! `IVERS_CRASH_CHECK_EVERY` lets e2fsck look at one state in so many, and `IVERS_CRASH_SEQUENCES` explores all sequences of up to so many operations.
+//! Variables of the environment:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `IVERS_CRASH_STATES` | limit of the crash states of each kind of image |
+//! | `IVERS_CRASH_SEED` | seed of the sample |
+//! | `IVERS_CRASH_WORKLOAD` | runs only the workload that a report names |
+//! | `IVERS_CRASH_KIND` | runs only this kind of image |
+//! | `IVERS_CRASH_VIOLATIONS` | number of violations after which to stop |
+//! | `IVERS_CRASH_CHECK_EVERY` | e2fsck checks one in this many states |
+//! | `IVERS_CRASH_SEQUENCES` | explores all sequences of up to this many operations |
 
 use anyhow::Context;
 use ivers_block::{Device, MemDevice};
@@ -19,15 +27,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// ext4 with some features.
+/// ext4 with a set of features.
 #[derive(Clone, Copy)]
 struct Ext {
     name: &'static str,
     log_checksums: bool,
     journal: bool,
-    /// Of the states that a run asks for, it takes one in so many: others have most of it, or each state takes several runs of e2fsck.
+    /// The kind explores one in this many of the requested states, because other kinds cover most of it, or
+    /// each state takes several runs of e2fsck.
     one_in: u64,
-    /// mkfs makes the files of the workloads: of some sorts that the driver reads and changes, and makes none.
+    /// Whether mkfs makes the files of the workloads, of sorts that the driver reads and changes and does not
+    /// make.
     prefilled: bool,
     options: &'static [&'static str],
 }
@@ -82,14 +92,14 @@ impl Target for Ext {
     fn format(&self) -> anyhow::Result<MemDevice> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("image");
-        // What mkfs leaves alone stays like this, and no workload writes it.
+        // Blocks that mkfs does not write keep these bytes, and no workload writes such bytes.
         let bytes = if self.options.contains(&"4096") { 12 << 20 } else { 4 << 20 };
         std::fs::write(&path, vec![0xa6; bytes])?;
         let mut args = vec!["-q", "-F", "-E", "nodiscard,lazy_itable_init=0", "-N", "128"];
         args.extend(self.options);
-        let text = path.to_str().context("a path that is no text")?.to_owned();
+        let text = path.to_str().context("a path that is not UTF-8")?.to_owned();
         let files = dir.path().join("files");
-        let files_text = files.to_str().context("a path that is no text")?.to_owned();
+        let files_text = files.to_str().context("a path that is not UTF-8")?.to_owned();
         if self.prefilled {
             ivers_crash::history::prepare_on_host(&files)?;
             args.extend(["-d", &files_text]);
@@ -114,7 +124,7 @@ impl Target for Ext {
         }
     }
 
-    /// A commit block of a log with checksums of version 3.
+    /// Whether a record is a commit block of a log with checksums of version 3.
     fn seals(&self, record: &[u8]) -> bool {
         self.journal && self.log_checksums && record.starts_with(&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 2])
     }
@@ -149,18 +159,18 @@ impl Target for Ext {
 }
 
 const WIDE_AT: usize = 20;
-/// Sequences between two reports of a run of all of them.
+/// Sequences between two progress reports of a run over all sequences.
 const PART: usize = 500;
-/// Runs of more states of each kind take every workload that there is.
+/// Runs with at least this many states of each kind take every workload.
 const MANY_STATES: u64 = 10_000;
 
-/// A sequence of one operation is in every longer one; here alone they make the shortest reports.
+/// Sequences of one operation. Every longer sequence contains one; alone they make the shortest reports.
 fn ones() -> Vec<Workload> {
     (0..Workload::sequences(1)).map(|nth| Workload::sequence(1, nth)).collect()
 }
 
-/// Sequences of one to three operations and long mixes in an order that the seed decides. A run of few states takes few of
-/// them, of all sorts; one of many begins with the shortest.
+/// Sequences of one to three operations and long mixes, in an order that the seed determines. A run of few
+/// states takes a sample of all sorts; a run of many states starts with the shortest.
 fn workloads(seed: u64, all: bool) -> Vec<Workload> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut mixed: Vec<Workload> =
@@ -177,7 +187,7 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
         Workload::long(rng.random_range(0..1 << 32), workers, 60)
     }));
     mixed.shuffle(&mut rng);
-    // Where runs of some thousand states come to it.
+    // Runs of some thousand states reach it.
     mixed.insert(WIDE_AT, Workload::wide(MOST_WIDE));
     if all {
         mixed.splice(0..0, ones());
@@ -185,7 +195,7 @@ fn workloads(seed: u64, all: bool) -> Vec<Workload> {
     mixed
 }
 
-/// The explorer of a kind, as it is for a run of few states.
+/// The explorer of a kind, configured for a run of few states.
 fn explorer(kind: &Ext, seed: u64) -> Explorer {
     Explorer {
         kernel_first_every: 150,
@@ -195,7 +205,7 @@ fn explorer(kind: &Ext, seed: u64) -> Explorer {
 }
 
 #[test]
-fn no_crash_point_breaks_a_promise() {
+fn no_crash_point_breaks_the_contract() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }
@@ -213,7 +223,8 @@ fn no_crash_point_breaks_a_promise() {
             Some(name) => {
                 (vec![Workload::by_name(name).expect("a workload's name, as a report gives it")], 1)
             }
-            // A run of few states tries other workloads on each kind: what none of them notices is more than one kind's bad luck.
+            // A run of few states tries other workloads on each kind, so that one seed does not hide a defect
+            // from all.
             None => (workloads(seed + nth, all), if all { Workload::sequences(1) as u64 } else { 0 }),
         };
         let explorer = Explorer {
@@ -225,13 +236,13 @@ fn no_crash_point_breaks_a_promise() {
         };
         let summary = explorer.run().expect("the explorer itself works");
         println!("{summary}");
-        assert!(summary.violations.is_empty(), "promises were broken: see above");
+        assert!(summary.violations.is_empty(), "the contract was broken: see above");
         assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
     }
 }
 
-/// Every sequence of up to `IVERS_CRASH_SEQUENCES` operations at every crash point of it, on one kind of image. What has been
-/// done is said after each part: three operations take hours.
+/// Explores every crash point of every sequence of up to `IVERS_CRASH_SEQUENCES` operations, on one kind of
+/// image. Reports its progress after each part, because three operations take hours.
 #[test]
 fn every_short_sequence_holds_at_every_crash_point() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
@@ -242,7 +253,7 @@ fn every_short_sequence_holds_at_every_crash_point() {
     let mut sequences: Vec<Workload> = (1..=longest as u32)
         .flat_map(|len| (0..Workload::sequences(len)).map(move |nth| Workload::sequence(len, nth)))
         .collect();
-    // Stopped before its end, the run has seen some of all sorts.
+    // A run that is stopped early has explored some sequences of every sort.
     sequences.shuffle(&mut StdRng::seed_from_u64(seed));
     let (all, begun) = (sequences.len(), Instant::now());
     let (mut done, mut states) = (0, 0);
@@ -259,13 +270,13 @@ fn every_short_sequence_holds_at_every_crash_point() {
         let summary = explorer.run().expect("the explorer itself works");
         (done, states) = (done + part.len(), states + summary.states);
         println!("{summary}\n{done} of {all} sequences, {states} states in {} s", begun.elapsed().as_secs());
-        assert!(summary.violations.is_empty(), "promises were broken: see above");
+        assert!(summary.violations.is_empty(), "the contract was broken: see above");
     }
 }
 
-/// What is sampled of a workload does not depend on what is run beside it.
+/// The sample of a workload does not depend on the other workloads of the run.
 #[test]
-fn a_named_workload_is_explored_alike_wherever_it_runs() {
+fn the_sample_of_a_workload_is_independent_of_the_run() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }
@@ -284,5 +295,5 @@ fn a_named_workload_is_explored_alike_wherever_it_runs() {
     for name in names {
         assert_eq!(run(&[name], 5)[name], all[name], "{name}");
     }
-    assert!(names.iter().any(|name| run(&[name], 6)[*name] != all[*name]), "the seed decides nothing");
+    assert!(names.iter().any(|name| run(&[name], 6)[*name] != all[*name]), "the seed has no effect");
 }

@@ -1,4 +1,4 @@
-//! A filesystem without room: what was promised is kept, what was freed can be had, and nothing stays half done.
+//! A full filesystem: reservations are kept, freed blocks are available, and no operation is left half done.
 
 mod common;
 
@@ -43,7 +43,7 @@ impl Full {
         self.vfs.create(&self.cred, &self.root(), name.as_bytes(), &spec, false).unwrap().0
     }
 
-    /// Until nothing more goes: large things first.
+    /// Fills the filesystem, large files first.
     fn fill(&mut self) {
         let found = self.vfs.lookup(&self.cred, &self.root(), b"ballast");
         let ballast = found.unwrap_or_else(|_| self.file("ballast"));
@@ -69,7 +69,7 @@ impl Full {
             .map(drop)
     }
 
-    /// Give this many single blocks back.
+    /// Frees this many single blocks.
     fn drop_directories(&mut self, count: u32) {
         for _ in 0..count {
             self.dirs -= 1;
@@ -79,9 +79,10 @@ impl Full {
         let _ = self.vfs.sync();
     }
 
-    /// What a crash leaves now is recovered and whole.
+    /// Recovers the image that a crash would leave now, and checks it.
     fn crash(&self, what: &str) -> Arc<Vfs> {
-        // The journal may be writing home at this moment, and a copy made meanwhile is none that a crash could leave.
+        // The journal may be writing in place now, and a copy made meanwhile is not one that a crash could
+        // leave.
         let bytes = loop {
             let bytes = self.device.to_bytes();
             if bytes == self.device.to_bytes() {
@@ -111,9 +112,9 @@ fn is_full<T>(result: Result<T>) -> bool {
     matches!(result, Err(Error::Name(NameError::NoSpace)))
 }
 
-/// What a call before this one freed needs no wait for the commit timer.
+/// Blocks freed by an earlier call are available without waiting for the commit timer.
 #[test]
-fn what_was_freed_can_be_had_at_once() {
+fn freed_blocks_are_available_immediately() {
     let mut it = Full::new(&["-t", "ext4", "-b", "1024", "-O", "ea_inode", "-I", "128"]);
     let file = it.file("f");
     it.fill();
@@ -142,9 +143,9 @@ fn what_was_freed_can_be_had_at_once() {
     it.finish("freed");
 }
 
-/// Directories take no room that delayed writes were promised.
+/// Directories do not use blocks that are reserved for delayed writes.
 #[test]
-fn names_do_not_take_what_data_was_promised() {
+fn directories_leave_reserved_blocks_to_data() {
     for args in [&["-t", "ext4", "-b", "1024"][..], &["-t", "ext3", "-b", "1024"]] {
         let mut it = Full::new(args);
         let file = it.file("f");
@@ -174,7 +175,7 @@ fn names_do_not_take_what_data_was_promised() {
 }
 
 #[test]
-fn what_lies_behind_the_end_of_a_file_can_be_given_back() {
+fn blocks_after_the_end_of_a_file_can_be_freed() {
     for args in [&["-t", "ext4"][..], &["-t", "ext4", "-b", "1024"]] {
         let it = Full::new(args);
         let file = it.file("f");
@@ -204,10 +205,10 @@ fn what_lies_behind_the_end_of_a_file_can_be_given_back() {
     }
 }
 
-/// Writing into a file that was allocated before needs nodes of its tree: when there are none, what is in the tree already
-/// and what comes into it are told of by the inode that is logged.
+/// Writing into a preallocated file needs nodes of its tree. If there are none, the logged inode still
+/// describes every extent in the tree and every extent added to it.
 #[test]
-fn a_tree_that_cannot_grow_stays_whole() {
+fn an_extent_tree_that_cannot_grow_stays_consistent() {
     let mut it = Full::new(&["-t", "ext4", "-b", "1024"]);
     let file = it.file("f");
     it.vfs.fallocate(&it.cred, &file, FallocateMode::KEEP_SIZE, 0, 8 << 20).unwrap();
@@ -254,16 +255,16 @@ fn a_tree_that_cannot_grow_stays_whole() {
     }
     assert!(failures > 10, "{failures}");
     it.vfs.unlink(&it.cred, &it.root(), b"ballast", false).unwrap();
-    // What the last round was refused has not been told of yet.
+    // The previous round's write-back error has not been reported yet.
     let _ = it.vfs.fsync(&file, false);
     it.vfs.fsync(&file, false).unwrap();
     drop(file);
     it.finish("grown");
 }
 
-/// An attribute whose value has an inode of its own, and nothing to name it with.
+/// An attribute whose value has its own inode, without space for its entry.
 #[test]
-fn attributes_without_room_leave_nothing_behind() {
+fn a_failed_attribute_leaves_no_blocks_allocated() {
     let mut it = Full::new(&["-t", "ext4", "-b", "1024", "-O", "ea_inode", "-I", "128"]);
     let files: Vec<InodeRef> = (0..12).map(|i| it.file(&format!("f{i}"))).collect();
     it.fill();
@@ -280,7 +281,7 @@ fn attributes_without_room_leave_nothing_behind() {
     it.finish("attributes");
 }
 
-/// A device that says each read, and makes those wait that come while the other end does not take it.
+/// A device that reports each read and delays it until the test receives the report.
 struct Gated {
     inner: Arc<MemDevice>,
     reads: SyncSender<()>,
@@ -299,7 +300,7 @@ impl Device for Gated {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
-        // Nobody at the other end: the gate is open.
+        // Without a receiver, reads are not delayed.
         let _ = self.reads.send(());
         self.inner.read_at(offset, buf)
     }
@@ -325,9 +326,9 @@ impl Device for Gated {
     }
 }
 
-/// The room of a file that another thread is just deleting is waited for.
+/// An allocation waits for the blocks of a file that another thread is deleting.
 #[test]
-fn what_is_being_deleted_gives_room() {
+fn allocation_waits_for_a_running_deletion() {
     const LEN: usize = 12 << 20;
     let data = vec![7; LEN];
     for kind in ["ext2", "ext3"] {
@@ -350,7 +351,7 @@ fn what_is_being_deleted_gives_room() {
         }
         let (vfs, old, new) = opening.join().unwrap();
         let deleting = std::thread::spawn(move || drop(old));
-        // The map is not in memory: it stands at the second block that it reads.
+        // The map is not in memory: the deletion stops at the second block that it reads.
         reads.recv().unwrap();
         let write = {
             let (vfs, new, data) = (vfs.clone(), new.clone(), data.clone());

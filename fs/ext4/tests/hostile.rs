@@ -1,4 +1,4 @@
-//! Damaged and hostile images: errors, never a panic, a hang or a flood of memory.
+//! Damaged and hostile images: errors, never a panic, a hang or excessive memory.
 
 mod common;
 
@@ -56,7 +56,7 @@ fn change(vfs: &Arc<Vfs>) -> Result<()> {
 }
 
 #[test]
-fn mutated_images_are_survived() {
+fn mutated_images_cause_no_panic() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("image");
     let files = tmp.path().join("files");
@@ -73,7 +73,7 @@ fn mutated_images_are_survived() {
         &["-t", "ext4", "-O", "^metadata_csum,^has_journal,inline_data", "-d", source],
     ] {
         mkfs(&path, args, 8 << 20);
-        // Names in a tree, which mkfs does not make.
+        // Names in a hash tree, which mkfs does not make.
         let _ = Command::new("e2fsck").arg("-fyD").arg(&path).output();
         let sound = std::fs::read(&path).unwrap();
         let used: Vec<usize> = (0..sound.len() / 1024)
@@ -83,7 +83,7 @@ fn mutated_images_are_survived() {
         for round in 0..250 {
             let mut image = sound.clone();
             for _ in 0..1 + random(&mut state) % 12 {
-                // The superblock and the tables behind it are hit as often as everything else together.
+                // Half of the mutations hit the superblock and the tables after it.
                 let within = if random(&mut state) & 1 == 0 { used.len().min(40) } else { used.len() };
                 let block = used[random(&mut state) as usize % within];
                 let at = block * 1024 + random(&mut state) as usize % 1024;
@@ -110,7 +110,8 @@ fn mutated_images_are_survived() {
     }
 }
 
-/// Attribute inodes that each name the next, as many as there are inodes: deleting the first deletes all, whatever the stack.
+/// Attribute inodes that each refer to the next, as many as there are inodes: deleting the first deletes all
+/// without overflowing the stack.
 #[test]
 fn a_chain_of_attribute_inodes_is_deleted() {
     let tmp = tempfile::tempdir().unwrap();
@@ -136,7 +137,7 @@ fn a_chain_of_attribute_inodes_is_deleted() {
         let slot = &mut image[at..at + 256];
         let mut put = |at: usize, bytes: &[u8]| slot[at..at + bytes.len()].copy_from_slice(bytes);
         put(0x00, &0x81A4u16.to_le_bytes());
-        // The head has no name, the others one reference each.
+        // The head has no name, each of the others has one reference.
         put(0x1A, &u16::from(ino != first).to_le_bytes());
         put(0x20, &(FL_EXTENTS | if ino == first { 0 } else { FL_EA_INODE }).to_le_bytes());
         put(0x24, &1u32.to_le_bytes());
@@ -156,7 +157,7 @@ fn a_chain_of_attribute_inodes_is_deleted() {
     image[1024 + 0xE8..1024 + 0xEC].copy_from_slice(&first.to_le_bytes());
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
     let fs = Ext4::open(device, OpenOptions { place: "image".into(), ..OpenOptions::default() }).unwrap();
-    assert_eq!(fs.stat_fs().unwrap().files_free, u64::from(last - first + 1), "all are gone");
+    assert_eq!(fs.stat_fs().unwrap().files_free, u64::from(last - first + 1), "all are deleted");
 }
 
 fn refusal(args: &[&str]) -> String {
@@ -168,13 +169,13 @@ fn refusal(args: &[&str]) -> String {
     let result = Ext4::open(device.clone(), OpenOptions { place: "image".into(), ..OpenOptions::default() });
     assert!(device.to_bytes() == before, "something was written");
     match result {
-        Ok(fs) => fs.info().read_only.expect("it is writable"),
+        Ok(fs) => fs.health().read_only.expect("it is writable"),
         Err(error) => error.to_string(),
     }
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     for feature in ["casefold", "encrypt", "quota", "bigalloc", "verity", "mmp"] {
         let said = refusal(&["-t", "ext4", "-O", feature]);
         assert!(said.contains(feature), "{feature}: {said}");
@@ -184,7 +185,7 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
-fn maps_that_name_the_filesystems_own_blocks_are_damage() {
+fn maps_that_refer_to_system_blocks_are_corrupt() {
     let tmp = tempfile::tempdir().unwrap();
     let path = tmp.path().join("image");
     let source = tmp.path().join("files");
@@ -223,7 +224,7 @@ fn maps_that_name_the_filesystems_own_blocks_are_damage() {
                 said.contains(&format!("inode {}", file.ino)) && said.contains(&format!("block {block}")),
                 "{field} {block}: {said}"
             );
-            // Neither written over nor given away.
+            // Neither overwritten nor freed.
             let written = vfs
                 .write(&cred, &file, 0, &[1; 1024], WriteFlags::empty())
                 .map(drop)

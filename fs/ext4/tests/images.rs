@@ -5,7 +5,7 @@ mod common;
 use common::{VARIANTS, fsck, mkfs, open};
 use ivers_block::{Device, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
-use ivers_vfs::{FileSystem, FileType, Ino};
+use ivers_vfs::{FileSystem, FileType, Ino, InodeOps};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,9 +17,9 @@ fn images_of_every_shape_open_and_close() {
         mkfs(&path, args, 64 << 20);
         for read_only in [true, false, false] {
             let fs = open(&path, read_only);
-            let info = fs.info();
-            assert_eq!(info.read_only.is_some(), read_only, "{name}: {:?}", info.read_only);
-            assert_eq!(info.no_cookie, None, "{name}");
+            let (info, health) = (fs.info(), fs.health());
+            assert_eq!(health.read_only.is_some(), read_only, "{name}: {:?}", health.read_only);
+            assert_eq!(health.no_change_attribute, None, "{name}");
             let root = fs.load_inode(info.root).unwrap();
             assert_eq!(root.attr.kind, FileType::Directory, "{name}");
             assert_eq!(fs.load_inode(Ino(11)).unwrap().attr.kind, FileType::Directory, "{name}: lost+found");
@@ -33,7 +33,7 @@ fn images_of_every_shape_open_and_close() {
     }
 }
 
-/// Shows its device and counts the reads.
+/// Forwards to a device and counts the reads.
 struct Counting(FileDevice, AtomicU64);
 
 impl Device for Counting {

@@ -1,5 +1,5 @@
-//! Trees that the kernel wrote, read by us, and the other way round. Needs root and loop devices; says so and passes
-//! elsewhere.
+//! Trees that the kernel wrote and ivers reads, and the reverse. Needs root and loop devices; without them,
+//! prints a note and passes.
 
 mod common;
 
@@ -104,7 +104,7 @@ fn assert_same(ours: &Tree, kernel: &Tree, what: &str) {
 }
 
 #[test]
-fn the_kernel_and_we_see_the_same_tree() {
+fn the_kernel_and_ivers_see_the_same_tree() {
     if !can_loop_mount() {
         return;
     }
@@ -113,11 +113,14 @@ fn the_kernel_and_we_see_the_same_tree() {
         let image = dir.path().join("image");
         mkfs(&image, args, 96 << 20);
         let mounted = LoopMount::new(&image, "").unwrap();
-        let script = "mkdir -p d/e/f; for i in $(seq 1 1500); do echo $i > d/file-with-a-rather-long-name-$i; done; \
+        let script = "mkdir -p d/e/f; for i in $(seq 1 1500); \
+            do echo $i > d/file-with-a-rather-long-name-$i; done; \
             dd if=/dev/urandom of=big bs=64k count=100 2>/dev/null; truncate -s 5M sparse; \
             dd if=/dev/urandom of=sparse bs=1k count=3 seek=3000 conv=notrunc 2>/dev/null; ln big d/hard; \
-            ln -s short s1; ln -s $(printf 'x%.0s' $(seq 1 200)) s2; mkfifo fifo; mknod null c 1 3; chown 70000:80000 s1 -h; \
-            setfattr -n user.a -v b d/e 2>/dev/null; echo tiny > d/e/tiny; rm d/file-with-a-rather-long-name-7*";
+            ln -s short s1; ln -s $(printf 'x%.0s' $(seq 1 200)) s2; mkfifo fifo; \
+            mknod null c 1 3; chown 70000:80000 s1 -h; \
+            setfattr -n user.a -v b d/e 2>/dev/null; echo tiny > d/e/tiny; \
+            rm d/file-with-a-rather-long-name-7*";
         let done = Command::new("sh").args(["-c", script]).current_dir(mounted.path()).status().unwrap();
         assert!(done.success());
         let mut kernel = Tree::new();
@@ -128,7 +131,7 @@ fn the_kernel_and_we_see_the_same_tree() {
         let mut ours = Tree::new();
         our_tree(&vfs, &vfs.root().unwrap(), "", &mut ours);
         assert_same(&ours, &kernel, name);
-        // Our turn: change everything a little.
+        // Now ivers changes everything a little.
         let cred = Cred::root();
         let d = vfs.resolve(&cred, b"/d", true).unwrap();
         for i in (1..1500).filter(|i| !i.to_string().starts_with('7')) {
@@ -175,7 +178,7 @@ fn the_kernel_and_we_see_the_same_tree() {
 }
 
 #[test]
-fn what_the_kernel_left_in_its_journal_is_replayed() {
+fn the_journal_of_the_kernel_is_replayed() {
     if !can_loop_mount() {
         return;
     }

@@ -1,4 +1,5 @@
-//! One file under random writes, cuts and range operations, held against bytes in memory, e2fsck and debugfs.
+//! One file under random writes, truncates and range operations, compared with bytes in memory, e2fsck and
+//! debugfs.
 
 mod common;
 
@@ -60,7 +61,7 @@ impl Work {
             }
             7 => {
                 self.vfs.fsync(&self.file, at % 2 == 0).unwrap();
-                assert_eq!(self.vfs.change(&self.file).unwrap(), before, "write-back is no change");
+                assert_eq!(self.vfs.change(&self.file).unwrap(), before, "write-back is not a change");
                 return;
             }
             _ => {
@@ -83,7 +84,7 @@ impl Work {
             !shifts || (collapses && at + len < size) || (!collapses && at < size && size + len < LARGEST);
         let result = self.vfs.fallocate(&Cred::root(), &self.file, mode, at as u64, len as u64);
         if !fits && self.model.len() + len >= LARGEST && result.is_ok() {
-            // Grown beyond what the test wants, but rightly.
+            // Larger than the test allows, but correct.
             self.model.splice(at..at, std::iter::repeat_n(0, len));
             return true;
         }
@@ -196,7 +197,8 @@ fn block_maps_of_1k() {
     run("map 1k", &["-t", "ext2", "-b", "1024"], false, 1024);
 }
 
-/// Every other block of a file freed: a tree of three levels below the root, which is built, read, shifted and taken down.
+/// A file with every other block freed: a tree of three levels below the root is built, read, shifted and
+/// removed.
 #[test]
 fn deep_trees() {
     const BLOCKS: u64 = 60_000;
@@ -263,7 +265,7 @@ fn number(text: &str) -> u64 {
     u64::from_str_radix(&digits, 16).unwrap()
 }
 
-/// Damaged maps are answered with errors or with somebody's bytes, and with nothing worse.
+/// Reading damaged maps returns an error or some file's bytes, nothing worse.
 fn damage(args: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
@@ -340,9 +342,9 @@ fn damaged_block_maps() {
     damage(&["-t", "ext2", "-b", "1024"]);
 }
 
-/// A full filesystem refuses before it promises, loses nothing that it holds, and takes data again once there is room.
+/// A full filesystem refuses to reserve, loses no data, and accepts data again once space is free.
 #[test]
-fn no_space() {
+fn a_full_filesystem_refuses_and_recovers() {
     for args in [&["-t", "ext4", "-b", "1024"][..], &["-t", "ext2", "-b", "1024"], &["-t", "ext4"]] {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
@@ -387,7 +389,7 @@ fn no_space() {
     }
 }
 
-/// Pieces that a file lies in on the device, as debugfs tells its blocks.
+/// The number of fragments of a file, from the blocks that debugfs prints.
 fn pieces(image: &Path, name: &str) -> usize {
     let blocks: Vec<u64> = common::debugfs(image, &format!("blocks {name}"))
         .split_whitespace()
@@ -397,7 +399,7 @@ fn pieces(image: &Path, name: &str) -> usize {
 }
 
 #[test]
-fn files_that_grow_side_by_side_stay_in_few_pieces() {
+fn files_that_grow_concurrently_stay_in_few_fragments() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     for kind in ["ext4", "ext3"] {
@@ -417,7 +419,7 @@ fn files_that_grow_side_by_side_stay_in_few_pieces() {
                 vfs.fsync(file, true).unwrap();
             }
         }
-        // Room ahead is free for everybody else.
+        // Blocks in reservation windows count as free.
         let taken = free - vfs.stat_fs().unwrap().blocks_free;
         assert!((8 * rounds..8 * rounds + 40).contains(&taken), "{kind}: {taken} blocks taken");
         drop((root, files));
@@ -431,7 +433,7 @@ fn files_that_grow_side_by_side_stay_in_few_pieces() {
 }
 
 #[test]
-fn room_ahead_is_given_up_when_there_is_no_other() {
+fn reservation_windows_are_released_when_space_runs_out() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     mkfs(&image, &["-t", "ext4", "-b", "1024"], 8 << 20);

@@ -1,4 +1,5 @@
-//! Names and attributes against the kernel and e2fsck: what others wrote is read, what is written here others find sound.
+//! Names and attributes compared with the kernel and e2fsck: ivers reads what they wrote, and they accept
+//! what ivers wrote.
 
 use ivers_block::{FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
@@ -49,7 +50,7 @@ impl Image {
         ivers_oracle::e2fsck(&self.path).unwrap_or_else(|error| panic!("{what}: {error:#}"));
     }
 
-    /// Run `work` on the kernel's mount of the image; `None` where this process may not mount.
+    /// Runs `work` on the kernel's mount of the image; `None` where this process may not mount.
     fn by_kernel<R>(&self, work: impl FnOnce(&Path) -> R) -> Option<R> {
         let at = tempfile::tempdir().unwrap();
         let mounted = Command::new("mount").arg("-o").arg("loop").arg(&self.path).arg(at.path()).output();
@@ -68,7 +69,7 @@ fn root() -> Cred {
     Cred::root()
 }
 
-/// All names of a directory with their inodes, read in pieces of `piece`.
+/// Returns all names of a directory with their inode numbers, read in pieces of `piece` entries.
 fn list(vfs: &Vfs, dir: &InodeRef, piece: usize) -> BTreeMap<Vec<u8>, u64> {
     let mut names = BTreeMap::new();
     let mut cursor = 0;
@@ -106,7 +107,7 @@ fn name(number: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_kernel_wrote_is_read() {
+fn names_written_by_the_kernel_are_read() {
     for (what, args) in VARIANTS {
         let image = Image::make(args, 128 << 20);
         let expected = image.by_kernel(|at| {
@@ -138,7 +139,7 @@ fn what_the_kernel_wrote_is_read() {
 }
 
 #[test]
-fn what_is_written_others_find_sound() {
+fn the_kernel_and_e2fsck_accept_written_names() {
     for (what, args) in VARIANTS {
         let image = Image::make(args, 128 << 20);
         let vfs = image.mount();
@@ -161,7 +162,7 @@ fn what_is_written_others_find_sound() {
             expected.remove(&name(number));
             expected.insert(new);
         }
-        // Directories: made, moved between parents, swapped, removed.
+        // Directories: created, moved between parents, exchanged, removed.
         let sub = |parent: &InodeRef, name: &[u8]| {
             vfs.create(&root(), parent, name, &CreateSpec::directory(0o755), false).unwrap().0
         };
@@ -197,7 +198,7 @@ fn what_is_written_others_find_sound() {
 }
 
 #[test]
-fn names_that_stay_come_once_while_others_change() {
+fn readdir_returns_each_stable_name_once_during_changes() {
     for (what, args) in VARIANTS {
         let image = Image::make(args, 64 << 20);
         let vfs = image.mount();
@@ -205,7 +206,7 @@ fn names_that_stay_come_once_while_others_change() {
         let make = |dir: &InodeRef, name: &str| {
             vfs.create(&root(), dir, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap();
         };
-        // From a directory that fits its inode or a block to a tree, and from a tree to a larger one.
+        // From a directory in its inode or in one block to a tree, and from a tree to a larger one.
         for start in [2, 20, 800] {
             let name = format!("dir{start}");
             let dir =
@@ -305,7 +306,7 @@ fn attributes_agree_with_the_kernel() {
 }
 
 #[test]
-fn inline_directories_of_the_kernel_are_changed() {
+fn inline_directories_made_by_the_kernel_are_changed() {
     for (what, args) in [
         ("inline", &["-t", "ext4", "-O", "inline_data"][..]),
         ("inline, no dir_index", &["-t", "ext4", "-O", "inline_data,^dir_index", "-b", "1024"][..]),
@@ -364,7 +365,7 @@ fn inline_directories_of_the_kernel_are_changed() {
 }
 
 #[test]
-fn every_hash_is_the_kernels() {
+fn every_hash_equals_that_of_the_kernel() {
     for (hash, flag) in [
         ("legacy", "signed"),
         ("half_md4", "unsigned"),
@@ -378,7 +379,7 @@ fn every_hash_is_the_kernels() {
             assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
         };
         run("tune2fs", &["-E", &format!("hash_alg={hash}")]);
-        // s_flags: which sign characters have in hashes.
+        // s_flags: the signedness of characters in hashes.
         run("debugfs", &["-w", "-R", if flag == "signed" { "ssv flags 1" } else { "ssv flags 2" }]);
         let half = 300;
         let ours = || {
@@ -422,7 +423,7 @@ fn every_hash_is_the_kernels() {
 }
 
 #[test]
-fn more_subdirectories_than_a_link_count_tells() {
+fn more_subdirectories_than_the_link_count_holds() {
     let image = Image::make(&["-t", "ext4", "-b", "1024", "-N", "70000"], 256 << 20);
     let vfs = image.mount();
     let top = vfs.root().unwrap();
@@ -450,7 +451,7 @@ fn large_values_and_shared_blocks() {
         let made = image.by_kernel(|at| {
             for file in ["a", "b", "c", "d", "e"] {
                 std::fs::write(at.join(file), b"x").unwrap();
-                // Equal attributes: the kernel lets them share a block, and the inode of the large one.
+                // Equal attributes: the kernel lets them share a block, and the inode of the large value.
                 xattr::set(at.join(file), "user.block", &[b'v'; 500]).unwrap();
                 xattr::set(at.join(file), "user.large", &[b'L'; 30_000]).unwrap();
             }
@@ -524,7 +525,7 @@ fn damaged_directories_are_errors() {
         vfs.unmount().unwrap();
         drop(vfs);
         let sound = std::fs::read(&image.path).unwrap();
-        // Only blocks that say something are worth damaging: those of the directory, its inode and its attributes.
+        // Damage only blocks with relevant contents: those of the directory, its inode and its attributes.
         let telling: Vec<usize> = (0..sound.len() / 1024)
             .filter(|block| {
                 let bytes = &sound[block * 1024..][..1024];
@@ -544,7 +545,7 @@ fn damaged_directories_are_errors() {
             let mut bytes = sound.clone();
             for _ in 0..1 + random(8) {
                 let block = telling[random(telling.len())];
-                // Headers, tables and the first entries lie at the front.
+                // Headers, tables and the first entries are at the start.
                 let at = block * 1024 + if random(2) == 0 { random(64) } else { random(1024) };
                 bytes[at] = [0, 1, 0xFF, random(256) as u8][random(4)];
             }
@@ -563,7 +564,7 @@ fn damaged_directories_are_errors() {
                     ControlFlow::Break(())
                 });
                 steps += 1;
-                assert!(steps < 100_000, "readdir does not end");
+                assert!(steps < 100_000, "readdir has no end");
                 if result.is_err() || cursor == before {
                     break;
                 }

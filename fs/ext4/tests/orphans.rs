@@ -1,4 +1,4 @@
-//! What a crash leaves without names: on the list, in the orphan file, and beyond what that holds.
+//! Orphans after a crash: on the list, in the orphan file, and more than the orphan file holds.
 
 mod common;
 
@@ -7,7 +7,8 @@ use ivers_oracle::e2fsck_repair;
 use ivers_vfs::*;
 use std::path::Path;
 
-/// The superblock as replay leaves it: `s_last_orphan`, and whether `orphan_present` is set.
+/// The orphans that the superblock records after replay: `s_last_orphan`, and whether `orphan_present` is
+/// set.
 fn recorded(path: &Path) -> (u32, bool) {
     let fs = open(path, true);
     let buffer = fs.cache.get(1024 / u64::from(fs.sb.block_size)).unwrap();
@@ -35,7 +36,7 @@ fn crash_with(count: u32, args: &[&str], in_file: bool, on_list: bool) {
         })
         .collect();
     vfs.sync().unwrap();
-    // The journal may be writing home at this moment, and a copy made meanwhile is none that a crash could leave.
+    // The journal may be writing in place now, and a copy made meanwhile is not one that a crash could leave.
     loop {
         std::fs::copy(&path, &ours).unwrap();
         std::fs::copy(&path, &theirs).unwrap();
@@ -46,14 +47,14 @@ fn crash_with(count: u32, args: &[&str], in_file: bool, on_list: bool) {
     let (head, present) = recorded(&ours);
     assert_eq!((present, head != 0), (in_file, on_list), "{args:?}");
 
-    // They go in another order than they came.
+    // They are deleted in another order than they were created.
     let (even, odd): (Vec<_>, Vec<_>) = held.into_iter().enumerate().partition(|(i, _)| i % 2 == 0);
     drop(odd);
     drop(even);
     drop(root);
     vfs.unmount().unwrap();
     drop(vfs);
-    fsck(&path, "closed in good order");
+    fsck(&path, "closed cleanly");
     assert_eq!(recorded(&path), (0, false));
 
     let again = mount(&ours);
@@ -62,7 +63,7 @@ fn crash_with(count: u32, args: &[&str], in_file: bool, on_list: bool) {
     assert_eq!(again.stat_fs().unwrap().blocks_free, before.blocks_free);
     again.unmount().unwrap();
     drop(again);
-    fsck(&ours, "recovered by us");
+    fsck(&ours, "recovered by ivers");
 
     e2fsck_repair(&theirs).unwrap();
     fsck(&theirs, "recovered by e2fsck");
@@ -72,20 +73,20 @@ fn crash_with(count: u32, args: &[&str], in_file: bool, on_list: bool) {
 }
 
 #[test]
-fn without_a_file_they_are_on_the_list() {
+fn orphans_without_an_orphan_file_are_on_the_list() {
     crash_with(300, &["-t", "ext4", "-O", "^orphan_file"], false, true);
     crash_with(40, &["-t", "ext3"], false, true);
 }
 
 #[test]
-fn the_orphan_file_takes_them() {
+fn orphans_are_recorded_in_the_orphan_file() {
     crash_with(1200, &["-t", "ext4", "-O", "orphan_file"], true, false);
     crash_with(40, &["-t", "ext4", "-b", "1024", "-O", "orphan_file,^metadata_csum"], true, false);
 }
 
 #[test]
-fn what_the_orphan_file_cannot_hold_goes_on_the_list() {
-    // 32 blocks of 254 numbers.
+fn orphans_beyond_the_orphan_file_are_on_the_list() {
+    // 32 blocks of 254 inode numbers.
     crash_with(
         8200,
         &["-t", "ext4", "-b", "1024", "-N", "16000", "-O", "orphan_file", "-E", "orphan_file_size=32k"],
@@ -95,7 +96,7 @@ fn what_the_orphan_file_cannot_hold_goes_on_the_list() {
 }
 
 #[test]
-fn the_kernel_cleans_them_up() {
+fn the_kernel_processes_our_orphans() {
     if !ivers_oracle::kernel::can_loop_mount() {
         return;
     }
@@ -112,7 +113,7 @@ fn the_kernel_cleans_them_up() {
     std::fs::copy(&path, &copy).unwrap();
     drop((held, root));
     vfs.unmount().unwrap();
-    // A kernel too old for the feature refuses to write: then it has no say.
+    // A kernel without the feature refuses to write: skip it.
     let Ok(kernel) = ivers_oracle::LoopMount::new(&copy, "rw") else { return };
     kernel.unmount().unwrap();
     fsck(&copy, "recovered by the kernel");
@@ -121,9 +122,9 @@ fn the_kernel_cleans_them_up() {
     after.unmount().unwrap();
 }
 
-/// e2fsck 1.47.0 frees what the orphan file names and leaves the names there, when it does not check everything.
+/// e2fsck 1.47.0 without a full check frees the orphans of the orphan file and leaves their entries there.
 #[test]
-fn orphans_that_somebody_freed_are_forgotten() {
+fn orphans_that_e2fsck_freed_are_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let [path, copy] = ["image", "copy"].map(|name| dir.path().join(name));
     mkfs(&path, &["-t", "ext4", "-b", "1024", "-O", "orphan_file", "-N", "128"], 4 << 20);
@@ -144,7 +145,7 @@ fn orphans_that_somebody_freed_are_forgotten() {
 
     e2fsck_repair(&copy).unwrap();
     let after = mount(&copy);
-    // The numbers are free to be used again.
+    // The inode numbers are free again.
     let root = after.root().unwrap();
     for nth in 0..5 {
         after.create(&cred, &root, format!("f{nth}").as_bytes(), &CreateSpec::file(0o600), false).unwrap();
@@ -156,10 +157,10 @@ fn orphans_that_somebody_freed_are_forgotten() {
     fsck(&copy, "after e2fsck and us");
 }
 
-/// The last reference to a file without a name goes in one thread while another closes the filesystem: what waited in memory of its counter is stored with
-/// the deletion, or the next file of that number shows numbers which this one has shown.
+/// One thread drops the last reference to an unnamed file while another closes the filesystem. The deferred
+/// bump must be stored with the deletion; otherwise the next file with that inode number repeats values.
 #[test]
-fn a_deletion_is_waited_for_before_the_filesystem_is_closed() {
+fn close_waits_for_a_running_deletion() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let cred = Cred::root();
@@ -170,7 +171,7 @@ fn a_deletion_is_waited_for_before_the_filesystem_is_closed() {
         clock.set(Timestamp { sec: 1_700_000_000, nsec: 0 });
         let options = MountOptions {
             background: false,
-            lazyversion: true,
+            lazyversion: Some(true),
             clock: Some(Box::new(clock)),
             cache_bytes: 512 << 20,
             dirty_bytes: 256 << 20,
@@ -188,7 +189,7 @@ fn a_deletion_is_waited_for_before_the_filesystem_is_closed() {
             vfs.write(&cred, &file, 0, &[byte; 4000], WriteFlags::empty()).unwrap();
             shown = vfs.change(&file).unwrap();
         }
-        // What is given back first, and takes its time.
+        // Freed first, and slowly.
         for at in 1..100 {
             vfs.write(&cred, &file, at << 20, &vec![7; 1 << 20], WriteFlags::empty()).unwrap();
         }
@@ -212,5 +213,5 @@ fn a_deletion_is_waited_for_before_the_filesystem_is_closed() {
         drop((file, root));
         vfs.unmount().unwrap();
     }
-    fsck(&path, "closed beside a deletion");
+    fsck(&path, "closed during a deletion");
 }

@@ -1,4 +1,5 @@
-//! What a session that writes nothing may vouch for: it cannot record what it handed out, and others come after it.
+//! Read-only sessions: which change attributes they may serve. They cannot record the values that they serve,
+//! and writers follow them.
 
 mod common;
 
@@ -12,7 +13,8 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// An image whose machine stopped in the midst of a session, after another that ended well, and the last value handed out for its file.
+/// Makes an image that a machine left by stopping within a session, after a session that ended cleanly.
+/// Returns it with the last value served for its file.
 fn stopped(options: &[&str]) -> (TempDir, PathBuf, u64) {
     let dir = tempfile::tempdir().unwrap();
     let (path, copy) = (dir.path().join("image"), dir.path().join("copy"));
@@ -42,10 +44,11 @@ fn change(vfs: &Arc<Vfs>) -> Option<u64> {
     vfs.change(&vfs.resolve(&Cred::root(), "/f", false).unwrap())
 }
 
-/// The reader says why it knows nothing; after e2fsck there are values again, above all others.
-fn is_silent_until_mended(path: &Path, options: OpenOptions, why: &str, seen: u64) {
+/// Checks that the reader serves no value and says why. After e2fsck it serves values again, higher than all
+/// before.
+fn serves_nothing_until_repaired(path: &Path, options: OpenOptions, why: &str, seen: u64) {
     let fs = Ext4::open(device(path, OpenMode::ReadOnly), options).unwrap();
-    let said = fs.info().no_cookie;
+    let said = fs.health().no_change_attribute;
     assert!(said.as_ref().is_some_and(|said| said.contains(why)), "{why}: {said:?}");
     let vfs = Vfs::mount(fs, Default::default()).unwrap();
     assert_eq!(vfs.change(&vfs.root().unwrap()), None, "{why}");
@@ -62,34 +65,35 @@ fn reading() -> OpenOptions {
 }
 
 #[test]
-fn without_a_journal_nobody_vouches_for_what_was_not_closed() {
+fn an_unclean_image_without_a_journal_serves_no_change_attribute() {
     for options in [&["-t", "ext2"][..], &["-t", "ext4", "-O", "^has_journal"]] {
         let (_dir, path, seen) = stopped(options);
-        is_silent_until_mended(&path, reading(), "not closed in good order", seen);
-        // A mount that wants to write is one that may only read.
+        serves_nothing_until_repaired(&path, reading(), "not unmounted cleanly", seen);
+        // A writable mount of this image becomes read-only.
         let (_dir, path, seen) = stopped(options);
-        is_silent_until_mended(&path, OpenOptions::default(), "run e2fsck", seen);
+        serves_nothing_until_repaired(&path, OpenOptions::default(), "run e2fsck", seen);
     }
 }
 
 #[test]
-fn recorded_errors_and_logs_that_are_not_replayed_silence_a_reader() {
+fn a_reader_serves_no_change_attribute_after_errors_or_without_replay() {
     let (_dir, path, seen) = stopped(&["-t", "ext4"]);
-    is_silent_until_mended(
+    serves_nothing_until_repaired(
         &path,
         OpenOptions { no_replay: true, ..reading() },
-        "not replayed: mount it without norecovery",
+        "not replayed: mount without norecovery",
         seen,
     );
     let (_dir, path, seen) = stopped(&["-t", "ext4"]);
     tool(&path, "debugfs", &["-w", "-R", "ssv state 3"]);
-    is_silent_until_mended(&path, reading(), "errors were recorded", seen);
+    serves_nothing_until_repaired(&path, reading(), "the superblock records errors", seen);
     let (_dir, path, seen) = stopped(&["-t", "ext4"]);
     tool(&path, "debugfs", &["-w", "-R", "feature -needs_recovery"]);
-    is_silent_until_mended(&path, reading(), "does not know of", seen);
+    serves_nothing_until_repaired(&path, reading(), "does not announce", seen);
     let (_dir, path, seen) = stopped(&["-t", "ext4", "-b", "4096"]);
     let mut image = std::fs::read(&path).unwrap();
-    // `h_magic` and `h_blocktype` of the journal's superblock; `s_errno` is -EIO. The journal's checksum is not asked of it.
+    // `h_magic` and `h_blocktype` of the journal's superblock; `s_errno` is -EIO. That journal has no
+    // checksum.
     let header = [0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 4];
     let block = image.chunks(4096).position(|block| block.starts_with(&header)).unwrap();
     let log = &mut image[block * 4096..][..1024];
@@ -98,32 +102,32 @@ fn recorded_errors_and_logs_that_are_not_replayed_silence_a_reader() {
     let sum = !crc32c::crc32c(log);
     log[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
     std::fs::write(&path, image).unwrap();
-    is_silent_until_mended(&path, reading(), "its journal recorded an error", seen);
+    serves_nothing_until_repaired(&path, reading(), "the journal records an error", seen);
 }
 
-/// The reader replayed in memory and served the next epoch. Somebody else replays, and writes on: e2fsck and the kernel count
-/// nothing that would show.
+/// The reader replays in memory and serves the next epoch. Then another program replays and writes: e2fsck
+/// and the kernel change no field that would show.
 #[test]
-fn what_a_reader_served_vouches_for_nothing_that_others_make_of_it() {
+fn values_served_by_a_reader_do_not_match_later_writes() {
     let (_dir, path, seen) = stopped(&["-t", "ext4"]);
     let reader = open(&path, true);
-    let served = reader.version_base();
+    let served = reader.epochs().unwrap().base();
     drop(reader);
     e2fsck_repair_all(&path).unwrap();
     tool(&path, "debugfs", &["-w", "-R", "sif /f mode 0100644"]);
     let vfs = mount(&path);
-    assert!(vfs.fs().version_base() > served && change(&vfs).unwrap() > seen);
+    assert!(vfs.fs().epochs().unwrap().base() > served && change(&vfs).unwrap() > seen);
     vfs.unmount().unwrap();
     drop(vfs);
-    // As much for who changes a filesystem at rest between a reader and a writer.
+    // The same for a program that changes a cleanly closed filesystem between a reader and a writer.
     for (set, mode) in ["ssv mnt_count 71", "ssv mnt_count 72"].into_iter().zip(["0100600", "0100640"]) {
         tool(&path, "debugfs", &["-w", "-R", set]);
         let reader = open(&path, true);
-        let served = reader.version_base();
+        let served = reader.epochs().unwrap().base();
         drop(reader);
         tool(&path, "debugfs", &["-w", "-R", &format!("sif /f mode {mode}")]);
         let vfs = mount(&path);
-        assert!(vfs.fs().version_base() > served);
+        assert!(vfs.fs().epochs().unwrap().base() > served);
         vfs.unmount().unwrap();
     }
 }

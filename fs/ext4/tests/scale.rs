@@ -1,4 +1,5 @@
-//! A directory with a million names: counted in blocks and in memory, so that it holds on any machine.
+//! A directory with a million names: measured in blocks and memory, so that the result is the same on any
+//! machine.
 
 mod common;
 
@@ -15,13 +16,13 @@ const NAMES: u32 = 1_000_000;
 const CACHE: u64 = 64 << 20;
 const BLOCK: u64 = 4096;
 
-/// Shows a device and notes which blocks are read.
-struct Watched {
+/// Forwards to a device and records which blocks are read.
+struct ReadRecorder {
     inner: FileDevice,
     reads: Mutex<Vec<u64>>,
 }
 
-impl Device for Watched {
+impl Device for ReadRecorder {
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()
     }
@@ -47,8 +48,8 @@ impl Device for Watched {
     }
 }
 
-fn mount(path: &Path, cache: u64) -> (Arc<Watched>, Arc<Vfs>) {
-    let device = Arc::new(Watched {
+fn mount(path: &Path, cache: u64) -> (Arc<ReadRecorder>, Arc<Vfs>) {
+    let device = Arc::new(ReadRecorder {
         inner: FileDevice::open(path, OpenMode::ReadWrite).unwrap(),
         reads: Mutex::default(),
     });
@@ -73,8 +74,8 @@ fn create(vfs: &Arc<Vfs>, dir: &InodeRef, number: u32) {
     made.unwrap_or_else(|error| panic!("name {number}: {error}"));
 }
 
-/// Mount with nothing cached, do something to `/d`, unmount. Says which blocks were read for it and by how many the
-/// directory grew.
+/// Mounts with an empty cache, runs `work` on `/d`, unmounts. Returns the blocks that it read and the blocks
+/// by which the directory grew.
 fn cold(path: &Path, work: impl FnOnce(&Arc<Vfs>, &InodeRef)) -> (BTreeSet<u64>, u64) {
     let (device, vfs) = mount(path, CACHE);
     let dir = vfs.resolve(&Cred::root(), "/d", false).unwrap();
@@ -88,12 +89,12 @@ fn cold(path: &Path, work: impl FnOnce(&Arc<Vfs>, &InodeRef)) -> (BTreeSet<u64>,
     (reads.into_iter().collect(), grown)
 }
 
-/// The blocks of the directory, as debugfs tells.
+/// The blocks of the directory, as debugfs prints them.
 fn directory_blocks(path: &Path) -> BTreeSet<u64> {
     debugfs(path, "blocks /d").split_whitespace().filter_map(|block| block.parse().ok()).collect()
 }
 
-/// The most blocks of the directory that one of some creates touched: those read, and those it grew by.
+/// The maximum of directory blocks that one of several creates touched: those read, and those added.
 fn touched_by_creates(path: &Path, first: u32) -> u64 {
     let one = |number| {
         let (reads, grown) = cold(path, |vfs, dir| create(vfs, dir, number));
@@ -102,7 +103,7 @@ fn touched_by_creates(path: &Path, first: u32) -> u64 {
     (first..first + 20).map(one).max().unwrap()
 }
 
-/// Peak of this process' memory since the last call, in bytes.
+/// Peak memory of this process since the last call, in bytes.
 fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -113,7 +114,7 @@ fn peak_memory() -> u64 {
 }
 
 #[test]
-fn a_million_names_cost_what_a_thousand_do() {
+fn a_million_names_cost_as_much_as_a_thousand() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4", "-b", "4096", "-N", "1100000", "-E", "lazy_itable_init=1"], 3 << 30);

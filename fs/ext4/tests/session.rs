@@ -1,4 +1,4 @@
-//! Whole sessions through the VFS: work, unmount, e2fsck, mount again and look.
+//! Whole sessions through the VFS: change, unmount, e2fsck, mount again and compare.
 
 mod common;
 
@@ -132,7 +132,7 @@ fn a_session_leaves_a_clean_image_of_every_shape() {
 }
 
 #[test]
-fn the_change_attribute_rests_across_a_clean_remount_and_is_what_debugfs_prints() {
+fn the_change_attribute_survives_a_clean_remount_and_equals_debugfs() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4"], 64 << 20);
@@ -145,7 +145,7 @@ fn the_change_attribute_rests_across_a_clean_remount_and_is_what_debugfs_prints(
     let second = vfs.change(&file).unwrap();
     assert!(second > first);
     vfs.sync().unwrap();
-    let stored = vfs.stored_version(&file);
+    let stored = vfs.stored_counter(&file);
     let ino = file.ino;
     drop(file);
     vfs.unmount().unwrap();
@@ -160,7 +160,7 @@ fn the_change_attribute_rests_across_a_clean_remount_and_is_what_debugfs_prints(
     drop(file);
     vfs.unmount().unwrap();
     drop(vfs);
-    // Somebody else writes: what was handed out no longer vouches.
+    // A foreign writer: values served before are no longer valid.
     debugfs_write(&path);
     let vfs = mount(&path);
     let file = vfs.resolve(&cred, b"/file", true).unwrap();
@@ -180,7 +180,7 @@ fn debugfs_write(path: &std::path::Path) {
 }
 
 #[test]
-fn a_session_without_end_raises_the_epoch_and_loses_nothing_synced() {
+fn an_unclean_session_raises_the_epoch_and_keeps_synced_data() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let copy = dir.path().join("copy");
@@ -192,26 +192,26 @@ fn a_session_without_end_raises_the_epoch_and_loses_nothing_synced() {
     vfs.fsync(&file, false).unwrap();
     let seen = vfs.change(&file).unwrap();
     std::fs::copy(&path, &copy).unwrap();
-    // The reader replays in memory and serves what the writer will.
+    // The reader replays in memory and serves the values that the writer will serve.
     let fs = open(&copy, true);
-    let base = fs.version_base();
-    assert_eq!(fs.info().no_cookie, None);
+    let base = fs.epochs().unwrap().base();
+    assert_eq!(fs.health().no_change_attribute, None);
     drop(fs);
     let again = mount(&copy);
-    assert_eq!(again.fs().version_base(), base);
+    assert_eq!(again.fs().epochs().unwrap().base(), base);
     let found = again.resolve(&cred, b"/synced", true).unwrap();
     assert!(read(&again, &found) == bytes(3, 70_000));
     assert!(again.change(&found).unwrap() > seen);
     drop(found);
     again.unmount().unwrap();
     drop(again);
-    fsck(&copy, "recovered by us");
+    fsck(&copy, "recovered by ivers");
     drop(file);
     vfs.unmount().unwrap();
 }
 
 #[test]
-fn orphans_of_a_crash_are_cleaned_up() {
+fn orphans_of_a_crash_are_processed() {
     let dir = tempfile::tempdir().unwrap();
     let (path, copy) = (dir.path().join("image"), dir.path().join("copy"));
     for (name, args) in
@@ -251,7 +251,7 @@ fn orphans_of_a_crash_are_cleaned_up() {
 }
 
 #[test]
-fn a_full_filesystem_stays_whole() {
+fn a_full_filesystem_stays_consistent() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     for (name, args) in
@@ -304,14 +304,14 @@ fn a_full_filesystem_stays_whole() {
 }
 
 #[test]
-fn a_counter_of_32_bits_that_runs_over_still_grows() {
+fn a_32_bit_counter_that_overflows_still_increases() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4", "-I", "128"], 64 << 20);
     let cred = Cred::root();
     let vfs = mount(&path);
     let file = make(&vfs, &vfs.root().unwrap(), "file", b"one");
-    file.version.set(u64::from(u32::MAX) - 1);
+    file.counter.set(u64::from(u32::MAX) - 1);
     let mut last = vfs.change(&file).unwrap();
     for i in 0..5u8 {
         vfs.write(&cred, &file, 0, &[i], WriteFlags::empty()).unwrap();
@@ -331,20 +331,20 @@ fn a_counter_of_32_bits_that_runs_over_still_grows() {
     let vfs = mount(&path);
     let file = vfs.resolve(&cred, b"/file", true).unwrap();
     assert!(vfs.change(&file).unwrap() > last);
-    assert!(vfs.stored_version(&file) < 100);
+    assert!(vfs.stored_counter(&file) < 100);
     drop(file);
     vfs.unmount().unwrap();
 }
 
-/// The record that then rises lies on the root itself.
+/// The epoch record that rises is stored on the root itself.
 #[test]
-fn the_roots_own_counter_runs_over_too() {
+fn the_counter_of_the_root_overflows_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4", "-I", "128"], 64 << 20);
     let vfs = mount(&path);
     let root = vfs.root().unwrap();
-    root.version.set(u64::from(u32::MAX) - 1);
+    root.counter.set(u64::from(u32::MAX) - 1);
     let mut last = vfs.change(&root).unwrap();
     for i in 0..4 {
         make(&vfs, &root, &format!("f{i}"), b"");
@@ -362,7 +362,7 @@ fn the_roots_own_counter_runs_over_too() {
 }
 
 #[test]
-fn when_the_journal_stops_no_value_vouches_for_anything() {
+fn an_aborted_journal_serves_no_change_attribute() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4"], 16 << 20);
@@ -374,7 +374,7 @@ fn when_the_journal_stops_no_value_vouches_for_anything() {
     let (file, _) = vfs.create(&cred, &vfs.root().unwrap(), b"f", &CreateSpec::file(0o600), false).unwrap();
     vfs.fsync(&file, false).unwrap();
     let before = vfs.change(&file).expect("a cookie");
-    assert_eq!(vfs.no_cookie(), None);
+    assert_eq!(vfs.no_change_attribute(), None);
     device.fail_writes_from(Some(device.writes()));
     vfs.write(&cred, &file, 0, b"lost", WriteFlags::empty()).unwrap();
     assert!(vfs.fsync(&file, false).is_err());
@@ -383,7 +383,7 @@ fn when_the_journal_stops_no_value_vouches_for_anything() {
             || vfs.sync().is_err()
     );
     assert_eq!(vfs.change(&file), None);
-    assert!(vfs.no_cookie().unwrap().contains("journal"), "{:?}", vfs.no_cookie());
+    assert!(vfs.no_change_attribute().unwrap().contains("journal"), "{:?}", vfs.no_change_attribute());
     drop(file);
     assert!(vfs.unmount().is_err());
     drop(vfs);
@@ -397,7 +397,7 @@ fn when_the_journal_stops_no_value_vouches_for_anything() {
 }
 
 #[test]
-fn an_fsync_of_what_is_durable_touches_nothing() {
+fn an_fsync_without_changes_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     for args in [&["-t", "ext4"][..], &["-t", "ext2"]] {
@@ -416,12 +416,13 @@ fn an_fsync_of_what_is_durable_touches_nothing() {
         vfs.fsync(&root, false).unwrap();
         assert_eq!(device.len(), done, "{args:?}: nothing was left to do");
 
-        // What others do is none of its business.
+        // Changes of other files do not affect it.
         vfs.write(&cred, &busy, 0, b"two", WriteFlags::empty()).unwrap();
         vfs.fsync(&quiet, false).unwrap();
         assert_eq!(device.len(), done, "{args:?}: only another file changed");
 
-        // Each of these needs a flush, an overwrite past every cache as much as a bit of metadata.
+        // Each of these needs a flush: an overwrite that bypasses every cache as much as a change of
+        // metadata.
         let mut done = done;
         let mut costs = |what: &str, file: &InodeRef| {
             vfs.fsync(file, false).unwrap();
@@ -448,7 +449,7 @@ fn an_fsync_of_what_is_durable_touches_nothing() {
         vfs.unlink(&cred, &root, b"busy", false).unwrap();
         costs("a lost name", &root);
 
-        // Written back, not yet durable, and read into memory anew: the next fsync must not forget it.
+        // Written back, not yet durable, evicted and loaded again: the next fsync must still flush.
         vfs.write(&cred, &quiet, 0, &bytes(3, 4096), WriteFlags::DIRECT).unwrap();
         let again = ext4.detached(ext4.load_inode(quiet.ino).unwrap());
         let before = device.len();
@@ -459,9 +460,9 @@ fn an_fsync_of_what_is_durable_touches_nothing() {
     }
 }
 
-/// Blocks reserved for the superuser (`mkfs -m`) are not for everybody: neither for data nor for fallocate.
+/// Ordinary users cannot use reserved blocks (`mkfs -m`), neither for data nor for fallocate.
 #[test]
-fn the_reserve_is_kept_from_ordinary_users() {
+fn ordinary_users_cannot_use_reserved_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     mkfs(&image, &["-t", "ext4", "-m", "25", "-b", "4096"], 64 << 20);
@@ -481,11 +482,11 @@ fn the_reserve_is_kept_from_ordinary_users() {
     }
     let left = vfs.stat_fs().unwrap();
     assert!(left.blocks_free >= 4096 && left.blocks_available < 64, "{left:?}");
-    // Whoever the caller is: the file was opened by somebody else.
-    assert!(is_full(vfs.write(&Cred::root(), &file, end, &piece, WriteFlags::OPEN_ROOM)));
+    // The user who opened the file counts, not the caller.
+    assert!(is_full(vfs.write(&Cred::root(), &file, end, &piece, WriteFlags::UNRESERVED_POOL)));
     let refused = vfs.fallocate(&user, &file, FallocateMode::KEEP_SIZE, end, 1 << 20);
     assert!(matches!(refused, Err(Error::Name(NameError::NoSpace))), "{refused:?}");
-    // What is there already needs no room.
+    // Overwriting allocated blocks needs no space.
     assert_eq!(vfs.write(&user, &file, 0, &piece, open_room).unwrap(), piece.len());
     for other in [Cred::root(), Cred::user(7, 1), Cred { groups: vec![70], ..Cred::user(8, 8) }] {
         assert_eq!(vfs.write(&other, &file, end, &piece, open_room).unwrap(), piece.len(), "{other:?}");
@@ -498,9 +499,9 @@ fn the_reserve_is_kept_from_ordinary_users() {
     fsck(&image, "the reserve in use");
 }
 
-/// A kernel that stopped its journal says so there first.
+/// A kernel that aborts its journal records the error there first.
 #[test]
-fn an_error_that_only_the_journal_knows_of_forbids_writing() {
+fn an_error_recorded_only_in_the_journal_forbids_writing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext4", "-b", "4096"], 32 << 20);
@@ -515,7 +516,7 @@ fn an_error_that_only_the_journal_knows_of_forbids_writing() {
 }
 
 #[test]
-fn without_the_feature_no_file_grows_large() {
+fn files_stay_small_without_large_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     mkfs(&path, &["-t", "ext2", "-O", "^large_file"], 16 << 20);
@@ -531,29 +532,29 @@ fn without_the_feature_no_file_grows_large() {
     fsck(&path, "a file of 2 GiB less one byte");
 }
 
-/// Asks for paths, and refuses nothing.
-struct Onlooker;
+/// An observer that asks for paths and refuses nothing.
+struct PathObserver;
 
-impl Watch for Onlooker {
-    fn opens(&self, _: &Vfs, _: &Cred, _: &InodeRef, _: OpenMode) -> Result<()> {
+impl FileObserver for PathObserver {
+    fn on_open(&self, _: &Vfs, _: &Cred, _: &InodeRef, _: OpenMode) -> Result<()> {
         Ok(())
     }
-    fn closes(&self, _: &Vfs, _: &InodeRef, _: OpenMode) {}
-    fn made(&self, _: &Inode) {}
-    fn gone(&self, _: Ino) {}
+    fn on_close(&self, _: &Vfs, _: &InodeRef, _: OpenMode) {}
+    fn on_create(&self, _: &Inode) {}
+    fn on_delete(&self, _: Ino) {}
     fn report(&self) -> String {
         "{}".into()
     }
 }
 
 #[test]
-fn a_path_is_known_as_long_as_the_number_is_the_files() {
+fn a_path_hint_is_valid_while_the_file_has_its_inode_number() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     mkfs(&image, &[], 32 << 20);
     let budget = Arc::new(ivers_block::Budget::new(8 << 20));
     let options = MountOptions {
-        watch: Some(Arc::new(Onlooker)),
+        observer: Some(Arc::new(PathObserver)),
         budget: Some(budget.clone()),
         background: false,
         ..MountOptions::default()
@@ -567,7 +568,7 @@ fn a_path_is_known_as_long_as_the_number_is_the_files() {
         vfs.sync().unwrap();
         let others = budget.limit() * 2;
         budget.charge(others);
-        // Any change of attributes looks after the memory first; this one sets nothing.
+        // Any change of attributes triggers eviction first; this one sets nothing.
         for _ in 0..200 {
             vfs.set_attr(&cred, &root, &SetAttr::default()).unwrap();
         }
@@ -578,7 +579,7 @@ fn a_path_is_known_as_long_as_the_number_is_the_files() {
         let inode = vfs.get(*ino).unwrap();
         assert_eq!(vfs.path_of(&inode), Some(format!("/sub/f{nth}").into_bytes()));
     }
-    // Removed, its number is another file's, which has no name here.
+    // After its removal, another file without a name here has its inode number.
     let sub = vfs.lookup(&cred, &root, b"sub").unwrap();
     leave_memory();
     vfs.unlink(&cred, &sub, b"f7", false).unwrap();

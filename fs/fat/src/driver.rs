@@ -6,8 +6,8 @@ use crate::layout::{RawEntry, SLOT, attr};
 use crate::places::{Place, ROOT};
 use crate::table::order_error;
 use crate::{names, time};
-use ivers_ordered::Stage;
 use ivers_vfs::*;
+use ivers_write_ordering::Stage;
 use std::ops::ControlFlow;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -117,7 +117,7 @@ impl Fat {
     /// others have logged meanwhile went nowhere, so an inode that has an entry afterwards is logged here.
     fn with_entry_left<T>(
         &self,
-        change: &ivers_ordered::Change<'_>,
+        change: &ivers_write_ordering::Change<'_>,
         inode: &Inode,
         work: impl FnOnce(Option<Place>) -> Result<(Option<Place>, T)>,
     ) -> Result<T> {
@@ -133,7 +133,7 @@ impl Fat {
     /// Does away with the entry of an inode, as `work` does it, and with the number that it gives.
     fn without_entry<T>(
         &self,
-        change: &ivers_ordered::Change<'_>,
+        change: &ivers_write_ordering::Change<'_>,
         inode: &Inode,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
@@ -147,7 +147,7 @@ impl Fat {
     }
 
     /// An inode has lost its name, for good.
-    fn orphan(&self, change: &ivers_ordered::Change<'_>, inode: &Inode) -> Result<()> {
+    fn orphan(&self, change: &ivers_write_ordering::Change<'_>, inode: &Inode) -> Result<()> {
         inode.with_attr(|attr| attr.nlink = 0);
         self.touched(change, inode, Touch::Metadata, Logged::Anyway)
     }
@@ -207,7 +207,7 @@ impl Fat {
     /// The part of a rename that is about entries: says where the inode's is now.
     fn move_entry(
         &self,
-        change: &ivers_ordered::Change<'_>,
+        change: &ivers_write_ordering::Change<'_>,
         rename: &Rename<'_>,
         old_slot: u32,
         from: Place,
@@ -249,7 +249,6 @@ impl FileSystem for Fat {
     fn info(&self) -> FsInfo {
         let mut uuid = [0; 16];
         uuid[..4].copy_from_slice(&self.geometry.serial.to_be_bytes());
-        let stopped = self.ordered.as_ref().and_then(|ordered| ordered.stopped());
         FsInfo {
             fs_type: match self.geometry.bits {
                 12 => "fat12",
@@ -266,13 +265,16 @@ impl FileSystem for Fat {
             max_links: u32::MAX,
             time_granularity_ns: 2_000_000_000,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
-            no_cookie: None,
-            read_only: self.read_only.clone().or(stopped),
-            xattr_value_max: 0,
             projects: false,
-            numbers_last: false,
-            reserve: None,
+            persistent_inos: false,
+            names_alias: true,
+            reserve_granularity: u64::from(self.geometry.cluster),
+            reserved: None,
         }
+    }
+
+    fn serves_change_attribute(&self) -> bool {
+        self.ordered.as_ref().is_none_or(|ordered| ordered.stopped().is_none())
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
@@ -290,6 +292,63 @@ impl FileSystem for Fat {
         })
     }
 
+    fn describe(&self) -> Vec<(String, String)> {
+        let fact = |name: &str, value: String| (name.to_owned(), value);
+        let geometry = &self.geometry;
+        vec![
+            fact("FAT entries", format!("{} bits", geometry.bits)),
+            fact("sector size", geometry.sector.to_string()),
+            fact("cluster size", geometry.cluster.to_string()),
+            fact("clusters", geometry.clusters.to_string()),
+            fact("FATs kept", (geometry.copies + 1).to_string()),
+            fact("serial number", format!("{:04X}-{:04X}", geometry.serial >> 16, geometry.serial & 0xFFFF)),
+            fact(
+                "unmounted cleanly",
+                if self.table.was_dirty { "no: run fsck.fat" } else { "yes" }.to_owned(),
+            ),
+        ]
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.settle_all()
+    }
+
+    fn health(&self) -> Health {
+        let stopped = self.ordered.as_ref().and_then(|ordered| ordered.stopped());
+        Health { read_only: self.read_only.clone().or_else(|| stopped.clone()), no_change_attribute: stopped }
+    }
+
+    fn reclaim_space(&self) -> Result<bool> {
+        self.ordered.as_ref().map_or(Ok(false), |ordered| ordered.release().map_err(order_error))
+    }
+
+    fn abort(&self, why: &Error) {
+        if let Some(ordered) = &self.ordered {
+            ordered.stop(why);
+        }
+    }
+
+    fn unmount(&self) -> Result<()> {
+        let Some(ordered) = &self.ordered else { return Ok(()) };
+        // What is freed by the first is counted by what follows.
+        ordered.sync().map_err(order_error)?;
+        if self.table.has_counted() {
+            let change = self.change()?;
+            self.table.put_fs_info(&change)?;
+        }
+        ordered.close().map_err(order_error)
+    }
+
+    fn block_map(&self) -> Option<&dyn BlockMapOps> {
+        Some(self)
+    }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
+}
+
+impl InodeOps for Fat {
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
         if ino == ROOT {
             return self.load_root();
@@ -298,7 +357,7 @@ impl FileSystem for Fat {
         self.load_place(ino, place)
     }
 
-    fn fit(&self, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
+    fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
         if (new.uid, new.gid, new.flags) != (old.uid, old.gid, old.flags) {
             return Err(NameError::NotPermitted.into());
         }
@@ -320,14 +379,14 @@ impl FileSystem for Fat {
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
         let change = self.change()?;
-        self.guard(self.log_in(&change, inode))
+        self.log_in(&change, inode)
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        self.guard(self.free_file(inode))
+        self.free_file(inode)
     }
 
-    fn forget_inode(&self, inode: &Inode) {
+    fn evict_inode(&self, inode: &Inode) {
         let (promised, last) = {
             let mut state = node(inode).state.lock();
             (std::mem::take(&mut state.promised), state.cut.max(state.renamed))
@@ -340,7 +399,13 @@ impl FileSystem for Fat {
         self.places.lock().forget(inode.ino);
     }
 
-    fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
+    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
+        self.settle_all()
+    }
+}
+
+impl DirectoryOps for Fat {
+    fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
         if names::is_too_long(name) {
             return Err(NameError::NameTooLong.into());
         }
@@ -350,11 +415,7 @@ impl FileSystem for Fat {
         };
         let Some(place) = place else { return Ok(None) };
         self.check_up(dir, place)?;
-        Ok(Some(self.places.lock().number(place)))
-    }
-
-    fn names_alias(&self) -> bool {
-        true
+        Ok(Some(Child::Number(self.places.lock().number(place))))
     }
 
     fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
@@ -405,65 +466,66 @@ impl FileSystem for Fat {
         })
     }
 
-    fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.guard(self.with_room(|| self.make(dir, name, new)))
+    fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+        self.make(dir, name, new)
     }
 
-    fn create_unnamed(&self, _dir: &Inode, _new: &NewInode) -> Result<LoadedInode> {
-        Err(NameError::NotSupported.into())
-    }
-
-    fn link(&self, _dir: &Inode, _name: &[u8], _inode: &Inode) -> Result<()> {
-        Err(NameError::NotPermitted.into())
-    }
-
-    fn unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.guard(self.take_name(dir, name, inode))
+    fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        self.take_name(dir, name, inode)
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
-        self.guard(self.with_room(|| self.move_name(rename)))
+        self.move_name(rename)
     }
+}
 
-    fn read_link(&self, _inode: &Inode) -> Result<Vec<u8>> {
-        Err(NameError::Invalid.into())
-    }
-
+impl FileOps for Fat {
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_file(inode, offset, buf)
     }
 
-    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
-        self.with_room(|| self.reserve_bytes(inode, offset.saturating_add(len)))
-    }
-
-    fn room_step(&self) -> u64 {
-        u64::from(self.geometry.cluster)
-    }
-
-    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        self.with_room(|| self.write_file(inode, offset, data))
-    }
-
-    fn blocks_512(&self, inode: &Inode) -> u64 {
-        self.shown_blocks_512(inode)
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
+        self.reserve_bytes(inode, offset.saturating_add(len))
     }
 
     fn unreserve(&self, inode: &Inode, offset: u64, _len: u64) {
         self.unreserve_bytes(inode, offset);
     }
 
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_file(inode, offset, data)
+    }
+
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        self.shown_blocks_512(inode)
+    }
+
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
         self.resize(inode, size)
     }
+}
 
+impl BlockMapOps for Fat {
+    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+        let mut state = node(inode).state.lock();
+        state.chain.know_all(&self.table)?;
+        let has = state.chain.len() * u64::from(self.geometry.cluster);
+        Ok(if offset < has {
+            MappedRange { start: 0, len: has, kind: RangeKind::Data }
+        } else {
+            MappedRange { start: has, len: u64::MAX - has, kind: RangeKind::Hole }
+        })
+    }
+}
+
+impl AllocateOps for Fat {
     fn fallocate(
         &self,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,
         len: u64,
-        _room: Room,
+        _pool: BlockPool,
     ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         let size = inode.size();
@@ -481,68 +543,5 @@ impl FileSystem for Fat {
         }
         let change = self.change()?;
         self.touched(&change, inode, Touch::Data, Logged::Anyway)
-    }
-
-    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let mut state = node(inode).state.lock();
-        state.chain.know_all(&self.table)?;
-        let has = state.chain.len() * u64::from(self.geometry.cluster);
-        Ok(if offset < has {
-            MappedRange { start: 0, len: has, kind: RangeKind::Data }
-        } else {
-            MappedRange { start: has, len: u64::MAX - has, kind: RangeKind::Hole }
-        })
-    }
-
-    fn get_xattr(&self, _inode: &Inode, _name: &[u8]) -> Result<Vec<u8>> {
-        Err(NameError::NotSupported.into())
-    }
-
-    fn list_xattr(&self, _inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        Ok(Vec::new())
-    }
-
-    fn set_xattr(&self, _inode: &Inode, _name: &[u8], _value: Option<&[u8]>, _mode: XattrMode) -> Result<()> {
-        Err(NameError::NotSupported.into())
-    }
-
-    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        self.settle_all()
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.settle_all()
-    }
-
-    fn unmount(&self) -> Result<()> {
-        let Some(ordered) = &self.ordered else { return Ok(()) };
-        // What is freed by the first is counted by what follows.
-        ordered.sync().map_err(order_error)?;
-        if self.table.has_counted() {
-            let change = self.change()?;
-            self.table.put_fs_info(&change)?;
-        }
-        ordered.close().map_err(order_error)
-    }
-
-    fn serves_cookie(&self) -> bool {
-        self.ordered.as_ref().is_none_or(|ordered| ordered.stopped().is_none())
-    }
-
-    fn describe(&self) -> Vec<(String, String)> {
-        let fact = |name: &str, value: String| (name.to_owned(), value);
-        let geometry = &self.geometry;
-        vec![
-            fact("FAT entries", format!("{} bits", geometry.bits)),
-            fact("sector size", geometry.sector.to_string()),
-            fact("cluster size", geometry.cluster.to_string()),
-            fact("clusters", geometry.clusters.to_string()),
-            fact("FATs kept", (geometry.copies + 1).to_string()),
-            fact("serial number", format!("{:04X}-{:04X}", geometry.serial >> 16, geometry.serial & 0xFFFF)),
-            fact(
-                "unmounted cleanly",
-                if self.table.was_dirty { "no: run fsck.fat" } else { "yes" }.to_owned(),
-            ),
-        ]
     }
 }

@@ -13,9 +13,9 @@ use crate::places::{Place, Places, ROOT};
 use crate::table::{Table, order_error};
 use crate::time;
 use ivers_block::BufferCache;
-use ivers_ordered::{Change, Ordered, Stage, Ticket};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::*;
+use ivers_write_ordering::{Change, Ordered, Stage, Ticket};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
@@ -81,26 +81,6 @@ impl Fat {
         self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.settle(ticket).map_err(order_error))
     }
 
-    /// A change that met damage or a failing device may be half made: it must not go home.
-    pub(crate) fn guard<T>(&self, result: Result<T>) -> Result<T> {
-        if let (Err(error @ (Error::Corrupt { .. } | Error::Io(_))), Some(ordered)) = (&result, &self.ordered)
-        {
-            ordered.stop(error);
-        }
-        result
-    }
-
-    /// Try, and once more if what is on its way to being free can be had.
-    pub(crate) fn with_room<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
-        let result = attempt();
-        if let (Err(Error::Name(NameError::NoSpace)), Some(ordered)) = (&result, &self.ordered)
-            && ordered.release().map_err(order_error)?
-        {
-            return attempt();
-        }
-        result
-    }
-
     pub(crate) fn offset_s(&self) -> i64 {
         i64::from(self.options.utc_offset_minutes) * 60
     }
@@ -164,7 +144,7 @@ impl Fat {
     }
 
     fn loaded(&self, ino: Ino, generation: u32, attr: Attr, node: Arc<Node>) -> LoadedInode {
-        LoadedInode { ino, generation, attr, version: InitialVersion::NotStored, private: Box::new(node) }
+        LoadedInode { ino, generation, attr, counter: InitialCounter::NotStored, private: Box::new(node) }
     }
 
     fn directory_attr(&self, node: &Arc<Node>, attr: Attr) -> Result<Attr> {

@@ -68,7 +68,7 @@ impl Fat {
     fn write_pieces(&self, pieces: &[(u64, usize)], mut data: &[u8]) -> Result<()> {
         for (byte, len) in pieces {
             let (piece, rest) = data.split_at(*len);
-            self.cache.device().write_at(*byte, piece)?;
+            self.cache.device().write_at(*byte, piece).map_err(Error::file_data)?;
             data = rest;
         }
         Ok(())
@@ -78,7 +78,7 @@ impl Fat {
         for (byte, len) in pieces {
             for at in (0..*len).step_by(ZEROS.len()) {
                 let few = ZEROS.len().min(len - at);
-                self.cache.device().write_at(byte + at as u64, &ZEROS[..few])?;
+                self.cache.device().write_at(byte + at as u64, &ZEROS[..few]).map_err(Error::file_data)?;
             }
         }
         Ok(())
@@ -147,7 +147,7 @@ impl Fat {
         let has = state.chain.len() - count;
         let tail = has.checked_sub(1).and_then(|last| state.chain.at(last)).map(|(cluster, _)| cluster);
         let chained = self.table.chain_up(&change, &picked, tail);
-        self.guard(chained)?;
+        chained?;
         state.valid = state.valid.max(end);
         let clusters = state.chain.len();
         let size = inode.with_attr(|attr| {
@@ -171,7 +171,7 @@ impl Fat {
         };
         if size > old {
             // All of it is had before anything is written.
-            self.with_room(|| self.reserve_bytes(inode, size))?;
+            self.reserve_bytes(inode, size)?;
             // The zeros between are written for it.
             let grown = self.write_file(inode, size, &[]);
             self.unreserve_bytes(inode, 0);
@@ -191,8 +191,8 @@ impl Fat {
             let keep = self.geometry.clusters_for(size);
             let gone = state.chain.cut(keep);
             if let Some(tail) = state.chain.tail().filter(|_| !gone.is_empty()) {
-                let cut = self.table.set_link(&change, ivers_ordered::Stage::Cut, tail, None);
-                self.guard(cut)?;
+                let cut = self.table.set_link(&change, ivers_write_ordering::Stage::Cut, tail, None);
+                cut?;
                 state.cut = change.ticket();
             }
             self.table.free(&change, gone);

@@ -2,10 +2,10 @@
 //!
 //! # The change attribute
 //!
-//! The format has no room for one. Every inode is loaded as [`InitialVersion::NotStored`](ivers_vfs::InitialVersion::NotStored), so that the attribute differs,
+//! The format has no room for one. Every inode is loaded as [`InitialCounter::NotStored`](ivers_vfs::InitialCounter::NotStored), so that the attribute differs,
 //! grows and rests within a mount, and promises nothing across mounts. What Linux's vfat uses its own for, to know whether a
 //! name that was not there before may be there now, is the VFS's work here: a name has several spellings
-//! ([`FileSystem::names_alias`](ivers_vfs::FileSystem::names_alias)).
+//! ([`FileSystem::names_alias`](ivers_vfs::FsInfo::names_alias)).
 //!
 //! # What it does not do
 //!

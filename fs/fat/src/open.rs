@@ -5,9 +5,9 @@ use crate::layout::{Geometry, attr};
 use crate::places::Places;
 use crate::table::{Table, order_error};
 use ivers_block::{Budget, BufferCache, Device};
-use ivers_ordered::{Mirror, Ordered, OrderedOptions};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, Result};
+use ivers_write_ordering::{Mirror, Ordered, OrderedOptions};
 use std::sync::Arc;
 use std::time::Duration;
 

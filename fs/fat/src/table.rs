@@ -2,9 +2,9 @@
 
 use crate::layout::{Geometry, RawFsInfo, STATE_DIRTY};
 use ivers_block::{Buffer, BufferCache};
-use ivers_ordered::{Change, OrderedError, Stage, Volume};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, NameError, Result};
+use ivers_write_ordering::{Change, OrderedError, Stage, Volume};
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -432,15 +432,15 @@ impl Table {
 
 /// The order of writes asks in its own words.
 impl Volume for Table {
-    fn mark(&self, change: &Change<'_>, at_work: bool) -> ivers_ordered::Result<()> {
+    fn mark(&self, change: &Change<'_>, at_work: bool) -> ivers_write_ordering::Result<()> {
         stopped(self.put_mark(change, at_work))
     }
 
-    fn release(&self, change: &Change<'_>, freed: &[Range<u64>]) -> ivers_ordered::Result<()> {
+    fn release(&self, change: &Change<'_>, freed: &[Range<u64>]) -> ivers_write_ordering::Result<()> {
         stopped(self.put_free(change, freed))
     }
 }
 
-fn stopped(result: Result<()>) -> ivers_ordered::Result<()> {
+fn stopped(result: Result<()>) -> ivers_write_ordering::Result<()> {
     result.map_err(|error| OrderedError::Stopped { cause: error.to_string() })
 }

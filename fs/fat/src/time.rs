@@ -1,7 +1,7 @@
 //! Times as directory entries have them: years from 1980 to 2107, without a time zone. (fatgen103, "Date and Time Formats".)
 
+use ::time::{Date, Duration, Month, UtcDateTime};
 use ivers_vfs::Timestamp;
-use ivers_vfs::calendar::{date_of, day_of};
 
 const DAY: i64 = 24 * 3600;
 /// 1980-01-01 and the end of 2107, in seconds of Unix.
@@ -23,19 +23,20 @@ pub(crate) fn day(time: Timestamp, offset_s: i64) -> Timestamp {
 /// Date, time to two seconds, and the hundredths of a second above that.
 pub(crate) fn encode(time: Timestamp, offset_s: i64) -> (u16, u16, u8) {
     let local = (time.sec + offset_s).clamp(FIRST, LAST);
-    let (days, second) = (local.div_euclid(DAY), local.rem_euclid(DAY));
-    let (year, month, day) = date_of(days);
-    let date = (year - 1980) << 9 | month << 5 | day;
-    let clock = ((second / 3600) << 11) | ((second / 60 % 60) << 5) | (second % 60 / 2);
-    let hundredths = second % 2 * 100 + i64::from(time.nsec / 10_000_000);
-    (date as u16, clock as u16, hundredths as u8)
+    let at = UtcDateTime::UNIX_EPOCH + Duration::seconds(local);
+    let date = (at.year() - 1980) << 9 | i32::from(u8::from(at.month())) << 5 | i32::from(at.day());
+    let clock = u16::from(at.hour()) << 11 | u16::from(at.minute()) << 5 | u16::from(at.second() / 2);
+    let hundredths = u32::from(at.second() % 2 * 100) + time.nsec / 10_000_000;
+    (date as u16, clock, hundredths as u8)
 }
 
 /// Whatever bits there are, some time results.
 pub(crate) fn decode(date: u16, clock: u16, hundredths: u8, offset_s: i64) -> Timestamp {
-    let (year, month, day) = (i64::from(date >> 9) + 1980, i64::from(date >> 5 & 15), i64::from(date & 31));
-    let (month, day) = (month.clamp(1, 12), day.max(1));
-    let days = day_of(year, month, day);
+    let month = Month::January.nth_next((date >> 5 & 15).clamp(1, 12) as u8 - 1);
+    // A day past the end of its month belongs to the next month.
+    let first = Date::from_calendar_date(i32::from(date >> 9) + 1980, month, 1).unwrap_or(Date::MIN);
+    let days = i64::from(first.to_julian_day() - UtcDateTime::UNIX_EPOCH.to_julian_day());
+    let days = days + i64::from((date & 31).max(1)) - 1;
     let clock = i64::from(clock);
     let second = (clock >> 11) * 3600 + (clock >> 5 & 63) * 60 + (clock & 31) * 2;
     let hundredths = hundredths.min(199);
@@ -69,6 +70,8 @@ mod tests {
         assert_eq!(kept(Timestamp { sec: 0, nsec: 0 }, 0).sec, FIRST);
         assert_eq!(kept(Timestamp { sec: i64::MAX / 2, nsec: 0 }, 0).sec, LAST - 1);
         assert_eq!(day(Timestamp { sec: 951_782_401, nsec: 3 }, 0).sec, 951_782_400);
+        let march = encode(Timestamp { sec: 1_677_628_800, nsec: 0 }, 0).0;
+        assert_eq!(decode(43 << 9 | 2 << 5 | 29, 0, 0, 0), decode(march, 0, 0, 0), "29 February 2023");
         // Months and days that there are not.
         for bits in [0u16, u16::MAX] {
             let time = decode(bits, bits, 255, 0);

@@ -30,7 +30,7 @@ fn mount(image: &Path) -> Result<Arc<Vfs>> {
 }
 
 fn read_tree(vfs: &Arc<Vfs>, dir: &InodeRef, at: &str, tree: &mut Tree) -> Result<()> {
-    for entry in vfs.list(dir, 0, 10_000)? {
+    for entry in vfs.list(&Cred::root(), dir, 0, 10_000)? {
         let path = format!("{at}/{}", String::from_utf8_lossy(&entry.name));
         let inode = entry.inode?;
         if inode.kind == FileType::Directory {

@@ -45,7 +45,7 @@ impl World {
     }
 
     fn names(&self) -> Vec<String> {
-        let listed = self.vfs.list(&self.root, 0, 1000).unwrap();
+        let listed = self.vfs.list(&Cred::root(), &self.root, 0, 1000).unwrap();
         let mut names: Vec<_> =
             listed.into_iter().map(|entry| String::from_utf8(entry.name).unwrap()).collect();
         names.sort();

@@ -5,7 +5,7 @@
 //!
 //! # The change attribute where nothing is stored
 //!
-//! Every inode is loaded as [`InitialVersion::NotStored`]: the VFS gives it a value above all that the number may have shown
+//! Every inode is loaded as [`InitialCounter::NotStored`]: the VFS gives it a value above all that the number may have shown
 //! before. So the attribute differs and grows (C1, C2) within a mount, rests while the inode stays cached (C3), and promises
 //! nothing across mounts. A driver does three things for that: it makes each change visible, calls [`Inode::changed`],
 //! and logs the inode if the answer says so.
@@ -152,7 +152,7 @@ impl Mem {
             // Numbers are never used again, so there is one life of each.
             generation: 1,
             attr,
-            version: InitialVersion::NotStored,
+            counter: InitialCounter::NotStored,
             private: Box::new(node) as Box<dyn Any + Send + Sync>,
         }
     }
@@ -225,12 +225,11 @@ impl FileSystem for Mem {
             max_links: 1 << 30,
             time_granularity_ns: 1,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
-            no_cookie: None,
-            read_only: None,
-            xattr_value_max: 64 << 10,
             projects: true,
-            numbers_last: false,
-            reserve: None,
+            persistent_inos: false,
+            names_alias: false,
+            reserve_granularity: BLOCK64,
+            reserved: None,
         }
     }
 
@@ -248,6 +247,32 @@ impl FileSystem for Mem {
         })
     }
 
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn unmount(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn xattrs(&self) -> Option<&dyn XattrOps> {
+        Some(self)
+    }
+
+    fn unnamed_files(&self) -> Option<&dyn UnnamedFileOps> {
+        Some(self)
+    }
+
+    fn block_map(&self) -> Option<&dyn BlockMapOps> {
+        Some(self)
+    }
+
+    fn allocation(&self) -> Option<&dyn AllocateOps> {
+        Some(self)
+    }
+}
+
+impl InodeOps for Mem {
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
         Ok(Self::loaded(ino, self.get(ino)?))
     }
@@ -266,9 +291,23 @@ impl FileSystem for Mem {
         Ok(())
     }
 
-    fn lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
+    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+        Ok(node(inode).state.lock().target.clone())
+    }
+}
+
+impl DirectoryOps for Mem {
+    fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
         let state = node(dir).state.lock();
-        Ok(state.names.get(name).and_then(|cookie| state.entries.get(cookie)).map(|entry| entry.ino))
+        Ok(state
+            .names
+            .get(name)
+            .and_then(|cookie| state.entries.get(cookie))
+            .map(|entry| Child::Number(entry.ino)))
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
@@ -298,7 +337,7 @@ impl FileSystem for Mem {
         Ok(())
     }
 
-    fn create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+    fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         let is_dir = new.kind == FileType::Directory;
         let (ino, made) = self.make(dir.ino, new, if is_dir { 2 } else { 1 });
         node(dir).state.lock().insert(name, ino, new.kind);
@@ -306,18 +345,13 @@ impl FileSystem for Mem {
         Ok(Self::loaded(ino, made))
     }
 
-    fn create_unnamed(&self, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        let (ino, made) = self.make(dir.ino, new, 0);
-        Ok(Self::loaded(ino, made))
-    }
-
-    fn link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+    fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         node(dir).state.lock().insert(name, inode.ino, inode.kind);
         self.relink(inode, 1)?;
         self.renamed_in(dir, 0)
     }
 
-    fn unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+    fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let is_dir = inode.kind == FileType::Directory;
         if is_dir {
             self.check_empty(inode)?;
@@ -328,7 +362,7 @@ impl FileSystem for Mem {
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
-        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = rename;
+        let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange, .. } = rename;
         let is_dir = |inode: &Inode| inode.kind == FileType::Directory;
         let replaced_dir = target.is_some_and(|target| is_dir(target) && !exchange);
         if let (Some(target), true) = (target, replaced_dir) {
@@ -368,11 +402,9 @@ impl FileSystem for Mem {
         }
         self.renamed_in(new_dir, new_change)
     }
+}
 
-    fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        Ok(node(inode).state.lock().target.clone())
-    }
-
+impl FileOps for Mem {
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let state = node(inode).state.lock();
         for (at, piece) in (offset / BLOCK64..).zip(buf.chunks_mut(BLOCK)) {
@@ -384,7 +416,7 @@ impl FileSystem for Mem {
         Ok(())
     }
 
-    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _room: Room) -> Result<()> {
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
         let mut state = node(inode).state.lock();
         let end = offset.saturating_add(len).div_ceil(BLOCK64);
         let missing: Vec<u64> = (offset / BLOCK64..end)
@@ -393,6 +425,13 @@ impl FileSystem for Mem {
         self.take(missing.len() as u64)?;
         state.promised.extend(missing);
         Ok(())
+    }
+
+    fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
+        let mut state = node(inode).state.lock();
+        let mut broken = state.promised.split_off(&(offset / BLOCK64));
+        state.promised.append(&mut broken.split_off(&offset.saturating_add(len).div_ceil(BLOCK64)));
+        self.give_back(broken.len() as u64);
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
@@ -424,13 +463,6 @@ impl FileSystem for Mem {
         inode.with_attr(|attr| attr.blocks_512) + state.promised.len() as u64 * (BLOCK64 / 512)
     }
 
-    fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
-        let mut state = node(inode).state.lock();
-        let mut broken = state.promised.split_off(&(offset / BLOCK64));
-        state.promised.append(&mut broken.split_off(&offset.saturating_add(len).div_ceil(BLOCK64)));
-        self.give_back(broken.len() as u64);
-    }
-
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
         {
             let mut state = node(inode).state.lock();
@@ -442,14 +474,75 @@ impl FileSystem for Mem {
         }
         self.changed(inode, Touch::Data, Logged::Anyway)
     }
+}
 
+impl XattrOps for Mem {
+    fn value_max(&self) -> u32 {
+        64 << 10
+    }
+
+    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
+        node(inode).state.lock().xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
+    }
+
+    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
+        Ok(node(inode).state.lock().xattrs.keys().cloned().collect())
+    }
+
+    fn set_xattr(
+        &self,
+        _caller: &Cred,
+        inode: &Inode,
+        name: &[u8],
+        value: Option<&[u8]>,
+        mode: XattrMode,
+    ) -> Result<()> {
+        {
+            let mut state = node(inode).state.lock();
+            let there = state.xattrs.contains_key(name);
+            match (value, mode) {
+                (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
+                (Some(_), XattrMode::Replace) | (None, _) if !there => {
+                    return Err(NameError::NoAttribute.into());
+                }
+                (Some(value), _) => state.xattrs.insert(name.to_vec(), value.to_vec()),
+                (None, _) => state.xattrs.remove(name),
+            };
+        }
+        self.changed(inode, Touch::Metadata, Logged::Anyway)
+    }
+}
+
+impl UnnamedFileOps for Mem {
+    fn create_unnamed(&self, _caller: &Cred, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
+        let (ino, made) = self.make(dir.ino, new, 0);
+        Ok(Self::loaded(ino, made))
+    }
+}
+
+impl BlockMapOps for Mem {
+    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+        let state = node(inode).state.lock();
+        let at = offset / BLOCK64;
+        let start = at * BLOCK64;
+        if state.blocks.contains_key(&at) {
+            let run =
+                (at..).zip(state.blocks.range(at..)).take_while(|(want, (have, _))| want == *have).count();
+            return Ok(MappedRange { start, len: run as u64 * BLOCK64, kind: RangeKind::Data });
+        }
+        let end = state.blocks.range(at..).next().map_or(u64::MAX, |(next, _)| next * BLOCK64);
+        Ok(MappedRange { start, len: end - start, kind: RangeKind::Hole })
+    }
+}
+
+impl AllocateOps for Mem {
     fn fallocate(
         &self,
         inode: &Inode,
         mode: FallocateMode,
         offset: u64,
         len: u64,
-        _room: Room,
+        _pool: BlockPool,
     ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
         let (first, behind) = (offset / BLOCK64, end.div_ceil(BLOCK64));
@@ -491,54 +584,5 @@ impl FileSystem for Mem {
             inode.with_attr(|attr| (attr.size, attr.blocks_512) = (size, blocks_512));
         }
         self.changed(inode, Touch::Data, Logged::Anyway)
-    }
-
-    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let state = node(inode).state.lock();
-        let at = offset / BLOCK64;
-        let start = at * BLOCK64;
-        if state.blocks.contains_key(&at) {
-            let run =
-                (at..).zip(state.blocks.range(at..)).take_while(|(want, (have, _))| want == *have).count();
-            return Ok(MappedRange { start, len: run as u64 * BLOCK64, kind: RangeKind::Data });
-        }
-        let end = state.blocks.range(at..).next().map_or(u64::MAX, |(next, _)| next * BLOCK64);
-        Ok(MappedRange { start, len: end - start, kind: RangeKind::Hole })
-    }
-
-    fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        node(inode).state.lock().xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
-    }
-
-    fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        Ok(node(inode).state.lock().xattrs.keys().cloned().collect())
-    }
-
-    fn set_xattr(&self, inode: &Inode, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Result<()> {
-        {
-            let mut state = node(inode).state.lock();
-            let there = state.xattrs.contains_key(name);
-            match (value, mode) {
-                (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
-                (Some(_), XattrMode::Replace) | (None, _) if !there => {
-                    return Err(NameError::NoAttribute.into());
-                }
-                (Some(value), _) => state.xattrs.insert(name.to_vec(), value.to_vec()),
-                (None, _) => state.xattrs.remove(name),
-            };
-        }
-        self.changed(inode, Touch::Metadata, Logged::Anyway)
-    }
-
-    fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        Ok(())
-    }
-
-    fn sync(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn unmount(&self) -> Result<()> {
-        Ok(())
     }
 }

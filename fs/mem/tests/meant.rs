@@ -56,7 +56,7 @@ fn only_what_is_meant_moves_and_is_replaced() {
     let file = |name| make(&vfs, &root, name, &CreateSpec::file(0o600));
     let (a, b, c) = (file("a"), file("b"), file("c"));
     let rename = |moved: &InodeRef, replaced: Option<&InodeRef>| {
-        vfs.rename_meant(&cred, (&root, b"a"), (&root, b"b"), Meant { moved, replaced }, true)
+        vfs.rename_expected(&cred, (&root, b"a"), (&root, b"b"), Expected { moved, replaced }, true)
     };
     let before = vfs.change(&root);
     refused(rename(&a, None), NameError::Changed);
@@ -74,12 +74,12 @@ fn a_name_is_confirmed_with_the_value_that_vouches_for_it() {
     let (vfs, root) = mount();
     let cred = Cred::root();
     let file = make(&vfs, &root, "f", &CreateSpec::file(0o600));
-    let info = vfs.confirm(&cred, &root, b"f", &file).unwrap().unwrap();
+    let info = vfs.revalidate_name(&cred, &root, b"f", &file).unwrap().unwrap();
     assert_eq!((info.before, Some(info.after)), (info.after, vfs.change(&root)));
     vfs.unlink(&cred, &root, b"f", false).unwrap();
     assert_ne!(vfs.change(&root), Some(info.after), "it was looked at");
-    refused(vfs.confirm(&cred, &root, b"f", &file), NameError::Changed);
-    refused(vfs.confirm(&cred, &file, b"f", &file), NameError::NotDirectory);
+    refused(vfs.revalidate_name(&cred, &root, b"f", &file), NameError::Changed);
+    refused(vfs.revalidate_name(&cred, &file, b"f", &file), NameError::NotDirectory);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn what_is_made_is_whole_and_nobody_gives_away_what_is_not_his() {
         CreateSpec { uid: Some(1000), gid: Some(50), atime: time(3), mtime: time(4), size: 9000, ..spec };
     let mut told = None;
     let mut claim = |inode: &InodeRef| told = Some(inode.attr());
-    let (file, info) = vfs.create_claimed(&ann, &root, b"f", &whole, true, &mut claim).unwrap();
+    let (file, info) = vfs.create_with(&ann, &root, b"f", &whole, true, &mut claim).unwrap();
     let info = info.unwrap();
     assert!(info.before < info.after && Some(info.after) == vfs.change(&root));
     let attr = vfs.stat(&file);

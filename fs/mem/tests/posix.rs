@@ -272,7 +272,7 @@ fn times_that_the_caller_keeps_are_left_alone() {
     let set = SetAttr { mtime: Some(TimeSet::At(at)), ctime: Some(at), ..SetAttr::default() };
     vfs.set_attr(&Cred::root(), &f, &set).unwrap();
     let before = vfs.change(&f);
-    assert_eq!(vfs.write(&Cred::root(), &f, 0, b"x", WriteFlags::KEEP_TIMES).unwrap(), 1);
+    assert_eq!(vfs.write(&Cred::root(), &f, 0, b"x", WriteFlags::TIMES_SET_BY_CALLER).unwrap(), 1);
     assert_eq!((vfs.stat(&f).mtime, vfs.stat(&f).ctime), (at, at));
     assert_ne!(vfs.change(&f), before, "a change all the same");
     // The ctime that is given repeats the stored one, and still is the one that counts.
@@ -283,36 +283,66 @@ fn times_that_the_caller_keeps_are_left_alone() {
     assert!(vfs.stat(&f).mtime > at);
 }
 
+/// What a change leaves of mode 06755 and of a capability, by caller. A kernel that checks permissions (`checked`)
+/// says for each write whether set-id bits go; for other changes the user decides.
 #[test]
-fn set_id_bits_go_with_a_write() {
+fn changes_of_data_remove_privileges() {
     let vfs = mount();
-    let f = file(&vfs, "f");
-    let cred = Cred::root();
-    vfs.set_attr(&cred, &f, &SetAttr { perm: Some(0o6755), ..SetAttr::default() }).unwrap();
-    vfs.set_xattr(&cred, &f, "security.capability", b"caps", XattrMode::Any).unwrap();
-    write(&vfs, &f, 0, b"root may");
-    assert_eq!(vfs.stat(&f).perm, 0o6755);
-    vfs.write(&Cred::trusted(), &f, 0, b"x", WriteFlags::KILL_PRIV).unwrap();
-    assert_eq!(vfs.stat(&f).perm, 0o755);
-    refused(vfs.get_xattr(&cred, &f, "security.capability"), NameError::NoAttribute);
+    let (root, from, f) = (Cred::root(), file(&vfs, "from"), file(&vfs, "f"));
+    write(&vfs, &from, 0, b"contents");
+    let set_id = SetAttr { perm: Some(0o6777), ..SetAttr::default() };
+    let resize = SetAttr { size: Some(4), ..SetAttr::default() };
+    let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
+    let checked = |uid| Cred { uid, checked: true, ..Cred::root() };
+    let told = WriteFlags::KILL_SET_ID;
+    type Change<'a> = &'a dyn Fn(&Cred);
+    let write_as = |cred: &Cred, flags| assert_eq!(vfs.write(cred, &f, 0, b"x", flags).unwrap(), 1);
+    let plain: Change = &|cred| write_as(cred, WriteFlags::empty());
+    let direct: Change = &|cred| write_as(cred, WriteFlags::DIRECT);
+    let killing: Change = &|cred| write_as(cred, told);
+    let copy: Change = &|cred| assert_eq!(vfs.copy_range(cred, &from, 0, &f, 0, 8).unwrap(), 8);
+    let hole: Change = &|cred| vfs.fallocate(cred, &f, punch, 0, 4).unwrap();
+    let size: Change =
+        &|cred| assert_eq!(vfs.set_attr(cred, &f, &resize).unwrap().size, resize.size.unwrap());
+    let user = Cred::user(1000, 1000);
+    for (what, change, cred, left) in [
+        ("write", plain, &root, 0o6777),
+        ("write", plain, &user, 0o777),
+        ("write", plain, &checked(1000), 0o6777),
+        ("direct write", direct, &root, 0o6777),
+        ("write with KILL_SET_ID", killing, &checked(0), 0o777),
+        ("copy", copy, &root, 0o6777),
+        ("copy", copy, &checked(1000), 0o777),
+        ("hole", hole, &root, 0o6777),
+        ("hole", hole, &checked(1000), 0o777),
+        ("size", size, &root, 0o6777),
+        ("size", size, &user, 0o777),
+        ("size", size, &checked(1000), 0o777),
+        ("the same size", size, &user, 0o777),
+    ] {
+        vfs.set_attr(&root, &f, &set_id).unwrap();
+        vfs.set_xattr(&root, &f, "security.capability", b"caps", XattrMode::Any).unwrap();
+        change(cred);
+        assert_eq!(vfs.stat(&f).perm, left, "{what} by {cred:?}");
+        let capability = vfs.get_xattr(&root, &f, "security.capability");
+        assert!(matches!(capability, Err(Error::Name(NameError::NoAttribute))), "{what} by {cred:?}");
+    }
 }
 
-/// A front end whose kernel checks permissions still says who calls, and that alone decides here.
 #[test]
-fn set_id_bits_go_with_copies_and_fallocate() {
+fn chown_removes_privileges_of_all_but_directories() {
     let vfs = mount();
-    let (from, f) = (file(&vfs, "from"), file(&vfs, "f"));
-    write(&vfs, &from, 0, b"contents");
-    let checked = |uid| Cred { uid, checked: true, ..Cred::root() };
-    let set_id = SetAttr { perm: Some(0o6755), ..SetAttr::default() };
-    for (uid, left) in [(0, 0o6755), (1000, 0o755)] {
-        vfs.set_attr(&Cred::root(), &f, &set_id).unwrap();
-        assert_eq!(vfs.copy_range(&checked(uid), &from, 0, &f, 0, 8).unwrap(), 8);
-        assert_eq!(vfs.stat(&f).perm, left, "copied by {uid}");
-        vfs.set_attr(&Cred::root(), &f, &set_id).unwrap();
-        let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
-        vfs.fallocate(&checked(uid), &f, punch, 0, 4).unwrap();
-        assert_eq!(vfs.stat(&f).perm, left, "punched by {uid}");
+    let root = Cred::root();
+    let dir = vfs.create(&root, &vfs.root().unwrap(), b"d", &CreateSpec::directory(0o755), false).unwrap().0;
+    for (inode, left) in [(&file(&vfs, "f"), 0o755), (&dir, 0o6755)] {
+        let owner = SetAttr { uid: Some(0), ..SetAttr::default() };
+        vfs.set_attr(&root, inode, &SetAttr { perm: Some(0o6755), ..SetAttr::default() }).unwrap();
+        vfs.set_xattr(&root, inode, "security.capability", b"caps", XattrMode::Any).unwrap();
+        // The same owner: Linux removes them nevertheless.
+        vfs.set_attr(&root, inode, &owner).unwrap();
+        assert_eq!(vfs.stat(inode).perm, left);
+        let capability = vfs.get_xattr(&root, inode, "security.capability");
+        assert_eq!(capability.is_ok(), left == 0o6755);
     }
 }
 

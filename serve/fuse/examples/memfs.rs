@@ -1,4 +1,4 @@
-//! Mounts an empty in-memory filesystem: `memfs DIR [OPTION...]`, options as behind `-o`.
+//! Mounts an empty in-memory filesystem: `memfs DIR [OPTION...]`, with options as after `-o`.
 
 use ivers_fuse::FuseOptions;
 use ivers_vfs::{MountOptions, Vfs};

@@ -1,4 +1,4 @@
-//! Attributes and times between the VFS and the wire.
+//! Conversion of attributes and times between the VFS and the wire.
 
 use fuser::{FileAttr, INodeNo, TimeOrNow};
 use ivers_vfs::{Attr, FileType, TimeSet, Timestamp};
@@ -16,7 +16,7 @@ pub(crate) fn file_type(kind: FileType) -> fuser::FileType {
     }
 }
 
-/// A stored time as fuser wants it. Hostile images hold any value; what SystemTime cannot hold becomes 1970.
+/// Converts a stored time for fuser. Hostile images hold any value; one outside SystemTime becomes 1970.
 pub(crate) fn system_time(time: Timestamp) -> SystemTime {
     let nanos = Duration::from_nanos(u64::from(time.nsec));
     let seconds = Duration::from_secs(time.sec.unsigned_abs());
@@ -24,7 +24,8 @@ pub(crate) fn system_time(time: Timestamp) -> SystemTime {
     whole.and_then(|t| t.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
 }
 
-/// A time of a SETATTR. For times before 1970 fuser 0.18 takes the nanoseconds off instead of adding them: undone here.
+/// Converts a time of a SETATTR. For times before 1970 fuser 0.18 subtracts the nanoseconds instead of adding
+/// them; this undoes that.
 pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => Timestamp { sec: after.as_secs() as i64, nsec: after.subsec_nanos() },
@@ -42,7 +43,7 @@ pub(crate) fn time_set(time: TimeOrNow) -> TimeSet {
     }
 }
 
-/// The attributes of a node; fuser takes the node's number from `ino` as well.
+/// Converts the attributes of a node. fuser also takes the node number from `ino`.
 pub(crate) fn file_attr(ino: u64, attr: &Attr, block_size: u32) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),
@@ -63,7 +64,7 @@ pub(crate) fn file_attr(ino: u64, attr: &Attr, block_size: u32) -> FileAttr {
     }
 }
 
-/// A reply that the kernel keeps as "no such name".
+/// Returns the reply that the kernel caches as "no such name".
 pub(crate) fn negative_attr() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -92,7 +93,7 @@ mod tests {
     fn times_before_1970_keep_their_fraction() {
         let stored = Timestamp { sec: -2, nsec: 800_000_000 };
         assert_eq!(UNIX_EPOCH.duration_since(system_time(stored)).unwrap(), Duration::from_millis(1200));
-        // What fuser makes of (-2 s, 0.8 s) on the wire.
+        // The time that fuser makes of (-2 s, 0.8 s) on the wire.
         let parsed = UNIX_EPOCH - Duration::new(2, 800_000_000);
         assert_eq!(timestamp(parsed), stored);
     }

@@ -1,4 +1,4 @@
-//! The change attribute as programs see it.
+//! The virtual extended attributes and the ioctl by which programs read the change attribute.
 
 use crate::session::Server;
 use ivers_vfs::{ChangeMode, Inode, Vfs};
@@ -8,22 +8,24 @@ use serde_json::{Value, json};
 pub const CHANGE: &str = "system.ivers.change";
 /// The stored counter, decimal.
 pub const STORED: &str = "system.ivers.stored";
-/// The promises, JSON.
+/// The promises of the change attribute, JSON.
 pub const SEMANTICS: &str = "system.ivers.semantics";
-/// The counters of the mount, JSON.
+/// The statistics of the mount, JSON.
 pub const STATS: &str = "system.ivers.stats";
-/// The generation of the inode, decimal: with its number it names one life of a file.
+/// The generation of the inode, decimal. With the inode number it identifies a file across reuse of the
+/// number.
 pub const GENERATION: &str = "system.ivers.generation";
 /// What is mounted and who serves it, JSON.
 pub const MOUNT: &str = "system.ivers.mount";
 
-/// What a mount that measures tells of its list, JSON.
+/// The state of the measurement list of a mount that measures, JSON.
 pub const MEASUREMENT: &str = "system.ivers.measurement";
 
-/// What all names of ours begin with.
+/// The prefix of all these names.
 const PREFIX: &[u8] = b"system.ivers.";
 
-/// Longest decimal of 64 bits: what a caller that asks for the size alone is told, without being counted as one who looked.
+/// The length of the longest decimal of 64 bits. A caller that asks only for the size gets this, which is no
+/// query.
 pub(crate) const DECIMAL_MAX: u32 = 20;
 
 /// `IVERS_IOC_CHANGE` of `include/ivers.h`: `_IOR(0xE9, 1, struct ivers_change)`.
@@ -31,9 +33,9 @@ pub const IVERS_IOC_CHANGE: u32 = (2 << 30) | ((IOCTL_BYTES as u32) << 16) | (0x
 
 const IOCTL_BYTES: usize = 24;
 
-/// Which of our attributes a name stands for.
+/// A virtual extended attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum VirtualXattr {
     Change,
     Stored,
     Semantics,
@@ -41,40 +43,40 @@ pub(crate) enum Asked {
     Generation,
     Mount,
     Measurement,
-    /// From this cursor on.
+    /// The listing from this cursor on.
     Children(u64),
-    /// Ours by its prefix, but there is none of that name.
+    /// The name has the prefix and is unknown.
     Unknown,
 }
 
-/// `None`: not one of ours.
-pub(crate) fn asked(name: &[u8]) -> Option<Asked> {
+/// Returns the virtual attribute of a name. `None`: the name has another prefix.
+pub(crate) fn asked(name: &[u8]) -> Option<VirtualXattr> {
     if !name.starts_with(PREFIX) {
         return None;
     }
     Some(match &name[PREFIX.len()..] {
-        b"change" => Asked::Change,
-        b"stored" => Asked::Stored,
-        b"semantics" => Asked::Semantics,
-        b"stats" => Asked::Stats,
-        b"generation" => Asked::Generation,
-        b"mount" => Asked::Mount,
-        b"measurement" => Asked::Measurement,
-        b"children" => Asked::Children(0),
+        b"change" => VirtualXattr::Change,
+        b"stored" => VirtualXattr::Stored,
+        b"semantics" => VirtualXattr::Semantics,
+        b"stats" => VirtualXattr::Stats,
+        b"generation" => VirtualXattr::Generation,
+        b"mount" => VirtualXattr::Mount,
+        b"measurement" => VirtualXattr::Measurement,
+        b"children" => VirtualXattr::Children(0),
         rest => {
             match rest.strip_prefix(b"children.").map(|number| std::str::from_utf8(number).map(str::parse)) {
-                Some(Ok(Ok(cursor))) => Asked::Children(cursor),
-                _ => Asked::Unknown,
+                Some(Ok(Ok(cursor))) => VirtualXattr::Children(cursor),
+                _ => VirtualXattr::Unknown,
             }
         }
     })
 }
 
-/// The promises of a filesystem, under the names that programs know.
+/// Returns the promises of a filesystem, under the names that programs know.
 pub fn semantics(vfs: &Vfs) -> Value {
     let promises = vfs.info().semantics;
-    let missing = vfs.no_cookie();
-    // Nothing is promised of a number that is not there.
+    let missing = vfs.no_change_attribute();
+    // Without a change attribute nothing is promised.
     let kept = |promise: bool| promise && missing.is_none();
     json!({
         "cookie": missing.is_none(),
@@ -92,14 +94,14 @@ pub(crate) fn stats(vfs: &Vfs) -> String {
     for (name, value) in vfs.stats().fields() {
         map.insert(name.into(), value.into());
     }
-    let (blocks, bytes) = vfs.fs().journal_stats();
+    let (blocks, bytes) = vfs.journal_written();
     map.insert("journal_blocks".into(), blocks.into());
     map.insert("journal_bytes".into(), bytes.into());
     serde_json::Value::Object(map).to_string()
 }
 
-/// `instance` tells apart what values may not be compared across: the UUID, and where values do not outlive the mount
-/// a number that is another one each time.
+/// Describes the mount. Values may only be compared within one `instance`: the UUID, and for values that do
+/// not outlive the mount also a random number.
 pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
     use std::hash::{BuildHasher, RandomState};
     static THIS_PROCESS: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
@@ -126,13 +128,13 @@ pub(crate) fn mount(vfs: &Vfs, server: &Server) -> String {
             ChangeMode::Off => "off",
         },
         "lazytime": vfs.options().lazytime,
-        "lazyversion": vfs.options().lazyversion,
+        "lazyversion": vfs.policy().deferred.counter,
         "details": vfs.fs().describe().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
     })
     .to_string()
 }
 
-/// A UUID as everybody writes it.
+/// Formats a UUID with dashes.
 fn dashed(uuid: &[u8; 16]) -> String {
     let mut text = String::new();
     for (i, byte) in uuid.iter().enumerate() {
@@ -142,7 +144,7 @@ fn dashed(uuid: &[u8; 16]) -> String {
     text
 }
 
-/// `struct ivers_change` in the machine's byte order.
+/// Encodes `struct ivers_change` in the machine's byte order.
 pub(crate) fn ioctl_reply(vfs: &Vfs, inode: &Inode, change: Option<u64>) -> [u8; IOCTL_BYTES] {
     let promises = vfs.info().semantics;
     let mut flags = 0u32;
@@ -159,7 +161,7 @@ pub(crate) fn ioctl_reply(vfs: &Vfs, inode: &Inode, change: Option<u64>) -> [u8;
     {
         flags |= u32::from(on && change.is_some()) << bit;
     }
-    let stored = if change.is_some() { vfs.stored_version(inode) } else { 0 };
+    let stored = if change.is_some() { vfs.stored_counter(inode) } else { 0 };
     let mut out = [0; IOCTL_BYTES];
     out[0..8].copy_from_slice(&change.unwrap_or(0).to_ne_bytes());
     out[8..16].copy_from_slice(&stored.to_ne_bytes());

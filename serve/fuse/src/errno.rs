@@ -1,24 +1,27 @@
-//! The errno that an error of the VFS becomes.
+//! The errno of each VFS error.
 
 use fuser::Errno;
-use ivers_vfs::{Error, NameError};
+use ivers_vfs::{Error, NameError, ServerError};
 
-/// Map an error; what is broken (rather than refused) also goes to the log, because EIO says nothing.
+/// Returns the errno of an error. Failures (unlike refusals) also go to the log, since EIO explains nothing.
 pub(crate) fn errno(error: Error) -> Errno {
     match error {
         Error::Corrupt { .. } => {
             log::error!("{error}");
-            // EUCLEAN, "structure needs cleaning": what local filesystems answer.
+            // EUCLEAN, "structure needs cleaning", as local filesystems answer.
             Errno::from_i32(117)
         }
         Error::Incompatible(_) => {
             log::warn!("{error}");
             Errno::EOPNOTSUPP
         }
-        Error::Io(_) => {
+        Error::Io(_) | Error::FileData(_) => {
             log::error!("{error}");
             Errno::EIO
         }
+        Error::Server(ServerError::Delay) => Errno::EAGAIN,
+        Error::Server(ServerError::Timeout) => Errno::ETIMEDOUT,
+        Error::Server(ServerError::StateLost) => Errno::EIO,
         Error::Name(name) => name_errno(name),
     }
 }

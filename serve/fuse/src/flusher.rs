@@ -1,18 +1,20 @@
 //! Threads outside the session's pool that make the kernel hand over what it holds back of a file.
 //!
-//! They have it opened through the mount, by a name under which the kernel looked it up, and synced (see
-//! [`outside`](crate::outside)). They hold no lock while they wait for that: the requests that this causes are served by the
-//! session's own threads, which never wait for these.
+//! They have the file opened through the mount, by a name under which the kernel looked it up, and synced
+//! (see [`privileged_helper`](crate::privileged_helper)). They hold no lock while they wait: the session's
+//! own threads serve the requests that this causes, and never wait for a flusher.
 //!
-//! A flush may take for ever: the lock that it waits for may be held by a program that waits for a server which somebody has stopped, or for
-//! the answer to the very query that the flush is for. So whoever asks for one says until when it is worth waiting for, and is told then that it
-//! did not work. The thread stays with it; as all of them may be staying, those that do so look after the time of those who wait in line.
+//! A flush may never end. The lock that it waits for may be held by a program that waits for a stopped
+//! server, or for the answer to the query that caused the flush. So each flush has a deadline, at which its
+//! caller is told that it failed. The thread keeps waiting. Since all threads may be waiting, they also check
+//! the deadlines of queued flushes.
 //!
-//! Whoever waits for an answer of ours may hold the kernel's lock of an inode, and all these threads may be waiting for that very lock. What such
-//! a caller needs is asked by a thread of its own, which never waits for a lock of the kernel's.
+//! A thread that waits for an answer may hold the kernel's lock of an inode, and all flushers may be waiting
+//! for that lock. What such a caller needs runs on a separate thread, which never waits for a lock of the
+//! kernel.
 
 use crate::nodes::{Node, Nodes};
-use crate::outside::Outside;
+use crate::privileged_helper::PrivilegedHelper;
 use parking_lot::{Condvar, Mutex};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -20,11 +22,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// What to do afterwards; told whether the flush worked.
+/// What to do afterwards; the argument says whether the flush worked.
 type Then = Box<dyn FnOnce(bool) + Send>;
 
 struct Job {
-    /// The file to flush first, if any, and until when somebody waits for that.
+    /// The file to flush first, if any, and the deadline.
     flush: Option<(Arc<Node>, Instant)>,
     then: Then,
 }
@@ -54,7 +56,7 @@ struct Queue {
 
 struct Inner {
     nodes: Arc<Nodes>,
-    outside: Arc<Outside>,
+    helper: Arc<PrivilegedHelper>,
     most_threads: usize,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -64,61 +66,65 @@ struct Inner {
 pub(crate) struct Flusher {
     flushing: Arc<Inner>,
     asking: Arc<Inner>,
-    outside: Arc<Outside>,
+    helper: Arc<PrivilegedHelper>,
 }
 
 impl Flusher {
-    /// Starts one thread of each kind; more are started by those there are. Never by a serving thread: it may be bound to a
-    /// processor ([`company`](crate::company)), and what it starts would be so for ever.
-    pub(crate) fn start(nodes: Arc<Nodes>, outside: Outside) -> std::io::Result<Self> {
-        let outside = Arc::new(outside);
+    /// Starts one thread of each kind, which start more as needed. A serving thread never starts one: it may
+    /// be bound to a processor ([`caller_affinity`](crate::caller_affinity)), and a new thread would inherit
+    /// that.
+    pub(crate) fn start(nodes: Arc<Nodes>, helper: PrivilegedHelper) -> std::io::Result<Self> {
+        let helper = Arc::new(helper);
         let pool = |most_threads| {
-            let (nodes, outside) = (nodes.clone(), outside.clone());
+            let (nodes, helper) = (nodes.clone(), helper.clone());
             let (queue, wake) = (Mutex::default(), Condvar::new());
-            let inner = Arc::new(Inner { nodes, outside, most_threads, queue, wake });
+            let inner = Arc::new(Inner { nodes, helper, most_threads, queue, wake });
             inner.start_thread(&mut inner.queue.lock())?;
             Ok::<_, std::io::Error>(inner)
         };
-        Ok(Self { flushing: pool(outside.flush_count())?, asking: pool(1)?, outside })
+        Ok(Self { flushing: pool(helper.flush_count())?, asking: pool(1)?, helper })
     }
 
-    /// Those who act for us.
-    pub(crate) fn outside(&self) -> &Outside {
-        &self.outside
+    /// The helper that flushes.
+    pub(crate) fn helper(&self) -> &PrivilegedHelper {
+        &self.helper
     }
 
-    /// The size of a file as the kernel knows it, for a caller that holds the kernel's lock of it. Never blocks.
+    /// Finds the size that the kernel has for a file, for a caller that holds the kernel's lock of it. Never
+    /// blocks.
     pub(crate) fn size_held_back(&self, node: Arc<Node>, then: impl FnOnce(Option<u64>) + Send + 'static) {
         let inner = self.asking.clone();
         self.asking.push(Job {
             flush: None,
             then: Box::new(move |go_on| {
-                let ask = |path: Vec<u8>| inner.outside.size_of(&path, node.id);
+                let ask = |path: Vec<u8>| inner.helper.size_of(&path, node.id);
                 then(go_on.then(|| inner.nodes.paths(&node).find_map(ask)).flatten());
             }),
         });
     }
 
-    /// Flush a file, then go on, at the latest some [`WAITING`] behind `until`. Never blocks.
+    /// Flushes a file, then runs `then`, at most about one [`WAITING`] after `until`. Never blocks.
     pub(crate) fn flush(&self, node: Arc<Node>, until: Instant, then: impl FnOnce(bool) + Send + 'static) {
-        // Without a name there is nothing to open; that needs no thread.
+        // Without a name the file cannot be opened, and no thread is needed.
         if node.inode.attr().nlink == 0 {
             return then(false);
         }
         self.flushing.push(Job { flush: Some((node, until)), then: Box::new(then) });
     }
 
-    /// Do something on one of these threads, for which a serving thread must not wait. Not done when the session ends before.
+    /// Runs `then` on one of these threads because a serving thread must not wait for it. Dropped if the
+    /// session ends before.
     pub(crate) fn later(&self, work: impl FnOnce() + Send + 'static) {
         self.flushing.push(Job::only(work));
     }
 
-    /// The same, for a caller that holds a lock of the kernel's and waits for it: it must not wait for such a lock itself.
+    /// As [`Flusher::later`], for a caller that holds a lock of the kernel while it waits: `then` must not
+    /// wait for such a lock.
     pub(crate) fn soon(&self, work: impl FnOnce() + Send + 'static) {
         self.asking.push(Job::only(work));
     }
 
-    /// The session is over: let the threads end.
+    /// Ends the threads when the session is over.
     pub(crate) fn close(&self) {
         self.asking.close();
         self.flushing.close();
@@ -163,7 +169,7 @@ impl Inner {
         let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
-                // Somebody has to be there for the next one while this one waits.
+                // Another thread must serve the queue while this one waits.
                 if queue.idle == 0
                     && !queue.closed
                     && queue.threads.len() < self.most_threads
@@ -198,14 +204,14 @@ impl Inner {
             self.refuse_late(now);
         };
         let flush =
-            |path: Vec<u8>| Instant::now() < until && self.outside.flush(slot, &path, node.id, meanwhile);
+            |path: Vec<u8>| Instant::now() < until && self.helper.flush(slot, &path, node.id, meanwhile);
         let flushed = self.nodes.paths(&node).any(flush);
         if let Some(then) = then.take() {
             then(flushed);
         }
     }
 
-    /// Those in line whose time is over.
+    /// Takes queued jobs whose deadline has passed.
     fn refuse_late(&self, now: Instant) {
         let late = {
             let mut queue = self.queue.lock();
@@ -222,7 +228,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outside::{NO, YES, not_answering};
+    use crate::privileged_helper::{NO, YES, not_answering};
     use ivers_vfs::{MountOptions, Vfs};
     use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
     use std::time::Duration;
@@ -231,12 +237,12 @@ mod tests {
     const NEVER: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn a_flush_that_does_not_end_holds_up_nobody_for_ever() {
+    fn a_flush_that_never_ends_does_not_block_others() {
         let vfs = Vfs::mount(Arc::new(ivers_mem::Mem::new(1 << 20)), MountOptions::default()).unwrap();
         let nodes = Arc::new(Nodes::new(vfs.root().unwrap()));
         let root = nodes.get(crate::nodes::ROOT).unwrap();
-        let (outside, others) = not_answering();
-        let flusher = Flusher::start(nodes, outside).unwrap();
+        let (helper, others) = not_answering();
+        let flusher = Flusher::start(nodes, helper).unwrap();
         let flush = |patience: Duration| -> Receiver<bool> {
             let (told, hears) = channel();
             flusher
@@ -248,7 +254,8 @@ mod tests {
         assert_eq!((first.recv(), in_line.recv()), (Ok(false), Ok(false)));
         assert!(begin.elapsed() >= SOON, "there was time to be had");
         assert_eq!(patient.recv_timeout(SOON), Err(RecvTimeoutError::Timeout));
-        // The first one ends after all: nobody is told twice, and the thread is there for who still waits.
+        // The first flush ends after its deadline: its caller is not told again, and the thread serves the
+        // next job.
         let answer =
             |answer| rustix::net::send(&others, &[answer], rustix::net::SendFlags::NOSIGNAL).unwrap();
         answer(NO);

@@ -1,13 +1,13 @@
-//! The ioctls: inode flags, project ids, the change attribute, and calls of the format's own.
+//! The ioctls: inode flags, project ids, the change attribute, and ioctls of the format.
 
+use crate::connection::Connection;
 use crate::cookie::{self, IVERS_IOC_CHANGE};
 use crate::errno::errno;
-use crate::serving::Serving;
 use fuser::{Errno, INodeNo, ReplyIoctl, Request};
 use ivers_vfs::{Cred, InodeFlags, SetAttr};
 use std::sync::Arc;
 
-// `<linux/fs.h>`. The flags' word is a C int although the number says long; the 32-bit numbers say int.
+// `<linux/fs.h>`. The flags are a C int although the number encodes long; the 32-bit numbers encode int.
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
 const FS_IOC32_GETFLAGS: u32 = 0x8004_6601;
@@ -20,7 +20,7 @@ const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 /// `struct fsxattr`: xflags, extsize, nextents, projid, cowextsize, 8 bytes of padding.
 const FSXATTR_BYTES: usize = 28;
 
-/// Bits of `fsx_xflags` and the inode flags that they stand for.
+/// Bits of `fsx_xflags`, with the inode flags that they mean.
 const XFLAGS: [(u32, InodeFlags); 6] = [
     (0x0008, InodeFlags::IMMUTABLE),
     (0x0010, InodeFlags::APPEND),
@@ -31,7 +31,7 @@ const XFLAGS: [(u32, InodeFlags); 6] = [
 ];
 
 pub(crate) fn serve(
-    serving: &Arc<Serving>,
+    connection: &Arc<Connection>,
     request: &Request,
     ino: INodeNo,
     command: u32,
@@ -40,29 +40,29 @@ pub(crate) fn serve(
     reply: ReplyIoctl,
 ) {
     if command == IVERS_IOC_CHANGE {
-        serving.heard(request);
-        let node = match serving.node(ino) {
+        connection.heard(request);
+        let node = match connection.node(ino) {
             Ok(node) => node,
             Err(error) => return reply.error(error),
         };
-        let vfs = serving.vfs.clone();
-        return serving.query(node.clone(), move |change| {
+        let vfs = connection.vfs.clone();
+        return connection.query(node.clone(), move |change| {
             reply.ioctl(0, &cookie::ioctl_reply(&vfs, &node.inode, change));
         });
     }
-    if serving.vfs.has_format_call(command) {
-        return match serving.node(ino) {
+    if connection.vfs.has_ioctl(command) {
+        return match connection.node(ino) {
             Ok(node) => {
-                serving.changes(request, None, &[&node]);
-                serving.format_call(serving.cred(request), node, command, reply)
+                connection.changes(request, None, &[&node]);
+                connection.format_ioctl(connection.cred(request), node, command, reply)
             }
             Err(error) => reply.error(error),
         };
     }
-    serving.heard(request);
-    match answer(serving, request, ino, command, input) {
+    connection.heard(request);
+    match answer(connection, request, ino, command, input) {
         Ok(mut output) => {
-            // The number of some calls says long where their word is an int: what is beyond it is the caller's.
+            // Some numbers encode long where the value is an int: the bytes after it are the caller's.
             output.truncate(output_bytes as usize);
             reply.ioctl(0, &output);
         }
@@ -71,18 +71,18 @@ pub(crate) fn serve(
 }
 
 fn answer(
-    serving: &Serving,
+    connection: &Connection,
     request: &Request,
     ino: INodeNo,
     command: u32,
     input: &[u8],
 ) -> Result<Vec<u8>, Errno> {
-    let node = serving.node(ino)?;
-    let vfs = &serving.vfs;
+    let node = connection.node(ino)?;
+    let vfs = &connection.vfs;
     let attr = vfs.stat(&node.inode);
     let set = |set: SetAttr| {
-        // The kernel checks only the calls that it knows itself: not the 32-bit numbers, and none before 5.13.
-        let cred = Cred { checked: false, ..serving.cred(request) };
+        // The kernel checks only the ioctls that it knows: not the 32-bit numbers, and none before 5.13.
+        let cred = Cred { checked: false, ..connection.cred(request) };
         vfs.set_attr(&cred, &node.inode, &set).map_err(errno)?;
         Ok(Vec::new())
     };
@@ -119,7 +119,7 @@ fn answer(
                 ..SetAttr::default()
             })
         }
-        // Whatever else there is, this is not a file for it.
+        // Any other ioctl is not for this file.
         _ => Err(Errno::ENOTTY),
     }
 }

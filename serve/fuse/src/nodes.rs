@@ -1,6 +1,6 @@
-//! The inodes that the kernel knows: counted by its lookups, dropped when it forgets them.
+//! The inodes that the kernel references: counted by its lookups, dropped when it forgets them.
 
-use crate::unfinished::Changes;
+use crate::inflight_changes::InflightChanges;
 use ivers_vfs::{FileType, InodeRef};
 use parking_lot::Mutex;
 use std::collections::hash_map::Entry;
@@ -8,35 +8,38 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-/// The kernel's number of the root, whatever the format calls it.
+/// The node number of the root in FUSE, whatever the format calls it.
 pub(crate) const ROOT: u64 = 1;
 
 const SHARDS: usize = 32;
 
-/// An inode that the kernel holds a reference to. While it does, the inode's number cannot be reused.
+/// An inode that the kernel references. Until it is forgotten, its number cannot be reused.
 pub(crate) struct Node {
     pub(crate) id: u64,
     pub(crate) inode: InodeRef,
-    /// Handles through which the kernel may hold dirty data: OPEN or CREATE to RELEASE.
+    /// Handles through which the kernel may hold dirty data, from OPEN or CREATE to RELEASE.
     writers: AtomicU32,
-    /// The errno of the last write from the kernel's cache that failed, until the next write(2) has returned it; 0: none.
+    /// The errno of the last failed write from the kernel's cache, until the next write(2) returns it; 0:
+    /// none.
     failed_write: AtomicI32,
-    /// The kernel shows data that it could not write, and shows others when it drops those, of which nobody is told.
+    /// The kernel shows data that could not be written. It will show other data when it drops those pages,
+    /// without notice.
     diverged: AtomicBool,
-    /// Of a directory: it was listed, and the kernel may have kept that.
+    /// For a directory: it was listed, and the kernel may have cached the listing.
     listed: AtomicBool,
-    /// What of it the kernel may not show yet.
-    pub(crate) changes: Changes,
-    /// Directories and names where it was seen, the latest last: where a thread of ours finds it through the mount. Hints,
-    /// verified at use.
+    /// Changes that the kernel may not show yet.
+    pub(crate) changes: InflightChanges,
+    /// Directories and names where it was seen, the latest last. A flusher opens it through the mount by
+    /// these. They are hints, verified at use.
     places: Mutex<Vec<Place>>,
 }
 
 /// A name in a directory.
 type Place = (u64, Box<[u8]>);
 
-/// Names remembered of one file: enough for one that is linked about. Nobody tells which file a removed name was of, so one of them must be there
-/// still, or a file that is open for writing is not found and counts as changed at each query.
+/// Names kept for one file, enough for a file with some links. A removed name does not say which file it had.
+/// One kept name must still exist: otherwise a file that is open for writing is not found, and counts as
+/// changed at each query.
 const PLACES_MAX: usize = 16;
 
 impl Node {
@@ -48,7 +51,7 @@ impl Node {
             failed_write: AtomicI32::new(0),
             diverged: AtomicBool::new(false),
             listed: AtomicBool::new(false),
-            changes: Changes::default(),
+            changes: InflightChanges::default(),
             places: Mutex::default(),
         }
     }
@@ -57,7 +60,7 @@ impl Node {
         self.listed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it was listed since this was asked last.
+    /// Returns whether it was listed since the previous call.
     pub(crate) fn take_listed(&self) -> bool {
         self.listed.load(Ordering::Relaxed) && self.listed.swap(false, Ordering::SeqCst)
     }
@@ -68,17 +71,17 @@ impl Node {
 
     pub(crate) fn writer_closes(&self) {
         if self.writers.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // The kernel has told it at close(2); whoever opens the file next starts anew.
+            // The kernel reported the error at close(2); the next open starts without it.
             self.failed_write.store(0, Ordering::Release);
         }
     }
 
-    /// Whether the kernel may know more about this file than we do.
+    /// Returns whether the kernel may hold newer data or times of this file.
     pub(crate) fn is_held_back(&self) -> bool {
         self.writers.load(Ordering::SeqCst) > 0
     }
 
-    /// Remember that data which a program believes written was not.
+    /// Remembers that data of a completed write(2) was not stored.
     pub(crate) fn note_failed_write(&self, errno: i32) {
         self.failed_write.store(errno, Ordering::Release);
     }
@@ -87,39 +90,40 @@ impl Node {
         self.failed_write.load(Ordering::Acquire) != 0
     }
 
-    /// The error to report, once.
+    /// Takes the error to report, which is reported once.
     pub(crate) fn take_failed_write(&self) -> Option<i32> {
         Some(self.failed_write.swap(0, Ordering::AcqRel)).filter(|&errno| errno != 0)
     }
 
-    /// What the kernel shows was not written.
+    /// The kernel shows data that was not stored.
     pub(crate) fn diverges(&self) {
         self.diverged.store(true, Ordering::Release);
     }
 
-    /// The kernel shows nothing of it any more.
+    /// The kernel no longer shows such data.
     pub(crate) fn agrees_again(&self) {
         self.diverged.store(false, Ordering::Release);
     }
 
+    /// Whether the kernel shows data that the filesystem does not have: never stored, or lost at write-back.
     pub(crate) fn has_diverged(&self) -> bool {
-        self.diverged.load(Ordering::Acquire)
+        self.diverged.load(Ordering::Acquire) || self.inode.has_lost_data()
     }
 
-    /// Where to look for it, the likeliest last.
+    /// Returns where to look for it, the likeliest place last.
     fn places(&self) -> Vec<Place> {
         self.places.lock().clone()
     }
 
-    /// Where a directory, which has one place at a time, was seen last.
+    /// Returns where a directory was last seen. A directory has one place at a time.
     fn place(&self) -> Option<Place> {
         self.places.lock().last().cloned()
     }
 
-    /// It has this name no more.
+    /// Removes a name.
     pub(crate) fn leave_place(&self, parent: u64, name: &[u8]) {
         let mut places = self.places.lock();
-        // The latest is where it went.
+        // The latest place is the new one.
         if let [before @ .., _] = &places[..]
             && let Some(at) = before.iter().position(|(dir, known)| *dir == parent && **known == *name)
         {
@@ -141,11 +145,12 @@ impl Node {
     }
 }
 
-/// Places that are kept of directories which the kernel has forgotten.
+/// Places kept for directories that the kernel has forgotten.
 const FORGOTTEN_MAX: usize = 16 << 10;
 
-/// Where directories were seen that the kernel has forgotten since: a file below them may be open still, by a name that is gone, and be found by another one
-/// that leads through them. The oldest leave first.
+/// The places of directories that the kernel has forgotten. A file below such a directory may still be open
+/// under a removed name, and have another name that leads through the directory. The oldest places are
+/// dropped first.
 #[derive(Default)]
 struct Forgotten {
     places: HashMap<u64, Place>,
@@ -168,7 +173,7 @@ impl Forgotten {
 
 type Shard = Mutex<HashMap<u64, (Arc<Node>, u64)>>;
 
-/// All nodes.
+/// All nodes of a mount.
 pub(crate) struct Nodes {
     root: Mutex<Option<Arc<Node>>>,
     root_ino: u64,
@@ -187,7 +192,8 @@ impl Nodes {
         }
     }
 
-    /// The kernel's number of an inode: its own, but the root's is 1 and an inode 1 beside the root takes the root's.
+    /// Returns the node number of an inode: its inode number. The root has node number 1; if another inode
+    /// has number 1, it gets that of the root.
     pub(crate) fn id(&self, ino: u64) -> u64 {
         match ino {
             ino if ino == self.root_ino => ROOT,
@@ -196,7 +202,7 @@ impl Nodes {
         }
     }
 
-    /// The inode number behind one of the kernel's numbers.
+    /// Returns the inode number of a node number.
     pub(crate) fn ino(&self, id: u64) -> u64 {
         self.id(id)
     }
@@ -212,7 +218,8 @@ impl Nodes {
         self.shard(id).lock().get(&id).map(|(node, _)| node.clone())
     }
 
-    /// The paths below the root of the mount by which a file may be found, the likeliest first; the root's is empty. Hints: verified at use.
+    /// Returns the paths below the root by which a file may be found, the likeliest first. The path of the
+    /// root is empty. They are hints, verified at use.
     pub(crate) fn paths(&self, node: &Node) -> impl Iterator<Item = Vec<u8>> {
         let root = (node.id == ROOT).then(Vec::new);
         root.into_iter().chain(node.places().into_iter().rev().filter_map(|place| self.path(place)))
@@ -223,7 +230,7 @@ impl Nodes {
         let mut length = 0;
         loop {
             length += place.1.len() + 1;
-            // PATH_MAX; it also ends a loop of outdated hints.
+            // PATH_MAX. The limit also ends a loop of outdated hints.
             if length > 4095 {
                 return None;
             }
@@ -240,7 +247,7 @@ impl Nodes {
         Some(names.join(&b'/'))
     }
 
-    /// The kernel is about to learn of this inode: count one lookup.
+    /// Counts one lookup of an inode that the kernel is about to be told of.
     pub(crate) fn remember(&self, inode: InodeRef, parent: u64, name: &[u8]) -> Option<Arc<Node>> {
         let id = self.id(inode.ino.0);
         if id == ROOT {
@@ -259,8 +266,8 @@ impl Nodes {
         Some(node)
     }
 
-    /// The kernel forgets some of its lookups. The last reference is dropped outside the shard's lock: it may delete the
-    /// inode, which is I/O.
+    /// Handles a FORGET of some lookups. The last reference is dropped outside the lock of the shard, since
+    /// that may delete the inode, which is I/O.
     pub(crate) fn forget(&self, id: u64, lookups: u64) {
         if id == ROOT {
             return;
@@ -282,7 +289,7 @@ impl Nodes {
         drop(gone);
     }
 
-    /// The session is over: the kernel sends no more FORGETs.
+    /// Drops all nodes at the end of the session: the kernel sends no more FORGETs.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let nodes = std::mem::take(&mut *shard.lock());
@@ -312,10 +319,10 @@ mod tests {
         nodes.forget(id, 1);
         assert!(nodes.get(id).is_none());
         assert_eq!(found(), [b"dir/file"]);
-        // Known again, by another name.
+        // Known again under another name.
         nodes.remember(dir, ROOT, b"moved");
         assert_eq!(found(), [b"moved/file"]);
-        // The oldest give way.
+        // The oldest are dropped.
         nodes.forget(id, 1);
         for other in 0..FORGOTTEN_MAX as u64 {
             nodes.forgotten.lock().keep(id + 1 + other, (ROOT, b"other"[..].into()));

@@ -1,54 +1,55 @@
-//! What a mount can be told.
+//! Mount options.
 
-use ivers_linger::Linger;
+use ivers_busy_poll::BusyPoller;
 use std::time::Duration;
 use thiserror::Error;
 
-/// An option that is ours and has a value that is not.
+/// An invalid value of a known option.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("mount option {option}: {why}")]
 pub struct OptionError {
-    /// As it was given.
+    /// The option as given.
     pub option: String,
-    /// What is wrong with it.
+    /// Why it is invalid.
     pub why: String,
 }
 
-/// How to mount.
+/// Options of a FUSE mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FuseOptions {
-    /// Users other than the one who mounts may use it (for ordinary users `/etc/fuse.conf` must allow it).
+    /// Users other than the mounting one may use it. For ordinary users `/etc/fuse.conf` must allow it.
     pub allow_other: bool,
-    /// The kernel checks modes and ACLs. Without it the VFS does.
+    /// The kernel checks modes and ACLs; otherwise the VFS does.
     pub default_permissions: bool,
-    /// The kernel gathers writes.
+    /// The kernel caches writes (write-back cache).
     pub writeback_cache: bool,
-    /// Threads that serve requests; 0: as many as there are processors, at least 2 and at most 8.
+    /// Serving threads; 0: one for each processor, at least 2 and at most 8.
     pub threads: usize,
-    /// For how long a thread looks out for the next request before it sleeps, in microseconds, at most 1000; 0: it does not. `None`: 100, where there
-    /// is more than one processor.
+    /// How long a serving thread polls for the next request before it sleeps, in microseconds, at most 1000;
+    /// 0: not at all. `None`: 100 if there are several processors.
     pub linger: Option<u16>,
-    /// Whether a serving thread may keep a program company on its processor. It never does where the process that mounts may not
-    /// bring a thread back from `SCHED_IDLE`.
-    pub company: bool,
-    /// A query waits until the kernel shows what its answer counts, and attributes are not kept while the kernel may change them on its own.
+    /// Whether a serving thread may follow its caller to a processor. It never does if the mounting process
+    /// cannot move a thread out of `SCHED_IDLE`.
+    pub caller_affinity: bool,
+    /// A query waits until the kernel shows what its answer counts. Attributes are not cached while the
+    /// kernel may change them itself.
     pub strict_queries: bool,
-    /// The user who mounts acts as root inside the image. Turns `default_permissions` off.
+    /// The mounting user acts as root inside the image. Turns `default_permissions` off.
     pub fakeroot: bool,
-    /// What `mount` shows as the source.
+    /// The source that `mount` shows.
     pub fsname: String,
-    /// What `mount` shows behind `fuse.`.
+    /// The subtype that `mount` shows after `fuse.`.
     pub subtype: String,
-    /// Nothing may change.
+    /// No changes are allowed.
     pub read_only: bool,
     /// Honour set-user-id bits (root only).
     pub suid: bool,
     /// Device nodes work (root only).
     pub dev: bool,
-    /// Programs run.
+    /// Programs may be executed.
     pub exec: bool,
-    /// The kernel hands written data over and has it made durable before write(2) returns. What else shall be durable at once is
-    /// for [`MountOptions::at_once`](ivers_vfs::MountOptions::at_once).
+    /// The kernel hands over written data and makes it durable before write(2) returns.
+    /// [`MountOptions::sync_flags`](ivers_vfs::MountOptions::sync_flags) does this for other changes.
     pub sync: bool,
 }
 
@@ -60,7 +61,7 @@ impl Default for FuseOptions {
             writeback_cache: true,
             threads: 0,
             linger: None,
-            company: true,
+            caller_affinity: true,
             strict_queries: true,
             fakeroot: false,
             fsname: "ivers".into(),
@@ -75,7 +76,7 @@ impl Default for FuseOptions {
 }
 
 impl FuseOptions {
-    /// Take one option as it stands behind `-o`. False: it is not one of ours.
+    /// Parses one option of `-o`. False: the option is not known here.
     pub fn set(&mut self, option: &str) -> Result<bool, OptionError> {
         let fail = |why: &str| OptionError { option: option.into(), why: why.into() };
         let (name, value) = match option.split_once('=') {
@@ -83,7 +84,7 @@ impl FuseOptions {
             None => (option, None),
         };
         match (name, value) {
-            // The kernel takes a source of less than a page, and says no more than EINVAL.
+            // The kernel requires a source of less than a page, and reports only EINVAL otherwise.
             ("fsname", Some(value)) if value.is_empty() || value.len() >= 4096 => {
                 return Err(fail("must have from 1 to 4095 bytes"));
             }
@@ -114,8 +115,8 @@ impl FuseOptions {
             ("no_default_permissions", None) => self.default_permissions = false,
             ("writeback_cache", None) => self.writeback_cache = true,
             ("no_writeback_cache", None) => self.writeback_cache = false,
-            ("company", None) => self.company = true,
-            ("no_company", None) => self.company = false,
+            ("company", None) => self.caller_affinity = true,
+            ("no_company", None) => self.caller_affinity = false,
             ("strict_queries", None) => self.strict_queries = true,
             ("no_strict_queries", None) => self.strict_queries = false,
             ("fakeroot", None) => self.fakeroot = true,
@@ -144,7 +145,7 @@ impl FuseOptions {
     }
 
     pub(crate) fn longest_linger(&self) -> Duration {
-        self.linger.map_or_else(Linger::usual, |us| Duration::from_micros(us.into()))
+        self.linger.map_or_else(BusyPoller::default_duration, |us| Duration::from_micros(us.into()))
     }
 }
 
@@ -173,7 +174,7 @@ mod tests {
             assert_eq!(options.set(ours), Ok(true), "{ours}");
         }
         assert!(
-            !options.company
+            !options.caller_affinity
                 && !options.strict_queries
                 && options.allow_other
                 && options.read_only

@@ -1,17 +1,17 @@
-//! A mount from its beginning to its end.
+//! A mount, from start to end.
 //!
-//! Two halves, which may be two processes: [`Attached`] is what can unmount, [`Serving`](Served) is what parses and answers.
+//! It has two halves, which may be two processes: [`Attached`] can unmount, [`Served`] parses and answers.
 
-use crate::attendant;
-use crate::company::Company;
+use crate::affinity_helper;
+use crate::caller_affinity::CallerAffinity;
+use crate::connection::Connection;
 use crate::flusher::Flusher;
-use crate::mounting::{self, MountError, detach, device_of};
-use crate::mounts;
+use crate::mount::{self, MountError, detach, device_of};
+use crate::mountinfo;
 use crate::nodes::Nodes;
 use crate::ops::Ops;
 use crate::options::FuseOptions;
-use crate::outside::{self, Connection};
-use crate::serving::Serving;
+use crate::privileged_helper::{self, MountChannels};
 use fuser::SessionACL;
 use ivers_vfs::Vfs;
 use parking_lot::{Condvar, Mutex};
@@ -29,23 +29,23 @@ struct State {
     ended: Condvar,
 }
 
-/// What a mount tells of the process that serves it.
+/// What a mount reports about the process that serves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// The process whose end means that the image is closed, and which may be sent SIGTERM.
+    /// The process to which SIGTERM may be sent. When it ends, the image is closed.
     pub pid: u32,
-    /// What holds the process that parses; `None`: nothing.
+    /// The sandbox of the process that parses; `None`: it has none.
     pub sandbox: Option<String>,
 }
 
 impl Default for Server {
-    /// This process, free.
+    /// This process, without a sandbox.
     fn default() -> Self {
         Self { pid: std::process::id(), sandbox: None }
     }
 }
 
-/// The half of a mount that can take it out of the tree. Dropping it does so, also while the mount is in use.
+/// The half of a mount that can detach it. Dropping it detaches the mount, even while it is in use.
 #[derive(Debug)]
 pub struct Attached {
     dir: PathBuf,
@@ -53,15 +53,15 @@ pub struct Attached {
     left: AtomicBool,
 }
 
-/// Mount on a directory. Whoever looks there waits until somebody [`serve`]s the connection.
-pub fn attach(dir: &Path, options: &FuseOptions) -> Result<(Attached, Connection), MountError> {
+/// Mounts on a directory. Programs that access it wait until [`serve`] runs for the returned channels.
+pub fn attach(dir: &Path, options: &FuseOptions) -> Result<(Attached, MountChannels), MountError> {
     let dir =
         dir.canonicalize().map_err(|e| MountError::Directory { dir: dir.into(), why: e.to_string() })?;
-    let device = mounting::attach(&dir, options)?;
+    let device = mount::attach(&dir, options)?;
     let attached = Attached { device: device_of(&dir), dir, left: AtomicBool::new(false) };
-    let outside = outside::start(&attached.dir, attached.device).map_err(MountError::Session)?;
-    let attendant = attendant::start().map_err(MountError::Session)?;
-    Ok((attached, Connection { device, attendant, outside }))
+    let helper = privileged_helper::start(&attached.dir, attached.device).map_err(MountError::Session)?;
+    let affinity_helper = affinity_helper::start().map_err(MountError::Session)?;
+    Ok((attached, MountChannels { device, affinity_helper, helper }))
 }
 
 impl Attached {
@@ -70,28 +70,29 @@ impl Attached {
         &self.dir
     }
 
-    /// Unmount. [`MountError::Busy`] if somebody works in there: nothing has changed then.
+    /// Unmounts. If the mount is in use, returns [`MountError::Busy`] and changes nothing.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.place().map_or(Ok(()), |dir| detach(&dir, false))
     }
 
-    /// Take the mount out of the tree now. It serves those who still have files open there, until the last one
-    /// has closed them.
+    /// Detaches the mount from the tree. It serves open files until the last one is closed.
     pub fn detach(&self) -> Result<(), MountError> {
         self.place().map_or(Ok(()), |dir| detach(&dir, true))
     }
 
-    /// Do nothing about it any more: it is gone, and its number may already be another mount's, or it shall stay.
+    /// Gives up the mount: `unmount` and `detach` do nothing afterwards. For a mount that is gone, whose
+    /// device number another mount may have, or that must stay.
     pub fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
     }
 
-    /// The directory that shows this mount, if any does: others may have moved it, or put something else there.
+    /// Returns the directory where this mount is, if there is one. Others may have moved it, or mounted over
+    /// it.
     fn place(&self) -> Option<PathBuf> {
         if self.left.load(Ordering::Relaxed) {
             return None;
         }
-        self.device.map_or_else(|| Some(self.dir.clone()), |device| mounts::find(&self.dir, device))
+        self.device.map_or_else(|| Some(self.dir.clone()), |device| mountinfo::find(&self.dir, device))
     }
 }
 
@@ -103,38 +104,40 @@ impl Drop for Attached {
     }
 }
 
-/// The half of a mount that answers. It does not own the [`Vfs`]: whoever mounted that unmounts it after [`Served::wait`].
+/// The half of a mount that answers. It does not own the [`Vfs`]: the caller unmounts that after
+/// [`Served::wait`].
 pub struct Served {
     state: Arc<State>,
 }
 
-/// Answer what the kernel asks. When this returns the mount serves.
+/// Starts to answer requests. The mount works when this returns.
 pub fn serve(
     vfs: Arc<Vfs>,
-    connection: Connection,
+    channels: MountChannels,
     mut options: FuseOptions,
     server: Server,
 ) -> Result<Served, MountError> {
     options.read_only |= vfs.is_read_only();
     let nodes = Arc::new(Nodes::new(vfs.root()?));
-    let flusher = Flusher::start(nodes.clone(), connection.outside).map_err(MountError::Session)?;
-    let company = Company::new(connection.attendant, options.company);
+    let flusher = Flusher::start(nodes.clone(), channels.helper).map_err(MountError::Session)?;
+    let caller_affinity = CallerAffinity::new(channels.affinity_helper, options.caller_affinity);
     let mut config = fuser::Config::default();
     config.n_threads = Some(options.thread_count());
-    let serving = Arc::new(Serving::new(vfs, nodes, flusher, company, options, server));
-    // The kernel has decided already who may use the mount. fuser's own filter would also refuse what the kernel does on
-    // its own behalf, as handing over the times it keeps.
-    let session = fuser::Session::from_fd(Ops(serving.clone()), connection.device, SessionACL::All, config)
+    let connection = Arc::new(Connection::new(vfs, nodes, flusher, caller_affinity, options, server));
+    // The kernel has already decided who may use the mount. fuser's filter would also refuse requests that
+    // the kernel makes itself, such as handing over the times that it keeps.
+    let session = fuser::Session::from_fd(Ops(connection.clone()), channels.device, SessionACL::All, config)
         .map_err(MountError::Session)?;
-    let _ = serving.kernel.set(session.notifier());
-    let _ = serving.device.set(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
+    let _ = connection.kernel.set(session.notifier());
+    let _ = connection.device.set(session.as_fd().try_clone_to_owned().map_err(MountError::Session)?);
     let state = Arc::new(State::default());
     let thread_state = state.clone();
     std::thread::Builder::new()
         .name("ivers-fuse".into())
         .spawn(move || {
             let end = match session.run() {
-                // The mount went while a request was being read, a RELEASE behind the last close say: nobody waits for its answer.
+                // The mount ended while a request was read, for example a RELEASE after the last close.
+                // Nobody waits for its answer.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionAborted => Ok(()),
                 end => end,
             };
@@ -146,13 +149,13 @@ pub fn serve(
 }
 
 impl Served {
-    /// Whether it is still mounted somewhere.
+    /// Returns whether it is still mounted somewhere.
     pub fn is_mounted(&self) -> bool {
         self.state.end.lock().is_none()
     }
 
-    /// Wait until nothing is mounted any more and the last request is answered. All that programs wrote has then reached
-    /// the [`Vfs`].
+    /// Waits until the mount has ended and the last request is answered. All data that programs wrote has
+    /// then reached the [`Vfs`].
     pub fn wait(&self) -> Result<(), MountError> {
         let mut end = self.state.end.lock();
         loop {
@@ -166,7 +169,7 @@ impl Served {
         }
     }
 
-    /// Wait as [`Served::wait`], but not for ever. False: still mounted.
+    /// As [`Served::wait`], with a timeout. Returns whether the mount has ended.
     pub fn wait_for(&self, timeout: Duration) -> bool {
         let mut end = self.state.end.lock();
         self.state.ended.wait_while_for(&mut end, |end| end.is_none(), timeout);
@@ -174,19 +177,19 @@ impl Served {
     }
 }
 
-/// Both halves in one process. Dropping it takes the mount out of the tree, also while it is in use.
+/// Both halves of a mount in one process. Dropping it detaches the mount, even while it is in use.
 pub struct Session {
     attached: Attached,
     served: Served,
 }
 
-/// Mount a VFS on a directory. When this returns the mount serves.
+/// Mounts a VFS on a directory. The mount works when this returns.
 pub fn mount(vfs: Arc<Vfs>, dir: &Path, mut options: FuseOptions) -> Result<Session, MountError> {
     options.read_only |= vfs.is_read_only();
-    // Before the mount shows: a filesystem without a root is not mounted.
+    // Checked before the mount is visible: a filesystem without a root is not mounted.
     vfs.root()?;
-    let (attached, connection) = attach(dir, &options)?;
-    let served = serve(vfs, connection, options, Server::default())?;
+    let (attached, channels) = attach(dir, &options)?;
+    let served = serve(vfs, channels, options, Server::default())?;
     Ok(Session { attached, served })
 }
 
@@ -211,14 +214,14 @@ impl Session {
         self.served.wait_for(timeout)
     }
 
-    /// Unmount and wait. [`MountError::Busy`] if somebody works in there: nothing has changed then.
+    /// Unmounts and waits. If the mount is in use, returns [`MountError::Busy`] and changes nothing.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.leave_if_over();
         self.attached.unmount()?;
         self.wait()
     }
 
-    /// See [`Attached::detach`]; then [`Session::wait`] returns once the last file is closed.
+    /// As [`Attached::detach`]. [`Session::wait`] then returns after the last file is closed.
     pub fn detach(&self) -> Result<(), MountError> {
         self.leave_if_over();
         self.attached.detach()

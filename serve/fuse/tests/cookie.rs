@@ -1,4 +1,4 @@
-//! The change attribute as programs see it through the mount, write-back cache on.
+//! The change attribute as programs see it through a mount with the write-back cache.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Different, and larger.
+/// Asserts that the change attribute is different and larger.
 #[track_caller]
 fn grows(path: &std::path::Path, last: &mut u64) {
     let now = change(path);
@@ -76,7 +76,7 @@ fn open_files_are_flushed_for_the_answer() {
     let path = m.path("e/g");
     let mut last = change(&path);
     for n in 0..200 {
-        // In the kernel's cache alone; no time need have moved either.
+        // In the kernel's cache only; the times need not have changed either.
         file.write_all_at(&[n as u8], 0).unwrap();
         let now = change(&path);
         assert!(now > last, "write {n} does not show: {last}, {now}");
@@ -128,13 +128,14 @@ fn unlinked_open_files_always_answer_differently() {
     assert!(get() > first);
 }
 
-/// What a full filesystem could not take is shown by the kernel until it drops it, which nobody is told: no number may vouch for either.
+/// Data that a full filesystem cannot store is shown by the kernel until it drops the pages, without a
+/// request. So no change attribute may stay valid.
 #[test]
-fn data_that_could_not_be_stored_have_no_number_that_stays() {
+fn unstored_data_has_no_stable_change_attribute() {
     if !can_mount() {
         return;
     }
-    // Without, the kernel has a file cut by OPEN.
+    // Without this option the kernel truncates a file by OPEN.
     for strict_queries in [true, false] {
         let m = mount_vfs(mem_vfs(1 << 20), FuseOptions { strict_queries, ..FuseOptions::default() });
         let path = m.path("f");
@@ -159,9 +160,10 @@ fn data_that_could_not_be_stored_have_no_number_that_stays() {
     }
 }
 
-/// Somebody changes things and goes on with something else, so that he is not heard of: the answer comes all the same, and is the last of its kind.
+/// A thread makes a change and no further request. A query is answered nevertheless, with a stable change
+/// attribute.
 #[test]
-fn a_strict_query_waits_for_no_one_who_is_done() {
+fn a_strict_query_does_not_wait_for_completed_changes() {
     if !can_mount() {
         return;
     }
@@ -171,7 +173,7 @@ fn a_strict_query_waits_for_no_one_who_is_done() {
         fs::write(&path, b"contents").unwrap();
         fs::create_dir(&dir).unwrap();
         let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-        // Whoever makes a request is heard of: each change is made by a thread that makes no other.
+        // A request would end an earlier change: so each change has its own thread.
         let change_by_another = |make: &(dyn Fn() + Sync)| {
             let (done, is_done) = std::sync::mpsc::channel();
             std::thread::scope(|scope| {
@@ -202,7 +204,7 @@ fn a_strict_query_waits_for_no_one_who_is_done() {
         changes_these(the_file, &|| file.set_len(3).unwrap());
         changes_these(the_file, &|| file.write_all_at(b"x", 1).unwrap());
         changes_these(the_file, &|| fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap());
-        // As the kernel hands over its own.
+        // As when the kernel hands over its own times.
         let recently = fs::FileTimes::new().set_modified(SystemTime::now() - Duration::from_secs(30));
         changes_these(the_file, &|| file.set_times(recently).unwrap());
         changes_these(the_file, &|| xattr::set(&path, "user.a", b"b").unwrap());
@@ -225,7 +227,7 @@ fn a_strict_query_waits_for_no_one_who_is_done() {
     }
 }
 
-/// To be flushed it must be found, by whichever of its names is left.
+/// To be flushed, a file must be found by a name that remains.
 #[test]
 fn an_open_file_that_lost_its_latest_names_is_found_by_an_older_one() {
     if !can_mount() {
@@ -287,7 +289,7 @@ fn stores_through_a_mapping_show() {
 }
 
 #[test]
-fn anyone_who_may_stat_may_ask() {
+fn every_caller_that_may_stat_may_query() {
     if !can_mount() {
         return;
     }
@@ -301,7 +303,7 @@ fn anyone_who_may_stat_may_ask() {
     symlink("nowhere", m.path("link")).unwrap();
     fs::create_dir(m.path("closed")).unwrap();
     fs::set_permissions(m.path("closed"), fs::Permissions::from_mode(0o0)).unwrap();
-    // setpriv keeps this test from needing a getfattr: python's os module asks.
+    // Uses python with setpriv instead of getfattr, which may be missing.
     let ask =
         "import os,sys\nprint(os.getxattr(sys.argv[1],'system.ivers.change',follow_symlinks=False).decode())";
     for name in ["secret", "link", "closed"] {
@@ -315,14 +317,15 @@ fn anyone_who_may_stat_may_ask() {
 }
 
 #[test]
-fn a_directory_tells_of_all_its_children() {
+fn a_directory_lists_the_attributes_of_all_its_children() {
     if !can_mount() {
         return;
     }
     let m = mounted();
     let dir = m.path("dir");
     fs::create_dir(&dir).unwrap();
-    // More than one value holds, some names with blanks, and one file that the kernel holds something back of.
+    // More files than one value holds, some names with blanks, and one file with data that the kernel holds
+    // back.
     let long = "n".repeat(200);
     for number in 0..700 {
         fs::write(dir.join(format!("{long} {number:03}")), vec![b'x'; number]).unwrap();
@@ -342,7 +345,7 @@ fn a_directory_tells_of_all_its_children() {
             }
         }
     };
-    // A close reaches us after close(2) has returned.
+    // A close arrives here after close(2) has returned.
     let settled = |but: usize| {
         let patience = Instant::now() + Duration::from_secs(20);
         loop {
@@ -368,7 +371,7 @@ fn a_directory_tells_of_all_its_children() {
         let generation = xattr::get(&path, GENERATION).unwrap().unwrap();
         assert_eq!(child.generation.to_string().as_bytes(), generation);
     }
-    // It counts as a look: the next change shows.
+    // It counts as a query: the next change shows.
     drop(writer);
     let other = format!("{long} 007");
     fs::write(dir.join(&other), "changed").unwrap();
@@ -378,7 +381,7 @@ fn a_directory_tells_of_all_its_children() {
     let after = settled(0);
     assert!(value(&after, &other) > value(&children, &other));
     assert_eq!(value(&after, &format!("{long} 008")), value(&children, &format!("{long} 008")));
-    // A file has none, nor has a directory that the caller may not read.
+    // Files do not have the attribute, nor do directories that the caller may not read.
     assert!(xattr::get(dir.join(&other), CHILDREN).is_err());
     if is_root() {
         let ask = "import os,sys\nos.getxattr(sys.argv[1],'system.ivers.children')";
@@ -417,7 +420,7 @@ fn the_attributes_are_hidden_and_read_only() {
 }
 
 #[test]
-fn without_a_cookie_there_is_no_number() {
+fn without_a_change_attribute_queries_return_enodata() {
     if !can_mount() {
         return;
     }
@@ -440,7 +443,7 @@ fn without_a_cookie_there_is_no_number() {
 }
 
 #[test]
-fn the_ioctl_gives_the_same_number() {
+fn the_ioctl_returns_the_same_change_attribute() {
     if !can_mount() {
         return;
     }
@@ -455,6 +458,6 @@ fn the_ioctl_gives_the_same_number() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let numbers: Vec<u64> = text.split_whitespace().map(|n| n.parse().unwrap()).collect();
-    // Valid, data, metadata, monotonic; mem keeps nothing across mounts.
+    // Valid, data, metadata, monotonic; mem stores nothing across mounts.
     assert_eq!((numbers[0], numbers[3]), (change(&path), 0b1111));
 }

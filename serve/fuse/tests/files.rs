@@ -70,10 +70,10 @@ fn large_directories_list_every_name_once() {
     }
 }
 
-/// The kernel keeps listings. Where one reader has read all before a change, and another begins after it, the first one's end made the kernel go on for the
-/// second one in what it had kept for the first.
+/// The kernel caches listings. Reader A lists a directory completely, the directory changes, then reader B
+/// starts. When A ended, the kernel would serve B from the cache that it filled for A.
 #[test]
-fn nobody_lists_a_name_that_went_before_he_began() {
+fn a_listing_never_has_a_name_removed_before_it_started() {
     if !can_mount() {
         return;
     }
@@ -129,7 +129,7 @@ fn data_is_read_as_written() {
         truncated.write_all_at(b"x", 1 << 20).unwrap();
         drop(truncated);
         assert_eq!(size(&m.path("f")), (1 << 20) + 1);
-        // Unlinked files live as long as they are open.
+        // Unlinked files exist as long as they are open.
         let open = OpenOptions::new().read(true).write(true).open(m.path("f")).unwrap();
         fs::remove_file(m.path("f")).unwrap();
         open.write_all_at(b"still here", 0).unwrap();
@@ -139,9 +139,9 @@ fn data_is_read_as_written() {
     }
 }
 
-/// The kernel looks at the error of a write-back only: one that fits in part must not pass for one that was done.
+/// The kernel checks only the error of a write-back: a partial write must not look complete.
 #[test]
-fn what_has_no_room_is_told_by_fsync() {
+fn fsync_reports_data_without_space() {
     if !can_mount() {
         return;
     }
@@ -276,12 +276,12 @@ fn dirty_pages_are_never_taken_for_holes() {
             assert_eq!(seek(file, from), Err(Errno::NXIO));
         }
     };
-    // Nothing has been synced: these pages are in the kernel alone, and it alone knows the size.
+    // Nothing has been synced: only the kernel has these pages, and the size.
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("f")).unwrap();
     file.write_all_at(b"data", 1 << 20).unwrap();
     is_all_data(&file);
     drop(file);
-    // The server hears of the end later than close(2) returns.
+    // The close arrives at the server after close(2) has returned.
     let file = File::open(m.path("f")).unwrap();
     let is_closed = || seek(&file, SeekFrom::Data(0)) == Ok(1 << 20);
     let closed = (0..100).any(|_| {
@@ -291,7 +291,7 @@ fn dirty_pages_are_never_taken_for_holes() {
     assert!(closed);
     assert_eq!(seek(&file, SeekFrom::Hole(0)), Ok(0));
     assert_eq!(seek(&file, SeekFrom::Hole(1 << 20)), Ok(end));
-    // Not to be found, so nobody tells its size: of this file alone.
+    // The file cannot be found, so its size is unknown; this concerns this file only.
     let gone = OpenOptions::new().read(true).write(true).create_new(true).open(m.path("g")).unwrap();
     gone.write_all_at(b"data", 1 << 20).unwrap();
     fs::remove_file(m.path("g")).unwrap();
@@ -333,7 +333,7 @@ fn flags_by_ioctl() {
     rustix::fs::ioctl_setflags(&file, IFlags::NODUMP).unwrap();
     assert_eq!(rustix::fs::ioctl_getflags(&file).unwrap(), IFlags::NODUMP);
 
-    // The 32-bit numbers come past the kernel's checks.
+    // The kernel does not check the 32-bit numbers.
     if !is_root() {
         return;
     }
@@ -360,7 +360,8 @@ fn flags_by_ioctl() {
     rustix::fs::ioctl_setflags(&file, IFlags::empty()).unwrap();
 }
 
-/// The number of the call says long, as the kernel's does, and both answer an int: what a caller has behind it is none of ours.
+/// The number encodes long, as in the kernel, and both return an int: the bytes after it belong to the
+/// caller.
 #[test]
 fn the_generation_by_ioctl_is_an_int() {
     if !can_mount() {
@@ -380,7 +381,7 @@ fn the_generation_by_ioctl_is_an_int() {
 }
 
 #[test]
-fn set_id_bits_fall_with_a_write() {
+fn a_write_removes_set_id_bits() {
     if !can_mount() || !is_root() {
         return;
     }

@@ -19,7 +19,7 @@ fn unmounting_hands_everything_over() {
     assert!(!m.session.is_mounted());
     assert!(!m.path("f").exists());
     m.session.unmount().expect("again is no error");
-    // The same filesystem, mounted once more.
+    // The same filesystem, mounted again.
     let session = ivers_fuse::mount(m.vfs.clone(), m.dir.path(), FuseOptions::default()).unwrap();
     assert_eq!(fs::read(m.path("f")).unwrap(), b"kept");
     session.unmount().unwrap();
@@ -27,7 +27,7 @@ fn unmounting_hands_everything_over() {
 }
 
 #[test]
-fn a_busy_mount_says_so_and_goes_on() {
+fn unmounting_a_busy_mount_is_refused() {
     if !can_mount() {
         return;
     }
@@ -83,7 +83,7 @@ fn the_mounter_is_root_inside_with_fakeroot() {
     if !can_mount() || !is_root() {
         return;
     }
-    // As root the option must at least change nothing for the worse; an ordinary user's case is in `as_a_user`.
+    // As root the option must only do no harm; `as_a_user` tests it for an ordinary user.
     let m = mount_with(FuseOptions { fakeroot: true, ..FuseOptions::default() });
     fs::write(m.path("f"), b"x").unwrap();
     std::os::unix::fs::chown(m.path("f"), Some(7), Some(7)).unwrap();

@@ -1,4 +1,5 @@
-//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]`. Ends in good order when its standard input does.
+//! Serves an ext4 image: `serve IMAGE[,OPTIONS] STATE-DIRECTORY ADDRESS:PORT [LEASE-SECONDS]`. Stops properly
+//! at the end of its standard input.
 
 use std::error::Error;
 use std::io::Read;
@@ -10,7 +11,7 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
-use ivers_nfsd::stable::Stable;
+use ivers_nfsd::stable::StableStorage;
 use ivers_vfs::{MountOptions, Vfs};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -27,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         MountOptions::default(),
     )?;
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();
-    let (stable, listeners) = (Stable::open(Path::new(state))?, vec![listen::on(address.parse()?)?]);
+    let (stable, listeners) = (StableStorage::open(Path::new(state))?, vec![listen::on(address.parse()?)?]);
     let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(name) }];
     let server = NfsServer::start(Setup { lease_seconds, ..Setup::new(stable, listeners, exports) })?;
     for address in server.addresses() {

@@ -1,19 +1,27 @@
-//! The NFSv4 server: what it keeps to is in `docs/nfsd.md`.
+//! The NFSv4 server. `docs/nfsd.md` lists the requirements that it meets.
 //!
-//! | module | what lives there | what it does not know |
+//! The table lists the modules from the lowest layer to the highest. A module uses only lower layers:
+//! `cargo test -p xtask` checks that.
+//!
+//! | module | contains | does not know |
 //! |---|---|---|
-//! | [`exports`] | which filesystems, for whom, under which names; filehandles | operations |
-//! | [`net`] | connections, records, TLS, threads, bounds on bytes | RPC |
-//! | [`rpc`] | who calls, which program; calls to clients | files |
-//! | [`compound`] | one request: its filehandles, operation by operation | files' insides |
-//! | [`ops`] | what an operation does to files | tables of clients |
-//! | [`stable`] | what survives a restart: secrets, the boot count, clients, write verifiers | sockets |
-//! | [`server`] | what puts all that together | |
-//! | [`state`] | clients, sessions, opens, locks, delegations, grace | sockets, files, clocks, dice |
+//! | [`net`] | connections, records, TLS, threads, bounds on bytes, batches of replies | RPC |
+//! | [`rpc`] | credentials, dispatch to programs, calls to clients | files |
+//! | [`exports`] | exported filesystems, their names, who may use them; filehandles | operations |
+//! | [`state`] | clients, sessions, opens, locks, delegations, the grace period | sockets, files, clocks |
+//! | [`stable`] | stable storage: secrets, the boot count, clients, write verifiers | sockets |
+//! | [`compound`] | what the operations of one COMPOUND share: current filehandle, caller, caches | operations |
+//! | [`ops`] | operations on files | the tables of clients |
+//! | [`executor`] | the loop over the operations of a COMPOUND | sockets, threads |
+//! | [`server`] | operations on clients' state, callbacks, threads: the complete server | |
+//!
+//! The layers below [`server`] reach clients' state through two traits that [`server`] implements:
+//! [`compound::Clients`] and [`executor::StateOps`].
 
 #![forbid(unsafe_code)]
 
 pub mod compound;
+pub mod executor;
 pub mod exports;
 pub mod net;
 pub mod ops;

@@ -1,4 +1,4 @@
-//! seccomp: which system calls there still are.
+//! seccomp: the system calls that stay allowed.
 
 use crate::{Guard, Needs};
 use libc::c_long;
@@ -8,12 +8,12 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// Needed, and harmless with any arguments.
+/// Calls that are needed, and harmless with any arguments.
 ///
-/// `stat` by name is not among them: Landlock does not hide what exists. Neither is `clone3`, whose flags a filter cannot see: the C
-/// library takes `clone` instead.
+/// `stat` by name is not one of them: Landlock does not hide existence. Neither is `clone3`, whose flags a
+/// filter cannot see: the C library falls back to `clone`.
 const ALLOWED: &[c_long] = &[
-    // What is open already: the image, the FUSE device, sockets, the log.
+    // Open descriptors: the image, the FUSE device, sockets, the log.
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_readv,
@@ -75,13 +75,13 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_getrandom,
 ];
 
-/// The same under the names that only older architectures have.
+/// Older names of such calls, which only some architectures have.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_HERE: &[c_long] = &[libc::SYS_poll, libc::SYS_time];
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_HERE: &[c_long] = &[];
 
-/// For who takes connections of sockets that listen, and waits for many at once.
+/// For a process that accepts connections and waits for many descriptors.
 const ACCEPTING: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_epoll_create1,
@@ -98,14 +98,15 @@ const ACCEPTING_HERE: &[c_long] = &[libc::SYS_epoll_wait];
 #[cfg(not(target_arch = "x86_64"))]
 const ACCEPTING_HERE: &[c_long] = &[];
 
-/// For who keeps files in a directory: Landlock says in which.
+/// For a process that keeps files in a directory, which Landlock enforces.
 const KEEPING: &[c_long] = &[libc::SYS_openat, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_unlinkat];
 #[cfg(target_arch = "x86_64")]
 const KEEPING_HERE: &[c_long] = &[libc::SYS_rename, libc::SYS_unlink];
 #[cfg(not(target_arch = "x86_64"))]
 const KEEPING_HERE: &[c_long] = &[];
 
-/// What may be set on a socket, each by its level. `SO_ATTACH_FILTER` and its like are not among them: they give the kernel programs.
+/// Socket options that may be set, each with its level. `SO_ATTACH_FILTER` and the like are missing: they
+/// give the kernel programs.
 const SOCKET_OPTIONS: &[(i32, i32)] = &[
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
@@ -114,10 +115,11 @@ const SOCKET_OPTIONS: &[(i32, i32)] = &[
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
 ];
 
-/// Refused, and not deadly, for who takes connections: such a server is asked by strangers to connect to them, and has to live on without.
+/// Refused without killing a process that accepts connections: clients may ask such a server to connect to
+/// them, and it must survive.
 const ASKED_FOR: &[c_long] = &[libc::SYS_socket, libc::SYS_connect];
 
-/// Nothing here makes these; see the crate's documentation.
+/// Calls that kill the process; see the crate documentation.
 const DEADLY: &[c_long] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -166,7 +168,8 @@ const DEADLY: &[c_long] = &[
     libc::SYS_capset,
 ];
 
-/// `FUSE_DEV_IOC_CLONE` and the other requests of /dev/fuse are not among them: the device was set up outside.
+/// Allowed ioctls. `FUSE_DEV_IOC_CLONE` and other requests of /dev/fuse are missing: the device was set up
+/// outside.
 const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONBIO];
 
 const FCNTLS: &[i32] = &[libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
@@ -179,7 +182,7 @@ fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, BackendError> 
     SeccompRule::new(conditions)
 }
 
-/// The calls that are harmless with some arguments only.
+/// Calls that are harmless only with some arguments.
 fn allowed_in_part() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
     let one_of = |index, values: &[u64]| -> Result<Vec<_>, BackendError> {
         values.iter().map(|&value| rule(vec![argument(index, Len::Dword, Op::Eq, value)?])).collect()
@@ -192,19 +195,19 @@ fn allowed_in_part() -> Result<Vec<(c_long, Vec<SeccompRule>)>, BackendError> {
     let myself = u64::from(std::process::id());
     let fcntls: Vec<u64> = FCNTLS.iter().map(|&command| command as u64).collect();
     Ok(vec![
-        // What is written is never run.
+        // No writable memory is executable.
         (libc::SYS_mmap, without(2, executable)?),
         (libc::SYS_mprotect, without(2, executable)?),
-        // A thread, not a process.
+        // Threads only, no processes.
         (libc::SYS_clone, vec![rule(vec![argument(0, Len::Dword, Op::MaskedEq(thread), thread)?])?]),
         // abort(3).
         (libc::SYS_tgkill, one_of(0, &[myself])?),
-        // Asking for limits, not setting them: the C library does, to find a stack's size.
+        // Reads limits and sets none: the C library does so to find the size of a stack.
         (
             libc::SYS_prlimit64,
             vec![rule(vec![argument(0, Len::Dword, Op::Eq, 0)?, argument(2, Len::Qword, Op::Eq, 0)?])?],
         ),
-        // A thread's name.
+        // Sets the name of a thread.
         (libc::SYS_prctl, one_of(0, &[libc::PR_SET_NAME as u64])?),
         (libc::SYS_fcntl, one_of(1, &fcntls)?),
         (libc::SYS_ioctl, one_of(1, IOCTLS)?),
@@ -229,7 +232,7 @@ fn socket_options() -> Result<Vec<SeccompRule>, BackendError> {
     SOCKET_OPTIONS.iter().map(one).collect()
 }
 
-/// The classes of the calling thread, which zero stands for, without those of real time.
+/// The scheduling classes of the calling thread (thread 0), without real-time classes.
 fn classes() -> Result<Vec<SeccompRule>, BackendError> {
     let one = |&class: &i32| {
         rule(vec![argument(0, Len::Dword, Op::Eq, 0)?, argument(1, Len::Dword, Op::Eq, class as u64)?])
@@ -237,7 +240,7 @@ fn classes() -> Result<Vec<SeccompRule>, BackendError> {
     [libc::SCHED_OTHER, libc::SCHED_IDLE].iter().map(one).collect()
 }
 
-/// What is allowed whatever its arguments are.
+/// Calls allowed with any arguments.
 fn allowed_whole(needs: &Needs<'_>) -> Vec<c_long> {
     let more = [
         (true, [ALLOWED, ALLOWED_HERE]),
@@ -247,7 +250,7 @@ fn allowed_whole(needs: &Needs<'_>) -> Vec<c_long> {
     more.into_iter().filter(|(wanted, _)| *wanted).flat_map(|(_, lists)| lists).flatten().copied().collect()
 }
 
-/// In the order in which they are to be installed: the second would not let the first in.
+/// The filters in the order of installation: the second would not allow installing the first.
 fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
     let whole = |call: c_long| (call, Vec::new());
     let allowed = allowed_whole(needs);
@@ -258,7 +261,7 @@ fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
     allowed.extend(allowed_in_part()?);
     if needs.give_way {
         allowed.insert(libc::SYS_sched_setscheduler, classes()?);
-        // Of the calling thread too.
+        // Applies to the calling thread too.
         let own = rule(vec![argument(0, Len::Dword, Op::Eq, 0)?])?;
         allowed.insert(libc::SYS_sched_getscheduler, vec![own]);
     }
@@ -270,7 +273,7 @@ fn filters(needs: &Needs<'_>) -> Result<[BpfProgram; 2], BackendError> {
 }
 
 pub(crate) fn restrict(needs: &Needs<'_>) -> Guard {
-    // An architecture that the compiler of filters does not know ends up here too.
+    // Also returned for an architecture that the filter compiler does not support.
     let filters = match filters(needs) {
         Ok(filters) => filters,
         Err(error) => return Guard::Off(error.to_string()),

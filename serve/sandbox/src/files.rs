@@ -1,4 +1,4 @@
-//! Landlock: no file (but those of one directory, if need be), no port, no signal to others.
+//! Landlock: no files (except those of one directory, if needed), no ports, no signals to other processes.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-/// The newest interface whose rights are all denied here.
+/// The newest Landlock ABI whose rights are all denied here.
 const KNOWN: ABI = ABI::V6;
 
-/// What is done with files of the directory that is kept.
+/// The rights for files below the kept directory.
 fn kept() -> BitFlags<AccessFs> {
     AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::MakeReg | AccessFs::RemoveFile
 }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use std::fs::File;
 
-    /// Alone, since seccomp refuses the same calls before Landlock sees them.
+    /// In isolation, since seccomp refuses the same calls before Landlock sees them.
     #[test]
     fn nothing_opens_any_more() {
         let dir = tempfile::tempdir().unwrap();

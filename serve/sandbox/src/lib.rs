@@ -1,27 +1,31 @@
-//! Gives up every right that a process which parses hostile bytes does not need.
+//! Drops every right that a process does not need to parse hostile bytes.
 //!
-//! [`enter`] is for a process that has all its descriptors already and starts threads only later. From then on it can read, write and wait on what
-//! it holds, map memory, and start threads. It can open no file, make no socket, run no program, and touch no other process: whoever takes it
-//! over through a damaged image holds that image and nothing else.
+//! [`enter`] is for a process that has all its descriptors already and starts threads only later. Afterwards
+//! it can read, write and wait on its descriptors, map memory, and start threads. It can open no file, make
+//! no socket, run no program, and touch no other process: an attacker who controls it through a damaged image
+//! controls that image and nothing else.
 //!
-//! | | how |
+//! | subject | restricted by |
 //! |---|---|
-//! | files, TCP ports, signals to others | Landlock, with nothing allowed: also where a descriptor of a directory was left open by accident |
+//! | files, TCP ports, signals to others | Landlock without rights, also below open directories |
 //! | system calls | two seccomp filters: see [`Guard`] and the two lists in `calls` |
-//! | capabilities | all dropped (for a process of root), but for [`Needs::give_way`] |
+//! | capabilities | all dropped (for a process of root), except for [`Needs::give_way`] |
 //!
-//! A server needs a little more ([`enter_with`], [`Needs`]): it takes connections, and keeps a log in a directory of its own. The calls by which files are
-//! opened and renamed are let through then, and Landlock alone says where. It still connects to nobody; since strangers may ask it to, trying is refused, not deadly.
+//! A server needs more ([`enter_with`], [`Needs`]): it accepts connections and keeps a log in a directory.
+//! The calls that open and rename files are allowed then, and Landlock alone restricts where. It still cannot
+//! connect to others. Clients may ask it to, so an attempt is refused without killing it.
 //!
-//! A kernel without Landlock or seccomp lends what it has; [`Sandbox`] says what that was.
+//! A kernel without Landlock or seccomp gives partial protection; [`Sandbox`] reports which.
 //!
-//! # Why an unknown call is refused and some calls kill
+//! # Unknown calls are refused, some calls kill
 //!
-//! A call that is on neither list fails with `ENOSYS`. That is what a C library expects of a kernel that is older than itself, and it
-//! goes on with an older call: a libc of next year does not cost anybody a mount. Calls that no code here makes, and that somebody
-//! who has taken the process over would make first (`execve`, `ptrace`, `socket`, `mount`, ...), kill the process: it
-//! must not write to the image once more, and its end is noticed. Opening files is refused, not deadly: the C library and
-//! the panic machinery try it and live without.
+//! A call on neither list fails with `ENOSYS`. A C library expects that from an older kernel and falls back
+//! to an older call, so a future libc still works.
+//!
+//! Some calls are never made by this code, and an attacker would make them first (`execve`, `ptrace`,
+//! `socket`, `mount`, ...). They kill the process: it must not write to the image again, and its end is
+//! noticed. Opening files is refused without killing: the C library and the panic machinery try it and
+//! continue without.
 
 #![forbid(unsafe_code)]
 
@@ -32,18 +36,18 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::fmt;
 use std::path::Path;
 
-/// What became of one guard.
+/// The result of one restriction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Guard {
     /// In force.
     On,
-    /// In force as far as this kernel knows it.
+    /// Partly in force: this kernel does not know all of it.
     Partly,
-    /// Not in force, and why.
+    /// Not in force, with the reason.
     Off(String),
 }
 
-/// What holds a process that called [`enter`].
+/// The restrictions of a process that called [`enter`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sandbox {
     /// Landlock.
@@ -53,7 +57,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Whether nothing is missing that this version of the crate knows.
+    /// Returns whether every restriction that this version knows is in force.
     pub fn is_whole(&self) -> bool {
         self.files == Guard::On && self.calls == Guard::On
     }
@@ -70,27 +74,28 @@ impl fmt::Display for Sandbox {
     }
 }
 
-/// What a process needs beyond what it holds.
+/// What a process needs beyond its descriptors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Needs<'a> {
-    /// Take connections of sockets that listen already, and wait for many at once.
+    /// Accepts connections on sockets that listen already, and waits for many descriptors.
     pub accept: bool,
-    /// Move the calling thread to `SCHED_IDLE` and back, for which `CAP_SYS_NICE` is kept if it is there. Every other call that takes
-    /// this right is refused; without seccomp the right is not kept.
+    /// Moves the calling thread to `SCHED_IDLE` and back, for which it keeps `CAP_SYS_NICE` if it has it.
+    /// Every other call that uses this right is refused. Without seccomp the right is not kept.
     pub give_way: bool,
-    /// Make, read, write, replace and remove files in this directory.
+    /// Creates, reads, writes, replaces and removes files in this directory.
     pub files_in: Option<&'a Path>,
 }
 
-/// Give up what is not needed any more. It holds for the calling thread and those it starts afterwards, for ever.
+/// Drops all rights that are not needed, for the calling thread and for all threads that it starts later,
+/// forever.
 pub fn enter() -> Sandbox {
     enter_with(&Needs::default())
 }
 
-/// The same, but for these.
+/// As [`enter`], except for `needs`.
 pub fn enter_with(needs: &Needs<'_>) -> Sandbox {
     let files = files::restrict(needs.files_in);
-    // Before the filter, which does not let capset through. Without capabilities to begin with this changes nothing.
+    // Before the filter, which refuses capset. Changes nothing for a process without capabilities.
     let none = CapabilitySet::empty();
     let keep = |kept| {
         let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: none };
@@ -101,7 +106,7 @@ pub fn enter_with(needs: &Needs<'_>) -> Sandbox {
     let mut dropped = keep(kept);
     let calls = calls::restrict(needs);
     if calls != Guard::On && !kept.is_empty() {
-        // Nothing would say what the right may be used for.
+        // Without seccomp nothing would limit the use of the right.
         dropped = keep(none);
     }
     let calls = match (calls, dropped) {

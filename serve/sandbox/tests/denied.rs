@@ -1,8 +1,9 @@
-//! What a process can do after [`ivers_sandbox::enter`], and what not: each in a process of its own, since some attempts are deadly.
+//! What a process can and cannot do after [`ivers_sandbox::enter`]. Each attempt has its own process, since
+//! some attempts kill it.
 //!
-//! Without a harness: the program calls itself with the name of one attempt.
+//! Without a test harness: the program runs itself with the name of an attempt.
 
-use ivers_sched::Class;
+use ivers_thread_sched::Class;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 const SIGSYS: i32 = 31;
 
-/// How an attempt must end.
+/// The expected end of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Works,
@@ -24,16 +25,16 @@ enum End {
     Deadly,
 }
 
-/// Things that are open before the sandbox closes.
+/// Descriptors that are open before the process enters the sandbox.
 struct Before {
     file: File,
     sockets: (UnixStream, UnixStream),
-    /// Somebody has connected.
+    /// An accepted connection.
     listener: (TcpListener, TcpStream),
-    /// May be written to by those who serve.
+    /// A server may write below it.
     dir: PathBuf,
     parent: nix::unistd::Pid,
-    /// From `SCHED_IDLE`.
+    /// Whether the process can leave `SCHED_IDLE`.
     comes_back: bool,
 }
 
@@ -64,7 +65,7 @@ const ATTEMPTS: &[(&str, End, Attempt)] = &[
                 let send = send.clone();
                 std::thread::Builder::new().name(format!("thread {n}")).spawn(move || {
                     std::thread::sleep(Duration::from_millis(1));
-                    // An arena of its own, and a mapping of its own.
+                    // This needs another malloc arena and a new mapping.
                     send.send(vec![n; 1 << 20]).unwrap();
                 })
             })
@@ -108,7 +109,7 @@ const ATTEMPTS: &[(&str, End, Attempt)] = &[
     }),
 ];
 
-/// The same for who takes connections and keeps files in a directory.
+/// As above, for a process that accepts connections and keeps files in a directory.
 const SERVING: &[(&str, End, Attempt)] = &[
     ("a server takes a connection", End::Works, |before| {
         let (stream, _) = before.listener.0.accept()?;
@@ -153,21 +154,21 @@ const SERVING: &[(&str, End, Attempt)] = &[
     ("a server becomes a program", End::Deadly, |_| Err(Command::new("/bin/true").exec())),
 ];
 
-/// Of a mount whose threads give way.
+/// For a mount whose threads move to `SCHED_IDLE` and back.
 const GIVING_WAY: &[(&str, End, Attempt)] = &[
     ("gives way, and comes back if it could before", End::Works, |before| {
-        ivers_sched::set_own_class(Class::Idle)?;
-        if ivers_sched::may_come_back() {
+        ivers_thread_sched::set_own_class(Class::Idle)?;
+        if ivers_thread_sched::can_leave_idle() {
             return Err(ErrorKind::InvalidData.into());
         }
-        match ivers_sched::set_own_class(Class::Normal) {
+        match ivers_thread_sched::set_own_class(Class::Normal) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied && !before.comes_back => return Ok(()),
             done => done?,
         }
-        if ivers_sched::may_come_back() { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
+        if ivers_thread_sched::can_leave_idle() { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
     }),
     ("makes another thread give way", End::Refused, |before| {
-        ivers_sched::set_class(before.parent.as_raw().unsigned_abs(), Class::Idle)
+        ivers_thread_sched::set_class(before.parent.as_raw().unsigned_abs(), Class::Idle)
     }),
     ("makes itself nicer", End::Refused, |_| Ok(rustix::process::setpriority_process(None, -5)?)),
 ];
@@ -186,7 +187,7 @@ fn attempt(name: &str) {
         listener: (listener, peer),
         dir: std::env::var_os("IVERS_SANDBOX_DIR").expect("a directory").into(),
         parent: nix::unistd::getppid(),
-        comes_back: ivers_sched::may_come_back(),
+        comes_back: ivers_thread_sched::can_leave_idle(),
     };
     let sandbox = ivers_sandbox::enter_with(&ivers_sandbox::Needs {
         accept: serving.is_some(),

@@ -1,4 +1,4 @@
-//! Whole runs, and from a failure to the shortest script that shows it.
+//! Whole runs, and the reduction of a failure to the shortest script that shows it.
 
 use crate::generate;
 use crate::op::Op;
@@ -10,37 +10,37 @@ use rand::rngs::StdRng;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Shrinking ends after this long; what it has by then is short enough to read.
+/// The time limit of shrinking; the script is then short enough to read.
 pub(crate) const SHRINK_TIME: Duration = Duration::from_secs(60);
 
-/// Makes a subject in its first state: again and again while a script is shrunk.
+/// Makes a subject in its initial state; shrinking calls it repeatedly.
 pub type Make<'a> = &'a mut dyn FnMut() -> Box<dyn Subject>;
 
-/// What a run found.
+/// The results of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The subject.
     pub name: String,
-    /// What it claimed at the end.
+    /// Its claims at the end.
     pub claims: Claims,
-    /// Operations that succeeded.
+    /// The number of operations that succeeded.
     pub done: u64,
-    /// Checks, promise by promise.
+    /// The checks of each promise.
     pub tallies: Tallies,
 }
 
-/// A claimed promise that does not hold, with the script that shows it.
+/// A claimed promise that does not hold, with a script that shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     /// The subject.
     pub name: String,
-    /// Replays the run that found it.
+    /// The seed that replays the run.
     pub seed: u64,
-    /// What the shortened script breaks, and where.
+    /// The promise that the shortened script breaks, and where.
     pub failure: Failure,
     /// The shortened script.
     pub script: Vec<Op>,
-    /// How long it was.
+    /// The length of the original script.
     pub found_in: usize,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Failure { promise, step, what } = &self.failure;
         writeln!(f, "{}: {} is broken: {what}", self.name, promise.label())?;
-        writeln!(f, "seed {}; {} of {} operations are enough:", self.seed, self.script.len(), self.found_in)?;
+        writeln!(f, "seed {}; reduced to {} of {} operations:", self.seed, self.script.len(), self.found_in)?;
         for (nth, op) in self.script.iter().enumerate() {
             writeln!(f, "    Op::{op:?},{}", if nth == *step { "    // here" } else { "" })?;
         }
@@ -56,7 +56,7 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Run a script from the first state on.
+/// Runs a script from the initial state.
 pub fn replay(subject: &mut dyn Subject, script: &[Op]) -> Result<Report, Failure> {
     let mut run = Run::new(subject);
     script.iter().try_for_each(|op| run.apply(op)).and_then(|()| run.finish())?;
@@ -68,7 +68,7 @@ fn report(run: Run<'_>) -> Report {
     Report { name: subject.name(), claims: subject.claims(), done, tallies }
 }
 
-/// Run random operations. The first claimed promise that breaks ends the run and is shrunk.
+/// Runs random operations. The first broken claimed promise ends the run and is shrunk.
 pub fn check(make: Make<'_>, seed: u64, operations: usize) -> Result<Report, Box<Broken>> {
     let mut subject = make();
     let name = subject.name();
@@ -92,7 +92,7 @@ pub fn check(make: Make<'_>, seed: u64, operations: usize) -> Result<Report, Box
     }
 }
 
-/// Leave out operations, larger pieces first, as long as the same promise breaks; then make what is left smaller.
+/// Removes operations, larger pieces first, while the same promise breaks; then simplifies the rest.
 fn shrink(make: Make<'_>, mut script: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Failure) {
     let end = Instant::now() + SHRINK_TIME;
     let mut still = |script: &[Op], promise: Promise| {

@@ -1,4 +1,4 @@
-//! Random operations that mostly have something to do.
+//! Random operations, most of which do something.
 
 use crate::model::{Model, Verdict};
 use crate::op::*;
@@ -10,7 +10,7 @@ const BELOW: [Name; 25] = [
     "a/a", "a/b", "a/c", "a/d", "a/e", "b/a", "b/b", "b/c", "b/d", "b/e", "c/a", "c/b", "c/c", "c/d", "c/e",
     "d/a", "d/b", "d/c", "d/d", "d/e", "e/a", "e/b", "e/c", "e/d", "e/e",
 ];
-/// Collapse and insert want multiples of the block size; this is one of all that are written.
+/// Collapse and insert require multiples of the block size; this is a multiple of all block sizes in use.
 const BLOCK: u32 = 4096;
 const USUAL: u32 = 64 << 10;
 const LARGE: u32 = 3 << 20;
@@ -39,7 +39,7 @@ fn offset(rng: &mut StdRng) -> u32 {
     if rng.random_range(0..40) == 0 { rng.random_range(0..LARGE) } else { rng.random_range(0..USUAL) }
 }
 
-/// The next operation: one that has a meaning now and, most of the time, one that works.
+/// Returns the next operation: it has a meaning in this state and mostly succeeds.
 pub(crate) fn next(rng: &mut StdRng, model: &Model) -> Op {
     let mut tries = 0;
     loop {
@@ -84,7 +84,7 @@ fn any(rng: &mut StdRng, model: &Model) -> Op {
         435..450 => Op::Map { slot: slot(rng), path: any_name(rng) },
         450..500 => {
             let slot = slot(rng);
-            // The first and the last page of what is mapped.
+            // The first and the last mapped page.
             let len = model.maps[usize::from(slot)].map_or(1, |(_, len)| len.max(1));
             let at = if rng.random_bool(0.5) { rng.random_range(0..len.min(4096)) } else { len - 1 };
             Op::Store { slot, at, byte: rng.random() }
@@ -92,12 +92,12 @@ fn any(rng: &mut StdRng, model: &Model) -> Op {
         500..508 => Op::Unmap { slot: slot(rng) },
         508..540 => {
             let perm: u32 = rng.random_range(0..0o100);
-            // Who may read a directory of the Amiga may search it: there are no others.
+            // On AFFS permission to read a directory includes searching it.
             Op::Chmod { on: on(rng), perm: 0o700 | perm | (perm & 0o44) >> 2 }
         }
         540..550 => Op::Chown { on: on(rng), uid: rng.random_range(0..4), gid: rng.random_range(0..4) },
         550..570 => {
-            // In the range of formats that begin to count at 1978 or 1980.
+            // In the range of formats whose time begins at 1978 or 1980.
             let sec = rng.random_bool(0.6).then(|| rng.random_range(400_000_000..2_000_000_000));
             Op::Times { on: on(rng), sec }
         }

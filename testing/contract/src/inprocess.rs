@@ -1,4 +1,4 @@
-//! A driver behind the VFS, in this process.
+//! A mounted driver in this process.
 
 use crate::op::*;
 use crate::subject::{Claims, Limits, Refused, Result, Seen, SharedFile, Subject};
@@ -8,32 +8,33 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// What a mount gives: the VFS, and the budget that its caches share.
+/// A mount: the VFS, and the budget that its caches share.
 pub type MountedVfs = (Arc<Vfs>, Arc<Budget>);
 
 const TOP: &str = "contract";
-/// When files are made that get their times at birth. Formats that begin to count at 1978 or 1980 know it.
+/// The time of files created with explicit times; in the range of formats whose time begins at 1978 or 1980.
 const BORN: i64 = 1_000_000_006;
 const ACL: &str = "system.posix_acl_access";
 
-/// Anything behind [`Vfs`].
+/// A filesystem mounted in this process through [`Vfs`].
 pub struct InProcess {
     name: String,
-    /// None only while it is remounted.
+    /// `None` only during a remount.
     mounted: Option<MountedVfs>,
     open: [Option<InodeRef>; SLOTS as usize],
-    /// Where values are stored nowhere, they rest only as long as the inode stays: hold whatever was asked for.
+    /// Keeps queried inodes in memory, for formats that store no value: their values last only while the
+    /// inode stays.
     held: Option<HashMap<Ino, InodeRef>>,
     remount: Option<Box<dyn FnMut() -> MountedVfs + Send>>,
     /// See [`Self::without_modes`].
     no_modes: bool,
-    /// Others may change what is looked at.
+    /// Whether other actors may change files while this one reads them.
     crowded: bool,
 }
 
 impl InProcess {
-    /// Call `mount` for the first and, if `remounts`, for every further mount of the same filesystem. `hold` keeps every inode
-    /// in memory that was asked for.
+    /// Calls `mount` for the first mount and, if `remounts`, for each remount of the same filesystem. `hold`
+    /// keeps every queried inode in memory.
     pub fn new(
         name: impl Into<String>,
         hold: bool,
@@ -59,13 +60,13 @@ impl InProcess {
         }
     }
 
-    /// The format is not asked for what [`Op::needs_modes`] names.
+    /// Excludes the operations that [`Op::needs_modes`] names.
     pub fn without_modes(mut self) -> Self {
         self.no_modes = true;
         self
     }
 
-    /// What [`Subject::another`] answers.
+    /// Returns another user of the same mount, for [`Subject::another`].
     pub fn another(&self) -> Self {
         Self {
             name: self.name.clone(),
@@ -78,12 +79,12 @@ impl InProcess {
         }
     }
 
-    /// The mount, to look at its figures.
+    /// Returns the mount, to read its statistics.
     pub fn vfs(&self) -> &Arc<Vfs> {
-        &self.mounted.as_ref().expect("a remount that failed ends the run").0
+        &self.mounted.as_ref().expect("a failed remount ends the run").0
     }
 
-    /// The inode itself.
+    /// Returns the inode.
     pub fn inode(&mut self, on: On<'_>) -> Result<InodeRef> {
         let inode = match on {
             On::Open(slot) => self.open[usize::from(slot)].clone().ok_or_else(nothing_open)?,
@@ -98,7 +99,7 @@ impl InProcess {
         Ok(inode)
     }
 
-    /// The directory of a path, and the last name.
+    /// Splits a path into its directory and the last name.
     fn parent<'p>(&mut self, path: &'p str) -> Result<(InodeRef, &'p [u8])> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.inode(On::At(dir))?, name.as_bytes()))
@@ -170,16 +171,16 @@ impl InProcess {
         };
         let (cred, mut claimed) = (Cred::root(), None);
         let mut claim = |inode: &InodeRef| claimed = Some((inode.ino, inode.attr()));
-        let made = self.vfs().create_claimed(&cred, &dir, name, &spec, info, &mut claim);
+        let made = self.vfs().create_with(&cred, &dir, name, &spec, info, &mut claim);
         let (inode, info) = made.map_err(refused)?;
-        let (ino, attr) = claimed.ok_or_else(|| Refused::Error("nobody claimed it".into()))?;
+        let (ino, attr) = claimed.ok_or_else(|| Refused::Error("not claimed".into()))?;
         let now = inode.attr();
         let whole = (attr.uid, attr.gid, attr.size) == (70, 71, size.into())
             && [attr.atime.sec, attr.mtime.sec, now.mtime.sec] == [BORN; 3];
         if ino == inode.ino && whole && attr == now {
             Ok(pairs(info))
         } else {
-            Err(Refused::Error(format!("born as {attr:?}, and is {now:?}")))
+            Err(Refused::Error(format!("created with {attr:?}, but has {now:?}")))
         }
     }
 
@@ -219,8 +220,8 @@ impl InProcess {
         let done = match found(&old_dir, old_name) {
             Some(moved) if info && over == Over::Replace => {
                 let replaced = found(&new_dir, new_name);
-                let meant = Meant { moved: &moved, replaced: replaced.as_ref() };
-                vfs.rename_meant(&cred, (&old_dir, old_name), (&new_dir, new_name), meant, info)
+                let meant = Expected { moved: &moved, replaced: replaced.as_ref() };
+                vfs.rename_expected(&cred, (&old_dir, old_name), (&new_dir, new_name), meant, info)
             }
             _ => vfs.rename(&cred, &old_dir, old_name, &new_dir, new_name, flags, info),
         };
@@ -242,21 +243,21 @@ impl InProcess {
         self.vfs().fallocate(&Cred::root(), &inode, mode, at.into(), len.into()).map_err(refused)
     }
 
-    /// Files without a name must be able to go.
+    /// Releases held inodes without a name, so that they can be deleted.
     fn let_go(&mut self) {
         if let Some(held) = &mut self.held {
             held.retain(|_, inode| inode.attr().nlink > 0);
         }
     }
 
-    /// Make the caches believe that their memory is needed elsewhere.
+    /// Makes the caches evict everything that they can.
     fn evict(&mut self) -> Result<()> {
         self.let_go();
         let top = self.inode(On::At(""))?;
         let Some((vfs, budget)) = &self.mounted else { return Err(nothing_open()) };
         let others = budget.limit().saturating_mul(2);
         budget.charge(others);
-        // Any change of attributes looks after the memory first; this one sets nothing.
+        // Every change of attributes checks memory first; this one sets nothing.
         let done = vfs.set_attr(&Cred::root(), &top, &SetAttr::default());
         budget.uncharge(others);
         done.map(drop).map_err(refused)
@@ -270,7 +271,7 @@ impl Subject for InProcess {
 
     fn claims(&self) -> Claims {
         let (vfs, info) = (self.vfs(), self.vfs().info());
-        let cookie = vfs.policy().mode != ChangeMode::Off && info.no_cookie.is_none();
+        let cookie = vfs.no_change_attribute().is_none();
         Claims::of(cookie, info.semantics)
     }
 
@@ -338,7 +339,7 @@ impl Subject for InProcess {
 
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
         let inode = self.inode(on)?;
-        // Asked for alone, or with the attributes that go with it.
+        // Queried alone, or together with the attributes.
         Ok(match on {
             On::At(_) => self.vfs().observe(&inode).0,
             On::Open(_) => self.vfs().change(&inode),
@@ -351,12 +352,12 @@ impl Subject for InProcess {
         let mut seen = Seen::default();
         match inode.kind {
             FileType::Regular => {
-                // One byte more than the size says: nothing may be behind it.
+                // One byte more than the size: nothing may follow the end.
                 let mut bytes = vec![0xEE; attr.size as usize + 1];
                 let got = vfs.read(&inode, 0, &mut bytes).map_err(refused)?;
                 bytes.truncate(got);
                 if !self.crowded && in_pieces(vfs, &inode, attr.size)? != bytes {
-                    return Err(Refused::Error("other bytes in pieces than in one".into()));
+                    return Err(Refused::Error("reads by pieces and as a whole differ".into()));
                 }
                 seen.bytes = Some(bytes);
             }
@@ -370,7 +371,7 @@ impl Subject for InProcess {
                 })
                 .map_err(refused)?;
                 if !self.crowded && listed(vfs, &inode)? != names {
-                    return Err(Refused::Error("other names in a list than in an enumeration".into()));
+                    return Err(Refused::Error("paged and complete listings differ".into()));
                 }
                 names.sort();
                 seen.names = Some(names);
@@ -399,7 +400,7 @@ impl Subject for InProcess {
     }
 }
 
-/// The contents of a file, by its data and holes.
+/// Reads a file by its data and holes.
 fn in_pieces(vfs: &Vfs, inode: &InodeRef, size: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < size {
@@ -412,25 +413,25 @@ fn in_pieces(vfs: &Vfs, inode: &InodeRef, size: u64) -> Result<Vec<u8>> {
             match piece {
                 Piece::Hole(range) => bytes.resize(range.end as usize, 0),
                 Piece::Data(at, data) if at == bytes.len() as u64 => bytes.extend(data),
-                Piece::Data(..) => return Err(Refused::Error("pieces that do not follow each other".into())),
+                Piece::Data(..) => return Err(Refused::Error("pieces that are not adjacent".into())),
             }
         }
     }
     Ok(bytes)
 }
 
-/// The names in a directory, a few at a time, each leading where a lookup leads.
+/// Lists a directory in small pieces and looks up each name.
 fn listed(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<String>> {
     let (mut names, mut cursor) = (Vec::new(), 0);
     loop {
-        let entries = vfs.list(dir, cursor, 3).map_err(refused)?;
+        let entries = vfs.list(&Cred::root(), dir, cursor, 3).map_err(refused)?;
         let Some(last) = entries.last() else { return Ok(names) };
         cursor = last.next;
         for entry in entries {
             let there = vfs.lookup(&Cred::root(), dir, &entry.name).map_err(refused)?;
             let name = String::from_utf8_lossy(&entry.name).into_owned();
             if entry.inode.map_err(refused)?.ino != there.ino {
-                return Err(Refused::Error(format!("{name} leads elsewhere in a list")));
+                return Err(Refused::Error(format!("{name} is another file in the listing than by lookup")));
             }
             names.push(name);
         }

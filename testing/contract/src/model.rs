@@ -1,18 +1,19 @@
-//! The model: names and contents, what was last seen of each value, and whether anything has happened since.
+//! The model: names and contents, the value of each file's last query, and whether anything has happened
+//! since.
 
 use crate::op::*;
 use crate::subject::{Limits, Seen};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What the model says of an operation before it is done.
+/// The model's prediction for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Must succeed.
     Done,
-    /// Must fail, and change nothing.
+    /// Must fail and change nothing.
     Fails,
-    /// Has no meaning here (part of a shrunk script), or is not foreseen.
+    /// Has no meaning in this state (part of a shrunk script), or is not modelled.
     Skip,
 }
 
@@ -20,7 +21,7 @@ pub(crate) enum Verdict {
 pub(crate) enum Touched {
     Data,
     Metadata,
-    /// Something was done and nothing shows: it may count as a change or not.
+    /// Something was done that does not show: it may or may not count as a change.
     Perhaps,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct Node {
     acl: bool,
     pub(crate) names: u32,
     mtime: Option<i64>,
-    /// What a query last showed, and what has happened since.
+    /// The value of the last query, and what has happened since.
     pub(crate) last: Option<u64>,
     pub(crate) data: bool,
     pub(crate) metadata: bool,
@@ -65,7 +66,7 @@ impl Node {
         (self.data, self.metadata, self.perhaps, self.remounted) = (false, false, false, false);
     }
 
-    /// Which value it had is not known.
+    /// Forgets the value of the last query.
     pub(crate) fn forget(&mut self) {
         self.last = None;
     }
@@ -85,15 +86,15 @@ impl Node {
 pub(crate) type Id = usize;
 pub(crate) const TOP: Id = 0;
 
-/// See the module.
+/// The model; see the module.
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) nodes: BTreeMap<Id, Node>,
-    /// Of the next file that is made.
+    /// The identifier of the next file.
     pub(crate) next: Id,
     pub(crate) paths: BTreeMap<String, Id>,
     pub(crate) open: [Option<Id>; SLOTS as usize],
-    /// What is mapped, and how many bytes of it.
+    /// The mapped files, with the length of each mapping.
     pub(crate) maps: [Option<(Id, u32)>; SLOTS as usize],
     limits: Limits,
 }
@@ -138,7 +139,8 @@ impl Model {
         !self.paths.keys().any(|path| is_below(path, dir))
     }
 
-    /// The directories whose values a namespace change may report, or the file whose attribute is changed.
+    /// Returns the directories whose change info an operation may return, or the file whose attribute it
+    /// changes.
     pub(crate) fn parents(&self, op: &Op) -> Vec<Id> {
         match op {
             Op::Create { path, .. } | Op::Born { path, .. } | Op::Remove { path, .. } => {
@@ -156,7 +158,7 @@ impl Model {
         let when = |works: bool| if works { Done } else { Fails };
         let unless_missing = |on: On<'_>, works: bool| match self.id(on) {
             Some(_) => when(works),
-            // A slot that holds nothing cannot even be asked.
+            // An empty slot cannot be queried.
             None => {
                 if matches!(on, On::At(_)) {
                     Fails
@@ -216,7 +218,7 @@ impl Model {
                 let empty = || self.nodes[&self.paths[path]].bytes.is_empty();
                 if mappable && !empty() { Done } else { Skip }
             }
-            // Behind the end there is a signal, not an error.
+            // A store past the end raises a signal and returns no error.
             Op::Store { slot, at, .. } => match self.maps[usize::from(slot)] {
                 Some((id, len)) if at < len && (at as usize) < self.nodes[&id].bytes.len() => Done,
                 _ => Skip,
@@ -240,7 +242,7 @@ impl Model {
                 let there = self.id(on).is_some_and(|id| self.nodes[&id].xattrs.contains_key(&nth));
                 if no_link(on) { unless_missing(on, there) } else { Skip }
             }
-            // Removing an ACL that is not there succeeds here and fails there.
+            // Removing a missing ACL succeeds on some filesystems and fails on others.
             Op::RemoveAcl { on } => {
                 if self.id(on).is_some_and(|id| self.nodes[&id].acl) {
                     Done
@@ -289,7 +291,7 @@ impl Model {
         }
     }
 
-    /// What there is, without what was seen of it.
+    /// Returns a hash of the state, without the values of queries.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.paths.hash(&mut hasher);
@@ -305,8 +307,8 @@ impl Model {
         }
     }
 
-    /// The operation was refused. An attribute without room may have lost its old value, and a kernel between moves the
-    /// times of a file before it asks whether fallocate works.
+    /// Handles a refused operation. A refused attribute may have lost its old value, and a kernel in between
+    /// changes the times of a file before it knows whether fallocate works.
     pub(crate) fn refused(&mut self, op: &Op) {
         let on = match *op {
             Op::SetXattr { on, .. } | Op::SetAcl { on, .. } => on,
@@ -318,7 +320,7 @@ impl Model {
         }
     }
 
-    /// Do it in the model. The operation was judged to work.
+    /// Applies an operation that was predicted to succeed.
     pub(crate) fn apply(&mut self, op: &Op) {
         use Touched::*;
         match *op {
@@ -371,7 +373,7 @@ impl Model {
                 self.reap();
             }
             Op::Remount => {
-                // Of a mount without a value nobody knows what changed in it: see `Run::remounted`.
+                // After a mount without a value nobody knows what changed in it: see `Run::remounted`.
                 (self.open, self.maps) = ([None; SLOTS as usize], [None; SLOTS as usize]);
                 self.nodes.values_mut().for_each(|node| node.remounted = true);
                 self.reap();
@@ -409,7 +411,7 @@ impl Model {
         }
     }
 
-    /// Forget what nobody can reach.
+    /// Forgets unreachable files.
     fn reap(&mut self) {
         let (open, maps) = (self.open, self.maps);
         let held =
@@ -417,7 +419,7 @@ impl Model {
         self.nodes.retain(|id, node| node.names > 0 || held(*id));
     }
 
-    /// A rename between two names of one file does nothing.
+    /// Whether an operation is a rename between two names of one file, which does nothing.
     pub(crate) fn is_no_op(&self, op: &Op) -> bool {
         matches!(*op, Op::Rename { from, to, .. } if self.paths.get(from) == self.paths.get(to))
     }
@@ -448,7 +450,7 @@ impl Model {
         }
     }
 
-    /// What a look must show.
+    /// Returns what reading a file must show.
     pub(crate) fn expected(&self, on: On<'_>) -> Option<Seen> {
         let node = &self.nodes[&self.id(on)?];
         let names = match on {
@@ -476,7 +478,7 @@ impl Model {
 }
 
 impl Node {
-    /// Do to the node what concerns it alone.
+    /// Applies a change that concerns one file only.
     fn change(&mut self, op: &Op, times_are_ours: bool) -> Option<Touched> {
         use Touched::*;
         Some(match *op {

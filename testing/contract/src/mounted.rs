@@ -1,4 +1,4 @@
-//! A mounted directory, whoever serves it, used through the kernel as any program would.
+//! A mounted directory, used through the kernel as any program would.
 
 use crate::op::*;
 use crate::subject::*;
@@ -16,9 +16,9 @@ use xattr::FileExt as _;
 /// How to read the change attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cookie {
-    /// A decimal number in `system.ivers.change`; what it promises is in `system.ivers.semantics`.
+    /// From `system.ivers.change`, a decimal number; `system.ivers.semantics` has its promises.
     Ivers,
-    /// The change time in nanoseconds, taken for a change attribute: nothing is promised of it.
+    /// From the change time in nanoseconds, without any promise.
     Ctime,
 }
 
@@ -27,7 +27,7 @@ const SEMANTICS: &str = "system.ivers.semantics";
 const ACL: &str = "system.posix_acl_access";
 const NOTE: &str = "user.note";
 
-/// Of those who share a directory.
+/// Numbers the users of shared directories.
 static NEXT_USER: AtomicUsize = AtomicUsize::new(1);
 
 /// A directory of a mounted filesystem.
@@ -37,37 +37,39 @@ pub struct Mounted {
     cookie: Cookie,
     claims: Claims,
     open: [Option<File>; SLOTS as usize],
-    /// All who use the directory share one: starting it takes longer than most of what is done with it.
+    /// A process for mappings, shared by all users of the directory: starting it takes longer than most
+    /// operations.
     mapper: Arc<Mutex<Option<Mapper>>>,
-    /// Tells the mappings of each apart.
+    /// Distinguishes the mappings of the users.
     user: usize,
     remount: Option<Remount>,
     /// See [`Self::without_modes`].
     no_modes: bool,
-    /// What the directory lives on. Last: files in it are closed before it goes.
+    /// The filesystem below the directory. It is the last field, so that files are closed before it is
+    /// dropped.
     _kept: Option<Box<dyn Any + Send>>,
 }
 
-/// Unmounts and mounts again; answers the directory as it is then.
+/// Unmounts and mounts again; returns the directory.
 pub type Remount = Box<dyn FnMut() -> PathBuf + Send>;
 
 impl Mounted {
-    /// Use `dir`, which is empty.
+    /// Uses `dir`, which must be empty.
     pub fn new(name: impl Into<String>, dir: &Path, cookie: Cookie, remount: Option<Remount>) -> Self {
         let claims = claims(dir, cookie);
-        // An existing directory may have any mode; the model begins with this one.
+        // An existing directory may have any mode; the model assumes this one.
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
         let (open, mapper, dir, _kept) = (Default::default(), Arc::default(), dir.to_owned(), None);
         let (name, no_modes) = (name.into(), false);
         Self { name, dir, cookie, claims, open, mapper, user: 0, remount, no_modes, _kept }
     }
 
-    /// The format is not asked for what [`Op::needs_modes`] names.
+    /// Excludes the operations that [`Op::needs_modes`] names.
     pub fn without_modes(self) -> Self {
         Self { no_modes: true, ..self }
     }
 
-    /// Keep what the directory lives on, as long as this lives.
+    /// Keeps the filesystem below the directory alive as long as this subject.
     pub fn keeping(self, mount: impl Any + Send) -> Self {
         Self { _kept: Some(Box::new(mount)), ..self }
     }
@@ -80,7 +82,7 @@ impl Mounted {
         self.open[usize::from(slot)].as_ref().ok_or_else(|| Refused::Error("nothing is open there".into()))
     }
 
-    /// A descriptor to write through.
+    /// Opens a file for writing.
     fn file(&self, on: On<'_>, options: &OpenOptions) -> Result<File> {
         match on {
             On::At(path) => options.open(self.path(path)).map_err(refused),
@@ -195,7 +197,8 @@ impl Mounted {
         done.map_err(|errno| refused(errno.into()))
     }
 
-    /// The kernel drops the clean pages of every file in the top directory, but for those that another actor takes away meanwhile.
+    /// Drops the clean pages of every file in the top directory, except files that another actor removes
+    /// meanwhile.
     fn evict(&self) -> Result<()> {
         let drop_pages = |path: &Path| {
             if fs::symlink_metadata(path)?.is_file() {
@@ -239,7 +242,7 @@ impl Subject for Mounted {
         Limits {
             times_are_ours: false,
             nameless_rest: self.cookie == Cookie::Ctime,
-            // The kernel's references hold every inode that it knows.
+            // The kernel holds a reference to every inode that it knows.
             unheld_rest: true,
             remounts: self.remount.is_some(),
             maps: true,
@@ -302,7 +305,7 @@ impl Subject for Mounted {
             }
             .map_err(refused)?,
             Op::Times { on, sec } => self.set_times(on, sec)?,
-            // One call makes it, another sets its attributes: no kernel has one for both.
+            // The kernel needs one call to create a file and another to set its attributes.
             Op::Born { .. } => return Err(Refused::Unsupported),
             Op::SetXattr { on, nth, len, byte, .. } => {
                 self.set_xattr(on, &xattr_name(nth), &vec![byte; len as usize])?
@@ -419,8 +422,7 @@ fn claims(dir: &Path, cookie: Cookie) -> Claims {
     if cookie == Cookie::Ctime {
         return Claims::nothing();
     }
-    let text =
-        xattr::get(dir, SEMANTICS).expect("the mount answers").expect("the mount says what it promises");
+    let text = xattr::get(dir, SEMANTICS).expect("the mount answers").expect("the mount has semantics");
     let said: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
     let says = |name: &str| said[name].as_bool().unwrap_or_else(|| panic!("{name} is missing in {said}"));
     let (data, metadata, monotonic) = (says("data"), says("metadata"), says("monotonic"));
@@ -436,7 +438,7 @@ fn ctime(metadata: &fs::Metadata) -> u64 {
 fn parse(value: Option<Vec<u8>>) -> Result<Option<u64>> {
     let Some(value) = value else { return Ok(None) };
     let number = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
-    number.map(Some).ok_or_else(|| Refused::Error(format!("no decimal number: {value:?}")))
+    number.map(Some).ok_or_else(|| Refused::Error(format!("not a decimal number: {value:?}")))
 }
 
 fn refused(error: io::Error) -> Refused {
@@ -449,7 +451,7 @@ fn refused(error: io::Error) -> Refused {
     }
 }
 
-/// A process that holds mappings: this crate is free of unsafe code and cannot.
+/// A process that holds mappings: this crate forbids unsafe code.
 struct Mapper {
     child: Child,
     input: ChildStdin,
@@ -478,13 +480,13 @@ for line in sys.stdin:
 impl Mapper {
     fn start() -> io::Result<Self> {
         let mut child = Command::new("python3")
-            // Nothing but what the script itself wants: it is up sooner.
+            // Skips what the script does not need, so that it starts faster.
             .args(["-I", "-S", "-c", MAPPER])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(io::Error::other("pipes were asked for"));
+            return Err(io::Error::other("no pipe"));
         };
         Ok(Self { child, input, output: BufReader::new(output) })
     }
@@ -499,7 +501,7 @@ impl Mapper {
 
 impl Drop for Mapper {
     fn drop(&mut self) {
-        // Nothing is kept in it that a kill could lose: dirty pages are the kernel's.
+        // A kill loses nothing: dirty pages belong to the kernel.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,25 +1,25 @@
-//! What can be done to a subject. An operation names files, never results of earlier operations: any part of a script is a
-//! script, which is what shrinking needs. The `Debug` form is Rust and can be pasted into a test.
+//! Operations on a subject. An operation names files and never refers to results of earlier operations, so
+//! that any part of a script is a script; shrinking requires this. The `Debug` form is Rust code for a test.
 
-/// A path below the top directory: one or two components; the empty one is the top directory itself.
+/// A path below the top directory with one or two components; the empty path is the top directory.
 pub type Name = &'static str;
 
-/// Open files that a script may hold at a time.
+/// The number of files that a script may hold open at a time.
 pub const SLOTS: u8 = 3;
 
-/// Extended attributes that a file may have.
+/// The number of extended attributes that a file may have.
 pub const XATTRS: u8 = 3;
 
-/// Which file is meant.
+/// The file that an operation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On<'a> {
-    /// The one of this name; symbolic links are not followed.
+    /// The file of this name; symbolic links are not followed.
     At(&'a str),
-    /// The one that this slot holds open, with or without a name.
+    /// The file open in this slot, with or without a name.
     Open(u8),
 }
 
-/// What to make.
+/// The type of a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -35,44 +35,45 @@ pub enum Kind {
 pub enum How {
     /// Through the caches.
     Plain,
-    /// At the end, wherever that is.
+    /// At the end of the file.
     Append,
-    /// Past the page cache, where the caller can.
+    /// Direct I/O, where the caller supports it.
     Direct,
     /// Durable when it returns.
     Sync,
 }
 
-/// What to do with a range of a file.
+/// An operation on a range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
-    /// Allocate, growing the file.
+    /// Allocates, and extends the file.
     Allocate,
-    /// Allocate, the size stays.
+    /// Allocates, and keeps the size.
     Keep,
-    /// Punch a hole.
+    /// Punches a hole.
     Punch,
-    /// Make it zeros.
+    /// Zeroes the range.
     Zero,
-    /// Take it out.
+    /// Removes the range.
     Collapse,
-    /// Open a gap.
+    /// Inserts a hole.
     Insert,
 }
 
-/// What a rename does with a name that is there.
+/// How a rename treats an existing target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
     /// Replaces it.
     Replace,
     /// Fails.
     Refuse,
-    /// Swaps the two.
+    /// Exchanges the two names.
     Exchange,
 }
 
-/// One operation. `info` asks a namespace change for the directory's values before and after, where the subject can; a change of an extended attribute for
-/// those of its bearer. What is removed or renamed then has to be what was found.
+/// One operation. `info` requests change info, where the subject supports it: the directory's values for a
+/// namespace change, the file's values for a change of an extended attribute. A removal or rename then also
+/// checks that the name still refers to the expected file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Op {
@@ -81,7 +82,7 @@ pub enum Op {
         kind: Kind,
         info: bool,
     },
-    /// Make a file that has its permission bits and its size (a hole) from the start.
+    /// Creates a file with permission bits and a size (a hole).
     Born {
         path: Name,
         perm: u32,
@@ -103,7 +104,7 @@ pub enum Op {
         to: Name,
         info: bool,
     },
-    /// Hold a file open for reading and writing.
+    /// Opens a file for reading and writing.
     Open {
         slot: u8,
         path: Name,
@@ -128,12 +129,12 @@ pub enum Op {
         at: u32,
         len: u32,
     },
-    /// Map a file, shared and writable; the mapping outlives its descriptor.
+    /// Maps a file, shared and writable; the mapping outlives its descriptor.
     Map {
         slot: u8,
         path: Name,
     },
-    /// Store a byte through a mapping.
+    /// Stores a byte through a mapping.
     Store {
         slot: u8,
         at: u32,
@@ -151,7 +152,7 @@ pub enum Op {
         uid: u32,
         gid: u32,
     },
-    /// Set access and modification time; none: to what they are.
+    /// Sets access and modification time; `None`: to their current values.
     Times {
         on: On<'static>,
         sec: Option<i64>,
@@ -168,7 +169,7 @@ pub enum Op {
         nth: u8,
         info: bool,
     },
-    /// An access ACL with a named user and this mask.
+    /// Sets an access ACL with a named user and this mask.
     SetAcl {
         on: On<'static>,
         mask: u32,
@@ -176,26 +177,27 @@ pub enum Op {
     RemoveAcl {
         on: On<'static>,
     },
-    /// Read everything and compare with the model.
+    /// Reads everything and compares it with the model.
     Look {
         on: On<'static>,
     },
-    /// fsync, or sync of the filesystem.
+    /// Syncs a file (fsync) or the filesystem.
     Sync {
         on: Option<On<'static>>,
     },
-    /// Drop what caches can drop.
+    /// Drops everything that caches can drop.
     Evict,
-    /// Unmount in good order and mount again.
+    /// Unmounts cleanly and mounts again.
     Remount,
-    /// Ask for the change attribute.
+    /// Queries the change attribute.
     Query {
         on: On<'static>,
     },
 }
 
 impl Op {
-    /// Whether it is about what formats like FAT keep of no file: permission bits, owners, links, attributes.
+    /// Whether the operation needs attributes that formats like FAT do not store: permission bits, owners,
+    /// links, extended attributes.
     pub fn needs_modes(&self) -> bool {
         matches!(
             self,
@@ -212,16 +214,16 @@ impl Op {
     }
 }
 
-/// The name of the `nth` extended attribute.
+/// Returns the name of the `nth` extended attribute.
 pub fn xattr_name(nth: u8) -> String {
     format!("user.x{nth}")
 }
 
-/// The user whom ACLs of [`Op::SetAcl`] name.
+/// The user named by the ACLs of [`Op::SetAcl`].
 pub const ACL_USER: u32 = 4321;
 
-/// The value of `system.posix_acl_access` for [`Op::SetAcl`] (acl(5), version 2): the owner may all, the named user and the group
-/// may read, the others nothing, within the mask.
+/// Returns the value of `system.posix_acl_access` for [`Op::SetAcl`] (acl(5), version 2): all rights for the
+/// owner, read for the named user and the group, nothing for others, within the mask.
 pub fn acl_value(mask: u32) -> Vec<u8> {
     let mut value = 2u32.to_le_bytes().to_vec();
     let entries = [(1u16, 7u16, u32::MAX), (2, 4, ACL_USER), (4, 4, u32::MAX), (16, mask as u16, u32::MAX)];

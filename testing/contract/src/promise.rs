@@ -1,30 +1,30 @@
-//! The promises, and how often each was put to the test.
+//! The promises, and counts of their checks.
 
 use crate::subject::Claims;
 
-/// What can be found broken.
+/// A promise that a check can find broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// C1: a change of data shows another value.
+    /// C1: a change of data changes the value.
     Data,
-    /// C1: a change of metadata shows another value.
+    /// C1: a change of metadata changes the value.
     Metadata,
     /// C2: no value is below an earlier one.
     Monotonic,
-    /// C3: nothing changed, and the value is the same.
+    /// C3: without a change the value is the same.
     Rests,
-    /// C1 to C3 over a clean remount.
+    /// C1 to C3 across a clean remount.
     Persistent,
     /// C6: a bracketed read is current.
     Current,
-    /// A value where one is promised, and none where none is.
+    /// There is a value exactly where one is promised.
     Cookie,
-    /// The filesystem does what the model does. Always demanded.
+    /// The filesystem behaves like the model. Always required.
     Model,
 }
 
 impl Promise {
-    /// All of them, in the order of reports.
+    /// All promises, in the order of reports.
     pub const ALL: [Promise; 8] = [
         Promise::Data,
         Promise::Metadata,
@@ -36,7 +36,7 @@ impl Promise {
         Promise::Model,
     ];
 
-    /// As the contract names it.
+    /// Returns the name in the contract.
     pub fn label(self) -> &'static str {
         match self {
             Promise::Data => "C1 data",
@@ -50,7 +50,7 @@ impl Promise {
         }
     }
 
-    /// Whether a backend claims it.
+    /// Whether a backend claims the promise.
     pub fn claimed(self, claims: Claims) -> bool {
         match self {
             Promise::Data => claims.data,
@@ -64,14 +64,14 @@ impl Promise {
     }
 }
 
-/// How often a promise was put to the test, and how often it was broken.
+/// How often a promise was checked and broken.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tally {
-    /// Times that the answer could have been wrong.
+    /// The number of checks that could have failed.
     pub checked: u64,
-    /// Times that it was.
+    /// The number of checks that failed.
     pub broken: u64,
-    /// The first of those.
+    /// The first failure.
     pub first: Option<String>,
 }
 
@@ -80,7 +80,7 @@ pub struct Tally {
 pub struct Tallies([Tally; Promise::ALL.len()]);
 
 impl Tallies {
-    /// Of one promise.
+    /// Returns the tally of one promise.
     pub fn of(&self, promise: Promise) -> &Tally {
         &self.0[promise as usize]
     }
@@ -94,7 +94,7 @@ impl Tallies {
         }
     }
 
-    /// Add what another run found.
+    /// Adds the results of another run.
     pub fn add(&mut self, other: &Tallies) {
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
             mine.checked += theirs.checked;
@@ -103,8 +103,8 @@ impl Tallies {
         }
     }
 
-    /// Promises that were put to the test at least `often` times, never found broken, and are not claimed: the backend
-    /// could say more than it does.
+    /// Returns the promises that were checked at least `often` times, never broken and not claimed: the
+    /// backend could claim them.
     pub fn kept_unclaimed(&self, claims: Claims, often: u64) -> Vec<Promise> {
         let kept = |promise: &Promise| {
             let tally = self.of(*promise);
@@ -113,13 +113,13 @@ impl Tallies {
         Promise::ALL.into_iter().filter(kept).collect()
     }
 
-    /// Header of the table that [`Tallies::row`] fills.
+    /// Returns the header of the table that [`Tallies::row`] fills.
     pub fn header() -> String {
         let labels: Vec<_> = Promise::ALL[..6].iter().map(|promise| promise.label()).collect();
         format!("| backend | {} |\n|---|{}", labels.join(" | "), "---|".repeat(6))
     }
 
-    /// A row of a Markdown table: `kept` with the number of checks, or how many of them were broken.
+    /// Returns a row of a Markdown table: `kept` with the number of checks, or the number of failures.
     pub fn row(&self, name: &str) -> String {
         let cell = |promise: &Promise| match self.of(*promise) {
             Tally { checked: 0, .. } => "-".to_owned(),

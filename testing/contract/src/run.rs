@@ -1,24 +1,24 @@
-//! One operation after the other, beside the model.
+//! A sequential run against the model.
 
 use crate::model::{Id, Model, Touched, Verdict};
 use crate::op::{On, Op};
 use crate::promise::{Promise, Tallies};
 use crate::subject::{Claims, Refused, Subject};
 
-/// A promise that was claimed and is broken, or a filesystem that does something else than the model.
+/// A claimed promise that is broken, or a filesystem that differs from the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What is broken.
+    /// The broken promise.
     pub promise: Promise,
-    /// At which operation of the script; its length: at the last look over everything.
+    /// Index of the operation in the script; the length of the script means the comparison at the end.
     pub step: usize,
-    /// How it showed.
+    /// A description.
     pub what: String,
 }
 
 pub(crate) type Checked = Result<(), Failure>;
 
-/// The signed step from one value to another, in 63 bits (contract C2).
+/// Returns the signed difference of two values, in 63 bits (contract C2).
 pub(crate) fn step_between(old: u64, new: u64) -> i64 {
     (new.wrapping_sub(old) << 1) as i64
 }
@@ -41,7 +41,7 @@ impl<'a> Run<'a> {
         Failure { promise, step: self.step, what }
     }
 
-    /// Count a check; a broken promise is a failure only if it was made.
+    /// Counts a check; a failed check is an error only if the promise was claimed.
     fn hold(&mut self, promise: Promise, kept: bool, claims: Claims, what: impl Fn() -> String) -> Checked {
         self.count_and_hold(promise, kept, claims, &mut || what())
     }
@@ -95,19 +95,19 @@ impl<'a> Run<'a> {
                 self.model.refused(op);
                 Ok(())
             }
-            (Ok(_), _) => Err(self.failure(Promise::Model, format!("{op:?} succeeded and should fail"))),
+            (Ok(_), _) => Err(self.failure(Promise::Model, format!("{op:?} succeeded but should fail"))),
             (Err(error), _) => Err(self.failure(Promise::Model, format!("{op:?}: {error:?}"))),
         }
     }
 
-    /// After a mount that served no value, or into one, an unchanged file may show another.
+    /// After a mount without values, or into one, an unchanged file may have another value.
     fn remounted(&mut self, had_cookie: bool) {
         if !had_cookie {
             self.model.nodes.values_mut().for_each(|node| node.touch(Touched::Perhaps));
         }
     }
 
-    /// What the value of a directory was, if nothing has happened to it since.
+    /// Returns the last value of a directory, if nothing has happened to it since.
     fn rested(&self, id: Id) -> Option<u64> {
         let node = &self.model.nodes[&id];
         if !self.subject.limits().unheld_rest {
@@ -116,7 +116,7 @@ impl<'a> Run<'a> {
         node.last.filter(|_| !(node.data || node.metadata || node.perhaps || node.remounted))
     }
 
-    /// What a change said of its directories, or of the bearer of an attribute; `changes`: the promise by which it has to show, if there was anything to do.
+    /// Checks the change info of an operation; `changes` is the promise by which an effect must show.
     fn infos(
         &mut self,
         changes: Option<Promise>,
@@ -133,11 +133,11 @@ impl<'a> Run<'a> {
             if let Some(promise) = changes {
                 self.hold(promise, step > 0, claims, || format!("change info {info:?}"))?;
             } else {
-                let what = || format!("nothing changed and the change info says {info:?}");
+                let what = || format!("nothing changed, but the change info is {info:?}");
                 self.hold(Promise::Rests, step == 0, claims, what)?;
             }
             if let Some(last) = before[nth] {
-                let what = || format!("it rested at {last} and its change info says {info:?}");
+                let what = || format!("the value was {last}, but the change info is {info:?}");
                 self.hold(Promise::Rests, last == info.0, claims, what)?;
             }
             if let Some(node) = self.model.nodes.get_mut(id) {
@@ -155,8 +155,9 @@ impl<'a> Run<'a> {
             Ok(value) => value,
             Err(error) => return Err(self.failure(Promise::Model, format!("query of {on:?}: {error:?}"))),
         };
-        let what =
-            || format!("query of {on:?} answers {value:?}, and a cookie is claimed: {}", claims.cookie);
+        let what = || {
+            format!("query of {on:?} returned {value:?}; a change attribute is claimed: {}", claims.cookie)
+        };
         self.hold(Promise::Cookie, value.is_some() == claims.cookie, claims, what)?;
         let (Some(value), Some(id)) = (value, self.model.id(on)) else { return Ok(()) };
         let node = self.model.nodes.get_mut(&id).expect("asked for");
@@ -168,17 +169,17 @@ impl<'a> Run<'a> {
         };
         node.seen(value);
         if !remounted || claims.persistent {
-            let what = || format!("{on:?} went back from {last} to {value}");
+            let what = || format!("{on:?} decreased from {last} to {value}");
             self.hold(Promise::Monotonic, step_between(last, value) >= 0, claims, what)?;
         }
         let kind = if data { Promise::Data } else { Promise::Metadata };
         if changed {
             let promise = if remounted { Promise::Persistent } else { kind };
-            let what = || format!("{on:?} changed and its value stayed {value}");
+            let what = || format!("{on:?} changed, but its value stayed {value}");
             self.hold(promise, value != last, claims, what)
         } else if !perhaps {
             let promise = if remounted { Promise::Persistent } else { Promise::Rests };
-            let what = || format!("nothing changed {on:?} and its value went from {last} to {value}");
+            let what = || format!("{on:?} did not change, but its value went from {last} to {value}");
             self.hold(promise, value == last, claims, what)
         } else {
             Ok(())
@@ -188,7 +189,7 @@ impl<'a> Run<'a> {
     pub(crate) fn look(&mut self, on: On<'_>) -> Checked {
         let (seen, expected) = (self.subject.look(on), self.model.expected(on));
         let (Ok(mut seen), Some(expected)) = (seen.clone(), expected) else {
-            return Err(self.failure(Promise::Model, format!("look at {on:?}: {seen:?}")));
+            return Err(self.failure(Promise::Model, format!("read of {on:?}: {seen:?}")));
         };
         let (bytes, wanted) = (seen.bytes.take(), expected.bytes.as_ref());
         if bytes.as_ref() != wanted {
@@ -209,13 +210,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Ask and look everywhere, twice: looking changes nothing.
+    /// Compares and queries everything, twice: reading changes nothing.
     pub(crate) fn finish(&mut self) -> Checked {
         self.survey()?;
         self.survey()
     }
 
-    /// Ask and look everywhere.
+    /// Compares and queries everything.
     pub(crate) fn survey(&mut self) -> Checked {
         let paths: Vec<String> = self.model.paths.keys().cloned().collect();
         for path in &paths {

@@ -1,4 +1,4 @@
-//! An export of an NFSv4 server, through two clients: one changes it, the other looks.
+//! An export of an NFSv4 server, used by two clients: one changes files, the other reads and queries them.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ivers_nfs_peer::{Client, change_and_size, data, decoded, named, open};
+use ivers_nfs_test::client::{Client, change_and_size, data, decoded, named, open};
 use ivers_nfs4::attr::{self, Attrs, ChangeAttrType};
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::v42::*;
@@ -20,14 +20,14 @@ use crate::subject::{Claims, Limits, Refused, Result, Seen, SharedFile, Subject}
 const TOP: &str = "contract";
 const NOTE: &[u8] = b"note";
 
-/// Bytes of a READ or WRITE.
+/// The size of a READ or WRITE in bytes.
 const PIECE: usize = 256 << 10;
 
-/// Stops the server in good order and starts it again; answers where it listens then.
+/// Restarts the server cleanly; returns its new address.
 pub type Restart = Box<dyn FnMut() -> SocketAddr + Send>;
 
-/// The export `/data` of an NFSv4.2 server. What one client changes, and the values that its change tells, are held against what
-/// another one sees.
+/// The export `/data` of an NFSv4.2 server. The changes and change info of one client are compared with what
+/// another client sees.
 pub struct Served {
     name: String,
     address: SocketAddr,
@@ -36,30 +36,30 @@ pub struct Served {
     looks: Client,
     open: [Option<(StateId, FileHandle)>; SLOTS as usize],
     restart: Option<Restart>,
-    /// How many others there are.
+    /// The number of further users.
     others: u32,
-    /// What the server lives on. Last: the clients go before it.
+    /// The server. It is the last field, so that the clients are dropped before it.
     _kept: Option<Box<dyn Any + Send>>,
 }
 
 impl Served {
-    /// Use a directory below the root of the export, which is made if it is not there.
+    /// Uses a directory below the root of the export; creates it if necessary.
     pub fn new(name: impl Into<String>, address: SocketAddr, restart: Option<Restart>) -> Self {
         let (mut changes, mut looks) = (client(address, "changes"), client(address, "looks"));
         let make = CreateArgs { kind: CreateType::Dir, name: TOP.into(), attrs: mode(0o755) };
-        let (status, _) = changes.call_patiently(&[data(), vec![Nfs::Create(make)]].concat());
+        let (status, _) = changes.call_with_retry(&[data(), vec![Nfs::Create(make)]].concat());
         assert!(matches!(status, NfsStat::Ok | NfsStat::Exist), "{status:?}");
         let claims = claims(&mut looks, restart.is_some());
         let (name, open) = (name.into(), Default::default());
         Self { name, address, claims, changes, looks, open, restart, others: 0, _kept: None }
     }
 
-    /// Keep what the server lives on, as long as this lives.
+    /// Keeps the server alive as long as this subject.
     pub fn keeping(self, server: impl Any + Send) -> Self {
         Self { _kept: Some(Box::new(server)), ..self }
     }
 
-    /// The current filehandle for whom an operation is, as the client who changes finds it.
+    /// Returns the operations that set the current filehandle, as seen by the changing client.
     fn at(&self, on: On<'_>) -> Result<Vec<Nfs>> {
         match on {
             On::At(path) => Ok(walk(path)),
@@ -67,7 +67,7 @@ impl Served {
         }
     }
 
-    /// By what right data is changed.
+    /// Returns the stateid for changing data.
     fn right(&self, on: On<'_>) -> Result<StateId> {
         match on {
             On::At(_) => Ok(StateId::ANONYMOUS),
@@ -108,7 +108,7 @@ impl Served {
         let how = OpenHow::Create(CreateHow::Guarded(attrs.encode()));
         let make = open("changes", share::WRITE | share::WANT_NO_DELEG, how, named(name));
         let (status, results) =
-            self.changes.call_patiently(&[walk(dir), vec![make, Nfs::GetFh(())]].concat());
+            self.changes.call_with_retry(&[walk(dir), vec![make, Nfs::GetFh(())]].concat());
         refused(status)?;
         let [.., OpResult::Open(Ok(made)), OpResult::GetFh(Ok(handle))] = &results[..] else {
             return Err(nonsense());
@@ -132,11 +132,11 @@ impl Served {
     fn open_slot(&mut self, slot: u8, path: &str) -> Result<()> {
         self.close_slot(slot)?;
         let (dir, name) = parent(path);
-        // An owner for each slot: one owner's opens of a file are one open.
+        // Each slot has an owner: several opens of a file by one owner are one open.
         let owner = format!("slot {slot}");
         let open = open(&owner, share::BOTH | share::WANT_NO_DELEG, OpenHow::NoCreate, named(name));
         let (status, results) =
-            self.changes.call_patiently(&[walk(dir), vec![open, Nfs::GetFh(())]].concat());
+            self.changes.call_with_retry(&[walk(dir), vec![open, Nfs::GetFh(())]].concat());
         refused(status)?;
         let [.., OpResult::Open(Ok(opened)), OpResult::GetFh(Ok(handle))] = &results[..] else {
             return Err(nonsense());
@@ -214,7 +214,7 @@ impl Served {
         self.change(on, op).map(drop)
     }
 
-    /// What names and attributes became is durable when it is answered; COMMIT is for data.
+    /// Names and attributes are durable when the call returns; COMMIT is for data.
     fn sync(&mut self, on: On<'_>) -> Result<()> {
         let place = self.at(on)?;
         if attrs(&mut self.changes, place, &[attr::TYPE])?.kind == Some(Ftype::Reg) {
@@ -332,7 +332,7 @@ impl Subject for Served {
     }
 
     fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
-        // The same names after a restart: the server waits for all who were there before.
+        // The names are the same after a restart: the server waits for its earlier clients to reclaim.
         let nth = self.others;
         self.others += 1;
         Ok(Box::new(Self {
@@ -351,7 +351,8 @@ impl Subject for Served {
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {
         let how = OpenHow::Create(CreateHow::Guarded(mode(0o600)));
         let make = open("shared", share::BOTH | share::WANT_NO_DELEG, how, named(name));
-        let (status, results) = self.changes.call_patiently(&[walk(""), vec![make, Nfs::GetFh(())]].concat());
+        let (status, results) =
+            self.changes.call_with_retry(&[walk(""), vec![make, Nfs::GetFh(())]].concat());
         refused(status)?;
         let Some(OpResult::GetFh(Ok(handle))) = results.last() else { return Err(nonsense()) };
         Ok(Arc::new(Shared {
@@ -362,14 +363,14 @@ impl Subject for Served {
     }
 }
 
-/// A file that threads share, each through a client of its own.
+/// A file that threads share, each through a separate client.
 struct Shared {
     address: SocketAddr,
     place: Vec<Nfs>,
     idle: Mutex<Vec<Client>>,
 }
 
-/// Of clients of threads: each is another one to the server.
+/// Numbers the clients of threads, so that the server distinguishes them.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Shared {
@@ -419,10 +420,11 @@ impl SharedFile for Shared {
 }
 
 fn client(address: SocketAddr, name: &str) -> Client {
-    Client::of_minor(address, name, 2)
+    Client::with_minor(address, name, 2)
 }
 
-/// What the protocol says is only that values never go back; the rest is what any change attribute promises.
+/// Returns the claims: the protocol only promises that values never decrease; the other promises hold for any
+/// change attribute.
 fn claims(client: &mut Client, restarts: bool) -> Claims {
     let attrs = attrs(client, data(), &[attr::CHANGE_ATTR_TYPE]).expect("attributes of the root");
     if attrs.change_attr_type != Some(ChangeAttrType::MonotonicIncr as u32) {
@@ -440,7 +442,7 @@ fn claims(client: &mut Client, restarts: bool) -> Claims {
     }
 }
 
-/// Values that are not of one moment promise nothing.
+/// Returns the atomic change info; other change info promises nothing.
 fn pairs(infos: &[ChangeInfo]) -> Vec<(u64, u64)> {
     infos.iter().filter(|info| info.atomic).map(|info| (info.before, info.after)).collect()
 }
@@ -453,21 +455,21 @@ fn short_name(nth: u8) -> Vec<u8> {
     xattr_name(nth).trim_start_matches("user.").into()
 }
 
-/// From the root of the export to a path; links are not followed.
+/// Returns the operations from the root of the export to a path; links are not followed.
 fn walk(path: &str) -> Vec<Nfs> {
     let names = path.split('/').filter(|name| !name.is_empty());
     let steps = [TOP].into_iter().chain(names).map(|name| Nfs::Lookup(name.into()));
     data().into_iter().chain(steps).collect()
 }
 
-/// The directory of a path, and the last name.
+/// Splits a path into its directory and the last name.
 fn parent(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
-/// What the last operation answered.
+/// Runs a COMPOUND and returns the result of its last operation.
 fn done(client: &mut Client, ops: &[Nfs]) -> Result<OpResult> {
-    let (status, results) = client.call_patiently(ops);
+    let (status, results) = client.call_with_retry(ops);
     refused(status)?;
     results.into_iter().last().ok_or_else(nonsense)
 }
@@ -485,7 +487,7 @@ fn write(
     bytes: &[u8],
     stable: StableHow,
 ) -> Result<()> {
-    // A write of nothing is one, too.
+    // An empty write is a WRITE too.
     let pieces = bytes.chunks(PIECE).chain(bytes.is_empty().then_some(bytes));
     for piece in pieces {
         let args = WriteArgs { stateid, offset, stable, data: piece.to_vec() };
@@ -500,7 +502,7 @@ fn write(
     Ok(())
 }
 
-/// Up to so many bytes from the beginning.
+/// Reads up to this number of bytes from the beginning.
 fn read(client: &mut Client, at: &[Nfs], most: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while bytes.len() < most {

@@ -1,39 +1,39 @@
-//! What the suite asks of a backend, and what the backend says of itself.
+//! The interface of a backend to the suite, and its claims.
 
 use crate::op::{On, Op};
 use std::fmt;
 use std::sync::Arc;
 
-/// What a subject may answer instead of doing.
+/// The reason why a subject did not do an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
-    /// It cannot do this kind of thing, or this user may not.
+    /// Not supported, or not permitted for this user.
     Unsupported,
-    /// No room for it.
+    /// No space.
     NoSpace,
-    /// Anything else; right only where the model refuses too.
+    /// Any other error; correct only if the model predicts a failure.
     Error(String),
 }
 
-/// Result of a call of a subject.
+/// The result of a call of a subject.
 pub type Result<T> = std::result::Result<T, Refused>;
 
-/// What a look at a file shows.
+/// The state of a file as an observer reads it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Seen {
-    /// Contents of a regular file.
+    /// The contents of a regular file.
     pub bytes: Option<Vec<u8>>,
-    /// Names in a directory, without `.` and `..`, in order.
+    /// The names in a directory, sorted, without `.` and `..`.
     pub names: Option<Vec<String>>,
-    /// Permission bits; none for symbolic links.
+    /// Permission bits; `None` for symbolic links.
     pub perm: Option<u32>,
-    /// Names of a file.
+    /// The link count.
     pub nlink: u64,
     /// The attributes of [`crate::op::xattr_name`], by number.
     pub xattrs: Vec<(u8, Vec<u8>)>,
 }
 
-/// In short: of the contents each run of a byte, (byte, how many).
+/// A short form: contents as runs of equal bytes, (byte, count).
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, names, perm, nlink, xattrs } = self;
@@ -43,10 +43,10 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What a backend says that it promises.
+/// The promises that a backend claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Claims {
-    /// It serves a value at all. Where it says no, a value is an error.
+    /// There is a value. Otherwise a value is an error.
     pub cookie: bool,
     /// C1 for data.
     pub data: bool,
@@ -63,69 +63,72 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// A backend that serves a value and promises nothing of it: whatever breaks is counted.
+    /// Claims nothing: the backend serves a value, and broken promises are counted.
     pub fn nothing() -> Self {
         Self { cookie: true, ..Self::default() }
     }
 
-    /// What a filesystem of ivers claims: its `ChangeSemantics`, and C3 and C6, which all of them promise.
+    /// Returns the claims of an ivers filesystem: its `ChangeSemantics`, and C3 and C6, which all of them
+    /// promise.
     pub fn of(cookie: bool, semantics: ivers_vfs::ChangeSemantics) -> Self {
         let ivers_vfs::ChangeSemantics { data, metadata, monotonic, persistent, .. } = semantics;
         Self { cookie, data, metadata, monotonic, rests: cookie, persistent, current: cookie }
     }
 }
 
-/// Where a subject's promises end by design, or what it cannot do.
+/// Where a subject's promises end by design, and operations that it does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Setting the times that are there rests, and a refused call moves none. A kernel in between moves them first.
+    /// Setting the current times is no change, and a refused call changes no times. False with a kernel in
+    /// between, which changes them first.
     pub times_are_ours: bool,
-    /// The value of an open file without a name rests. Through FUSE it cannot be flushed, so each answer differs.
+    /// The value of an open unnamed file rests. Through FUSE it cannot be flushed, so each query returns
+    /// another value.
     pub nameless_rest: bool,
-    /// The value rests while nobody holds the file (false: it is stored nowhere, and the file is not held).
+    /// The value rests while the file is not held. False if it is stored nowhere.
     pub unheld_rest: bool,
     /// [`Op::Remount`] works.
     pub remounts: bool,
     /// Mappings work.
     pub maps: bool,
-    /// An append by name is one step. Over NFS it is a question and a write.
+    /// An append by name is atomic. Over NFS it is a GETATTR and a WRITE.
     pub appends: bool,
 }
 
-/// A filesystem with a change attribute: anything behind the VFS, or a mounted directory with a reader for the cookie.
+/// A filesystem with a change attribute: a mounted VFS, or a directory with a way to read the attribute.
 pub trait Subject {
-    /// For reports.
+    /// Returns the name for reports.
     fn name(&self) -> String;
-    /// What it promises now; asked again after a remount.
+    /// Returns the claims; called again after a remount.
     fn claims(&self) -> Claims;
-    /// Where that ends.
+    /// Returns the limits of the claims.
     fn limits(&self) -> Limits;
-    /// Do it. Answers the directories' values before and after if the operation asks and the subject can tell: of the
-    /// parent, or of the old and the new parent. A remount closes all files.
+    /// Performs an operation. Returns change info if the operation requests it and the subject supports it:
+    /// of the parent, or of the old and the new parent. A remount closes all files.
     fn apply(&mut self, op: &Op) -> Result<Vec<(u64, u64)>>;
-    /// The change attribute; none: there is none.
+    /// Returns the change attribute; `None` if there is none.
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>>;
-    /// Look at a file.
+    /// Reads the state of a file.
     fn look(&mut self, on: On<'_>) -> Result<Seen>;
-    /// Somebody else who uses the same filesystem at the same time, with open files of its own. It cannot remount, and has to go
-    /// before somebody does.
+    /// Returns another concurrent user of the same filesystem, with separate open files. It cannot remount
+    /// and must be dropped before a remount.
     fn another(&mut self) -> Result<Box<dyn Subject + Send>> {
         Err(Refused::Unsupported)
     }
-    /// A new file in the top directory, to be used by several threads.
+    /// Creates a file in the top directory for several threads.
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>>;
 }
 
 /// A file that threads share.
 pub trait SharedFile: Send + Sync {
-    /// Write at the beginning.
+    /// Writes at the beginning.
     fn write(&self, data: &[u8]) -> Result<()>;
-    /// Read from the beginning; how many bytes there were.
+    /// Reads from the beginning; returns the number of bytes.
     fn read(&self, buf: &mut [u8]) -> Result<usize>;
-    /// Change the metadata: keep a number there.
+    /// Changes the metadata by storing a number in it.
     fn set_note(&self, number: u64) -> Result<()>;
-    /// The number kept there.
+    /// Returns the stored number.
     fn note(&self) -> Result<u64>;
-    /// The change attribute.
+    /// Returns the change attribute.
     fn query(&self) -> Result<Option<u64>>;
 }

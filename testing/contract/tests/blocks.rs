@@ -1,5 +1,5 @@
-//! What is shown of a file's blocks does not wait for its data to be written: who copies sparse files (tar --sparse) takes one without blocks for a hole
-//! and does not read it.
+//! A file's block count does not wait for write-back: programs that copy sparse files (tar --sparse) take a
+//! file without blocks for a hole and do not read it.
 
 mod common;
 
@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// A file and what it holds, by pieces of 512 bytes.
+/// A file and its contents, in pieces of 512 bytes.
 struct Grown<'a> {
     vfs: &'a Vfs,
     file: InodeRef,
@@ -84,7 +84,7 @@ fn on(bytes: &[u8]) -> (Arc<dyn Device>, Arc<Budget>) {
 }
 
 #[test]
-fn blocks_are_shown_before_they_are_written() {
+fn block_counts_do_not_wait_for_write_back() {
     shown_at_once("mem", &quiet(Arc::new(Mem::default())), false);
     for (low, name) in AMIGAS {
         let (device, budget) = on(&amiga(low));
@@ -104,9 +104,9 @@ fn blocks_are_shown_before_they_are_written() {
     }
 }
 
-/// The kernel asks once and believes it for good.
+/// The kernel reads the count once and keeps it.
 #[test]
-fn a_mount_shows_the_blocks_of_what_was_just_copied() {
+fn a_mount_shows_block_counts_after_a_copy() {
     if !can_mount() {
         return;
     }

@@ -1,4 +1,4 @@
-//! The suite finds what it is for: backends with a planted mistake are caught, as what they are, and cut down to a few
+//! The suite detects backends with a planted mistake, classifies the mistake, and shrinks the script to a few
 //! operations.
 
 mod common;
@@ -13,21 +13,21 @@ use std::sync::Arc;
 /// A planted mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
-    /// chmod moves nothing.
+    /// chmod does not bump.
     MissesChmod,
-    /// Asking is a change.
+    /// A query bumps.
     BumpsOnQuery,
-    /// A write of more than a page moves nothing.
+    /// A write of more than a page does not bump.
     MissesLongWrites,
-    /// After a remount, values start again.
+    /// Values start again after a remount.
     ForgetsAtRemount,
-    /// There is no value, though one is promised.
+    /// There is no value, although one is promised.
     NoCookie,
-    /// Evicting moves values.
+    /// Eviction bumps.
     BumpsOnEvict,
-    /// A rename says that it was done.
+    /// A rename succeeds without an effect.
     LosesRename,
-    /// What should fail succeeds.
+    /// A rename that should fail succeeds.
     ReplacesAlways,
 }
 
@@ -43,12 +43,12 @@ impl Wrong {
         Self { inner, mistake, added: 0, forgot: false }
     }
 
-    /// Do it, and set the counter back to what it was.
+    /// Performs an operation and resets the counter.
     fn hide(&mut self, on: On<'_>, op: &Op) -> Result<Vec<(u64, u64)>> {
         let inode = self.inner.inode(on)?;
-        let before = inode.version.peek();
+        let before = inode.counter.peek();
         let done = self.inner.apply(op);
-        inode.version.set_queried(before);
+        inode.counter.set_queried(before);
         done
     }
 }
@@ -113,7 +113,7 @@ fn caught(mistake: Mistake, as_what: Promise, at_most: usize, inner: impl Fn() -
     println!("{broken}");
     assert_eq!(broken.failure.promise, as_what, "{broken}");
     assert!(broken.script.len() <= at_most, "{broken}");
-    // What is printed shows the mistake again, and only the mistake.
+    // The printed script fails with the mistake, and only with it.
     assert!(replay(&mut *make(), &broken.script).is_err());
     assert!(replay(&mut *inner(), &broken.script).is_ok());
     let again = check(&mut make, seed(), 20_000).expect_err("the same seed");
@@ -121,11 +121,12 @@ fn caught(mistake: Mistake, as_what: Promise, at_most: usize, inner: impl Fn() -
 }
 
 #[test]
-fn planted_mistakes_are_caught_and_cut_down() {
+fn planted_mistakes_are_detected_and_shrunk() {
     let mem = || mem(LAZY, true);
     caught(Mistake::MissesChmod, Promise::Metadata, 4, mem);
     caught(Mistake::BumpsOnQuery, Promise::Rests, 2, mem);
-    // Some seeds end with a rename that puts the file in place or moves it out of a directory, or with an open one: leaving out one operation makes that no shorter.
+    // Some seeds end with a rename that moves the file, or with an open: removing one operation makes those
+    // no shorter.
     caught(Mistake::MissesLongWrites, Promise::Data, 5, mem);
     caught(Mistake::NoCookie, Promise::Cookie, 1, mem);
     caught(Mistake::BumpsOnEvict, Promise::Rests, 3, mem);
@@ -134,14 +135,14 @@ fn planted_mistakes_are_caught_and_cut_down() {
 }
 
 #[test]
-fn values_that_go_back_over_a_remount_are_caught() {
+fn values_that_decrease_across_a_remount_are_detected() {
     if ivers_oracle::have_programs(&["mkfs.ext4"]) {
         let base = Arc::new(image("ext4", &[]));
         caught(Mistake::ForgetsAtRemount, Promise::Monotonic, 3, || ext4("ext4", &base, &[LAZY]));
     }
 }
 
-/// A backend that claims nothing is not failed: it is counted, and what it keeps is reported.
+/// A backend that claims nothing does not fail: broken promises are counted, and kept ones reported.
 struct Modest(Wrong);
 
 impl Subject for Modest {

@@ -1,5 +1,5 @@
-//! The concurrent part finds what it is for: mistakes that show only while several are at work are caught, as what they are, and
-//! cut down to a few operations.
+//! The concurrent suite detects mistakes that show only under concurrency, classifies them, and shrinks the
+//! script to a few operations.
 
 mod common;
 
@@ -15,23 +15,23 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-/// A planted mistake. None of them shows while one operation follows the other.
+/// A planted mistake that does not show sequentially.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
-    /// A write raises the value first, and then takes its time until the data is there.
+    /// A write bumps first and makes the data visible later.
     BumpsBeforeTheData,
-    /// While two ask at the same time, the second does not mark the value as seen, and the first is late to.
+    /// Of two concurrent queries the second does not set QUERIED, and the first sets it late.
     ForgetsToMark,
-    /// A rename that meets another change of names leaves its directories' values as they were.
+    /// A rename concurrent with another namespace change does not bump its directories.
     ForgetsTheParent,
-    /// An append asks for the size, and then takes its time until it writes.
+    /// An append reads the size, waits, and then writes.
     AppendsInTwoSteps,
 }
 
-/// Long beside an operation, short beside a test.
+/// Long compared with an operation, short compared with a test.
 const GAP: Duration = Duration::from_micros(400);
 
-/// What the users of one filesystem have in common.
+/// State shared by the users of one filesystem.
 #[derive(Default)]
 struct Meeting {
     queries: AtomicUsize,
@@ -50,17 +50,17 @@ impl Wrong {
         Box::new(Self { inner: *mem(LAZY, true), mistake, meeting: Arc::default() })
     }
 
-    /// Write with the counter raised first, and not afterwards.
+    /// Writes with the bump before and not after.
     fn bump_first(&mut self, on: On<'_>, op: &Op) -> Result<Vec<(u64, u64)>> {
         let inode = self.inner.inode(on)?;
         if inode.kind != FileType::Regular {
             return self.inner.apply(op);
         }
-        let _ = inode.version.maybe_inc(false);
+        let _ = inode.counter.maybe_inc(false);
         thread::sleep(GAP);
-        let before = inode.version.peek_raw();
+        let before = inode.counter.peek_raw();
         let done = self.inner.apply(op);
-        inode.version.set_raw(before);
+        inode.counter.set_raw(before);
         done
     }
 
@@ -78,14 +78,14 @@ impl Wrong {
         done
     }
 
-    /// One that fails is no mistake: it would show only to who changes a name within its few microseconds.
+    /// A failing rename is no mistake: it would show only to a change of the same name within microseconds.
     fn quiet_rename(&mut self, op: &Op, names: [&'static str; 2]) -> Result<Vec<(u64, u64)>> {
         let dir = |path: &'static str| path.rsplit_once('/').map_or("", |(dir, _)| dir);
         let dirs = [self.inner.inode(On::At(dir(names[0])))?, self.inner.inode(On::At(dir(names[1])))?];
-        let before = dirs.each_ref().map(|dir| dir.version.peek());
+        let before = dirs.each_ref().map(|dir| dir.counter.peek());
         let done = self.inner.apply(op)?;
         for (dir, before) in dirs.iter().zip(before) {
-            dir.version.set_queried(before);
+            dir.counter.set_queried(before);
         }
         Ok(done)
     }
@@ -94,11 +94,11 @@ impl Wrong {
         let inode = self.inner.inode(on)?;
         let met = self.meeting.queries.fetch_add(1, SeqCst) > 0;
         let value = if met {
-            // Somebody else is about to mark it.
-            inode.version.peek()
+            // Another query is about to set QUERIED.
+            inode.counter.peek()
         } else {
             thread::sleep(GAP);
-            inode.version.query()
+            inode.counter.query()
         };
         self.meeting.queries.fetch_sub(1, SeqCst);
         Ok(Some(value))
@@ -161,11 +161,11 @@ impl Subject for Wrong {
     }
 }
 
-/// So many scripts may be cut down: there is a time for each, which can be over before one is short, and on a busy machine a short one may
-/// be one that hardly ever shows the mistake.
+/// The number of scripts to shrink: each has a time limit, which may pass too early, and on a busy machine a
+/// short script may hardly ever show the mistake.
 const TRIES: u64 = 5;
 
-/// The mistake is found as one of these, by so many operations of actors at most.
+/// Checks that the mistake is detected as one of these, with at most this number of operations of actors.
 #[track_caller]
 fn caught(mistake: Mistake, as_what: &[Promise], at_most: usize) {
     let again = |make: &mut dyn FnMut() -> Box<dyn Subject>, broken: &BrokenTogether| {
@@ -179,30 +179,30 @@ fn caught(mistake: Mistake, as_what: &[Promise], at_most: usize) {
         assert!(!again(&mut || mem(LAZY, true), &broken), "no mistake is made: {broken}");
         let done: usize = broken.script.phases.iter().flat_map(|phase| &phase.actors).map(Vec::len).sum();
         let is_short = done <= at_most && broken.script.phases.len() == 1;
-        // What is printed shows the mistake again, now and then.
+        // The printed script shows the mistake in some runs.
         is_short && again(&mut || Wrong::on_mem(mistake), &broken)
     });
     assert!(is_good, "no script is short and shows it again");
-    // One operation after the other, nothing shows.
+    // The mistake does not show sequentially.
     check(&mut || Wrong::on_mem(mistake), seed(), 2000).expect("no actor meets another");
 }
 
 #[test]
-fn a_value_that_moves_before_the_data_is_caught() {
+fn a_bump_before_the_data_is_detected() {
     caught(Mistake::BumpsBeforeTheData, &[Promise::Current, Promise::Data, Promise::Monotonic], 10);
 }
 
 #[test]
-fn a_query_that_does_not_mark_is_caught() {
+fn a_query_that_does_not_set_queried_is_detected() {
     caught(Mistake::ForgetsToMark, &[Promise::Data, Promise::Metadata, Promise::Current], 10);
 }
 
 #[test]
-fn a_parent_that_is_forgotten_is_caught() {
+fn a_rename_without_a_bump_is_detected() {
     caught(Mistake::ForgetsTheParent, &[Promise::Data, Promise::Monotonic, Promise::Current], 10);
 }
 
 #[test]
-fn an_append_in_two_steps_is_caught() {
+fn an_append_in_two_steps_is_detected() {
     caught(Mistake::AppendsInTwoSteps, &[Promise::Model], 6);
 }

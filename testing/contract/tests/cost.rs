@@ -1,4 +1,4 @@
-//! C5: every inode update has a counted cause, on `mem` and on ext4, by the system's clock.
+//! C5: every inode update has a counted cause, on `mem` and on ext4, with the system's clock.
 
 mod common;
 
@@ -39,7 +39,8 @@ fn mounts(how: How) -> Vec<Mount> {
 }
 
 impl Mount {
-    /// Write `writes` single bytes, doing `each` before every one. What that cost, and how many ticks of the clock passed.
+    /// Writes `writes` single bytes, with `each` before every one. Returns the cost and the number of clock
+    /// ticks that passed.
     fn count(&self, writes: u64, flags: WriteFlags, each: impl Fn(u64)) -> (StatsSnapshot, u64) {
         let (cred, before, begun) = (Cred::root(), self.vfs.stats(), Instant::now());
         for nth in 0..writes {
@@ -47,13 +48,13 @@ impl Mount {
             self.vfs.write(&cred, &self.file, 0, &[nth as u8], flags).unwrap();
         }
         let tick = rustix::time::clock_getres(rustix::time::ClockId::RealtimeCoarse).tv_nsec as u128;
-        // The one under way at the beginning, and the one at the end.
+        // The ticks at the beginning and at the end.
         let ticks = (begun.elapsed().as_nanos() / tick) as u64 + 2;
         let after = self.vfs.stats();
         let cost = StatsSnapshot {
             changes: after.changes - before.changes,
             bumps: after.bumps - before.bumps,
-            bumps_put_off: after.bumps_put_off - before.bumps_put_off,
+            bumps_deferred: after.bumps_deferred - before.bumps_deferred,
             inode_updates: after.inode_updates - before.inode_updates,
             inode_updates_times: after.inode_updates_times - before.inode_updates_times,
             inode_updates_version: after.inode_updates_version - before.inode_updates_version,
@@ -73,7 +74,7 @@ impl Mount {
 }
 
 #[test]
-fn a_million_overwrites_that_nobody_looks_at_cost_at_most_one_update_a_tick() {
+fn a_million_unqueried_overwrites_cost_at_most_one_update_per_tick() {
     for mount in mounts(LAZY) {
         let (cost, ticks) = mount.count(WRITES, WriteFlags::empty(), |_| ());
         assert!(cost.inode_updates <= ticks, "{}: {cost:?} in {ticks} ticks", mount.name);
@@ -82,7 +83,7 @@ fn a_million_overwrites_that_nobody_looks_at_cost_at_most_one_update_a_tick() {
 }
 
 #[test]
-fn lazytime_costs_nothing_at_all() {
+fn lazytime_costs_no_update() {
     for mount in mounts(LAZYTIME) {
         let (cost, _) = mount.count(WRITES / 10, WriteFlags::empty(), |_| ());
         assert_eq!((cost.inode_updates, cost.bumps), (0, 0), "{}", mount.name);
@@ -90,14 +91,14 @@ fn lazytime_costs_nothing_at_all() {
 }
 
 #[test]
-fn eager_costs_one_update_a_write() {
+fn eager_costs_one_update_per_write() {
     for mount in mounts(EAGER) {
         let (cost, _) = mount.count(WRITES, WriteFlags::empty(), |_| ());
         assert_eq!((cost.inode_updates, cost.bumps), (WRITES, WRITES), "{}", mount.name);
     }
 }
 
-/// An append logs no inode by itself: times once a tick, and size and allocation when write-back carries them.
+/// An append logs no inode by itself: times once per tick, size and allocation with write-back.
 #[test]
 fn a_million_appends_cost_ticks_and_write_back() {
     for mount in mounts(LAZY) {
@@ -107,7 +108,7 @@ fn a_million_appends_cost_ticks_and_write_back() {
         let before = mount.vfs.stats().inode_updates;
         mount.vfs.sync().unwrap();
         let written = mount.vfs.stats().inode_updates - before + cost.inode_updates_allocation;
-        // Write-back travels in runs; a run is far longer than 4 KiB.
+        // Write-back works in runs far longer than 4 KiB.
         assert!(
             written > 0 && written <= WRITES / (64 << 10) + 2,
             "{}: {written} updates by write-back",
@@ -116,9 +117,9 @@ fn a_million_appends_cost_ticks_and_write_back() {
     }
 }
 
-/// One update for each time that somebody looks since the last one, however often is written and looked.
+/// One update for each query since the last update, however many writes and queries there are.
 #[test]
-fn looking_costs_one_update_a_look() {
+fn a_query_costs_one_update() {
     for mount in mounts(LAZYTIME) {
         let looks = 1000;
         let each = |nth: u64| {
@@ -138,9 +139,9 @@ fn looking_costs_one_update_a_look() {
     }
 }
 
-/// With `lazyversion` one bump for each of those times, and one update for all of them when they are written back.
+/// With `lazyversion` one bump for each of those queries, and one update for all of them at write-back.
 #[test]
-fn looking_costs_one_update_at_write_back_where_counters_wait() {
+fn queries_cost_one_update_at_write_back_under_lazyversion() {
     for lazytime in [false, true] {
         for mount in mounts(How { lazytime, lazyversion: true, ..LAZY }) {
             let looks = 1000;
@@ -153,9 +154,9 @@ fn looking_costs_one_update_at_write_back_where_counters_wait() {
             let most = if lazytime { 0 } else { ticks };
             assert!(cost.inode_updates <= most, "{}: {cost:?} in {ticks} ticks", mount.name);
             assert_eq!(cost.inode_updates_version, 0, "{}: {cost:?}", mount.name);
-            // Whatever logs the inode takes a bump along.
-            assert_eq!(cost.bumps, cost.bumps_put_off + cost.inode_updates, "{}: {cost:?}", mount.name);
-            assert!(cost.bumps_put_off <= looks && cost.bumps >= looks, "{}: {cost:?}", mount.name);
+            // Any log of the inode includes the bump.
+            assert_eq!(cost.bumps, cost.bumps_deferred + cost.inode_updates, "{}: {cost:?}", mount.name);
+            assert!(cost.bumps_deferred <= looks && cost.bumps >= looks, "{}: {cost:?}", mount.name);
             let before = mount.vfs.stats().inode_updates;
             mount.vfs.sync().unwrap();
             let written = mount.vfs.stats().inode_updates - before;
@@ -164,7 +165,7 @@ fn looking_costs_one_update_at_write_back_where_counters_wait() {
     }
 }
 
-/// Who loads an inode does not know who has seen its value: the first change after that raises it, the others do not.
+/// A loaded inode counts as queried: its first change bumps, the others do not.
 #[test]
 fn a_load_costs_one_update() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {

@@ -1,4 +1,5 @@
-//! The contract through FUSE, write-back cache on: `mem`, ext4, FAT, OFS and FFS, as programs see them. What is claimed is read from the mount.
+//! The contract through FUSE, with write-back cache: `mem`, ext4, FAT, OFS and FFS as programs see them. The
+//! claims are read from the mount.
 
 mod common;
 
@@ -17,7 +18,7 @@ fn ext4_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dy
     image_through_fuse(name, base, hows, open_ext4)
 }
 
-/// Without what FAT cannot keep.
+/// A mount without the attributes that FAT does not store.
 fn fat_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
     Box::new(image_through_fuse(name, base, hows, open_fat).without_modes())
 }
@@ -55,7 +56,7 @@ fn ext4_keeps_the_contract() {
     }
 }
 
-/// What holds of formats that store no value.
+/// Checks formats that store no value.
 fn keeps_what_a_mount_can(make: impl Fn(&'static [How]) -> Box<dyn Subject>) {
     for hows in [&[LAZY] as &[How], &[EAGER, LAZYTIME], &[TIGHT, LAZYVERSION]] {
         let report = hold(&mut || make(hows), seed(), steps(1000));
@@ -88,7 +89,7 @@ fn ofs_and_ffs_keep_the_contract() {
 }
 
 #[test]
-fn off_serves_nothing_and_nothing_vouches_for_its_changes() {
+fn off_serves_no_value_and_no_value_covers_its_changes() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }
@@ -99,7 +100,7 @@ fn off_serves_nothing_and_nothing_vouches_for_its_changes() {
 }
 
 #[test]
-fn observers_are_never_misled() {
+fn reads_between_equal_values_are_current() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }
@@ -117,9 +118,9 @@ fn observers_are_never_misled() {
     }
 }
 
-/// Several actors, each with descriptors and mappings of its own.
+/// Several actors, each with separate descriptors and mappings.
 #[test]
-fn several_actors_find_it_right() {
+fn concurrent_actors_keep_the_contract() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4", "mkfs.fat"]) {
         return;
     }

@@ -1,4 +1,5 @@
-//! The contract on `mem`, ext4, AFFS and FAT in this process. `IVERS_SEED` replays a run, `IVERS_STEPS` sets its length.
+//! The contract on `mem`, ext4, AFFS and FAT in this process. `IVERS_SEED` replays a run,
+//! `IVERS_STEPS` sets its length.
 
 mod common;
 
@@ -75,9 +76,9 @@ fn fat_keeps_the_contract() {
     }
 }
 
-/// A mount that serves no value says so, and nothing that it changed is vouched for by an older value.
+/// A mount without values says so, and no older value stands for a state that it changed.
 #[test]
-fn off_serves_nothing_and_nothing_vouches_for_its_changes() {
+fn off_serves_no_value_and_no_value_covers_its_changes() {
     hold(&mut || mem(OFF, true), seed(), steps(2000));
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
@@ -90,7 +91,7 @@ fn off_serves_nothing_and_nothing_vouches_for_its_changes() {
 }
 
 #[test]
-fn observers_are_never_misled() {
+fn reads_between_equal_values_are_current() {
     let mut subjects = vec![mem(LAZY, true), mem(LAZYTIME, true), mem(EAGER, true)];
     if ivers_oracle::have_programs(&["mkfs.ext4"]) {
         let base = Arc::new(image("ext4", &[]));
@@ -106,7 +107,7 @@ fn observers_are_never_misled() {
     }
 }
 
-/// Much was tried, and much of it at the same time.
+/// Checks that enough was tried, and enough of it concurrently.
 #[track_caller]
 fn was_crowded(together: &Together) {
     let tallies = &together.tallies;
@@ -116,7 +117,7 @@ fn was_crowded(together: &Together) {
     assert!(together.figures.overlapping > 50, "{together:?}");
 }
 
-/// Formats that keep no number from mount to mount are mounted one way a run.
+/// Formats without persistent inode numbers use one kind of mount per run.
 #[track_caller]
 fn hold_each_way(make: impl Fn(How) -> Box<InProcess>) {
     for (nth, how) in [SLOW, SLOW_EAGER, SLOW_TIGHT].into_iter().enumerate() {
@@ -125,7 +126,7 @@ fn hold_each_way(make: impl Fn(How) -> Box<InProcess>) {
 }
 
 #[test]
-fn several_actors_find_mem_right() {
+fn concurrent_actors_on_mem_keep_the_contract() {
     for (nth, how) in [SLOW, SLOW_EAGER, SLOW_LAZYTIME, SLOW_TIGHT, SLOW_LAZYVERSION].into_iter().enumerate()
     {
         for hold_inodes in [true, false] {
@@ -153,7 +154,7 @@ fn several_actors_find_ext4_right() {
 }
 
 #[test]
-fn several_actors_find_ofs_and_ffs_right() {
+fn concurrent_actors_on_ofs_and_ffs_keep_the_contract() {
     for (low, name) in AMIGAS {
         let base = Arc::new(amiga(low));
         hold_each_way(|how| affs(name, &base, how, true));
@@ -161,7 +162,7 @@ fn several_actors_find_ofs_and_ffs_right() {
 }
 
 #[test]
-fn several_actors_find_fat_right() {
+fn concurrent_actors_on_fat_keep_the_contract() {
     if !ivers_oracle::have_programs(&["mkfs.fat"]) {
         return;
     }
@@ -171,9 +172,9 @@ fn several_actors_find_fat_right() {
     }
 }
 
-/// A mount without a number answers none, and nothing of it vouches in the next one.
+/// A mount without values returns none, and an older value does not stand for its changes in the next mount.
 #[test]
-fn several_actors_find_off_right() {
+fn concurrent_actors_with_iversion_off_see_no_value() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }

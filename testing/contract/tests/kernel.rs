@@ -1,5 +1,5 @@
-//! The kernel's own filesystems with ctime taken for a change attribute: nothing is claimed of it, so what breaks is counted.
-//! Needs root, for loop mounts. `--nocapture` shows the table; docs/results keeps one.
+//! The kernel's own filesystems with ctime as the change attribute. Nothing is claimed, so failures are
+//! counted. Requires root for loop mounts. `--nocapture` shows the table; docs/results keeps one.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A filesystem on a loop device; `None` while it is remounted.
+/// A filesystem on a loop device; `None` during a remount.
 struct OnImage {
     mount: Option<LoopMount>,
     image: PathBuf,
@@ -21,7 +21,7 @@ impl OnImage {
     fn new(mkfs: &str, args: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
-        // The smallest that mkfs.xfs takes.
+        // The smallest size for mkfs.xfs.
         std::fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
         let path = image.to_str().unwrap();
         run(mkfs, args.iter().copied().chain([path])).unwrap();
@@ -49,7 +49,7 @@ fn on_image(name: &str, mkfs: &str, args: &[&str]) -> Box<dyn Subject> {
     Box::new(Mounted::new(name, &top, Cookie::Ctime, Some(remount)))
 }
 
-/// A tmpfs of its own.
+/// A separate tmpfs.
 struct Tmpfs(TempDir);
 
 impl Tmpfs {
@@ -74,7 +74,7 @@ fn tmpfs() -> Box<dyn Subject> {
 type Named = (&'static str, Box<dyn Fn() -> Box<dyn Subject>>);
 
 #[test]
-fn where_ctime_keeps_the_promises() {
+fn ctime_is_compared_with_the_promises() {
     if !ivers_oracle::kernel::can_loop_mount() {
         return;
     }
@@ -93,7 +93,7 @@ fn where_ctime_keeps_the_promises() {
     println!("ctime as the change attribute, Linux {}", release.trim());
     println!("{}", Tallies::header());
     for (name, make) in subjects {
-        // The model must agree everywhere: `check` fails otherwise.
+        // The model must match on all of them: `check` fails otherwise.
         let found = check(&mut || make(), seed(), steps(1500)).unwrap_or_else(|broken| panic!("{broken}"));
         let mut tallies = found.tallies;
         let mut subject = make();
@@ -101,13 +101,13 @@ fn where_ctime_keeps_the_promises() {
             let file = subject.share(&format!("shared{pages}")).unwrap();
             tallies.add(&observe(&*file, 2, pages, Duration::from_millis(500)));
         }
-        // Several actors: the model must agree here as well.
+        // With several actors the model must match too.
         let together =
             check_together(&mut || make(), seed(), phases(100)).unwrap_or_else(|broken| panic!("{broken}"));
         tallies.add(&together.tallies);
         println!("{}", tallies.row(name));
         println!("    several actors: {:?}", together.figures);
-        println!("    {}", together.tallies.row("those alone"));
+        println!("    {}", together.tallies.row("the concurrent part"));
         for promise in Promise::ALL {
             if let Some(first) = &tallies.of(promise).first {
                 println!("    {}: {first}", promise.label());

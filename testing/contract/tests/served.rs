@@ -1,4 +1,4 @@
-//! The contract over NFSv4.2, with two clients: one changes files, the other looks.
+//! The contract over NFSv4.2, with two clients: one changes files, the other observes them.
 
 mod common;
 
@@ -8,7 +8,7 @@ use ivers_contract::{Promise, Restart, Served, Subject, observe};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
-use ivers_nfsd::stable::Stable;
+use ivers_nfsd::stable::StableStorage;
 use ivers_vfs::Vfs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -31,7 +31,7 @@ impl Serving {
         let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
         let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
         let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
-        let setup = Setup::new(Stable::open(state).unwrap(), listeners, exports);
+        let setup = Setup::new(StableStorage::open(state).unwrap(), listeners, exports);
         let server = NfsServer::start(Setup { lease_seconds: 2, ..setup }).unwrap();
         Self { server, vfs }
     }
@@ -46,7 +46,7 @@ impl Serving {
     }
 }
 
-/// ext4 on a device in memory, served; each start takes the next of `hows`.
+/// Serves ext4 on a device in memory; each start takes the next of `hows`.
 fn ext4_served(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let state = tempfile::tempdir().expect("a directory for the server's state");
@@ -94,7 +94,7 @@ fn two_clients_keep_the_contract() {
 }
 
 #[test]
-fn observers_are_never_misled_by_a_server() {
+fn served_reads_are_current() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }
@@ -109,9 +109,9 @@ fn observers_are_never_misled_by_a_server() {
     }
 }
 
-/// Several actors, each with two clients of its own: by one it changes, by the other it looks.
+/// Several actors, each with two clients: one to change files and one to observe them.
 #[test]
-fn clients_at_the_same_time_keep_the_contract() {
+fn concurrent_clients_keep_the_contract() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }

@@ -1,11 +1,11 @@
-//! Many workloads, each at every crash point, on all cores.
+//! Runs many workloads on all cores and checks each at every crash point.
 
 use crate::history::{self, MAX_WORKERS, Step, Worker, mount_options};
+use crate::observed_fs::ObservedFs;
 use crate::ops::{Op, Workload, stable};
-use crate::recover::{Aside, Checker, Odds, Plan, Recovery};
+use crate::recover::{Checker, Counts, Odds, Plan, Recovery};
 use crate::states::{Kind, State, States};
 use crate::target::Target;
-use crate::watched::Watched;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use ivers_block::{FaultDevice, MemDevice};
@@ -19,75 +19,81 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Which workloads are explored, and how.
+/// The workloads to explore, and the sampling.
 pub struct Explorer {
     /// The format.
     pub target: Box<dyn Target>,
-    /// What to run, in this order.
+    /// The workloads, in the order in which they run.
     pub workloads: Vec<Workload>,
-    /// Of the first so many workloads, every state is checked and every write is torn everywhere. Most states of a short workload are those of
-    /// its unmount, which are much alike: of the others' unmounts one state in `unmount_one_in` is.
+    /// The number of workloads, from the first, of which every state is checked and every write is torn at
+    /// every sector. For the others, only one state in `unmount_one_in` of their unmount is checked: most
+    /// states of a short workload belong to its unmount, and they are much alike.
     pub whole: u64,
     /// See `whole`.
     pub unmount_one_in: u64,
-    /// Stop after so many states.
+    /// The exploration stops after this number of states.
     pub most_states: u64,
-    /// Stop after so many violations: the rest would say the same.
+    /// The exploration stops after this number of violations: more would repeat them.
     pub most_violations: usize,
-    /// Decides, with a workload's name, what is sampled of it: subsets of large windows, who recovers. Which others are run makes no difference.
+    /// Decides, together with a workload's name, what is sampled of the workload (subsets of large windows,
+    /// the kind of recovery). It does not depend on the other workloads.
     pub seed: u64,
-    /// One state in so many is recovered by fsck first; 0: none.
+    /// fsck recovers one state in this number before the driver; 0: none.
     pub fsck_first_every: u64,
-    /// One state in so many is recovered by the kernel first, and one in so many is shown by it after our recovery; 0: none.
+    /// The kernel recovers one state in this number before the driver, and lists the files of one in this
+    /// number after our recovery; 0: none.
     pub kernel_first_every: u64,
-    /// One state in so many is closed and looked at by the format's fsck before anything is changed in it; 0: none.
+    /// One state in this number is unmounted and checked by the format's fsck before anything changes in it;
+    /// 0: none.
     pub fresh_every: u64,
-    /// One state in so many is looked at by the format's fsck in the end; 0: none.
+    /// One state in this number is checked by the format's fsck at the end; 0: none.
     pub check_every: u64,
-    /// Threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Show a progress bar on a terminal.
+    /// Whether to show a progress bar on a terminal.
     pub progress: bool,
 }
 
-/// What an exploration saw.
+/// The results of an exploration.
 #[derive(Debug, Default)]
 pub struct Summary {
     /// The format.
     pub target: String,
     /// See [`Explorer::seed`].
     pub seed: u64,
-    /// Workloads run.
+    /// The number of workloads run.
     pub workloads: u64,
-    /// What was explored of each, as a sum: states and recoveries, but for what is the same for all workloads (the mount).
+    /// A checksum of the states and recoveries of each workload, without those of the mount, which all
+    /// workloads share.
     pub explored: BTreeMap<String, u64>,
-    /// Distinct crash states that were recovered and checked.
+    /// The number of distinct crash states that were recovered and checked.
     pub states: u64,
-    /// Of these, everything written so far.
+    /// States that contain every write so far.
     pub prefixes: u64,
-    /// The last write torn.
+    /// States in which the last write is torn.
     pub torn: u64,
-    /// Writes of the window lost.
+    /// States that lack writes of the window.
     pub omitted: u64,
-    /// A sealed write incomplete, by a medium that lied.
+    /// States in which a sealed write is incomplete because the medium ignored a flush.
     pub unsealed: u64,
-    /// Recovered by the driver, again after a stop on its way, by fsck first, by the kernel first.
+    /// States recovered by the driver, by the driver after an interrupted recovery, by fsck first, by the
+    /// kernel first.
     pub recoveries: [u64; 4],
-    /// Torn states that fsck or the kernel refused, and the driver recovered.
+    /// Torn states that fsck or the kernel refused and the driver recovered.
     pub refused_by_others: u64,
-    /// States that fsck damaged by a known fault of its own, and the driver recovered.
+    /// States that fsck damaged by a known fault of its own and the driver recovered.
     pub spoiled_by_fsck: u64,
-    /// Looked at by fsck as they were recovered, and shown by the kernel; worked on and stopped a second time.
+    /// States that fsck checked directly after recovery.
     pub fresh: u64,
-    /// See `fresh`.
+    /// States that the kernel mounted after our recovery.
     pub shown: u64,
-    /// See `fresh`.
-    pub again: u64,
-    /// How long it took.
+    /// States that were used after recovery and crashed a second time.
+    pub second_crashes: u64,
+    /// The duration.
     pub time: Duration,
-    /// What was broken: a report each.
+    /// The violations, a report each.
     pub violations: Vec<String>,
-    /// How many states had been checked when the first violation showed.
+    /// The number of states that had been checked when the first violation showed.
     pub first_violation: Option<u64>,
 }
 
@@ -103,7 +109,8 @@ impl fmt::Display for Summary {
         let [ours, twice, fsck, kernel] = self.recoveries;
         writeln!(
             f,
-            "{}: seed {}, {} workloads, {} distinct crash states ({} prefixes, {} torn, {} with writes lost, {} on media that lied) in {:.0} s",
+            "{}: seed {}, {} workloads, {} distinct crash states ({} prefixes, {} torn, {} with writes \
+                lost, {} on media that ignored a flush) in {:.0} s",
             self.target,
             self.seed,
             self.workloads,
@@ -116,8 +123,11 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "recovered by the driver {ours} (also {} torn states that others refused and {} that fsck spoiled), stopped on its way and recovered again {twice}, by fsck first {fsck}, by the kernel first {kernel}; looked at by fsck as recovered {}, compared with what the kernel shows {}, stopped a second time {}",
-            self.refused_by_others, self.spoiled_by_fsck, self.fresh, self.shown, self.again
+            "recovered by the driver {ours} (including {} torn states that others refused and {} that fsck \
+                damaged), by the driver after an interrupted recovery {twice}, by fsck first {fsck}, by \
+                the kernel first {kernel}; checked by fsck directly after recovery {}, compared with the \
+                kernel's view {}, crashed a second time {}",
+            self.refused_by_others, self.spoiled_by_fsck, self.fresh, self.shown, self.second_crashes
         )?;
         write!(f, "{} violations", self.violations.len())?;
         if let Some(states) = self.first_violation {
@@ -127,7 +137,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// What the threads of one exploration share.
+/// Data shared by the threads of one exploration.
 struct Shared<'a> {
     explorer: &'a Explorer,
     base: Arc<MemDevice>,
@@ -139,8 +149,8 @@ struct Shared<'a> {
 }
 
 impl Explorer {
-    /// One of no workloads yet, with what suits most runs: everybody recovers but the kernel, fsck looks at every state, and it takes all cores.
-    /// `IVERS_CRASH_VIOLATIONS` says after how many violations to stop.
+    /// Returns an explorer without workloads, with defaults for most runs: all kinds of recovery except the
+    /// kernel's, fsck checks every state, all cores. `IVERS_CRASH_VIOLATIONS` sets `most_violations`.
     pub fn new(target: impl Target + 'static, seed: u64) -> Self {
         Self {
             target: Box::new(target),
@@ -159,8 +169,8 @@ impl Explorer {
         }
     }
 
-    /// Explore. An error is one of the exploration itself (no scratch space, no fsck); what the driver does wrong is in
-    /// the summary.
+    /// Explores. An error means that the exploration itself failed (no scratch space, no fsck); faults of the
+    /// driver are in the summary.
     pub fn run(&self) -> anyhow::Result<Summary> {
         let begun = Instant::now();
         let bar = if self.progress { ProgressBar::new(self.most_states) } else { ProgressBar::hidden() };
@@ -168,7 +178,7 @@ impl Explorer {
         bar.set_message(self.target.name().to_owned());
         let shared = Shared {
             explorer: self,
-            base: Arc::new(self.prepared().context("the image cannot be prepared")?),
+            base: Arc::new(self.prepared().context("cannot prepare the image")?),
             next: AtomicU64::new(0),
             states: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -197,7 +207,7 @@ impl Explorer {
         let (claimed, explored) = (vfs.info().semantics.crash_safe, self.target.promises().crash_safe_values);
         anyhow::ensure!(
             claimed == explored,
-            "{}: the mounted filesystem claims crash_safe: {claimed}, and is explored for {explored}",
+            "{}: the mounted filesystem claims crash_safe: {claimed}, but its target promises {explored}",
             self.target.name()
         );
         history::prepare(&vfs, MAX_WORKERS)?;
@@ -221,15 +231,15 @@ impl Shared<'_> {
         }
     }
 
-    /// One workload at all its crash points.
+    /// Checks one workload at all its crash points.
     fn explore(&self, nth: u64, workload: &Workload, scratch: &Path) -> anyhow::Result<()> {
         let device = Arc::new(FaultDevice::new(self.base.clone()));
         let (options, clock) = mount_options(Some(workload));
-        let watched = Watched::new(self.explorer.target.open(device.clone(), false)?, device.clone());
-        let vfs = Vfs::mount(watched.clone(), options)?;
-        watched.set_vfs(&vfs);
+        let observed = ObservedFs::new(self.explorer.target.open(device.clone(), false)?, device.clone());
+        let vfs = Vfs::mount(observed.clone(), options)?;
+        observed.set_vfs(&vfs);
         let mounted = device.len();
-        let mut histories = history::run(workload, &vfs, &watched, &device, &clock)
+        let mut histories = history::run(workload, &vfs, &observed, &device, &clock)
             .with_context(|| format!("workload {}\n{}", workload.name, workload.script()))?;
         let begun = device.len();
         vfs.unmount().with_context(|| format!("unmount after workload {}", workload.name))?;
@@ -252,7 +262,7 @@ impl Shared<'_> {
         let record = device.record();
         let number = workload.number(self.explorer.seed);
         let whole = nth < self.explorer.whole;
-        // What mounting writes is the same for all: one of them explores it.
+        // The writes of the mount are the same for all workloads: only the first workload explores them.
         let from = if nth == 0 { 0 } else { mounted };
         let promised = |at| promised(&histories, at);
         let seals = |bytes: &[u8]| self.explorer.target.seals(bytes);
@@ -265,7 +275,7 @@ impl Shared<'_> {
             }
             let closed = state.at == record.len() && state.kind == Kind::Prefix;
             let alike = !whole && state.at > begun && !closed;
-            // Whether a state is sampled depends on nothing but itself, so that other odds do not move the sample.
+            // The choice depends on the state alone, so that other odds do not change the sample.
             if alike
                 && !(number ^ state.digest().rotate_left(32))
                     .is_multiple_of(self.explorer.unmount_one_in.max(1))
@@ -273,9 +283,9 @@ impl Shared<'_> {
                 return Ok(());
             }
             let mut plan = Plan::new(number, state, self.odds());
-            let mut aside = Aside::default();
+            let mut counts = Counts::default();
             let checked = catch_unwind(AssertUnwindSafe(|| {
-                checker.check(device, state, &mut plan, closed, &mut aside)
+                checker.check(device, state, &mut plan, closed, &mut counts)
             }))
             .unwrap_or_else(|panic| Ok(Err(format!("panic: {}", text_of(&*panic)))))?;
             if state.at >= mounted {
@@ -285,7 +295,7 @@ impl Shared<'_> {
             self.counted(
                 state,
                 plan.recovery,
-                &aside,
+                &counts,
                 checked.err().map(|what| self.report(workload, state, &histories, plan.recovery, &what)),
             );
             Ok(())
@@ -311,7 +321,7 @@ impl Shared<'_> {
         change(&mut self.summary.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     }
 
-    fn counted(&self, state: &State, recovery: Recovery, aside: &Aside, violation: Option<String>) {
+    fn counted(&self, state: &State, recovery: Recovery, counts: &Counts, violation: Option<String>) {
         self.bar.inc(1);
         if self.states.fetch_add(1, Ordering::Relaxed) + 1 >= self.explorer.most_states {
             self.stop.store(true, Ordering::Relaxed);
@@ -325,11 +335,11 @@ impl Shared<'_> {
                 Kind::Unsealed(..) => summary.unsealed += 1,
             }
             summary.recoveries[recovery.index()] += 1;
-            summary.refused_by_others += aside.refused_by_others;
-            summary.spoiled_by_fsck += aside.spoiled_by_fsck;
-            summary.fresh += aside.fresh;
-            summary.shown += aside.shown;
-            summary.again += aside.again;
+            summary.refused_by_others += counts.refused_by_others;
+            summary.spoiled_by_fsck += counts.spoiled_by_fsck;
+            summary.fresh += counts.fresh;
+            summary.shown += counts.shown;
+            summary.second_crashes += counts.second_crashes;
             if let Some(what) = violation {
                 summary.broken(what);
             }
@@ -348,7 +358,8 @@ impl Shared<'_> {
         what: &str,
     ) -> String {
         let mut text = format!(
-            "{}, workload `{}`, seed {} (number {:#x}), after {} recorded operations, {:?}, recovered by {recovery:?}: {what}\n",
+            "{}, workload `{}`, seed {} (number {:#x}), after {} recorded operations, {:?}, recovered by \
+                {recovery:?}: {what}\n",
             self.explorer.target.name(),
             workload.name,
             self.explorer.seed,
@@ -370,7 +381,7 @@ impl Shared<'_> {
     }
 }
 
-/// How many promises had been made when the record had this length.
+/// Counts the promises that were made up to this length of the record.
 fn promised(histories: &[Worker], at: usize) -> u64 {
     let mut count = 0;
     for history in histories {
@@ -391,7 +402,7 @@ fn text_of(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("of no text")
 }
 
-/// Memory where there is some to write to: the images are small and many.
+/// Returns a scratch directory, in memory if possible: the images are small and many.
 fn scratch_dir() -> anyhow::Result<tempfile::TempDir> {
     let builder = || {
         let mut builder = tempfile::Builder::new();

@@ -1,7 +1,7 @@
-//! What a workload did, and what the filesystem showed after each of its steps.
+//! The history of a workload: each operation and the tree after it.
 
+use crate::observed_fs::ObservedFs;
 use crate::ops::{Op, Workload};
-use crate::watched::Watched;
 use ivers_block::{Device, FaultDevice};
 use ivers_vfs::{
     ChangeMode, CreateSpec, Cred, DirEntry, Error, FallocateMode, FileType, Ino, InodeRef, ManualClock,
@@ -12,105 +12,106 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Workers that the prepared image has directories for.
+/// The number of workers for which the prepared image has directories.
 pub const MAX_WORKERS: usize = 4;
-/// Directories that were there once, with a block of attributes each.
+/// The number of directories, each with a block of attributes, that are created and removed again.
 const WORN_DIRECTORIES: usize = 60;
 
-/// Which inode, and which life of it.
+/// Inode number and generation.
 pub type Identity = (u64, u32);
 
-/// One inode as it showed.
+/// The state of one inode at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Which.
+    /// The identity of the inode.
     pub id: Identity,
-    /// What a journal keeps in order with the names.
+    /// The attributes that a journal keeps in order with the names.
     pub meta: Meta,
     /// mtime and ctime.
     pub times: (Timestamp, Timestamp),
-    /// Access time. Nothing but a caller moves it here.
+    /// Access time. In these tests only a caller changes it.
     pub atime: Timestamp,
-    /// Contents of a regular file.
+    /// The contents of a regular file.
     pub data: Arc<[u8]>,
 }
 
-/// Attributes but times and size.
+/// Attributes except times and size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meta {
     /// Type and permission bits.
     pub mode: u32,
     /// Owner and group.
     pub owner: (u32, u32),
-    /// Names.
+    /// Link count.
     pub nlink: u32,
     /// Extended attributes.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// A tree as it showed: paths below a worker's directory.
+/// The state of a tree: paths below a worker's directory.
 pub type Tree = BTreeMap<String, Node>;
 
 /// One step of a worker.
 #[derive(Debug, Clone)]
 pub struct Step {
-    /// What was asked; `None` for the state before the first step and for the unmount.
+    /// The operation; `None` for the state before the first operation and for the unmount.
     pub op: Option<Op>,
     /// Length of the record before the call.
     pub begun: usize,
-    /// Length of the record after it.
+    /// Length of the record after the call.
     pub done: usize,
-    /// Whether it succeeded.
+    /// Whether the call succeeded.
     pub ok: bool,
-    /// The inode it was about, if it was one that was there.
+    /// The inode that the call was about, if it existed.
     pub about: Option<Identity>,
-    /// A rename that replaced something.
+    /// Whether a rename replaced a file.
     pub replaced: bool,
-    /// The tree afterwards.
+    /// The tree after the call.
     pub tree: Arc<Tree>,
 }
 
-/// A change value that was handed out.
+/// A change attribute that an observer got.
 #[derive(Debug, Clone)]
 pub struct Handed {
-    /// Length of the record when the answer came.
+    /// Length of the record when the query returned.
     pub at: usize,
-    /// The step, an index into the worker's steps.
+    /// Index into the worker's steps.
     pub step: usize,
-    /// Of which inode.
+    /// The inode.
     pub id: Identity,
     /// The value.
     pub value: u64,
-    /// What it vouches for.
+    /// The state of the inode that the value stands for.
     pub node: Node,
 }
 
-/// The history of one worker. Step 0 is the durable state that it began with.
+/// The history of one worker. Step 0 is the durable state at its start.
 #[derive(Debug, Clone, Default)]
 pub struct Worker {
-    /// Which worker.
+    /// The worker's number.
     pub index: usize,
-    /// What it did.
+    /// The worker's steps.
     pub steps: Vec<Step>,
-    /// The values it was given.
+    /// The values that the worker got.
     pub handed: Vec<Handed>,
-    /// A promise that was broken without any crash.
+    /// A promise that was broken without a crash.
     pub broken: Option<String>,
 }
 
-/// The directory of a worker.
+/// Returns the directory of a worker.
 pub fn directory(worker: usize) -> String {
     format!("w{worker}")
 }
 
-/// How the explorer mounts, for a workload or to look at what it left: no thread of its own, so that a workload with one worker writes the same every time.
+/// Returns the mount options for a workload, or for reading the result. There is no background thread, so
+/// that a workload of one worker writes the same every time.
 pub fn mount_options(workload: Option<&Workload>) -> (MountOptions, Arc<ManualClock>) {
     let small_cache = workload.is_some_and(|workload| workload.small_cache);
     let clock = Arc::new(ManualClock::default());
     clock.set(at_step(0));
     let options = MountOptions {
         mode: ChangeMode::Lazy,
-        lazyversion: workload.is_some_and(Workload::is_lazyversion),
+        lazyversion: Some(workload.is_some_and(Workload::is_lazyversion)),
         atime: ivers_vfs::AtimeMode::Never,
         background: false,
         dirty_bytes: if small_cache { 64 << 10 } else { 0 },
@@ -121,13 +122,14 @@ pub fn mount_options(workload: Option<&Workload>) -> (MountOptions, Arc<ManualCl
     (options, clock)
 }
 
-/// The clock's tick at a step: every third step begins a new one, so that changes fall into one tick and into several.
+/// The clock's tick at a step. Every third step begins a new tick, so that some changes share a tick and
+/// others do not.
 fn at_step(nth: usize) -> Timestamp {
     Timestamp { sec: 1_600_000_000 + nth as i64 / 3, nsec: 4_000_000 }
 }
 
-/// Leave remains in the log, in free blocks and in free inodes, as on a filesystem that has been in use: what is torn shows
-/// them instead of zeros. Nothing that stays has these bytes.
+/// Leaves remains in the log, in free blocks and in free inodes, as in a filesystem that has been used: a
+/// torn state shows them instead of zeros. No data of a workload has these bytes.
 fn wear(vfs: &Arc<Vfs>, root: &InodeRef) -> ivers_vfs::Result<()> {
     let cred = Cred::root();
     let names: Vec<String> = (0..WORN_DIRECTORIES).map(|nth| format!("worn{nth}")).collect();
@@ -135,7 +137,7 @@ fn wear(vfs: &Arc<Vfs>, root: &InodeRef) -> ivers_vfs::Result<()> {
         for name in &names {
             let (dir, _) = vfs.create(&cred, root, name.as_bytes(), &CreateSpec::directory(0o700), false)?;
             match vfs.set_xattr(&cred, &dir, b"user.worn", &[0xA6; 900], XattrMode::Any) {
-                // Not every format keeps attributes.
+                // Some formats store no attributes.
                 Err(Error::Name(_)) => {}
                 set => set?,
             }
@@ -149,10 +151,10 @@ fn wear(vfs: &Arc<Vfs>, root: &InodeRef) -> ivers_vfs::Result<()> {
     Ok(())
 }
 
-/// The contents of the files that every workload finds in its directory.
+/// The files that every workload finds in its directory, with their contents.
 const PREPARED: [(&str, &[u8]); 2] = [("a", &[b'A'; 9000]), ("d/a", &[b'S'; 700])];
 
-/// Make the directories and files that every workload starts with, as far as the image came without them.
+/// Creates the directories and files that every workload starts with, unless the image already has them.
 pub fn prepare(vfs: &Arc<Vfs>, workers: usize) -> ivers_vfs::Result<()> {
     let cred = Cred::root();
     let root = vfs.root()?;
@@ -178,7 +180,7 @@ pub fn prepare(vfs: &Arc<Vfs>, workers: usize) -> ivers_vfs::Result<()> {
     vfs.sync()
 }
 
-/// The same on the system, for tools that make an image of a directory.
+/// Does the same in a host directory, for tools that make an image from one.
 pub fn prepare_on_host(dir: &Path) -> std::io::Result<()> {
     for worker in 0..MAX_WORKERS {
         let top = dir.join(directory(worker));
@@ -190,15 +192,16 @@ pub fn prepare_on_host(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Run a workload; returns each worker's history. `vfs` lies over `watched`, and that over `device`.
+/// Runs a workload and returns each worker's history. `vfs` is mounted on `observed`, which wraps the driver
+/// on `device`.
 pub fn run(
     workload: &Workload,
     vfs: &Arc<Vfs>,
-    watched: &Arc<Watched>,
+    observed: &Arc<ObservedFs>,
     device: &Arc<FaultDevice>,
     clock: &ManualClock,
 ) -> anyhow::Result<Vec<Worker>> {
-    // The counters are the whole mount's, and an inode that was evicted counts as looked at when it comes back.
+    // The statistics count the whole mount, and a reloaded inode counts as queried.
     let counts_updates = workload.workers.len() == 1 && !workload.small_cache;
     std::thread::scope(|scope| {
         let threads: Vec<_> = workload
@@ -207,7 +210,7 @@ pub fn run(
             .enumerate()
             .map(|(worker, ops)| {
                 let lazyversion = workload.is_lazyversion();
-                let scene = Scene { vfs, watched, device, clock, counts_updates, lazyversion };
+                let scene = Scene { vfs, observed, device, clock, counts_updates, lazyversion };
                 scope.spawn(move || work(worker, ops, &scene))
             })
             .collect();
@@ -218,10 +221,10 @@ pub fn run(
     })
 }
 
-/// What a worker works on.
+/// The environment of a worker.
 struct Scene<'a> {
     vfs: &'a Arc<Vfs>,
-    watched: &'a Arc<Watched>,
+    observed: &'a Arc<ObservedFs>,
     device: &'a Arc<FaultDevice>,
     clock: &'a ManualClock,
     counts_updates: bool,
@@ -229,26 +232,26 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// What was done for the counters' sake alone.
-    fn for_the_counters(&self) -> u64 {
+    /// Returns the number of updates made only because of a counter.
+    fn counter_updates(&self) -> u64 {
         let stats = self.vfs.stats();
-        if self.lazyversion { stats.bumps_put_off } else { stats.inode_updates_version }
+        if self.lazyversion { stats.bumps_deferred } else { stats.inode_updates_version }
     }
 }
 
 fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> {
-    let Scene { vfs, watched, device, .. } = *scene;
+    let Scene { vfs, observed, device, .. } = *scene;
     let mut history = Worker { index: worker, ..Worker::default() };
     let tree = Arc::new(read_tree(vfs, worker)?);
     history.steps.push(Step { op: None, begun: 0, done: 0, ok: true, about: None, replaced: false, tree });
     let mut held = Vec::new();
-    // Files that were written since somebody looked at them.
+    // Files that were written since their last query.
     let mut unseen: HashSet<Identity> = HashSet::new();
     for (nth, op) in ops.iter().enumerate() {
         scene.clock.set(at_step(nth));
-        let caller = Caller { worker, vfs, watched, held: &mut held };
+        let caller = Caller { worker, vfs, observed, held: &mut held };
         let before = history.steps.last().map(|step| step.tree.clone()).unwrap_or_default();
-        let before_it = scene.for_the_counters();
+        let updates_before = scene.counter_updates();
         let begun = device.len();
         let result = caller.perform(op, nth);
         let done = device.len();
@@ -258,15 +261,15 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
             Err(error) => anyhow::bail!("{op}: {error}"),
         };
         if let Some(id) = about {
-            if value.is_some() || watched.watches(id) {
+            if value.is_some() || observed.observes(id) {
                 unseen.remove(&id);
             } else if matches!(op, Op::Write(..) | Op::Append(..))
                 && !unseen.insert(id)
                 && scene.counts_updates
-                && scene.for_the_counters() > before_it
+                && scene.counter_updates() > updates_before
             {
                 let text = format!(
-                    "{op} (step {}) logged inode {}, or raised its number, for the counter's sake, and nobody had looked at it",
+                    "{op} (step {}) logged inode {} or bumped its counter, although nothing had queried it",
                     nth + 1,
                     id.0
                 );
@@ -276,21 +279,23 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
         let tree = Arc::new(read_tree(vfs, worker)?);
         let (was, is) = (about.and_then(|id| node_of(&before, id)), about.and_then(|id| node_of(&tree, id)));
         if let (Some(id), Some(was)) = (about, was) {
-            looked_within(&mut history, scene, id, was, is, op)?;
+            check_during_call(&mut history, scene, id, was, is, op)?;
         }
         if let (Some(id), Some(value), Some(node)) = (about, value, is) {
             let step = history.steps.len();
-            // A number that is used again names a new file, which starts above all that the old one showed.
+            // A reused inode number is a new file: its value must be above all values of the old one.
             if let Some(old) =
                 history.handed.iter().find(|old| old.id.0 == id.0 && old.id.1 != id.1 && old.value >= value)
             {
-                let text =
-                    format!("inode {} shows {value} in a new life, and showed {} before", id.0, old.value);
+                let text = format!(
+                    "inode {} was reused and has value {value}, not above {} of the old file",
+                    id.0, old.value
+                );
                 history.broken.get_or_insert(text);
             }
             history.handed.push(Handed { at: done, step, id, value, node: node.clone() });
         }
-        // Two names of one inode: then a rename does nothing.
+        // If both names refer to one inode, a rename does nothing.
         let replaced = matches!(op, Op::Rename(_, to)
             if ok && before.get(*to).is_some_and(|target| Some(target.id) != about));
         history.steps.push(Step { op: Some(*op), begun, done, ok, about, replaced, tree });
@@ -302,8 +307,8 @@ fn node_of(tree: &Tree, id: Identity) -> Option<&Node> {
     tree.values().find(|node| node.id == id)
 }
 
-/// C1 for those who looked while the call was under way: what they were told vouches for what showed before it.
-fn looked_within(
+/// Checks C1 for queries during the call: the value that they got stands for the state before the call.
+fn check_during_call(
     history: &mut Worker,
     scene: &Scene<'_>,
     id: Identity,
@@ -311,19 +316,20 @@ fn looked_within(
     is: Option<&Node>,
     op: &Op,
 ) -> anyhow::Result<()> {
-    let looks = scene.watched.take_looks(id);
+    let observations = scene.observed.take_observations(id);
     let step = history.steps.len();
-    for look in &looks {
-        history.handed.push(Handed { at: look.at, step, id, value: look.value, node: was.clone() });
+    for seen in &observations {
+        history.handed.push(Handed { at: seen.at, step, id, value: seen.value, node: was.clone() });
     }
-    if let (Some(look), Some(is)) = (looks.last(), is)
+    if let (Some(seen), Some(is)) = (observations.last(), is)
         && is != was
     {
         let inode = scene.vfs.get_generation(Ino(id.0), id.1)?;
-        if scene.vfs.change(&inode) == Some(look.value) {
+        if scene.vfs.change(&inode) == Some(seen.value) {
             let text = format!(
-                "{op} (step {step}): a look at inode {} in the midst of it was told {}, and so is one afterwards, though it changed",
-                id.0, look.value
+                "{op} (step {step}): a query of inode {} during the call returned {}, as does a query \
+                    afterwards, although it changed",
+                id.0, seen.value
             );
             history.broken.get_or_insert(text);
         }
@@ -331,7 +337,8 @@ fn looked_within(
     Ok(())
 }
 
-/// A file that is made with everything that can be said of it. What it does not get at once shows as something else.
+/// The attributes of a file that is created with all attributes set, to values that differ from every
+/// default.
 pub fn whole() -> CreateSpec {
     let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 0 }));
     CreateSpec {
@@ -347,7 +354,7 @@ pub fn whole() -> CreateSpec {
 struct Caller<'a> {
     worker: usize,
     vfs: &'a Arc<Vfs>,
-    watched: &'a Watched,
+    observed: &'a ObservedFs,
     held: &'a mut Vec<InodeRef>,
 }
 
@@ -361,11 +368,11 @@ impl Caller<'_> {
         Ok((self.find(dir)?, last.as_bytes()))
     }
 
-    /// One operation. Answers with the inode that it was about, and the value that it was given.
+    /// Performs one operation. Returns the inode that it was about, and the value if it was a query.
     fn perform(self, op: &Op, nth: usize) -> ivers_vfs::Result<(Option<Identity>, Option<u64>)> {
         let cred = Cred::root();
         let vfs = self.vfs;
-        // Bytes that tell this write from every other one.
+        // Bytes that differ from those of every other write.
         let bytes =
             |len: usize| -> Vec<u8> { (0..len).map(|at| (nth * 37 + at / 64 + 1) as u8 | 1).collect() };
         let inode = match *op {
@@ -457,9 +464,9 @@ impl Caller<'_> {
                 self.held.push(file.clone());
                 file
             }
-            Op::Watch(name) => {
+            Op::Observe(name) => {
                 let file = self.find(name)?;
-                self.watched.watch(&file);
+                self.observed.observe(&file);
                 file
             }
             Op::Query(name) => {
@@ -480,7 +487,7 @@ impl Caller<'_> {
     }
 }
 
-/// The tree of a worker as it shows now. Asks for no change attribute.
+/// Reads the current tree of a worker without querying a change attribute.
 pub fn read_tree(vfs: &Arc<Vfs>, worker: usize) -> ivers_vfs::Result<Tree> {
     let top = vfs.resolve(&Cred::root(), format!("/{}", directory(worker)), false)?;
     let mut tree = Tree::new();
@@ -505,7 +512,7 @@ pub fn read_tree(vfs: &Arc<Vfs>, worker: usize) -> ivers_vfs::Result<Tree> {
     Ok(tree)
 }
 
-/// One inode as it shows now.
+/// Reads the current state of one inode.
 pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
     let cred = Cred::root();
     let attr = vfs.stat(inode);
@@ -516,7 +523,7 @@ pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
         data.truncate(got);
     }
     let mut xattrs = BTreeMap::new();
-    let kept = vfs.info().xattr_value_max > 0;
+    let kept = vfs.xattr_value_max() > 0;
     for name in if kept { vfs.list_xattr(&cred, inode)? } else { Vec::new() } {
         let value = vfs.get_xattr(&cred, inode, &name)?;
         xattrs.insert(name, value);
@@ -530,7 +537,7 @@ pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
     })
 }
 
-/// Bytes of a device, for tools that want a file.
+/// Reads all bytes of a device, for tools that need a file.
 pub fn bytes_of(device: &dyn Device) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(device.size_bytes())?];
     device.read_at(0, &mut bytes)?;

@@ -1,74 +1,83 @@
-//! The crash explorer: run a workload on a recording device, stop the medium at every point where it could stop, recover,
-//! and hold what is found against what was promised.
+//! The crash explorer: runs a workload on a recording device, computes every state that a crash can leave on
+//! the medium, recovers each state, and checks the result against the promises made before the crash.
 //!
 //! # Why it is built so
 //!
-//! A journalled filesystem is right only if *every* state that a crash can leave is. Those states are not sampled by
-//! killing a process: the kernel's page cache survives that. They follow from the record of the device alone (which write
-//! came when, which flush made what durable), so they can be enumerated without a crash, in memory, thousands a minute.
+//! A journalled filesystem is correct only if *every* state that a crash can leave is recoverable. Killing a
+//! process does not produce these states, because the kernel's page cache survives. They follow from the
+//! record of the device alone (the order of writes, and what each flush made durable). So they can be
+//! enumerated in memory, without a crash, thousands per minute.
 //!
-//! A crash state is: everything up to the last flush, and of the writes since then some subset in which the last one may
-//! be torn at a sector ([`states`]). What must hold in it follows from the workload's history ([`history`]): which
-//! operation had begun, which had been acknowledged as durable, and which change values had been handed out.
+//! A crash state consists of everything up to the last flush and some subset of the later writes, of which
+//! the last one may be torn at a sector ([`states`]). The workload's history ([`history`]) determines what
+//! must hold in it: which operations had begun, which had been acknowledged as durable, and which change
+//! values had been handed out.
 //!
 //! # What is checked ([`verify`])
 //!
-//! | promise | how |
-//! |---|---|
-//! | recovery works, the format is whole | mount, then the format's own fsck |
-//! | what was synced is there | contents at least as new as the last acknowledged sync of the file |
-//! | names never mix | the tree equals the tree after some operation between the last sync and the crash |
-//! | a file is never without what it was made with | owner, mode, size and times of one that was made with them, at every point at which it has a name |
-//! | a rename over a file shows old or new | contents of the moved file at least as new as the rename, if it shows |
-//! | no garbage | each byte is one that this file held there since its last sync, or a zero of a hole; when it grows after recovery, zeros lie between |
-//! | C4 | a value handed out before means the same contents and attributes after; values never go back; the next change moves past all of them |
-//! | C3 | after a clean unmount the value rests |
-//! | C1 | a value handed out in the midst of a call does not outlive the call, if that changes something ([`watched`]) |
-//! | C5 | a write costs no inode update for the counter's sake unless somebody has looked since the one before; under `lazyversion`, which half of the workloads have, it does not even raise it |
+//! - recovery works and the format is intact: mount, then the format's own fsck
+//! - synced data is there: contents at least as new as the last acknowledged sync of the file
+//! - names are consistent: the tree equals the tree after some operation between the last sync and the crash
+//! - a file is created with all its attributes: owner, mode, size and times are right as soon as the file
+//!   has a name
+//! - a rename over a file shows old or new: contents of the moved file at least as new as the rename, if it
+//!   shows
+//! - no garbage: each byte was in this file at this offset since its last sync, or is zero in a hole; a file
+//!   that grows after recovery has zeros in between
+//! - C4: an old value stands for the same contents and attributes after recovery; values never decrease; the
+//!   next change exceeds all of them
+//! - C3: after a clean unmount the value is unchanged
+//! - C1: a value from a query during a call differs from the value after the call, if the call changes
+//!   something ([`observed_fs`])
+//! - C5: a write causes no inode update for the counter's sake unless the file was queried since the
+//!   previous write; under `lazyversion`, which half of the workloads use, it does not even raise the
+//!   counter
 //!
-//! C4 also across a second crash (module `again`): one state in 16 is worked on after recovery, and stops once more. One in eight goes to the format's
-//! fsck as it was recovered, before files grow; some are mounted by the kernel after our recovery, which must show the tree that we show
-//! (module `shown`). Of a format without a journal only the values are judged, behind its fsck.
+//! C4 is also checked across a second crash (module `second_crash`): one state in 16 is used after recovery
+//! and crashes once more. One in eight is checked by the format's fsck directly after recovery, before files
+//! grow. Some are mounted by the kernel after our recovery, which must show the same tree (module
+//! `kernel_view`). For a format without a journal only the values are checked, after its fsck.
 //!
-//! C4 and what stands above it also after somebody else has recovered the image first (the format's fsck, the kernel), since that
-//! clears the flags by which a crash is told; in half of these the driver is told to trust others, so that the epoch record
-//! stands alone.
+//! C4 and the promises above it are also checked if another program (the format's fsck, the kernel) recovers
+//! the image first, because that clears the flags by which a crash is recognized. In half of these cases the
+//! driver is told to trust others, so that only the epoch record remains.
 //!
 //! # Invariants of the explorer itself
 //!
-//! 1. The history is taken from the mounted filesystem after each operation; it never queries a change attribute by
-//!    itself, since a query changes what a filesystem must do next.
-//! 2. Workers of a workload keep to directories of their own, so that each has a history in one order whatever the
+//! 1. The history is read from the mounted filesystem after each operation. Reading it never queries a change
+//!    attribute, since a query changes what the filesystem must do next.
+//! 2. Each worker of a workload has its own directory, so that its history has one order whatever the
 //!    scheduler does.
-//! 3. An operation counts as begun from the length of the record before its call, and as acknowledged from the length after
-//!    it: a state in between may show it or not.
-//!    A value asked for in the midst of a call vouches for what showed before it.
+//! 3. An operation begins at the length of the record before its call and is acknowledged at the length after
+//!    it: a state in between may or may not show it. A value from a query during a call stands for the state
+//!    before the call.
 //! 4. Equal crash states with equal acknowledgements are checked once.
-//! 5. What is sampled of a workload, and who recovers which state, follows from the seed and the workload's name ([`Workload::number`]), which every
-//!    report prints: whatever else is run, a replay explores the same. A workload of several workers is scheduled
-//!    differently each time, so that its record is another one.
+//! 5. The seed and the workload's name ([`Workload::number`]) determine what is sampled of a workload and who
+//!    recovers which state. Every report prints both, so that a replay explores the same, whatever else runs.
+//!    A workload of several workers is scheduled differently each time, and so is its record.
 //!
-//! A driver joins with an implementation of [`Target`]: how to make an image, open it, and ask its fsck.
+//! A driver takes part through an implementation of [`Target`]: how to make an image, open it, and run its
+//! fsck.
 
 #![forbid(unsafe_code)]
 
-mod again;
 pub mod explore;
 pub mod history;
+mod kernel_view;
+pub mod observed_fs;
 pub mod ops;
 mod recover;
-mod shown;
+mod second_crash;
 pub mod states;
 pub mod target;
 pub mod verify;
-pub mod watched;
 
 pub use explore::{Explorer, Summary};
 pub use history::whole;
 pub use ops::{Op, Workload};
 pub use target::{Promises, Repaired, Target};
 
-/// A number by which the environment changes a run.
+/// Returns a number from an environment variable that controls a run.
 pub fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }

@@ -1,69 +1,70 @@
-//! Workloads: short sequences, all of them, and long seeded ones.
+//! Workloads: all short sequences, and long random ones.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fmt;
 use std::sync::LazyLock;
 
-/// A name below the worker's directory: one of few, so that operations meet.
+/// A name below the worker's directory. There are few names, so that operations meet.
 pub type Name = &'static str;
 
 /// The files that workloads use.
 pub const FILES: &[Name] = &["a", "b", "d/a"];
-/// The directories. `d` is there from the start.
+/// The directories. `d` exists from the start.
 pub const DIRS: &[Name] = &["d", "e"];
 
-/// Names below `e`, for transactions of many blocks.
+/// Names below `e`, for transactions with many blocks.
 static MANY: LazyLock<Vec<Name>> =
     LazyLock::new(|| (0..MOST_WIDE).map(|nth| &*format!("e/{nth:02}").leak()).collect());
-/// The prepared images have inodes for so many.
+/// The number of additional inodes that the prepared images have.
 pub const MOST_WIDE: usize = 60;
 
-/// One call. What fails (a name that is not there) changes nothing and is part of the workload too.
+/// One call. A call that fails (for example because a name is missing) changes nothing and is part of the
+/// workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Make an empty file.
+    /// Creates an empty file.
     Create(Name),
-    /// Make a file that has an owner, times and a size from the start.
+    /// Creates a file with an owner, times and a size.
     Born(Name),
-    /// Write so many bytes at an offset.
+    /// Writes this number of bytes at an offset.
     Write(Name, u64, usize),
-    /// Write so many bytes at the end.
+    /// Appends this number of bytes.
     Append(Name, usize),
-    /// Set the size.
+    /// Sets the size.
     Truncate(Name, u64),
-    /// Free a range.
+    /// Punches a hole.
     Punch(Name, u64, u64),
-    /// Rename, replacing.
+    /// Renames, replacing the target.
     Rename(Name, Name),
-    /// Swap two names.
+    /// Exchanges two names.
     Exchange(Name, Name),
-    /// A second name.
+    /// Creates a second name.
     Link(Name, Name),
-    /// Take a name away.
+    /// Removes a name.
     Unlink(Name),
-    /// Make a directory.
+    /// Creates a directory.
     Mkdir(Name),
-    /// Remove one.
+    /// Removes a directory.
     Rmdir(Name),
-    /// Set an attribute of so many bytes.
+    /// Sets an extended attribute of this number of bytes.
     SetXattr(Name, usize),
-    /// Remove it.
+    /// Removes the extended attribute.
     RemoveXattr(Name),
-    /// Change the permission bits.
+    /// Changes the permission bits.
     Chmod(Name, u32),
-    /// Make one file durable.
+    /// Makes one file durable.
     Fsync(Name),
-    /// Make its contents durable.
+    /// Makes the contents of one file durable.
     Fdatasync(Name),
-    /// Make everything durable.
+    /// Makes everything durable.
     Sync,
-    /// Ask for the change attribute.
+    /// Queries the change attribute.
     Query(Name),
-    /// Hold a file open to the end: unlinked, it becomes an orphan.
+    /// Keeps a file open until the end: when it is unlinked, it becomes an orphan.
     Open(Name),
-    /// From now on somebody asks for the change attribute in the midst of every change of it.
-    Watch(Name),
+    /// From this step on, the file's change attribute is queried during every change of it.
+    Observe(Name),
 }
 
 impl fmt::Display for Op {
@@ -89,13 +90,13 @@ impl fmt::Display for Op {
             Op::Sync => write!(f, "sync"),
             Op::Query(name) => write!(f, "query {name}"),
             Op::Open(name) => write!(f, "open {name}"),
-            Op::Watch(name) => write!(f, "watch {name}"),
+            Op::Observe(name) => write!(f, "observe {name}"),
         }
     }
 }
 
-/// The alphabet of the enumerated sequences. Files `a` (two pages and a bit, synced) and `d/a` (short, synced) are there
-/// from the start; `b` and `e` are not.
+/// The operations of the enumerated sequences. The files `a` (over two pages, synced) and `d/a` (short,
+/// synced) exist at the start; `b` and `e` do not.
 pub const ALPHABET: &[Op] = &[
     Op::Create("b"),
     Op::Born("b"),
@@ -123,39 +124,39 @@ pub const ALPHABET: &[Op] = &[
     Op::Query("a"),
     Op::Query("d"),
     Op::Open("a"),
-    Op::Watch("a"),
+    Op::Observe("a"),
 ];
 
-/// FNV-1a: Rust's own hashes may be others in the next version.
+/// FNV-1a. Rust's own hashes may change with the next version.
 pub(crate) fn stable(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes
         .into_iter()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
-/// What is run between a mount and an unmount, by one or more workers at once.
+/// The operations between a mount and an unmount, by one or more concurrent workers.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// What reports call it; also what replays it.
+    /// The name in reports, which also replays the workload.
     pub name: String,
     /// The operations of each worker.
     pub workers: Vec<Vec<Op>>,
-    /// Write dirty data back early, by a small limit.
+    /// Whether a small limit on dirty data causes early write-back.
     pub small_cache: bool,
 }
 
 impl Workload {
-    /// Whether counters that were raised wait in memory (`lazyversion`): in half of the workloads, always in the same ones.
+    /// Whether the workload is mounted with `lazyversion`: half of the workloads are, always the same ones.
     pub fn is_lazyversion(&self) -> bool {
         self.name.bytes().filter(|byte| byte % 2 == 1).count() % 2 == 1
     }
 
-    /// How many sequences of exactly `len` operations there are.
+    /// Returns the number of sequences of `len` operations.
     pub fn sequences(len: u32) -> usize {
         ALPHABET.len().pow(len)
     }
 
-    /// The `index`th sequence of exactly `len` operations.
+    /// Returns sequence number `index` of `len` operations.
     pub fn sequence(len: u32, index: usize) -> Self {
         let mut rest = index;
         let mut ops = Vec::new();
@@ -166,7 +167,7 @@ impl Workload {
         Self { name: format!("sequence {len}:{index}"), workers: vec![ops], small_cache: false }
     }
 
-    /// A long mix of `steps` operations for each of `workers`.
+    /// Returns a random mix of `steps` operations for each of `workers`.
     pub fn long(seed: u64, workers: usize, steps: usize) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let name = format!("long {seed}:{workers}:{steps}");
@@ -174,9 +175,9 @@ impl Workload {
         Self { name, workers, small_cache: true }
     }
 
-    /// One transaction of so many metadata blocks that its descriptors reach over several sectors and blocks, and the same
-    /// taken back: `count` directories with attributes of their own, each in blocks of its own. Then files grow into what
-    /// became free, while the log still holds what lay there.
+    /// Returns a workload with one transaction of so many metadata blocks that its descriptors span several
+    /// sectors and blocks, and another that undoes it: `count` directories, each with attributes in separate
+    /// blocks. Then files grow into the freed blocks while the log still holds their old contents.
     pub fn wide(count: usize) -> Self {
         let names = &MANY[..count.min(MANY.len())];
         let mut ops = vec![Op::Mkdir("e"), Op::Sync];
@@ -190,7 +191,7 @@ impl Workload {
         Self { name: format!("wide {count}"), workers: vec![ops], small_cache: false }
     }
 
-    /// The workload of a name that a report gave.
+    /// Returns the workload with a name from a report.
     pub fn by_name(name: &str) -> Option<Self> {
         let (kind, rest) = name.split_once(' ')?;
         let numbers: Vec<u64> = rest.split(':').map(str::parse).collect::<Result<_, _>>().ok()?;
@@ -204,12 +205,12 @@ impl Workload {
         }
     }
 
-    /// What decides all that is sampled of this workload: the same wherever and whenever it is run.
+    /// Returns the number that determines all sampling of this workload, wherever and whenever it runs.
     pub fn number(&self, seed: u64) -> u64 {
         stable(self.name.bytes().chain(seed.to_le_bytes()))
     }
 
-    /// The operations, for a report.
+    /// Formats the operations for a report.
     pub fn script(&self) -> String {
         let mut text = String::new();
         for (worker, ops) in self.workers.iter().enumerate() {
@@ -244,7 +245,7 @@ fn random_op(rng: &mut StdRng) -> Op {
         84..86 => Op::Fdatasync(file),
         86..88 => Op::Sync,
         88..91 => Op::Open(file),
-        91..92 => Op::Watch(file),
+        91..92 => Op::Observe(file),
         _ => Op::Query(file),
     }
 }

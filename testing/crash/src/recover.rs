@@ -1,8 +1,8 @@
-//! One crash state: somebody recovers it, and it is checked.
+//! Recovery and check of one crash state.
 
-use crate::again;
 use crate::history::{Worker, bytes_of, mount_options, read_tree};
-use crate::shown;
+use crate::kernel_view;
+use crate::second_crash;
 use crate::states::{Kind, State};
 use crate::target::{Repaired, Target};
 use crate::verify;
@@ -14,24 +14,24 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Of so many states one is worked on and stopped a second time.
-const AGAIN_ONE_IN: u64 = 16;
+/// One state in this number is used after recovery and crashes a second time.
+const SECOND_CRASH_ONE_IN: u64 = 16;
 
 /// Who recovers a state before it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// The driver under test.
     Ours,
-    /// The driver, stopped on its way and begun again.
+    /// The driver, interrupted and started again.
     OursTwice,
-    /// The format's fsck, and then the driver; whether that trusts others who wrote.
+    /// The format's fsck, then the driver. True: the driver trusts other writers.
     Fsck(bool),
-    /// The kernel, and then the driver; whether that trusts others who wrote.
+    /// The kernel, then the driver. True: the driver trusts other writers.
     Kernel(bool),
 }
 
 impl Recovery {
-    /// Where it is counted.
+    /// Index into [`crate::Summary::recoveries`].
     pub(crate) fn index(self) -> usize {
         match self {
             Recovery::Ours => 0,
@@ -46,23 +46,24 @@ impl Recovery {
     }
 }
 
-/// What is done with a state: told from the number of its workload and from the state alone, whatever else is explored.
+/// The steps for one state. They depend only on the workload's number and the state, whatever else is
+/// explored.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Who recovers it; after the check, who really did.
+    /// Who recovers the state; after the check, who really did.
     pub(crate) recovery: Recovery,
-    /// The format's fsck looks before anything is changed.
+    /// The format's fsck checks the state before anything changes.
     pub(crate) fresh: bool,
-    /// The kernel shows what was recovered.
+    /// The kernel's view of the recovered state is compared with ours.
     pub(crate) shown: bool,
-    /// It is worked on and stopped a second time.
-    pub(crate) again: bool,
-    /// The format's fsck looks in the end.
+    /// The state is used and crashes a second time.
+    pub(crate) second_crash: bool,
+    /// The format's fsck checks the state at the end.
     pub(crate) check: bool,
     rng: StdRng,
 }
 
-/// How often what is done.
+/// How often each optional step runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Odds {
     pub(crate) fsck_first_every: u64,
@@ -76,7 +77,7 @@ impl Plan {
     pub(crate) fn new(number: u64, state: &State, odds: Odds) -> Self {
         let mut rng = StdRng::seed_from_u64(number ^ state.digest());
         let mut one_in = |every: u64| every > 0 && rng.random_range(0..every) == 0;
-        // What others make of media that lie is theirs to promise.
+        // fsck and the kernel do not promise to recover media that ignore flushes.
         let honest = !matches!(state.kind, Kind::Unsealed(..));
         let recovery = if odds.only_values {
             Recovery::Fsck(false)
@@ -91,84 +92,82 @@ impl Plan {
         };
         let shown = one_in(odds.kernel_first_every) && !odds.only_values;
         let fresh = shown || (one_in(odds.fresh_every) && !odds.only_values);
-        let again = one_in(AGAIN_ONE_IN) && !odds.only_values;
+        let second_crash = one_in(SECOND_CRASH_ONE_IN) && !odds.only_values;
         let check = one_in(odds.check_every);
-        Self { recovery, fresh, shown, again, check, rng }
+        Self { recovery, fresh, shown, second_crash, check, rng }
     }
 }
 
-/// What happened on the way to a verdict.
+/// Counts of optional steps.
 #[derive(Debug, Default)]
-pub(crate) struct Aside {
+pub(crate) struct Counts {
     pub(crate) refused_by_others: u64,
     pub(crate) spoiled_by_fsck: u64,
     pub(crate) fresh: u64,
     pub(crate) shown: u64,
-    pub(crate) again: u64,
+    pub(crate) second_crashes: u64,
 }
 
-/// What the states of one workload are checked with.
+/// The context of all checks of one workload.
 pub(crate) struct Checker<'a> {
     pub(crate) target: &'a dyn Target,
     pub(crate) histories: &'a [Worker],
-    /// A file for tools that want one.
+    /// A file for tools that need one.
     pub(crate) scratch: &'a Path,
 }
 
-/// What others make of a state.
-enum Others {
+/// The result of recovery by another program.
+enum ByOthers {
     Recovered,
     NotTried,
-    Broken(String),
+    Failed(String),
 }
 
 impl Checker<'_> {
-    /// Recover a state and check it. The outer error is the explorer's own, the inner one a broken promise.
-    /// `closed`: the session had been closed in good order.
+    /// Recovers a state and checks it. The outer error is a failure of the explorer, the inner one a broken
+    /// promise. `closed`: the session had been closed cleanly.
     pub(crate) fn check(
         &self,
         image: OverlayDevice,
         state: &State,
         plan: &mut Plan,
         closed: bool,
-        aside: &mut Aside,
+        counts: &mut Counts,
     ) -> anyhow::Result<Result<(), String>> {
         let mut device: Arc<dyn Device> = Arc::new(image);
         let only_values = self.target.promises().only_values;
-        if only_values && let Err(what) = self.is_silent_or_right(&device, state.at) {
+        if only_values && let Err(what) = self.check_unrecovered(&device, state.at) {
             return Ok(Err(format!("before fsck: {what}")));
         }
         match plan.recovery {
             Recovery::Ours => {}
-            Recovery::OursTwice => match self.stopped_recovery(device, &mut plan.rng)? {
+            Recovery::OursTwice => match self.interrupt_recovery(device, &mut plan.rng)? {
                 Ok(stopped) => device = stopped,
                 Err(what) => return Ok(Err(what)),
             },
             Recovery::Fsck(_) | Recovery::Kernel(_) => {
-                match self.others(&*device, state, plan.recovery, aside)? {
-                    Others::Recovered => device = Arc::new(MemDevice::from_bytes(&fs::read(self.scratch)?)),
-                    // Nobody mends it, and until somebody does there is nothing to find.
-                    Others::NotTried if only_values => {
+                match self.recover_by_others(&*device, state, plan.recovery, counts)? {
+                    ByOthers::Recovered => device = Arc::new(MemDevice::from_bytes(&fs::read(self.scratch)?)),
+                    // Without this repair the driver does not open the image, so there is nothing to check.
+                    ByOthers::NotTried if only_values => {
                         plan.recovery = Recovery::Ours;
                         return Ok(Ok(()));
                     }
-                    Others::NotTried => plan.recovery = Recovery::Ours,
-                    Others::Broken(what) => return Ok(Err(what)),
+                    ByOthers::NotTried => plan.recovery = Recovery::Ours,
+                    ByOthers::Failed(what) => return Ok(Err(what)),
                 }
             }
         }
         let trusting = plan.recovery.trusts();
         let closed = closed && plan.recovery == Recovery::Ours;
-        if let Err(what) = self.holds(&device, state, trusting, closed, plan, aside)? {
+        if let Err(what) = self.check_promises(&device, state, trusting, closed, plan, counts)? {
             return Ok(Err(what));
         }
-        if plan.again && self.target.promises().crash_safe_values {
-            aside.again += 1;
+        if plan.second_crash && self.target.promises().crash_safe_values {
+            counts.second_crashes += 1;
             let rng = &mut plan.rng;
-            if let Err(what) =
-                again::stops_a_second_time(self.target, self.histories, &device, state.at, rng)?
-            {
-                return Ok(Err(format!("a second crash, after recovery and some work: {what}")));
+            if let Err(what) = second_crash::check(self.target, self.histories, &device, state.at, rng)? {
+                return Ok(Err(format!("after recovery and a second crash: {what}")));
             }
         }
         if !plan.check {
@@ -179,34 +178,35 @@ impl Checker<'_> {
         Ok(checked.map_err(|error| format!("fsck complains after recovery: {error:#}")))
     }
 
-    /// What the driver says of a state that it does not recover: nothing, or values that hold.
-    fn is_silent_or_right(&self, device: &Arc<dyn Device>, at: usize) -> Result<(), String> {
+    /// Checks the driver on a state that it does not recover: it must refuse it, serve no values, or serve
+    /// right values.
+    fn check_unrecovered(&self, device: &Arc<dyn Device>, at: usize) -> Result<(), String> {
         let promises = self.target.promises();
         let Ok(fs) = self.target.open(Arc::new(OverlayDevice::new(device.clone())), false) else {
             return Ok(());
         };
-        let vfs =
-            Vfs::mount(fs, mount_options(None).0).map_err(|error| format!("cannot be mounted: {error}"))?;
-        for history in self.histories.iter().filter(|_| vfs.no_cookie().is_none()) {
-            let found = read_tree(&vfs, history.index).map_err(|error| format!("no tree: {error}"))?;
+        let vfs = Vfs::mount(fs, mount_options(None).0).map_err(|error| format!("cannot mount: {error}"))?;
+        for history in self.histories.iter().filter(|_| vfs.no_change_attribute().is_none()) {
+            let found =
+                read_tree(&vfs, history.index).map_err(|error| format!("cannot read the tree: {error}"))?;
             verify::values(&vfs, history, &found, at, false, promises)?;
         }
-        vfs.unmount().map_err(|error| format!("cannot be closed: {error}"))
+        vfs.unmount().map_err(|error| format!("cannot unmount: {error}"))
     }
 
-    /// What was promised holds in a state that somebody may have recovered, and it can be worked with.
-    fn holds(
+    /// Checks that the promises hold in a state and that the filesystem can be used.
+    fn check_promises(
         &self,
         device: &Arc<dyn Device>,
         state: &State,
         trusting: bool,
         closed: bool,
         plan: &Plan,
-        aside: &mut Aside,
+        counts: &mut Counts,
     ) -> anyhow::Result<Result<(), String>> {
         let promises = self.target.promises();
         let judged = (|| -> Result<Arc<Vfs>, String> {
-            let vfs = mounted(self.target, device.clone(), trusting)?;
+            let vfs = mount(self.target, device.clone(), trusting)?;
             for history in self.histories {
                 verify::worker(&vfs, history, state, closed, promises)
                     .map_err(|what| format!("worker {}: {what}", history.index))?;
@@ -218,70 +218,69 @@ impl Checker<'_> {
             Err(what) => return Ok(Err(what)),
         };
         if plan.fresh {
-            let trees = plan.shown.then(|| shown::trees(&vfs, self.histories)).transpose()?;
-            if let Err(what) = unmounted(&vfs) {
+            let trees = plan.shown.then(|| kernel_view::trees(&vfs, self.histories)).transpose()?;
+            if let Err(what) = unmount(&vfs) {
                 return Ok(Err(what));
             }
-            aside.fresh += 1;
+            counts.fresh += 1;
             fs::write(self.scratch, bytes_of(&**device)?)?;
             if let Err(error) = self.target.check(self.scratch) {
-                return Ok(Err(format!(
-                    "fsck complains of what was recovered and not changed since: {error:#}"
-                )));
+                return Ok(Err(format!("fsck complains directly after recovery: {error:#}")));
             }
             if let Some(trees) = trees {
-                let mut look = |root: &Path| shown::as_it_is(root, &trees);
+                let mut look = |root: &Path| kernel_view::compare(root, &trees);
                 match self.target.kernel_shows(self.scratch, &mut look) {
                     Some(Err(error)) => {
-                        return Ok(Err(format!("the kernel shows something else: {error:#}")));
+                        return Ok(Err(format!("the kernel shows another tree: {error:#}")));
                     }
-                    Some(Ok(())) => aside.shown += 1,
+                    Some(Ok(())) => counts.shown += 1,
                     None => {}
                 }
             }
-            vfs = match mounted(self.target, device.clone(), false) {
+            vfs = match mount(self.target, device.clone(), false) {
                 Ok(vfs) => vfs,
-                Err(what) => return Ok(Err(format!("after it was closed: {what}"))),
+                Err(what) => return Ok(Err(format!("after an unmount: {what}"))),
             };
         }
-        Ok(verify::moves_on(&vfs, self.histories, state.at, promises).and_then(|()| unmounted(&vfs)))
+        Ok(verify::moves_on(&vfs, self.histories, state.at, promises).and_then(|()| unmount(&vfs)))
     }
 
-    /// The state goes to the scratch file, and to somebody else.
-    fn others(
+    /// Writes the state to the scratch file and lets another program recover it.
+    fn recover_by_others(
         &self,
         image: &dyn Device,
         state: &State,
         recovery: Recovery,
-        aside: &mut Aside,
-    ) -> anyhow::Result<Others> {
+        counts: &mut Counts,
+    ) -> anyhow::Result<ByOthers> {
         let target = self.target;
         fs::write(self.scratch, bytes_of(image)?)?;
         if let Err(error) = target.raw_check(self.scratch) {
-            return Ok(Others::Broken(format!("fsck complains before recovery: {error:#}")));
+            return Ok(ByOthers::Failed(format!("fsck complains before recovery: {error:#}")));
         }
         let recovered = match recovery {
             Recovery::Fsck(_) => Some(target.repair(self.scratch)),
             _ => target.kernel_recovers(self.scratch).map(|done| done.map(|()| Repaired::Whole)),
         };
         Ok(match recovered {
-            None => Others::NotTried,
-            Some(Ok(Repaired::Whole)) => Others::Recovered,
+            None => ByOthers::NotTried,
+            Some(Ok(Repaired::Whole)) => ByOthers::Recovered,
             Some(Ok(Repaired::Spoiled)) => {
-                aside.spoiled_by_fsck += 1;
-                Others::NotTried
+                counts.spoiled_by_fsck += 1;
+                ByOthers::NotTried
             }
-            // Not everybody expects torn sectors of everything (ext4's superblock); the driver under test must.
+            // Other programs do not expect every kind of torn sector (ext4's superblock); the driver under
+            // test must.
             Some(Err(_)) if matches!(state.kind, Kind::Torn(_)) => {
-                aside.refused_by_others += 1;
-                Others::NotTried
+                counts.refused_by_others += 1;
+                ByOthers::NotTried
             }
-            Some(Err(error)) => Others::Broken(format!("{recovery:?} cannot recover it: {error:#}")),
+            Some(Err(error)) => ByOthers::Failed(format!("{recovery:?} cannot recover: {error:#}")),
         })
     }
 
-    /// Recover, and stop the medium at a random write of the recovery.
-    fn stopped_recovery(
+    /// Starts a recovery and stops the medium at a random write of it.
+    fn interrupt_recovery(
         &self,
         image: Arc<dyn Device>,
         rng: &mut StdRng,
@@ -289,29 +288,30 @@ impl Checker<'_> {
         let device = Arc::new(FaultDevice::new(image));
         match self.target.open(device.clone(), false) {
             Ok(fs) => drop(fs),
-            Err(error) => return Ok(Err(format!("cannot be opened: {error}"))),
+            Err(error) => return Ok(Err(format!("cannot open: {error}"))),
         }
-        Ok(Ok(Arc::new(stopped_somewhere(&device, rng)?.1)))
+        Ok(Ok(Arc::new(stop_at_random(&device, rng)?.1)))
     }
 }
 
-/// What somebody recovered, or did not, mounted by the driver under test.
-pub(crate) fn mounted(
+/// Mounts a state with the driver under test.
+pub(crate) fn mount(
     target: &dyn Target,
     device: Arc<dyn Device>,
     trusting: bool,
 ) -> Result<Arc<Vfs>, String> {
-    let fs = target.open(device, trusting).map_err(|error| format!("cannot be opened: {error}"))?;
-    Vfs::mount(fs, mount_options(None).0).map_err(|error| format!("cannot be mounted: {error}"))
+    let fs = target.open(device, trusting).map_err(|error| format!("cannot open: {error}"))?;
+    Vfs::mount(fs, mount_options(None).0).map_err(|error| format!("cannot mount: {error}"))
 }
 
-/// The end of what [`mounted`] began.
-pub(crate) fn unmounted(vfs: &Vfs) -> Result<(), String> {
-    vfs.unmount().map_err(|error| format!("cannot be closed after recovery: {error}"))
+/// Unmounts what [`mount`] returned.
+pub(crate) fn unmount(vfs: &Vfs) -> Result<(), String> {
+    vfs.unmount().map_err(|error| format!("cannot unmount after recovery: {error}"))
 }
 
-/// A random point of what was recorded, and the medium after a stop there, with some of what no flush had made durable.
-pub(crate) fn stopped_somewhere(
+/// Returns a random position in the record, and the medium after a stop there, with some of the writes that
+/// no flush made durable.
+pub(crate) fn stop_at_random(
     device: &FaultDevice,
     rng: &mut StdRng,
 ) -> anyhow::Result<(usize, OverlayDevice)> {

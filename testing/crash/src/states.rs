@@ -1,11 +1,13 @@
-//! The states that a medium can be in after a crash, from the record of what it was told.
+//! The states that a medium can have after a crash, computed from the record of its writes.
 //!
-//! A **window** is what lies between two flushes. Before its first write everything earlier is durable. Of its own writes
-//! any subset may have happened, whatever their order, since nothing but a flush orders them; a write that was on its way
-//! may have reached some of its sectors. A forced write (FUA) that returned is durable, but says nothing of the others.
+//! A **window** is the time between two flushes. Before its first write everything earlier is durable. Any
+//! subset of its writes may have reached the medium, in any order, since only a flush orders them; a write in
+//! progress may have reached some of its sectors. A forced write (FUA) that returned is durable, but says
+//! nothing about the others.
 //!
-//! A log whose records carry checksums promises more than an honest medium asks for: a record of a commit that is there
-//! without all that it seals is told. So for those, media are tried too that lied at the flush between the two.
+//! A log whose records carry checksums promises more than an honest medium requires: it detects a commit
+//! record whose sealed blocks are incomplete. For such logs the states also include media that ignored the
+//! flush between the two.
 
 use crate::history::bytes_of;
 use crate::ops::stable;
@@ -19,48 +21,50 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const SECTOR: usize = 512;
-/// Up to so many writes that may be lost, all subsets are states; above, a sample.
+/// Up to this number of writes that may be lost, all subsets are states; above it, a sample.
 const ALL_SUBSETS_UP_TO: usize = 6;
-/// Subsets sampled of a larger window.
+/// The number of subsets sampled of a larger window.
 const SAMPLED_SUBSETS: usize = 24;
-/// A write of more sectors than this is torn at a sample of so many, unless every tear is asked for.
+/// A write of more sectors than this is torn at a sample of this number of sectors, unless all tears are
+/// requested.
 const ALL_TEARS_UP_TO: usize = 8;
-/// Of a write under a seal, so many single sectors are lost in turn: half of them among its first, since what lies there says
-/// what the others are.
+/// The number of single sectors of a sealed write that are lost in turn. Half of them are among its first
+/// sectors, which describe the others.
 const SAMPLED_LOSSES: usize = 4;
-/// These are its first sectors: a block.
+/// The number of these first sectors: a block.
 const FIRST_SECTORS: usize = 8;
 
-/// How a state came about.
+/// The origin of a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
-    /// Everything that was written so far.
+    /// Contains everything that was written so far.
     Prefix,
-    /// Everything, and of the last write so many sectors.
+    /// Contains everything, but only this number of sectors of the last write.
     Torn(usize),
-    /// Some of the window's writes did not happen: these, by their index in the record.
+    /// Lacks these writes of the window, by index in the record.
     Omitted(Vec<usize>),
-    /// Everything, but of the write with this index in the record these sectors are missing, though the medium had
-    /// flushed and then taken the record that seals them.
+    /// Lacks these sectors of the write with this index in the record, although the medium acknowledged a
+    /// flush and the record that seals the write.
     Unsealed(usize, Range<usize>),
 }
 
 /// One crash state.
 #[derive(Debug, Clone)]
 pub struct State {
-    /// How much of the record had happened: what was acknowledged is told from it.
+    /// The length of the record at the crash; it determines what was acknowledged.
     pub at: usize,
-    /// How it came about.
+    /// The origin of the state.
     pub kind: Kind,
 }
 
 impl State {
-    /// Tells it from the other states of its record; the same in every run.
+    /// Returns a hash that distinguishes the states of one record and is the same in every run.
     pub fn digest(&self) -> u64 {
         stable(format!("{self:?}").bytes())
     }
 
-    /// How much of the record counts for what had been made durable: what a medium lied about had not.
+    /// Returns the length of the record that counts as durable: a flush that the medium ignored does not
+    /// count.
     pub fn kept(&self) -> usize {
         match self.kind {
             Kind::Unsealed(write, _) => write,
@@ -69,16 +73,16 @@ impl State {
     }
 }
 
-/// Walks the states of one record, in order.
+/// Enumerates the states of one record, in order.
 pub struct States<'a> {
     record: &'a [Recorded],
-    /// Everything up to the last flush.
+    /// Contains everything up to the last flush.
     durable: Arc<OverlayDevice>,
-    /// Contents of `durable`, as a sum over its sectors that differ from the base.
+    /// A checksum of the sectors of `durable` that differ from the base.
     sum: u64,
     sectors: HashMap<u64, u64>,
     seen: HashSet<(u64, u64)>,
-    /// One for each kind of sample, so that taking more of one changes no other.
+    /// A generator for each kind of sample, so that a larger sample of one kind does not change another.
     tears: StdRng,
     subsets: StdRng,
     losses: StdRng,
@@ -93,7 +97,7 @@ fn sector_hash(sector: u64, bytes: &[u8]) -> u64 {
 }
 
 impl<'a> States<'a> {
-    /// The states of a record that was made over `base`; the seed decides what is sampled of those that are too many.
+    /// Returns the states of a record made on `base`. The seed selects the samples.
     pub fn new(base: Arc<MemDevice>, record: &'a [Recorded], seed: u64) -> Self {
         Self {
             record,
@@ -109,18 +113,19 @@ impl<'a> States<'a> {
         }
     }
 
-    /// With every tear of every write, however large.
+    /// Includes every tear of every write, however large.
     pub fn torn_everywhere(self, every_tear: bool) -> Self {
         Self { every_tear, ..self }
     }
 
-    /// With those in which what is sealed is incomplete; `seals` tells records that seal.
+    /// Includes states in which a sealed write is incomplete; `seals` recognizes records that seal.
     pub fn sealed_by(self, seals: &'a dyn Fn(&[u8]) -> bool) -> Self {
         Self { seals, ..self }
     }
 
-    /// Visit every state that was not visited before. `acknowledged` tells states with equal bytes apart: it says for a length of the
-    /// record how much had been promised by then. `visit` gets a device of its own.
+    /// Visits every state once. `acknowledged` returns, for a length of the record, how much had been
+    /// promised; states with equal bytes and different promises are visited separately. Each visit gets its
+    /// own device.
     pub fn each(
         mut self,
         acknowledged: impl Fn(usize) -> u64,
@@ -134,7 +139,8 @@ impl<'a> States<'a> {
                 .map_or(self.record.len(), |at| from + at);
             for state in self.of_window(from, to) {
                 let sum = self.sum_of(from, &state);
-                // A medium that lied about bytes that were there already shows an honest state, of which less is owed.
+                // If the bytes were already on the medium, ignoring the flush gives an honest state, with
+                // fewer promises.
                 if self.seen.insert((sum, acknowledged(state.kept()))) {
                     let device = self.build(from, &state)?;
                     visit(&state, device)?;
@@ -146,7 +152,7 @@ impl<'a> States<'a> {
         Ok(())
     }
 
-    /// The bytes of every state, where nothing was acknowledged. Says how many there were.
+    /// Returns the number of states and their bytes, without acknowledgements.
     pub fn each_content(self, mut visit: impl FnMut(&State, Vec<u8>)) -> anyhow::Result<usize> {
         let mut states = 0;
         self.each(
@@ -176,7 +182,7 @@ impl<'a> States<'a> {
                 states.extend(tears.into_iter().map(|sectors| State { at, kind: Kind::Torn(sectors) }));
             }
         }
-        // Losses at the end of the window, and behind each forced write, which others may not outlive.
+        // Writes are lost at the end of the window and after each forced write.
         let forced = (from..to).filter(|&at| matches!(self.record[at], Recorded::Write { fua: true, .. }));
         let ends: Vec<usize> = forced.map(|at| at + 1).chain([to]).collect();
         for at in ends {
@@ -190,7 +196,7 @@ impl<'a> States<'a> {
                 }
                 continue;
             }
-            // One lost, all but one lost, and subsets of every density.
+            // One write lost, all but one lost, and subsets of every density.
             for _ in 0..SAMPLED_SUBSETS {
                 let one = loose[self.subsets.random_range(0..loose.len())];
                 let density = self.subsets.random_range(0.05..0.95);
@@ -206,8 +212,8 @@ impl<'a> States<'a> {
         states
     }
 
-    /// A seal is a forced write directly behind a flush, which lies on the medium directly behind the window's last write:
-    /// that one is what it seals.
+    /// Finds a seal: a forced write directly after a flush, at the offset directly after the window's last
+    /// write. It seals that write.
     fn add_unsealed(&mut self, from: usize, flush: usize, states: &mut Vec<State>) {
         let last = flush.checked_sub(1).filter(|&last| last >= from);
         let Some(
@@ -295,7 +301,7 @@ impl<'a> States<'a> {
     }
 }
 
-/// Drivers write whole sectors; should one not, its pieces count as what they are.
+/// Drivers write whole sectors; a partial sector is counted by its own bytes.
 fn for_sectors(offset: u64, bytes: &[u8], mut visit: impl FnMut(u64, u64)) {
     for (nth, piece) in bytes.chunks(SECTOR).enumerate() {
         let at = offset + (nth * SECTOR) as u64;
@@ -330,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_shows_every_subset_and_every_tear_once() {
+    fn a_window_yields_every_subset_and_every_tear_once() {
         let record = [write(0, 1, 1, false), write(1024, 2, 2, false), Recorded::Flush];
         let mut found: Vec<Vec<u8>> =
             shown(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
@@ -341,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn large_writes_are_torn_at_different_sectors_and_everywhere_where_asked() {
+    fn large_writes_are_torn_at_a_sample_of_sectors_or_at_all() {
         let torn = |everywhere: bool| {
             let mut tears = Vec::new();
             let base = Arc::new(MemDevice::new(64 * SECTOR as u64));
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_or_forced_is_never_lost() {
+    fn flushed_and_forced_writes_are_never_lost() {
         let record = [
             write(0, 1, 1, false),
             Recorded::Flush,
@@ -382,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seal_is_shown_without_each_part_of_what_it_seals() {
+    fn a_sealed_write_may_lack_any_sector_if_a_flush_was_ignored() {
         let sealed = [
             write(0, 1, 1, false),
             write(1024, 2, 2, false),
@@ -401,7 +407,7 @@ mod tests {
         };
         let expected = [[1, 0, 0, 0, 3], [1, 0, 0, 2, 3], [1, 0, 2, 0, 3]].map(|bytes| bytes.to_vec());
         assert_eq!(unsealed(&sealed), expected);
-        // Not forced, not directly behind, no record that seals, nothing.
+        // Not forced; not adjacent; a record that does not seal; no write.
         for other in
             [write(2048, 3, 1, false), write(2560, 3, 1, true), write(2048, 4, 1, true), Recorded::Flush]
         {
@@ -412,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lie_about_what_was_there_already_hides_no_honest_state() {
+    fn an_ignored_flush_that_changes_nothing_hides_no_honest_state() {
         let base = Arc::new(MemDevice::new(8 * SECTOR as u64));
         let record = [write(0, 0, 1, false), Recorded::Flush, write(512, 3, 1, true)];
         let mut kinds = Vec::new();
@@ -432,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_states_are_told_apart_by_what_was_promised() {
+    fn equal_states_with_different_promises_are_visited_separately() {
         let base = Arc::new(MemDevice::new(4096));
         let record = [write(0, 1, 1, false), Recorded::Flush, Recorded::Flush];
         let mut count = 0;
@@ -445,7 +451,7 @@ mod tests {
                 },
             )
             .unwrap();
-        // Nothing written; the write on its way, before it and after it; flushed once; twice.
+        // Nothing written; the write in progress, absent and present; one flush; two flushes.
         assert_eq!(count, 5);
     }
 }

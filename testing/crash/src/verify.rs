@@ -1,4 +1,4 @@
-//! What must hold in a recovered crash state, told from the histories.
+//! The checks of a recovered crash state against the histories.
 
 use crate::history::{Handed, Identity, Meta, Node, Step, Tree, Worker, directory, read_tree};
 use crate::ops::Op;
@@ -8,8 +8,8 @@ use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, Vfs, WriteFlags};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Check one worker's tree in a filesystem that was recovered from a crash state.
-/// `closed`: the session had been closed in good order by then. The error says what is broken.
+/// Checks one worker's tree in a filesystem that was recovered from a crash state. `closed`: the session had
+/// been closed cleanly. The error describes the broken promise.
 pub fn worker(
     vfs: &Arc<Vfs>,
     history: &Worker,
@@ -18,7 +18,7 @@ pub fn worker(
     promises: Promises,
 ) -> Result<(), String> {
     let (at, kept) = (state.at, state.kept());
-    let found = read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
+    let found = read_tree(vfs, history.index).map_err(|error| format!("cannot read the tree: {error}"))?;
     if promises.only_values {
         return values(vfs, history, &found, at, false, promises);
     }
@@ -40,7 +40,7 @@ pub fn worker(
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
 }
 
-/// Files of one history, told apart by their own names.
+/// Promises under which the files of one history are identified by their own names.
 const TOLD_APART: Promises = Promises {
     ordered_names: true,
     lasting_numbers: true,
@@ -49,7 +49,8 @@ const TOLD_APART: Promises = Promises {
     only_values: false,
 };
 
-/// Where numbers do not last: what has a name is what had it at some step since names were last durable, with bytes of that time; and what had its name throughout has it.
+/// Checks a format without persistent inode numbers: each name referred to the same file at some step since
+/// names were last durable, with bytes of that time; a file that kept its name throughout has it.
 fn by_names(
     found: &Tree,
     steps: &[Step],
@@ -60,14 +61,15 @@ fn by_names(
     let regular = FileType::Regular.mode_bits();
     let between = &steps[oldest..=newest];
     for (path, node) in found {
-        let mut why = format!("{path}: had no such name since step {oldest}");
+        let mut why = format!("{path}: no step since {oldest} had this name");
         let mut seen = HashSet::new();
         let held = |step: &Step| step.tree.get(path).filter(|old| kind(old) == kind(node)).map(|old| old.id);
         let is_one_of_these = between.iter().filter_map(held).filter(|id| seen.insert(*id)).any(|id| {
             if kind(node) != regular {
                 return true;
             }
-            // What a rename promises is owed only where its new name shows, and this may be what an earlier step showed.
+            // A rename makes a promise only if its new name shows, and this name may come from an earlier
+            // step.
             let shown = between.iter().position(|step| held(step) == Some(id)).unwrap_or(0) + oldest;
             let same = Node { id, ..node.clone() };
             data(path, &same, steps, (shown, newest), kept, TOLD_APART)
@@ -82,14 +84,14 @@ fn by_names(
         let stays = between.iter().all(|step| step.tree.get(path).is_some_and(|now| now.id == node.id));
         if stays && !found.contains_key(path) {
             return Err(format!(
-                "{path}: is gone, though its name was durable by step {oldest} and never changed"
+                "{path}: missing, although its name was durable at step {oldest} and never changed"
             ));
         }
     }
     Ok(())
 }
 
-/// The newest step whose names and attributes had been promised as durable.
+/// Returns the newest step whose names and attributes were promised as durable.
 fn durable_step(steps: &[Step], at: usize) -> usize {
     let promised = |(nth, step): (usize, &Step)| match step.op {
         _ if !step.ok || step.done > at => 0,
@@ -100,8 +102,8 @@ fn durable_step(steps: &[Step], at: usize) -> usize {
     steps.iter().enumerate().map(promised).max().unwrap_or(0)
 }
 
-/// The newest change of names or attributes before a sync that was about the same inode: that one must be durable, and with
-/// ordered names so must all before it; others after it need not be.
+/// Returns the newest change of names or attributes before a sync of the same inode. It must be durable, and
+/// with ordered names so must everything before it; later changes need not be.
 fn own_change(steps: &[Step], sync: usize) -> usize {
     let about = steps[sync].about;
     (1..sync)
@@ -113,7 +115,8 @@ fn own_change(steps: &[Step], sync: usize) -> usize {
         .unwrap_or(0)
 }
 
-/// A file never shows without what it was made with, unless something else has been done to it since. Its owner and mode go with the names.
+/// Checks that a file shows all attributes of its creation unless an operation changed them. Its owner and
+/// mode are ordered with the names.
 fn born_whole(steps: &[Step], names: usize, newest: usize, found: &Tree) -> Result<(), String> {
     for (path, node) in found {
         let Some(birth) = (1..=names).find(|nth| {
@@ -131,7 +134,7 @@ fn born_whole(steps: &[Step], names: usize, newest: usize, found: &Tree) -> Resu
         let born = steps[birth].tree.values().find(|other| other.id == node.id);
         if born.is_some_and(|born| shown(born) != shown(node)) {
             return Err(format!(
-                "{path} shows (size, atime, mtime) {:?}, and was made with {:?}",
+                "{path} has (size, atime, mtime) {:?}, but was created with {:?}",
                 shown(node),
                 born.map(shown)
             ));
@@ -144,8 +147,8 @@ fn names_of(tree: &Tree) -> Vec<(&String, Identity, &Meta)> {
     tree.iter().map(|(path, node)| (path, node.id, &node.meta)).collect()
 }
 
-/// The oldest step after which the names and attributes were as they are found now: later ones may look alike, and what a
-/// step orders is only owed if that step is known to show.
+/// Returns the oldest step with the names and attributes found now. Later steps may look alike, and the order
+/// of a step is a promise only if that step is known to show.
 fn matching_step(
     steps: &[Step],
     oldest: usize,
@@ -161,18 +164,19 @@ fn matching_step(
         return Ok(step);
     }
     Err(format!(
-        "the tree is that after none of the steps {oldest}..={newest}\n  found: {shown:?}\n  after {oldest}: {:?}\n  after {newest}: {:?}",
+        "the tree matches none of the steps {oldest}..={newest}\n  found: {shown:?}\n  after {oldest}: \
+            {:?}\n  after {newest}: {:?}",
         names_of(&steps[oldest].tree),
         names_of(&steps[newest].tree),
     ))
 }
 
-/// Whether these are one file, as far as the format can tell after a crash.
+/// Whether two identities mean one file, as far as the format can tell after a crash.
 fn same_file(a: Identity, b: Identity, promises: Promises) -> bool {
     a.0 == b.0 && (a.1 == b.1 || !promises.generations)
 }
 
-/// Whether a step made the contents of a file durable, or ordered them before what is found.
+/// Whether a step made the contents of a file durable, or ordered them before the state found.
 fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, promises: Promises) -> bool {
     let about = step.about.is_some_and(|about| same_file(about, id, promises));
     let durable = step.ok
@@ -182,11 +186,12 @@ fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, pr
             Some(Op::Fsync(_) | Op::Fdatasync(_)) => about,
             _ => false,
         };
-    // A rename over a file that shows must show the whole new file; whether it shows, only ordered names tell.
+    // A rename over a file, if it shows, must show the whole new file; only ordered names tell whether it
+    // shows.
     durable || (promises.ordered_names && step.replaced && about && nth <= names)
 }
 
-/// The bytes of a file are ones that it held since they were last bound.
+/// Checks that the file contains only bytes that it held since they last became durable.
 fn data(
     path: &str,
     node: &Node,
@@ -210,13 +215,13 @@ fn data(
     let (Some(least), Some(most)) =
         (versions.iter().map(|v| v.len()).min(), versions.iter().map(|v| v.len()).max())
     else {
-        return Err(format!("{path}: an inode that was never there"));
+        return Err(format!("{path}: an inode that never existed"));
     };
     let size = node.data.len();
-    // A file that was made in between had no bytes before.
+    // A file that was created in between had no bytes before.
     let made_between = !steps[from].tree.values().any(|other| same_file(other.id, node.id, promises));
     if size > most || (size < least && !made_between) {
-        return Err(format!("{path}: {size} bytes, where it had {least} to {most} (since step {from})"));
+        return Err(format!("{path}: {size} bytes; it had {least} to {most} since step {from}"));
     }
     for (offset, byte) in node.data.iter().enumerate() {
         let held = versions.iter().any(|version| version.get(offset) == Some(byte));
@@ -236,7 +241,7 @@ fn changes_nothing(step: &Step) -> bool {
         )
 }
 
-/// C4, and C3 where the session was closed in good order with nothing after.
+/// Checks C4, and C3 if the session was closed cleanly and nothing happened afterwards.
 pub(crate) fn values(
     vfs: &Arc<Vfs>,
     history: &Worker,
@@ -261,10 +266,10 @@ pub(crate) fn values(
         };
         for old in handed {
             if now < old.value {
-                return Err(format!("{place}: the value went back from {} to {now}", old.value));
+                return Err(format!("{place}: the value decreased from {} to {now}", old.value));
             }
             if now == old.value && *node != old.node {
-                return Err(format!("{place}: {now} vouches for something else than at step {}", old.step));
+                return Err(format!("{place}: {now} stands for another state than at step {}", old.step));
             }
         }
         if let Some(last) = handed.last().filter(|_| at_rest)
@@ -272,7 +277,7 @@ pub(crate) fn values(
             && now != last.value
         {
             return Err(format!(
-                "{place}: nothing changed, and {} became {now} over a clean unmount",
+                "{place}: {} became {now} across a clean unmount without a change",
                 last.value
             ));
         }
@@ -280,40 +285,42 @@ pub(crate) fn values(
     Ok(())
 }
 
-/// A file grows from beyond its end: what lies between reads as zeros, whatever a lost append left behind the end.
+/// Checks that a file that grows by a write past its end reads as zeros in between, whatever a lost append
+/// left past the end.
 fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String> {
     const PAGE: usize = 4096;
     let size = node.data.len();
     let at = size.next_multiple_of(PAGE) + PAGE;
     match vfs.write(&Cred::root(), inode, at as u64, b"far", WriteFlags::empty()) {
         Err(Error::Name(NameError::NoSpace)) => return Ok(()),
-        written => written.map_err(|error| format!("cannot grow after recovery: {error}"))?,
+        written => written.map_err(|error| format!("cannot extend after recovery: {error}"))?,
     };
-    // Past the cache, in which the tail is zeros anyway. What is new is written back for that; the page that the file ended in is
-    // not dirty, since nobody has touched it yet.
+    // Reads past the cache, in which the tail is zero anyway. The new page is written back for that; the page
+    // with the old end is not dirty, because nothing has touched it.
     let from = size / PAGE * PAGE;
     let mut found = vec![0xEE; at + 3 - from];
     let got = vfs
         .read_direct(inode, from as u64, &mut found)
-        .map_err(|error| format!("cannot be read after it grew: {error}"))?;
+        .map_err(|error| format!("cannot read after extending: {error}"))?;
     let held = node.data[from..].iter().copied().chain(std::iter::repeat_n(0, at - size)).chain(*b"far");
     match found.iter().zip(held).position(|(byte, held)| *byte != held) {
         Some(byte) => Err(format!(
-            "grew after recovery, and byte {} is {:#x} (size was {size})",
+            "extended after recovery: byte {} is {:#x} (size was {size})",
             from + byte,
             found[byte]
         )),
-        None if got < found.len() => Err(format!("grew after recovery, and reads only up to {}", from + got)),
+        None if got < found.len() => Err(format!("extended after recovery: reads end at {}", from + got)),
         None => Ok(()),
     }
 }
 
-/// After the checks: let every file grow, change it, and see its value move past all that were handed out, where values are stored.
+/// After the checks: extends and changes every file, and checks that its value exceeds all values handed out,
+/// if values are stored.
 pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promises) -> Result<(), String> {
     for history in histories {
         let found =
-            read_tree(vfs, history.index).map_err(|error| format!("the tree cannot be read: {error}"))?;
-        // One name of each is enough, and another would show what was done by the first.
+            read_tree(vfs, history.index).map_err(|error| format!("cannot read the tree: {error}"))?;
+        // One name of each file is enough; a second name would show the effects of the first.
         let mut seen = HashSet::new();
         for (path, node) in found.iter().filter(|(_, node)| seen.insert(node.id)) {
             let place = format!("/{}/{path}", directory(history.index));
@@ -325,12 +332,12 @@ pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promi
                 grows_by_zeros(vfs, &inode, node).map_err(|what| format!("{place}: {what}"))?;
             }
             vfs.write(&Cred::root(), &inode, 0, b"after", WriteFlags::empty())
-                .map_err(|error| format!("{place}: cannot be written after recovery: {error}"))?;
+                .map_err(|error| format!("{place}: cannot write after recovery: {error}"))?;
             let Some(now) = vfs.change(&inode).filter(|_| promises.crash_safe_values) else { continue };
             for old in history.handed.iter().filter(|old| old.at <= at && old.id == node.id) {
                 if now <= old.value {
                     return Err(format!(
-                        "{place}: changed after recovery, and {now} is not above {}",
+                        "{place}: changed after recovery, but {now} is not above {}",
                         old.value
                     ));
                 }

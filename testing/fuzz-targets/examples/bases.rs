@@ -1,5 +1,5 @@
-//! Makes the base images anew: `cargo run -p ivers-fuzz-targets --example bases`. Inputs name places in them, so old inputs then
-//! mean something else.
+//! Makes the base images again: `cargo run -p ivers-fuzz-targets --example bases`. Inputs refer to places in
+//! them, so existing inputs change their meaning.
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
@@ -15,7 +15,8 @@ const SMALL: u64 = 4 << 20;
 /// Journals have at least 1,024 blocks.
 const LARGE: u64 = 8 << 20;
 
-/// The kinds of `fs/ext4/tests/workday.rs`, small. Checksums are left out where they are not what the kind is about.
+/// The kinds of `fs/ext4/tests/mixed_workload.rs`, small. Checksums are disabled unless the kind is about
+/// them.
 const KINDS: &[(&str, u64, &str)] = &[
     ("ext4_defaults", LARGE, "-t ext4 -b 4096"),
     ("ext4_1k_blocks", SMALL, "-t ext4 -b 1024 -O ^metadata_csum"),
@@ -40,7 +41,8 @@ fn mount(device: &Arc<dyn Device>) -> ivers_vfs::Result<Arc<Vfs>> {
     Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() })
 }
 
-/// A bit of everything: a tree of names, maps with inner nodes, attributes of every size, links, special files.
+/// Fills an image with a tree of names, maps with inner nodes, attributes of every size, links and special
+/// files.
 fn fill(vfs: &Arc<Vfs>) -> ivers_vfs::Result<()> {
     let cred = Cred::root();
     let root = vfs.root()?;
@@ -53,7 +55,7 @@ fn fill(vfs: &Arc<Vfs>) -> ivers_vfs::Result<()> {
     let tree = make(&root, "tree", &CreateSpec::directory(0o755))?;
     for n in 0..90 {
         let name = format!("{n:03}-{}", "name".repeat(n % 12));
-        // Links, so that inodes stay few.
+        // Links, so that few inodes are used.
         if n % 30 == 0 {
             make(&tree, &name, &CreateSpec::file(0o644))?;
         } else {
@@ -94,7 +96,7 @@ fn fill(vfs: &Arc<Vfs>) -> ivers_vfs::Result<()> {
     vfs.set_xattr(&cred, &tagged, "system.posix_acl_access", acl, XattrMode::Any)?;
     vfs.set_xattr(&cred, &deep, "user.dir", b"value", XattrMode::Any)?;
     let heavy = make(&root, "heavy", &CreateSpec::file(0o644))?;
-    // Only with ea_inode is there room for this.
+    // Only ea_inode has space for this.
     let _ = vfs.set_xattr(&cred, &heavy, "user.large", &[3; 5000], XattrMode::Any);
     Ok(())
 }

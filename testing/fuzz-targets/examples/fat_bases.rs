@@ -1,5 +1,5 @@
-//! Makes the FAT images anew: `cargo run -p ivers-fuzz-targets --example fat_bases`. Inputs name places in them, so old inputs then
-//! mean something else.
+//! Makes the FAT images again: `cargo run -p ivers-fuzz-targets --example fat_bases`. Inputs refer to places
+//! in them, so existing inputs change their meaning.
 
 use anyhow::Result;
 use flate2::Compression;
@@ -23,7 +23,7 @@ fn main() -> Result<()> {
     let cred = Cred::root();
     for (name, bytes, args) in KINDS {
         let image = FatImage::mkfs(*bytes, args)?;
-        // By ourselves: mtools takes a small FAT32 for FAT16.
+        // Written by ivers: mtools takes a small FAT32 for FAT16.
         let device = Arc::new(FileDevice::open(image.path(), OpenMode::ReadWrite)?);
         let vfs = Vfs::mount(Fat::open(device, OpenOptions::default())?, MountOptions::default())?;
         let copy = |name: &str, len: usize, dir: &str| -> Result<()> {

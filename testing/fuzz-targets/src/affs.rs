@@ -1,7 +1,8 @@
-//! Volumes of the Amiga: their blocks damaged, then opened, walked and worked on.
+//! AFFS volumes: damages blocks, then opens, walks and uses the volume.
 //!
-//! The volumes are made here, small, so that a number names one of their blocks that hold something. An input has the form that [`crate::input`] tells; the class of a patch
-//! says nothing, and checksums are made right in the way of the block that was hit.
+//! The volumes are generated here. They are small, so that a number refers to a used block. [`crate::input`]
+//! describes the form of an input. The class of a patch is ignored; checksums are corrected according to the
+//! type of the damaged block.
 
 use crate::input::{Flags, Input, Patch};
 use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
@@ -12,12 +13,12 @@ use ivers_vfs::*;
 use std::sync::{Arc, LazyLock};
 
 const BLOCK: usize = 512;
-/// Where the volume begins in the image with partitions.
+/// The offset of the volume in the image with partitions.
 const CYLINDER: usize = 32;
 
 struct Base {
     device: Arc<MemDevice>,
-    /// Blocks that hold something.
+    /// The used blocks.
     blocks: Vec<usize>,
     root: usize,
 }
@@ -30,7 +31,7 @@ static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| {
     bases
 });
 
-/// A volume with something of every sort.
+/// Makes a volume with entries of every kind.
 fn volume(low: u8) -> Vec<u8> {
     let device = Arc::new(MemDevice::new(200 << 10));
     let now = Timestamp { sec: 1_763_766_000, nsec: 0 };
@@ -53,7 +54,7 @@ fn fill(vfs: &Arc<Vfs>) -> Result<()> {
     };
     let (dir, _) = vfs.create(&cred, &root, b"Dir", &CreateSpec::directory(0o755), false)?;
     let (below, _) = vfs.create(&cred, &dir, b"Below", &CreateSpec::directory(0o700), false)?;
-    // Three of one chain: the FAQ's.
+    // Three names of one hash chain, from the FAQ.
     let chained = ["file_1a", "file_24", "file_5u"].map(|name| file(&root, name, 900));
     let first = chained.into_iter().next().expect("there are three")?;
     let large = file(&below, "large", 40_000)?;
@@ -64,7 +65,7 @@ fn fill(vfs: &Arc<Vfs>) -> Result<()> {
     vfs.set_xattr(&cred, &first, "user.amiga.comment", b"a comment", XattrMode::Any)
 }
 
-/// A disk with two partitions.
+/// Makes a disk with two partitions.
 fn disk(first: &[u8], second: &[u8]) -> Vec<u8> {
     let unit = CYLINDER * BLOCK;
     let mut image = vec![0; unit];
@@ -113,7 +114,7 @@ pub fn run(input: &[u8]) {
     let flags = Flags(rest.byte());
     let device: Arc<dyn Device> = Arc::new(OverlayDevice::new(base.device.clone()));
     if flags.no_replay() {
-        // Not closed: the driver walks through all of it.
+        // Not closed: the driver checks all of it.
         change(&*device, base.root, |block| put_tail32(block, tail::BM_FLAG, 0), true);
     }
     for patch in rest.patches() {
@@ -133,7 +134,7 @@ fn change(device: &dyn Device, block: usize, write: impl Fn(&mut [u8]), sealed: 
     let mut bytes = vec![0; BLOCK];
     let at = (block * BLOCK) as u64;
     device.read_at(at, &mut bytes).expect("places lie in the image");
-    // Bitmap blocks have it in front, the list of partitions behind its length, what holds no checksum nowhere.
+    // Bitmap blocks have the checksum in front, the partition list after its length; data blocks have none.
     let checksum = match &bytes[..4] {
         [0, 0, 0, 0..=33] => Some(head::CHECKSUM),
         b"RDSK" | b"PART" => Some(8),
@@ -162,18 +163,18 @@ fn mount(device: &Arc<dyn Device>, flags: Flags, partition: &str) -> Option<Arc<
     on_vfs(fs, flags, budget)
 }
 
-/// First inputs: each block of each volume with its own first bytes, and all calls.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = Vec::new();
+/// Returns the fuzz inputs: each block of each volume patched with its own first bytes, and all calls.
+pub fn inputs() -> Vec<Vec<u8>> {
+    let mut inputs = Vec::new();
     for (number, base) in BASES.iter().enumerate() {
         for (index, block) in base.blocks.iter().enumerate().step_by(base.blocks.len().div_ceil(24)) {
             let mut bytes = vec![0; 96];
             base.device.read_at((block * BLOCK) as u64, &mut bytes).expect("places lie in the image");
-            let mut seed = vec![number as u8, [0, 4, 8, 12][index % 4], 1];
-            Patch { class: 0, place: index as u16, offset: 0, bytes: &bytes }.encode(&mut seed);
-            crate::seeds::all_calls(&mut seed);
-            seeds.push(seed);
+            let mut input = vec![number as u8, [0, 4, 8, 12][index % 4], 1];
+            Patch { class: 0, place: index as u16, offset: 0, bytes: &bytes }.encode(&mut input);
+            crate::inputs::all_calls(&mut input);
+            inputs.push(input);
         }
     }
-    seeds
+    inputs
 }

@@ -1,4 +1,5 @@
-//! The small images that inputs damage: one a kind of image, made by others' mkfs and filled by `examples/bases.rs`.
+//! The small images that inputs damage, one for each kind, made by other projects' mkfs and filled by
+//! `examples/bases.rs`.
 
 use crate::place::{Class, Place, places};
 use flate2::read::DeflateDecoder;
@@ -8,11 +9,11 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::sync::{Arc, LazyLock};
 
-/// An image, and where its structures lie.
+/// An image and the positions of its structures.
 pub struct Base {
     /// Its name.
     pub name: &'static str,
-    /// Its bytes; never written.
+    /// Its bytes, which are never written.
     pub device: Arc<dyn Device>,
     /// Its superblock.
     pub superblock: Superblock,

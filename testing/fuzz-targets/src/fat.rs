@@ -1,6 +1,6 @@
-//! Damages a FAT image, mounts it, walks it, makes the calls that the input asks for, and mounts what that leaves.
+//! Damages a FAT image, mounts and walks it, makes the calls of the input, and mounts the result.
 //!
-//! The form of inputs is that of [`crate::input`]. A class is a region of the image, a place a sector of it.
+//! Inputs have the form of [`crate::input`]. A class is a region of the image, a place is a sector of it.
 
 use crate::input::{Flags, Input, Patch};
 use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
@@ -14,7 +14,8 @@ use std::time::Duration;
 
 const SECTOR: u64 = 512;
 
-/// An image, and where its regions begin, in sectors: reserved, FATs, directories and data, and the end of what is in use.
+/// An image and the starts of its regions in sectors: reserved, FATs, directories and data, and the end of
+/// the used part.
 struct Base {
     device: Arc<dyn Device>,
     regions: [u64; 4],
@@ -63,7 +64,7 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     let options = OpenOptions {
         read_only: flags.read_only(),
         budget: budget.clone(),
-        // What a thread does at a time of its own cannot be had again.
+        // No timed thread: runs must be reproducible.
         commit_interval: Duration::from_secs(3600),
         ..OpenOptions::default()
     };
@@ -71,9 +72,9 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     on_vfs(fs, flags, budget)
 }
 
-/// Each region of each base, patched with what is there, and all calls.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = Vec::new();
+/// Returns the fuzz inputs: each region of each base patched with its own bytes, and all calls.
+pub fn inputs() -> Vec<Vec<u8>> {
+    let mut inputs = Vec::new();
     for (number, base) in BASES.iter().enumerate() {
         for region in 0..3 {
             let sectors = base.regions[region + 1] - base.regions[region];
@@ -81,13 +82,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 let mut bytes = [0; 96];
                 let at = (base.regions[region] + place) * SECTOR;
                 base.device.read_at(at, &mut bytes).expect("regions lie in the image");
-                let mut seed = vec![number as u8, if place == 0 { 8 } else { 0 }, 1];
+                let mut input = vec![number as u8, if place == 0 { 8 } else { 0 }, 1];
                 Patch { class: region as u8, place: place as u16, offset: 0, bytes: &bytes }
-                    .encode(&mut seed);
-                crate::seeds::all_calls(&mut seed);
-                seeds.push(seed);
+                    .encode(&mut input);
+                crate::inputs::all_calls(&mut input);
+                inputs.push(input);
             }
         }
     }
-    seeds
+    inputs
 }

@@ -1,4 +1,4 @@
-//! Checksums over damaged structures, so that the damage gets past them.
+//! Corrects checksums of damaged structures, so that the damage gets past them.
 
 use crate::base::Base;
 use crate::place::{Class, Place, le16, le32};
@@ -13,7 +13,7 @@ fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Make the checksum of the structure at `place` right.
+/// Corrects the checksum of the structure at `place`.
 pub fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
     let sb = &base.superblock;
     let put = |at: u64, bytes: &[u8]| device.write_at(at, bytes).expect("places lie in the image");
@@ -60,7 +60,8 @@ pub fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
     }
 }
 
-/// A leaf ends in a false entry of 12 bytes with the checksum; an index block in 8 bytes behind the room for its rows.
+/// A leaf ends with a fake entry of 12 bytes that holds the checksum; an index block with 8 bytes after the
+/// space for its rows.
 fn fix_names(device: &dyn Device, place: &Place, seed: u32, size: usize) {
     let bytes = read(device, place.at, size);
     let put = |at: usize, sum: u32| {

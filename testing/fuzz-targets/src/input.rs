@@ -1,55 +1,55 @@
-//! The form of an input: what is read from it, in which order. Bytes that run out read as zero, so every input means something.
+//! The form of an input. Missing bytes read as zero, so every input is valid.
 //!
-//! | bytes | what |
+//! | bytes | meaning |
 //! |---|---|
-//! | 0 | which base image |
+//! | 0 | number of the base image |
 //! | 1 | flags: see [`Flags`] |
 //! | 2 | number of patches, at most [`MAX_PATCHES`] |
 //! | then, each patch | class, place (2 bytes), offset in it (2), length (1), the bytes |
-//! | rest | calls, four bytes each: which, on what, argument (2) |
+//! | rest | calls of four bytes: call, inode, argument (2) |
 //!
-//! Numbers are taken modulo what there is.
+//! Numbers are taken modulo the number of choices.
 
-/// More patches than this make an image that is refused at the first look.
+/// With more patches the image is refused at once.
 pub const MAX_PATCHES: usize = 24;
-/// More calls than this make an input slow and teach nothing.
+/// More calls make an input slow without covering more.
 pub const MAX_CALLS: usize = 40;
 
-/// Reads an input.
+/// A reader of an input.
 #[derive(Debug, Clone)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// From the start.
+    /// Starts at the beginning.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// The next byte.
+    /// Reads a byte.
     pub fn byte(&mut self) -> u8 {
         let (&first, rest) = self.0.split_first().unwrap_or((&0, &[]));
         self.0 = rest;
         first
     }
 
-    /// The next two bytes.
+    /// Reads two bytes.
     pub fn word(&mut self) -> u16 {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    /// The next bytes, fewer at the end.
+    /// Reads bytes, fewer at the end.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// Nothing is left.
+    /// Whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The patches, with their number before them.
+    /// Reads the number of patches and the patches.
     pub fn patches(&mut self) -> Vec<Patch<'a>> {
         let count = usize::from(self.byte()) % (MAX_PATCHES + 1);
         (0..count)
@@ -61,7 +61,7 @@ impl<'a> Input<'a> {
             .collect()
     }
 
-    /// What is left, as calls.
+    /// Reads the rest as calls.
     pub fn calls(&mut self) -> Vec<Call> {
         let mut calls = Vec::new();
         while !self.is_empty() && calls.len() < MAX_CALLS {
@@ -71,27 +71,27 @@ impl<'a> Input<'a> {
     }
 }
 
-/// How the image is used.
+/// Flags: how the image is used.
 #[derive(Debug, Clone, Copy)]
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// Mount for reading only.
+    /// Whether to mount read-only.
     pub fn read_only(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Leave wrong checksums as they are.
+    /// Whether to keep wrong checksums.
     pub fn keep_checksums(self) -> bool {
         self.0 & 2 != 0
     }
 
-    /// Do not replay the journal.
+    /// Whether to skip journal replay.
     pub fn no_replay(self) -> bool {
         self.0 & 4 != 0
     }
 
-    /// Drop the mount as a crash would, and mount again.
+    /// Whether to drop the mount as in a crash and mount again.
     pub fn crash(self) -> bool {
         self.0 & 8 != 0
     }
@@ -100,18 +100,18 @@ impl Flags {
 /// Bytes that overwrite a structure.
 #[derive(Debug, Clone)]
 pub struct Patch<'a> {
-    /// Which kind of structure.
+    /// The kind of structure.
     pub class: u8,
-    /// Which of that kind.
+    /// The number of the structure.
     pub place: u16,
-    /// Where in it.
+    /// The offset in the structure.
     pub offset: u16,
-    /// What to write.
+    /// The bytes to write.
     pub bytes: &'a [u8],
 }
 
 impl Patch<'_> {
-    /// The form in an input: for those who make inputs.
+    /// Appends the patch to an input.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(self.class);
         out.extend_from_slice(&self.place.to_le_bytes());
@@ -124,9 +124,9 @@ impl Patch<'_> {
 /// A call on the mounted image.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Which call.
+    /// The kind of call.
     pub what: u8,
-    /// On which of the inodes seen.
+    /// The number of the inode among those seen.
     pub on: u8,
     /// Its argument.
     pub arg: u16,

@@ -1,4 +1,4 @@
-//! Logs of every kind, damaged, then replayed, written and replayed again.
+//! Damaged logs of every kind: replays them, writes to them and replays again.
 
 use crate::input::{Flags, Input, Patch};
 use ivers_block::{Device, MemDevice, OverlayDevice};
@@ -8,19 +8,20 @@ use ivers_journal::{LogFormat, LogItem, LogTransaction};
 use std::sync::{Arc, LazyLock};
 
 const BLOCK: usize = 1024;
-/// Where the log lies, in blocks, and how long it is.
+/// The first block of the log, and its length in blocks.
 const FIRST: u64 = 1;
 const BLOCKS: u32 = 48;
 const FS_BLOCKS: u64 = 512;
 
-/// `s_feature_compat`, `s_feature_incompat`: checksums of version 1, 2 and 3, wide block numbers, asynchronous commits.
+/// `s_feature_compat` and `s_feature_incompat`: checksums of version 1, 2 and 3, wide block numbers,
+/// asynchronous commits.
 const KINDS: [(u32, u32); 8] =
     [(0, 0x1), (0, 0x3), (1, 0x1), (1, 0x7), (0, 0x9), (0, 0xB), (0, 0x11), (0, 0x17)];
 
 static LOGS: LazyLock<Vec<Arc<dyn Device>>> =
     LazyLock::new(|| KINDS.iter().map(|&(compat, incompat)| log(compat, incompat)).collect());
 
-/// First byte of inputs that damage the journal of a base image, and not a bare log.
+/// The first byte of inputs that damage the journal of a base image instead of a bare log.
 pub const ON_IMAGES: u8 = KINDS.len() as u8;
 
 fn be32(bytes: &[u8], at: usize) -> u32 {
@@ -56,7 +57,7 @@ fn log(compat: u32, incompat: u32) -> Arc<dyn Device> {
     let mut superblock = format_superblock(&format).expect("the options are sound");
     put32(&mut superblock, 0x24, compat);
     put32(&mut superblock, 0x28, incompat);
-    // Where checksums are, s_checksum_type says crc32c.
+    // With checksums, s_checksum_type is crc32c.
     superblock[0x50] = if incompat & 0x18 != 0 { 4 } else { 0 };
     seal_superblock(&mut superblock);
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(FS_BLOCKS * BLOCK as u64));
@@ -85,7 +86,7 @@ fn seal_superblock(block: &mut [u8]) {
     }
 }
 
-/// Descriptors and revocations end in a checksum, commits hold one.
+/// Sets the checksum: at the end of descriptors and revocations, within commits.
 fn seal(block: &mut [u8], uuid: &[u8], checksums: bool) {
     let at = match be32(block, 4) {
         1 | 5 if checksums => BLOCK - 4,
@@ -146,27 +147,27 @@ pub fn run(input: &[u8]) {
             return;
         }
     }
-    // Behind them may lie what the input made look like a successor.
+    // The next blocks may hold what the input made look like a successor.
     let mut log = open(&device).expect("a log that was written opens");
     if let Ok(again) = log.recover() {
         assert!(again.transactions >= 3, "what was written is lost: {again:?}");
     }
 }
 
-/// First inputs: each record of each log, patched with itself.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds = Vec::new();
+/// Returns the fuzz inputs: each record of each log patched with itself.
+pub fn inputs() -> Vec<Vec<u8>> {
+    let mut inputs = Vec::new();
     for (kind, log) in LOGS.iter().enumerate() {
         for place in 0..BLOCKS as u16 {
             let mut bytes = vec![0; 64];
             log.read_at((FIRST + u64::from(place)) * BLOCK as u64, &mut bytes).expect("the block exists");
             if bytes.starts_with(&0xC03B_3998u32.to_be_bytes()) {
-                let mut seed = vec![kind as u8, 0, 1];
-                Patch { class: 0, place, offset: 0, bytes: &bytes }.encode(&mut seed);
-                seed.extend_from_slice(&[5, 0x50, 1, 30, 0x51, 1, 1, 0x52, 1]);
-                seeds.push(seed);
+                let mut input = vec![kind as u8, 0, 1];
+                Patch { class: 0, place, offset: 0, bytes: &bytes }.encode(&mut input);
+                input.extend_from_slice(&[5, 0x50, 1, 30, 0x51, 1, 1, 0x52, 1]);
+                inputs.push(input);
             }
         }
     }
-    seeds
+    inputs
 }

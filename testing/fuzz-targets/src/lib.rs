@@ -1,10 +1,12 @@
-//! The bodies of the fuzz targets, one a decoder, one for mounting and working on damaged images, and some for what clients of the NFSv4 server send.
+//! The bodies of the fuzz targets: decoders, mounts of damaged images, and requests of NFSv4 clients.
 //!
-//! `fuzz/` runs them under libFuzzer; `tests/replay.rs` runs them over the inputs that once failed, with a stable compiler. A target
-//! returns whatever the bytes are: a panic, an overflow, a hang or a flood of memory is a finding.
+//! `fuzz/` runs them under libFuzzer. `tests/replay.rs` runs them on inputs that once failed, with a stable
+//! compiler. A target must return for any bytes: a panic, an overflow, a hang or excessive memory is a
+//! finding.
 //!
-//! The targets of image structures do not take images, which would be too large to mutate well. An input names one of the small
-//! images in `bases/`, says which structures of it to overwrite with what, and which calls to make then: see [`input`].
+//! The targets for image structures do not take images, which are too large to mutate well. An input refers
+//! to one of the small images in `bases/`, and says which structures to overwrite and which calls to make:
+//! see [`input`].
 
 #![forbid(unsafe_code)]
 
@@ -13,25 +15,25 @@ pub mod base;
 mod fat;
 mod fix;
 pub mod input;
+pub mod inputs;
 mod journal;
 mod measure;
 mod nfs;
 pub mod place;
 mod plain;
-pub mod seeds;
 mod work;
 
 use place::Class;
 
 /// A fuzz target.
 pub struct Target {
-    /// Its name, in `fuzz/`, on the command line and as the folder of its inputs.
+    /// The name in `fuzz/`, on the command line and of the directory of its inputs.
     pub name: &'static str,
-    /// Longest input worth trying.
+    /// The longest useful input in bytes.
     pub max_len: usize,
     /// Runs one input.
     pub run: fn(&[u8]),
-    /// Structures that its inputs overwrite; none: the input is the structure.
+    /// Structures that the inputs overwrite; empty if the input is the structure.
     pub classes: &'static [Class],
 }
 
@@ -66,7 +68,7 @@ const DIRECTORY: &[Class] = &[Class::DirBlock, Class::DirSlot];
 const XATTR: &[Class] = &[Class::SlotBody, Class::XattrBlock, Class::EaInode];
 pub(crate) const JOURNAL: &[Class] = &[Class::Journal];
 
-/// The target of a name.
+/// Returns the target of a name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

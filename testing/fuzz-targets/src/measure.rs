@@ -1,22 +1,23 @@
-//! What measuring reads: policies, lists, `security.ima`, keys, stores. The first byte says which.
+//! Decoders of integrity measurement: policies, lists, `security.ima`, keys, stores. The first byte selects
+//! one.
 
-use ivers_measure::digest::Algorithm;
-use ivers_measure::keys::Keyring;
-use ivers_measure::list::{Aggregates, Entry, Template};
-use ivers_measure::policy::{Appraise, Func, Mask, Policy, Use};
-use ivers_measure::reader::Reader;
-use ivers_measure::record::Identity;
-use ivers_measure::signature::{self, Label};
-use ivers_measure::store::{Files, Store};
+use ivers_ima::digest::Algorithm;
+use ivers_ima::file_id::Identity;
+use ivers_ima::keys::Keyring;
+use ivers_ima::list::{Aggregates, Entry, Template};
+use ivers_ima::policy::{Appraise, Func, Mask, Policy, Use};
+use ivers_ima::reader::Reader;
+use ivers_ima::signature::{self, Label};
+use ivers_ima::store::{Files, Store};
 
-/// A P-256 key that nobody has the other half of any more.
+/// A P-256 public key; the private key was discarded.
 const KEY: &str = "-----BEGIN PUBLIC KEY-----
 MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEJzhMktLLpufYD7TAx5oNhc3Bfr5Q
 i9sU36uu0aTt4vJqKNL+mwhaOicrO7drxeOTtAZzNY+abcNqU6pAZvEU9w==
 -----END PUBLIC KEY-----
 ";
 
-/// One input.
+/// Runs an input.
 pub fn run(input: &[u8]) {
     let Some((which, rest)) = input.split_first() else { return };
     match which % 6 {
@@ -91,12 +92,13 @@ fn label(input: &[u8]) {
     }
 }
 
-/// First inputs of [`run`].
-pub fn seeds() -> Vec<Vec<u8>> {
+/// Returns the fuzz inputs of [`run`].
+pub fn inputs() -> Vec<Vec<u8>> {
     let digest = Algorithm::Sha256.digest(b"contents");
     let mut signed = vec![3, 2, 4, 0x7a, 0xe7, 0xfc, 0xde, 0, 71, 0x30, 0x45, 2, 0x21, 0];
     signed.resize(9 + 71, 0x5a);
-    let policy = "# all\ndont_measure path=/var/log\nmeasure func=FILE_CHECK mask=^MAY_READ uid<1000 template=ima-sig\n\
+    let policy = "# all\ndont_measure path=/var/log\nmeasure func=FILE_CHECK mask=^MAY_READ uid<1000 \
+        template=ima-sig\n\
                   appraise fowner=0 fsuuid=397449cd-687d-4145-8698-7fed4a3e0363 appraise_type=imasig\n";
     let mut list = Entry::boot_aggregate(Template::ImaNg, Algorithm::Sha256).encode();
     list.extend(Entry::measured(Template::ImaSig, &digest, b"/a b", Some(&signed)).encode());

@@ -1,4 +1,4 @@
-//! Where the structures of a sound image lie. Bases are ours, so nothing is checked here.
+//! The positions of the structures of a valid image. The images are our own, so nothing is validated here.
 
 use ivers_ext4::layout::inode::{FL_EA_INODE, FL_EXTENTS, FL_INDEX, FL_INLINE_DATA, slot_state};
 use ivers_ext4::layout::{GroupDesc, Superblock};
@@ -13,23 +13,23 @@ pub enum Class {
     GroupDescriptor,
     /// A bitmap of blocks or inodes.
     Bitmap,
-    /// An inode in use.
+    /// A used inode slot.
     InodeSlot,
-    /// `i_block` of an inode with a map.
+    /// `i_block` of an inode with a block map.
     SlotMap,
-    /// What follows the fixed fields of a slot.
+    /// The part of a slot after its fixed fields.
     SlotBody,
     /// A node of an extent tree, or a block of an indirect map.
     MapNode,
     /// A block of a directory.
     DirBlock,
-    /// The slot of a directory with names or an index.
+    /// The slot of a directory with inline names or an index.
     DirSlot,
     /// A block of extended attributes.
     XattrBlock,
     /// The slot or the data of an inode that holds an attribute's value.
     EaInode,
-    /// A block of the journal that is not empty.
+    /// A used block of the journal.
     Journal,
     /// Data of a file.
     Data,
@@ -54,16 +54,16 @@ impl Class {
     ];
 }
 
-/// A structure on an image.
+/// A structure of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Its first byte.
+    /// The offset of its first byte.
     pub at: u64,
-    /// Its length.
+    /// The length in bytes.
     pub len: usize,
-    /// The inode (of slots, and of blocks that inodes own) or the group; otherwise 0.
+    /// The inode (for slots, and for blocks of inodes) or the group; otherwise 0.
     pub owner: u32,
-    /// Where the owner's slot lies; 0: there is none.
+    /// The offset of the owner's slot; 0: none.
     pub slot: u64,
 }
 
@@ -84,7 +84,7 @@ struct Finder<'a> {
     found: HashMap<Class, Vec<Place>>,
 }
 
-/// Where the structures of an image lie, by class, in the order of inodes.
+/// Returns the structures of an image by class, in the order of inodes.
 pub fn places(image: &[u8], sb: &Superblock) -> HashMap<Class, Vec<Place>> {
     let block_size = sb.block_size as usize;
     let mut finder = Finder { image, block_size, found: HashMap::new() };
@@ -174,7 +174,7 @@ impl Finder<'_> {
         for entry in (1..=usize::from(le16(node, 2))).map(|n| n * 12) {
             if le16(node, 6) == 0 {
                 let first = u64::from(le32(node, entry + 8));
-                // Unwritten extents are marked by a length beyond 2^15.
+                // A length above 2^15 marks an unwritten extent.
                 let len = le16(node, entry + 4);
                 let len = if len > 0x8000 { len - 0x8000 } else { len };
                 data.extend(first..first + u64::from(len));

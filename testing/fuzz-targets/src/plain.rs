@@ -5,7 +5,7 @@ use ivers::state_format::{Identity, Record, State};
 use ivers_ext4::layout::{GroupDesc, Superblock, csum};
 use ivers_vfs::epoch::{self, EpochRecord, Found, RECORD_LEN};
 
-/// A superblock, its checksum made right, in an image of any size; and patches of sound ones.
+/// Takes a superblock with a corrected checksum, in an image of any size; or patches of valid ones.
 pub fn superblock(input: &[u8]) {
     let mut rest = Input::new(input);
     if rest.byte() & 1 == 0 {
@@ -36,7 +36,7 @@ pub fn superblock(input: &[u8]) {
     assert!(sb.group_of_inode(sb.inodes_count).0 == sb.groups - 1);
 }
 
-/// An epoch record, with or without a right checksum, and what a mount decides by it.
+/// Takes an epoch record, with or without a valid checksum, and the decision of a mount.
 pub fn epoch(input: &[u8]) {
     let mut rest = Input::new(input);
     let flags = rest.byte();
@@ -62,7 +62,7 @@ pub fn epoch(input: &[u8]) {
     }
 }
 
-/// The file of `ivers changed`, with and without its checksum.
+/// Takes a file of `ivers changed`, with and without its checksum.
 pub fn saved_state(input: &[u8]) {
     let _ = State::decode(input);
     if let Some(state) = State::decode_body(input) {
@@ -70,7 +70,7 @@ pub fn saved_state(input: &[u8]) {
     }
 }
 
-/// First inputs of [`saved_state`].
+/// Returns the fuzz inputs of [`saved_state`].
 pub fn states() -> Vec<Vec<u8>> {
     let mut state = State { instance: "00ff".into(), ..State::default() };
     let mut states = vec![state.encode()];

@@ -1,4 +1,4 @@
-//! Damages a base image, mounts it, walks it, and makes the calls that the input asks for.
+//! Damages a base image, mounts and walks it, and makes the calls of the input.
 
 use crate::base::{BASES, Base};
 use crate::fix::fix;
@@ -10,11 +10,11 @@ use ivers_vfs::*;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Bound of the caches: a damaged image must not need more.
+/// The bound of the caches: a damaged image must not need more.
 pub(crate) const CACHE_BYTES: u64 = 8 << 20;
-/// Inodes that a walk visits.
+/// The largest number of inodes that a walk visits.
 const MAX_VISITED: usize = 160;
-/// Names read from one directory.
+/// The largest number of names read from one directory.
 const MAX_NAMES: usize = 300;
 
 /// Runs an input whose patches hit structures of `classes`.
@@ -28,7 +28,7 @@ pub fn run(input: &[u8], classes: &[Class]) {
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
 
-/// Mount, work, and close it or let it crash; then look at what that left, which must at least not harm the next mount.
+/// Mounts, uses and closes or crashes it; then mounts the result, which must not harm the next mount.
 pub(crate) fn mount_twice(flags: Flags, calls: &[Call], mount: impl Fn(Flags) -> Option<Arc<Vfs>>) {
     if let Some(vfs) = mount(flags) {
         session(&vfs, calls);
@@ -75,7 +75,7 @@ fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     on_vfs(fs, flags, budget)
 }
 
-/// What a driver has opened, mounted.
+/// Mounts an opened filesystem.
 pub(crate) fn on_vfs(fs: Arc<dyn FileSystem>, flags: Flags, budget: Arc<Budget>) -> Option<Arc<Vfs>> {
     let options = MountOptions {
         cache_bytes: CACHE_BYTES,
@@ -87,14 +87,14 @@ pub(crate) fn on_vfs(fs: Arc<dyn FileSystem>, flags: Flags, budget: Arc<Budget>)
     Vfs::mount(fs, options).ok()
 }
 
-/// An inode, and the name that it was found by.
+/// An inode and the name under which it was found.
 struct Seen {
     inode: InodeRef,
     dir: InodeRef,
     name: Vec<u8>,
 }
 
-/// Walks a mount, and makes these calls in it.
+/// Walks a mount and makes these calls in it.
 pub(crate) fn session(vfs: &Arc<Vfs>, calls: &[Call]) {
     let Ok(root) = vfs.root() else { return };
     let _ = vfs.stat_fs();
@@ -140,7 +140,7 @@ fn walk(vfs: &Arc<Vfs>, dir: &InodeRef, depth: u32, seen: &mut Vec<Seen>) {
     }
 }
 
-/// Reads all that an inode has, big files in part.
+/// Reads everything of an inode, large files in part.
 fn look(vfs: &Arc<Vfs>, inode: &InodeRef) {
     let cred = Cred::root();
     let attr = vfs.stat(inode);
@@ -172,7 +172,7 @@ fn look(vfs: &Arc<Vfs>, inode: &InodeRef) {
     }
 }
 
-/// Makes one call. Which of them fail is not the point.
+/// Makes one call, which may fail.
 fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usize) {
     let cred = Cred::root();
     let Seen { inode, dir, name } = &seen[on];
@@ -204,8 +204,8 @@ fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usi
             None
         }
         5 if call.what & 0x80 != 0 => {
-            let meant = Meant { moved: &inode, replaced: None };
-            let _ = vfs.rename_meant(&cred, (&dir, &name), (&parent, &fresh), meant, true);
+            let meant = Expected { moved: &inode, replaced: None };
+            let _ = vfs.rename_expected(&cred, (&dir, &name), (&parent, &fresh), meant, true);
             None
         }
         5 => {
@@ -279,7 +279,7 @@ fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usi
         21 => {
             let cursor = arg << (call.what >> 2);
             let _ = names_of(vfs, &inode, cursor);
-            let entries = vfs.list(&inode, cursor, 16).unwrap_or_default();
+            let entries = vfs.list(&Cred::root(), &inode, cursor, 16).unwrap_or_default();
             assert!(entries.len() <= 16 && entries.iter().all(|entry| entry.next < 1 << 63 | 1 << 32));
             None
         }

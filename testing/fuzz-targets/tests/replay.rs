@@ -1,10 +1,10 @@
-//! Every input that once failed, and the small committed corpus, through the targets.
+//! Runs every input that once failed, and the small committed corpus, through the targets.
 
 use ivers_fuzz_targets::{TARGETS, target};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// An input that takes longer is a finding. Far above what any takes, for slow machines and unoptimised builds.
+/// The time limit of an input: far above what any takes, for slow machines and unoptimised builds.
 const LONGEST: Duration = Duration::from_secs(10);
 
 fn inputs(folder: &str, target: &str) -> Vec<PathBuf> {
@@ -19,7 +19,7 @@ fn replay(folder: &str) {
     for target in TARGETS {
         for path in inputs(folder, target.name) {
             let input = std::fs::read(&path).unwrap();
-            // Seen only if the test fails: which input it was.
+            // Shown only if the test fails: the input.
             println!("{}", path.display());
             let started = Instant::now();
             (target.run)(&input);
@@ -29,7 +29,7 @@ fn replay(folder: &str) {
 }
 
 #[test]
-fn what_once_failed_passes() {
+fn inputs_that_once_failed_pass() {
     replay("regressions");
 }
 

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-/// An image made by mkfs, in a directory of its own that goes with it.
+/// An image made by mkfs, in a temporary directory.
 pub struct Image {
     dir: TempDir,
     path: PathBuf,
 }
 
 impl Image {
-    /// `mkfs.TYPE options image`, on a sparse file. `kind` is `ext2`, `ext3` or `ext4`.
+    /// Runs `mkfs.TYPE options image` on a sparse file. `kind` is `ext2`, `ext3` or `ext4`.
     pub fn new(kind: &str, size_bytes: u64, options: &[&str]) -> Result<Self> {
         Self::new_in(&std::env::temp_dir(), kind, size_bytes, options)
     }
 
-    /// The same in memory, where there is such a place: flushes cost nothing there.
+    /// Makes the image in memory, if there is a place for it: flushes cost nothing there.
     pub fn in_memory(kind: &str, size_bytes: u64, options: &[&str]) -> Result<Self> {
         let memory = Path::new("/dev/shm");
         if !memory.is_dir() {
@@ -38,17 +38,17 @@ impl Image {
         Ok(Self { dir, path })
     }
 
-    /// The image file.
+    /// Returns the image file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A directory beside it, for mount points and copies.
+    /// Returns a directory beside it, for mount points and copies.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// An independent copy, as after a crash of the machine that wrote it.
+    /// Copies the image, as after a crash of the machine that writes it.
     pub fn copy(&self) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("ivers-image-").tempdir()?;
         let path = dir.path().join("image");
@@ -62,8 +62,8 @@ impl Image {
     }
 }
 
-/// `e2fsck -fn`: exit 0, and silent but for the headings of its passes and offers to make an extent tree smaller. It exits 0
-/// on stale counts, so what it says is read too.
+/// Runs `e2fsck -fn`. It must exit with 0 and print only its headings and offers to optimize extent trees.
+/// Its output is read because it exits with 0 on stale counts.
 pub fn e2fsck(image: &Path) -> Result<()> {
     let output = crate::output("e2fsck", [OsStr::new("-fn"), image.as_ref()])?;
     let said = crate::said(&output);
@@ -77,26 +77,29 @@ pub fn e2fsck(image: &Path) -> Result<()> {
 fn is_complaint(line: &str) -> bool {
     // The last line is `NAME: 11/64 files (0.0% non-contiguous), 10/64 blocks`.
     let summary = line.contains(" files (") && line.ends_with(" blocks");
-    // `Inode 12 extent tree (at level 2) could be narrower.  Optimize? no`: a tree of which much was removed is valid.
+    // `Inode 12 extent tree (at level 2) could be narrower.  Optimize? no`: a valid tree from which much was
+    // removed.
     let hint = line.starts_with("Inode ")
         && line.contains(" extent tree (at level ")
         && line.ends_with("Optimize? no");
     !(line.is_empty() || line.starts_with("e2fsck 1.") || line.starts_with("Pass ") || summary || hint)
 }
 
-/// `e2fsck -p`: repairs what can be repaired without asking (journal replay, orphans), and says what. Exit codes 0 and 1 are good.
+/// Runs `e2fsck -p`, which makes safe repairs (journal replay, orphans), and returns its output. Exit codes 0
+/// and 1 are success.
 pub fn e2fsck_repair(image: &Path) -> Result<String> {
     repair(image, "-p")
 }
 
-/// `e2fsck -fy`: looks at everything and repairs whatever it finds, after writers that are known to leave something.
+/// Runs `e2fsck -fy`, which checks and repairs everything, after writers that are known to leave errors.
 pub fn e2fsck_repair_all(image: &Path) -> Result<String> {
     repair(image, "-fy")
 }
 
-/// Whether an `e2fsck -p` that said this has dropped the attribute block of a file that was being truncated. e2fsck 1.47.0 does that to every orphan, also to
-/// one that has names and stays ("do not clean up file acl if the inode is truncating type", a patch to linux-ext4 of March 2022). It shows by
-/// a count of blocks that it finds wrong itself when it looks again.
+/// Whether an `e2fsck -p` with this output dropped the attribute block of a file that was being truncated.
+/// e2fsck 1.47.0 does so for every orphan, also for one that has names and stays ("do not clean up file acl
+/// if the inode is truncating type", a patch to linux-ext4 of March 2022). It shows as a block count that
+/// e2fsck itself finds wrong in the next run.
 pub fn drops_attributes(image: &Path, said: &str) -> Result<bool> {
     let mut truncated =
         said.lines().filter_map(|line| Some(line.split_once("Truncating orphaned inode ")?.1)).peekable();
@@ -123,19 +126,19 @@ fn repair(image: &Path, how: &str) -> Result<String> {
     Ok(said)
 }
 
-/// What `debugfs -R REQUEST` prints.
+/// Returns the output of `debugfs -R REQUEST`.
 pub fn debugfs(image: &Path, request: &str) -> Result<String> {
     let output = crate::run("debugfs", [OsStr::new("-R"), request.as_ref(), image.as_ref()])?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The version that is stored in an inode, as debugfs prints it. `what` is a path or `<INO>`.
-pub fn stored_version(image: &Path, what: &str) -> Result<u64> {
+/// Returns the stored counter of an inode, as debugfs prints it. `what` is a path or `<INO>`.
+pub fn stored_counter(image: &Path, what: &str) -> Result<u64> {
     let text = debugfs(image, &format!("stat {what}"))?;
-    parse_version(&text).with_context(|| format!("no version in what debugfs says of {what}: {text}"))
+    parse_version(&text).with_context(|| format!("no version in the output of debugfs for {what}: {text}"))
 }
 
-/// `Version: 0xHHHHHHHH:LLLLLLLL` in large inodes, `Version: 0xLLLLLLLL` in small ones.
+/// Parses `Version: 0xHHHHHHHH:LLLLLLLL` of large inodes and `Version: 0xLLLLLLLL` of small ones.
 fn parse_version(text: &str) -> Option<u64> {
     let rest = text.split("Version: 0x").nth(1)?;
     let digits = rest.split_whitespace().next()?;
@@ -152,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_attribute_is_told() {
+    fn a_dropped_attribute_is_detected() {
         for lasting in [true, false] {
             let image = Image::new("ext4", 8 << 20, &["-b", "1024"]).unwrap();
             let bytes = image.dir().join("bytes");
@@ -177,12 +180,12 @@ mod tests {
             assert!(said.contains("Truncating orphaned inode"), "{said}");
             let gone = !debugfs(image.path(), "ea_list file").unwrap().contains("user.name");
             assert_eq!(drops_attributes(image.path(), &said).unwrap(), gone);
-            assert!(!(lasting && gone), "what lies in the inode itself is nobody's to drop");
+            assert!(!(lasting && gone), "attributes in the inode itself cannot be dropped");
         }
     }
 
     #[test]
-    fn only_headings_and_hints_are_no_complaint() {
+    fn headings_and_hints_are_no_findings() {
         for fine in [
             "e2fsck 1.47.0 (5-Feb-2023)",
             "Pass 1: Checking inodes, blocks, and sizes",
@@ -215,9 +218,9 @@ mod tests {
         }
         let image = Image::new("ext4", 8 << 20, &[]).unwrap();
         image.check().unwrap();
-        assert!(stored_version(image.path(), "<2>").is_ok());
+        assert!(stored_counter(image.path(), "<2>").is_ok());
         let copy = image.copy().unwrap();
-        // Wrong counts alone: e2fsck -fn may exit 0 on these, and must not pass.
+        // Only wrong counts: e2fsck -fn may exit with 0 on these; the check must still fail.
         crate::run(
             "debugfs",
             [OsStr::new("-w"), "-R".as_ref(), "ssv free_inodes_count 3".as_ref(), copy.path().as_ref()],

@@ -1,4 +1,4 @@
-//! dosfstools and mtools: images made, filled, read and checked by others.
+//! dosfstools and mtools: make, fill, read and check FAT images.
 
 use crate::{output, run, said};
 use anyhow::{Result, bail};
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 /// The programs that tests of FAT need.
 pub const FAT_PROGRAMS: &[&str] = &["mkfs.fat", "fsck.fat", "mcopy", "mdir", "mtype", "mmd"];
 
-/// A FAT image in a directory that goes with it.
+/// A FAT image in a temporary directory.
 pub struct FatImage {
     dir: tempfile::TempDir,
 }
 
 impl FatImage {
-    /// Made by mkfs.fat.
+    /// Makes an image with mkfs.fat.
     pub fn mkfs(bytes: u64, args: &[&str]) -> Result<Self> {
         let image = Self { dir: tempfile::tempdir()? };
         let path = image.path();
@@ -23,15 +23,16 @@ impl FatImage {
         Ok(image)
     }
 
-    /// The image.
+    /// Returns the image file.
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("image")
     }
 
-    /// What mtools say to a command on this image, whose last words are paths in it (`::/a`) or of the system.
+    /// Runs a command of mtools on this image and returns its output. The last words are paths in the image
+    /// (`::/a`) or on the host.
     pub fn mtools(&self, command: &str, args: &[&str]) -> Result<Vec<u8>> {
         let path = self.path().display().to_string();
-        // As Linux: UTF-8 outside, so that names of all alphabets come through.
+        // UTF-8 as on Linux, so that names of all alphabets work.
         let output = std::process::Command::new(command)
             .env("LC_ALL", "C.UTF-8")
             .env("MTOOLS_SKIP_CHECK", "1")
@@ -45,7 +46,7 @@ impl FatImage {
     }
 }
 
-/// What fsck.fat says, which it was told to change nothing for; the error if it found anything.
+/// Runs fsck.fat without repairs and returns its output; an error if it found anything.
 pub fn fsck_fat(image: &Path) -> Result<String> {
     let path = image.display().to_string();
     let output = output("fsck.fat", ["-n", "-v", &path])?;
@@ -56,7 +57,7 @@ pub fn fsck_fat(image: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Findings of fsck.fat that cost nothing but space.
+/// Findings of fsck.fat that only waste space.
 const ONLY_SPACE: &[&str] = &[
     "Dirty bit is set. Fs was not properly unmounted and some data may be corrupt.",
     " Automatically removing dirty bit.",
@@ -81,15 +82,15 @@ const ONLY_SPACE: &[&str] = &[
     "  This may lead to problems on some systems.",
 ];
 
-/// What fsck.fat finds in an image that a crash may have left, beyond lost space: each line of it is an error.
+/// Runs fsck.fat on an image after a crash; everything except lost space is an error.
 pub fn fsck_fat_after_crash(image: &Path) -> Result<()> {
     let path = image.display().to_string();
     let text = said(&output("fsck.fat", ["-n", &path])?);
     for line in text.lines() {
-        // Which file it is about.
+        // The file that a finding is about.
         let about = line.starts_with('/') || line.starts_with(&path) || line.trim().is_empty();
         let known = ONLY_SPACE.iter().any(|known| line.starts_with(known));
-        // A chain that is longer than the size is lost space, one that is shorter is a loss.
+        // A chain longer than the size is lost space; a shorter one is lost data.
         let shorter = line.starts_with("  File size is ") && !line.contains("cluster chain length is >");
         if !(about || known) || shorter {
             bail!("{line}\n{text}");
@@ -98,7 +99,7 @@ pub fn fsck_fat_after_crash(image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Repair an image as at boot.
+/// Repairs an image as at boot.
 pub fn fsck_fat_repair(image: &Path) -> Result<String> {
     let path = image.display().to_string();
     let output = output("fsck.fat", ["-a", &path])?;

@@ -1,4 +1,4 @@
-//! The kernel's own driver, by a loop mount.
+//! Loop mounts by the kernel's own driver.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -11,7 +11,7 @@ pub fn may_loop_mount() -> bool {
     rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists()
 }
 
-/// Whether a test that makes loop mounts can run. Under CI it must.
+/// Whether a test with loop mounts can run. Under CI it must.
 pub fn can_loop_mount() -> bool {
     let can = may_loop_mount();
     if !can {
@@ -21,13 +21,13 @@ pub fn can_loop_mount() -> bool {
     can
 }
 
-/// An image mounted by the kernel; unmounted when this is dropped.
+/// An image mounted by the kernel; unmounted when dropped.
 pub struct LoopMount {
     dir: Option<TempDir>,
 }
 
 impl LoopMount {
-    /// `mount -o loop,OPTIONS IMAGE DIR`.
+    /// Runs `mount -o loop,OPTIONS IMAGE DIR`.
     pub fn new(image: &Path, options: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("ivers-kernel-").tempdir()?;
         let options = if options.is_empty() { "loop".to_owned() } else { format!("loop,{options}") };
@@ -35,12 +35,12 @@ impl LoopMount {
         Ok(Self { dir: Some(dir) })
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         self.dir.as_ref().map_or(Path::new("/nonexistent"), TempDir::path)
     }
 
-    /// Unmount, and say so if that fails.
+    /// Unmounts; returns an error if that fails.
     pub fn unmount(mut self) -> Result<()> {
         self.detach()
     }
@@ -48,7 +48,7 @@ impl LoopMount {
     fn detach(&mut self) -> Result<()> {
         let Some(dir) = self.dir.take() else { return Ok(()) };
         let mut result = crate::run("umount", [dir.path()]);
-        // Others of the machine look at every new mount: what searches or indexes has it open for a moment.
+        // Other programs, such as indexers, open every new mount for a moment.
         for _ in 0..50 {
             if !matches!(&result, Err(error) if format!("{error:#}").contains("busy")) {
                 break;
@@ -57,7 +57,7 @@ impl LoopMount {
             result = crate::run("umount", [dir.path()]);
         }
         if result.is_err() {
-            // Removing the directory now would remove what is in the image.
+            // Deleting the directory now would delete the files in the image.
             let _kept = dir.keep();
         }
         result.map(drop)

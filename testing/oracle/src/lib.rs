@@ -1,13 +1,13 @@
-//! Oracles: others' tools and the kernel, asked about images that ivers wrote. For tests; shipped to nobody.
+//! Oracles: other projects' tools and the kernel, which judge images that ivers wrote. Only for tests.
 //!
-//! | module | who is asked |
+//! | module | oracle |
 //! |---|---|
-//! | [`affs`] | amitools and unadf, and a checker of our own for OFS and FFS |
+//! | [`affs`] | amitools and unadf, and our own checker for OFS and FFS |
 //! | [`e2fs`] | e2fsprogs: mkfs, e2fsck, debugfs |
 //! | [`fat`] | dosfstools and mtools |
-//! | [`kernel`] | the kernel's own driver, by a loop mount (root) |
+//! | [`kernel`] | the kernel's own driver, by loop mounts (root) |
 //! | [`machine`] | a Linux kernel in an emulated machine |
-//! | [`tree()`] | nobody: a digest of a tree, equal for equal trees whoever serves them |
+//! | [`tree()`] | none: a digest of a tree, equal for equal trees on any server |
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub mod kernel;
 pub mod machine;
 pub mod tree;
 
-pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_version};
+pub use e2fs::{Image, debugfs, e2fsck, e2fsck_repair, stored_counter};
 pub use fat::{FAT_PROGRAMS, FatImage, fsck_fat, fsck_fat_after_crash, fsck_fat_repair};
 pub use kernel::LoopMount;
 pub use tree::{TreeOptions, tree};
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 
-/// Where a program is. The directories of system programs are looked at too: an ordinary user's PATH lacks them.
+/// Finds a program in PATH and in the directories of system programs, which a user's PATH may lack.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -40,7 +40,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Whether a test that needs these programs can run. Under CI a missing one is a failure, not a skip.
+/// Whether a test that needs these programs can run. Under CI a missing program is a failure.
 pub fn have_programs(names: &[&str]) -> bool {
     let missing: Vec<_> = names.iter().filter(|name| find_program(name).is_none()).collect();
     if missing.is_empty() {
@@ -51,12 +51,12 @@ pub fn have_programs(names: &[&str]) -> bool {
     false
 }
 
-/// A test is left out: said past the test runner, which keeps what a passing test prints to itself.
+/// Reports a skipped test. It bypasses the test runner, which hides the output of passing tests.
 pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
-/// Tells other threads that it is over, also if a check fails.
+/// Sets a flag when dropped, so that other threads end even if a check fails.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -70,7 +70,7 @@ fn have_fuse() -> bool {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok()
 }
 
-/// Whether tests that mount through FUSE and need these programs can run. Under CI what they need must be there.
+/// Whether tests that mount through FUSE and need these programs can run. Under CI they must.
 pub fn can_mount(programs: &[&str]) -> bool {
     if !have_fuse() {
         assert!(std::env::var_os("CI").is_none(), "CI is set and /dev/fuse cannot be opened");
@@ -80,7 +80,7 @@ pub fn can_mount(programs: &[&str]) -> bool {
     have_programs(programs)
 }
 
-/// Run a program to its end; anything but a success is an error that shows what it said.
+/// Runs a program. Anything but success is an error with its output.
 pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<Output> {
     let output = output(program, args)?;
     if !output.status.success() {
@@ -89,7 +89,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) ->
     Ok(output)
 }
 
-/// Run a program to its end, whatever it exits with.
+/// Runs a program and returns its output, whatever its exit code.
 pub fn output<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>) -> Result<Output> {
     let path = find_program(program).with_context(|| format!("{program} is not installed"))?;
     Command::new(&path)
@@ -99,7 +99,7 @@ pub fn output<S: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = S>)
         .with_context(|| format!("cannot run {program}"))
 }
 
-/// All that a program said.
+/// Returns all output of a program as text.
 pub fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

@@ -1,5 +1,5 @@
-//! A tree written down line by line: names, contents, modes, owners, times, extended attributes and links. Two mounts of
-//! one image give equal texts, whoever serves them; where they differ, the line says how.
+//! A tree as text, one file a line: names, contents, modes, owners, times, extended attributes and links. Two
+//! mounts of one image give equal texts on any server; a different line shows the difference.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What to leave out.
+/// What to omit.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TreeOptions {
-    /// Modification and change times are left out.
+    /// Omit modification and change times.
     pub no_times: bool,
-    /// `trusted.*` is left out (only root sees it).
+    /// Omit `trusted.*`, which only root sees.
     pub no_trusted: bool,
 }
 
-/// The text of a tree, sorted by path. Access times are never part of it: reading moves them.
+/// Returns the text of a tree, sorted by path, without access times, which reading changes.
 pub fn tree(root: &Path, options: TreeOptions) -> Result<String> {
     let mut paths = vec![PathBuf::new()];
     let mut next = 0;
@@ -83,7 +83,7 @@ fn line(root: &Path, path: &Path, options: TreeOptions, first: &mut HashMap<u64,
     names.sort();
     for name in names {
         let shown = name.as_bytes();
-        // Ours are no part of the tree: other drivers show the record, we hide it.
+        // Omits our own attributes: other drivers show the record, ours hides it.
         if shown.starts_with(b"trusted.ivers.") || (options.no_trusted && shown.starts_with(b"trusted.")) {
             continue;
         }
@@ -93,14 +93,14 @@ fn line(root: &Path, path: &Path, options: TreeOptions, first: &mut HashMap<u64,
     Ok(line)
 }
 
-/// 64 bits over the contents: enough to see a difference, not meant to withstand a forger.
+/// Returns a 64-bit hash of the contents; it detects differences, but not forgery.
 fn digest(path: &Path) -> Result<u64> {
     let mut file = fs::File::open(path)?;
     let mut hasher = std::hash::DefaultHasher::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
         let mut filled = 0;
-        // Whole buffers, so that short reads do not change the digest.
+        // Fills whole buffers, so that short reads do not change the hash.
         while filled < buffer.len() {
             match file.read(&mut buffer[filled..])? {
                 0 => break,
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_trees_are_equal_and_others_are_not() {
+    fn equal_trees_have_equal_texts() {
         let dirs: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
         let options = TreeOptions { no_times: true, no_trusted: true };
         for dir in &dirs {

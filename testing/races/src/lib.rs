@@ -1,24 +1,27 @@
-//! The races inside the VFS, run schedule by schedule.
+//! Races inside the VFS, tested schedule by schedule.
 //!
-//! `RUSTFLAGS="--cfg shuttle" cargo test -p ivers-races --target-dir target/shuttle` runs the VFS itself, with the in-memory driver, under
-//! shuttle: every lock, atomic and wait is a point where a scheduler decides which thread goes on. Two schedulers do: one draws at
-//! random, the other ranks the threads and changes the ranks at a few points (PCT), which finds rare orders sooner. A deadlock, a
-//! panic and a schedule without an end are failures like a promise that is broken.
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p ivers-races --target-dir target/shuttle` runs the VFS with the
+//! in-memory driver under shuttle: at every lock, atomic and wait a scheduler decides which thread runs next.
+//! There are two schedulers: one chooses at random; the other ranks the threads and changes the ranks at a
+//! few points (PCT), which finds rare orders sooner. A deadlock, a panic and an endless schedule are
+//! failures, as is a broken promise.
 //!
-//! | variable | means |
+//! | variable | meaning |
 //! |---|---|
-//! | `IVERS_SEED` | where both schedulers start (default 1); with the same seed and number of schedules everything happens again |
+//! | `IVERS_SEED` | seed of both schedulers (default 1); with equal schedules it gives the same run |
 //! | `IVERS_SCHEDULES` | schedules of each scheduler and race (default 1000) |
-//! | `IVERS_SCHEDULE` | a schedule that a failure printed: run this one alone |
+//! | `IVERS_SCHEDULE` | run only this schedule, as printed by a failure |
 //!
-//! Shuttle knows sequential consistency alone: what the orders of the counter's atomics are for is shown by loom, in `iversion`.
+//! Shuttle models only sequential consistency. Loom tests the memory orders of the counter's atomics, in
+//! `iversion`.
 //!
-//! `mutants` holds real mistakes, at least one a race; `cargo xtask mutants` sees each of them caught.
+//! `mutants` contains real mistakes, at least one per race; `cargo xtask mutants` checks that each is
+//! detected.
 #![cfg(shuttle)]
 
-mod world;
+mod fixture;
 
-pub use world::*;
+pub use fixture::*;
 
 use shuttle::scheduler::{
     PctScheduler, RandomScheduler, ReplayScheduler, Scheduler, UncontrolledNondeterminismCheckScheduler,
@@ -26,13 +29,13 @@ use shuttle::scheduler::{
 use shuttle::{Config, MaxSteps, Runner};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Ranks change at so many points of a schedule: enough for an order of four events.
+/// The number of rank changes in a schedule: enough for an order of four events.
 const PCT_DEPTH: usize = 4;
-/// So many schedules are run a second time.
+/// The number of schedules that run a second time.
 const REPLAYS: usize = 20;
-/// No honest schedule of these races is nearly as long: a longer one goes round in circles.
+/// A longer schedule does not end: no valid one of these races comes close.
 const STEPS_MAX: usize = 200_000;
-/// The VFS has pages on the stack.
+/// The VFS keeps pages on the stack.
 const STACK_BYTES: usize = 256 << 10;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -50,7 +53,7 @@ fn config() -> Config {
     config
 }
 
-/// Run one race under many schedules, the first of them twice: nothing but the seed may decide what happens.
+/// Runs one race under many schedules, and the first of them twice: only the seed may decide what happens.
 pub fn explore(race: fn()) {
     if let Ok(schedule) = std::env::var("IVERS_SCHEDULE") {
         let schedule: String = schedule.split_whitespace().collect();
@@ -71,8 +74,9 @@ fn run(name: &str, scheduler: impl Scheduler + 'static, race: fn(), seed: u64, s
     let runner = Runner::new(scheduler, config());
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| runner.run(race))) {
         eprintln!(
-            "a race was lost under the {name} scheduler; again: IVERS_SEED={seed} IVERS_SCHEDULES={schedules}, \
-             or IVERS_SCHEDULE= with the schedule above, for this test alone"
+            "a race was lost under the {name} scheduler; again: IVERS_SEED={seed} \
+                IVERS_SCHEDULES={schedules}, \
+             or IVERS_SCHEDULE= with the schedule above, for this test only"
         );
         resume_unwind(panic);
     }

@@ -56,7 +56,8 @@ static inline bool vector_number(const char *text, uint64_t *number)
 	return true;
 }
 
-static inline bool vector_call(iversion_t *version, const char *operation, uint64_t argument, uint64_t *result)
+static inline bool vector_call(iversion_t *version, const char *operation, uint64_t argument,
+			       uint64_t *result)
 {
 	if (!strcmp(operation, "set_raw"))
 		inode_set_iversion_raw(version, argument);

@@ -29,7 +29,7 @@ MODULE_PARM_DESC(seconds, "how long the writer and the observers run (0: not at 
 
 static unsigned int rounds = 0;
 module_param(rounds, uint, 0);
-MODULE_PARM_DESC(rounds, "how many rounds they go on for at least, and for so long at most: 60 times the seconds");
+MODULE_PARM_DESC(rounds, "rounds at least; the test ends after 60 times the seconds");
 
 #define MOST_OBSERVERS 4
 static unsigned int observers = 1;

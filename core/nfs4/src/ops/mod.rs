@@ -1,6 +1,7 @@
-//! The operations of COMPOUND: numbers, arguments, results.
+//! The operations of COMPOUND: numbers, arguments and results.
 //!
-//! [`v40`], [`v41`] and [`v42`] hold the types of what each minor version added; the table below says which belong to which number.
+//! The modules [`v40`], [`v41`] and [`v42`] hold the types that each minor version added. The table below
+//! maps operation numbers to them.
 
 pub mod v40;
 pub mod v41;
@@ -17,14 +18,14 @@ use v42::*;
 macro_rules! operations {
     ($($(#[$about:meta])* $number:literal $constant:ident $name:ident($args:ty) -> $result:ty,)*
      unsupported: $($(#[$about_not:meta])* $number_not:literal $constant_not:ident,)*) => {
-        /// `nfs_opnum4`.
+        /// `nfs_opnum4` (RFC 7530 section 14.4, RFC 8881 section 16).
         pub mod number {
             $($(#[$about])* pub const $constant: u32 = $number;)*
             $($(#[$about_not])* pub const $constant_not: u32 = $number_not;)*
-            /// What answers a number that no operation has.
+            /// Operation number in the reply to an unknown operation.
             pub const ILLEGAL: u32 = 10044;
 
-            /// The name of the operation that has a number, if one has.
+            /// Returns the name of an operation, or `None` for an unknown number.
             pub const fn name(number: u32) -> Option<&'static str> {
                 match number {
                     $($number => Some(stringify!($constant)),)*
@@ -35,29 +36,29 @@ macro_rules! operations {
             }
         }
 
-        /// `nfs_argop4`: an operation and its arguments.
+        /// `nfs_argop4` (RFC 7530 section 15.2, RFC 8881 section 16.2): an operation and its arguments.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum Op {
             $($(#[$about])* $name($args),)*
-            /// One that exists and whose arguments this does not know: nothing behind it can be found.
+            /// A known operation whose arguments cannot be decoded. The operations after it cannot be found.
             Unsupported(u32),
         }
 
-        /// `nfs_resop4`: an operation and how it went.
+        /// `nfs_resop4` (RFC 7530 section 15.2, RFC 8881 section 16.2): an operation and how it went.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum OpResult {
             $($(#[$about])* $name($result),)*
-            /// One whose results this does not know, or that none has: only failures.
+            /// An operation that failed and whose results this crate does not know.
             Failed {
-                /// The operation.
+                /// Operation number.
                 op: u32,
-                /// Not NFS4_OK.
+                /// Error status, never NFS4_OK.
                 status: NfsStat,
             },
         }
 
         impl Op {
-            /// Its number.
+            /// Returns the operation number.
             pub fn number(&self) -> u32 {
                 match self {
                     $(Self::$name(_) => $number,)*
@@ -65,7 +66,8 @@ macro_rules! operations {
                 }
             }
 
-            /// Take the arguments of an operation. `None`: no operation of this minor version has this number.
+            /// Decodes the arguments of an operation. Returns `None` if the minor version has no such
+            /// operation.
             pub fn take_body(minor: u32, number: u32, from: &mut Decoder<'_>) -> Result<Option<Self>> {
                 if number > last(minor) {
                     return Ok(None);
@@ -80,7 +82,7 @@ macro_rules! operations {
                 }))
             }
 
-            /// Append number and arguments.
+            /// Appends number and arguments.
             pub fn put(&self, to: &mut Encoder) {
                 to.word(self.number());
                 match self {
@@ -91,7 +93,7 @@ macro_rules! operations {
         }
 
         impl OpResult {
-            /// The operation's number.
+            /// Returns the operation number.
             pub fn number(&self) -> u32 {
                 match self {
                     $(Self::$name(_) => $number,)*
@@ -99,7 +101,7 @@ macro_rules! operations {
                 }
             }
 
-            /// How it ended.
+            /// Returns the status.
             pub fn status(&self) -> NfsStat {
                 match self {
                     $(Self::$name(result) => Outcome::status(result),)*
@@ -107,7 +109,7 @@ macro_rules! operations {
                 }
             }
 
-            /// That an operation failed.
+            /// Returns the result of a failed operation.
             pub fn failure(op: u32, status: NfsStat) -> Self {
                 match op {
                     $($number => Self::$name(Outcome::failure(status)),)*
@@ -135,7 +137,7 @@ macro_rules! operations {
     };
 }
 
-/// The last operation of a minor version; extended attributes belong to the last one.
+/// Returns the last operation number of a minor version. Extended attributes belong to NFSv4.2.
 const fn last(minor: u32) -> u32 {
     match minor {
         0 => number::RELEASE_LOCKOWNER,
@@ -144,7 +146,7 @@ const fn last(minor: u32) -> u32 {
     }
 }
 
-/// What sessions replaced: NFS4ERR_NOTSUPP since NFSv4.1 (RFC 8881 section 17).
+/// Operations that sessions replaced: NFS4ERR_NOTSUPP since NFSv4.1 (RFC 8881 section 17).
 const ONLY_V40: [u32; 5] = [
     number::SETCLIENTID,
     number::SETCLIENTID_CONFIRM,
@@ -153,11 +155,11 @@ const ONLY_V40: [u32; 5] = [
     number::RELEASE_LOCKOWNER,
 ];
 
-/// A result of whatever shape: each begins with a status.
+/// A result. Each begins with a status.
 pub trait Outcome {
-    /// How it ended.
+    /// Returns the status.
     fn status(&self) -> NfsStat;
-    /// That it failed.
+    /// Creates the result of a failure.
     fn failure(status: NfsStat) -> Self;
 }
 
@@ -172,101 +174,101 @@ impl<T> Outcome for Res<T> {
 }
 
 operations! {
-    /// Ask for permissions.
+    /// Check access rights.
     3 ACCESS Access(u32) -> Res<AccessOk>,
     /// Close an open.
     4 CLOSE Close(SeqState) -> Res<StateId>,
     /// Make unstable writes durable.
     5 COMMIT Commit(CommitArgs) -> Res<Verifier>,
-    /// Make anything but a regular file.
+    /// Create an object other than a regular file.
     6 CREATE Create(CreateArgs) -> Res<Created>,
-    /// Give up all delegations that wait to be reclaimed.
+    /// Discard delegations that wait to be reclaimed.
     7 DELEGPURGE DelegPurge(ClientId) -> Res<()>,
-    /// Give a delegation back.
+    /// Return a delegation.
     8 DELEGRETURN DelegReturn(StateId) -> Res<()>,
-    /// Attributes.
+    /// Read attributes.
     9 GETATTR GetAttr(Bitmap) -> Res<Fattr>,
-    /// The current filehandle.
+    /// Return the current filehandle.
     10 GETFH GetFh(()) -> Res<FileHandle>,
-    /// Another name for the saved file in the current directory.
+    /// Create a link to the saved file in the current directory.
     11 LINK Link(Utf8) -> Res<ChangeInfo>,
     /// Lock a range.
     12 LOCK Lock(LockArgs) -> LockRes,
-    /// Ask about a lock.
+    /// Test for a lock.
     13 LOCKT LockT(LockTestArgs) -> LockTestRes,
     /// Unlock a range.
     14 LOCKU LockU(UnlockArgs) -> Res<StateId>,
-    /// Go to a name.
+    /// Look up a name.
     15 LOOKUP Lookup(Utf8) -> Res<()>,
-    /// Go to the parent directory.
+    /// Look up the parent directory.
     16 LOOKUPP LookupP(()) -> Res<()>,
-    /// Go on only if attributes differ.
+    /// Continue only if attributes differ.
     17 NVERIFY NVerify(Fattr) -> Res<()>,
-    /// Open a regular file, perhaps make it.
+    /// Open and optionally create a regular file.
     18 OPEN Open(OpenArgs) -> Res<Opened>,
-    /// The directory of named attributes.
+    /// Open the directory of named attributes.
     19 OPENATTR OpenAttr(bool) -> Res<()>,
-    /// NFSv4.0: a new open-owner is no repetition.
+    /// NFSv4.0: confirm a new open-owner.
     20 OPEN_CONFIRM OpenConfirm(OpenConfirmArgs) -> Res<StateId>,
-    /// Give up part of what an open may do.
+    /// Reduce the access of an open.
     21 OPEN_DOWNGRADE OpenDowngrade(DowngradeArgs) -> Res<StateId>,
-    /// Go to a filehandle.
+    /// Set the current filehandle.
     22 PUTFH PutFh(FileHandle) -> Res<()>,
-    /// Go to the public filehandle.
+    /// Set the current filehandle to the public one.
     23 PUTPUBFH PutPubFh(()) -> Res<()>,
-    /// Go to the root.
+    /// Set the current filehandle to the root.
     24 PUTROOTFH PutRootFh(()) -> Res<()>,
     /// Read data.
     25 READ Read(ReadArgs) -> Res<ReadOk>,
-    /// Names in a directory.
+    /// List a directory.
     26 READDIR ReadDir(ReadDirArgs) -> Res<ReadDirOk>,
-    /// Where a symbolic link leads.
+    /// Read a symbolic link.
     27 READLINK ReadLink(()) -> Res<Vec<u8>>,
     /// Remove a name.
     28 REMOVE Remove(Utf8) -> Res<ChangeInfo>,
-    /// From the saved directory to the current one.
+    /// Rename from the saved directory to the current one.
     29 RENAME Rename(RenameArgs) -> Res<Renamed>,
     /// NFSv4.0: renew the lease.
     30 RENEW Renew(ClientId) -> Res<()>,
-    /// Go back to the saved filehandle.
+    /// Restore the saved filehandle.
     31 RESTOREFH RestoreFh(()) -> Res<()>,
     /// Save the current filehandle.
     32 SAVEFH SaveFh(()) -> Res<()>,
-    /// Which security a name wants.
+    /// List the security flavors of a name.
     33 SECINFO SecInfo(Utf8) -> Res<List<SecInfoEntry>>,
     /// Set attributes.
     34 SETATTR SetAttr(SetAttrArgs) -> SetAttrRes,
-    /// NFSv4.0: who I am.
+    /// NFSv4.0: announce a client.
     35 SETCLIENTID SetClientId(SetClientIdArgs) -> SetClientIdRes,
-    /// NFSv4.0: it is really me.
+    /// NFSv4.0: confirm a client ID.
     36 SETCLIENTID_CONFIRM SetClientIdConfirm(ConfirmArgs) -> Res<()>,
-    /// Go on only if attributes are the same.
+    /// Continue only if attributes are equal.
     37 VERIFY Verify(Fattr) -> Res<()>,
     /// Write data.
     38 WRITE Write(WriteArgs) -> Res<WriteOk>,
-    /// NFSv4.0: forget a lock-owner.
+    /// NFSv4.0: release a lock-owner.
     39 RELEASE_LOCKOWNER ReleaseLockOwner(Owner) -> Res<()>,
-    /// What the backchannel shall use.
+    /// Change the parameters of the backchannel.
     40 BACKCHANNEL_CTL BackchannelCtl(BackchannelCtlArgs) -> Res<()>,
-    /// Let a connection serve a session.
+    /// Bind a connection to a session.
     41 BIND_CONN_TO_SESSION BindConnToSession(BindConn) -> Res<BindConn>,
-    /// Who I am.
+    /// Announce a client.
     42 EXCHANGE_ID ExchangeId(ExchangeIdArgs) -> Res<ExchangeIdOk>,
-    /// A session.
+    /// Create a session.
     43 CREATE_SESSION CreateSession(CreateSessionArgs) -> Res<CreateSessionOk>,
-    /// No session any more.
+    /// Destroy a session.
     44 DESTROY_SESSION DestroySession(crate::types::SessionId) -> Res<()>,
-    /// Forget a stateid that means nothing any more.
+    /// Free a stateid.
     45 FREE_STATEID FreeStateId(StateId) -> Res<()>,
-    /// Which security the current filehandle, or its parent, wants.
+    /// List the security flavors of the current filehandle or its parent.
     52 SECINFO_NO_NAME SecInfoNoName(SecInfoStyle) -> Res<List<SecInfoEntry>>,
-    /// Which slot of which session this request uses.
+    /// State the session and slot of this request.
     53 SEQUENCE Sequence(SequenceArgs) -> Res<SequenceOk>,
-    /// Ask about stateids.
+    /// Test stateids.
     55 TEST_STATEID TestStateId(List<StateId>) -> Res<List<u32>>,
-    /// No client any more.
+    /// Destroy a client ID.
     57 DESTROY_CLIENTID DestroyClientId(ClientId) -> Res<()>,
-    /// Everything that there was to reclaim is reclaimed. True: of the current filesystem.
+    /// Tell that reclaim is complete. True: for the current filesystem only.
     58 RECLAIM_COMPLETE ReclaimComplete(bool) -> Res<()>,
     /// Allocate a range.
     59 ALLOCATE Allocate(RangeArgs) -> Res<()>,
@@ -274,23 +276,23 @@ operations! {
     60 COPY Copy(CopyArgs) -> CopyRes,
     /// Free a range.
     62 DEALLOCATE Deallocate(RangeArgs) -> Res<()>,
-    /// How a range is going to be used.
+    /// Announce the access pattern of a range.
     63 IO_ADVISE IoAdvise(IoAdviseArgs) -> Res<Bitmap>,
-    /// Stop a copy.
+    /// Cancel a copy.
     66 OFFLOAD_CANCEL OffloadCancel(StateId) -> Res<()>,
-    /// Ask about a copy.
+    /// Query the status of a copy.
     67 OFFLOAD_STATUS OffloadStatus(StateId) -> Res<OffloadStatusOk>,
     /// Read data and holes.
     68 READ_PLUS ReadPlus(ReadArgs) -> Res<ReadPlusOk>,
-    /// Find data or a hole.
+    /// Seek data or a hole.
     69 SEEK Seek(SeekArgs) -> Res<SeekOk>,
-    /// Share a range of the saved file with the current one.
+    /// Clone a range of the saved file into the current one.
     71 CLONE Clone(CloneArgs) -> Res<()>,
     /// Read an extended attribute.
     72 GETXATTR GetXattr(Utf8) -> Res<Vec<u8>>,
     /// Set an extended attribute.
     73 SETXATTR SetXattr(SetXattrArgs) -> Res<ChangeInfo>,
-    /// Names of extended attributes.
+    /// List extended attributes.
     74 LISTXATTRS ListXattrs(ListXattrsArgs) -> Res<ListXattrsOk>,
     /// Remove an extended attribute.
     75 REMOVEXATTR RemoveXattr(Utf8) -> Res<ChangeInfo>,
@@ -307,28 +309,28 @@ operations! {
     50 LAYOUTGET,
     /// pNFS.
     51 LAYOUTRETURN,
-    /// State protection by a shared secret.
+    /// Set the shared secret for state protection (SSV).
     54 SET_SSV,
-    /// Delegations without an open.
+    /// Request a delegation without an open.
     56 WANT_DELEGATION,
-    /// Copies between servers.
+    /// Prepare a copy between servers.
     61 COPY_NOTIFY,
     /// pNFS.
     64 LAYOUTERROR,
     /// pNFS.
     65 LAYOUTSTATS,
-    /// Patterns.
+    /// Write a repeated pattern.
     70 WRITE_SAME,
 }
 
-/// `SETCLIENTID4res`.
+/// `SETCLIENTID4res` (RFC 7530 section 16.33).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SetClientIdRes {
-    /// To be confirmed.
+    /// Success; the client must confirm.
     Ok(ConfirmArgs),
-    /// Another one uses that name, from there.
+    /// Another client uses the name, from this address.
     InUse(NetAddr),
-    /// Neither.
+    /// Another error.
     Failed(NfsStat),
 }
 

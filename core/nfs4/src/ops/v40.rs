@@ -1,4 +1,4 @@
-//! Operations of NFSv4.0 (RFC 7530, RFC 7531); 4.1 and 4.2 use most of them as well.
+//! Operations of NFSv4.0 (RFC 7530, RFC 7531). NFSv4.1 and 4.2 use most of them as well.
 
 use super::Outcome;
 use crate::attr::Fattr;
@@ -8,9 +8,9 @@ use crate::xdr::{Decoder, Encoder, Result, Xdr, xdr_struct, xdr_union};
 
 /// Bits of ACCESS (RFC 7530 section 16.1, RFC 8276 section 8.5).
 pub mod access {
-    /// Read data or names.
+    /// Read data or list names.
     pub const READ: u32 = 0x01;
-    /// Look a name up.
+    /// Look up a name.
     pub const LOOKUP: u32 = 0x02;
     /// Change data or names.
     pub const MODIFY: u32 = 0x04;
@@ -18,7 +18,7 @@ pub mod access {
     pub const EXTEND: u32 = 0x08;
     /// Remove names.
     pub const DELETE: u32 = 0x10;
-    /// Run.
+    /// Execute.
     pub const EXECUTE: u32 = 0x20;
     /// Read extended attributes.
     pub const XAREAD: u32 = 0x40;
@@ -28,428 +28,429 @@ pub mod access {
     pub const XALIST: u32 = 0x100;
 }
 
-/// Bits of `share_access` and `share_deny` (RFC 7531, RFC 8881 section 18.16).
+/// Bits of `share_access` and `share_deny` (RFC 7531, RFC 8881 section 18.16, RFC 9754).
 pub mod share {
-    /// Reading.
+    /// Read.
     pub const READ: u32 = 1;
-    /// Writing.
+    /// Write.
     pub const WRITE: u32 = 2;
-    /// Both.
+    /// Read and write.
     pub const BOTH: u32 = 3;
-    /// Which delegation is wanted.
+    /// Mask of the requested delegation type.
     pub const WANT_MASK: u32 = 0xff00;
-    /// One for reading.
+    /// Request a read delegation.
     pub const WANT_READ_DELEG: u32 = 0x0100;
-    /// One for writing.
+    /// Request a write delegation.
     pub const WANT_WRITE_DELEG: u32 = 0x0200;
-    /// Any.
+    /// Request any delegation.
     pub const WANT_ANY_DELEG: u32 = 0x0300;
-    /// None at all.
+    /// Request no delegation.
     pub const WANT_NO_DELEG: u32 = 0x0400;
-    /// No longer the one that was wanted.
+    /// Cancel an earlier request for a delegation.
     pub const WANT_CANCEL: u32 = 0x0500;
-    /// Tell when there is room for one again.
+    /// Notify the client when the server has resources for a delegation.
     pub const WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL: u32 = 0x1_0000;
-    /// Give it when nobody is in the way any more.
+    /// Grant the delegation when no other client conflicts.
     pub const WANT_PUSH_DELEG_WHEN_UNCONTENDED: u32 = 0x2_0000;
-    /// With times that the holder keeps (RFC 9754).
+    /// Request a delegation whose holder sets the times (RFC 9754).
     pub const WANT_DELEG_TIMESTAMPS: u32 = 0x10_0000;
-    /// A delegation may take the place of the open's stateid (RFC 9754).
+    /// A delegation may replace the open stateid (RFC 9754).
     pub const WANT_OPEN_XOR_DELEGATION: u32 = 0x20_0000;
 }
 
-/// Bits of an OPEN's result flags.
+/// Bits of `rflags` in the result of OPEN (RFC 7530 section 16.16, RFC 8881 section 18.16).
 pub mod rflags {
-    /// NFSv4.0: OPEN_CONFIRM has to follow.
+    /// NFSv4.0: OPEN_CONFIRM must follow.
     pub const CONFIRM: u32 = 2;
-    /// Locks are POSIX's: ranges are split and merged.
+    /// POSIX locks: ranges are split and merged.
     pub const LOCKTYPE_POSIX: u32 = 4;
-    /// A file that is removed while it is open stays, over restarts of the server, too.
+    /// A removed file stays while it is open, also after a restart of the server.
     pub const PRESERVE_UNLINKED: u32 = 8;
-    /// There is a delegation and no open stateid (RFC 9754).
+    /// The result has a delegation and no open stateid (RFC 9754).
     pub const NO_OPEN_STATEID: u32 = 0x10;
-    /// CB_NOTIFY_LOCK may come.
+    /// The server may send CB_NOTIFY_LOCK.
     pub const MAY_NOTIFY_LOCK: u32 = 0x20;
 }
 
 xdr_struct! {
-    /// `ACCESS4resok`.
+    /// `ACCESS4resok` (RFC 7530 section 16.1).
     struct AccessOk {
-        /// What can be told.
+        /// The rights that the server checked.
         supported: u32,
-        /// What is allowed.
+        /// The rights that the caller has.
         access: u32,
     }
 
-    /// `CLOSE4args`.
+    /// `CLOSE4args` (RFC 7530 section 16.2).
     struct SeqState {
-        /// NFSv4.0: the owner's next.
+        /// NFSv4.0: next sequence ID of the owner.
         seqid: u32,
-        /// The open.
+        /// Stateid of the open.
         stateid: StateId,
     }
 
-    /// `COMMIT4args`.
+    /// `COMMIT4args` (RFC 7530 section 16.3).
     struct CommitArgs {
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes; 0: all.
+        /// Length in bytes; 0 means up to the end of the file.
         count: u32,
     }
 
-    /// `CREATE4args`.
+    /// `CREATE4args` (RFC 7530 section 16.4).
     struct CreateArgs {
-        /// What.
+        /// The object or attributes to create or set.
         kind: CreateType,
-        /// Its name in the current directory.
+        /// Name in the current directory.
         name: Utf8,
-        /// Its attributes.
+        /// Attributes.
         attrs: Fattr,
     }
 
-    /// `CREATE4resok`.
+    /// `CREATE4resok` (RFC 7530 section 16.4).
     struct Created {
-        /// The directory.
+        /// Change info of the directory.
         cinfo: ChangeInfo,
         /// Attributes that were set.
         attrset: Bitmap,
     }
 
-    /// `open_to_lock_owner4`: the first lock of a lock-owner under an open.
+    /// `open_to_lock_owner4` (RFC 7530 section 2.2.15): the first lock of a lock-owner under an open.
     struct OpenToLockOwner {
-        /// NFSv4.0: the open-owner's next.
+        /// NFSv4.0: next sequence ID of the open-owner.
         open_seqid: u32,
-        /// The open.
+        /// Stateid of the open.
         open_stateid: StateId,
-        /// NFSv4.0: the lock-owner's first.
+        /// NFSv4.0: first sequence ID of the lock-owner.
         lock_seqid: u32,
-        /// Who locks.
+        /// The lock-owner.
         lock_owner: Owner,
     }
 
-    /// `exist_lock_owner4`.
+    /// `exist_lock_owner4` (RFC 7530 section 16.10).
     struct ExistLockOwner {
-        /// His locks of this file.
+        /// Stateid of the owner's locks on this file.
         stateid: StateId,
-        /// NFSv4.0: his next.
+        /// NFSv4.0: next sequence ID of the lock-owner.
         seqid: u32,
     }
 
-    /// `LOCK4args`.
+    /// `LOCK4args` (RFC 7530 section 16.10).
     struct LockArgs {
-        /// Which kind.
+        /// Lock type.
         kind: LockType,
-        /// It was held before the server restarted.
+        /// Whether the lock was held before a server restart.
         reclaim: bool,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes; all ones: to the end.
+        /// Length in bytes; all ones means up to the end of the file.
         length: u64,
-        /// For whom.
+        /// The lock-owner.
         locker: Locker,
     }
 
-    /// `LOCK4denied`: a lock that is in the way.
+    /// `LOCK4denied` (RFC 7530 section 16.10): a conflicting lock.
     struct LockDenied {
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes.
+        /// Length in bytes.
         length: u64,
-        /// Of this kind.
+        /// Type of the conflicting lock.
         kind: LockType,
-        /// Whose.
+        /// Owner of the conflicting lock.
         owner: Owner,
     }
 
-    /// `LOCKT4args`.
+    /// `LOCKT4args` (RFC 7530 section 16.11).
     struct LockTestArgs {
-        /// Which kind.
+        /// Lock type.
         kind: LockType,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes.
+        /// Length in bytes.
         length: u64,
-        /// For whom.
+        /// The lock-owner.
         owner: Owner,
     }
 
-    /// `LOCKU4args`.
+    /// `LOCKU4args` (RFC 7530 section 16.12).
     struct UnlockArgs {
-        /// Ignored.
+        /// Ignored by the server.
         kind: LockType,
-        /// NFSv4.0: the owner's next.
+        /// NFSv4.0: next sequence ID of the owner.
         seqid: u32,
-        /// His locks of this file.
+        /// Stateid of the owner's locks on this file.
         stateid: StateId,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes.
+        /// Length in bytes.
         length: u64,
     }
 
-    /// `open_claim_delegate_cur4`.
+    /// `open_claim_delegate_cur4` (RFC 7530 section 16.16).
     struct ClaimDelegateCur {
         /// The delegation.
         stateid: StateId,
-        /// The name.
+        /// Name.
         name: Utf8,
     }
 
-    /// `OPEN4args`.
+    /// `OPEN4args` (RFC 7530 section 16.16, RFC 8881 section 18.16).
     struct OpenArgs {
-        /// NFSv4.0: the owner's next.
+        /// NFSv4.0: next sequence ID of the owner.
         seqid: u32,
-        /// Bits of [`share`].
+        /// Access: bits of [`share`].
         share_access: u32,
-        /// Bits of [`share`] that others shall not have.
+        /// Denied access of others: bits of [`share`].
         share_deny: u32,
-        /// Who opens.
+        /// The open-owner.
         owner: Owner,
-        /// Make it or not.
+        /// Whether to create the file.
         how: OpenHow,
-        /// Which file, and by what right.
+        /// The file to open, and the claim to it.
         claim: OpenClaim,
     }
 
-    /// `OPEN4resok`.
+    /// `OPEN4resok` (RFC 7530 section 16.16, RFC 8881 section 18.16).
     struct Opened {
-        /// The open.
+        /// Stateid of the open.
         stateid: StateId,
-        /// The directory.
+        /// Change info of the directory.
         cinfo: ChangeInfo,
         /// Bits of [`rflags`].
         rflags: u32,
         /// Attributes that were set.
         attrset: Bitmap,
-        /// A delegation, perhaps.
+        /// Delegation, if granted.
         delegation: OpenDelegation,
     }
 
-    /// `open_read_delegation4`.
+    /// `open_read_delegation4` (RFC 7530 section 16.16).
     struct ReadDelegation {
-        /// Which.
+        /// Stateid of the delegation.
         stateid: StateId,
-        /// It is being recalled already.
+        /// Whether the delegation is being recalled already.
         recall: bool,
-        /// Who may open the file without asking.
+        /// Users who may open the file without asking the server.
         permissions: Ace,
     }
 
-    /// `open_write_delegation4`.
+    /// `open_write_delegation4` (RFC 7530 section 16.16).
     struct WriteDelegation {
-        /// Which.
+        /// Stateid of the delegation.
         stateid: StateId,
-        /// It is being recalled already.
+        /// Whether the delegation is being recalled already.
         recall: bool,
-        /// How much may be written back later than at CLOSE.
+        /// Limit for data that need not be written back at CLOSE.
         space_limit: SpaceLimit,
-        /// Who may open the file without asking.
+        /// Users who may open the file without asking the server.
         permissions: Ace,
     }
 
-    /// `OPEN_CONFIRM4args`.
+    /// `OPEN_CONFIRM4args` (RFC 7530 section 16.18).
     struct OpenConfirmArgs {
-        /// The open.
+        /// Stateid of the open.
         stateid: StateId,
-        /// The owner's next.
+        /// Next sequence ID of the owner.
         seqid: u32,
     }
 
-    /// `OPEN_DOWNGRADE4args`.
+    /// `OPEN_DOWNGRADE4args` (RFC 7530 section 16.19).
     struct DowngradeArgs {
-        /// The open.
+        /// Stateid of the open.
         stateid: StateId,
-        /// NFSv4.0: the owner's next.
+        /// NFSv4.0: next sequence ID of the owner.
         seqid: u32,
-        /// What stays.
+        /// Share bits that remain.
         share_access: u32,
-        /// What stays.
+        /// Share bits that remain.
         share_deny: u32,
     }
 
-    /// `READ4args`, `READ_PLUS4args`.
+    /// `READ4args`, `READ_PLUS4args` (RFC 7530 section 16.23, RFC 7862 section 15.10).
     struct ReadArgs {
-        /// By what right.
+        /// Stateid of an open, lock or delegation.
         stateid: StateId,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// At most so many bytes.
+        /// Maximum number of bytes.
         count: u32,
     }
 
-    /// `READ4resok`.
+    /// `READ4resok` (RFC 7530 section 16.23).
     struct ReadOk {
-        /// The end of the file was reached.
+        /// Whether the end of the file was reached.
         eof: bool,
         /// The data.
         data: Vec<u8>,
     }
 
-    /// `READDIR4args`.
+    /// `READDIR4args` (RFC 7530 section 16.24).
     struct ReadDirArgs {
-        /// Behind this entry; 0: from the start.
+        /// Continue after the entry with this cookie; 0 means from the start.
         cookie: u64,
-        /// That the cookie came with.
+        /// Verifier of the cookie.
         verifier: Verifier,
-        /// Bytes of names and cookies: a hint.
+        /// Maximum size of names and cookies in bytes, as a hint.
         dircount: u32,
-        /// Bytes of the whole result.
+        /// Maximum size of the result in bytes.
         maxcount: u32,
-        /// Attributes of each.
+        /// Attributes to return for each entry.
         attrs: Bitmap,
     }
 
-    /// `entry4`, without the link to the next.
+    /// `entry4` (RFC 7530 section 16.24), without the link to the next entry.
     struct Entry {
-        /// To go on behind it.
+        /// Cookie for continuing after this entry.
         cookie: u64,
-        /// The name.
+        /// Name.
         name: Utf8,
-        /// Its attributes.
+        /// Attributes.
         attrs: Fattr,
     }
 
-    /// `RENAME4args`.
+    /// `RENAME4args` (RFC 7530 section 16.27).
     struct RenameArgs {
-        /// In the saved directory.
+        /// Old name in the saved directory.
         old: Utf8,
-        /// In the current directory.
+        /// New name in the current directory.
         new: Utf8,
     }
 
-    /// `RENAME4resok`.
+    /// `RENAME4resok` (RFC 7530 section 16.27).
     struct Renamed {
-        /// The saved directory.
+        /// Change info of the saved directory.
         source: ChangeInfo,
-        /// The current directory.
+        /// Change info of the current directory.
         target: ChangeInfo,
     }
 
-    /// `rpcsec_gss_info`.
+    /// `rpcsec_gss_info` (RFC 7530 section 16.31).
     struct GssInfo {
-        /// The mechanism.
+        /// Object identifier of the mechanism.
         oid: Vec<u8>,
         /// Quality of protection.
         qop: u32,
-        /// None, integrity, privacy: 1 to 3.
+        /// Service: 1 none, 2 integrity, 3 privacy.
         service: u32,
     }
 
-    /// `SETATTR4args`.
+    /// `SETATTR4args` (RFC 7530 section 16.32).
     struct SetAttrArgs {
-        /// By what right, if the size is set.
+        /// Stateid, if the size is set.
         stateid: StateId,
-        /// What.
+        /// The object or attributes to create or set.
         attrs: Fattr,
     }
 
-    /// `SETATTR4res`: which attributes were set is told also where others could not be.
+    /// `SETATTR4res` (RFC 7530 section 16.32): lists the attributes that were set even if others failed.
     struct SetAttrRes {
-        /// How it ended.
+        /// Status of the operation.
         status: NfsStat,
-        /// What was set.
+        /// Attributes that were set.
         attrset: Bitmap,
     }
 
-    /// `nfs_client_id4`, `client_owner4`: who a client is, by his own name.
+    /// `nfs_client_id4`, `client_owner4` (RFC 7530 section 2.2.12, RFC 8881 section 18.35): the client's name
+    /// for itself.
     struct ClientOwner {
-        /// Tells one boot from another.
+        /// Distinguishes instances of the client, for example before and after a reboot.
         verifier: Verifier,
-        /// The name.
+        /// Name.
         id: Opaque<OPAQUE_LIMIT>,
     }
 
-    /// `cb_client4`: where a client of NFSv4.0 is called back.
+    /// `cb_client4` (RFC 7530 section 2.2.11): the callback service of an NFSv4.0 client.
     struct CallbackClient {
-        /// The RPC program.
+        /// RPC program number.
         program: u32,
-        /// The address.
+        /// Network address.
         location: NetAddr,
     }
 
-    /// `SETCLIENTID4args`.
+    /// `SETCLIENTID4args` (RFC 7530 section 16.33).
     struct SetClientIdArgs {
-        /// Who.
+        /// Name of the client.
         client: ClientOwner,
-        /// Where he is called back.
+        /// Callback service of the client.
         callback: CallbackClient,
-        /// What he is told then.
+        /// Identifier that callbacks contain.
         callback_ident: u32,
     }
 
-    /// `SETCLIENTID4resok`, `SETCLIENTID_CONFIRM4args`.
+    /// `SETCLIENTID4resok`, `SETCLIENTID_CONFIRM4args` (RFC 7530 sections 16.33 and 16.34).
     struct ConfirmArgs {
-        /// The server's number for the client.
+        /// Client ID.
         clientid: ClientId,
-        /// To be repeated.
+        /// Verifier to repeat.
         confirm: Verifier,
     }
 
-    /// `WRITE4args`.
+    /// `WRITE4args` (RFC 7530 section 16.36).
     struct WriteArgs {
-        /// By what right.
+        /// Stateid of an open, lock or delegation.
         stateid: StateId,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// How durable.
+        /// Requested durability.
         stable: StableHow,
         /// The data.
         data: Vec<u8>,
     }
 
-    /// `WRITE4resok`.
+    /// `WRITE4resok` (RFC 7530 section 16.36).
     struct WriteOk {
-        /// Bytes.
+        /// Number of bytes written.
         count: u32,
-        /// How durable they are.
+        /// Durability of the written bytes.
         committed: StableHow,
-        /// Changes when unstable data may have been lost.
+        /// Write verifier: changes when unstable data may have been lost.
         verifier: Verifier,
     }
 }
 
 xdr_union! {
-    /// `open_claim4`.
+    /// `open_claim4` (RFC 7530 section 16.16, RFC 8881 section 18.16).
     union OpenClaim {
-        /// A name in the current directory.
+        /// Name in the current directory.
         0 => Null(Utf8),
-        /// The current file, as it was open before the server restarted; with this kind of delegation.
+        /// The current file, open before a server restart, with this type of delegation.
         1 => Previous(u32),
-        /// A name, under a delegation.
+        /// Name of a delegated file.
         2 => DelegateCur(ClaimDelegateCur),
-        /// A name, under a delegation from before the client restarted.
+        /// Name of a file that was delegated before a client restart.
         3 => DelegatePrev(Utf8),
         /// The current file (NFSv4.1).
         4 => Fh,
-        /// The current file, under a delegation (NFSv4.1).
+        /// The current file, which is delegated (NFSv4.1).
         5 => DelegCurFh(StateId),
-        /// The current file, under a delegation from before the client restarted (NFSv4.1).
+        /// The current file, delegated before a client restart (NFSv4.1).
         6 => DelegPrevFh,
     }
 
-    /// `open_delegation4`.
+    /// `open_delegation4` (RFC 7530 section 16.16, RFC 8881 section 18.16).
     union OpenDelegation {
-        /// None.
+        /// No delegation.
         0 => None,
-        /// Nobody else writes.
+        /// Read delegation: no other client writes.
         1 => Read(ReadDelegation),
-        /// Nobody else reads or writes.
+        /// Write delegation: no other client reads or writes.
         2 => Write(WriteDelegation),
-        /// None, and why (NFSv4.1).
+        /// No delegation, with a reason (NFSv4.1).
         3 => NoneExt(WhyNone),
-        /// As `Read`; the holder keeps times, too (RFC 9754).
+        /// As `Read`; the holder also sets times (RFC 9754).
         4 => ReadAttrs(ReadDelegation),
-        /// As `Write`; the holder keeps times, too (RFC 9754).
+        /// As `Write`; the holder also sets times (RFC 9754).
         5 => WriteAttrs(WriteDelegation),
     }
 }
 
-/// `locker4`.
+/// `locker4` (RFC 7530 section 16.10): the lock-owner of a LOCK.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Locker {
-    /// One that has locks under this stateid.
+    /// A lock-owner with existing locks, by their stateid.
     Known(ExistLockOwner),
-    /// One that locks under this open for the first time.
+    /// A lock-owner without locks under this open.
     New(OpenToLockOwner),
 }
 
@@ -472,14 +473,15 @@ impl Xdr for Locker {
     }
 }
 
-/// `open_none_delegation4`: why there is no delegation.
+/// `open_none_delegation4` (RFC 8881 section 18.16): why no delegation was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhyNone {
-    /// Somebody else is in the way. True: it will be offered later.
+    /// Conflict with another client. True: the server will offer the delegation later.
     Contention(bool),
-    /// The server has no room. True: it will say when it has.
+    /// No resources. True: the server will notify the client when it has resources.
     Resource(bool),
-    /// Another reason (`why_no_delegation4`): 0 not wanted, 3 not supported for this type, 4 not for a write, 5 ...
+    /// Another reason, a value of `why_no_delegation4`: 0 not requested, 3 unsupported file type, 4 write
+    /// delegation unsupported, and so on.
     Other(u32),
 }
 
@@ -507,10 +509,10 @@ impl Xdr for WhyNone {
     }
 }
 
-/// `secinfo4`: a flavour, and for RPCSEC_GSS which of its mechanisms.
+/// `secinfo4` (RFC 7530 section 16.31): a security flavor and, for RPCSEC_GSS, its mechanism.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SecInfoEntry {
-    /// AUTH_NONE, AUTH_SYS.
+    /// AUTH_NONE or AUTH_SYS.
     Flavor(u32),
     /// RPCSEC_GSS.
     Gss(GssInfo),
@@ -535,14 +537,14 @@ impl Xdr for SecInfoEntry {
     }
 }
 
-/// `READDIR4resok`. On the wire the entries are a linked list.
+/// `READDIR4resok` (RFC 7530 section 16.24). On the wire the entries are a linked list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadDirOk {
-    /// To be repeated with cookies.
+    /// Verifier to repeat with cookies.
     pub verifier: Verifier,
     /// The entries.
     pub entries: Vec<Entry>,
-    /// There are no more.
+    /// Whether the listing is complete.
     pub eof: bool,
 }
 
@@ -577,20 +579,20 @@ impl Outcome for SetAttrRes {
     }
 }
 
-/// `LOCKT4res`, and [`LockRes`] with something in it: free, taken, or neither.
+/// `LOCKT4res` and `LOCK4res` (with a stateid): granted, denied or failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Locked<T> {
-    /// It could be had.
+    /// The lock is granted or available.
     Ok(T),
-    /// This one is in the way.
+    /// Denied because of this lock.
     Denied(LockDenied),
-    /// Neither.
+    /// Another error.
     Failed(NfsStat),
 }
 
-/// `LOCK4res`.
+/// `LOCK4res` (RFC 7530 section 16.10).
 pub type LockRes = Locked<StateId>;
-/// `LOCKT4res`.
+/// `LOCKT4res` (RFC 7530 section 16.11).
 pub type LockTestRes = Locked<()>;
 
 impl<T> Outcome for Locked<T> {

@@ -1,252 +1,253 @@
-//! Operations that NFSv4.1 added (RFC 8881, RFC 5662).
+//! Operations added by NFSv4.1 (RFC 8881, RFC 5662).
 
 use super::v40::ClientOwner;
 use crate::rpc::AuthSys;
 use crate::types::*;
 use crate::xdr::{Decoder, Encoder, List, Result, Xdr, XdrError, xdr_enum, xdr_struct, xdr_union};
 
-/// Bits of EXCHANGE_ID's flags (RFC 8881 section 18.35).
+/// Bits of `eia_flags` and `eir_flags` in EXCHANGE_ID (RFC 8881 section 18.35).
 pub mod exchgid {
-    /// Referrals are understood.
+    /// The client supports referrals.
     pub const SUPP_MOVED_REFER: u32 = 0x1;
-    /// Migration is understood.
+    /// The client supports migration.
     pub const SUPP_MOVED_MIGR: u32 = 0x2;
-    /// The client knows that operations can be fenced off (RFC 7862 section 14).
+    /// The client supports fencing of operations (RFC 7862 section 14).
     pub const SUPP_FENCE_OPS: u32 = 0x4;
     /// Stateids are bound to principals.
     pub const BIND_PRINC_STATEID: u32 = 0x100;
-    /// A server without pNFS.
+    /// Server without pNFS.
     pub const USE_NON_PNFS: u32 = 0x1_0000;
-    /// A metadata server.
+    /// pNFS metadata server.
     pub const USE_PNFS_MDS: u32 = 0x2_0000;
-    /// A data server.
+    /// pNFS data server.
     pub const USE_PNFS_DS: u32 = 0x4_0000;
-    /// The client changes what it said before.
+    /// The client updates its confirmed record.
     pub const UPD_CONFIRMED_REC_A: u32 = 0x4000_0000;
-    /// The server knows this client.
+    /// The client record is confirmed.
     pub const CONFIRMED_R: u32 = 0x8000_0000;
 }
 
-/// Bits of CREATE_SESSION's flags (RFC 8881 section 18.36).
+/// Bits of `csa_flags` and `csr_flags` in CREATE_SESSION (RFC 8881 section 18.36).
 pub mod session_flags {
-    /// Replies are kept over restarts.
+    /// The reply cache survives server restarts.
     pub const PERSIST: u32 = 1;
-    /// This connection is the backchannel, too.
+    /// The connection also serves as backchannel.
     pub const CONN_BACK_CHAN: u32 = 2;
-    /// RDMA.
+    /// Use RDMA.
     pub const CONN_RDMA: u32 = 4;
 }
 
-/// Bits of SEQUENCE's status flags (RFC 8881 section 18.46).
+/// Bits of `sr_status_flags` in SEQUENCE (RFC 8881 section 18.46).
 pub mod seq4_status {
-    /// The client cannot be called back.
+    /// No working backchannel to the client.
     pub const CB_PATH_DOWN: u32 = 0x1;
-    /// RPCSEC_GSS contexts of the callbacks are about to expire.
+    /// RPCSEC_GSS contexts of callbacks will expire soon.
     pub const CB_GSS_CONTEXTS_EXPIRING: u32 = 0x2;
-    /// They have.
+    /// RPCSEC_GSS contexts of callbacks have expired.
     pub const CB_GSS_CONTEXTS_EXPIRED: u32 = 0x4;
-    /// The lease expired, all state is gone.
+    /// The lease expired; all state was revoked.
     pub const EXPIRED_ALL_STATE_REVOKED: u32 = 0x8;
-    /// The lease expired, some state is gone.
+    /// The lease expired; some state was revoked.
     pub const EXPIRED_SOME_STATE_REVOKED: u32 = 0x10;
-    /// The administrator took state away.
+    /// An administrator revoked state.
     pub const ADMIN_STATE_REVOKED: u32 = 0x20;
-    /// A delegation was taken away.
+    /// A delegation was revoked.
     pub const RECALLABLE_STATE_REVOKED: u32 = 0x40;
-    /// Some lease has moved elsewhere.
+    /// A lease moved to another server.
     pub const LEASE_MOVED: u32 = 0x80;
-    /// The server restarted: reclaim.
+    /// The server restarted; the client must reclaim its state.
     pub const RESTART_RECLAIM_NEEDED: u32 = 0x100;
-    /// This session cannot call back.
+    /// No working backchannel for this session.
     pub const CB_PATH_DOWN_SESSION: u32 = 0x200;
-    /// The backchannel makes no sense.
+    /// The client violated the protocol on the backchannel.
     pub const BACKCHANNEL_FAULT: u32 = 0x400;
 }
 
 xdr_enum! {
-    /// `secinfo_style4`.
+    /// `secinfo_style4` (RFC 8881 section 18.45).
     enum SecInfoStyle {
-        /// Of the current filehandle.
+        /// The current filehandle.
         CurrentFh = 0,
-        /// Of its parent.
+        /// The parent of the current filehandle.
         Parent = 1,
     }
 }
 
 xdr_struct! {
-    /// `BACKCHANNEL_CTL4args`.
+    /// `BACKCHANNEL_CTL4args` (RFC 8881 section 18.33).
     struct BackchannelCtlArgs {
-        /// The RPC program.
+        /// RPC program number.
         program: u32,
-        /// Credentials to choose from.
+        /// Credentials, of which the server chooses one.
         security: List<CallbackSecurity>,
     }
 
-    /// `gss_cb_handles4`.
+    /// `gss_cb_handles4` (RFC 8881 section 18.33).
     struct GssCallback {
-        /// None, integrity, privacy.
+        /// Service: none, integrity or privacy.
         service: u32,
-        /// The server's.
+        /// Handle from the server.
         handle_from_server: Vec<u8>,
-        /// The client's.
+        /// Handle from the client.
         handle_from_client: Vec<u8>,
     }
 
-    /// `BIND_CONN_TO_SESSION4args` and `BIND_CONN_TO_SESSION4resok`.
+    /// `BIND_CONN_TO_SESSION4args` and `BIND_CONN_TO_SESSION4resok` (RFC 8881 section 18.34).
     struct BindConn {
-        /// Which session.
+        /// Session ID.
         sessionid: SessionId,
-        /// Asked: 1 fore, 2 back, 3 fore or both, 7 back or both. Answered: 1, 2, 3.
+        /// Requested: 1 fore, 2 back, 3 fore or both, 7 back or both. Granted: 1, 2, 3.
         direction: u32,
-        /// RDMA.
+        /// Whether to use RDMA.
         rdma: bool,
     }
 
-    /// `nfs_impl_id4`.
+    /// `nfs_impl_id4` (RFC 8881 section 18.35).
     struct ImplId {
-        /// Whose.
+        /// Domain of the implementer.
         domain: Utf8,
-        /// What.
+        /// Name of the implementation.
         name: Utf8,
-        /// When it was built.
+        /// Build time.
         date: NfsTime,
     }
 
-    /// `state_protect_ops4`.
+    /// `state_protect_ops4` (RFC 8881 section 18.35).
     struct ProtectOps {
-        /// Only by the machine.
+        /// Operations that require the machine credential.
         must_enforce: Bitmap,
-        /// By the machine, too.
+        /// Operations that also permit the machine credential.
         must_allow: Bitmap,
     }
 
-    /// `ssv_sp_parms4`.
+    /// `ssv_sp_parms4` (RFC 8881 section 18.35).
     struct SsvParms {
-        /// Which operations.
+        /// Protected operations.
         ops: ProtectOps,
-        /// Hashes.
+        /// Hash algorithms.
         hashes: List<Vec<u8>>,
-        /// Ciphers.
+        /// Encryption algorithms.
         ciphers: List<Vec<u8>>,
-        /// Old secrets that are kept.
+        /// Number of old secrets kept.
         window: u32,
-        /// Handles.
+        /// Number of GSS handles.
         handles: u32,
     }
 
-    /// `EXCHANGE_ID4args`.
+    /// `EXCHANGE_ID4args` (RFC 8881 section 18.35).
     struct ExchangeIdArgs {
-        /// Who.
+        /// Owner of the client.
         owner: ClientOwner,
         /// Bits of [`exchgid`].
         flags: u32,
-        /// How state is protected.
+        /// State protection.
         protect: StateProtect,
-        /// What he runs.
+        /// Implementation of the client.
         implementation: List<ImplId, 1>,
     }
 
-    /// `server_owner4`.
+    /// `server_owner4` (RFC 8881 section 18.35).
     struct ServerOwner {
-        /// Tells connections that may share a session.
+        /// Minor ID: connections with the same server owner may share a session.
         minor: u64,
-        /// Tells servers that are the same.
+        /// Major ID: equal for the same server.
         major: Opaque<OPAQUE_LIMIT>,
     }
 
-    /// `EXCHANGE_ID4resok`. State protection other than none is not granted, and so has no results here.
+    /// `EXCHANGE_ID4resok` (RFC 8881 section 18.35). State protection is never granted, so its results are
+    /// missing.
     struct ExchangeIdOk {
-        /// The server's number for the client.
+        /// Client ID.
         clientid: ClientId,
-        /// CREATE_SESSION's first.
+        /// First sequence ID for CREATE_SESSION.
         sequenceid: u32,
         /// Bits of [`exchgid`].
         flags: u32,
-        /// How state is protected.
+        /// State protection.
         protect: ProtectNone,
-        /// Who answers.
+        /// Owner of the server.
         owner: ServerOwner,
-        /// Where state is known.
+        /// Server scope, in which state is valid.
         scope: Opaque<OPAQUE_LIMIT>,
-        /// What it runs.
+        /// Implementation of the server.
         implementation: List<ImplId, 1>,
     }
 
-    /// `channel_attrs4`.
+    /// `channel_attrs4` (RFC 8881 section 18.36).
     struct ChannelAttrs {
         /// Padding before data, for RDMA.
         header_pad_size: u32,
-        /// Bytes of a request, its head included.
+        /// Maximum size of a request in bytes, header included.
         max_request: u32,
-        /// Bytes of a reply.
+        /// Maximum size of a reply in bytes.
         max_response: u32,
-        /// Bytes of a reply that is kept.
+        /// Maximum size of a cached reply in bytes.
         max_response_cached: u32,
-        /// Operations of a request.
+        /// Maximum number of operations per request.
         max_operations: u32,
-        /// Slots.
+        /// Number of slots.
         max_requests: u32,
-        /// RDMA.
+        /// RDMA parameters.
         rdma_ird: List<u32, 1>,
     }
 
-    /// `CREATE_SESSION4args`.
+    /// `CREATE_SESSION4args` (RFC 8881 section 18.36).
     struct CreateSessionArgs {
-        /// Whose.
+        /// Client ID.
         clientid: ClientId,
-        /// The client's next.
+        /// Next sequence ID of the client.
         sequence: u32,
         /// Bits of [`session_flags`].
         flags: u32,
-        /// Requests.
+        /// Attributes of the fore channel.
         fore: ChannelAttrs,
-        /// Callbacks.
+        /// Attributes of the backchannel.
         back: ChannelAttrs,
-        /// Their RPC program.
+        /// RPC program number of callbacks.
         callback_program: u32,
-        /// Their credentials to choose from.
+        /// Credentials for callbacks, of which the server chooses one.
         security: List<CallbackSecurity>,
     }
 
-    /// `CREATE_SESSION4resok`.
+    /// `CREATE_SESSION4resok` (RFC 8881 section 18.36).
     struct CreateSessionOk {
-        /// Which.
+        /// Session ID.
         sessionid: SessionId,
-        /// The client's.
+        /// Sequence ID of the request.
         sequence: u32,
         /// Bits of [`session_flags`].
         flags: u32,
-        /// Requests.
+        /// Attributes of the fore channel.
         fore: ChannelAttrs,
-        /// Callbacks.
+        /// Attributes of the backchannel.
         back: ChannelAttrs,
     }
 
-    /// `SEQUENCE4args`.
+    /// `SEQUENCE4args` (RFC 8881 section 18.46).
     struct SequenceArgs {
-        /// Which session.
+        /// Session ID.
         sessionid: SessionId,
-        /// The slot's next.
+        /// Next sequence ID of the slot.
         sequenceid: u32,
-        /// Which slot.
+        /// Slot ID.
         slotid: u32,
-        /// The highest one that is in use.
+        /// Highest slot ID in use.
         highest_slotid: u32,
-        /// Keep the reply.
+        /// Whether to cache the reply.
         cache_this: bool,
     }
 
-    /// `SEQUENCE4resok`.
+    /// `SEQUENCE4resok` (RFC 8881 section 18.46).
     struct SequenceOk {
-        /// As asked.
+        /// Copied from the request.
         sessionid: SessionId,
-        /// As asked.
+        /// Copied from the request.
         sequenceid: u32,
-        /// As asked.
+        /// Copied from the request.
         slotid: u32,
-        /// The highest one that the server takes.
+        /// Highest slot ID that the server accepts.
         highest_slotid: u32,
-        /// The highest one that it would like to take.
+        /// Highest slot ID that the server prefers.
         target_highest_slotid: u32,
         /// Bits of [`seq4_status`].
         status_flags: u32,
@@ -254,7 +255,7 @@ xdr_struct! {
 }
 
 xdr_union! {
-    /// `callback_sec_parms4`.
+    /// `callback_sec_parms4` (RFC 8881 section 18.33).
     union CallbackSecurity {
         /// AUTH_NONE.
         0 => None,
@@ -264,18 +265,18 @@ xdr_union! {
         6 => Gss(GssCallback),
     }
 
-    /// `state_protect4_a`.
+    /// `state_protect4_a` (RFC 8881 section 18.35).
     union StateProtect {
-        /// Not at all.
+        /// No state protection.
         0 => None,
-        /// By the machine's credential.
+        /// By the machine credential.
         1 => MachCred(ProtectOps),
-        /// By a shared secret.
+        /// By a shared secret (SSV).
         2 => Ssv(SsvParms),
     }
 }
 
-/// `state_protect4_r` of SP4_NONE.
+/// `state_protect4_r` (RFC 8881 section 18.35), for SP4_NONE.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProtectNone;
 

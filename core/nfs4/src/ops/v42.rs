@@ -1,4 +1,4 @@
-//! Operations that NFSv4.2 added (RFC 7862, RFC 7863), and extended attributes (RFC 8276).
+//! Operations added by NFSv4.2 (RFC 7862, RFC 7863), and extended attributes (RFC 8276).
 
 use super::Outcome;
 use crate::status::NfsStat;
@@ -6,17 +6,17 @@ use crate::types::*;
 use crate::xdr::{Decoder, Encoder, List, Result, Xdr, xdr_enum, xdr_struct, xdr_union};
 
 xdr_enum! {
-    /// `setxattr_option4`.
+    /// `setxattr_option4` (RFC 8276 section 8.4.2).
     enum SetXattrOption {
-        /// New or not.
+        /// Create or replace.
         Either = 0,
-        /// It must be new.
+        /// Fail if it exists.
         Create = 1,
-        /// It must be there.
+        /// Fail if it does not exist.
         Replace = 2,
     }
 
-    /// `data_content4`.
+    /// `data_content4` (RFC 7862 section 15.10).
     enum DataContent {
         /// Data.
         Data = 0,
@@ -26,181 +26,181 @@ xdr_enum! {
 }
 
 xdr_struct! {
-    /// `ALLOCATE4args`, `DEALLOCATE4args`.
+    /// `ALLOCATE4args`, `DEALLOCATE4args` (RFC 7862 sections 15.1 and 15.4).
     struct RangeArgs {
-        /// By what right.
+        /// Stateid of an open, lock or delegation.
         stateid: StateId,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes.
+        /// Length in bytes.
         length: u64,
     }
 
-    /// `COPY4args`.
+    /// `COPY4args` (RFC 7862 section 15.2).
     struct CopyArgs {
-        /// By what right it is read.
+        /// Stateid for reading the source.
         source: StateId,
-        /// By what right it is written.
+        /// Stateid for writing the destination.
         target: StateId,
-        /// From here.
+        /// Start offset in bytes.
         source_offset: u64,
-        /// To here.
+        /// Destination offset in bytes.
         target_offset: u64,
-        /// So many bytes; 0: to the end.
+        /// Length in bytes; 0 means up to the end of the file.
         count: u64,
-        /// From the first byte to the last.
+        /// Whether bytes are copied in ascending order.
         consecutive: bool,
-        /// The reply comes when it is done.
+        /// Whether the reply comes after the copy is complete.
         synchronous: bool,
-        /// Another server's file; none: this one's.
+        /// Source servers; empty if the source is on this server.
         source_server: List<NetLoc>,
     }
 
-    /// `copy_requirements4`.
+    /// `copy_requirements4` (RFC 7862 section 15.2).
     struct CopyRequirements {
-        /// From the first byte to the last.
+        /// Whether bytes are copied in ascending order.
         consecutive: bool,
-        /// The reply comes when it is done.
+        /// Whether the reply comes after the copy is complete.
         synchronous: bool,
     }
 
-    /// `write_response4`.
+    /// `write_response4` (RFC 7862 section 15.2).
     struct WriteResponse {
-        /// Who is told when it is done; none: it is done.
+        /// Stateid for CB_OFFLOAD; empty if the copy is complete.
         callback: List<StateId, 1>,
-        /// Bytes.
+        /// Number of bytes written.
         count: u64,
-        /// How durable they are.
+        /// Durability of the written bytes.
         committed: StableHow,
-        /// Changes when unstable data may have been lost.
+        /// Write verifier: changes when unstable data may have been lost.
         verifier: Verifier,
     }
 
-    /// `COPY4resok`.
+    /// `COPY4resok` (RFC 7862 section 15.2).
     struct CopyOk {
-        /// What was written.
+        /// Written bytes.
         response: WriteResponse,
-        /// How.
+        /// How the copy was done.
         requirements: CopyRequirements,
     }
 
-    /// `IO_ADVISE4args`.
+    /// `IO_ADVISE4args` (RFC 7862 section 15.5).
     struct IoAdviseArgs {
-        /// By what right.
+        /// Stateid of an open, lock or delegation.
         stateid: StateId,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes.
+        /// Length in bytes.
         count: u64,
-        /// What to expect.
+        /// Expected access pattern.
         hints: Bitmap,
     }
 
-    /// `OFFLOAD_STATUS4resok`.
+    /// `OFFLOAD_STATUS4resok` (RFC 7862 section 15.9).
     struct OffloadStatusOk {
-        /// Bytes so far.
+        /// Number of bytes copied so far.
         count: u64,
-        /// How it ended; none: it goes on.
+        /// Final status; empty while the copy is running.
         complete: List<NfsStat, 1>,
     }
 
-    /// `data4`.
+    /// `data4` (RFC 7862 section 15.10).
     struct Data {
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
         /// The data.
         bytes: Vec<u8>,
     }
 
-    /// `data_info4`.
+    /// `data_info4` (RFC 7862 section 15.10).
     struct Hole {
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// So many bytes.
+        /// Length in bytes.
         length: u64,
     }
 
-    /// `read_plus_res4`.
+    /// `read_plus_res4` (RFC 7862 section 15.10).
     struct ReadPlusOk {
-        /// The end of the file was reached.
+        /// Whether the end of the file was reached.
         eof: bool,
-        /// Pieces, one behind the other.
+        /// Segments in order.
         contents: List<Content>,
     }
 
-    /// `SEEK4args`.
+    /// `SEEK4args` (RFC 7862 section 15.11).
     struct SeekArgs {
-        /// By what right.
+        /// Stateid of an open, lock or delegation.
         stateid: StateId,
-        /// From here.
+        /// Start offset in bytes.
         offset: u64,
-        /// What to find: a [`DataContent`]. Others are the server's to refuse (NFS4ERR_UNION_NOTSUPP).
+        /// What to seek: a [`DataContent`]. The server refuses other values (NFS4ERR_UNION_NOTSUPP).
         what: u32,
     }
 
-    /// `seek_res4`.
+    /// `seek_res4` (RFC 7862 section 15.11).
     struct SeekOk {
-        /// There is none up to the end.
+        /// Whether nothing was found before the end of the file.
         eof: bool,
-        /// Here.
+        /// Offset of the match in bytes.
         offset: u64,
     }
 
-    /// `CLONE4args`.
+    /// `CLONE4args` (RFC 7862 section 15.13).
     struct CloneArgs {
-        /// By what right it is read.
+        /// Stateid for reading the source.
         source: StateId,
-        /// By what right it is written.
+        /// Stateid for writing the destination.
         target: StateId,
-        /// From here.
+        /// Start offset in bytes.
         source_offset: u64,
-        /// To here.
+        /// Destination offset in bytes.
         target_offset: u64,
-        /// So many bytes; 0: to the end.
+        /// Length in bytes; 0 means up to the end of the file.
         count: u64,
     }
 
-    /// `SETXATTR4args`.
+    /// `SETXATTR4args` (RFC 8276 section 8.4.2).
     struct SetXattrArgs {
-        /// New or not.
+        /// Create or replace.
         option: SetXattrOption,
-        /// Without `user.` before it.
+        /// Name without the prefix `user.`.
         name: Utf8,
-        /// The value.
+        /// Value.
         value: Vec<u8>,
     }
 
-    /// `LISTXATTRS4args`.
+    /// `LISTXATTRS4args` (RFC 8276 section 8.4.3).
     struct ListXattrsArgs {
-        /// Behind this one; 0: from the start.
+        /// Cookie to continue after; 0 means from the start.
         cookie: u64,
-        /// Bytes of the whole result.
+        /// Maximum size of the result in bytes.
         maxcount: u32,
     }
 
-    /// `LISTXATTRS4resok`.
+    /// `LISTXATTRS4resok` (RFC 8276 section 8.4.3).
     struct ListXattrsOk {
-        /// To go on.
+        /// Cookie for continuing.
         cookie: u64,
         /// Names.
         names: List<Utf8>,
-        /// There are no more.
+        /// Whether the listing is complete.
         eof: bool,
     }
 }
 
 xdr_union! {
-    /// `netloc4`.
+    /// `netloc4` (RFC 7862 section 15.2).
     union NetLoc {
-        /// By name.
+        /// Server name.
         1 => Name(Utf8),
-        /// By URL.
+        /// URL.
         2 => Url(Utf8),
-        /// By address.
+        /// Network address.
         3 => Addr(NetAddr),
     }
 
-    /// `read_plus_content`.
+    /// `read_plus_content` (RFC 7862 section 15.10).
     union Content {
         /// Data.
         0 => Data(Data),
@@ -209,14 +209,14 @@ xdr_union! {
     }
 }
 
-/// `COPY4res`.
+/// `COPY4res` (RFC 7862 section 15.2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopyRes {
-    /// It is done, or it is going on.
+    /// The copy is complete or running.
     Ok(CopyOk),
-    /// Not like that, but like this.
+    /// Requirements not met; these can be.
     NoReqs(CopyRequirements),
-    /// Neither.
+    /// Another error.
     Failed(NfsStat),
 }
 

@@ -38,7 +38,7 @@ pub fn mount_fs(fs: Arc<Affs>) -> Arc<Vfs> {
 
 pub fn mount(device: &Arc<MemDevice>) -> Arc<Vfs> {
     let fs = open(device, writable()).unwrap();
-    assert_eq!(fs.info().read_only, None);
+    assert_eq!(fs.health().read_only, None);
     mount_fs(fs)
 }
 

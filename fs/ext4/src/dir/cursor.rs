@@ -1,34 +1,36 @@
 //! Reading a directory in pieces.
 //!
-//! A cursor must survive that names come and go between two calls. In a tree, leaves split and names move, so the cursor
-//! is the hash: names come in the order of `(major hash, minor hash)`, which never changes while they stay. A directory that
-//! is still small enough to become a tree later (inline, or one block) is read in the same order, so that a cursor
-//! outlives the conversion. Lists of several blocks never become trees and their names never move: there the cursor is the
-//! offset.
+//! A cursor stays valid while names are added and removed between two calls. In a tree, leaves split and
+//! names move, so the cursor is the hash: names are returned in the order of `(major hash, minor hash)`,
+//! which never changes for a name. A directory that may still become a tree (inline, or one block) is read in
+//! the same order, so that a cursor survives the conversion. A linear directory of several blocks never
+//! becomes a tree and its names never move: there the cursor is the offset.
 //!
 //! | cursor | in hash order |
 //! |---|---|
 //! | 0, 1 | at `.`, at `..` |
-//! | 3 + p | at the first name whose place is p or more: 31 bits of major hash, 27 of minor hash, 5 of rank among equals |
+//! | 3 + p | at the first name at position p or later: 31 bits of major hash, 27 of minor hash, 5 of rank |
+//!
+//! The rank distinguishes names whose hashes agree in those bits.
 
 use super::hash::NameHasher;
 use super::inline::Part;
 use super::linear::Entry;
 use super::{Shape, corrupt, place};
-use crate::ctx::Ext4;
+use crate::fs::Ext4;
 use ivers_vfs::{DirEntry, FileType, Ino, Inode, Result};
 use std::ops::ControlFlow;
 
-/// Bits that tell names apart whose hashes agree in all other bits.
+/// Bits of the rank, which distinguishes names whose hashes agree in all other bits.
 const RANK_BITS: u32 = 5;
-/// The cursor of place 0.
+/// The cursor of position 0.
 const FIRST_PLACE: u64 = 3;
-/// Leaves of one hash that are read together at most.
+/// Limit of the leaves of one hash that are read together.
 const MAX_CHAIN: u32 = 4096;
 
 type Emit<'a> = &'a mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>;
 
-/// A name with its place in the order.
+/// A name with its position in the order.
 struct Placed {
     place: u64,
     ino: u32,
@@ -39,14 +41,14 @@ struct Placed {
 impl Placed {
     fn new(hasher: &NameHasher, entry: &Entry<'_>) -> Self {
         let hash = hasher.hash(entry.name);
-        // The legacy hash has no minor half: any other hash of the name will do, for nothing else depends on it.
+        // The legacy hash has no minor half. Any other hash of the name will do; nothing else depends on it.
         let minor = if hash.minor == 0 { crc32c::crc32c(entry.name) } else { hash.minor };
         let place = u64::from(hash.major >> 1) << 32 | u64::from(minor >> RANK_BITS << RANK_BITS);
         Self { place, ino: entry.ino, kind: entry.kind, name: entry.name.to_vec() }
     }
 }
 
-/// Put names in order and tell equals apart by rank.
+/// Sorts names and gives ranks to those with equal hashes.
 fn arrange(names: &mut [Placed]) {
     names.sort_by(|a, b| (a.place, &a.name).cmp(&(b.place, &b.name)));
     let (mut last, mut rank) = (u64::MAX, 0);
@@ -74,8 +76,8 @@ fn emit_from(names: &mut Vec<Placed>, cursor: u64, emit: Emit<'_>) -> ControlFlo
 }
 
 impl Ext4 {
-    /// Emit entries from a cursor on.
-    pub(crate) fn fs_readdir(&self, dir: &Inode, cursor: u64, emit: Emit<'_>) -> Result<()> {
+    /// Emits entries from a cursor on.
+    pub(crate) fn dir_read(&self, dir: &Inode, cursor: u64, emit: Emit<'_>) -> Result<()> {
         let shape = self.dir_shape(dir);
         let by_hash = match shape {
             Shape::Indexed => true,
@@ -88,7 +90,7 @@ impl Ext4 {
                 _ => self.readdir_linear(dir, cursor, emit),
             };
         }
-        let dots = [(0, dir.ino, &b"."[..]), (1, self.fs_parent(dir)?, &b".."[..])];
+        let dots = [(0, dir.ino, &b"."[..]), (1, self.dir_parent(dir)?, &b".."[..])];
         for (at, ino, name) in dots {
             if cursor <= at
                 && emit(&DirEntry { ino, name, kind: Some(FileType::Directory), next: at + 1 }).is_break()
@@ -128,7 +130,7 @@ impl Ext4 {
         let mut path = self.htree_path(dir, |_| major)?;
         let mut names = Vec::new();
         let mut chain = 0;
-        // Every leaf has one row: more steps than blocks mean rows that repeat.
+        // Every leaf has one row: more steps than blocks mean repeated rows.
         for _ in 0..=self.dir_blocks(dir) {
             let lblk = path.leaf();
             let buffer = self.htree_leaf(dir, lblk)?;
@@ -143,7 +145,7 @@ impl Ext4 {
                 ControlFlow::Continue(())
             })?;
             if astray {
-                return Err(corrupt(dir, lblk, "a name is in a leaf that its hash does not belong to"));
+                return Err(corrupt(dir, lblk, "a name is in the wrong leaf for its hash"));
             }
             let runs_on = next.is_some_and(|next| next & 1 != 0);
             if runs_on {
@@ -165,7 +167,8 @@ impl Ext4 {
         Err(corrupt(dir, 0, "an index has more rows than its directory has blocks"))
     }
 
-    /// A list: the cursor is an offset, and names never move. What was merged into an entry before it since is skipped.
+    /// Reads a linear directory: the cursor is an offset, and names never move. Skips an entry that was
+    /// merged into the one before it.
     fn readdir_linear(&self, dir: &Inode, cursor: u64, emit: Emit<'_>) -> Result<()> {
         let format = self.dir_format();
         let bits = self.sb.block_bits;
@@ -189,9 +192,9 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Inline names without `dir_index`: offsets as they will be once the names are in a block.
+    /// Reads inline names without `dir_index`: the offsets are those of the names after the move to a block.
     fn readdir_inline(&self, dir: &Inode, cursor: u64, emit: Emit<'_>) -> Result<()> {
-        let dots = [(0, 12, dir.ino, &b"."[..]), (12, 24, self.fs_parent(dir)?, &b".."[..])];
+        let dots = [(0, 12, dir.ino, &b"."[..]), (12, 24, self.dir_parent(dir)?, &b".."[..])];
         for (at, next, ino, name) in dots {
             if cursor <= at && emit(&DirEntry { ino, name, kind: Some(FileType::Directory), next }).is_break()
             {

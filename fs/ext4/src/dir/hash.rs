@@ -1,13 +1,13 @@
-//! The hashes that order the names of an indexed directory: the legacy hash, half-MD4 and TEA, each over signed or
-//! unsigned characters.
+//! The hashes that order the names of an indexed directory: the legacy hash, half-MD4 and TEA, each over
+//! signed or unsigned characters.
 //!
-//! A hash is a pair: the *major* half is what the index stores (its lowest bit is free to mark a collision that runs on
-//! into the next leaf), the *minor* half only tells names apart that share the major one.
+//! A hash is a pair. The index stores the *major* half; its lowest bit is free to mark a collision that
+//! continues in the next leaf. The *minor* half only distinguishes names with equal major halves.
 
-/// Which hash a directory uses, as `s_def_hash_version` and `dx_root_info.hash_version` number them.
+/// The hash of a directory, with the numbers of `s_def_hash_version` and `dx_root_info.hash_version`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashVersion {
-    /// 0 (3 unsigned): the first one, weak.
+    /// 0 (3 unsigned): the oldest one, weak.
     Legacy,
     /// 1 (4 unsigned): MD4 with half of its rounds; the default.
     HalfMd4,
@@ -15,7 +15,7 @@ pub enum HashVersion {
     Tea,
 }
 
-/// How the names of one directory are hashed.
+/// A hash function with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NameHasher {
     version: HashVersion,
@@ -26,19 +26,20 @@ pub struct NameHasher {
 /// The hash of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NameHash {
-    /// What the index stores; its lowest bit is clear.
+    /// The half that the index stores; its lowest bit is clear.
     pub major: u32,
     /// The other half.
     pub minor: u32,
 }
 
-/// The start value of MD4, taken where the superblock has no seed.
+/// The initial state of MD4, used if the superblock has no seed.
 const INITIAL: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x98BA_DCFE, 0x1032_5476];
-/// The largest major hash is the end of a directory for some readers: no name has it.
+/// A major hash that some readers take for the end of a directory: no name gets it.
 const END_OF_DIRECTORY: u32 = 0xFFFF_FFFE;
 
 impl NameHasher {
-    /// A hasher; `version` as stored, `unsigned_default` from the superblock's flags. `None`: no such hash.
+    /// Makes a hasher; `version` as stored, `unsigned_default` from the superblock's flags. `None` for an
+    /// unknown version.
     pub fn new(version: u8, unsigned_default: bool, seed: [u32; 4]) -> Option<Self> {
         let (version, unsigned) = match version {
             0 => (HashVersion::Legacy, unsigned_default),
@@ -53,7 +54,7 @@ impl NameHasher {
         Some(Self { version, unsigned, seed })
     }
 
-    /// The number that `dx_root_info.hash_version` stores: signedness is the superblock's to say.
+    /// The number for `dx_root_info.hash_version`, without signedness: the superblock stores that.
     pub fn stored_version(&self) -> u8 {
         match self.version {
             HashVersion::Legacy => 0,
@@ -62,7 +63,7 @@ impl NameHasher {
         }
     }
 
-    /// Hash a name.
+    /// Hashes a name.
     pub fn hash(&self, name: &[u8]) -> NameHash {
         let (raw, minor) = match self.version {
             HashVersion::Legacy => (self.legacy(name), 0),
@@ -79,7 +80,7 @@ impl NameHasher {
         NameHash { major: if major == END_OF_DIRECTORY { END_OF_DIRECTORY - 2 } else { major }, minor }
     }
 
-    /// A character as the 32-bit number that enters the sums: sign-extended on the machines where `char` is signed.
+    /// A character as the 32-bit number that enters the sums: sign-extended if the hash is signed.
     fn widen(&self, byte: u8) -> u32 {
         if self.unsigned { u32::from(byte) } else { i32::from(byte as i8) as u32 }
     }
@@ -94,7 +95,7 @@ impl NameHasher {
         last << 1
     }
 
-    /// Feed the name in blocks of `WORDS` 32-bit words to a compression function.
+    /// Feeds the name in blocks of `WORDS` 32-bit words to a compression function.
     fn absorb<const WORDS: usize>(
         &self,
         name: &[u8],
@@ -109,8 +110,8 @@ impl NameHasher {
         state
     }
 
-    /// The next words of a name, most significant byte first. What lacks is filled from the length of the rest, repeated
-    /// in every byte.
+    /// The next words of a name, most significant byte first. Missing bytes are filled with the length of the
+    /// rest.
     fn pack<const WORDS: usize>(&self, rest: &[u8]) -> [u32; WORDS] {
         let length = rest.len() as u32;
         let half = length | (length << 8);
@@ -123,7 +124,7 @@ impl NameHasher {
     }
 }
 
-/// MD4's three round functions over eight words instead of sixteen.
+/// The three round functions of MD4 over eight words instead of sixteen.
 fn half_md4(state: [u32; 4], input: &[u32; 8]) -> [u32; 4] {
     type Round = (fn(u32, u32, u32) -> u32, u32, [usize; 8], [u32; 4]);
     const ROUNDS: [Round; 3] = [
@@ -134,7 +135,7 @@ fn half_md4(state: [u32; 4], input: &[u32; 8]) -> [u32; 4] {
     let mut s = state;
     for (function, constant, order, shifts) in ROUNDS {
         for (step, &word) in order.iter().enumerate() {
-            // Each step replaces the register that is oldest: a, d, c, b, and again.
+            // Each step replaces the oldest register: a, d, c, b, and again.
             let a = (4 - step % 4) % 4;
             let mixed = function(s[(a + 1) % 4], s[(a + 2) % 4], s[(a + 3) % 4]);
             let sum = s[a].wrapping_add(mixed).wrapping_add(input[word]).wrapping_add(constant);
@@ -144,7 +145,7 @@ fn half_md4(state: [u32; 4], input: &[u32; 8]) -> [u32; 4] {
     std::array::from_fn(|i| state[i].wrapping_add(s[i]))
 }
 
-/// Sixteen cycles of TEA: the input is the key, the first two words of the state the text.
+/// Sixteen cycles of TEA: the input is the key, the first two words of the state are the text.
 fn tea(state: [u32; 4], key: &[u32; 4]) -> [u32; 4] {
     const DELTA: u32 = 0x9E37_79B9;
     let [mut left, mut right, third, fourth] = state;
@@ -164,7 +165,8 @@ fn tea(state: [u32; 4], key: &[u32; 4]) -> [u32; 4] {
 mod tests {
     use super::*;
 
-    /// What `debugfs -R "dx_hash ..."` of e2fsprogs prints, (seeded with the bytes 01 23 45 67 89 ab cd ef twice).
+    /// The output of `debugfs -R "dx_hash ..."` of e2fsprogs (seeded with the bytes 01 23 45 67 89 ab cd ef
+    /// twice).
     #[test]
     fn agrees_with_others() {
         const SEED: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x6745_2301, 0xEFCD_AB89];

@@ -1,16 +1,17 @@
-//! Trees of hashes over names: lookup, insertion with splits at every level, and the step from a list to a tree.
+//! Hash trees over names: lookup, insertion with splits at every level, and conversion of a linear directory.
 //!
-//! A leaf holds the names whose hashes lie between its row's hash and the next row's. Names of one hash may overflow a
-//! leaf: then the next row's hash has its lowest bit set, which no name's hash has, and a search goes on there.
+//! A leaf holds the names whose hashes lie between its row's hash and the next row's. Names of one hash may
+//! overflow a leaf: then the lowest bit of the next row's hash is set, which no name's hash has, and a search
+//! continues there.
 //!
-//! Every split leaves a valid tree behind, and an insertion is repeated from the root after each: should a block be
-//! lacking half-way, nothing is torn.
+//! Every split results in a valid tree, and an insertion restarts from the root after each split. So a lack
+//! of blocks half-way leaves a consistent tree.
 
 use super::hash::{NameHash, NameHasher};
 use super::index::{self, Table};
 use super::linear::entry_size;
 use super::{Found, corrupt, place};
-use crate::ctx::{Ext4, Handle, core_of};
+use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::Incompat;
 use crate::layout::inode::FL_INDEX;
 use ivers_block::Buffer;
@@ -18,10 +19,11 @@ use ivers_vfs::{FileType, Inode, NameError, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Splits that one insertion may need: one a level and a new level, and as much again for leaves of very unequal names.
+/// Limit of the splits of one insertion: one a level and a new level, doubled for leaves with names of very
+/// unequal length.
 const MAX_STEPS: u32 = 24;
 
-/// An index block on the way to a leaf, and the row that was taken.
+/// An index block on the path to a leaf, and the row that was followed.
 pub(crate) struct Frame {
     buffer: Arc<Buffer>,
     table: Table,
@@ -42,21 +44,21 @@ impl Frame {
     }
 }
 
-/// The way from the root to a leaf; the root comes first.
+/// The path from the root to a leaf; the root comes first.
 pub(crate) struct Path {
     frames: Vec<Frame>,
     pub(crate) hasher: NameHasher,
-    /// The hash of the leaf's row: no name in it lies below.
+    /// The hash of the leaf's row: lower bound of the hashes in the leaf.
     pub(crate) low: u32,
 }
 
 impl Path {
-    /// The leaf's block in the directory.
+    /// The leaf's block number in the directory.
     pub(crate) fn leaf(&self) -> u64 {
         self.frames.last().map_or(0, Frame::target)
     }
 
-    /// The hash of the row behind this leaf's, if it is not the last.
+    /// The hash of the next leaf's row, if there is one.
     pub(crate) fn next_hash(&self) -> Option<u32> {
         self.frames.iter().rev().find_map(Frame::next_hash)
     }
@@ -71,12 +73,12 @@ struct Hashed {
 }
 
 impl Ext4 {
-    /// Levels of inner nodes that a tree may have below its root.
+    /// Maximum levels of inner nodes below the root.
     fn max_levels(&self) -> u8 {
         if self.sb.incompat.contains(Incompat::LARGEDIR) { 2 } else { 1 }
     }
 
-    /// The verified root of a tree.
+    /// Returns the verified root of a tree.
     pub(crate) fn htree_root(&self, dir: &Inode) -> Result<(Arc<Buffer>, index::Root)> {
         let buffer = self.dir_block_at(dir, 0)?;
         let block = buffer.read();
@@ -101,7 +103,7 @@ impl Ext4 {
         Ok(Frame { buffer, table, row: 0 })
     }
 
-    /// Go down to the first leaf that may hold a hash.
+    /// Descends to the first leaf that may hold a hash.
     pub(crate) fn htree_path(&self, dir: &Inode, hash: impl FnOnce(&NameHasher) -> u32) -> Result<Path> {
         let (buffer, root) = self.htree_root(dir)?;
         let hasher =
@@ -127,7 +129,7 @@ impl Ext4 {
         Ok(path)
     }
 
-    /// Go on to the next leaf; false at the end.
+    /// Advances to the next leaf; false at the end.
     pub(crate) fn htree_next(&self, dir: &Inode, path: &mut Path) -> Result<bool> {
         let depth = path.frames.len();
         while path.frames.last().is_some_and(|frame| frame.row + 1 >= frame.table.count) {
@@ -143,7 +145,7 @@ impl Ext4 {
         Ok(true)
     }
 
-    /// A leaf by its number in the directory.
+    /// Returns a leaf by its block number in the directory.
     pub(crate) fn htree_leaf(&self, dir: &Inode, lblk: u64) -> Result<Arc<Buffer>> {
         if lblk == 0 {
             return Err(corrupt(dir, lblk, "an index points to its own root"));
@@ -157,7 +159,7 @@ impl Ext4 {
             hash = hasher.hash(name);
             hash.major
         })?;
-        // A chain of one hash cannot be longer than the directory: rows that repeat blocks are damage.
+        // A chain of one hash cannot be longer than the directory: repeated blocks are corruption.
         for _ in 0..=self.dir_blocks(dir) {
             let lblk = path.leaf();
             let buffer = self.htree_leaf(dir, lblk)?;
@@ -172,7 +174,7 @@ impl Ext4 {
                 return Ok(None);
             }
         }
-        Err(corrupt(dir, 0, "a chain of equal hashes does not end"))
+        Err(corrupt(dir, 0, "a chain of equal hashes has no end"))
     }
 
     pub(crate) fn htree_add(
@@ -201,13 +203,13 @@ impl Ext4 {
                 None => self.add_level(h, dir, &path)?,
             }
         }
-        // Only a directory of one hash throughout could come here.
+        // Reached only if all names in the directory have one hash.
         Err(NameError::NoSpace.into())
     }
 
-    /// A new block's number as rows store it.
+    /// Appends a block and returns its number as rows store it.
     fn append_for_index(&self, h: &mut Handle, dir: &Inode) -> Result<(u32, Arc<Buffer>)> {
-        // Rows have 28 bits for a block.
+        // Rows have 28 bits for a block number.
         if self.dir_blocks(dir) >= 1 << 28 {
             return Err(NameError::NoSpace.into());
         }
@@ -215,7 +217,7 @@ impl Ext4 {
         Ok((lblk as u32, buffer))
     }
 
-    /// Move the upper half of a full leaf's names to a new one.
+    /// Moves the upper half of a full leaf's names to a new leaf.
     fn split_leaf(&self, h: &mut Handle, dir: &Inode, path: &Path, leaf: &Arc<Buffer>) -> Result<()> {
         let format = self.dir_format();
         let usable = format.usable();
@@ -265,7 +267,7 @@ impl Ext4 {
         })
     }
 
-    /// Split the node below frame `free`, which has room for a row.
+    /// Splits the node below frame `free`, which has space for a row.
     fn split_node(&self, h: &mut Handle, dir: &Inode, path: &Path, free: usize) -> Result<()> {
         let full = &path.frames[free + 1];
         let rows = full.table.rows(&full.buffer.read());
@@ -278,7 +280,7 @@ impl Ext4 {
         self.insert_row(h, dir, path, free, boundary, target)
     }
 
-    /// Everything is full: move the root's rows down into a new node.
+    /// Adds a level to a full tree: moves the root's rows to a new node.
     fn add_level(&self, h: &mut Handle, dir: &Inode, path: &Path) -> Result<()> {
         let levels = path.frames.len() as u8 - 1;
         if levels >= self.max_levels() {
@@ -295,8 +297,8 @@ impl Ext4 {
         })
     }
 
-    /// Turn a list of one block into a tree: its names move to a new leaf. False if it does not begin with `.` and `..`
-    /// as a tree must, and has to stay a list.
+    /// Converts a directory of one block to a tree: its names move to a new leaf. False if the block does not
+    /// begin with `.` and `..`, as a tree must; then the directory stays linear.
     pub(crate) fn htree_convert(&self, h: &mut Handle, dir: &Inode) -> Result<bool> {
         let format = self.dir_format();
         let usable = format.usable();
@@ -328,7 +330,8 @@ impl Ext4 {
     }
 }
 
-/// Where to cut sorted names in two: between different hashes if there are any, as near the middle of the bytes as can be.
+/// The index at which sorted names are split: between different hashes if possible, as near the middle of the
+/// bytes as possible.
 fn split_point(names: &[Hashed]) -> usize {
     let total: usize = names.iter().map(|name| entry_size(name.name.len())).sum();
     let mut before = 0;

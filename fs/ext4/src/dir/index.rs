@@ -1,36 +1,36 @@
-//! Index blocks of a hashed directory, as bytes: `dx_root` (block 0, behind `.` and `..`) and `dx_node`.
+//! Index blocks of a hashed directory as bytes: `dx_root` (block 0, after `.` and `..`) and `dx_node`.
 //!
-//! Both look like a directory block of one unused stretch to a reader who knows nothing of them. An index is a table of
-//! `(hash, block)` sorted by hash; the hash of its first row is not stored (it is the row's that points here) and its
-//! room holds `limit` and `count`. Under metadata_csum a `dx_tail` follows the table.
+//! To a reader without index support, both look like a directory block with one unused entry. An index is a
+//! table of `(hash, block)` sorted by hash. The hash of its first row equals the hash of the parent's row and
+//! is not stored; its space holds `limit` and `count`. With metadata_csum, a `dx_tail` follows the table.
 
 use super::linear::{Format, le16, le32, put16, put32};
 
 /// Bytes of a row.
 const ROW: usize = 8;
-/// Where `dx_root_info` begins: behind `.` and the header and name of `..`.
+/// Offset of `dx_root_info`: after `.` and the header and name of `..`.
 const ROOT_INFO: usize = 24;
 /// Bytes of `dx_root_info`.
 const ROOT_INFO_LEN: usize = 8;
-/// Where the table of a `dx_node` begins: behind an unused entry.
+/// Offset of the table of a `dx_node`: after an unused entry.
 const NODE_TABLE: usize = 8;
 /// Bytes of `dx_tail`.
 const TAIL: usize = 8;
-/// A block number takes the lower 28 bits of its field.
+/// A block number occupies the lower 28 bits of its field.
 const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
 /// The table of an index block, validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
-    /// Where it begins in the block.
+    /// Offset in the block.
     start: usize,
-    /// Rows that it can hold.
+    /// Capacity in rows.
     pub limit: usize,
-    /// Rows that it holds, at least one.
+    /// Number of rows, at least one.
     pub count: usize,
 }
 
-/// What `dx_root_info` says.
+/// The contents of `dx_root_info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Root {
     /// `hash_version`.
@@ -57,10 +57,10 @@ fn limit_for(format: &Format, start: usize) -> usize {
     (format.block_size - start - tail) / ROW
 }
 
-/// Read the root of an index.
+/// Parses the root of an index.
 pub fn parse_root(format: &Format, block: &[u8]) -> Result<Root, &'static str> {
     if block.len() != format.block_size {
-        return Err("a directory block is short");
+        return Err("a directory block is too short");
     }
     let dot = format.entry(block, 0)?;
     let dotdot = format.entry(block, 12)?;
@@ -75,27 +75,27 @@ pub fn parse_root(format: &Format, block: &[u8]) -> Result<Root, &'static str> {
         || usize::from(block[ROOT_INFO + 5]) != ROOT_INFO_LEN
         || block[ROOT_INFO + 7] & 1 != 0
     {
-        return Err("an index root has bad information");
+        return Err("an index root has a bad header");
     }
     let table = table_at(format, block, ROOT_INFO + ROOT_INFO_LEN)?;
     Ok(Root { hash_version: block[ROOT_INFO + 4], levels: block[ROOT_INFO + 6], table })
 }
 
-/// Read an inner node of an index.
+/// Parses an inner node of an index.
 pub fn parse_node(format: &Format, block: &[u8]) -> Result<Table, &'static str> {
     if block.len() != format.block_size || !looks_like_node(format, block) {
-        return Err("an index node does not look like one");
+        return Err("an index node has a bad format");
     }
     table_at(format, block, NODE_TABLE)
 }
 
-/// True if the block is one unused entry that covers all of it, as an inner node is. Only with checksums does this tell
+/// Whether the block is one unused entry, as an inner node is. Only with checksums does this distinguish
 /// nodes from empty leaves.
 pub fn looks_like_node(format: &Format, block: &[u8]) -> bool {
     format.entry(block, 0).is_ok_and(|entry| entry.ino == 0 && entry.rec_len == format.block_size)
 }
 
-/// Make block 0 the root of a tree with one leaf. `.` and `..` are there already and stay.
+/// Makes block 0 the root of a tree with one leaf. Keeps its `.` and `..`.
 pub fn init_root(format: &Format, block: &mut [u8], hash_version: u8, leaf: u32) {
     block[ROOT_INFO..].fill(0);
     put16(block, 12 + 4, (format.block_size - 12).min(usize::from(u16::MAX)) as u16);
@@ -106,12 +106,12 @@ pub fn init_root(format: &Format, block: &mut [u8], hash_version: u8, leaf: u32)
     table.store(block, &[(0, leaf)]);
 }
 
-/// Set `indirect_levels`.
+/// Sets `indirect_levels`.
 pub fn set_levels(block: &mut [u8], levels: u8) {
     block[ROOT_INFO + 6] = levels;
 }
 
-/// Make an inner node of these rows; the hash of the first is not stored.
+/// Makes an inner node of these rows; the hash of the first is not stored.
 pub fn init_node(format: &Format, block: &mut [u8], rows: &[(u32, u32)]) {
     block.fill(0);
     let stored = if format.block_size >= 1 << 16 { u16::MAX } else { format.block_size as u16 };
@@ -120,12 +120,12 @@ pub fn init_node(format: &Format, block: &mut [u8], rows: &[(u32, u32)]) {
 }
 
 impl Table {
-    /// The hash of a row; the first one's is not stored and reads as 0.
+    /// The hash of a row; 0 for the first, whose hash is not stored.
     pub fn hash(&self, block: &[u8], row: usize) -> u32 {
         if row == 0 { 0 } else { le32(block, self.start + row * ROW) }
     }
 
-    /// The directory block that a row points to.
+    /// The directory block that a row refers to.
     pub fn block(&self, block: &[u8], row: usize) -> u32 {
         le32(block, self.start + row * ROW + 4) & BLOCK_MASK
     }
@@ -144,12 +144,12 @@ impl Table {
         low - 1
     }
 
-    /// All rows.
+    /// Returns all rows.
     pub fn rows(&self, block: &[u8]) -> Vec<(u32, u32)> {
         (0..self.count).map(|row| (self.hash(block, row), self.block(block, row))).collect()
     }
 
-    /// Write the table anew.
+    /// Replaces the table.
     pub fn store(&self, block: &mut [u8], rows: &[(u32, u32)]) {
         for (row, &(hash, target)) in rows.iter().enumerate() {
             if row > 0 {
@@ -161,7 +161,7 @@ impl Table {
         put16(block, self.start + 2, rows.len() as u16);
     }
 
-    /// Put a row behind `row`; the caller knows that there is room.
+    /// Inserts a row after `row`; the table must have space.
     pub fn insert_after(&self, block: &mut [u8], row: usize, hash: u32, target: u32) {
         let at = self.start + (row + 1) * ROW;
         let end = self.start + self.count * ROW;
@@ -171,12 +171,12 @@ impl Table {
         put16(block, self.start + 2, self.count as u16 + 1);
     }
 
-    /// The parts of the block that its checksum covers before the tail, and where the tail begins.
+    /// The end of the bytes that the checksum covers before the tail, and the offset of the tail.
     fn covered(&self) -> (usize, usize) {
         (self.start + self.count * ROW, self.start + self.limit * ROW)
     }
 
-    /// The checksum of the block; `chain` continues a CRC.
+    /// Computes the checksum of the block; `chain` continues a CRC.
     pub fn checksum(&self, block: &[u8], seed: u32, chain: impl Fn(u32, &[u8]) -> u32) -> u32 {
         let (end, tail) = self.covered();
         let over_rows = chain(seed, block.get(..end).unwrap_or_default());
@@ -184,12 +184,12 @@ impl Table {
         chain(over_reserved, &[0; 4])
     }
 
-    /// The checksum that the block stores.
+    /// The stored checksum.
     pub fn stored_checksum(&self, block: &[u8]) -> u32 {
         le32(block, self.covered().1 + 4)
     }
 
-    /// Store the checksum.
+    /// Stores the checksum.
     pub fn store_checksum(&self, block: &mut [u8], checksum: u32) {
         put32(block, self.covered().1 + 4, checksum);
     }

@@ -1,12 +1,12 @@
-//! Directories in the inode: the parent's number and a first chain of entries in `i_block`, a second chain in the value of
-//! the attribute `system.data`. There is no `.` and no `..`.
+//! Inline directories: the parent's inode number and a first chain of entries in `i_block`, a second chain in
+//! the attribute `system.data`. `.` and `..` are not stored.
 //!
-//! Names are added while one of the chains has room; then the directory moves to a block, where every entry keeps the
-//! place that readers' cursors know.
+//! When both chains are full, the directory moves to a block, where every entry gets the offset that readers'
+//! cursors refer to.
 
 use super::linear::{Format, entry_size, le32, put16};
 use super::{Found, Spot, place};
-use crate::ctx::{Ext4, Handle, core_of};
+use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::Incompat;
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::xattr::body;
@@ -15,7 +15,7 @@ use std::ops::{ControlFlow, Range};
 
 /// Bytes of `i_block`.
 const I_BLOCK: usize = 60;
-/// Bytes of the parent's number.
+/// Bytes of the parent's inode number.
 const PARENT: usize = 4;
 
 /// One of the two chains.
@@ -30,7 +30,7 @@ pub(crate) enum Part {
 impl Part {
     pub(crate) const ALL: [Self; 2] = [Part::Slot, Part::Attribute];
 
-    /// Where the chain begins once it is in a block, behind `.` and `..`.
+    /// Offset of the chain in a block, after `.` and `..`.
     pub(crate) fn offset_in_block(self) -> usize {
         let dots = 2 * entry_size(1);
         match self {
@@ -46,7 +46,7 @@ impl Ext4 {
         Ok(range.unwrap_or(0..0))
     }
 
-    /// A copy of a chain.
+    /// Returns a copy of a chain.
     pub(crate) fn inline_area(&self, dir: &Inode, part: Part) -> Result<Vec<u8>> {
         let core = core_of(dir).read();
         Ok(match part {
@@ -55,7 +55,7 @@ impl Ext4 {
         })
     }
 
-    /// Change a chain in place.
+    /// Changes a chain in place.
     pub(crate) fn inline_change(
         &self,
         dir: &Inode,
@@ -99,7 +99,7 @@ impl Ext4 {
         Ok(true)
     }
 
-    /// Add a name; false if there is no room.
+    /// Adds a name; false if there is no space.
     pub(crate) fn inline_add(&self, dir: &Inode, name: &[u8], ino: u32, kind: FileType) -> Result<bool> {
         let format = self.dir_format();
         for part in Part::ALL {
@@ -117,7 +117,7 @@ impl Ext4 {
         self.inline_change(dir, part, |area| format.remove_at(area, offset, &|| place(dir, 0)))
     }
 
-    /// Move the names to a block.
+    /// Moves the names to a block.
     pub(crate) fn inline_dir_to_block(&self, h: &mut Handle, dir: &Inode) -> Result<()> {
         let format = self.dir_format();
         let chains = [self.inline_area(dir, Part::Slot)?, self.inline_area(dir, Part::Attribute)?];
@@ -156,7 +156,7 @@ impl Ext4 {
     }
 }
 
-/// The block that holds `.`, `..` and both chains at their places.
+/// Builds the block that holds `.`, `..` and both chains at their offsets.
 fn block_of_chains(format: &Format, dir: &Inode, chains: &[Vec<u8>; 2]) -> Result<Vec<u8>> {
     let mut block = vec![0; format.block_size];
     format.clear_block(&mut block);
@@ -178,7 +178,7 @@ fn block_of_chains(format: &Format, dir: &Inode, chains: &[Vec<u8>; 2]) -> Resul
             ControlFlow::Continue(())
         })?;
     }
-    // Each entry reaches to the next, so unused ones vanish.
+    // Each entry extends to the next, so unused ones vanish.
     for (number, (offset, ino, name, kind)) in entries.iter().enumerate() {
         let end = entries.get(number + 1).map_or(format.usable(), |next| next.0);
         if offset + entry_size(name.len()) > end {

@@ -1,8 +1,8 @@
-//! One directory block: a chain of entries that covers it, each `inode, rec_len, name_len, file_type, name`, and under
-//! metadata_csum a last one that holds the checksum.
+//! One directory block: a chain of entries that covers it, each `inode, rec_len, name_len, file_type, name`.
+//! With metadata_csum, the last entry holds the checksum.
 //!
-//! Everything here works on bytes alone. Entries are validated as they are walked; what has been walked once may be
-//! changed at the offsets found.
+//! This module works on bytes only. A walk validates the entries; after it, the offsets that it found may be
+//! changed.
 
 use ivers_vfs::{Error, FileType, Result};
 use std::ops::ControlFlow;
@@ -11,30 +11,30 @@ use std::ops::ControlFlow;
 pub const ENTRY_HEADER: usize = 8;
 /// Bytes of the entry that holds a block's checksum.
 pub const TAIL_SIZE: usize = 12;
-/// `det_reserved_ft`: the file type that marks it.
+/// `det_reserved_ft`: the file type that marks the checksum's entry.
 const TAIL_FILE_TYPE: u8 = 0xDE;
-/// Longest name.
+/// Longest name in bytes.
 pub const NAME_MAX: usize = 255;
 
-/// What the superblock says about directory blocks.
+/// Parameters of directory blocks, from the superblock.
 #[derive(Debug, Clone, Copy)]
 pub struct Format {
-    /// Bytes a block.
+    /// Block size in bytes.
     pub block_size: usize,
-    /// Entries store the file type (`filetype`); without, the byte is the high half of the name's length.
+    /// Entries store the file type (`filetype`); without it, the byte is the high half of the name's length.
     pub filetype: bool,
     /// Blocks end with a checksum (`metadata_csum`).
     pub checksum: bool,
 }
 
-/// An entry, found at `offset`.
+/// An entry at `offset`.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// Where it begins in its block.
+    /// Offset in its block.
     pub offset: usize,
-    /// Bytes up to the next one.
+    /// Distance to the next entry in bytes.
     pub rec_len: usize,
-    /// The inode; 0: unused.
+    /// The inode number; 0 if unused.
     pub ino: u32,
     /// The name.
     pub name: &'a [u8],
@@ -43,23 +43,23 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// True for `.` and `..`.
+    /// Whether the entry is `.` or `..`.
     pub fn is_dot(&self) -> bool {
         matches!(self.name, b"." | b"..")
     }
 
-    /// Bytes that it must have.
+    /// Minimum length in bytes.
     fn needed(&self) -> usize {
         if self.ino == 0 { 0 } else { entry_size(self.name.len()) }
     }
 }
 
-/// Bytes that an entry with a name of this length takes.
+/// Bytes of an entry with a name of this length.
 pub fn entry_size(name_len: usize) -> usize {
     (ENTRY_HEADER + name_len).next_multiple_of(4)
 }
 
-/// The number that stands for a type in entries.
+/// The stored number of a file type.
 pub fn type_to_disk(kind: FileType) -> u8 {
     match kind {
         FileType::Regular => 1,
@@ -72,7 +72,7 @@ pub fn type_to_disk(kind: FileType) -> u8 {
     }
 }
 
-/// The type that a stored number stands for.
+/// The file type of a stored number.
 pub fn type_from_disk(byte: u8) -> Option<FileType> {
     Some(match byte {
         1 => FileType::Regular,
@@ -124,7 +124,8 @@ impl Format {
         }
     }
 
-    /// The entry at an offset of `area` (a block's usable part, or a piece of inline data), validated.
+    /// Returns the entry at an offset of `area` (a block's usable part, or a piece of inline data),
+    /// validated.
     pub fn entry<'a>(&self, area: &'a [u8], offset: usize) -> std::result::Result<Entry<'a>, &'static str> {
         let header =
             area.get(offset..offset + ENTRY_HEADER).ok_or("a directory entry runs over its block")?;
@@ -137,7 +138,7 @@ impl Format {
         let end = offset.checked_add(rec_len).filter(|&end| end <= area.len());
         end.ok_or("a directory entry runs over its block")?;
         if ino == 0 {
-            // An unused entry may keep the remains of a name; they mean nothing.
+            // An unused entry may keep remains of a name; ignore them.
             return Ok(Entry { offset, rec_len, ino, name: &[], kind: None });
         }
         if name_len == 0 || name_len > NAME_MAX || entry_size(name_len) > rec_len {
@@ -151,7 +152,7 @@ impl Format {
         Ok(Entry { offset, rec_len, ino, name, kind })
     }
 
-    /// Walk the entries of `area`, unused ones included.
+    /// Walks the entries of `area`, including unused ones.
     pub fn walk<'a, B>(
         &self,
         area: &'a [u8],
@@ -169,7 +170,7 @@ impl Format {
         Ok(None)
     }
 
-    /// Find a name in `area`.
+    /// Finds a name in `area`.
     pub fn find<'a>(
         &self,
         area: &'a [u8],
@@ -185,7 +186,7 @@ impl Format {
         })
     }
 
-    /// Where a name of this length fits: the offset of an entry with enough slack behind it.
+    /// Finds space for a name of this length: the offset of an entry with enough unused bytes at its end.
     pub fn room(&self, area: &[u8], name_len: usize, place: &dyn Fn() -> String) -> Result<Option<usize>> {
         let wanted = entry_size(name_len);
         self.walk(area, place, |entry| {
@@ -197,7 +198,7 @@ impl Format {
         })
     }
 
-    /// Write an entry's bytes at an offset that has room for `rec_len`.
+    /// Writes an entry at an offset that has `rec_len` bytes.
     pub fn write_entry(
         &self,
         area: &mut [u8],
@@ -220,7 +221,7 @@ impl Format {
         }
     }
 
-    /// Put a name where [`Format::room`] found some; entries that are there do not move.
+    /// Inserts a name at the offset that [`Format::room`] returned; other entries do not move.
     pub fn insert_at(
         &self,
         area: &mut [u8],
@@ -240,7 +241,7 @@ impl Format {
         Ok(())
     }
 
-    /// Take the entry at `offset` out: its room goes to the entry before it, or it stays as an unused one.
+    /// Removes the entry at `offset`: the entry before it gets its bytes; the first entry becomes unused.
     pub fn remove_at(&self, area: &mut [u8], offset: usize, place: &dyn Fn() -> String) -> Result<()> {
         let mut before = None;
         let found = self.walk(area, place, |entry| {
@@ -260,7 +261,7 @@ impl Format {
         Ok(())
     }
 
-    /// Point the entry at `offset` to another inode.
+    /// Makes the entry at `offset` refer to another inode.
     pub fn set_at(&self, area: &mut [u8], offset: usize, ino: u32, kind: FileType) {
         put32(area, offset, ino);
         if self.filetype
@@ -270,14 +271,14 @@ impl Format {
         }
     }
 
-    /// Make a block of one unused entry, with the checksum's entry where there is one.
+    /// Makes a block of one unused entry, and the checksum's entry if checksums are enabled.
     pub fn clear_block(&self, block: &mut [u8]) {
         block.fill(0);
         put16(block, 4, self.rec_len_to_disk(self.usable()));
         self.write_tail(block);
     }
 
-    /// Write the entry that will hold the checksum.
+    /// Writes the entry for the checksum.
     pub fn write_tail(&self, block: &mut [u8]) {
         if self.checksum && block.len() >= TAIL_SIZE {
             let at = self.usable();
@@ -287,7 +288,7 @@ impl Format {
         }
     }
 
-    /// True if the block ends with the entry that holds a checksum.
+    /// Whether the block ends with the checksum's entry.
     pub fn has_tail(&self, block: &[u8]) -> bool {
         let at = self.usable();
         self.checksum
@@ -298,8 +299,8 @@ impl Format {
             && block[at + 7] == TAIL_FILE_TYPE
     }
 
-    /// Fill a block with the entries in order, packed; the last one takes the slack. The caller has made sure that they
-    /// fit. `None` for the type keeps none.
+    /// Fills a block with the entries in order; the last one gets the remaining bytes. The entries must fit.
+    /// Stores no type for `None`.
     pub fn fill_block<'a>(
         &self,
         block: &mut [u8],

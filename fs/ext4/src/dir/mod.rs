@@ -1,7 +1,8 @@
-//! Directories: inline, linear and hashed ones behind one set of calls.
+//! Directories: one interface to inline, linear and hashed directories.
 //!
-//! The names of a directory lie in its inode (`inline_data`), in blocks that are scanned in order, or in the leaves of a
-//! tree of hashes (`dir_index`). Callers hold the directory's `Inode::lock`: shared to look, exclusive to change.
+//! The names of a directory are stored in its inode (`inline_data`), in blocks that are searched in order, or
+//! in the leaves of a hash tree (`dir_index`). Callers hold the directory's `Inode::lock`: shared to read,
+//! exclusive to change.
 
 pub mod cursor;
 pub mod hash;
@@ -11,7 +12,7 @@ pub mod inline;
 pub mod linear;
 pub mod ops;
 
-use crate::ctx::{Ext4, Handle, core_of};
+use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::inode::{FL_INDEX, FL_INLINE_DATA};
 use crate::layout::{Compat, Incompat};
 use hash::NameHasher;
@@ -21,18 +22,18 @@ use linear::{Format, le32, put32};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// How a directory keeps its names.
+/// How a directory stores its names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shape {
     /// In the inode.
     Inline,
-    /// In blocks, in no order.
+    /// In blocks, unordered.
     Linear,
-    /// In a tree of hashes.
+    /// In a hash tree.
     Indexed,
 }
 
-/// Where an entry is.
+/// The position of an entry.
 pub(crate) enum Spot {
     /// In a leaf or linear block.
     Block(Arc<Buffer>, usize),
@@ -40,7 +41,7 @@ pub(crate) enum Spot {
     Inline(inline::Part, usize),
 }
 
-/// An entry that was looked for.
+/// An entry found by name.
 pub(crate) struct Found {
     pub(crate) spot: Spot,
     pub(crate) ino: u32,
@@ -48,7 +49,7 @@ pub(crate) struct Found {
 }
 
 impl Ext4 {
-    /// The format of directory blocks.
+    /// Returns the parameters of directory blocks.
     pub(crate) fn dir_format(&self) -> Format {
         Format {
             block_size: self.sb.block_size as usize,
@@ -57,10 +58,10 @@ impl Ext4 {
         }
     }
 
-    /// The hasher for names that no index orders yet.
+    /// Returns the hasher for names in no index.
     pub(crate) fn default_hasher(&self) -> NameHasher {
         self.hasher(self.sb.def_hash_version).unwrap_or_else(|| {
-            // A version that nobody knows is only the default: trees made by us say what they use.
+            // An unknown version affects only the default: our trees store the hash that they use.
             self.hasher(1).expect("half-MD4 is a known version")
         })
     }
@@ -84,7 +85,7 @@ impl Ext4 {
         }
     }
 
-    /// Blocks that the directory's size covers.
+    /// The number of blocks that the directory's size covers.
     pub(crate) fn dir_blocks(&self, dir: &Inode) -> u64 {
         dir.size() >> self.sb.block_bits
     }
@@ -93,21 +94,21 @@ impl Ext4 {
         self.inode_seed(dir.ino.0 as u32, dir.generation)
     }
 
-    /// A directory block that must exist.
+    /// Returns a directory block that must exist.
     fn dir_block_at(&self, dir: &Inode, lblk: u64) -> Result<Arc<Buffer>> {
         if lblk >= self.dir_blocks(dir) {
-            return Err(corrupt(dir, lblk, "an index points behind the end of its directory"));
+            return Err(corrupt(dir, lblk, "an index refers to a block after the end of its directory"));
         }
         self.dir_block(dir, lblk)?.ok_or_else(|| corrupt(dir, lblk, "a directory has a hole"))
     }
 
-    /// A block of entries, its checksum verified.
+    /// Returns a block of entries; verifies its checksum.
     pub(crate) fn dir_leaf(&self, dir: &Inode, lblk: u64) -> Result<Arc<Buffer>> {
         let buffer = self.dir_block_at(dir, lblk)?;
         let format = self.dir_format();
         if format.checksum {
             let block = buffer.read();
-            // Nodes and leaves share the buffers' flag: only the tail tells that it is a leaf that was verified.
+            // Nodes and leaves share the buffers' verified flag: the tail shows that a leaf was verified.
             if !format.has_tail(&block) {
                 return Err(corrupt(dir, lblk, "a directory block lacks its checksum"));
             }
@@ -122,7 +123,7 @@ impl Ext4 {
         Ok(buffer)
     }
 
-    /// Verify the checksum of an index block whose table is known.
+    /// Verifies the checksum of an index block whose table is known.
     pub(crate) fn verify_index(
         &self,
         dir: &Inode,
@@ -141,7 +142,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Change a block of entries and its checksum.
+    /// Changes a block of entries and its checksum.
     pub(crate) fn change_leaf<R>(
         &self,
         h: &mut Handle,
@@ -164,7 +165,7 @@ impl Ext4 {
         result
     }
 
-    /// Change an index block and its checksum.
+    /// Changes an index block and its checksum.
     pub(crate) fn change_index(
         &self,
         h: &mut Handle,
@@ -192,7 +193,7 @@ impl Ext4 {
         result.map_err(|what: &str| Error::corrupt(what, format!("directory inode {}", dir.ino)))
     }
 
-    /// Find a name's entry.
+    /// Finds the entry of a name.
     pub(crate) fn dir_find(&self, dir: &Inode, name: &[u8]) -> Result<Option<Found>> {
         match self.dir_shape(dir) {
             Shape::Inline => self.inline_find(dir, name),
@@ -226,7 +227,7 @@ impl Ext4 {
         }))
     }
 
-    /// Find a name: the inode, and its type where entries store it.
+    /// Finds the inode of a name, and its type if entries store it.
     pub fn dir_lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<(Ino, Option<FileType>)>> {
         if name.len() > linear::NAME_MAX {
             return Err(NameError::NameTooLong.into());
@@ -234,14 +235,15 @@ impl Ext4 {
         match self.dir_find(dir, name)? {
             None => Ok(None),
             Some(found) if found.ino > self.sb.inodes_count => Err(Error::corrupt(
-                "a name stands for an inode that cannot be",
+                "an entry has an invalid inode number",
                 format!("directory inode {}", dir.ino),
             )),
             Some(found) => Ok(Some((Ino(u64::from(found.ino)), found.kind))),
         }
     }
 
-    /// Add a name that is known to be free. The directory's size may grow; the caller logs it.
+    /// Adds a name; the caller has checked that it is free. The directory's size may grow; the caller logs
+    /// it.
     pub fn dir_add(&self, h: &mut Handle, dir: &Inode, name: &[u8], ino: Ino, kind: FileType) -> Result<()> {
         if name.is_empty() {
             return Err(NameError::Invalid.into());
@@ -270,7 +272,7 @@ impl Ext4 {
             let buffer = self.dir_leaf(dir, lblk)?;
             let room = format.room(&buffer.read()[..usable], name.len(), &|| place(dir, lblk))?;
             if let Some(offset) = room {
-                // A tree that is used as a plain list (the feature was taken away) is no tree any more.
+                // Without the feature, a tree that is changed as a linear directory stops being a tree.
                 core_of(dir).write().flags &= !FL_INDEX;
                 return self.change_leaf(h, dir, &buffer, |block| {
                     format.insert_at(&mut block[..usable], offset, ino, name, kind)
@@ -287,7 +289,7 @@ impl Ext4 {
         })
     }
 
-    /// Take a name away; the inode that it stood for.
+    /// Removes a name and returns its inode number.
     pub fn dir_remove(&self, h: &mut Handle, dir: &Inode, name: &[u8]) -> Result<Ino> {
         let found = self.dir_find(dir, name)?.ok_or(NameError::NotFound)?;
         match &found.spot {
@@ -304,7 +306,7 @@ impl Ext4 {
         Ok(Ino(u64::from(found.ino)))
     }
 
-    /// Let a name that is there stand for another inode.
+    /// Makes an existing name refer to another inode.
     pub fn dir_set(&self, h: &mut Handle, dir: &Inode, name: &[u8], ino: Ino, kind: FileType) -> Result<()> {
         let ino = u32::try_from(ino.0).map_err(|_| NameError::Invalid)?;
         let found = self.dir_find(dir, name)?.ok_or(NameError::NotFound)?;
@@ -321,7 +323,7 @@ impl Ext4 {
         }
     }
 
-    /// True if there is nothing but `.` and `..`.
+    /// Whether the directory holds only `.` and `..`.
     pub fn dir_is_empty(&self, dir: &Inode) -> Result<bool> {
         let shape = self.dir_shape(dir);
         let format = self.dir_format();
@@ -349,7 +351,7 @@ impl Ext4 {
         Ok(true)
     }
 
-    /// Give a new directory its first block with `.` and `..`.
+    /// Writes the first block of a new directory, with `.` and `..`.
     pub fn dir_init(&self, h: &mut Handle, dir: &Inode, parent: Ino) -> Result<()> {
         let (_, buffer) = self.append_dir_block(h, dir)?;
         let kind = Some(FileType::Directory);
@@ -361,7 +363,7 @@ impl Ext4 {
         })
     }
 
-    /// Point `..` elsewhere.
+    /// Makes `..` refer to another directory.
     pub fn dir_set_parent(&self, h: &mut Handle, dir: &Inode, parent: Ino) -> Result<()> {
         let parent = u32::try_from(parent.0).map_err(|_| NameError::Invalid)?;
         let shape = self.dir_shape(dir);
@@ -383,7 +385,7 @@ impl Ext4 {
         }
     }
 
-    /// The entry `..` of a directory that has blocks: its buffer, its offset and its inode.
+    /// Returns the entry `..` of a directory that has blocks: its buffer, offset and inode number.
     fn dotdot(&self, dir: &Inode) -> Result<(Arc<Buffer>, usize, u32)> {
         let format = self.dir_format();
         let buffer = if self.dir_shape(dir) == Shape::Indexed {
@@ -402,15 +404,15 @@ impl Ext4 {
         Ok((buffer, offset, ino))
     }
 
-    /// The parent of a directory.
-    pub fn fs_parent(&self, dir: &Inode) -> Result<Ino> {
+    /// Returns the parent of a directory.
+    pub fn dir_parent(&self, dir: &Inode) -> Result<Ino> {
         let ino = if self.dir_shape(dir) == Shape::Inline {
             le32(&core_of(dir).read().i_block, 0)
         } else {
             self.dotdot(dir)?.2
         };
         if ino == 0 || ino > self.sb.inodes_count {
-            return Err(corrupt(dir, 0, ".. stands for an inode that cannot be"));
+            return Err(corrupt(dir, 0, ".. has an invalid inode number"));
         }
         Ok(Ino(u64::from(ino)))
     }

@@ -1,23 +1,26 @@
-//! Namespace calls, each one transaction: names, link counts, times and counters of all that are concerned.
+//! Namespace operations, each one transaction: names, link counts, times and counters of every inode
+//! involved.
 
 use super::linear::NAME_MAX;
-use crate::ctx::{Ext4, Ext4Inode, Handle, core_of};
+use crate::fs::{Ext4, Ext4Inode, Handle, core_of};
 use crate::layout::RoCompat;
 use crate::layout::inode::FL_INLINE_DATA;
 use ivers_vfs::{
-    Error, FileSystem, FileType, Ino, Inode, LoadedInode, Logged, NameError, NewInode, Rename, Result, Touch,
+    Child, Cred, DirEntry, DirectoryOps, Error, FileType, Ino, Inode, LoadedInode, Logged, NameError,
+    NewInode, Rename, Result, Touch, UnnamedFileOps,
 };
 use parking_lot::Mutex;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-/// Most names of a file, and most subdirectories that a link count tells.
+/// Maximum of the names of a file and of the subdirectories that a link count counts.
 pub(crate) const LINK_MAX: u32 = 65_000;
 /// Blocks that adding a name changes: two splits, a level, their bitmaps and descriptors, inodes and orphans.
 const CREDITS_ADD: u32 = 40;
-/// Blocks that taking a name away changes.
+/// Blocks that removing a name changes.
 const CREDITS_REMOVE: u32 = 16;
 
-/// What of a directory's inode has to reach the device with its names, whatever the counter says.
+/// The fields of a directory's inode that must be logged with its names, whatever the counter requires.
 #[derive(PartialEq, Eq)]
 struct Layout {
     size: u64,
@@ -33,10 +36,10 @@ impl Layout {
         Self { size: attr.size, blocks_512: attr.blocks_512, flags, nlink: attr.nlink }
     }
 
-    /// How a change of names since is logged.
+    /// How to log a change of names since `self`.
     fn logged(&self, dir: &Inode) -> Logged {
         let now = Self::of(dir);
-        // Inline names lie in the inode itself.
+        // Inline names are stored in the inode.
         if *self != now || now.flags & FL_INLINE_DATA != 0 { Logged::Anyway } else { Logged::IfNeeded }
     }
 }
@@ -46,12 +49,7 @@ fn is_dir(inode: &Inode) -> bool {
 }
 
 impl Ext4 {
-    /// Find a name: its inode.
-    pub(crate) fn fs_lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
-        Ok(self.dir_lookup(dir, name)?.map(|(ino, _)| ino))
-    }
-
-    /// One more subdirectory. A count that cannot be told is 1 from then on.
+    /// Counts one more subdirectory. A count beyond the limit becomes 1 and stays 1.
     fn raise_dir_links(&self, dir: &Inode) {
         dir.with_attr(|attr| {
             if attr.nlink > 1 {
@@ -60,7 +58,7 @@ impl Ext4 {
         });
     }
 
-    /// One subdirectory less.
+    /// Counts one subdirectory less.
     fn lower_dir_links(&self, dir: &Inode) {
         dir.with_attr(|attr| {
             if attr.nlink > 2 {
@@ -76,7 +74,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Add a name; should that fail half-way, log what the directory grew by.
+    /// Adds a name; on error, logs the directory's growth.
     fn add_name(&self, h: &mut Handle, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let before = Layout::of(dir);
         let result = self.dir_add(h, dir, name, inode.ino, inode.kind);
@@ -86,14 +84,14 @@ impl Ext4 {
         result
     }
 
-    /// The names of `dir` changed.
+    /// Records a change of the names in `dir`.
     fn names_changed(&self, h: &mut Handle, dir: &Inode, before: &Layout) -> Result<()> {
-        // Whether or not the inode itself is logged with them.
+        // Required whether or not the inode itself is logged.
         h.belongs_to(&dir.private::<Ext4Inode>().last_change);
         if dir.changed(Touch::Data, before.logged(dir)).must_log() { self.log(h, dir) } else { Ok(()) }
     }
 
-    /// The inode lost a name (a directory: its only one).
+    /// Removes one name from the link count (for a directory: its only name).
     fn drop_name(&self, h: &mut Handle, inode: &Inode) -> Result<()> {
         let left = inode.with_attr(|attr| {
             attr.nlink = if attr.kind == FileType::Directory { 0 } else { attr.nlink.saturating_sub(1) };
@@ -106,7 +104,7 @@ impl Ext4 {
         self.log(h, inode)
     }
 
-    /// Check that a name stands for an inode.
+    /// Checks that a name refers to an inode.
     fn expect_name(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         match self.dir_lookup(dir, name)? {
             Some((ino, _)) if ino == inode.ino => Ok(()),
@@ -122,16 +120,16 @@ impl Ext4 {
         Ok(())
     }
 
-    /// A second handle on a new inode, to work on before the VFS has it: shares what the driver keeps.
+    /// Makes a second object for a new inode, to work on before the VFS has it: shares the driver's data.
     fn twin(&self, loaded: &LoadedInode) -> Result<Inode> {
         let private = loaded.private.downcast_ref::<Ext4Inode>();
-        let private =
-            private.ok_or_else(|| Error::corrupt("a new inode is not of this driver", self.place.clone()))?;
+        let private = private
+            .ok_or_else(|| Error::corrupt("a new inode is not from this driver", self.place.clone()))?;
         Ok(self.detached(LoadedInode {
             ino: loaded.ino,
             generation: loaded.generation,
             attr: loaded.attr.clone(),
-            version: loaded.version,
+            counter: loaded.counter,
             private: Box::new(Ext4Inode {
                 core: Arc::clone(&private.core),
                 alloc: Mutex::default(),
@@ -140,7 +138,7 @@ impl Ext4 {
         }))
     }
 
-    /// Make an inode, fill it with `fill`, and log it. Should that fail, the inode is given back.
+    /// Makes an inode, initializes it with `fill`, and logs it. On error, frees the inode.
     fn make(
         &self,
         dir: &Inode,
@@ -161,16 +159,37 @@ impl Ext4 {
                 twin.with_attr(|attr| attr.nlink = 0);
                 let undone = self.orphan_add(&mut h, &twin).and_then(|()| self.log(&mut h, &twin));
                 drop(h);
-                if let Err(second) = undone.and_then(|()| self.delete_inode(&twin)) {
-                    log::warn!("{}: inode {} is lost until a check: {second}", self.place, twin.ino);
+                if let Err(second) = undone.and_then(|()| self.delete_unused(&twin)) {
+                    log::warn!("{}: inode {}: not freed: {second}; run e2fsck", self.place, twin.ino);
+                    // Part of the change may be in the running transaction: report it to the VFS.
+                    return Err(second);
                 }
                 Err(error)
             }
         }
     }
+}
 
-    /// Make an inode with one name.
-    pub(crate) fn fs_create(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+impl DirectoryOps for Ext4 {
+    fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
+        Ok(self.dir_lookup(dir, name)?.map(|(ino, _)| Child::Number(ino)))
+    }
+
+    fn parent(&self, dir: &Inode) -> Result<Ino> {
+        self.dir_parent(dir)
+    }
+
+    fn readdir(
+        &self,
+        dir: &Inode,
+        cursor: u64,
+        emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.dir_read(dir, cursor, emit)
+    }
+
+    /// Makes an inode with one name.
+    fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         if name.len() > NAME_MAX {
             return Err(NameError::NameTooLong.into());
         }
@@ -194,19 +213,8 @@ impl Ext4 {
         })
     }
 
-    /// Make an inode without a name: an orphan until it is linked.
-    pub(crate) fn fs_create_unnamed(&self, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        self.make(dir, new, |h, inode| {
-            inode.with_attr(|attr| attr.nlink = 0);
-            if new.kind == FileType::Symlink {
-                self.write_symlink(h, inode, &new.target)?;
-            }
-            self.orphan_add(h, inode)
-        })
-    }
-
-    /// Another name for an inode.
-    pub(crate) fn fs_link(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+    /// Adds a name to an inode.
+    fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         if inode.attr().nlink >= LINK_MAX {
             return Err(NameError::TooManyLinks.into());
         }
@@ -225,8 +233,8 @@ impl Ext4 {
         self.names_changed(&mut h, dir, &before)
     }
 
-    /// Take a name away.
-    pub(crate) fn fs_unlink(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+    /// Removes a name.
+    fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         self.expect_name(dir, name, inode)?;
         self.expect_empty(inode)?;
         let mut h = self.begin(CREDITS_REMOVE)?;
@@ -239,9 +247,9 @@ impl Ext4 {
         self.drop_name(&mut h, inode)
     }
 
-    /// Rename, replace or exchange.
-    pub(crate) fn fs_rename(&self, rename: &Rename<'_>) -> Result<()> {
-        let Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange } = *rename;
+    /// Renames, replaces or exchanges.
+    fn rename(&self, rename: &Rename<'_>) -> Result<()> {
+        let Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange, .. } = *rename;
         let moves = old_dir.ino != new_dir.ino;
         self.expect_name(old_dir, old_name, inode)?;
         if let Some(target) = target {
@@ -293,5 +301,18 @@ impl Ext4 {
         self.log(h, inode)?;
         self.names_changed(h, new_dir, &new_before)?;
         if moves { self.names_changed(h, old_dir, &old_before) } else { Ok(()) }
+    }
+}
+
+impl UnnamedFileOps for Ext4 {
+    /// Makes an unnamed file: an orphan until it is linked.
+    fn create_unnamed(&self, _caller: &Cred, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
+        self.make(dir, new, |h, inode| {
+            inode.with_attr(|attr| attr.nlink = 0);
+            if new.kind == FileType::Symlink {
+                self.write_symlink(h, inode, &new.target)?;
+            }
+            self.orphan_add(h, inode)
+        })
     }
 }

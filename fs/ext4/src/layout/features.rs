@@ -1,4 +1,4 @@
-//! Feature flags by the names that e2fsprogs gives them.
+//! Feature flags with the names that e2fsprogs uses.
 
 #![allow(missing_docs)] // the names are the format's
 
@@ -24,7 +24,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// Features that a driver must know to read.
+    /// Features that a driver must support to read.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Incompat: u32 {
         const COMPRESSION = 0x1;
@@ -46,7 +46,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// Features that a driver must know to write.
+    /// Features that a driver must support to write.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct RoCompat: u32 {
         const SPARSE_SUPER = 0x1;
@@ -71,7 +71,7 @@ bitflags! {
 }
 
 impl Incompat {
-    /// What this driver reads and writes.
+    /// Features that this driver reads and writes.
     pub const KNOWN: Self = Self::FILETYPE
         .union(Self::RECOVER)
         .union(Self::META_BG)
@@ -82,12 +82,12 @@ impl Incompat {
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR)
         .union(Self::INLINE_DATA);
-    /// What this driver reads: the guard against two mounts must be renewed only while writing.
+    /// Features that this driver reads: MMP requires updates only while writing.
     pub const READABLE: Self = Self::KNOWN.union(Self::MMP);
 }
 
 impl RoCompat {
-    /// What this driver writes; with anything else it mounts read-only.
+    /// Features that this driver writes; with any other it mounts read-only.
     pub const KNOWN: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)
         .union(Self::HUGE_FILE)
@@ -164,21 +164,21 @@ fn names(bits: u32, table: &[(u32, &str)], class: char) -> Vec<String> {
 }
 
 impl Compat {
-    /// The names of the flags that are set; unknown ones as `FEATURE_Cn`.
+    /// Names of the set flags; unknown ones as `FEATURE_Cn`.
     pub fn feature_names(self) -> Vec<String> {
         names(self.bits(), COMPAT_NAMES, 'C')
     }
 }
 
 impl Incompat {
-    /// The names of the flags that are set; unknown ones as `FEATURE_In`.
+    /// Names of the set flags; unknown ones as `FEATURE_In`.
     pub fn feature_names(self) -> Vec<String> {
         names(self.bits(), INCOMPAT_NAMES, 'I')
     }
 }
 
 impl RoCompat {
-    /// The names of the flags that are set; unknown ones as `FEATURE_Rn`.
+    /// Names of the set flags; unknown ones as `FEATURE_Rn`.
     pub fn feature_names(self) -> Vec<String> {
         names(self.bits(), RO_COMPAT_NAMES, 'R')
     }

@@ -12,14 +12,14 @@ pub const BLOCK_UNINIT: u16 = 2;
 /// `bg_flags`: the inode table is zeroed.
 pub const ITABLE_ZEROED: u16 = 4;
 
-/// A group descriptor with its halves joined.
+/// A group descriptor; split fields are joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupDesc {
-    /// Where the block bitmap lies.
+    /// Block number of the block bitmap.
     pub block_bitmap: u64,
-    /// Where the inode bitmap lies.
+    /// Block number of the inode bitmap.
     pub inode_bitmap: u64,
-    /// Where the inode table starts.
+    /// First block of the inode table.
     pub inode_table: u64,
     /// Free blocks.
     pub free_blocks: u32,
@@ -44,7 +44,7 @@ fn raw_of(sb: &Superblock, bytes: &[u8]) -> RawGroupDesc {
     raw
 }
 
-/// The checksum that belongs into `bg_checksum`. `bytes` is one descriptor of `desc_size` bytes.
+/// Computes `bg_checksum`. `bytes` is one descriptor of `desc_size` bytes.
 pub fn desc_csum(sb: &Superblock, group: u32, bytes: &[u8]) -> u16 {
     let number = group.to_le_bytes();
     let (head, rest) = (&bytes[..0x1E], &bytes[0x20..sb.desc_size as usize]);
@@ -57,7 +57,7 @@ pub fn desc_csum(sb: &Superblock, group: u32, bytes: &[u8]) -> u16 {
 }
 
 impl GroupDesc {
-    /// Decode one descriptor; `None` if its checksum is wrong.
+    /// Decodes one descriptor; `None` if its checksum is wrong.
     pub fn decode(sb: &Superblock, group: u32, bytes: &[u8]) -> Option<Self> {
         let raw = raw_of(sb, bytes);
         if sb.has_group_csum() && desc_csum(sb, group, bytes) != raw.bg_checksum.get() {
@@ -73,14 +73,14 @@ impl GroupDesc {
             free_inodes: half(raw.bg_free_inodes_count_lo.get(), raw.bg_free_inodes_count_hi.get()),
             used_dirs: half(raw.bg_used_dirs_count_lo.get(), raw.bg_used_dirs_count_hi.get()),
             itable_unused: half(raw.bg_itable_unused_lo.get(), raw.bg_itable_unused_hi.get()),
-            // Without checksums nothing vouches for the flags, and they do not count.
+            // Without checksums the flags are not trustworthy; ignore them.
             flags: if sb.has_group_csum() { raw.bg_flags.get() } else { 0 },
             block_bitmap_csum: half(raw.bg_block_bitmap_csum_lo.get(), raw.bg_block_bitmap_csum_hi.get()),
             inode_bitmap_csum: half(raw.bg_inode_bitmap_csum_lo.get(), raw.bg_inode_bitmap_csum_hi.get()),
         })
     }
 
-    /// Put the counts, flags and checksums back; places are never changed.
+    /// Encodes the counts, flags and checksums; the block numbers never change.
     pub fn encode(&self, sb: &Superblock, group: u32, bytes: &mut [u8]) {
         let mut raw = raw_of(sb, bytes);
         let split = |value: u32| ((value as u16).into(), ((value >> 16) as u16).into());
@@ -101,7 +101,7 @@ impl GroupDesc {
         }
     }
 
-    /// The mask of the bits of a bitmap checksum that a descriptor of this size can hold.
+    /// The bits of a bitmap checksum that a descriptor of this size can store.
     pub fn csum_mask(sb: &Superblock) -> u32 {
         if sb.desc_size >= 64 { !0 } else { 0xFFFF }
     }

@@ -1,4 +1,4 @@
-//! Inode slots: decoding into what the VFS and the driver keep, and back.
+//! Inode slots: decoding and encoding.
 
 use super::csum::crc32c;
 use super::features::{Incompat, RoCompat};
@@ -7,7 +7,7 @@ use super::superblock::Superblock;
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// `i_flags`: a tree of hashes over the directory's names.
+/// `i_flags`: the directory has a hash tree.
 pub const FL_INDEX: u32 = 0x1000;
 /// `i_flags`: `i_blocks` counts filesystem blocks.
 pub const FL_HUGE_FILE: u32 = 0x4_0000;
@@ -15,28 +15,28 @@ pub const FL_HUGE_FILE: u32 = 0x4_0000;
 pub const FL_EXTENTS: u32 = 0x8_0000;
 /// `i_flags`: holds the value of an extended attribute; its version fields are a reference count.
 pub const FL_EA_INODE: u32 = 0x20_0000;
-/// `i_flags`: the data lies in the slot.
+/// `i_flags`: the data is stored in the slot.
 pub const FL_INLINE_DATA: u32 = 0x1000_0000;
 /// `i_flags`: encrypted.
 pub const FL_ENCRYPT: u32 = 0x800;
 /// `i_flags`: verity.
 pub const FL_VERITY: u32 = 0x10_0000;
-/// `i_flags`: names fold case.
+/// `i_flags`: names are case-insensitive.
 pub const FL_CASEFOLD: u32 = 0x4000_0000;
-/// `i_flags` that a directory hands down to what is made in it.
+/// `i_flags` that new inodes inherit from their directory.
 pub const FL_INHERITED: u32 = 0x8 | 0x40 | 0x80 | 0x1_0000 | 0x2000_0000;
 
-/// Where the extra fields start.
+/// Offset of the extra fields.
 pub const GOOD_OLD_SIZE: usize = 128;
 
-/// What the version fields of a slot hold.
+/// The stored counter in the version fields of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredVersion {
     /// 64 bits in two halves.
     Wide(u64),
-    /// 32 bits: the slot has no room for the upper half.
+    /// 32 bits: the slot has no space for the upper half.
     Narrow(u32),
-    /// Something else lives there (the Hurd's translator, an attribute inode's reference count).
+    /// The fields have another use (the Hurd's translator, an attribute inode's reference count).
     None,
 }
 
@@ -47,7 +47,7 @@ pub struct InodeImage {
     pub generation: u32,
     /// The attributes.
     pub attr: Attr,
-    /// The version.
+    /// The stored counter.
     pub version: StoredVersion,
     /// `i_flags`.
     pub flags: u32,
@@ -57,13 +57,13 @@ pub struct InodeImage {
     pub file_acl: u64,
     /// `i_extra_isize`.
     pub extra_isize: u16,
-    /// What follows the extra fields.
+    /// The bytes after the extra fields.
     pub body: Vec<u8>,
     /// `i_dtime`: the time of deletion or the next orphan.
     pub dtime: u32,
 }
 
-/// What a slot says before it is known to hold a file.
+/// Fields of a slot that may not hold a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotState {
     /// `i_mode`.
@@ -83,7 +83,7 @@ fn raw_of(slot: &[u8]) -> RawInode {
     raw
 }
 
-/// Extra bytes that the slot claims and has; 0 in small slots.
+/// Extra bytes that the slot declares and has; 0 in small slots.
 fn extra_of(slot: &[u8], raw: &RawInode) -> Option<usize> {
     if slot.len() == GOOD_OLD_SIZE {
         return Some(0);
@@ -102,7 +102,7 @@ fn time_of(sec: u32, extra: Option<u32>) -> Timestamp {
     }
 }
 
-/// Seconds and extra field of a time, clamped to what the format holds.
+/// Seconds and extra field of a time, clamped to the format's range.
 fn time_parts(time: Timestamp, wide: bool) -> (u32, u32) {
     let max = if wide { i64::from(i32::MAX) + (3 << 32) } else { i64::from(i32::MAX) };
     let sec = time.sec.clamp(i64::from(i32::MIN), max);
@@ -111,12 +111,12 @@ fn time_parts(time: Timestamp, wide: bool) -> (u32, u32) {
     (low as u32, epoch | time.nsec << 2)
 }
 
-/// The checksum seed of everything that an inode owns.
+/// The checksum seed of the structures that an inode owns.
 pub fn inode_seed(sb: &Superblock, ino: u32, generation: u32) -> u32 {
     crc32c(crc32c(sb.csum_seed, &ino.to_le_bytes()), &generation.to_le_bytes())
 }
 
-/// The checksum that belongs into a slot, and whether the slot has room for its upper half.
+/// Computes a slot's checksum, and whether the slot has space for its upper half.
 fn slot_csum(sb: &Superblock, ino: u32, slot: &[u8]) -> (u32, bool) {
     let raw = raw_of(slot);
     let mut crc = inode_seed(sb, ino, raw.i_generation.get());
@@ -133,7 +133,7 @@ fn slot_csum(sb: &Superblock, ino: u32, slot: &[u8]) -> (u32, bool) {
     (crc, wide)
 }
 
-/// Whether a slot's checksum is right (true where there is none).
+/// Whether a slot's checksum is right (true without checksums).
 pub fn verify_slot(sb: &Superblock, ino: u32, slot: &[u8]) -> bool {
     if !sb.has_csum() || sb.hurd {
         return true;
@@ -143,7 +143,7 @@ pub fn verify_slot(sb: &Superblock, ino: u32, slot: &[u8]) -> bool {
     raw.i_checksum_lo.get() == crc as u16 && (!wide || raw.i_checksum_hi.get() == (crc >> 16) as u16)
 }
 
-/// Set a slot's checksum after a change.
+/// Sets a slot's checksum after a change.
 pub fn seal_slot(sb: &Superblock, ino: u32, slot: &mut [u8]) {
     if !sb.has_csum() || sb.hurd {
         return;
@@ -155,7 +155,7 @@ pub fn seal_slot(sb: &Superblock, ino: u32, slot: &mut [u8]) {
     }
 }
 
-/// Look at a slot without believing it.
+/// Reads fields of a slot without checks.
 pub fn slot_state(slot: &[u8]) -> SlotState {
     let raw = raw_of(slot);
     SlotState {
@@ -166,7 +166,7 @@ pub fn slot_state(slot: &[u8]) -> SlotState {
     }
 }
 
-/// The version that a slot holds, in use or not.
+/// The counter that a slot stores, whether or not it is in use.
 pub fn slot_version(sb: &Superblock, slot: &[u8]) -> StoredVersion {
     let raw = raw_of(slot);
     if sb.hurd || raw.i_flags.get() & FL_EA_INODE != 0 {
@@ -183,14 +183,14 @@ pub fn slot_version(sb: &Superblock, slot: &[u8]) -> StoredVersion {
 }
 
 impl InodeImage {
-    /// Decode a slot in use whose checksum has been verified. `place` names it in errors.
+    /// Decodes a slot in use whose checksum was verified. `place` names it in errors.
     pub fn decode(sb: &Superblock, slot: &[u8], place: &str) -> Result<Self> {
         let raw = raw_of(slot);
         let bad = |what: String| Error::corrupt(what, place);
         let Some(extra) = extra_of(slot, &raw) else {
             return Err(bad(format!("i_extra_isize is {}", raw.i_extra_isize.get())));
         };
-        // A large slot without extra fields has room for them that nobody uses yet: they start with the next store.
+        // A large slot without extra fields has space for them: the next store adds them.
         let claimed =
             if extra == 0 && slot.len() > GOOD_OLD_SIZE { usize::from(sb.want_extra_isize) } else { extra };
         let mode = u32::from(raw.i_mode.get());
@@ -211,7 +211,7 @@ impl InodeImage {
         if size > i64::MAX as u64 {
             return Err(bad(format!("the size is {size}")));
         }
-        // Its names are searched block by block, and honest directories have no block twice.
+        // Names are searched block by block, and a valid directory uses no block twice.
         if kind == FileType::Directory && size >> sb.block_bits > sb.blocks_count {
             return Err(bad(format!("a directory of {size} bytes")));
         }
@@ -275,8 +275,8 @@ impl InodeImage {
         })
     }
 
-    /// Encode into a slot and seal it. Bytes that this driver does not own stay as they are. `attr.size` and
-    /// `attr.blocks_512` are what shall be on the device; a version of `None` leaves those fields alone.
+    /// Encodes into a slot and sets its checksum. Keeps bytes that this driver does not own. `attr.size` and
+    /// `attr.blocks_512` are the values for the device; a version of `None` keeps those fields.
     pub fn encode(&self, sb: &Superblock, ino: u32, slot: &mut [u8]) {
         let mut raw = raw_of(slot);
         let extra = usize::from(self.extra_isize);
@@ -350,7 +350,7 @@ impl InodeImage {
         }
         raw.i_extra_isize = if large { self.extra_isize.into() } else { raw.i_extra_isize };
         if large {
-            // Fields beyond i_extra_isize are attributes or nothing: only those inside it are ours.
+            // Only the fields inside i_extra_isize are ours: the bytes after them hold attributes.
             let fixed = (GOOD_OLD_SIZE + extra.max(4)).min(size_of::<RawInode>());
             slot[..fixed].copy_from_slice(&raw.as_bytes()[..fixed]);
             let body = GOOD_OLD_SIZE + extra;

@@ -1,4 +1,4 @@
-//! What lies on the device: one module an object. Decoding checks; nothing here does I/O.
+//! On-disk structures, one module each. Decoding checks them; this module does no I/O.
 
 pub mod csum;
 pub mod features;

@@ -1,4 +1,4 @@
-//! The structures as they lie on the device. Field names are those of the format's documentation.
+//! The structures as stored. Field names are those of the format's documentation.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

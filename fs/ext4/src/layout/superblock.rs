@@ -1,65 +1,75 @@
 //! The superblock, parsed once into values that later arithmetic can rely on.
 
+use std::mem::offset_of;
+
 use super::csum::crc32c;
 use super::features::{Compat, Incompat, RoCompat};
 use super::raw::RawSuperblock;
-use ivers_vfs::{Error, Reserve, Result};
+use ivers_vfs::{Error, ReservedBlocks, Result};
 use zerocopy::FromBytes;
 
-/// Where the superblock lies on the device, in bytes.
+/// Byte offset of the superblock on the device.
 pub const SUPERBLOCK_OFFSET: u64 = 1024;
-/// How long it is.
+/// Length of the superblock in bytes.
 pub const SUPERBLOCK_LEN: usize = 1024;
 /// `s_magic`.
 pub const MAGIC: u16 = 0xEF53;
 /// `s_state`: cleanly unmounted.
 pub const STATE_VALID: u16 = 1;
-/// `s_state`: errors were seen.
+/// `s_state`: errors were detected.
 pub const STATE_ERROR: u16 = 2;
-/// `s_creator_os` of the Hurd, which keeps a translator where Linux keeps the version.
+/// `s_creator_os` of the Hurd, which stores a translator where Linux stores the version.
 pub const OS_HURD: u32 = 1;
 const FLAG_UNSIGNED_HASH: u32 = 2;
+
+/// Whether the first bytes of a device contain the magic of ext2, ext3 or ext4. The magic has two bytes, so
+/// other data can match.
+pub fn probe(head: &[u8]) -> bool {
+    let at = SUPERBLOCK_OFFSET as usize + offset_of!(RawSuperblock, s_magic);
+    head.get(at..at + 2) == Some(&MAGIC.to_le_bytes())
+}
 
 /// A superblock whose geometry has been checked: every product below fits, every divisor is nonzero.
 #[derive(Debug, Clone)]
 pub struct Superblock {
-    /// Bytes a block: 1024..=65536, a power of two.
+    /// Block size in bytes: 1024..=65536, a power of two.
     pub block_size: u32,
-    /// log2 of it.
+    /// log2 of the block size.
     pub block_bits: u32,
     /// Blocks in the filesystem.
     pub blocks_count: u64,
-    /// Blocks kept for the privileged.
+    /// Number of reserved blocks.
     pub reserved_blocks: u64,
-    /// Who may use them beside the superuser: `s_def_resuid` and `s_def_resgid`, where 0 means no group.
-    pub reserve: Reserve,
+    /// The user and group that may use them beside root: `s_def_resuid` and `s_def_resgid`; group 0 means
+    /// none.
+    pub reserve: ReservedBlocks,
     /// First block of group 0: 1 with 1 KiB blocks, else 0.
     pub first_data_block: u64,
-    /// Blocks a group; at most 8 * block_size.
+    /// Blocks in a group; at most 8 * block_size.
     pub blocks_per_group: u32,
-    /// Inodes in all.
+    /// Inodes in the filesystem.
     pub inodes_count: u32,
-    /// Inodes a group; at most 8 * block_size, a multiple of 8.
+    /// Inodes in a group; at most 8 * block_size, a multiple of 8.
     pub inodes_per_group: u32,
-    /// Bytes an inode slot: 128..=block_size, a power of two.
+    /// Size of an inode slot in bytes: 128..=block_size, a power of two.
     pub inode_size: u32,
-    /// Inode slots a block.
+    /// Inode slots in a block.
     pub inodes_per_block: u32,
     /// Blocks of one group's inode table.
     pub inode_table_blocks: u32,
-    /// Bytes a group descriptor: 32 or more.
+    /// Size of a group descriptor in bytes: 32 or more.
     pub desc_size: u32,
-    /// Group descriptors a block.
+    /// Group descriptors in a block.
     pub descs_per_block: u32,
-    /// Groups.
+    /// Number of groups.
     pub groups: u32,
-    /// Blocks that the descriptors fill.
+    /// Blocks of the descriptor table.
     pub desc_blocks: u32,
-    /// First descriptor block that lies in its own meta group (`meta_bg`).
+    /// First descriptor block that is stored in its own meta group (`meta_bg`).
     pub first_meta_bg: u32,
-    /// Descriptor blocks kept for growing.
+    /// Descriptor blocks reserved for growing.
     pub reserved_gdt_blocks: u32,
-    /// log2 of the groups of a flexible group.
+    /// log2 of the number of groups in a flexible group.
     pub log_groups_per_flex: u32,
     /// Groups with backups (`sparse_super2`).
     pub backup_groups: [u32; 2],
@@ -69,46 +79,46 @@ pub struct Superblock {
     pub incompat: Incompat,
     /// Read-only-compatible features.
     pub ro_compat: RoCompat,
-    /// Where metadata checksums start.
+    /// The seed of metadata checksums.
     pub csum_seed: u32,
     /// The seed of name hashes.
     pub hash_seed: [u32; 4],
     /// The hash of new trees.
     pub def_hash_version: u8,
-    /// Whether names hash as unsigned bytes.
+    /// Whether names are hashed as unsigned bytes.
     pub hash_unsigned: bool,
-    /// First inode that is not reserved.
+    /// First inode number that is not reserved.
     pub first_ino: u32,
     /// The UUID.
     pub uuid: [u8; 16],
     /// The label, cut at the first NUL.
     pub label: Vec<u8>,
-    /// The inode of the journal.
+    /// The inode number of the journal.
     pub journal_inum: u32,
     /// The device of an external journal.
     pub journal_dev: u32,
     /// The journal's UUID.
     pub journal_uuid: [u8; 16],
-    /// The orphan file, where there is one.
+    /// The inode number of the orphan file, if there is one.
     pub orphan_file_inum: u32,
-    /// Made by the Hurd.
+    /// Whether the Hurd made the filesystem.
     pub hurd: bool,
     /// Extra bytes of new inodes.
     pub want_extra_isize: u16,
     /// `s_state` as found.
     pub state: u16,
-    /// Blocks that metadata takes, or 0 if nobody counted them.
+    /// Blocks of metadata, or 0 if not computed.
     pub overhead_blocks: u32,
-    /// The first block of the multiple-mount guard.
+    /// The block of the multiple-mount protection.
     pub mmp_block: u64,
-    /// Its checksum is wrong. Every field that a session changes lies in the first half and the checksum at the end of the
-    /// second, so this is how a write of it looks that a crash tore; damage looks like this too, and must be told apart by
-    /// what else carries checksums.
+    /// The checksum is wrong. A session changes only fields in the first half, and the checksum is at the end
+    /// of the second half, so a torn write looks like this. So does damage: the checksums of other structures
+    /// must decide.
     pub torn: bool,
 }
 
 impl Superblock {
-    /// Decode and check. `device_len` is the device's length in bytes, `place` names the image in errors.
+    /// Decodes and checks. `device_len` is the device's length in bytes, `place` names the image in errors.
     pub fn parse(bytes: &[u8], device_len: u64, place: &str) -> Result<Self> {
         let at = || format!("{place}, superblock");
         let bad = |what: String| Error::corrupt(what, at());
@@ -126,11 +136,11 @@ impl Superblock {
         let compat = Compat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_compat.get() });
         let incompat = Incompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_incompat.get() });
         let ro_compat = RoCompat::from_bits_retain(if rev0 { 0 } else { raw.s_feature_ro_compat.get() });
-        // Before anything is made of the rest, whose meaning they may change.
+        // Check first: features may change the meaning of the other fields.
         let refused = incompat.difference(Incompat::READABLE);
         if !refused.is_empty() {
             return Err(Error::Incompatible(format!(
-                "{place} uses the feature {}",
+                "{place} has the unsupported feature {}",
                 refused.feature_names().join(", ")
             )));
         }
@@ -231,7 +241,7 @@ impl Superblock {
             block_bits,
             blocks_count,
             reserved_blocks,
-            reserve: Reserve {
+            reserve: ReservedBlocks {
                 uid: raw.s_def_resuid.get().into(),
                 gid: Some(raw.s_def_resgid.get().into()).filter(|&gid| gid != 0),
             },
@@ -283,41 +293,41 @@ impl Superblock {
         self.ro_compat.intersects(RoCompat::METADATA_CSUM.union(RoCompat::GDT_CSUM))
     }
 
-    /// First block of a group.
+    /// The first block of a group.
     pub fn group_first_block(&self, group: u32) -> u64 {
         self.first_data_block + u64::from(group) * u64::from(self.blocks_per_group)
     }
 
-    /// Blocks of a group: fewer in the last one.
+    /// The number of blocks of a group: fewer in the last one.
     pub fn group_blocks(&self, group: u32) -> u32 {
         let rest = self.blocks_count.saturating_sub(self.group_first_block(group));
         rest.min(u64::from(self.blocks_per_group)) as u32
     }
 
-    /// The group of a block and the block's bit in it.
+    /// The group of a block, and the block's bit in the group's bitmap.
     pub fn group_of_block(&self, block: u64) -> (u32, u32) {
         let rel = block - self.first_data_block;
         let per = u64::from(self.blocks_per_group);
         ((rel / per) as u32, (rel % per) as u32)
     }
 
-    /// The group of an inode and the inode's bit in it. `ino` is at least 1.
+    /// The group of an inode, and the inode's bit in the group's bitmap. `ino` is at least 1.
     pub fn group_of_inode(&self, ino: u32) -> (u32, u32) {
         let rel = ino - 1;
         (rel / self.inodes_per_group, rel % self.inodes_per_group)
     }
 
-    /// Whether a block may be named by metadata.
+    /// Whether metadata may refer to a block.
     pub fn is_valid_block(&self, block: u64) -> bool {
         block > self.first_data_block && block < self.blocks_count
     }
 
-    /// Whether a whole run may be named by metadata.
+    /// Whether metadata may refer to a run.
     pub fn is_valid_run(&self, block: u64, len: u64) -> bool {
         len > 0 && self.is_valid_block(block) && len <= self.blocks_count - block
     }
 
-    /// Whether a group holds a copy of the superblock (in group 0: the superblock).
+    /// Whether a group holds the superblock or a copy of it.
     pub fn has_super(&self, group: u32) -> bool {
         if group == 0 {
             return true;
@@ -350,7 +360,7 @@ impl Superblock {
         }
     }
 
-    /// The block that holds a group's descriptor, and its byte in it.
+    /// The block that holds a group's descriptor, and its offset in the block.
     pub fn desc_place(&self, group: u32) -> (u64, usize) {
         let meta_group = group / self.descs_per_block;
         let byte = (group % self.descs_per_block * self.desc_size) as usize;
@@ -358,14 +368,14 @@ impl Superblock {
             self.superblock_place().0 + 1 + u64::from(meta_group)
         } else {
             let first = meta_group * self.descs_per_block;
-            // Clusters of 1 KiB blocks count from block 0, but the superblock stays in block 1.
+            // With 1 KiB blocks and clusters, groups start at block 0, but the superblock stays in block 1.
             let shifted = u64::from(first == 0 && self.superblock_place().0 > self.first_data_block);
             self.group_first_block(first) + u64::from(self.has_super(first)) + shifted
         };
         (block, byte)
     }
 
-    /// The block that holds the superblock, and its byte in it.
+    /// The block that holds the superblock, and its offset in the block.
     pub fn superblock_place(&self) -> (u64, usize) {
         (SUPERBLOCK_OFFSET >> self.block_bits, (SUPERBLOCK_OFFSET % u64::from(self.block_size)) as usize)
     }

@@ -1,20 +1,22 @@
-//! Reading data and symbolic links, and promises of room.
+//! Reading data and symbolic links; reservations.
 
-use crate::ctx::{Ext4, Handle, InodeCore, core_of};
+use crate::fs::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::Incompat;
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::map::node::Extent;
 use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
-use ivers_vfs::{FileType, Inode, MappedRange, NameError, RangeKind, Result, Room};
+use ivers_vfs::{
+    BlockMapOps, BlockPool, FileOps, FileType, Inode, MappedRange, NameError, RangeKind, Result,
+};
 
 /// Bytes of the pages that the VFS writes back.
-pub(super) const PAGE_BYTES: u64 = 4096;
-/// A link shorter than this lies in `i_block`.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+/// A shorter link target is stored in `i_block`.
 const FAST_LINK: usize = 60;
 
 impl Ext4 {
-    /// Inline data of an inode: up to 60 bytes in `i_block`, the rest in the attribute `system.data` of the slot.
+    /// Returns inline data: up to 60 bytes in `i_block`, the rest in the attribute `system.data` of the slot.
     fn inline_data(&self, inode: &Inode, core: &InodeCore) -> Result<Vec<u8>> {
         let size = usize::try_from(core.disk_size).unwrap_or(usize::MAX).min(self.sb.inode_size as usize);
         let mut data = core.i_block.to_vec();
@@ -28,7 +30,7 @@ impl Ext4 {
         Ok(data)
     }
 
-    /// Data that is about to change moves out of the slot, into a block.
+    /// Moves inline data from the slot to a block before it changes.
     pub(crate) fn inline_to_blocks(&self, inode: &Inode) -> Result<()> {
         let data = {
             let core = core_of(inode).read();
@@ -75,9 +77,120 @@ impl Ext4 {
         self.log(&mut h, inode)
     }
 
-    /// Fill `buf` from the device; holes, unwritten ranges and all behind the disk size read as zeros. Data goes straight
-    /// into the buffer: only metadata uses the buffer cache.
-    pub(crate) fn fs_read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// The blocks of the range that are holes and have no reservation.
+    fn without_reservation(
+        &self,
+        inode: &Inode,
+        core: &InodeCore,
+        first: u64,
+        last: u64,
+    ) -> Result<Vec<u64>> {
+        let last = last.min(self.map_limit(core));
+        let mut missing = Vec::new();
+        let mut at = first;
+        while at < last {
+            let mapping = self.map_in(inode, core, at)?;
+            let stop = at.saturating_add(mapping.len).min(last);
+            if mapping.kind == RangeKind::Hole {
+                missing.extend((at..stop).filter(|block| !core.delayed.blocks.contains(block)));
+            }
+            at = stop;
+        }
+        Ok(missing)
+    }
+
+    /// Ends the reservations of blocks that are now allocated, or never will be.
+    pub(crate) fn end_reservations(&self, core: &mut InodeCore, from: u64, to: u64) {
+        if from >= to || core.delayed.blocks.is_empty() {
+            return;
+        }
+        let mut rest = core.delayed.blocks.split_off(&from);
+        let mut after = rest.split_off(&to);
+        core.delayed.blocks.append(&mut after);
+        if !rest.is_empty() {
+            let ended: Vec<u64> = rest.into_iter().collect();
+            self.release_delayed(self.reservation_for(core, &ended));
+        }
+    }
+
+    /// The free blocks to reserve for these blocks (sorted, none of them reserved): the blocks themselves,
+    /// and one of the map for every stretch of the file that has no reservation yet. A stretch never needs
+    /// more than one new node of the lowest level.
+    fn reservation_for(&self, core: &InodeCore, blocks: &[u64]) -> u64 {
+        // The same for both kinds of map: a reservation must end with the size that it started with.
+        let stretch = u64::from(self.sb.block_size) / 32;
+        let mut nodes = 0;
+        let mut last = None;
+        for block in blocks {
+            let number = block / stretch;
+            if last != Some(number) {
+                last = Some(number);
+                let range = number * stretch..(number + 1) * stretch;
+                nodes += u64::from(core.delayed.blocks.range(range).next().is_none());
+            }
+        }
+        blocks.len() as u64 + nodes
+    }
+
+    /// Returns the target of a symbolic link.
+    pub(crate) fn symlink_target(&self, inode: &Inode) -> Result<Vec<u8>> {
+        let size = inode.size();
+        let core = core_of(inode).read();
+        if size == 0 || size > u64::from(self.sb.block_size) {
+            return Err(self.corrupt_inode(format!("a symbolic link of {size} bytes"), inode));
+        }
+        let size = size as usize;
+        if core.flags & FL_INLINE_DATA != 0 {
+            return self.inline_data(inode, &core);
+        }
+        if size < FAST_LINK && core.flags & FL_EXTENTS == 0 {
+            return Ok(core.i_block[..size].to_vec());
+        }
+        drop(core);
+        // The block is journalled as metadata: the device may not hold it yet.
+        match self.dir_block(inode, 0)? {
+            Some(buffer) => Ok(buffer.read()[..size].to_vec()),
+            None => Err(self.corrupt_inode("a symbolic link without its block", inode)),
+        }
+    }
+
+    /// Stores the target of a new symbolic link: in the inode if it is short, else in a block that is written
+    /// as metadata. Sets the size; the caller logs the inode.
+    pub(crate) fn write_symlink(&self, h: &mut Handle, inode: &Inode, target: &[u8]) -> Result<()> {
+        if target.len() >= self.sb.block_size as usize {
+            return Err(NameError::NameTooLong.into());
+        }
+        let size = target.len() as u64;
+        if target.len() < FAST_LINK {
+            let mut core = core_of(inode).write();
+            core.flags &= !FL_EXTENTS;
+            core.i_block = [0; 60];
+            core.i_block[..target.len()].copy_from_slice(target);
+            core.disk_size = size;
+        } else {
+            let block = self.alloc_own_block(h, inode)?;
+            let buffer = self.new_block(block)?;
+            h.modify(&buffer, |bytes| bytes[..target.len()].copy_from_slice(target))?;
+            let mut core = core_of(inode).write();
+            core.i_block = if core.flags & FL_EXTENTS != 0 { empty_root() } else { [0; 60] };
+            self.map_run(
+                h,
+                inode,
+                &mut core,
+                Extent { file_block: 0, len: 1, start: block, unwritten: false },
+            )?;
+            self.charge_blocks(inode, &mut core, 1);
+            core.disk_size = size;
+        }
+        inode.with_attr(|attr| attr.size = size);
+        Ok(())
+    }
+}
+
+impl FileOps for Ext4 {
+    /// Fills `buf` from the device; holes, unwritten ranges and bytes after the disk size read as zeros. Data
+    /// bypasses the buffer cache, which holds metadata only.
+    fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let core = core_of(inode).read();
         if core.flags & FL_INLINE_DATA != 0 {
             let data = self.inline_data(inode, &core)?;
@@ -109,8 +222,80 @@ impl Ext4 {
         Ok(())
     }
 
-    /// The piece of the map that holds `offset`.
-    pub(crate) fn fs_map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
+    /// Reserves a free block for each block of the range that has none yet.
+    fn reserve(&self, inode: &Inode, offset: u64, len: u64, pool: BlockPool) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let bits = self.sb.block_bits;
+        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
+        self.inline_to_blocks(inode)?;
+        // Write-back writes whole pages: reserve the blocks of whole pages.
+        let page = PAGE_BYTES.max(1 << bits);
+        let (first, last) = ((offset / page * page) >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
+        loop {
+            let wanted = {
+                let core = core_of(inode).read();
+                if end.div_ceil(1 << bits) > self.map_limit(&core) {
+                    return Err(NameError::TooLarge.into());
+                }
+                let missing = self.without_reservation(inode, &core, first, last)?;
+                self.reservation_for(&core, &missing)
+            };
+            if wanted == 0 {
+                return Ok(());
+            }
+            // Without the lock: this may wait for a commit, and the commit for a handle that waits for the
+            // lock.
+            self.reserve_delayed(wanted, pool)?;
+            let mut core = core_of(inode).write();
+            let missing = match self.without_reservation(inode, &core, first, last) {
+                Ok(missing) if self.reservation_for(&core, &missing) <= wanted => missing,
+                other => {
+                    self.release_delayed(wanted);
+                    other?;
+                    continue;
+                }
+            };
+            self.release_delayed(wanted - self.reservation_for(&core, &missing));
+            core.delayed.blocks.extend(missing);
+            return Ok(());
+        }
+    }
+
+    /// Ends the reservations of the range.
+    fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
+        let bits = self.sb.block_bits;
+        let end = offset.saturating_add(len).div_ceil(1 << bits);
+        self.end_reservations(&mut core_of(inode).write(), offset >> bits, end);
+    }
+
+    fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_back_data(inode, offset, data)
+    }
+
+    /// 512-byte units that the file uses, or will use after write-back.
+    fn blocks_512(&self, inode: &Inode) -> u64 {
+        let core = core_of(inode).read();
+        let size = inode.size();
+        if core.flags & FL_INLINE_DATA != 0 && inode.kind == FileType::Regular {
+            return core.blocks_512 + size.div_ceil(512);
+        }
+        let bits = self.sb.block_bits;
+        // Space is reserved for whole pages; the blocks after the end of the file will not be used.
+        let beyond_end = core.delayed.blocks.range(size.div_ceil(1 << bits)..).count();
+        core.blocks_512 + ((core.delayed.blocks.len() - beyond_end) as u64 * (1 << bits) / 512)
+    }
+
+    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+        self.reservation_windows.forget(inode.ino.0 as u32);
+        self.truncate_data(inode, size)
+    }
+}
+
+impl BlockMapOps for Ext4 {
+    /// Returns the mapped range at `offset`.
+    fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
         let core = core_of(inode).read();
         if core.flags & FL_INLINE_DATA != 0 {
             return Ok(if offset < core.disk_size {
@@ -124,167 +309,5 @@ impl Ext4 {
         let start = mapping.start << bits;
         let len = mapping.len.saturating_mul(1 << bits).min(u64::MAX - start);
         Ok(MappedRange { start, len, kind: mapping.kind })
-    }
-
-    /// Set a block of free space aside for each block of the range that has none yet.
-    pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64, room: Room) -> Result<()> {
-        if len == 0 {
-            return Ok(());
-        }
-        let bits = self.sb.block_bits;
-        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        self.inline_to_blocks(inode)?;
-        // Pages travel whole: the blocks of the whole page are needed.
-        let page = PAGE_BYTES.max(1 << bits);
-        let (first, last) = ((offset / page * page) >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
-        loop {
-            let wanted = {
-                let core = core_of(inode).read();
-                if end.div_ceil(1 << bits) > self.map_limit(&core) {
-                    return Err(NameError::TooLarge.into());
-                }
-                let missing = self.without_promise(inode, &core, first, last)?;
-                self.promise_for(&core, &missing)
-            };
-            if wanted == 0 {
-                return Ok(());
-            }
-            // Without the lock: this may wait for a commit, and that for a handle that wants the lock.
-            self.claim_delayed(wanted, room)?;
-            let mut core = core_of(inode).write();
-            let missing = match self.without_promise(inode, &core, first, last) {
-                Ok(missing) if self.promise_for(&core, &missing) <= wanted => missing,
-                other => {
-                    self.release_delayed(wanted);
-                    other?;
-                    continue;
-                }
-            };
-            self.release_delayed(wanted - self.promise_for(&core, &missing));
-            core.delayed.blocks.extend(missing);
-            return Ok(());
-        }
-    }
-
-    /// 512-byte units that the file takes, or will take when its pages are written.
-    pub(crate) fn fs_blocks_512(&self, inode: &Inode) -> u64 {
-        let core = core_of(inode).read();
-        let size = inode.size();
-        if core.flags & FL_INLINE_DATA != 0 && inode.kind == FileType::Regular {
-            return core.blocks_512 + size.div_ceil(512);
-        }
-        let bits = self.sb.block_bits;
-        // Whole pages were promised; what of the last one lies behind the file's end will not be taken.
-        let behind = core.delayed.blocks.range(size.div_ceil(1 << bits)..).count();
-        core.blocks_512 + ((core.delayed.blocks.len() - behind) as u64 * (1 << bits) / 512)
-    }
-
-    /// The blocks of the range that are holes and not promised room.
-    fn without_promise(&self, inode: &Inode, core: &InodeCore, first: u64, last: u64) -> Result<Vec<u64>> {
-        let last = last.min(self.map_limit(core));
-        let mut missing = Vec::new();
-        let mut at = first;
-        while at < last {
-            let mapping = self.map_in(inode, core, at)?;
-            let stop = at.saturating_add(mapping.len).min(last);
-            if mapping.kind == RangeKind::Hole {
-                missing.extend((at..stop).filter(|block| !core.delayed.blocks.contains(block)));
-            }
-            at = stop;
-        }
-        Ok(missing)
-    }
-
-    /// Give back what was set aside for the range.
-    pub(crate) fn fs_unreserve(&self, inode: &Inode, offset: u64, len: u64) {
-        let bits = self.sb.block_bits;
-        let end = offset.saturating_add(len).div_ceil(1 << bits);
-        self.settle_delayed(&mut core_of(inode).write(), offset >> bits, end);
-    }
-
-    /// The blocks of the range are allocated now, or never will be: their promises end.
-    pub(crate) fn settle_delayed(&self, core: &mut InodeCore, from: u64, to: u64) {
-        if from >= to || core.delayed.blocks.is_empty() {
-            return;
-        }
-        let mut rest = core.delayed.blocks.split_off(&from);
-        let mut after = rest.split_off(&to);
-        core.delayed.blocks.append(&mut after);
-        if !rest.is_empty() {
-            let ended: Vec<u64> = rest.into_iter().collect();
-            self.release_delayed(self.promise_for(core, &ended));
-        }
-    }
-
-    /// Free blocks that a promise for these blocks (sorted, none of them promised) sets aside: themselves, and one of the map for
-    /// every stretch of the file that has no promise yet. A stretch never needs more than one new node of the lowest level.
-    fn promise_for(&self, core: &InodeCore, blocks: &[u64]) -> u64 {
-        // The same for both kinds of map, for a promise must end with the size it began with.
-        let stretch = u64::from(self.sb.block_size) / 32;
-        let mut nodes = 0;
-        let mut last = None;
-        for block in blocks {
-            let number = block / stretch;
-            if last != Some(number) {
-                last = Some(number);
-                let range = number * stretch..(number + 1) * stretch;
-                nodes += u64::from(core.delayed.blocks.range(range).next().is_none());
-            }
-        }
-        blocks.len() as u64 + nodes
-    }
-
-    /// The target of a symbolic link.
-    pub(crate) fn fs_read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        let size = inode.size();
-        let core = core_of(inode).read();
-        if size == 0 || size > u64::from(self.sb.block_size) {
-            return Err(self.corrupt_inode(format!("a symbolic link of {size} bytes"), inode));
-        }
-        let size = size as usize;
-        if core.flags & FL_INLINE_DATA != 0 {
-            return self.inline_data(inode, &core);
-        }
-        if size < FAST_LINK && core.flags & FL_EXTENTS == 0 {
-            return Ok(core.i_block[..size].to_vec());
-        }
-        drop(core);
-        // The block is journalled as metadata: the device may not hold it yet.
-        match self.dir_block(inode, 0)? {
-            Some(buffer) => Ok(buffer.read()[..size].to_vec()),
-            None => Err(self.corrupt_inode("a symbolic link without its block", inode)),
-        }
-    }
-
-    /// Store the target of a new symbolic link: short ones in the inode, longer ones in a block that is written as metadata.
-    /// Sets the size; the caller logs the inode.
-    pub(crate) fn write_symlink(&self, h: &mut Handle, inode: &Inode, target: &[u8]) -> Result<()> {
-        if target.len() >= self.sb.block_size as usize {
-            return Err(NameError::NameTooLong.into());
-        }
-        let size = target.len() as u64;
-        if target.len() < FAST_LINK {
-            let mut core = core_of(inode).write();
-            core.flags &= !FL_EXTENTS;
-            core.i_block = [0; 60];
-            core.i_block[..target.len()].copy_from_slice(target);
-            core.disk_size = size;
-        } else {
-            let block = self.alloc_own_block(h, inode)?;
-            let buffer = self.new_block(block)?;
-            h.modify(&buffer, |bytes| bytes[..target.len()].copy_from_slice(target))?;
-            let mut core = core_of(inode).write();
-            core.i_block = if core.flags & FL_EXTENTS != 0 { empty_root() } else { [0; 60] };
-            self.map_run(
-                h,
-                inode,
-                &mut core,
-                Extent { file_block: 0, len: 1, start: block, unwritten: false },
-            )?;
-            self.charge_blocks(inode, &mut core, 1);
-            core.disk_size = size;
-        }
-        inode.with_attr(|attr| attr.size = size);
-        Ok(())
     }
 }

@@ -1,18 +1,18 @@
 //! Extent trees.
 //!
-//! Invariants: entries are sorted and do not overlap; the key of an index entry is the first key of its child; no node but the
-//! root is empty. A node that breaks them is reported as corrupt and never followed.
+//! Invariants: entries are sorted and do not overlap; the key of an index entry is the first key of its
+//! child; no node but the root is empty. A node that violates them is reported as corrupt and never followed.
 
 use super::node::{
-    ENTRY, Extent, HEADER, LEAST_CAPACITY, MAGIC, MAX_DEPTH, capacity, child, depth, empty_root, entries,
+    ENTRY, Extent, HEADER, MAGIC, MAX_DEPTH, MIN_CAPACITY, capacity, child, depth, empty_root, entries,
     entry, find, index_entry, insert_at, key, put_header, remove_at, set_entries, u16_at, u32_at,
 };
-use crate::ctx::{Ext4, Handle, InodeCore};
+use crate::fs::{Ext4, Handle, InodeCore};
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
 
-/// One step from the root to a leaf. The root has no buffer.
+/// One step on the path from the root to a leaf. The root has no buffer.
 pub(super) struct Step {
     buffer: Option<Arc<Buffer>>,
     pub index: usize,
@@ -30,7 +30,7 @@ impl Ext4 {
         if max > (node.len() - HEADER) / ENTRY || count > max {
             return bad("more entries than fit");
         }
-        if max < LEAST_CAPACITY {
+        if max < MIN_CAPACITY {
             return bad("no room for entries");
         }
         if deep > MAX_DEPTH || expected_depth.is_some_and(|expected| deep != expected) {
@@ -54,7 +54,7 @@ impl Ext4 {
                 let extent = Extent::decode(entry(node, index));
                 next = extent.end();
                 if extent.len == 0 || next > 1 << 32 {
-                    return bad("an extent has no blocks or ends behind the largest file");
+                    return bad("an extent has no blocks or ends after the largest file");
                 }
                 if !self.sb.is_valid_run(extent.start, u64::from(extent.len)) {
                     return bad("an extent lies outside the filesystem");
@@ -71,7 +71,7 @@ impl Ext4 {
         )
     }
 
-    /// Read and check a node that is not the root.
+    /// Reads and checks a node that is not the root.
     fn extent_node(&self, inode: &Inode, block: u64, expected_depth: u16) -> Result<Arc<Buffer>> {
         let buffer = self.block(block)?;
         if !buffer.is_verified() {
@@ -81,19 +81,19 @@ impl Ext4 {
             if self.has_csum()
                 && (tail + 4 > node.len() || u32_at(&node, tail) != self.node_csum(inode, &node))
             {
-                return Err(self.corrupt_block("extent node: wrong checksum", block));
+                return Err(self.corrupt_block("extent node: bad checksum", block));
             }
             buffer.set_verified();
         } else {
-            // It may have been verified as something else, by another owner of the same block.
+            // Another owner of the same block may have verified it as something else.
             let node = buffer.read();
             let (count, max) = (entries(&node), capacity(&node));
             let sound = u16_at(&node, 0) == MAGIC
                 && depth(&node) == expected_depth
                 && (1..=max).contains(&count)
-                && (LEAST_CAPACITY..=(node.len() - HEADER) / ENTRY).contains(&max);
+                && (MIN_CAPACITY..=(node.len() - HEADER) / ENTRY).contains(&max);
             if !sound {
-                return Err(self.corrupt_block("extent node: two parents that disagree", block));
+                return Err(self.corrupt_block("extent node: it does not match its parent", block));
             }
         }
         Ok(buffer)
@@ -149,12 +149,12 @@ impl Ext4 {
         Ok(Some(nodes))
     }
 
-    /// These nodes are this inode's from now on: their checksums say so.
+    /// Changes the checksums of nodes to those of their new owner.
     pub(crate) fn adopt_nodes(&self, h: &mut Handle, inode: &Inode, nodes: &[Arc<Buffer>]) -> Result<()> {
         nodes.iter().try_for_each(|buffer| h.modify(buffer, |node| self.seal_node(inode, node)))
     }
 
-    /// The way from the root to the leaf that holds `block` or would.
+    /// Returns the path from the root to the leaf that holds `block` or would hold it.
     pub(super) fn extent_path(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Path> {
         self.check_node(inode, &core.i_block, None)?;
         let mut deep = depth(&core.i_block);
@@ -179,7 +179,7 @@ impl Ext4 {
         }
     }
 
-    /// The extent that holds `block`, or the first behind it.
+    /// Returns the extent that holds `block`, or the next one.
     pub(super) fn extent_at_or_after(
         &self,
         inode: &Inode,
@@ -224,15 +224,15 @@ impl Ext4 {
                 });
                 return match found {
                     Some(extent) if extent.end() > u64::from(block) => Ok(Some(extent)),
-                    _ => Err(self.corrupt_inode("extent node: a key names no extent", inode)),
+                    _ => Err(self.corrupt_inode("extent node: a key without an extent", inode)),
                 };
             }
         }
         Ok(None)
     }
 
-    /// The first key of a node changed: every index entry above that points at it as the first follows.
-    pub(super) fn lift_key(
+    /// Updates the index entries above a node whose first key has changed.
+    pub(super) fn update_parent_keys(
         &self,
         h: &mut Handle,
         inode: &Inode,
@@ -256,7 +256,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Count blocks that the file gained or lost.
+    /// Adds to the block count of a file; `blocks` may be negative.
     pub(crate) fn charge_blocks(&self, inode: &Inode, core: &mut InodeCore, blocks: i64) {
         let units = blocks << (self.sb.block_bits - 9);
         core.blocks_512 = core.blocks_512.saturating_add_signed(units);
@@ -285,7 +285,8 @@ impl Ext4 {
         Ok(block)
     }
 
-    /// Make room in the full node at `level`: put its upper part into a new node, or push the root down.
+    /// Makes space in the full node at `level`: moves its upper part to a new node, or the root's entries
+    /// down.
     fn split(
         &self,
         h: &mut Handle,
@@ -312,7 +313,7 @@ impl Ext4 {
             let parent_at_end = self.with_node(core, parent, |node| parent.index + 1 == entries(node));
             return self.split(h, inode, core, path, level - 1, at_end && parent_at_end);
         }
-        // Files mostly grow at their end: then the full node stays full and the new one starts with one entry.
+        // Files mostly grow at their end: keep the node full and start the new one with one entry.
         let (deep, moved, keep) = self.with_node(core, &path[level], |node| {
             let count = entries(node);
             let keep = if at_end { count - 1 } else { count / 2 };
@@ -326,7 +327,7 @@ impl Ext4 {
         })
     }
 
-    /// Map a run that is a hole now. Dirties at most three blocks a level.
+    /// Maps a run that is a hole. Changes at most three blocks a level.
     pub(super) fn extent_insert(
         &self,
         h: &mut Handle,
@@ -344,7 +345,7 @@ impl Ext4 {
                 let left = at(leaf.index);
                 (count, count == capacity(node), left, at(leaf.index + 1))
             });
-            // `find` answers 0 too when the new extent comes before all others.
+            // `find` also returns 0 if the new extent comes before all others.
             let before_all = left.is_some_and(|left| left.file_block > new.file_block);
             let (left, right, place) = match () {
                 () if count == 0 => (None, None, 0),
@@ -375,18 +376,26 @@ impl Ext4 {
                     node[at..at + ENTRY]
                         .copy_from_slice(&Extent { len: new.len + right.len, ..new }.encode());
                 })?;
-                return if place == 0 { self.lift_key(h, inode, core, &path, level) } else { Ok(()) };
+                return if place == 0 {
+                    self.update_parent_keys(h, inode, core, &path, level)
+                } else {
+                    Ok(())
+                };
             }
             if !full {
                 self.change_node(h, inode, core, leaf, |node| insert_at(node, place, &new.encode()))?;
-                return if place == 0 { self.lift_key(h, inode, core, &path, level) } else { Ok(()) };
+                return if place == 0 {
+                    self.update_parent_keys(h, inode, core, &path, level)
+                } else {
+                    Ok(())
+                };
             }
             self.split(h, inode, core, &path, level, place == count)?;
         }
     }
 
-    /// Unmap the first mapped piece inside `from..to` and return it; `None`: nothing is mapped there. Its blocks are the
-    /// caller's then. Dirties at most three blocks a level.
+    /// Unmaps the first mapped piece inside `from..to` and returns it; `None` if nothing is mapped there. The
+    /// caller owns its blocks then. Changes at most three blocks a level.
     pub(super) fn extent_take(
         &self,
         h: &mut Handle,
@@ -418,8 +427,8 @@ impl Ext4 {
         Ok(Some(taken))
     }
 
-    /// Put one to three pieces in the place of the extent that begins at `file_block`. Room is made first: an error leaves
-    /// every mapping as it was.
+    /// Replaces the extent that begins at `file_block` by one to three pieces. Makes space first: an error
+    /// leaves every mapping unchanged.
     pub(super) fn extent_replace(
         &self,
         h: &mut Handle,
@@ -451,13 +460,13 @@ impl Ext4 {
                 }
             })?;
             if leaf.index == 0 && pieces[0].file_block != file_block {
-                self.lift_key(h, inode, core, &path, level)?;
+                self.update_parent_keys(h, inode, core, &path, level)?;
             }
             return Ok(());
         }
     }
 
-    /// A root with one child whose entries fit into the root takes them in.
+    /// Moves the entries of a root's only child into the root, if they fit.
     pub(super) fn shorten(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<()> {
         while depth(&core.i_block) > 0 && entries(&core.i_block) == 1 {
             let deep = depth(&core.i_block) - 1;
@@ -479,7 +488,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Remove the entry that the path names at `level`, and every node that is empty for it.
+    /// Removes the entry that the path refers to at `level`, and every node that becomes empty.
     fn remove_entry(
         &self,
         h: &mut Handle,
@@ -500,7 +509,7 @@ impl Ext4 {
         if left == 0 {
             core.i_block = empty_root();
         } else if step.index == 0 {
-            self.lift_key(h, inode, core, path, level)?;
+            self.update_parent_keys(h, inode, core, path, level)?;
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! Changes of many extents at once: marking, shifting and cutting what is mapped.
+//! Changes of many extents: marking, shifting and splitting.
 
 use super::node::{ENTRY, Extent, HEADER, MAX_UNWRITTEN, entries, entry, key, remove_at};
-use crate::ctx::{Ext4, Handle, InodeCore};
+use crate::fs::{Ext4, Handle, InodeCore};
 use ivers_vfs::{Inode, Result};
 
 impl Ext4 {
-    /// Join the extent that begins at `file_block` with its neighbours in the same leaf.
+    /// Joins the extent that begins at `file_block` with its neighbours in the same leaf.
     fn extent_join(
         &self,
         h: &mut Handle,
@@ -35,7 +35,7 @@ impl Ext4 {
         self.shorten(h, inode, core)
     }
 
-    /// Mark what is mapped in `from..to` written or unwritten. An error leaves every block mapped.
+    /// Marks the mapped blocks in `from..to` written or unwritten. An error leaves every block mapped.
     pub(super) fn extent_mark(
         &self,
         h: &mut Handle,
@@ -69,8 +69,8 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Shift the extents of one leaf that begin at or behind `from` down by `by` blocks; what they move over must be a hole.
-    /// Returns where to go on, `None` at the end. Needs no new blocks.
+    /// Shifts the extents of one leaf that begin at `from` or later down by `by` blocks; the range that they
+    /// move over must be a hole. Returns where to continue, `None` at the end. Needs no new blocks.
     pub(super) fn extent_shift_down(
         &self,
         h: &mut Handle,
@@ -85,7 +85,7 @@ impl Ext4 {
         let level = path.len() - 1;
         let leaf = &path[level];
         if extent.file_block < by || u64::from(extent.file_block) < from {
-            return Err(self.corrupt_inode("extent tree: an extent lies where a hole was made", inode));
+            return Err(self.corrupt_inode("extent tree: an extent in the range that was removed", inode));
         }
         let end = self.change_node(h, inode, core, leaf, |node| {
             let mut end = from;
@@ -98,7 +98,7 @@ impl Ext4 {
             end
         })?;
         if leaf.index == 0 {
-            self.lift_key(h, inode, core, &path, level)?;
+            self.update_parent_keys(h, inode, core, &path, level)?;
         }
         if end <= from {
             return Err(self.corrupt_inode("extent tree: a leaf without end", inode));
@@ -106,8 +106,8 @@ impl Ext4 {
         Ok(Some(end))
     }
 
-    /// Shift the extents of the last leaf that begins before `limit` up by `by` blocks, as far as they begin at or behind
-    /// `from`. Returns the next limit, `None` when all are shifted. Needs no new blocks.
+    /// Shifts the extents of the last leaf that begins before `limit` up by `by` blocks, if they begin at
+    /// `from` or later. Returns the next limit, `None` when all are shifted. Needs no new blocks.
     pub(super) fn extent_shift_up(
         &self,
         h: &mut Handle,
@@ -143,13 +143,13 @@ impl Ext4 {
             next
         })?;
         if first == 0 {
-            self.lift_key(h, inode, core, &path, level)?;
+            self.update_parent_keys(h, inode, core, &path, level)?;
             return Ok(Some(u64::from(next)));
         }
         Ok(None)
     }
 
-    /// Cut the extent that holds `at` in two there, so that no extent crosses it.
+    /// Splits the extent that holds `at`, so that no extent crosses it.
     pub(super) fn extent_cut(
         &self,
         h: &mut Handle,

@@ -1,15 +1,17 @@
 //! Truncation and fallocate.
 
-use crate::ctx::{Ext4, core_of};
+use crate::fs::{Ext4, core_of};
 use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
 use crate::map::node::{Extent, MAX_UNWRITTEN};
-use ivers_vfs::{Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Room, Touch};
+use ivers_vfs::{
+    AllocateOps, BlockPool, Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch,
+};
 
 impl Ext4 {
-    /// See [`ivers_vfs::FileSystem::truncate`]. A shrink logs the new size first, with the inode on the orphan list: a crash in
-    /// the middle of freeing is finished at the next mount.
-    pub(crate) fn fs_truncate(&self, inode: &Inode, size: u64) -> Result<()> {
+    /// Sets the size of the data; see [`ivers_vfs::FileOps::truncate`]. A shrink first logs the new size with
+    /// the inode as an orphan: the next mount finishes freeing after a crash.
+    pub(crate) fn truncate_data(&self, inode: &Inode, size: u64) -> Result<()> {
         let bits = self.sb.block_bits;
         self.inline_to_blocks(inode)?;
         let old = {
@@ -23,7 +25,7 @@ impl Ext4 {
             self.zero_stale_tail(inode, size.next_multiple_of(1 << bits).saturating_add(1))?;
             return self.changed_size(inode, size);
         }
-        // Others trust that a block holds zeros behind the end of the file.
+        // Other code relies on zeros in a block after the end of the file.
         let from = size.div_ceil(1 << bits);
         self.zero_part(inode, size, from << bits)?;
         let mut h = self.begin(MAP_CREDITS)?;
@@ -39,7 +41,7 @@ impl Ext4 {
         removed
     }
 
-    /// The last transaction of a change of the data: the new disk size, and the inode.
+    /// Logs the new disk size in the last transaction of a change of the data.
     fn changed_size(&self, inode: &Inode, disk_size: u64) -> Result<()> {
         let mut h = self.begin(MAP_CREDITS)?;
         core_of(inode).write().disk_size = disk_size;
@@ -47,51 +49,8 @@ impl Ext4 {
         self.log(&mut h, inode)
     }
 
-    /// See [`ivers_vfs::FileSystem::fallocate`].
-    pub(crate) fn fs_fallocate(
-        &self,
-        inode: &Inode,
-        mode: FallocateMode,
-        offset: u64,
-        len: u64,
-        room: Room,
-    ) -> Result<()> {
-        let bits = self.sb.block_bits;
-        let block_size = 1_u64 << bits;
-        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        self.inline_to_blocks(inode)?;
-        let (extents, limit) = {
-            let core = core_of(inode).read();
-            (core.flags & FL_EXTENTS != 0, self.map_limit(&core))
-        };
-        if mode.contains(FallocateMode::PUNCH_HOLE) {
-            self.punch(inode, offset, end)?;
-            let disk_size = core_of(inode).read().disk_size;
-            return self.changed_size(inode, disk_size);
-        }
-        if !extents {
-            return Err(NameError::NotSupported.into());
-        }
-        if end.div_ceil(block_size) > limit {
-            return Err(NameError::TooLarge.into());
-        }
-        if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
-            return self.shift(inode, mode.contains(FallocateMode::INSERT_RANGE), offset, len);
-        }
-        if mode.contains(FallocateMode::ZERO_RANGE) {
-            self.punch(inode, offset, end)?;
-        }
-        self.allocate_unwritten(inode, offset >> bits, end.div_ceil(block_size), room)?;
-        let mut disk_size = core_of(inode).read().disk_size;
-        if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
-            self.zero_stale_tail(inode, end.next_multiple_of(block_size).saturating_add(1))?;
-            inode.with_attr(|attr| attr.size = end);
-            disk_size = end;
-        }
-        self.changed_size(inode, disk_size)
-    }
-
-    /// Take a range of whole blocks out and close the gap, or open one. Keys move leaf by leaf and need no new blocks.
+    /// Removes a range of whole blocks and closes the gap, or opens a gap. Keys move leaf by leaf and need no
+    /// new blocks.
     fn shift(&self, inode: &Inode, insert: bool, offset: u64, len: u64) -> Result<()> {
         let bits = self.sb.block_bits;
         let out_of_range = |_| Error::from(NameError::TooLarge);
@@ -140,7 +99,7 @@ impl Ext4 {
         self.remove_blocks(inode, first, last)
     }
 
-    /// Zero bytes inside one block on the device.
+    /// Zeroes bytes inside one block on the device.
     fn zero_part(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         if from >= to {
             return Ok(());
@@ -154,8 +113,8 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Give every hole of the range blocks that read as zeros.
-    fn allocate_unwritten(&self, inode: &Inode, from: u64, to: u64, room: Room) -> Result<()> {
+    /// Allocates unwritten blocks for every hole of the range.
+    fn allocate_unwritten(&self, inode: &Inode, from: u64, to: u64, pool: BlockPool) -> Result<()> {
         let mut at = from;
         while at < to {
             let mapping = self.map_block(inode, at)?;
@@ -165,8 +124,8 @@ impl Ext4 {
                 continue;
             }
             let most = (stop - at).min(u64::from(MAX_UNWRITTEN)) as u32;
-            // What delayed writes were promised is not to be had.
-            self.claim_delayed(u64::from(most), room)?;
+            // Leave the blocks that are reserved for delayed writes.
+            self.reserve_delayed(u64::from(most), pool)?;
             let reserved = self.reserve_blocks(inode, self.goal_for(inode), most);
             self.release_delayed(u64::from(most));
             let reserved = reserved?;
@@ -178,16 +137,61 @@ impl Ext4 {
             if let Err(error) = self.map_run(&mut h, inode, &mut core, run) {
                 drop(core);
                 self.free_blocks(&mut h, run.start, run.len, false)?;
-                // Nodes may have changed before the room ended, and their root is in the inode.
+                // Nodes may have changed before space ran out, and their root is in the inode.
                 self.log(&mut h, inode)?;
                 return Err(error);
             }
             self.charge_blocks(inode, &mut core, i64::from(run.len));
-            self.settle_delayed(&mut core, at, at + u64::from(run.len));
+            self.end_reservations(&mut core, at, at + u64::from(run.len));
             drop(core);
             self.log(&mut h, inode)?;
             at = run.end();
         }
         Ok(())
+    }
+}
+
+impl AllocateOps for Ext4 {
+    fn fallocate(
+        &self,
+        inode: &Inode,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        pool: BlockPool,
+    ) -> Result<()> {
+        let bits = self.sb.block_bits;
+        let block_size = 1_u64 << bits;
+        let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
+        self.inline_to_blocks(inode)?;
+        let (extents, limit) = {
+            let core = core_of(inode).read();
+            (core.flags & FL_EXTENTS != 0, self.map_limit(&core))
+        };
+        if mode.contains(FallocateMode::PUNCH_HOLE) {
+            self.punch(inode, offset, end)?;
+            let disk_size = core_of(inode).read().disk_size;
+            return self.changed_size(inode, disk_size);
+        }
+        if !extents {
+            return Err(NameError::NotSupported.into());
+        }
+        if end.div_ceil(block_size) > limit {
+            return Err(NameError::TooLarge.into());
+        }
+        if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
+            return self.shift(inode, mode.contains(FallocateMode::INSERT_RANGE), offset, len);
+        }
+        if mode.contains(FallocateMode::ZERO_RANGE) {
+            self.punch(inode, offset, end)?;
+        }
+        self.allocate_unwritten(inode, offset >> bits, end.div_ceil(block_size), pool)?;
+        let mut disk_size = core_of(inode).read().disk_size;
+        if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
+            self.zero_stale_tail(inode, end.next_multiple_of(block_size).saturating_add(1))?;
+            inode.with_attr(|attr| attr.size = end);
+            disk_size = end;
+        }
+        self.changed_size(inode, disk_size)
     }
 }

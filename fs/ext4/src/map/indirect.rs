@@ -1,17 +1,17 @@
-//! Block maps: twelve direct pointers, then trees of one, two and three levels (format documentation, "Direct/Indirect
-//! Block Addressing"). Pointers have 32 bits; 0 is a hole.
+//! Block maps: twelve direct pointers, then trees of one, two and three levels (format documentation,
+//! "Direct/Indirect Block Addressing"). Pointers have 32 bits; 0 is a hole.
 
-use crate::ctx::{Ext4, Handle, InodeCore};
+use crate::fs::{Ext4, Handle, InodeCore};
 use crate::map::Mapping;
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
 use std::sync::Arc;
 
 const DIRECT: u64 = 12;
-/// Longest run that one look-up joins.
-const LONGEST_RUN: u64 = 2048;
+/// Longest run that one lookup joins, in blocks.
+const MAX_RUN: u64 = 2048;
 
-/// The way to a pointer: the slot in `i_block`, then an index a level.
+/// The path to a pointer: the slot in `i_block`, then one index a level.
 struct Place {
     slot: usize,
     levels: Vec<usize>,
@@ -31,7 +31,7 @@ impl Ext4 {
         u64::from(self.sb.block_size / 4)
     }
 
-    /// The first file block that a block map cannot name.
+    /// The first file block beyond the range of a block map.
     pub(super) fn indirect_limit(&self) -> u64 {
         let n = self.pointers();
         (DIRECT + n + n * n + n * n * n).min(1 << 32)
@@ -70,14 +70,13 @@ impl Ext4 {
 
     fn checked(&self, inode: &Inode, block: u32) -> Result<u32> {
         if block != 0 && !self.sb.is_valid_block(u64::from(block)) {
-            return Err(
-                self.corrupt_inode(format!("block map names block {block} outside the filesystem"), inode)
-            );
+            return Err(self
+                .corrupt_inode(format!("block map refers to block {block} outside the filesystem"), inode));
         }
         Ok(block)
     }
 
-    /// What lies at a file block, with as much of the run as one look-up sees.
+    /// Returns the mapping at a file block, with as much of the run as one lookup sees.
     pub(super) fn indirect_map(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
         if file_block >= self.indirect_limit() {
             return Ok(Mapping {
@@ -92,7 +91,7 @@ impl Ext4 {
             return self.run(inode, &core.i_block[..48], place.slot, file_block);
         };
         let mut block = self.checked(inode, pointer(&core.i_block, place.slot))?;
-        // A hole in an inner node spans all that the missing node would map.
+        // A hole in an inner node covers everything that the missing node would map.
         let mut unit = self.pointers().pow(place.levels.len() as u32);
         let mut offset_in_unit =
             place.levels.iter().fold(0, |sum, &index| sum * self.pointers() + index as u64);
@@ -117,7 +116,7 @@ impl Ext4 {
 
     fn run(&self, inode: &Inode, pointers: &[u8], index: usize, file_block: u64) -> Result<Mapping> {
         let first = self.checked(inode, pointer(pointers, index))?;
-        let most = ((pointers.len() / 4 - index) as u64).min(LONGEST_RUN);
+        let most = ((pointers.len() / 4 - index) as u64).min(MAX_RUN);
         let mut len = 1;
         while len < most {
             let next = pointer(pointers, index + len as usize);
@@ -128,13 +127,13 @@ impl Ext4 {
             len += 1;
         }
         if first != 0 && !self.sb.is_valid_run(u64::from(first), len) {
-            return Err(self.corrupt_inode("block map names blocks outside the filesystem", inode));
+            return Err(self.corrupt_inode("block map refers to blocks outside the filesystem", inode));
         }
         let kind = if first == 0 { RangeKind::Hole } else { RangeKind::Data };
         Ok(Mapping { start: file_block, len, kind, block: u64::from(first) })
     }
 
-    /// Map one file block that is a hole. Dirties at most one block a level.
+    /// Maps one file block that is a hole. Changes at most one block a level.
     pub(super) fn indirect_set(
         &self,
         h: &mut Handle,
@@ -177,14 +176,14 @@ impl Ext4 {
             return Err(NameError::NoSpace.into());
         }
         let buffer = self.new_block(block)?;
-        // An all-zero node is a node of holes; it joins the transaction even if nothing is put into it.
+        // An all-zero node maps nothing; log it even if nothing is stored in it.
         h.modify(&buffer, |bytes| bytes.fill(0))?;
         self.charge_blocks(inode, core, 1);
         Ok(buffer)
     }
 
-    /// Unmap the first run inside `from..to` and return its first device block and length, and where it began. Nodes that
-    /// become empty go too. `None`: nothing is mapped there.
+    /// Unmaps the first run inside `from..to` and returns its first block and length, and its first file
+    /// block. Frees nodes that become empty. `None` if nothing is mapped there.
     pub(super) fn indirect_take(
         &self,
         h: &mut Handle,
@@ -208,7 +207,7 @@ impl Ext4 {
         Ok(None)
     }
 
-    /// Zero the pointers of a run that lies in one node, then drop nodes that hold nothing any more.
+    /// Zeroes the pointers of a run that lies in one node, then frees the nodes that become empty.
     fn clear(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, at: u64, len: u64) -> Result<()> {
         let place = self.place(at)?;
         let Some((&last, upper)) = place.levels.split_last() else {

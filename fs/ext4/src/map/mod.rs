@@ -1,17 +1,18 @@
-//! From file blocks to device blocks, and the data in them.
+//! Mapping file blocks to blocks, and file data.
 //!
 //! # Order of writes
 //!
-//! New data reaches the device before the transaction that maps it begins: blocks are reserved in memory, written, and only
-//! then marked taken and mapped, together with the size. The commit's flush orders both. So a crash shows the file
-//! without the new blocks or with them and their data, never with what another file left in them.
+//! New data reaches the device before the transaction that maps it begins: blocks are reserved in memory,
+//! written, and only then marked as used and mapped, together with the size. The commit's flush orders both.
+//! So after a crash the file is either without the new blocks or has them with their data, never with another
+//! file's old data.
 //!
 //! # Locks
 //!
-//! `InodeCore`'s lock guards the map. A handle is started *before* that lock is taken for writing: starting one may wait
-//! for a commit, and a commit waits for handles.
+//! `InodeCore`'s lock guards the map. Start a handle *before* taking that lock for writing: starting one may
+//! wait for a commit, and a commit waits for handles.
 
-mod data;
+pub(crate) mod data;
 mod extent;
 mod extent_range;
 mod fallocate;
@@ -19,7 +20,7 @@ mod indirect;
 mod node;
 mod write;
 
-use crate::ctx::{Ext4, Handle, InodeCore, core_of};
+use crate::fs::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
@@ -28,25 +29,25 @@ pub(crate) use node::empty_root;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Blocks that one change of the map may dirty, beside the inode and bitmaps: three a level of a tree.
+/// Blocks that one change of the map may change, beside the inode and bitmaps: three a level of a tree.
 pub(crate) const MAP_CREDITS: u32 = 24;
 
-/// File blocks that delayed writes of one inode will allocate: each has one block of free space set aside.
+/// File blocks of one inode that have a reservation: each has one free block set aside.
 #[derive(Debug, Default)]
 pub struct Delayed {
     blocks: BTreeSet<u64>,
 }
 
-/// What lies from a file block on.
+/// The mapping of a run of file blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
-    /// The file block asked for.
+    /// The requested file block.
     pub start: u64,
-    /// Blocks that lie alike.
+    /// Length of the run in blocks.
     pub len: u64,
-    /// How they lie.
+    /// Data, unwritten or hole.
     pub kind: RangeKind,
-    /// The first device block, 0 in a hole.
+    /// The first block, 0 in a hole.
     pub block: u64,
 }
 
@@ -57,7 +58,7 @@ impl Mapping {
 }
 
 impl Ext4 {
-    /// What lies at a file block. A hole behind the last block reaches to the end of all files.
+    /// Returns the mapping at a file block. A hole after the last block extends to the size limit.
     pub fn map_block(&self, inode: &Inode, file_block: u64) -> Result<Mapping> {
         self.map_in(inode, &core_of(inode).read(), file_block)
     }
@@ -97,12 +98,12 @@ impl Ext4 {
         })
     }
 
-    /// The first file block that the inode's kind of map cannot name.
+    /// The first file block beyond the range of the inode's kind of map.
     pub(crate) fn map_limit(&self, core: &InodeCore) -> u64 {
         if core.flags & FL_EXTENTS == 0 { self.indirect_limit() } else { u64::from(u32::MAX) }
     }
 
-    /// Map a run that is a hole now; its blocks are the inode's from here on.
+    /// Maps a run that is a hole; the inode owns its blocks afterwards.
     fn map_run(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, run: Extent) -> Result<()> {
         if core.flags & FL_EXTENTS != 0 {
             self.extent_insert(h, inode, core, run)?;
@@ -119,7 +120,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Unmap the first mapped piece inside `from..to`; its blocks are the caller's.
+    /// Unmaps the first mapped piece inside `from..to`; the caller owns its blocks afterwards.
     fn unmap_first(
         &self,
         h: &mut Handle,
@@ -142,13 +143,13 @@ impl Ext4 {
         }))
     }
 
-    /// Free what is mapped in `from..to`, in as many transactions as it takes. Each leaves a consistent filesystem; an inode
-    /// whose size lies behind `from` for ever must be on the orphan list meanwhile.
+    /// Frees the mapped blocks in `from..to`, in as many transactions as necessary. Each leaves a consistent
+    /// filesystem. If the inode's size exceeds `from`, the inode must be an orphan meanwhile.
     pub(crate) fn remove_blocks(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
-        // What attribute inodes hold goes through the journal too.
+        // The values of attribute inodes are journalled too.
         let metadata = inode.kind != ivers_vfs::FileType::Regular
             || core_of(inode).read().flags & crate::layout::inode::FL_EA_INODE != 0;
-        // Nothing is mapped before what was found: looking there again each time would take for ever on a hostile map.
+        // Continue after the last piece: searching again from the start would never end on a hostile map.
         let mut from = from;
         loop {
             let mut h = self.begin(MAP_CREDITS + 16)?;
@@ -157,7 +158,7 @@ impl Ext4 {
                 Ok(Some(taken)) => taken,
                 Ok(None) => return Ok(()),
                 Err(error) => {
-                    // A hole in the middle of a run takes room: nodes may have changed before that ended.
+                    // A hole in the middle of a run needs space: nodes may have changed before it ran out.
                     drop(core);
                     self.log(&mut h, inode)?;
                     return Err(error);
@@ -171,7 +172,7 @@ impl Ext4 {
         }
     }
 
-    /// A block of a directory; `None` in a hole.
+    /// Returns a block of a directory; `None` in a hole.
     pub(crate) fn dir_block(&self, dir: &Inode, file_block: u64) -> Result<Option<Arc<Buffer>>> {
         let mapping = self.map_block(dir, file_block)?;
         match mapping.kind {
@@ -180,8 +181,8 @@ impl Ext4 {
         }
     }
 
-    /// A new zeroed block at the end of a directory. Size and disk size follow; the caller fills the block and logs the
-    /// directory.
+    /// Appends a zeroed block to a directory. Updates size and disk size; the caller fills the block and logs
+    /// the directory.
     pub(crate) fn append_dir_block(&self, h: &mut Handle, dir: &Inode) -> Result<(u64, Arc<Buffer>)> {
         let size = dir.size().next_multiple_of(u64::from(self.sb.block_size));
         let file_block = size >> self.sb.block_bits;

@@ -1,22 +1,23 @@
-//! The bytes of an extent tree's nodes.
+//! Extent tree nodes as bytes.
 //!
-//! A node is a header of 12 bytes and entries of 12 bytes (format documentation, "Extent Tree"): the root lies in the
-//! 60 bytes of `i_block`, every other node fills a block and ends with a checksum where metadata has them.
+//! A node is a header of 12 bytes and entries of 12 bytes (format documentation, "Extent Tree"). The root is
+//! stored in the 60 bytes of `i_block`; every other node fills a block and ends with a checksum if metadata
+//! has checksums.
 //!
-//! Nothing here checks bounds that come from the bytes: callers have verified the node, or made it.
+//! This module does not check bounds: callers have verified the node, or made it.
 
 pub(super) const MAGIC: u16 = 0xF30A;
 pub(super) const HEADER: usize = 12;
 pub(super) const ENTRY: usize = 12;
 pub(super) const MAX_DEPTH: u16 = 5;
-/// What the smallest node, the root, holds.
-pub(super) const LEAST_CAPACITY: usize = 4;
-/// Longest written extent; a longer `ee_len` marks `ee_len - 32768` unwritten blocks.
+/// Capacity of the smallest node, the root.
+pub(super) const MIN_CAPACITY: usize = 4;
+/// Longest written extent, in blocks; a longer `ee_len` means `ee_len - 32768` unwritten blocks.
 pub(crate) const MAX_LEN: u32 = 32_768;
-/// Longest unwritten extent.
+/// Longest unwritten extent, in blocks.
 pub(crate) const MAX_UNWRITTEN: u32 = 32_767;
 
-/// A run of file blocks on the device.
+/// A run of file blocks and its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub file_block: u32,
@@ -51,7 +52,7 @@ impl Extent {
         bytes
     }
 
-    /// Whether `next` continues this run on both sides and the two fit into one entry.
+    /// Whether `next` continues this run in the file and on the device, and both fit into one entry.
     pub fn joins(&self, next: &Extent) -> bool {
         let max = if self.unwritten { MAX_UNWRITTEN } else { MAX_LEN };
         self.unwritten == next.unwritten
@@ -60,7 +61,7 @@ impl Extent {
             && self.len + next.len <= max
     }
 
-    /// The part of the extent from `from` to `to` (file blocks inside it).
+    /// The part of the extent from `from` to `to`, file blocks inside it.
     pub fn part(&self, from: u64, to: u64) -> Extent {
         Extent {
             file_block: from as u32,

@@ -1,26 +1,26 @@
 //! Write-back: data to the device first, then the transaction that maps it.
 
 use crate::balloc::Reserved;
-use crate::ctx::{Ext4, Handle, core_of};
+use crate::fs::{Ext4, Handle, core_of};
 use crate::map::data::PAGE_BYTES;
 use crate::map::node::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
 use ivers_vfs::{Inode, RangeKind, Result};
 
-/// Runs that one transaction maps at most, so that its size stays bounded.
+/// Limit of the runs that one transaction maps, to bound its size.
 const RUNS_PER_TRANSACTION: usize = 16;
 
-/// A run whose data is on the device and whose map entry is not right yet.
+/// A run whose data is on the device and whose map entry is not updated yet.
 enum Pending {
-    /// A hole: these blocks fill it.
+    /// These blocks fill a hole.
     New(u64, Reserved),
-    /// Unwritten blocks: they count from now on.
+    /// Unwritten blocks become written.
     Written(Mapping),
 }
 
 impl Ext4 {
-    /// See [`ivers_vfs::FileSystem::write_back`].
-    pub(crate) fn fs_write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
+    /// Writes data back; see [`ivers_vfs::FileOps::write_back`].
+    pub(crate) fn write_back_data(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         self.inline_to_blocks(inode)?;
         let bits = self.sb.block_bits;
         self.zero_stale_tail(inode, offset)?;
@@ -58,16 +58,16 @@ impl Ext4 {
             let covered = (at << bits).min(offset + data.len() as u64);
             self.finish(inode, pending, covered)?;
         }
-        // Whole pages were promised; what of the last one lies behind the file's end was not needed.
+        // Space was reserved for whole pages; release the blocks after the end of the file.
         let data_end = offset + data.len() as u64;
         if data_end >= inode.size() {
             let page_end = data_end.next_multiple_of(PAGE_BYTES) >> bits;
-            self.settle_delayed(&mut core_of(inode).write(), end, page_end);
+            self.end_reservations(&mut core_of(inode).write(), end, page_end);
         }
         Ok(())
     }
 
-    /// Blocks that follow the file's last ones keep it in one piece.
+    /// The goal for a file block: the block after the previous file block, which avoids fragmentation.
     fn goal_after(&self, inode: &Inode, file_block: u64) -> Result<u64> {
         if file_block > 0 {
             let before = self.map_block(inode, file_block - 1)?;
@@ -78,8 +78,8 @@ impl Ext4 {
         Ok(self.goal_for(inode))
     }
 
-    /// Write the part of `data` (which starts at `offset`) that belongs to the first `blocks` of the mapping; the end of the last block
-    /// behind the data is zeroed.
+    /// Writes the part of `data` (which starts at `offset`) that belongs to the first `blocks` of the
+    /// mapping; zeroes the rest of the last block.
     fn put_data(
         &self,
         inode: &Inode,
@@ -104,7 +104,7 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Put the runs into the map and carry the disk size up to `covered`, in one transaction.
+    /// Maps the runs and raises the disk size to `covered`, in one transaction.
     fn finish(&self, inode: &Inode, pending: Vec<Pending>, covered: u64) -> Result<()> {
         let size = covered.min(inode.size());
         if pending.is_empty() && size <= core_of(inode).read().disk_size {
@@ -127,13 +127,13 @@ impl Ext4 {
             let mut core = core_of(inode).write();
             core.disk_size = core.disk_size.max(size);
         }
-        // Also when there was no room for all: the nodes that changed are in this transaction, and their root is in the inode.
+        // Also on lack of space: the changed nodes are in this transaction, and their root is in the inode.
         inode.logged_in_background();
         self.log(&mut h, inode)?;
         result
     }
 
-    /// Put one run into the map. An error leaves it out.
+    /// Maps one run. An error leaves it unmapped.
     fn map_pending(&self, h: &mut Handle, inode: &Inode, run: Pending) -> Result<()> {
         match run {
             Pending::New(file_block, reserved) => {
@@ -151,7 +151,7 @@ impl Ext4 {
                     return Err(error);
                 }
                 self.charge_blocks(inode, &mut core, i64::from(extent.len));
-                self.settle_delayed(&mut core, file_block, file_block + u64::from(extent.len));
+                self.end_reservations(&mut core, file_block, file_block + u64::from(extent.len));
                 Ok(())
             }
             Pending::Written(mapping) => {
@@ -161,8 +161,8 @@ impl Ext4 {
         }
     }
 
-    /// The disk size is about to move past a block that it ends in: what lies in that block behind it is from before a
-    /// truncate, or anything at all, and must read as zeros.
+    /// Zeroes the rest of the block that the disk size ends in, before the disk size grows past it: those
+    /// bytes may be from before a truncate, or arbitrary.
     pub(super) fn zero_stale_tail(&self, inode: &Inode, new_data_at: u64) -> Result<()> {
         let bits = self.sb.block_bits;
         let disk_size = core_of(inode).read().disk_size;

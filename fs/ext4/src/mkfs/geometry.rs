@@ -1,20 +1,20 @@
-//! Sizes: blocks, groups, inodes, journal.
+//! The sizes of a new filesystem: blocks, groups, inodes, journal.
 
 use crate::layout::raw::RawSuperblock;
 use crate::layout::{Compat, Incompat, RoCompat};
 use ivers_vfs::{Error, Result};
 use zerocopy::FromZeros;
 
-/// What a new filesystem shall be.
+/// Options of a new filesystem.
 #[derive(Debug, Clone)]
 pub struct MkfsOptions {
-    /// 1024, 2048 or 4096; `None`: by size, 1024 below 512 MiB.
+    /// Block size: 1024, 2048 or 4096 bytes; `None`: by device size, 1024 below 512 MiB.
     pub block_size: Option<u32>,
-    /// 256 or any larger power of two up to the block size.
+    /// Inode size: 256 bytes or a larger power of two up to the block size.
     pub inode_size: u32,
-    /// Bytes of the device for each inode; `None`: by size.
+    /// Bytes of the device for each inode; `None`: by device size.
     pub bytes_per_inode: Option<u32>,
-    /// Blocks that only the superuser may fill, in percent (0..=50).
+    /// Reserved blocks, in percent (0..=50).
     pub reserved_percent: u32,
     /// The label, at most 16 bytes.
     pub label: Vec<u8>,
@@ -24,11 +24,11 @@ pub struct MkfsOptions {
     pub hash_seed: [u8; 16],
     /// Seconds since 1970: the time of creation and of every special inode.
     pub timestamp: u32,
-    /// User and group that the root directory belongs to.
+    /// Owner of the root directory: user and group.
     pub root_owner: (u32, u32),
-    /// With a journal.
+    /// Whether to make a journal.
     pub journal: bool,
-    /// The device is known to read as zeros: inode tables and the journal need no zeroing.
+    /// The device reads as zeros: inode tables and the journal need no zeroing.
     pub zeroed: bool,
 }
 
@@ -53,9 +53,9 @@ impl Default for MkfsOptions {
 /// The first inode that is not reserved; `lost+found` takes it.
 pub(super) const FIRST_INO: u32 = 11;
 const GROUPS_PER_FLEX_BITS: u8 = 4;
-/// A last group that has less room than this beside its own metadata is left out.
-const LEAST_LAST_GROUP: u64 = 50;
-/// Four extents of a whole inode map at most this many blocks of journal.
+/// Minimum of blocks in the last group beside its metadata; a smaller group is left out.
+const MIN_LAST_GROUP: u64 = 50;
+/// Limit of the journal's blocks: four extents in the inode map no more.
 const JOURNAL_MAX: u64 = 65_536;
 
 /// The planned sizes.
@@ -72,10 +72,10 @@ pub(super) struct Geometry {
 }
 
 fn refuse(why: String) -> Error {
-    Error::Incompatible(format!("mkfs: {why}"))
+    Error::Incompatible(why)
 }
 
-/// Blocks of the journal for a filesystem of this many blocks: about one part in 32 to 64, as e2fsprogs scales it.
+/// The journal's blocks for a filesystem of this size: about one in 32 to 64, as e2fsprogs scales it.
 fn journal_blocks(blocks: u64) -> u64 {
     match blocks {
         0..2_048 => 0,
@@ -109,7 +109,7 @@ impl Geometry {
         }
         let ratio = match options.bytes_per_inode {
             Some(ratio) if ratio < 1024 || u64::from(ratio) > size_bytes => {
-                return Err(refuse(format!("{ratio} bytes an inode is not between 1024 and the size")));
+                return Err(refuse(format!("{ratio} bytes per inode is not between 1024 and the size")));
             }
             Some(ratio) => ratio.max(block_size),
             None if small => 4096,
@@ -123,7 +123,7 @@ impl Geometry {
         let descs_per_block = u64::from(block_size / 64);
         loop {
             if blocks < 64 + first_data_block {
-                return Err(refuse(format!("{size_bytes} bytes are too few for a filesystem")));
+                return Err(refuse(format!("{size_bytes} bytes are not enough for a filesystem")));
             }
             let groups = (blocks - first_data_block).div_ceil(u64::from(per_group));
             let desc_blocks = groups.div_ceil(descs_per_block);
@@ -138,10 +138,10 @@ impl Geometry {
             let inodes_per_group = (wanted.div_ceil(groups).next_multiple_of(unit)).min(most) as u32;
             let table = u64::from(inodes_per_group / inodes_per_block);
             let last = blocks - first_data_block - (groups - 1) * u64::from(per_group);
-            // The worst case: a group with a copy of the superblock and its own bitmaps and table.
-            if last < 1 + desc_blocks + reserved + 2 + table + LEAST_LAST_GROUP {
+            // The worst case: a group with a copy of the superblock, bitmaps and a table.
+            if last < 1 + desc_blocks + reserved + 2 + table + MIN_LAST_GROUP {
                 if groups == 1 {
-                    return Err(refuse(format!("{size_bytes} bytes are too few for a filesystem")));
+                    return Err(refuse(format!("{size_bytes} bytes are not enough for a filesystem")));
                 }
                 blocks -= last;
                 continue;
@@ -230,8 +230,8 @@ impl Geometry {
     }
 }
 
-/// Blocks behind the descriptors that are kept free so that the filesystem can grow to 1,024 times its size, as far as
-/// one indirect block can name them.
+/// Blocks after the descriptors that are reserved so that the filesystem can grow to 1,024 times its size,
+/// limited by one indirect block.
 fn reserved_gdt(blocks: u64, first_data_block: u64, block_size: u32, desc_blocks: u64) -> u64 {
     let most = blocks.saturating_mul(1024).min(u64::from(u32::MAX));
     let groups = most.saturating_sub(first_data_block).div_ceil(u64::from(block_size * 8));

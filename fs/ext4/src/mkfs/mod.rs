@@ -1,8 +1,8 @@
 //! Making an ext4 filesystem.
 //!
-//! The result has the features that e2fsprogs 1.47 enables by default: journal, extents, 64bit, flex_bg, checksums of all
-//! metadata, hashed directories, room to grow online (resize inode). Every byte follows from the options: the same
-//! options give the same image.
+//! The result has the default features of e2fsprogs 1.47: journal, extents, 64bit, flex_bg, checksums of all
+//! metadata, hashed directories, online growing (resize inode). The same options give the same image, byte
+//! for byte.
 
 mod geometry;
 mod space;
@@ -15,28 +15,28 @@ use ivers_block::Device;
 use ivers_vfs::Result;
 use std::sync::Arc;
 
-/// What was made.
+/// The sizes of the new filesystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MkfsReport {
-    /// Bytes a block.
+    /// Block size in bytes.
     pub block_size: u32,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u32,
-    /// Block groups.
+    /// Number of block groups.
     pub groups: u32,
     /// Blocks of the journal; 0: none.
     pub journal_blocks: u32,
 }
 
-/// Check that a filesystem with these options fits a device of this size; nothing is touched.
+/// Checks that a filesystem with these options fits a device of this size; writes nothing.
 pub fn plan(size_bytes: u64, options: &MkfsOptions) -> Result<()> {
     Geometry::plan(size_bytes, options).map(drop)
 }
 
-/// Make a filesystem that fills the device. All checks pass before the first byte is written; when it returns, the
-/// filesystem is durable.
+/// Makes a filesystem that fills the device. All checks pass before the first write. The filesystem is
+/// durable on return.
 pub fn mkfs(device: &Arc<dyn Device>, options: &MkfsOptions) -> Result<MkfsReport> {
     let geometry = Geometry::plan(device.size_bytes(), options)?;
     write::write(device.as_ref(), &geometry, options)

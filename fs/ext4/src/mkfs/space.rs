@@ -1,9 +1,9 @@
-//! The blocks of a filesystem in the making.
+//! The used blocks of a filesystem under construction.
 
 use ivers_vfs::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Which blocks are taken: start of each run and its end, neighbours joined.
+/// The used blocks: first block and end of each run, adjacent runs joined.
 #[derive(Debug)]
 pub(super) struct Space {
     used: BTreeMap<u64, u64>,
@@ -11,7 +11,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Everything from `first` to `end` is free.
+    /// Starts with all blocks from `first` to `end` free.
     pub fn new(first: u64, end: u64) -> Self {
         let mut used = BTreeMap::new();
         if first > 0 {
@@ -20,7 +20,7 @@ impl Space {
         Self { used, end }
     }
 
-    /// Take a run that is known to be free.
+    /// Marks a free run as used.
     pub fn take(&mut self, start: u64, len: u64) {
         let mut start = start;
         let mut end = start + len;
@@ -36,7 +36,7 @@ impl Space {
         self.used.insert(start, end);
     }
 
-    /// The first free run at or behind `goal`.
+    /// The first free run at `goal` or later.
     fn free_run(&self, goal: u64) -> Option<(u64, u64)> {
         let mut start = goal;
         if let Some((_, &end)) = self.used.range(..=start).next_back() {
@@ -46,7 +46,7 @@ impl Space {
         (start < self.end).then_some((start, end - start))
     }
 
-    /// Take `len` blocks in one run at or behind the goal, or failing that anywhere.
+    /// Allocates `len` contiguous blocks at the goal or later, else anywhere.
     pub fn allocate(&mut self, goal: u64, len: u64) -> Result<u64> {
         for from in [goal, 0] {
             let mut at = from;
@@ -58,10 +58,10 @@ impl Space {
                 at = start + free;
             }
         }
-        Err(Error::Incompatible(format!("mkfs: no {len} blocks in a row: the device is too small")))
+        Err(Error::Incompatible(format!("no {len} contiguous blocks: the device is too small")))
     }
 
-    /// Take `len` blocks in at most `pieces` runs at or behind the goal.
+    /// Allocates `len` blocks in at most `pieces` runs at the goal or later.
     pub fn allocate_pieces(
         &mut self,
         goal: u64,
@@ -93,7 +93,7 @@ impl Space {
         Ok(vec![(start, len)])
     }
 
-    /// Taken runs inside `start..end`, cut to it.
+    /// Used runs inside `start..end`, clipped to it.
     pub fn used_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let first = self.used.range(..=start).next_back().map_or(start, |(&s, _)| s);
         self.used.range(first..end).map(move |(&s, &e)| (s.max(start), e.min(end))).filter(|(s, e)| s < e)

@@ -20,7 +20,7 @@ fn make(path: &std::path::Path, size: u64, options: &MkfsOptions) -> MkfsReport 
 }
 
 #[test]
-fn e2fsck_calls_every_size_clean() {
+fn e2fsck_accepts_every_size() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     let mib = 1 << 20;
@@ -42,7 +42,7 @@ fn e2fsck_calls_every_size_clean() {
 }
 
 #[test]
-fn old_contents_do_not_shine_through() {
+fn old_contents_are_not_visible() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     std::fs::write(&image, vec![0xA5; 24 << 20]).unwrap();
@@ -62,7 +62,7 @@ fn equal_options_make_equal_images() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_a_byte_is_written() {
+fn invalid_options_are_refused_before_the_first_write() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
     for (size, options) in [

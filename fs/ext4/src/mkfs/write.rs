@@ -1,4 +1,4 @@
-//! Laying the planned filesystem down.
+//! Writing the planned filesystem.
 
 use super::MkfsReport;
 use super::geometry::{FIRST_INO, Geometry, MkfsOptions};
@@ -8,7 +8,7 @@ use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, INODE_UNINIT, ITABLE_ZEROED, desc_csum};
 use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
 use crate::layout::raw::{RawGroupDesc, RawSuperblock};
-use crate::tx::journal_error;
+use crate::transaction::journal_error;
 use ivers_block::Device;
 use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
@@ -17,7 +17,7 @@ use zerocopy::{FromZeros, IntoBytes};
 const ROOT_INO: u32 = 2;
 const RESIZE_INO: u32 = 7;
 const JOURNAL_INO: u32 = 8;
-/// `lost+found` is made with this much room, so that a repair need not allocate.
+/// Initial size of `lost+found`, so that a repair need not allocate.
 const LOST_FOUND_BYTES: u32 = 16_384;
 const EXTENT_MAX: u64 = 32_768;
 
@@ -43,7 +43,7 @@ pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOpti
     let metadata: u64 = maker.space.used_in(0, geometry.blocks).map(|(s, e)| e - s).sum();
 
     if !options.zeroed {
-        // Old superblocks, boot sectors and partition tables in front must not be found any more.
+        // Erase old superblocks, boot sectors and partition tables, which programs would still find.
         maker.zero(0, maker.sb.first_data_block + 1)?;
     }
     maker.zero(maker.table_of(0), table_blocks)?;
@@ -117,7 +117,7 @@ impl Maker<'_> {
         )
     }
 
-    /// Copies of superblock and descriptors first, then the bitmaps and tables of each flex group side by side.
+    /// Places copies of superblock and descriptors, then the bitmaps and tables of each flex group together.
     fn place_groups(&mut self) -> Result<()> {
         let groups = self.geometry.groups;
         self.descs = vec![RawGroupDesc::new_zeroed(); groups as usize];
@@ -187,7 +187,7 @@ impl Maker<'_> {
         Ok(self.device.write_at(place, &slot)?)
     }
 
-    /// Map a file by at most four extents in its inode and set size and block count.
+    /// Maps a file by at most four extents in its inode; sets size and block count.
     fn map(&self, image: &mut InodeImage, runs: &[(u64, u64)]) {
         let header = [0xF30A_u16, runs.len() as u16, 4, 0, 0, 0];
         for (bytes, word) in image.i_block.chunks_exact_mut(2).zip(header) {
@@ -232,8 +232,8 @@ impl Maker<'_> {
         Ok(Some(image))
     }
 
-    /// The resize inode maps the reserved descriptor blocks: its double-indirect block names those of group 0, and each of
-    /// them names its copies in the groups that hold one.
+    /// Makes the resize inode, which maps the reserved descriptor blocks: its double-indirect block refers to
+    /// those of group 0, and each of those to its copies in the groups that hold one.
     fn make_resize_inode(&mut self) -> Result<()> {
         let reserved = self.geometry.reserved_gdt_blocks;
         if reserved == 0 {
@@ -309,7 +309,7 @@ impl Maker<'_> {
         self.put_inode(FIRST_INO, &image)
     }
 
-    /// Bitmaps, counts and flags; returns free blocks and free inodes.
+    /// Sets bitmaps, counts and flags; returns free blocks and free inodes.
     fn finish_groups(&mut self) -> Result<(u64, u32)> {
         let (groups, per_group) = (self.geometry.groups, self.geometry.inodes_per_group);
         let mut free_blocks = 0;
@@ -328,8 +328,8 @@ impl Maker<'_> {
             let mut flags = if self.options.zeroed || group == 0 { ITABLE_ZEROED } else { 0 };
             let free = (len - used) as u32;
             free_blocks += u64::from(free);
-            // Only copies of superblock and descriptors lie here: the bitmap follows from the superblock. The last
-            // group is always written, since it may be cut short.
+            // With only copies of superblock and descriptors, the bitmap follows from the superblock. Always
+            // write the last group's: that group may be shorter.
             let untouched = used == u64::from(self.sb.base_meta_blocks(group)) && group + 1 < groups;
             let mut csum = 0;
             if untouched {
@@ -368,8 +368,8 @@ impl Maker<'_> {
         Ok((free_blocks, self.geometry.inodes() - FIRST_INO))
     }
 
-    /// Descriptors and superblocks, copies first. The primary superblock goes last, behind a flush: without it nobody
-    /// takes the device for a filesystem.
+    /// Writes descriptors and superblocks, copies first. Writes the primary superblock last, after a flush:
+    /// an incomplete filesystem is not recognized.
     fn write_tables_and_copies(&self, raw: &mut RawSuperblock) -> Result<()> {
         let mut table = vec![0; self.geometry.desc_blocks as usize * self.block_size()];
         for (bytes, desc) in table.chunks_exact_mut(64).zip(&self.descs) {

@@ -1,5 +1,5 @@
-//! POSIX ACLs: the short form on the device (version 1: no id where none is needed) and the form of the system calls (version
-//! 2: always an id).
+//! POSIX ACLs: the short form on the device (version 1: ids only where needed) and the form of the system
+//! calls (version 2: always an id).
 
 use crate::dir::linear::{le16, le32};
 
@@ -7,14 +7,14 @@ const DISK_VERSION: u32 = 1;
 const CALL_VERSION: u32 = 2;
 const USER: u16 = 0x02;
 const GROUP: u16 = 0x08;
-/// The id of an entry that has none.
+/// The id of an entry without one.
 const NO_ID: u32 = u32::MAX;
 
 fn is_tag(tag: u16) -> bool {
     matches!(tag, 0x01 | USER | 0x04 | GROUP | 0x10 | 0x20)
 }
 
-/// From the device to the system calls' form.
+/// Converts the on-disk form to that of the system calls.
 pub(crate) fn from_disk(value: &[u8]) -> Option<Vec<u8>> {
     if value.len() < 4 || le32(value, 0) != DISK_VERSION {
         return None;
@@ -39,7 +39,7 @@ pub(crate) fn from_disk(value: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// From the system calls' form to the device's.
+/// Converts the form of the system calls to the on-disk form.
 pub(crate) fn to_disk(value: &[u8]) -> Option<Vec<u8>> {
     if value.len() < 4 || !(value.len() - 4).is_multiple_of(8) || le32(value, 0) != CALL_VERSION {
         return None;

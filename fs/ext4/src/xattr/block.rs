@@ -1,11 +1,11 @@
-//! The block of attributes that do not fit the inode, shared by inodes whose attributes are the same.
+//! The attribute block: attributes that do not fit the inode. Inodes with equal attributes share it.
 //!
-//! A block counts the inodes that use it; an attribute inode counts the blocks and bodies that name it, not the inodes
-//! behind a shared block.
+//! A block counts the inodes that use it. An attribute inode counts the blocks and bodies that refer to it,
+//! not the inodes that share such a block.
 
 use super::body::{Attribute, MAGIC, Table, Value, block_hash};
-use crate::ctx::{Ext4, Handle, core_of};
 use crate::dir::linear::{le32, put32};
+use crate::fs::{Ext4, Handle, core_of};
 use ivers_block::Buffer;
 use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const REFCOUNT: usize = 4;
 const BLOCKS: usize = 8;
 const HASH: usize = 12;
 const CHECKSUM: usize = 16;
-/// Most inodes that share a block.
+/// Limit of the inodes that share a block.
 const REFCOUNT_MAX: u32 = 1024;
 
 impl Ext4 {
@@ -25,7 +25,7 @@ impl Ext4 {
         self.csum(field, &block[CHECKSUM + 4..])
     }
 
-    /// The verified block of an inode's attributes.
+    /// Returns the verified attribute block of an inode.
     fn attribute_block(&self, inode: &Inode) -> Result<Option<Arc<Buffer>>> {
         let number = core_of(inode).read().file_acl;
         if number == 0 {
@@ -75,13 +75,13 @@ impl Ext4 {
         Ok(result)
     }
 
-    /// Count the blocks of an inode up or down. Write-back counts blocks of data in the same field at the same time.
+    /// Adds to the block count of an inode. Write-back may change the same field concurrently.
     pub(super) fn add_blocks_512(&self, inode: &Inode, blocks: i64) {
         self.charge_blocks(inode, &mut core_of(inode).write(), blocks);
     }
 
-    /// Let the inode's block hold these attributes instead of `before`; shared blocks are left to the others. Gives the attribute
-    /// inodes that nobody names any more.
+    /// Stores these attributes in the inode's block instead of `before`; leaves a shared block to its other
+    /// users. Returns the attribute inodes that lost their last reference.
     pub(super) fn store_block_attributes(
         &self,
         h: &mut Handle,
@@ -108,7 +108,7 @@ impl Ext4 {
         }
         let number = self.alloc_own_block(h, inode)?;
         let buffer = self.new_block(number)?;
-        // The copy names the attribute inodes that it keeps once more.
+        // The copy adds a reference to the attribute inodes that it keeps.
         for kept in attributes.iter().filter(|new| before.contains(new)) {
             if let Value::Inode { ino, .. } = kept.value {
                 self.get_ea_inode(h, ino)?;
@@ -121,13 +121,13 @@ impl Ext4 {
         Ok(dead)
     }
 
-    /// Drop the inode's reference to its block; the last one frees it, and what it names. Gives the attribute inodes that
-    /// nobody names any more.
+    /// Drops the inode's reference to its block; the last one frees the block and its references. Returns the
+    /// attribute inodes that lost their last reference.
     pub(super) fn release_attribute_block(&self, h: &mut Handle, inode: &Inode) -> Result<Vec<Inode>> {
         let Some(buffer) = self.attribute_block(inode)? else { return Ok(Vec::new()) };
         let mut dead = Vec::new();
-        // Counted and looked at under the buffer's lock: others that share the block give it up at the same time, and one of
-        // them must find itself the last. A block that has one user keeps its one.
+        // Count and check under the buffer's lock: other users of the block may release it concurrently, and
+        // exactly one must find itself the last. A block with one user keeps its count of one.
         let is_shared = self.change_attribute_block(h, &buffer, |block| {
             let refcount = le32(block, REFCOUNT);
             put32(block, REFCOUNT, refcount.saturating_sub(1).max(1));

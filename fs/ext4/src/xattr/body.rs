@@ -1,4 +1,4 @@
-//! The table of extended attributes as bytes: in the inode's body behind a magic number, or in a block of its own behind a
+//! The table of extended attributes as bytes: in the inode's body after a magic number, or in a block after a
 //! header. Entries grow from the front, values from the back.
 
 use crate::dir::linear::{le16, le32, put16, put32};
@@ -13,12 +13,12 @@ pub(crate) const INDEX_SYSTEM: u8 = 7;
 /// The attribute that continues inline data.
 pub(crate) const INLINE_DATA: &[u8] = b"data";
 
-/// Where a value is.
+/// The location of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Value {
     /// In the table.
     Here(Vec<u8>),
-    /// In an inode of its own (`ea_inode`).
+    /// In an attribute inode (`ea_inode`).
     Inode { ino: u32, size: u32 },
 }
 
@@ -45,7 +45,7 @@ impl Attribute {
         (ENTRY + self.name.len()).next_multiple_of(4) + value
     }
 
-    /// `e_hash` over name and value. A value elsewhere keeps the hash that its writer computed.
+    /// `e_hash` over name and value. The hash of a value in another inode stays as its writer computed it.
     fn computed_hash(&self) -> u32 {
         let Value::Here(value) = &self.value else { return self.hash };
         value.chunks(4).fold(name_hash(&self.name), |hash, chunk| {
@@ -56,7 +56,7 @@ impl Attribute {
     }
 }
 
-/// Which of the two tables; they differ in where entries begin and what value offsets count from.
+/// The kind of table; the kinds differ in the offset of entries and the base of value offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Table {
     /// In the inode's body.
@@ -80,26 +80,26 @@ impl Table {
         }
     }
 
-    /// Visit the entries: offset of each, and the range of its value if that is in the table.
+    /// Visits the entries: offset of each, and the range of its value if the table holds that.
     fn walk(
         self,
         area: &[u8],
         mut visit: impl FnMut(usize, Option<Range<usize>>),
     ) -> Result<(), &'static str> {
         if area.len() < self.first() + 4 || le32(area, 0) != MAGIC {
-            // An inode's body without the magic number has no attributes; a block was checked by its reader.
+            // A body without the magic number has no attributes; a block was checked by its reader.
             return Ok(());
         }
         let mut at = self.first();
         loop {
-            let Some(head) = area.get(at..at + 4) else { return Err("attributes have no end") };
+            let Some(head) = area.get(at..at + 4) else { return Err("the attribute table has no end") };
             if head == [0; 4] {
                 return Ok(());
             }
             let name_len = usize::from(head[0]);
             let end = at + (ENTRY + name_len).next_multiple_of(4);
             if end > area.len() {
-                return Err("an attribute's name runs over its room");
+                return Err("an attribute's name exceeds the table");
             }
             let size = le32(area, at + 8) as usize;
             let range = if le32(area, at + 4) != 0 {
@@ -109,14 +109,14 @@ impl Table {
             } else {
                 let start = self.base() + usize::from(le16(area, at + 2));
                 let stop = start.checked_add(size).filter(|&stop| stop <= area.len() && start >= end);
-                Some(start..stop.ok_or("an attribute's value runs over its room")?)
+                Some(start..stop.ok_or("an attribute's value exceeds the table")?)
             };
             visit(at, range);
             at = end;
         }
     }
 
-    /// Decode.
+    /// Decodes a table.
     pub(crate) fn parse(self, area: &[u8]) -> Result<Vec<Attribute>, &'static str> {
         let mut attributes = Vec::new();
         self.walk(area, |at, range| {
@@ -131,19 +131,19 @@ impl Table {
                 hash: le32(area, at + 12),
             });
         })?;
-        // Encoding lays values out one after the other: values that share bytes would not fit where they came from.
+        // Encoding stores values one after another: values that share bytes would not fit again.
         if !attributes.is_empty() && !self.fits(area.len(), &attributes) {
-            return Err("attributes' values overlap");
+            return Err("attribute values overlap");
         }
         Ok(attributes)
     }
 
-    /// True if the attributes fit a table of this many bytes.
+    /// Whether the attributes fit a table of this many bytes.
     pub(crate) fn fits(self, len: usize, attributes: &[Attribute]) -> bool {
         self.first() + 4 + attributes.iter().map(Attribute::size).sum::<usize>() <= len
     }
 
-    /// Encode attributes that fit. A block's entries are sorted and hashed; its header is the caller's.
+    /// Encodes attributes that fit. Sorts and hashes a block's entries; the caller writes its header.
     pub(crate) fn encode(self, len: usize, attributes: &[Attribute]) -> Vec<u8> {
         let mut area = vec![0; len];
         let mut order: Vec<&Attribute> = attributes.iter().collect();
@@ -180,7 +180,7 @@ impl Table {
     }
 }
 
-/// The part of `e_hash` that comes from the name.
+/// The part of `e_hash` that depends on the name.
 pub(crate) fn name_hash(name: &[u8]) -> u32 {
     name.iter().fold(0u32, |hash, &byte| hash.rotate_left(5) ^ u32::from(byte))
 }
@@ -195,7 +195,7 @@ pub(crate) fn block_hash(block: &[u8]) -> u32 {
     hash.unwrap_or(0)
 }
 
-/// Where inline data goes on in the inode's body.
+/// The range of the inode's body that continues inline data.
 pub(crate) fn inline_data_range(body: &[u8]) -> Result<Option<Range<usize>>, &'static str> {
     let mut found = None;
     Table::Body.walk(body, |at, range| {

@@ -1,15 +1,16 @@
-//! Values in inodes of their own (`ea_inode`): for what does not fit a block.
+//! Attribute inodes (`ea_inode`): values that do not fit a block.
 //!
-//! Such an inode has no name. Its reference count lies where other inodes keep their ctime (upper half) and version (lower
-//! half), the checksum of its value where they keep their atime. Its blocks go through the journal like metadata.
+//! Such an inode has no name. Its reference count is stored where other inodes store ctime (upper half) and
+//! version (lower half), the checksum of its value where they store atime. Its blocks are journalled like
+//! metadata.
 
 use super::body::Value;
-use crate::ctx::{Ext4, Handle, core_of};
 use crate::dir::linear::{le16, le32, put16, put32};
+use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::inode::FL_EA_INODE;
 use ivers_vfs::{Error, FileType, Inode, NewInode, Result};
 
-/// Longest value that is read.
+/// Limit of the length of a value that is read, in bytes.
 const EA_VALUE_MAX: u32 = 1 << 20;
 const I_ATIME: usize = 0x08;
 const I_CTIME: usize = 0x0C;
@@ -22,7 +23,7 @@ impl Ext4 {
         format!("{}, attribute inode {ino}", self.place)
     }
 
-    /// The value that an attribute inode holds.
+    /// Returns the value of an attribute inode.
     pub(super) fn ea_inode_value(&self, ino: u32, size: u32) -> Result<Vec<u8>> {
         if size > EA_VALUE_MAX {
             return Err(Error::corrupt("an attribute's value is too long", self.ea_place(ino)));
@@ -30,11 +31,11 @@ impl Ext4 {
         let inode = self.detached(self.load(ino, true)?);
         if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
             return Err(Error::corrupt(
-                "an attribute's value is in an inode that is none of its kind",
+                "an attribute refers to an inode that is not an attribute inode",
                 self.ea_place(ino),
             ));
         }
-        // Through the buffers, not past them: the blocks may not have left the journal yet.
+        // Read through the buffers: the journal may not have written the blocks in place yet.
         let mut value = Vec::with_capacity(size as usize);
         for lblk in 0..u64::from(size.div_ceil(self.sb.block_size)) {
             match self.dir_block(&inode, lblk)? {
@@ -46,8 +47,8 @@ impl Ext4 {
         Ok(value)
     }
 
-    /// Make an inode that holds a value: its number and the value's hash. The handle has credits for its blocks. Should they not
-    /// be had, the inode is `dead`.
+    /// Makes an inode that holds a value: its number and the value's hash. The handle has credits for its
+    /// blocks. On lack of space, the inode is added to `dead`.
     pub(super) fn make_ea_inode(
         &self,
         h: &mut Handle,
@@ -92,8 +93,8 @@ impl Ext4 {
         Ok((ino, hash))
     }
 
-    /// Count the attributes that name an attribute inode up or down; gives the new count. Under the buffer's lock, for inodes that
-    /// share a value may give it up at the same time.
+    /// Adds to the reference count of an attribute inode and returns the new count. Under the buffer's lock,
+    /// because inodes that share a value may release it concurrently.
     fn count_ea_references(&self, h: &mut Handle, ino: u32, change: i64) -> Result<u64> {
         self.raw_inode(ino)?;
         let counted = self.modify_slot(h, ino, |slot| {
@@ -110,16 +111,17 @@ impl Ext4 {
             Some(count)
         })?;
         counted.ok_or_else(|| {
-            Error::corrupt("an attribute names an inode that holds no value", self.ea_place(ino))
+            Error::corrupt("an attribute refers to an inode without a value", self.ea_place(ino))
         })
     }
 
-    /// One more attribute names it.
+    /// Adds a reference.
     pub(super) fn get_ea_inode(&self, h: &mut Handle, ino: u32) -> Result<()> {
         self.count_ea_references(h, ino, 1).map(drop)
     }
 
-    /// One attribute less names it: after the last one it is an orphan, for the caller to delete once the handle is gone.
+    /// Drops a reference. After the last one the inode is an orphan, which the caller deletes after the
+    /// handle has ended.
     pub(super) fn put_ea_inode(&self, h: &mut Handle, ino: u32) -> Result<Option<Inode>> {
         if self.count_ea_references(h, ino, -1)? > 0 {
             return Ok(None);
@@ -129,7 +131,7 @@ impl Ext4 {
         Ok(Some(inode))
     }
 
-    /// A value is given up.
+    /// Releases a value.
     pub(super) fn put_value(&self, h: &mut Handle, value: &Value) -> Result<Option<Inode>> {
         match value {
             Value::Here(_) => Ok(None),

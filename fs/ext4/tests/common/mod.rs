@@ -1,4 +1,4 @@
-//! What the tests on images share.
+//! Helpers for the tests on images.
 
 #![allow(dead_code)]
 
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// One mkfs.ext4 command line a variant.
+/// The arguments of mkfs.ext4, one row for each variant.
 pub const VARIANTS: &[(&str, &[&str])] = &[
     ("default", &["-t", "ext4"]),
     ("1k", &["-t", "ext4", "-b", "1024"]),
@@ -35,7 +35,7 @@ pub const VARIANTS: &[(&str, &[&str])] = &[
     ("inline", &["-t", "ext4", "-O", "inline_data"]),
 ];
 
-/// See the name.
+/// Runs mkfs.
 pub fn mkfs(path: &Path, args: &[&str], bytes: u64) {
     std::fs::File::create(path).unwrap().set_len(bytes).unwrap();
     let out =
@@ -43,14 +43,15 @@ pub fn mkfs(path: &Path, args: &[&str], bytes: u64) {
     assert!(out.status.success(), "mkfs.ext4 {args:?}: {}", String::from_utf8_lossy(&out.stderr));
 }
 
-/// See the name.
+/// Runs e2fsck and fails unless the image is clean.
 pub fn fsck(path: &Path, what: &str) {
     ivers_oracle::e2fsck(path).unwrap_or_else(|error| panic!("{what}: {error:#}"));
 }
 
-/// The image as a device.
+/// Opens the image as a device.
 pub fn device(path: &Path, mode: OpenMode) -> Arc<FileDevice> {
-    // A child that another test is starting may hold a copy of the locked descriptor until it executes.
+    // A child process that another test is starting may hold a copy of the locked descriptor until it
+    // executes.
     let mut tries = 0;
     loop {
         match FileDevice::open(path, mode) {
@@ -61,19 +62,19 @@ pub fn device(path: &Path, mode: OpenMode) -> Arc<FileDevice> {
     }
 }
 
-/// See the name.
+/// Opens the filesystem.
 pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let options = OpenOptions { read_only, place: "test image".into(), ..OpenOptions::default() };
     Ext4::open(device(path, mode), options).unwrap()
 }
 
-/// Mount without background threads.
+/// Mounts without background threads.
 pub fn mount(path: &Path) -> Arc<Vfs> {
     Vfs::mount(open(path, false), MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
 
-/// What debugfs prints for a command.
+/// The output of a debugfs command.
 pub fn debugfs(path: &Path, command: &str) -> String {
     let out = Command::new("debugfs").arg("-R").arg(command).arg(path).output().expect("debugfs (e2fsprogs)");
     String::from_utf8_lossy(&out.stdout).into_owned()

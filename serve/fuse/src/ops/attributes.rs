@@ -1,15 +1,15 @@
-//! Attributes: those of stat, and the named ones with the change cookie among them.
+//! Attributes of stat, and extended attributes including the virtual ones.
 
 use super::Ops;
 use super::reply::{self, Reply};
-use crate::children::{self, CHILDREN_MAX};
-use crate::cookie::{self, Asked};
+use crate::bulk_stat::{self, CHILDREN_MAX};
+use crate::connection::{ENODATA, OrErrno};
+use crate::cookie::{self, VirtualXattr};
 use crate::errno::errno;
-use crate::serving::{ENODATA, OrErrno};
 use fuser::*;
 use ivers_vfs::{Cred, Error, NameError, SetAttr, XattrMode};
 
-/// What the names of access control lists begin with.
+/// The prefix of the names of access control lists.
 const ACL: &[u8] = b"system.posix_acl_";
 
 impl Ops {
@@ -26,18 +26,17 @@ impl Ops {
         if !s.is_times_flush(&node, &set) {
             s.changes(request, Some(&node), &[&node]);
         } else if handle.is_none() {
-            // The kernel's own times show already. With a handle they are that; without one nothing tells them from those that a program sets
-            // (`touch -m`), and the kernel may hand its own over in the midst of any call.
+            // The kernel shows its own times already. With a handle the times are the kernel's. Without one
+            // they may also be those that a program sets (`touch -m`): the kernel may hand over its own times
+            // during any call.
             s.data_changes(request, &node);
         }
-        set.kill_priv = set.size.is_some() && cred.uid != 0;
-        let kills_capabilities = set.size.is_some() || set.uid.is_some() || set.gid.is_some();
         match s.vfs.set_attr(&cred, &node.inode, &set) {
             Ok(_) => {}
             Err(Error::Name(NameError::NotPermitted | NameError::Access))
                 if s.is_times_flush(&node, &set) =>
             {
-                set.handed_over = true;
+                set.already_accepted = true;
                 s.vfs.set_attr(&Cred::trusted(), &node.inode, &set).or_errno()?;
             }
             Err(error) => return Err(errno(error)),
@@ -45,13 +44,10 @@ impl Ops {
         if set.size == Some(0) {
             node.agrees_again();
         }
-        if kills_capabilities {
-            s.vfs.drop_capability(&node.inode).or_errno()?;
-        }
         Ok(s.shown_attr(&node))
     }
 
-    /// Send the result of a change of a named attribute.
+    /// Sends the result of a change of an extended attribute.
     pub(super) fn answer_named(
         &self,
         request: &Request,
@@ -60,8 +56,8 @@ impl Ops {
         reply: ReplyEmpty,
         result: Reply<()>,
     ) {
-        // The mode changes with an access control list, and what the kernel knows of that it only takes for outdated: an answer that was
-        // given before the change could come behind it, and would count as new.
+        // An ACL also changes the mode, and the kernel only marks its attributes as outdated. An answer given
+        // before the change could arrive after that mark and count as new.
         if name.starts_with(ACL) && result.is_ok() {
             let outdates = self.0.outdates(ino.0);
             self.0.flusher.soon(move || {
@@ -99,7 +95,7 @@ impl Ops {
 
     pub(super) fn get_named(&self, request: &Request, ino: INodeNo, name: &[u8]) -> Reply<Vec<u8>> {
         let s = &*self.0;
-        // The kernel asks for those itself, in the midst of other calls.
+        // The kernel requests these itself, during other calls.
         if !name.starts_with(b"security.") {
             s.heard(request);
         }
@@ -107,7 +103,7 @@ impl Ops {
         s.vfs.get_xattr(&s.cred(request), &node.inode, name).or_errno()
     }
 
-    /// The names as the kernel wants them, each ended by a zero.
+    /// Returns the names, each followed by a NUL.
     pub(super) fn list_named(&self, request: &Request, ino: INodeNo) -> Reply<Vec<u8>> {
         let s = &*self.0;
         let node = s.node(ino)?;
@@ -127,7 +123,7 @@ impl Ops {
         let node = s.node(ino)?;
         s.changes(request, Some(&node), &[&node]);
         match s.vfs.remove_xattr(&s.cred(request), &node.inode, name) {
-            // Where there is no list already, none is what was asked for.
+            // Removing an ACL that does not exist succeeds.
             Err(Error::Name(NameError::NoAttribute)) if name.starts_with(ACL) => Ok(()),
             done => done.or_errno(),
         }
@@ -137,7 +133,7 @@ impl Ops {
         &self,
         request: &Request,
         ino: INodeNo,
-        asked: Asked,
+        asked: VirtualXattr,
         size: u32,
         reply: ReplyXattr,
     ) {
@@ -149,31 +145,37 @@ impl Ops {
         };
         let none = Errno::from_i32(ENODATA);
         match asked {
-            Asked::Semantics => reply::value(cookie::semantics(&s.vfs).to_string().as_bytes(), size, reply),
-            Asked::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
-            Asked::Mount => reply::value(cookie::mount(&s.vfs, &s.server).as_bytes(), size, reply),
-            Asked::Generation => reply::value(node.inode.generation.to_string().as_bytes(), size, reply),
-            Asked::Measurement => match s.vfs.watch_report() {
+            VirtualXattr::Semantics => {
+                reply::value(cookie::semantics(&s.vfs).to_string().as_bytes(), size, reply)
+            }
+            VirtualXattr::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
+            VirtualXattr::Mount => reply::value(cookie::mount(&s.vfs, &s.server).as_bytes(), size, reply),
+            VirtualXattr::Generation => {
+                reply::value(node.inode.generation.to_string().as_bytes(), size, reply)
+            }
+            VirtualXattr::Measurement => match s.vfs.observer_report() {
                 Some(report) => reply::value(report.as_bytes(), size, reply),
                 None => reply.error(none),
             },
-            Asked::Unknown => reply.error(none),
-            Asked::Change | Asked::Stored | Asked::Children(_) if s.vfs.no_cookie().is_some() => {
+            VirtualXattr::Unknown => reply.error(none),
+            VirtualXattr::Change | VirtualXattr::Stored | VirtualXattr::Children(_)
+                if s.vfs.no_change_attribute().is_some() =>
+            {
                 reply.error(none)
             }
-            // A caller that only wants room is not one who looks: the longest number there is.
-            Asked::Change if size == 0 => reply.size(cookie::DECIMAL_MAX),
-            Asked::Change => s.query(node, move |change| match change {
+            // Asking only for the size is no query: return the size of the longest number.
+            VirtualXattr::Change if size == 0 => reply.size(cookie::DECIMAL_MAX),
+            VirtualXattr::Change => s.query(node, move |change| match change {
                 Some(change) => reply::value(change.to_string().as_bytes(), size, reply),
                 None => reply.error(none),
             }),
-            Asked::Children(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
-            Asked::Children(cursor) => {
-                let value = children::value(s, request, ino, cursor, size as usize);
+            VirtualXattr::Children(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
+            VirtualXattr::Children(cursor) => {
+                let value = bulk_stat::value(s, request, ino, cursor, size as usize);
                 self.answer(request, reply, value, |reply, value| reply.data(&value));
             }
-            Asked::Stored => {
-                reply::value(s.vfs.stored_version(&node.inode).to_string().as_bytes(), size, reply)
+            VirtualXattr::Stored => {
+                reply::value(s.vfs.stored_counter(&node.inode).to_string().as_bytes(), size, reply)
             }
         }
     }

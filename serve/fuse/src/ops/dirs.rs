@@ -1,29 +1,29 @@
-//! Reading directories, from a cursor on: they need no handle.
+//! Reading directories from a cursor, without a handle.
 
 use super::Ops;
 use super::reply::Reply;
+use crate::connection::OrErrno;
 use crate::convert::{file_attr, file_type, negative_attr};
-use crate::serving::OrErrno;
 use fuser::*;
 use std::ffi::OsStr;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-/// A reply with attributes that the kernel asks for, and an entry of it without the name (`fuse_direntplus`). fuser keeps the size to itself; the kernel
-/// asks for a page or, lately, more.
+/// The size of a READDIRPLUS reply, and of its entry without the name (`fuse_direntplus`). fuser does not
+/// expose the requested size; the kernel requests a page or, in new versions, more.
 const PLUS_BYTES: usize = 4096;
 const PLUS_ENTRY_BYTES: usize = 152;
-/// Marks the number of an inode that cannot be read.
+/// Marks the node number of an inode that cannot be read.
 const UNREADABLE: u64 = 1 << 63;
 
-/// What an entry is, as far as its directory says so.
+/// Returns the file type of an entry, as its directory stores it.
 fn kind_of(kind: Option<ivers_vfs::FileType>) -> fuser::FileType {
     kind.map_or(fuser::FileType::RegularFile, file_type)
 }
 
 impl Ops {
-    /// ENOSYS tells the kernel not to ask again, where it understands that and checks permissions itself.
+    /// ENOSYS tells the kernel not to ask again, if it supports that and checks permissions itself.
     pub(super) fn open_dir(&self, request: &Request, ino: INodeNo) -> Reply<()> {
         let s = &*self.0;
         if s.no_opendir.load(std::sync::atomic::Ordering::Relaxed) {
@@ -60,10 +60,13 @@ impl Ops {
             used += (PLUS_ENTRY_BYTES + name.len()).next_multiple_of(8);
             used >= PLUS_BYTES
         };
-        for entry in s.vfs.list_until(&dir.inode, offset, true, &mut enough).or_errno()? {
+        for entry in
+            s.vfs.list_until(&ivers_vfs::Cred::trusted(), &dir.inode, offset, true, &mut enough).or_errno()?
+        {
             let name = OsStr::from_bytes(&entry.name);
-            // An entry whose inode is damaged is shown all the same. fuser gives one number to the program and to the kernel, and programs pass over an entry of number
-            // 0: so the kernel is given one that is nobody's, for no time, and whoever goes by the name asks for it anew and gets the error.
+            // An entry with a damaged inode is shown too. fuser sends one number to the program and to the
+            // kernel, and programs skip entries with number 0. So the kernel gets a number that no node has,
+            // with no validity: the next use of the name asks again and gets the error.
             let Ok(inode) = entry.inode else {
                 let id = INodeNo(UNREADABLE | s.nodes.id(entry.ino.0));
                 let attr = FileAttr { ino: id, kind: kind_of(entry.kind), ..negative_attr() };
@@ -83,7 +86,7 @@ impl Ops {
                 ttl = s.attr_ttl(&node);
             }
             if reply.add(INodeNo(id), entry.next, name, &ttl, &attr, generation) {
-                // It did not fit: the kernel never hears of it.
+                // The entry did not fit, so the kernel does not learn of it.
                 if !is_dot {
                     s.nodes.forget(id, 1);
                 }

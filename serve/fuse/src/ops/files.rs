@@ -1,23 +1,25 @@
-//! What happens to the contents of a file, and to its descriptors.
+//! Requests on the contents of files and on open files.
 
 use super::Ops;
 use super::reply::Reply;
-use crate::company::LARGE;
+use crate::caller_affinity::LARGE;
+use crate::connection::{
+    Connection, Handle, O_ACCMODE, O_APPEND, O_DIRECT, O_DSYNC, O_RDONLY, O_TRUNC, OrErrno,
+};
 use crate::nodes::Node;
-use crate::serving::{Handle, O_ACCMODE, O_APPEND, O_DIRECT, O_DSYNC, O_RDONLY, O_TRUNC, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{Cred, FallocateMode, InodeFlags, SetAttr, WriteFlags as VfsWrite};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-/// How long one copy_file_range may run before it hands back what it has done.
+/// The most bytes that one copy_file_range copies before it returns.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
 thread_local! {
-    /// One buffer a serving thread for READ: never larger than the largest request.
+    /// One READ buffer for each serving thread, at most as large as the largest request.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -26,8 +28,8 @@ impl Ops {
         let s = &*self.0;
         let node = s.node(ino)?;
         let cred = s.cred_for_set_gid(request, &node);
-        s.vfs.access(&cred, &node.inode, Serving::open_mask(flags)).or_errno()?;
-        // The writes themselves come from the kernel's cache, when it is too late to refuse them.
+        s.vfs.access(&cred, &node.inode, Connection::open_mask(flags)).or_errno()?;
+        // Checked here: writes arrive from the kernel's cache, too late to be refused.
         let overwrites = flags & O_ACCMODE != O_RDONLY && (flags & O_APPEND == 0 || flags & O_TRUNC != 0);
         if overwrites && s.vfs.stat(&node.inode).flags.contains(InodeFlags::APPEND) {
             return Err(Errno::EPERM);
@@ -36,18 +38,15 @@ impl Ops {
         s.tell_open(&cred, &node, handle)?;
         s.heard(request);
         if flags & O_TRUNC != 0 {
-            let set = SetAttr { size: Some(0), kill_priv: cred.uid != 0, ..SetAttr::default() };
-            let emptied = s.telling_of_set_id(&node, || {
-                s.vfs.set_attr(&cred, &node.inode, &set)?;
-                s.vfs.drop_capability(&node.inode)
-            });
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            let emptied = s.telling_of_set_id(&node, || s.vfs.set_attr(&cred, &node.inode, &set));
             if let Err(error) = emptied.or_errno() {
                 s.tell_close(&node, handle);
                 return Err(error);
             }
             node.agrees_again();
         }
-        // Before the reply: from then on the kernel may hold back.
+        // Before the reply: after it the kernel may hold back data.
         if handle.holds_back {
             node.writer_opens();
         }
@@ -69,7 +68,7 @@ impl Ops {
         READ_BUFFER.with_borrow_mut(|buffer| {
             let size = size as usize;
             if size >= LARGE {
-                self.0.company.large();
+                self.0.caller_affinity.large();
             }
             if buffer.len() < size {
                 buffer.resize(size, 0);
@@ -79,17 +78,17 @@ impl Ops {
         });
     }
 
-    /// How a WRITE with these flags is to be done.
+    /// Returns the flags of the VFS for a WRITE.
     pub(super) fn write_how(&self, handle: Handle, write_flags: WriteFlags, flags: i32) -> VfsWrite {
         let mut how = VfsWrite::empty();
-        how.set(VfsWrite::KILL_PRIV, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
-        how.set(VfsWrite::OPEN_ROOM, handle.open_room);
-        // Its times come by SETATTR, before or after the data: they must not be moved past those.
-        how.set(VfsWrite::KEEP_TIMES, self.0.kernel_keeps_times.load(Ordering::Relaxed));
-        // From the page cache: whose flags these are is a guess. O_APPEND moves nothing: only the kernel knows the end of the
-        // file, and it has placed the write.
+        how.set(VfsWrite::KILL_SET_ID, write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
+        how.set(VfsWrite::UNRESERVED_POOL, handle.open_room);
+        // The kernel sets the times by SETATTR, before or after the data. A write must not overwrite them.
+        how.set(VfsWrite::TIMES_SET_BY_CALLER, self.0.kernel_keeps_times.load(Ordering::Relaxed));
+        // From the page cache: the flags may be those of another open file. O_APPEND has no effect: only the
+        // kernel knows the end of the file, and it has placed the write.
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        how.set(VfsWrite::ACCEPTED, from_cache || flags & O_APPEND != 0);
+        how.set(VfsWrite::ALREADY_ACCEPTED, from_cache || flags & O_APPEND != 0);
         if !from_cache {
             how.set(VfsWrite::SYNC, flags & O_DSYNC != 0);
             how.set(VfsWrite::DIRECT, flags & O_DIRECT != 0);
@@ -108,16 +107,16 @@ impl Ops {
     ) -> Reply<u32> {
         let s = &*self.0;
         if data.len() >= LARGE {
-            s.company.large();
+            s.caller_affinity.large();
         }
         let node = s.node(ino)?;
-        // From the page cache: whose identity this is is a guess too.
+        // From the page cache: the identity may also be that of another caller.
         let cred = if from_cache { Cred::trusted() } else { s.cred_for_set_gid(request, &node) };
         if !from_cache {
             s.data_changes(request, &node);
         }
         let mut written = s.telling_of_set_id(&node, || s.vfs.write(&cred, &node.inode, offset, data, how));
-        // The kernel does not look at how much of its cache's data was written: only an error tells it that some was not.
+        // The kernel ignores how much of its cached data was written: only an error reports a loss.
         while let (true, Ok(done @ 1..)) = (from_cache, &written) {
             let Some(rest) = data.get(*done..).filter(|rest| !rest.is_empty()) else { break };
             let done = *done;
@@ -129,10 +128,7 @@ impl Ops {
             s.cannot_store(&node);
             s.report_at_next_write(&node, error.code());
         }
-        let written = written?;
-        // By whomever (FUSE_HANDLE_KILLPRIV_V2); set-id bits go only if the kernel says so.
-        s.vfs.drop_capability(&node.inode).or_errno()?;
-        Ok(written as u32)
+        Ok(written? as u32)
     }
 
     pub(super) fn release_file(&self, ino: INodeNo, handle: Handle) {
@@ -143,7 +139,13 @@ impl Ops {
         self.0.tell_close(&node, handle);
     }
 
-    pub(super) fn sync(&self, ino: INodeNo, datasync: bool) -> Reply<()> {
+    pub(super) fn sync(&self, ino: INodeNo, handle: Handle, datasync: bool) -> Reply<()> {
+        let node = self.0.node(ino)?;
+        let cursor = self.0.error_cursor(handle);
+        self.0.vfs.fsync_descriptor(&node.inode, datasync, &cursor).or_errno()
+    }
+
+    pub(super) fn sync_dir(&self, ino: INodeNo, datasync: bool) -> Reply<()> {
         let node = self.0.node(ino)?;
         self.0.vfs.fsync(&node.inode, datasync).or_errno()
     }
@@ -161,14 +163,12 @@ impl Ops {
         let mode = FallocateMode::from_bits(mode as u32).ok_or(Errno::EOPNOTSUPP)?;
         let cred = s.cred_for_room(request, s.cred_for_set_gid(request, &node));
         s.changes(request, Some(&node), &[&node]);
-        s.telling_of_set_id(&node, || s.vfs.fallocate(&cred, &node.inode, mode, offset, length))
-            .or_errno()?;
-        s.vfs.drop_capability(&node.inode).or_errno()
+        s.telling_of_set_id(&node, || s.vfs.fallocate(&cred, &node.inode, mode, offset, length)).or_errno()
     }
 
-    /// Where data or a hole begins. The kernel asks with its lock of the inode held, and with dirty pages still in its cache: what they cover
-    /// looks like a hole from here, and nothing makes it hand them over while the lock is held. So a file that may have such pages is data
-    /// from end to end, as the call allows (lseek(2)).
+    /// Finds data or a hole. The kernel asks with its lock of the inode held and with dirty pages in its
+    /// cache. Dirty data looks like a hole here, and the kernel cannot hand it over while the lock is held.
+    /// So a file that may have such pages is reported as data from start to end, as lseek(2) allows.
     pub(super) fn seek(&self, request: &Request, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
         let s = &*self.0;
         let found = |node: &Node| {
@@ -187,7 +187,8 @@ impl Ops {
             }
         };
         s.size_held_back(node, move |size| match (size, whence) {
-            // As from a filesystem that has no such call: programs read all of the file instead. ENOSYS would be for all files of the mount.
+            // As a filesystem without this call: programs then read the whole file. ENOSYS would apply to all
+            // files of the mount.
             (None, _) => reply.error(Errno::EINVAL),
             (Some(size), _) if !(0..size as i64).contains(&offset) => reply.error(Errno::ENXIO),
             (Some(_), SEEK_DATA) => reply.offset(offset),
@@ -211,8 +212,6 @@ impl Ops {
         let copied = s.telling_of_set_id(&to, || {
             s.vfs.copy_range(&cred, &from.inode, offset_in, &to.inode, offset_out, len)
         });
-        let copied = copied.or_errno()?;
-        s.vfs.drop_capability(&to.inode).or_errno()?;
-        Ok(copied as u32)
+        Ok(copied.or_errno()? as u32)
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel and we agree on when a session starts.
+//! Negotiation with the kernel at the start of a session.
 
 use super::Ops;
 use fuser::{InitFlags, KernelConfig};
@@ -19,13 +19,15 @@ impl Ops {
             | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
-        if s.options.kernel_checks() && s.vfs.info().xattr_value_max > 0 {
-            // Also makes the kernel check modes; without that it would be wrong to take it. Where there are no attributes at all the kernel
-            // must not ask for ACLs: it takes "not supported" for the answer to whoever is not the owner.
+        if s.options.kernel_checks() && s.vfs.xattr_value_max() > 0 {
+            // This also makes the kernel check modes, so it requires `default_permissions`. Without extended
+            // attributes the kernel must not ask for ACLs: it would take "not supported" as the answer for
+            // callers other than the owner.
             wanted |= InitFlags::FUSE_POSIX_ACL;
         }
         if s.options.strict_queries {
-            // What these change the kernel would show without a lock of its own: O_TRUNC comes as SETATTR then, and asynchronous direct I/O is waited for.
+            // The kernel would show the changes of these without a lock. Without them O_TRUNC arrives as
+            // SETATTR, and the kernel waits for asynchronous direct I/O.
             wanted -= InitFlags::FUSE_ATOMIC_O_TRUNC | InitFlags::FUSE_ASYNC_DIO;
         }
         if s.options.writeback_cache {
@@ -36,12 +38,12 @@ impl Ops {
         s.kernel_keeps_times.store(writes_back, Ordering::Relaxed);
         s.set_no_opendir(offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT));
         if let Err(missing) = config.add_capabilities(wanted & offered) {
-            log::warn!("the kernel takes back {missing:?}");
+            log::warn!("the kernel does not support {missing:?}");
         }
         let _ = config.set_max_write(WRITE_BYTES_MAX);
         let _ = config.set_max_background(64);
         let granule = u64::from(s.vfs.info().time_granularity_ns).clamp(1, 1_000_000_000);
-        // Refused unless a power of ten: then the VFS does the cutting alone.
+        // The kernel accepts only a power of ten; otherwise the VFS alone truncates times.
         let _ = config.set_time_granularity(Duration::from_nanos(granule));
     }
 }

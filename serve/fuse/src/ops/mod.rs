@@ -1,4 +1,4 @@
-//! The requests of the kernel, one by one: each is handed to the module of its kind.
+//! The requests of the kernel. Each is passed to the module of its kind.
 
 mod attributes;
 mod dirs;
@@ -7,9 +7,9 @@ mod init;
 mod names;
 mod reply;
 
+use crate::connection::{Connection, Found, Handle, OrErrno};
 use crate::convert::{time_set, timestamp};
 use crate::cookie;
-use crate::serving::{Found, Handle, OrErrno, Serving};
 use fuser::*;
 use ivers_vfs::{CreateSpec, SetAttr};
 use names::spec;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Serves the requests of one mount.
-pub(crate) struct Ops(pub(crate) Arc<Serving>);
+pub(crate) struct Ops(pub(crate) Arc<Connection>);
 
 impl Ops {
     fn entry(&self, request: &Request, reply: ReplyEntry, found: Reply<Found>) {
@@ -202,8 +202,8 @@ impl Filesystem for Ops {
         self.answer(request, reply, written, |reply, written| reply.written(written));
     }
 
-    /// Nothing is ours to do when a descriptor closes: the kernel has written its pages back before it asks, and keeps
-    /// locks itself. ENOSYS tells it to save the round trip from now on.
+    /// Does nothing when a descriptor closes: the kernel has written its pages back before, and keeps locks
+    /// itself. ENOSYS tells it to skip this request from now on.
     fn flush(
         &self,
         request: &Request,
@@ -231,7 +231,8 @@ impl Filesystem for Ops {
 
     fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         self.0.heard(request);
-        let done = if Handle::unpack(fh).ours { Ok(()) } else { self.sync(ino, datasync) };
+        let done =
+            if Handle::unpack(fh).ours { Ok(()) } else { self.sync(ino, Handle::unpack(fh), datasync) };
         self.empty(request, reply, done);
     }
 
@@ -270,9 +271,9 @@ impl Filesystem for Ops {
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         self.0.heard(request);
-        // One of ours is there for the lock alone.
-        let is_ours = self.0.flusher.outside().is_ours(request.pid());
-        let done = if is_ours { Ok(()) } else { self.sync(ino, datasync) };
+        // A flusher only needs the lock of the file.
+        let is_ours = self.0.flusher.helper().is_ours(request.pid());
+        let done = if is_ours { Ok(()) } else { self.sync_dir(ino, datasync) };
         self.empty(request, reply, done);
     }
 
@@ -353,7 +354,7 @@ impl Filesystem for Ops {
         });
     }
 
-    // Locks are the kernel's own as long as nobody asks for FUSE_POSIX_LOCKS.
+    // The kernel handles locks itself unless FUSE_POSIX_LOCKS is requested.
     fn getlk(
         &self,
         _request: &Request,

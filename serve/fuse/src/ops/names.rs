@@ -1,11 +1,11 @@
-//! What happens to names: finding, making, linking, removing, renaming.
+//! Requests on names: lookup, creation, links, removal, renames.
 
 use super::Ops;
 use super::reply::Reply;
+use crate::connection::{Found, Handle, OrErrno};
 use crate::convert::negative_attr;
 use crate::errno::errno;
 use crate::nodes::Node;
-use crate::serving::{Found, Handle, OrErrno};
 use fuser::*;
 use ivers_vfs::{CreateSpec, Error, Ino, NameError, RenameFlags as VfsRename};
 use std::ffi::OsStr;
@@ -83,7 +83,7 @@ impl Ops {
         let (node, found) = s.entry(inode, parent, name.as_bytes())?;
         let handle = s.handle(request, &cred, flags);
         if let Err(error) = s.tell_open(&cred, &node, handle) {
-            // The kernel learns nothing of it.
+            // The kernel does not learn of this inode.
             s.nodes.forget(node.id, 1);
             return Err(error);
         }
@@ -108,7 +108,7 @@ impl Ops {
         Ok(found)
     }
 
-    /// A name is about to go from a directory, and so from a file.
+    /// Notes that a name is about to be removed from a directory, and so from a file.
     fn name_goes(&self, request: &Request, dir: &Node, name: &OsStr) {
         let file = self.0.named(dir, name.as_bytes());
         self.0.name_goes(request, dir, &[dir], file.as_deref());

@@ -1,11 +1,11 @@
-//! One way to answer: the result of a request, and what to do with the reply if it went well.
+//! Replies: the result of a request, and how to send it on success.
 
 use super::Ops;
 use fuser::*;
 
 pub(super) type Reply<T> = std::result::Result<T, Errno>;
 
-/// A reply that can carry an error instead.
+/// A reply that can return an error instead.
 pub(super) trait Refuse {
     fn refuse(self, error: Errno);
 }
@@ -36,7 +36,7 @@ refuse!(
 );
 
 impl Ops {
-    /// Send the result of a request, as the last thing that is done about it.
+    /// Sends the result of a request. The last step of serving it.
     pub(super) fn answer<T, R: Refuse>(
         &self,
         request: &Request,
@@ -55,7 +55,7 @@ impl Ops {
     }
 }
 
-/// An attribute's value, or its size if that is all the caller wants.
+/// Sends an attribute's value, or only its size if the caller asks for that.
 pub(super) fn value(value: &[u8], size: u32, reply: ReplyXattr) {
     if size == 0 {
         reply.size(value.len() as u32);

@@ -1,157 +1,134 @@
-//! Where a request stands.
+//! The state of one COMPOUND between two of its operations.
 
-use std::any::Any;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::StateId;
 use ivers_vfs::InodeRef;
 
-use super::clients::{Held, News, Shown};
-use super::names::Spelling;
-use super::place::{Object, Place};
-use super::service::{Exports, Filesystem, Service};
-use crate::exports::policy::{Refusal, Who};
+use super::clients::{PermitGuard, ReportedAttrs, WakeReason};
+use super::current_fh::{CurrentFh, Object};
+use super::filesystem::{Exports, Filesystem};
+use super::idmap::ClientIdMap;
+use super::origin::Origin;
+use super::service::Service;
+use super::status::OrStatus;
+use crate::exports::policy::Refusal;
 use crate::exports::table::{Export, Node};
-use crate::net::tls::TlsPeer;
-use crate::ops::status::OrStatus;
-use crate::rpc::Credential;
-use crate::state::{Caller, Conn, Digest, Does, File, Step, Stop};
+use crate::state::{Access, Caller, Digest, FileId, SessionRequest, Step, Stop};
 
-/// Who asks, and over which connection.
-#[derive(Debug, Clone)]
-pub struct Origin {
-    /// From where.
-    pub address: IpAddr,
-    /// Who he says he is.
-    pub credential: Credential,
-    /// Who TLS says is there.
-    pub tls: Option<TlsPeer>,
-    /// The connection.
-    pub conn: Conn,
-    /// The number of the call.
-    pub xid: u32,
-    /// Bytes of the call before its arguments: a session bounds them with these.
-    pub head_bytes: usize,
-}
-
-impl Origin {
-    /// For the exports' rules.
-    pub fn who(&self) -> Who<'_> {
-        Who { address: self.address, credential: &self.credential, tls: self.tls.as_ref() }
-    }
-}
-
-/// Where a request stands between two of its operations.
+/// The state of one COMPOUND between two of its operations.
 pub struct Context {
     /// What all requests share.
     pub service: Arc<Service>,
-    /// The exports: the request ends under the table that it began under.
+    /// The exports at the time when the request began; a later change of the table does not affect it.
     pub exports: Arc<Exports>,
-    /// Who asks.
+    /// The origin of the request.
     pub origin: Origin,
     /// The minor version.
     pub minor: u32,
     /// The current filehandle.
-    pub current: Option<Place>,
-    /// The current stateid; [`StateId::INVALID`]: none.
+    pub current_fh: Option<CurrentFh>,
+    /// The current stateid, or [`StateId::INVALID`] if there is none.
     pub stateid: StateId,
     /// The saved filehandle, with its stateid.
-    pub saved: Option<(Place, StateId)>,
-    /// For whom operations on files are done; SEQUENCE says it.
+    pub saved_fh: Option<(CurrentFh, StateId)>,
+    /// The client on whose behalf operations run. SEQUENCE sets it.
     pub caller: Caller,
-    /// What SEQUENCE has begun: [`Clients::finish`](super::Clients::finish) gets it back.
-    pub session: Option<Box<dyn Any + Send>>,
-    /// The reply is to be kept.
-    pub keep: bool,
-    /// It is a retry whose reply was not kept: the second operation says NFS4ERR_RETRY_UNCACHED_REP.
-    pub uncached: bool,
-    /// Bytes of the reply, its head included.
+    /// The request of a session that SEQUENCE has begun. The executor finishes it with the reply.
+    pub session: Option<SessionRequest>,
+    /// Whether the session caches the reply.
+    pub cache_reply: bool,
+    /// Whether this repeats a request whose reply was not cached: the second operation returns
+    /// NFS4ERR_RETRY_UNCACHED_REP.
+    pub retry_uncached: bool,
+    /// The limit of the reply in bytes, including its header.
     pub reply_bytes: usize,
-    /// Tells the request from another one in the same slot.
+    /// A digest of the request, which distinguishes it from another one in the same slot.
     pub digest: Digest,
-    /// Size of the request, its head included.
+    /// The size of the request in bytes, including its header.
     pub request_bytes: usize,
-    /// How many operations it has.
-    pub operations: u32,
-    /// The number of the operation that comes next, if one does.
-    pub next: Option<u32>,
-    /// Bytes that are left for the result of this operation.
-    pub(crate) room: usize,
-    asking: Option<File>,
-    told: Option<(File, Option<Shown>, Arc<Held>)>,
+    /// The number of operations of the request.
+    pub op_count: u32,
+    /// The number of the next operation, if there is one.
+    pub next_op: Option<u32>,
+    /// The bytes that the result of this operation may take.
+    pub(crate) result_bytes_max: usize,
+    awaiting_holder: Option<FileId>,
+    holder_attrs: Option<(FileId, Option<ReportedAttrs>, Arc<PermitGuard>)>,
 }
 
 impl Context {
-    pub(super) fn new(service: Arc<Service>, origin: Origin, minor: u32) -> Self {
+    pub(crate) fn new(service: Arc<Service>, origin: Origin, minor: u32) -> Self {
         Self {
             exports: service.exports(),
-            reply_bytes: service.bounds.reply_bytes,
+            reply_bytes: service.limits.reply_bytes_max,
             service,
             origin,
             minor,
-            current: None,
+            current_fh: None,
             stateid: StateId::INVALID,
-            saved: None,
+            saved_fh: None,
             caller: Caller::V40,
             session: None,
-            keep: false,
-            uncached: false,
+            cache_reply: false,
+            retry_uncached: false,
             digest: Digest(0),
             request_bytes: 0,
-            operations: 0,
-            next: None,
-            room: 0,
-            asking: None,
-            told: None,
+            op_count: 0,
+            next_op: None,
+            result_bytes_max: 0,
+            awaiting_holder: None,
+            holder_attrs: None,
         }
     }
 
-    // ---- filehandles -----------------------------------------------------------------------------------------------
+    // ---- filehandles ----
 
-    /// The current filehandle.
-    pub fn current(&self) -> Res<&Place> {
-        self.current.as_ref().ok_or(NfsStat::Nofilehandle)
+    /// The current filehandle. Error: NFS4ERR_NOFILEHANDLE.
+    pub fn current_fh(&self) -> Res<&CurrentFh> {
+        self.current_fh.as_ref().ok_or(NfsStat::Nofilehandle)
     }
 
-    /// The current object; for a directory of the pseudo-root, `otherwise`. Whoever may not use it is told so.
+    /// The current object. `otherwise` is the error for a directory of the pseudo-root. Fails if the caller
+    /// may not use the object.
     pub fn object(&self, otherwise: NfsStat) -> Res<&Object> {
-        let object = self.current()?.object(otherwise)?;
-        object.reader()?;
+        let object = self.current_fh()?.object(otherwise)?;
+        object.read_cred()?;
         Ok(object)
     }
 
-    /// The current directory, to be changed.
+    /// The current directory, for an operation that changes it.
     pub fn directory(&self) -> Res<&Object> {
         let object = self.object(NfsStat::Rofs)?;
         if object.inode.kind != ivers_vfs::FileType::Directory {
             return Err(NfsStat::Notdir);
         }
-        object.writer()?;
+        object.write_cred()?;
         Ok(object)
     }
 
-    /// The saved object.
-    pub fn saved(&self, otherwise: NfsStat) -> Res<&Object> {
-        let (place, _) = self.saved.as_ref().ok_or(NfsStat::Nofilehandle)?;
-        let object = place.object(otherwise)?;
-        object.reader()?;
+    /// The saved object. `otherwise` is the error for a directory of the pseudo-root.
+    pub fn saved_object(&self, otherwise: NfsStat) -> Res<&Object> {
+        let (fh, _) = self.saved_fh.as_ref().ok_or(NfsStat::Nofilehandle)?;
+        let object = fh.object(otherwise)?;
+        object.read_cred()?;
         Ok(object)
     }
 
-    /// Go to a place. What was the current stateid belongs to another one.
-    pub fn go(&mut self, place: Place) {
-        self.current = Some(place);
+    /// Sets the current filehandle and invalidates the current stateid.
+    pub fn set_current_fh(&mut self, fh: CurrentFh) {
+        self.current_fh = Some(fh);
         // [RFC8881 16.2.3.1.2]
         self.stateid = StateId::INVALID;
     }
 
-    /// An object of an export, as this request may use it. Whose address has no business there gets an error.
-    pub fn enter(&self, export: &Arc<Export<Filesystem>>, inode: InodeRef) -> Res<Object> {
+    /// An object of an export with the access that the export grants to this request. Fails with
+    /// NFS4ERR_ACCESS if the export excludes the caller's address.
+    pub fn export_object(&self, export: &Arc<Export<Filesystem>>, inode: InodeRef) -> Res<Object> {
         let access = export.policy.admit(self.origin.who());
         if let Err(why) = access {
-            self.service.refusals.note(&export.path, self.origin.address, why);
+            self.service.denials.record(&export.path, self.origin.address, why);
             if why == Refusal::Address {
                 return Err(NfsStat::Access);
             }
@@ -159,26 +136,26 @@ impl Context {
         Ok(Object { export: export.clone(), inode, access })
     }
 
-    /// What a name of the pseudo-root means.
-    pub fn node(&self, node: &Node<Filesystem>) -> Res<Place> {
+    /// The filehandle of an entry of the pseudo-root.
+    pub fn resolve_node(&self, node: &Node<Filesystem>) -> Res<CurrentFh> {
         match node {
-            Node::Directory(number) => Ok(Place::Pseudo(*number)),
+            Node::Directory(number) => Ok(CurrentFh::Pseudo(*number)),
             Node::Export(export) => {
                 let root = export.filesystem.vfs.root().nfs()?;
-                self.enter(export, root).map(Place::Object)
+                self.export_object(export, root).map(CurrentFh::Object)
             }
         }
     }
 
-    /// Owners, as whoever asks spells them.
-    pub fn names(&self) -> Spelling<'_> {
-        self.service.owners.of(self.origin.address)
+    /// The mapping of user and group names for this client.
+    pub fn id_map(&self) -> ClientIdMap<'_> {
+        self.service.id_mapper.for_client(self.origin.address)
     }
 
-    // ---- clients ---------------------------------------------------------------------------------------------------
+    // ---- clients ----
 
-    /// A stateid as it was meant: the current one has a name of its own since NFSv4.1.
-    pub fn meant(&self, stateid: &StateId) -> Res<StateId> {
+    /// The stateid itself, or the current stateid if the special value for it was sent (NFSv4.1 and later).
+    pub fn resolve_stateid(&self, stateid: &StateId) -> Res<StateId> {
         if self.minor == 0 || *stateid != StateId::CURRENT {
             // [RFC8881 8.2.3]
             let invalid = self.minor > 0 && *stateid == StateId::INVALID;
@@ -188,52 +165,58 @@ impl Context {
         if self.stateid == StateId::INVALID { Err(NfsStat::BadStateid) } else { Ok(self.stateid) }
     }
 
-    /// Leave to do something to a file by right of a stateid, which is given as it was meant.
-    pub fn permit(&self, object: &Object, stateid: &StateId, does: Does) -> Step<Held> {
-        self.service.clients.permit(self.caller, object.file(), stateid, does)
+    /// Begins an access to an object under a resolved stateid.
+    pub fn begin_access(&self, object: &Object, stateid: &StateId, does: Access) -> Step<PermitGuard> {
+        self.service.clients.begin_access(self.caller, object.file(), stateid, does)
     }
 
-    /// Whether who asks has opened himself what a stateid, given as it was meant, is of.
+    /// Whether the caller's user opened the file with this resolved stateid.
     pub fn is_opener(&self, stateid: &StateId) -> bool {
         self.service.clients.is_opener(&self.origin, self.caller, stateid)
     }
 
-    /// Leave to change a file where no stateid is needed. No client holds anything of what is no regular file.
-    pub fn permit_change(&self, object: &Object, does: Does) -> Step<Option<Held>> {
+    /// Begins a change that requires no stateid. `None` if the object is no regular file: clients hold no
+    /// state of it.
+    pub fn begin_change(&self, object: &Object, does: Access) -> Step<Option<PermitGuard>> {
         if object.inode.kind != ivers_vfs::FileType::Regular {
             return Ok(None);
         }
-        self.permit(object, &StateId::ANONYMOUS, does).map(Some)
+        self.begin_access(object, &StateId::ANONYMOUS, does).map(Some)
     }
 
-    /// Look at a file that the holder of a write delegation may have written: what he has made of it, if he was asked and has; otherwise the VFS knows,
-    /// as long as the leave lives.
-    pub fn look(&mut self, object: &Object) -> Step<(Option<Shown>, Option<Held>)> {
+    /// Begins to read attributes that the holder of a write delegation may have changed. Returns the
+    /// attributes that the holder reported, if it was asked and changed the file. Otherwise the VFS has the
+    /// current ones as long as the guard lives.
+    pub fn begin_getattr(&mut self, object: &Object) -> Step<(Option<ReportedAttrs>, Option<PermitGuard>)> {
         let file = object.file();
         if object.inode.kind != ivers_vfs::FileType::Regular {
             return Ok((None, None));
         }
-        if let Some((of, shown, _)) = &self.told
-            && *of == file
+        if let Some((holder_file, reported, _)) = &self.holder_attrs
+            && *holder_file == file
         {
-            return Ok((*shown, None));
+            return Ok((*reported, None));
         }
-        self.asking = Some(file);
-        self.service.clients.look(self.caller, file).map(|leave| (None, Some(leave)))
+        self.awaiting_holder = Some(file);
+        self.service.clients.begin_getattr(self.caller, file).map(|guard| (None, Some(guard)))
     }
 
-    /// News have come; an error, if the operation ends by that.
-    pub(super) fn hear(&mut self, news: News) -> Step<()> {
-        match (news, self.asking.take()) {
-            (News::Again, _) => {}
-            (News::Told(shown, until), Some(file)) => self.told = Some((file, shown, until)),
-            (News::Told(..), None) | (News::Late, _) => return Err(Stop::Fail(NfsStat::Delay)),
+    /// Takes in why the suspended operation goes on. Error: the operation ends with it.
+    pub(crate) fn wake(&mut self, reason: WakeReason) -> Step<()> {
+        match (reason, self.awaiting_holder.take()) {
+            (WakeReason::Retry, _) => {}
+            (WakeReason::HolderAnswered(reported, until), Some(file)) => {
+                self.holder_attrs = Some((file, reported, until))
+            }
+            (WakeReason::HolderAnswered(..), None) | (WakeReason::TimedOut, _) => {
+                return Err(Stop::Fail(NfsStat::Delay));
+            }
         }
         Ok(())
     }
 
-    /// An operation is over: what was told for it is old by now.
-    pub(super) fn next_operation(&mut self) {
-        (self.asking, self.told) = (None, None);
+    /// Forgets what the holder of a delegation reported for the operation that has ended.
+    pub(crate) fn next_operation(&mut self) {
+        (self.awaiting_holder, self.holder_attrs) = (None, None);
     }
 }

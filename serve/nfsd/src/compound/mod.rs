@@ -1,26 +1,36 @@
-//! One request: the current and the saved filehandle, operation by operation (RFC 7530 section 15.2, RFC 8881 section 16.2).
+//! What the operations of one COMPOUND share (RFC 7530 section 15.2, RFC 8881 section 16.2).
 //!
-//! [`Compound::begin`] takes the arguments of a call, [`Compound::run`] does its operations. Each is decoded when its turn comes. Where one must wait (for stable storage, or
-//! for what the holder of a delegation says), the request becomes a [`Waiting`] that is data: no thread waits with it. When the news is there,
-//! [`Waiting::go_on`] does the same operation again.
-//!
-//! What an operation does to files is [`ops`](crate::ops)' to know; whose they are, and what he holds, that of [`Clients`].
+//! | module | contains |
+//! |---|---|
+//! | `origin` | address, credentials and connection of a request |
+//! | `filesystem` | an exported filesystem and its write verifier |
+//! | `current_fh` | the current filehandle |
+//! | `clients` | the questions about clients' state |
+//! | `reply_cache` | replies of NFSv4.0 requests that must not run twice |
+//! | `idmap` | names of users and groups |
+//! | `op_stats`, `denial_log` | counts of operations, denied accesses |
+//! | `status` | errors of the VFS as NFS statuses |
+//! | `service` | what all requests share |
+//! | `context` | the state of one COMPOUND |
 
 mod clients;
 mod context;
-mod names;
-mod place;
-mod refusals;
-mod replies;
-mod runner;
+mod current_fh;
+mod denial_log;
+mod filesystem;
+mod idmap;
+mod op_stats;
+mod origin;
+pub(crate) mod reply_cache;
 mod service;
-mod tally;
+pub mod status;
 
-pub use clients::{Answered, Clients, CopyOrder, Held, News, Shown};
-pub use context::{Context, Origin};
-pub use names::{Names, Numeric, Owners, Spelling, Tables};
-pub use place::{Object, Place};
-pub use refusals::Refusals;
-pub use runner::{Compound, Progress, Unanswerable, Waiting};
-pub use service::{Bounds, Exports, Filesystem, Service};
-pub use tally::{Operation, Tally};
+pub use clients::{Clients, CopyJob, PermitGuard, ReportedAttrs, WakeReason};
+pub use context::Context;
+pub use current_fh::{CurrentFh, Object};
+pub use denial_log::DenialLog;
+pub use filesystem::{Exports, Filesystem};
+pub use idmap::{ClientIdMap, IdMap, IdMapper, NameTables, NumericIds};
+pub use op_stats::{OpCount, OpStats};
+pub use origin::Origin;
+pub use service::{RequestLimits, Service};

@@ -1,9 +1,9 @@
-//! What the server is told: a TOML file, or a flag an export.
+//! The configuration of the server: a TOML file, or one flag per export.
 //!
 //! ```toml
-//! listen = ["127.0.0.1:2049", "[::1]:2049"]    # loopback if nothing is said; 2049 if no port is
+//! listen = ["127.0.0.1:2049", "[::1]:2049"]    # default: loopback, port 2049
 //! state = "/var/lib/ivers/serve"
-//! metrics = "127.0.0.1:9149"                   # nowhere if nothing is said
+//! metrics = "127.0.0.1:9149"                   # default: no metrics
 //! lease_s = 90
 //!
 //! [limits]
@@ -15,20 +15,20 @@
 //! key = "/etc/ivers/server.key"
 //! client_authorities = "/etc/ivers/clients.pem"
 //!
-//! [owners]                                     # numbers if nothing is said
+//! [owners]                                     # default: numeric owners
 //! domain = "example.org"
-//! passwd = "/etc/passwd"                       # the usual ones, if nothing else is said
+//! passwd = "/etc/passwd"                       # these are the defaults
 //! group = "/etc/group"
 //!
 //! [[export]]
 //! name = "/photos"
 //! image = "/srv/photos.img"
-//! options = "noatime,cache=1G"                 # of the mount, as ivers mount -o takes them
-//! clients = ["192.0.2.0/24", "2001:db8::/64"]  # loopback if nothing is said
+//! options = "noatime,cache=1G"                 # mount options, as for ivers mount -o
+//! clients = ["192.0.2.0/24", "2001:db8::/64"]  # default: loopback
 //! access = "ro"
-//! async = false                                # true: names and attributes are answered before they are durable
+//! async = false                                # true: reply before names and attributes are durable
 //!
-//! [[export.rule]]                              # the first that names the client's address goes before the above
+//! [[export.rule]]                              # overrides the above for its clients; first match wins
 //! clients = ["192.0.2.7"]
 //! access = "rw"
 //! tls = "certificate"
@@ -46,82 +46,87 @@ use thiserror::Error;
 
 pub use values::{Address, Domain, Flavor, LogFormat, Mode, Network, Secured};
 
-/// `nobody` of most systems.
+/// User and group ID of `nobody` on most systems.
 pub const NOBODY: u32 = 65534;
 
-/// What is wrong with what the server was told.
+/// An error in the configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// It is no TOML, or holds what is not known.
+    /// Invalid TOML or an unknown key.
     #[error("{}: {why}", path.display())]
     Toml {
-        /// Which.
+        /// The configuration file.
         path: PathBuf,
-        /// Where, and what.
+        /// Line and error.
         why: String,
     },
-    /// An export that makes no sense.
-    #[error("{}export {export}: {why}", place.as_deref().map(|place| format!("{place}: ")).unwrap_or_default())]
+    /// An invalid export.
+    #[error(
+        "{}export {export}: {why}",
+        place.as_deref().map(|place| format!("{place}: ")).unwrap_or_default()
+    )]
     Export {
-        /// Where it stands, if in a file.
+        /// File and line, if the export is in a file.
         place: Option<String>,
-        /// Its name, or its image.
+        /// Name or image of the export.
         export: String,
-        /// What is wrong, and what would be right.
+        /// The error, and what is expected.
         why: String,
     },
 }
 
-fn wrong(export: &str, why: impl Into<String>) -> ConfigError {
+fn invalid(export: &str, why: impl Into<String>) -> ConfigError {
     ConfigError::Export { place: None, export: export.to_owned(), why: why.into() }
 }
 
-/// What holds for some of the clients of an export; what is not said is as for the export itself.
+/// Access settings for some clients of an export. Missing settings are those of the export.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// For these. An export's own: loopback if nothing is said.
+    /// Clients that the settings apply to. Default of an export: loopback.
     pub clients: Option<Vec<Network>>,
-    /// Reading alone, or writing too (the default).
+    /// Access mode; the default is read-write.
     pub access: Option<Mode>,
-    /// User and group 0 become nobody (the default).
+    /// Map user and group 0 to the anonymous ones (the default).
     pub root_squash: Option<bool>,
-    /// Everybody becomes nobody.
+    /// Map all users and groups to the anonymous ones.
     pub all_squash: Option<bool>,
-    /// Who nobody is.
+    /// Anonymous user ID.
     pub anonuid: Option<u32>,
-    /// And his group.
+    /// Anonymous group ID.
     pub anongid: Option<u32>,
-    /// Changes of names and attributes are answered before they are durable, as exports(5) has it (not the default).
+    /// Reply to namespace and attribute changes before they are durable, as exports(5) describes (not the
+    /// default).
     #[serde(rename = "async")]
     pub deferred: Option<bool>,
-    /// Which flavours; `sys` if nothing is said.
+    /// Permitted flavors; the default is `sys`.
     pub sec: Option<BTreeSet<Flavor>>,
-    /// What TLS must have shown; nothing if nothing is said.
+    /// Required TLS; the default is none.
     pub tls: Option<Secured>,
-    /// One of these must be among the DNS names of the client's certificate; `*.` at the beginning stands for one label.
+    /// The client's certificate must contain one of these DNS names. A leading `*.` matches one label.
     pub names: Option<Vec<String>>,
 }
 
-/// An export, as it is told.
+/// The configuration of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "Keys")]
 pub struct ExportConfig {
-    /// Where it appears: an absolute path.
+    /// Absolute path in the server's namespace.
     pub name: String,
-    /// The image or device that holds the filesystem.
+    /// Image or device that contains the filesystem.
     pub image: PathBuf,
-    /// The filesystem's type, as `ivers mount -t` takes it; nothing: the usual one.
+    /// Filesystem type, as for `ivers mount -t`; `None` means the default.
     pub fs_type: Option<String>,
-    /// Options of the mount, as `ivers mount -o` takes them.
+    /// Mount options, as for `ivers mount -o`.
     pub options: String,
-    /// For all clients.
+    /// Settings for all clients.
     pub settings: Settings,
-    /// For some.
+    /// Settings for some clients.
     pub rules: Vec<Settings>,
 }
 
-/// As it stands in the file. Its settings are spelled out, not flattened: serde would forget on which line they stand.
+/// The keys of an export in the file. They are listed here instead of flattened, because serde loses line
+/// numbers of flattened keys.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
@@ -157,37 +162,37 @@ impl From<Keys> for ExportConfig {
     }
 }
 
-/// Files of TLS.
+/// TLS files, in PEM format.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The server's certificate, and those between it and its authority (PEM).
+    /// The server's certificate and its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key (PEM).
+    /// The private key.
     pub key: PathBuf,
-    /// Authorities of clients (PEM).
+    /// Authorities that sign client certificates.
     pub client_authorities: Option<PathBuf>,
-    /// No client without a certificate gets a connection.
+    /// Refuse clients without a certificate.
     #[serde(default)]
     pub client_required: bool,
 }
 
-/// Names of owners.
+/// Names of owners and groups.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OwnersConfig {
-    /// What stands behind the `@`, on both sides alike.
+    /// Domain after the `@`, the same on server and clients.
     pub domain: Domain,
-    /// Users, as passwd(5) has them.
+    /// Users, in the format of passwd(5).
     #[serde(default = "OwnersConfig::passwd")]
     pub passwd: PathBuf,
-    /// Groups, as group(5) has them.
+    /// Groups, in the format of group(5).
     #[serde(default = "OwnersConfig::group")]
     pub group: PathBuf,
 }
 
 impl OwnersConfig {
-    /// With the names of this machine.
+    /// Uses the users and groups of this machine.
     pub fn here(domain: Domain) -> Self {
         Self { domain, passwd: Self::passwd(), group: Self::group() }
     }
@@ -201,65 +206,65 @@ impl OwnersConfig {
     }
 }
 
-/// How much there may be of what clients make.
+/// Limits for what clients create.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
-    /// Connections in all.
+    /// Maximum number of connections.
     pub connections: Option<usize>,
-    /// Connections of one address.
+    /// Maximum number of connections per address.
     pub client_connections: Option<usize>,
-    /// Bytes of requests and unread replies in all.
+    /// Maximum bytes of requests and unread replies.
     pub total_bytes: Option<usize>,
-    /// Bytes of requests and unread replies of one address.
+    /// Maximum bytes of requests and unread replies per address.
     pub client_bytes: Option<usize>,
-    /// Clients.
+    /// Maximum number of clients.
     pub clients: Option<usize>,
-    /// Sessions of a client.
+    /// Maximum number of sessions per client.
     pub sessions: Option<usize>,
-    /// Opens, lock-owners and delegations of a client.
+    /// Maximum number of opens, lock-owners and delegations per client.
     pub client_stateids: Option<usize>,
-    /// Delegations of a client.
+    /// Maximum number of delegations per client.
     pub client_delegations: Option<usize>,
-    /// Locked ranges of a client.
+    /// Maximum number of locked ranges per client.
     pub client_locks: Option<usize>,
 }
 
-/// The file.
+/// The configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerConfig {
-    /// Where to listen.
+    /// Addresses to listen on.
     pub listen: Option<Vec<Address>>,
-    /// Where to keep what outlives the server.
+    /// State directory.
     pub state: Option<PathBuf>,
-    /// Where to answer with statistics (HTTP, Prometheus text).
+    /// Address for statistics (HTTP, Prometheus text).
     pub metrics: Option<SocketAddr>,
-    /// The lease time in seconds.
+    /// Lease time in seconds.
     pub lease_s: Option<u32>,
-    /// Threads.
+    /// Number of threads.
     pub threads: Option<usize>,
-    /// Microseconds that a thread looks out for a client's next request.
+    /// Maximum time to busy-poll for a client's next request, in microseconds.
     pub linger_us: Option<u16>,
-    /// Whether clients may get delegations.
+    /// Whether to grant delegations.
     pub delegations: Option<bool>,
-    /// How messages look.
+    /// Format of log messages.
     pub log_format: Option<LogFormat>,
-    /// Whether the process gives up what it does not need before it reads an image.
+    /// Whether to enter the sandbox before reading an image.
     pub sandbox: Option<bool>,
-    /// Bounds.
+    /// Limits.
     #[serde(default)]
     pub limits: LimitsConfig,
-    /// TLS.
+    /// TLS files.
     pub tls: Option<TlsConfig>,
-    /// Names of owners; without, they are numbers.
+    /// Names of owners; numeric owners if missing.
     pub owners: Option<OwnersConfig>,
     /// The exports.
     #[serde(default, rename = "export")]
     pub exports: Vec<ExportConfig>,
 }
 
-/// The exports alone, with their places.
+/// The exports with their positions in the file.
 #[derive(Deserialize)]
 struct Places {
     #[serde(default)]
@@ -267,7 +272,7 @@ struct Places {
 }
 
 impl ServerConfig {
-    /// Read what a file held. Paths in it that are relative begin in `dir`.
+    /// Parses the contents of the file at `path`. Relative paths in it start at `dir`.
     pub fn of(path: &Path, dir: Option<&Path>, text: &str) -> Result<Self, ConfigError> {
         let mut config = Self::parse(text).map_err(|error| match error {
             ConfigError::Toml { why, .. } => ConfigError::Toml { path: path.to_owned(), why },
@@ -282,7 +287,7 @@ impl ServerConfig {
         Ok(config)
     }
 
-    /// Those of files that are there whatever the type of an export: one of `mem` has no image.
+    /// Returns the paths that may be relative. An export of type `mem` has no image.
     fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let images = self.exports.iter_mut().filter(|export| export.fs_type.as_deref() != Some("mem"));
         let tls = self.tls.iter_mut().flat_map(|tls| {
@@ -292,7 +297,7 @@ impl ServerConfig {
         images.map(|export| &mut export.image).chain(tls).chain(owners).chain(&mut self.state)
     }
 
-    /// Read what a file holds.
+    /// Parses the contents of a configuration file.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map(|span| format!("line {}: ", line_of(text, span.start)));
@@ -300,16 +305,16 @@ impl ServerConfig {
             ConfigError::Toml { path: PathBuf::new(), why }
         })?;
         for (at, export) in config.exports.iter().enumerate() {
-            export.check().map_err(|error| placed(error, text, at))?;
+            export.check().map_err(|error| with_line(error, text, at))?;
         }
         Ok(config)
     }
 }
 
-/// Set what may be said in one way only: of two that contradict each other nobody knows which was meant.
+/// Sets an option once, and refuses a contradicting second value.
 fn once<T: PartialEq>(place: &mut Option<T>, value: T) -> Result<(), &'static str> {
     match place.replace(value) {
-        Some(before) if place.as_ref() != Some(&before) => Err("the opposite was said before"),
+        Some(before) if place.as_ref() != Some(&before) => Err("contradicts an earlier option"),
         _ => Ok(()),
     }
 }
@@ -318,8 +323,8 @@ fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }
 
-/// With the line at which an export begins.
-fn placed(error: ConfigError, text: &str, at: usize) -> ConfigError {
+/// Adds the line of the export to the error.
+fn with_line(error: ConfigError, text: &str, at: usize) -> ConfigError {
     let begins = || toml::from_str::<Places>(text).ok()?.export.get(at).map(|export| export.span().start);
     match (error, begins()) {
         (ConfigError::Export { export, why, .. }, Some(begins)) => {
@@ -330,17 +335,19 @@ fn placed(error: ConfigError, text: &str, at: usize) -> ConfigError {
     }
 }
 
-const FLAG: &str = "IMAGE[,name=/PATH][,type=TYPE][,ro|rw][,clients=ADDRESS;NETWORK...][,root_squash|no_root_squash][,all_squash]\
-    [,anonuid=N][,anongid=N][,async][,sec=sys;none][,tls=required|certificate][,names=NAME;NAME...], and options of the mount";
+const FLAG: &str = "IMAGE[,name=/PATH][,type=TYPE][,ro|rw][,clients=ADDRESS;NETWORK...]\
+    [,root_squash|no_root_squash][,all_squash][,anonuid=N][,anongid=N][,async][,sec=sys;none]\
+    [,tls=required|certificate][,names=NAME;NAME...], and mount options";
 
 impl ExportConfig {
-    /// An export as a flag says it: see the message about a wrong one. The name is the image's, if none is given.
+    /// Parses a flag; its error message shows the syntax. The default name is that of the image.
     pub fn from_flag(flag: &str) -> Result<Self, ConfigError> {
         let words: Vec<String> = flag.split(',').map(str::to_owned).collect();
         Self::from_words(&words, |_| false)
     }
 
-    /// The same, taken apart already. What is not known here may be an option of the mount.
+    /// Parses the comma-separated words of a flag. `is_option` decides whether an unknown word is a mount
+    /// option.
     pub fn from_words(words: &[String], is_option: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
         let mut parts = words.iter().map(String::as_str);
         let image = PathBuf::from(parts.next().unwrap_or_default());
@@ -357,8 +364,8 @@ impl ExportConfig {
         let settings = &mut export.settings;
         for part in parts {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            let bad = |what: &str| wrong(label, format!("{part:?}: {what}; expected {FLAG}"));
-            let id = || value.parse::<u32>().map_err(|_| bad("no number of a user or group"));
+            let bad = |what: &str| invalid(label, format!("{part:?}: {what}; expected {FLAG}"));
+            let id = || value.parse::<u32>().map_err(|_| bad("not a user or group ID"));
             let list = || value.split(';').filter(|item| !item.is_empty()).map(str::to_owned);
             match (key, value) {
                 ("name", path) => export.name = path.to_owned(),
@@ -386,52 +393,52 @@ impl ExportConfig {
                             _ => None,
                         })
                         .collect();
-                    settings.sec = Some(flavors.ok_or_else(|| bad("no flavour that is served"))?);
+                    settings.sec = Some(flavors.ok_or_else(|| bad("unsupported flavor"))?);
                 }
                 _ if is_option(part) => {
                     export.options += if export.options.is_empty() { "" } else { "," };
                     export.options += part;
                 }
-                _ => return Err(bad("not known")),
+                _ => return Err(bad("unknown option")),
             }
         }
         export.check()?;
         Ok(export)
     }
 
-    /// Whether it makes sense.
+    /// Checks the export.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let bad = |why: &str| Err(wrong(&self.name, why));
+        let bad = |why: &str| Err(invalid(&self.name, why));
         let Some(path) = self.name.strip_prefix('/') else {
-            return bad("its name is no absolute path, like /photos");
+            return bad("its name is not an absolute path like /photos");
         };
         let labels = || path.split('/');
         if !path.is_empty() && labels().any(|label| matches!(label, "" | "." | "..") || label.len() > 255) {
-            return bad("its name has an empty part, '.', '..' or one that is longer than 255 bytes");
+            return bad("its name has an empty part, '.', '..' or a part longer than 255 bytes");
         }
         if self.name.contains('\0') {
-            return bad("its name holds a NUL");
+            return bad("its name contains a NUL byte");
         }
         if self.image.as_os_str().is_empty() {
-            return bad("no image is named");
+            return bad("it has no image");
         }
         let text = self.image.to_string_lossy();
         if !self.image.exists() && text.contains(":/") {
             return bad(
-                "an export is a whole filesystem: a handle does not tell below which directory its file is. \
-                Name the image without the path behind ':'",
+                "only a whole filesystem can be exported, because filehandles contain no directory; \
+                remove the path after ':'",
             );
         }
         for settings in std::iter::once(&self.settings).chain(&self.rules) {
             if settings.sec.as_ref().is_some_and(BTreeSet::is_empty) {
-                return bad("sec names no flavour: nobody could use it");
+                return bad("sec is empty, so no client has access; name a flavor");
             }
             if settings.names.is_some() && settings.tls != Some(Secured::Certificate) {
-                return bad("names are those of certificates: they need tls = \"certificate\" beside them");
+                return bad("names are checked against certificates; add tls = \"certificate\"");
             }
         }
         if self.rules.iter().any(|rule| rule.clients.is_none()) {
-            return bad("a rule names no clients");
+            return bad("a rule has no clients");
         }
         Ok(())
     }
@@ -446,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_begin_in_the_directory_of_the_file() {
+    fn relative_paths_start_at_the_directory_of_the_file() {
         let text = "state = \"state\"\n[tls]\ncertificate = \"a.pem\"\nkey = \"/k.pem\"\n\
             [[export]]\nname = \"/a\"\nimage = \"a.img\"\n[[export]]\nname = \"/m\"\nimage = \"none\"\ntype = \"mem\"\n";
         let (file, dir) = (Path::new("/etc/ivers/a.toml"), Path::new("/etc/ivers"));
@@ -461,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_the_documentation_is_read() {
+    fn the_documented_file_is_valid() {
         let text: String = include_str!("config.rs")
             .lines()
             .skip_while(|line| !line.contains("```toml"))
@@ -481,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_says_the_same() {
+    fn a_flag_equals_the_file() {
         let flag = "photos.img,name=/a/b,ro,clients=192.0.2.0/24;::1,no_root_squash,all_squash,anonuid=7,anongid=8,\
             async,sec=sys;none,tls=certificate,names=a.example;*.b.example";
         let file = r#"
@@ -507,22 +514,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_cause_and_the_line() {
         let cases = [
-            ("listen = [\"here\"]", "\"here\" is no address"),
+            ("listen = [\"here\"]", "\"here\" is not an address"),
             ("nothing = 1", "unknown field `nothing`"),
             ("[[export]]\nimage = \"i\"", "name"),
-            ("[[export]]\nname = \"a\"\nimage = \"i\"", "no absolute path"),
+            ("[[export]]\nname = \"a\"\nimage = \"i\"", "not an absolute path"),
             ("[[export]]\nname = \"/a//b\"\nimage = \"i\"", "empty part"),
             ("[[export]]\nname = \"/a/..\"\nimage = \"i\"", "'..'"),
-            ("[[export]]\nname = \"/a\"\nimage = \"\"", "no image"),
+            ("[[export]]\nname = \"/a\"\nimage = \"\"", "has no image"),
             ("[[export]]\nname = \"/a\"\nimage = \"i:/sub\"", "whole filesystem"),
             ("[[export]]\nname = \"/a\"\nimage = \"i\"\nclients = [\"host.example\"]", "neither an address"),
             ("[[export]]\nname = \"/a\"\nimage = \"i\"\nsec = [\"krb5\"]", "krb5"),
-            ("[[export]]\nname = \"/a\"\nimage = \"i\"\nsec = []", "no flavour"),
+            ("[[export]]\nname = \"/a\"\nimage = \"i\"\nsec = []", "sec is empty"),
             ("[[export]]\nname = \"/a\"\nimage = \"i\"\nnames = [\"x\"]", "certificate"),
             ("[[export]]\nname = \"/a\"\nimage = \"i\"\nsquash = true", "squash"),
-            ("[[export]]\nname = \"/a\"\nimage = \"i\"\n[[export.rule]]\naccess = \"ro\"", "no clients"),
+            ("[[export]]\nname = \"/a\"\nimage = \"i\"\n[[export.rule]]\naccess = \"ro\"", "has no clients"),
             (
                 "[[export]]\nname = \"/a\"\nimage = \"i\"\n[[export.rule]]\nclients = []\nro = 1",
                 "unknown field `ro`",
@@ -537,13 +544,13 @@ mod tests {
             assert!(named, "{text}: {error}");
         }
         for (flag, expected) in [
-            ("", "no image"),
-            ("i,wr", "\"wr\": not known"),
-            ("i,anonuid=x", "no number"),
-            ("i,sec=krb5", "no flavour"),
+            ("", "has no image"),
+            ("i,wr", "\"wr\": unknown option"),
+            ("i,anonuid=x", "not a user or group ID"),
+            ("i,sec=krb5", "unsupported flavor"),
             ("i,clients=x", "neither an address"),
-            ("i,name=x", "no absolute path"),
-            ("i,ro=1", "not known"),
+            ("i,name=x", "not an absolute path"),
+            ("i,ro=1", "unknown option"),
         ] {
             let error = ExportConfig::from_flag(flag).unwrap_err().to_string();
             assert!(error.contains(expected), "{flag}: {error}");
@@ -551,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_key_is_named_with_its_line() {
+    fn errors_of_keys_name_the_line() {
         let export = "[[export]]\nname = \"/a\"\nimage = \"i\"\n";
         for (text, line) in [
             (format!("{export}\nsquash = true"), 5),

@@ -1,16 +1,17 @@
 //! Filehandles.
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 1 | version: 1 |
-//! | 1 | kind: 1 an object of an export, 2 a directory of the pseudo-root |
-//! | 4 | the export's identity; 0 for the pseudo-root |
-//! | 8 | the inode, or the directory's number ([`Handles::pseudo`]) |
-//! | 4 | the inode's generation; 0 for the pseudo-root |
-//! | 8 | SipHash-2-4 of all that, under a secret |
+//! | 1 | kind: 1 object of an export, 2 directory of the pseudo-root |
+//! | 4 | identity of the export; 0 for the pseudo-root |
+//! | 8 | inode number, or number of the directory ([`Handles::pseudo`]) |
+//! | 4 | generation of the inode; 0 for the pseudo-root |
+//! | 8 | tag: SipHash-2-4 of the bytes before it, keyed with a secret |
 //!
-//! Numbers are big-endian. What this server did not give out is NFS4ERR_BADHANDLE; whether what it gave out is still there is for the table of exports, and then the
-//! filesystem, to say. Nobody makes a handle of another export out of one that he was given: the identity is under the tag.
+//! Numbers are big-endian. A handle that this server did not create is NFS4ERR_BADHANDLE. Whether the object
+//! of a valid handle still exists is checked by the table of exports and the filesystem. A client cannot turn
+//! a handle into one of another export, because the tag covers the identity.
 
 use std::hash::Hasher;
 
@@ -21,35 +22,35 @@ use siphasher::sip::SipHasher24;
 const VERSION: u8 = 1;
 const OBJECT: u8 = 1;
 const PSEUDO: u8 = 2;
-/// Bytes before the tag.
-const NAMED_BYTES: usize = 18;
-/// Bytes of a handle.
-pub const HANDLE_BYTES: usize = NAMED_BYTES + 8;
+/// Bytes that the tag covers.
+const TAGGED_BYTES: usize = 18;
+/// Size of a handle in bytes.
+pub const HANDLE_BYTES: usize = TAGGED_BYTES + 8;
 
-/// What a handle means.
+/// The target of a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
     /// An object of an export.
     Object {
-        /// The export.
+        /// Identity of the export.
         export: u32,
-        /// The inode.
+        /// Inode number.
         inode: u64,
-        /// Which use of its number.
+        /// Generation of the inode.
         generation: u32,
     },
     /// A directory of the pseudo-root.
     Pseudo(u64),
 }
 
-/// Makes handles, and knows its own.
+/// Creates and verifies handles.
 #[derive(Clone)]
 pub struct Handles {
     secret: [u8; 16],
 }
 
 impl Handles {
-    /// Under a secret, which must be the same after a restart.
+    /// Creates the codec. The secret must stay the same across restarts.
     pub fn new(secret: [u8; 16]) -> Self {
         Self { secret }
     }
@@ -60,7 +61,7 @@ impl Handles {
         hasher.finish()
     }
 
-    /// The handle of something.
+    /// Encodes a handle.
     pub fn encode(&self, target: Target) -> FileHandle {
         let (kind, export, inode, generation) = match target {
             Target::Object { export, inode, generation } => (OBJECT, export, inode, generation),
@@ -75,10 +76,10 @@ impl Handles {
         Opaque(bytes)
     }
 
-    /// What a handle means; NFS4ERR_BADHANDLE if it is none of ours.
+    /// Decodes a handle. Returns NFS4ERR_BADHANDLE for a handle that this server did not create.
     pub fn decode(&self, handle: &FileHandle) -> Result<Target, NfsStat> {
         let bytes: &[u8; HANDLE_BYTES] = handle.0.as_slice().try_into().map_err(|_| NfsStat::Badhandle)?;
-        let (named, tag) = bytes.split_at(NAMED_BYTES);
+        let (named, tag) = bytes.split_at(TAGGED_BYTES);
         if self.hash(named).to_be_bytes() != tag {
             return Err(NfsStat::Badhandle);
         }
@@ -91,9 +92,10 @@ impl Handles {
         }
     }
 
-    /// The number of a directory of the pseudo-root: by its path, so that it is the same after a restart and whatever else is exported.
+    /// Returns the number of a directory of the pseudo-root. It depends on the path alone, so it survives
+    /// restarts and changes of other exports.
     pub fn pseudo(&self, path: &str) -> u64 {
-        // Of another length than what handles are tagged by, or of other first bytes: '/' is no version.
+        // This input cannot collide with a tagged handle: its first byte '/' is not a version.
         self.hash(path.as_bytes())
     }
 }
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_are_as_the_table_says() {
+    fn handles_have_the_documented_format() {
         let handles = Handles::new(*b"sixteen bytes...");
         let target =
             Target::Object { export: 0x0102_0304, inode: 0x1112_1314_1516_1718, generation: 0x2122_2324 };
@@ -111,7 +113,7 @@ mod tests {
         let named =
             [1, 1, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x21, 0x22, 0x23, 0x24];
         assert_eq!(handle.0[..18], named);
-        // By another implementation of SipHash-2-4, which agrees with the vector of its paper.
+        // Computed with another implementation of SipHash-2-4, which matches the vector of the paper.
         assert_eq!(handle.0[18..], 0xaded_043a_1de7_a54cu64.to_be_bytes());
         assert_eq!(handles.decode(&handle), Ok(target));
         let pseudo = Target::Pseudo(handles.pseudo("/data"));
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_given_out_is_no_handle() {
+    fn a_modified_or_foreign_handle_is_refused() {
         let handles = Handles::new([1; 16]);
         let good = handles.encode(Target::Object { export: 7, inode: 2, generation: 0 });
         let bad = |bytes: Vec<u8>| assert_eq!(handles.decode(&Opaque(bytes)), Err(NfsStat::Badhandle));
@@ -132,7 +134,7 @@ mod tests {
             bad(good.0[..len].to_vec());
         }
         bad([&good.0[..], &[0]].concat());
-        // Another server's, and another version's under our own secret.
+        // A handle of another server, and one of another version with our secret.
         bad(Handles::new([2; 16]).encode(Target::Pseudo(1)).0);
         let mut future = good.0[..18].to_vec();
         future[0] = 2;

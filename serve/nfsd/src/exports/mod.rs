@@ -1,13 +1,15 @@
-//! Which filesystems, for whom, under which names; and what their handles look like. It knows no operations.
+//! Exports: which filesystems are served, under which names, to which clients, and their filehandles. This
+//! module knows no operations.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`config`] | what the server is told |
-//! | [`policy`] | who may use an export, and as whom |
-//! | [`table`] | the exports, and the directories above them |
+//! | [`config`] | the configuration |
+//! | [`policy`] | access rules of an export, and the identity of a caller |
+//! | [`table`] | the exports, and the pseudo-filesystem above them |
 //! | [`handle`] | filehandles |
 //!
-//! By default nobody gets in but this machine, nobody is root, and nobody learns of an export that is not for his address.
+//! By default only the local machine has access, root is squashed, and an export is invisible to addresses
+//! that have no access to it.
 
 pub mod config;
 pub mod handle;

@@ -1,4 +1,4 @@
-//! Who may use an export, and as whom.
+//! Access rules of an export, and the identity of a caller.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,42 +10,43 @@ use super::config::{ExportConfig, Flavor, Mode, NOBODY, Network, Secured, Settin
 use crate::net::tls::TlsPeer;
 use crate::rpc::{Caller, Credential};
 
-/// What is known about whoever asks.
+/// The properties of a caller that access depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Who<'a> {
-    /// From where.
+pub struct CallerInfo<'a> {
+    /// Client address.
     pub address: IpAddr,
-    /// Who he says he is.
+    /// Claimed identity.
     pub credential: &'a Credential,
-    /// Who TLS says is there.
+    /// TLS peer; `None` without TLS.
     pub tls: Option<&'a TlsPeer>,
 }
 
-impl<'a> Who<'a> {
-    /// A caller.
-    pub fn of(caller: &'a Caller) -> Self {
+impl<'a> CallerInfo<'a> {
+    /// Collects the properties of a caller.
+    pub fn new(caller: &'a Caller) -> Self {
         let connection = &caller.connection;
         Self { address: connection.peer().ip(), credential: &caller.credential, tls: connection.tls() }
     }
 }
 
-/// As whom, and how.
+/// Granted access.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// For the VFS's checks.
+    /// Credentials for the VFS.
     pub cred: Cred,
-    /// Nothing may be changed.
+    /// Changes are not permitted.
     pub read_only: bool,
-    /// Changes of names and attributes are answered before they are durable.
+    /// Namespace and attribute changes are answered before they are durable (`async`).
     pub deferred: bool,
 }
 
-/// Why not.
+/// The reason why access is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// His address has no business here: for him the export does not exist (NFS4ERR_NOENT by name, NFS4ERR_ACCESS by handle).
+    /// The address has no access. The export does not exist for it: NFS4ERR_NOENT by name, NFS4ERR_ACCESS by
+    /// handle.
     Address,
-    /// By another flavour, or secured by TLS, he may (NFS4ERR_WRONGSEC).
+    /// Access requires another flavor or TLS (NFS4ERR_WRONGSEC).
     Security,
 }
 
@@ -64,8 +65,9 @@ struct Rule {
 }
 
 impl Rule {
-    fn of(base: &Settings, over: &Settings) -> Self {
-        // What a rule says about TLS it says about names, too: names of the export would else be asked of who shows no certificate.
+    fn new(base: &Settings, over: &Settings) -> Self {
+        // `tls` and `names` of a rule belong together. Otherwise a rule without certificates would check
+        // names.
         let tls = if over.tls.is_some() { over } else { base };
         Self {
             clients: over.clients.clone().or_else(|| base.clients.clone()).unwrap_or_else(loopback),
@@ -81,7 +83,7 @@ impl Rule {
         }
     }
 
-    fn secured(&self, tls: Option<&TlsPeer>) -> bool {
+    fn is_secured(&self, tls: Option<&TlsPeer>) -> bool {
         let secured = match self.tls {
             Secured::Optional => true,
             Secured::Required => tls.is_some(),
@@ -98,7 +100,7 @@ impl Rule {
         if self.all_squash {
             return self.anonymous();
         }
-        // -1 is "leave it" to system calls and a mistake as an identity.
+        // The ID -1 means "unchanged" in system calls, so it is not a valid identity.
         let squash = |id: u32, anonymous: u32| {
             if id == u32::MAX || (id == 0 && self.root_squash) { anonymous } else { id }
         };
@@ -119,7 +121,7 @@ fn loopback() -> Vec<Network> {
     ["127.0.0.0/8", "::1"].into_iter().filter_map(|net| Network::try_from(net.to_owned()).ok()).collect()
 }
 
-/// Names of certificates: letters' case means nothing, and `*` stands for one label.
+/// Compares DNS names without case. `*` matches one label.
 fn matches(want: &str, name: &str) -> bool {
     match want.strip_prefix("*.") {
         Some(domain) => name.split_once('.').is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(domain)),
@@ -130,41 +132,41 @@ fn matches(want: &str, name: &str) -> bool {
 /// The rules of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// The first that names the address counts; the last is the export's own.
+    /// The first rule whose clients include the address applies. The last rule is the export's own.
     rules: Vec<Rule>,
 }
 
 impl Policy {
-    /// As an export is told.
-    pub fn of(config: &ExportConfig) -> Self {
+    /// Creates the rules from the configuration.
+    pub fn new(config: &ExportConfig) -> Self {
         let base = &config.settings;
-        let own = Rule::of(base, &Settings::default());
-        Self { rules: config.rules.iter().map(|over| Rule::of(base, over)).chain([own]).collect() }
+        let own = Rule::new(base, &Settings::default());
+        Self { rules: config.rules.iter().map(|over| Rule::new(base, over)).chain([own]).collect() }
     }
 
     fn rule(&self, address: IpAddr) -> Option<&Rule> {
         self.rules.iter().find(|rule| rule.clients.iter().any(|net| net.contains(address)))
     }
 
-    /// Whether the export exists for an address.
-    pub fn knows(&self, address: IpAddr) -> bool {
+    /// Returns whether the export exists for an address.
+    pub fn is_visible_to(&self, address: IpAddr) -> bool {
         self.rule(address).is_some()
     }
 
-    /// As whom he may use it.
-    pub fn admit(&self, who: Who<'_>) -> Result<Access, Refusal> {
-        let rule = self.rule(who.address).ok_or(Refusal::Address)?;
-        let (flavor, cred) = match who.credential {
+    /// Returns the granted access, or the reason for refusal.
+    pub fn admit(&self, caller: CallerInfo<'_>) -> Result<Access, Refusal> {
+        let rule = self.rule(caller.address).ok_or(Refusal::Address)?;
+        let (flavor, cred) = match caller.credential {
             Credential::None => (Flavor::None, rule.anonymous()),
             Credential::Sys(sys) => (Flavor::Sys, rule.cred(sys)),
         };
-        if !rule.sec.contains(&flavor) || !rule.secured(who.tls) {
+        if !rule.sec.contains(&flavor) || !rule.is_secured(caller.tls) {
             return Err(Refusal::Security);
         }
         Ok(Access { cred, read_only: rule.read_only, deferred: rule.deferred })
     }
 
-    /// Which flavours this address may use (SECINFO), the best first.
+    /// Returns the flavors that an address may use (SECINFO), best first.
     pub fn flavors(&self, address: IpAddr) -> Vec<u32> {
         let number = |flavor: &Flavor| match flavor {
             Flavor::Sys => AUTH_SYS,
@@ -181,15 +183,15 @@ mod tests {
     use super::*;
 
     fn policy(flag: &str) -> Policy {
-        Policy::of(&ExportConfig::from_flag(&format!("image,{flag}")).unwrap())
+        Policy::new(&ExportConfig::from_flag(&format!("image,{flag}")).unwrap())
     }
 
     fn sys(uid: u32, gid: u32, gids: &[u32]) -> Credential {
         Credential::Sys(AuthSys { stamp: 0, machine: Vec::new(), uid, gid, gids: List(gids.to_vec()) })
     }
 
-    fn who<'a>(address: &str, credential: &'a Credential, tls: Option<&'a TlsPeer>) -> Who<'a> {
-        Who { address: address.parse().unwrap(), credential, tls }
+    fn who<'a>(address: &str, credential: &'a Credential, tls: Option<&'a TlsPeer>) -> CallerInfo<'a> {
+        CallerInfo { address: address.parse().unwrap(), credential, tls }
     }
 
     fn ids(policy: &Policy, credential: &Credential) -> (u32, u32, Vec<u32>) {
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_root_unless_it_is_said() {
+    fn root_is_squashed_by_default() {
         let user = sys(1000, 100, &[0, 27, u32::MAX]);
         let root = sys(0, 0, &[0, 4]);
         let default = policy("rw");
@@ -211,12 +213,12 @@ mod tests {
         assert_eq!(ids(&policy("no_root_squash"), &sys(u32::MAX, u32::MAX, &[])), (NOBODY, NOBODY, vec![]));
         assert_eq!(ids(&policy("all_squash"), &user), (NOBODY, NOBODY, vec![]));
         assert_eq!(ids(&policy("no_root_squash,all_squash,anonuid=7"), &root), (7, NOBODY, vec![]));
-        // Who says nothing about himself is nobody, whatever is squashed.
+        // A caller without identity is anonymous, whatever is squashed.
         assert_eq!(ids(&policy("no_root_squash,sec=none;sys"), &Credential::None), (NOBODY, NOBODY, vec![]));
     }
 
     #[test]
-    fn only_those_named_come_in() {
+    fn only_listed_clients_have_access() {
         let user = sys(1000, 100, &[]);
         let admits = |policy: &Policy, address: &str| policy.admit(who(address, &user, None)).is_ok();
         let default = policy("ro");
@@ -232,11 +234,11 @@ mod tests {
             !["192.0.2.128", "2001:db8:0:1::", "203.0.113.8", "127.0.0.1"].iter().any(|at| admits(&some, at))
         );
         assert_eq!(some.admit(who("127.0.0.1", &user, None)).unwrap_err(), Refusal::Address);
-        assert!(!admits(&policy("clients="), "127.0.0.1"), "nobody is named");
+        assert!(!admits(&policy("clients="), "127.0.0.1"), "the list of clients is empty");
     }
 
     #[test]
-    fn flavours_and_tls_are_asked_for() {
+    fn flavors_and_tls_are_required_as_configured() {
         let user = sys(1000, 100, &[]);
         fn refused(policy: &Policy, credential: &Credential, tls: Option<&TlsPeer>) -> Option<Refusal> {
             policy.admit(who("127.0.0.1", credential, tls)).err()
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_names_the_address_counts() {
+    fn the_first_rule_that_includes_the_address_applies() {
         let config = super::super::config::ServerConfig::parse(
             r#"
             [[export]]
@@ -294,7 +296,7 @@ mod tests {
             async = false
             "#,
         );
-        let policy = Policy::of(&config.unwrap().exports[0]);
+        let policy = Policy::new(&config.unwrap().exports[0]);
         let root = sys(0, 0, &[]);
         let secured = TlsPeer::default();
         let access = |address, tls| {

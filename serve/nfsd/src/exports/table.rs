@@ -1,6 +1,7 @@
-//! The table of exports, and the tree of directories above them.
+//! The table of exports, and the pseudo-filesystem above them (RFC 7530 section 7.3).
 //!
-//! A table never changes: another configuration makes another one, and requests that began under the old one end under it. Handles mean the same in both.
+//! A table is immutable: a new configuration creates a new one, and requests in progress finish with the old
+//! one. Handles have the same meaning in both.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hasher;
@@ -15,50 +16,48 @@ use super::config::ExportConfig;
 use super::handle::Handles;
 use super::policy::Policy;
 
-/// Exports that cannot be side by side.
+/// Exports that conflict.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TableError {
-    /// Two of one name.
-    #[error("two exports are named {0}: give one of them another name")]
-    Twice(String),
-    /// One below another.
-    #[error(
-        "export {inner} lies below export {outer}: inside of a filesystem nothing is put in the way of its names. Put them side by side"
-    )]
+    /// Two exports have the same name.
+    #[error("two exports are named {0}: rename one of them")]
+    DuplicateName(String),
+    /// One export is below another.
+    #[error("export {inner} is below export {outer} and would hide names in it: rename one of them")]
     Nested {
-        /// The one below.
+        /// The inner export.
         inner: String,
-        /// The one above.
+        /// The outer export.
         outer: String,
     },
-    /// Two with one identity.
+    /// Two exports are the same filesystem.
     #[error("exports {0} and {1} are the same filesystem: export it once")]
-    Same(String, String),
+    SameFilesystem(String, String),
 }
 
-/// An export, with `F` for its filesystem.
+/// An export; `F` is its filesystem.
 #[derive(Debug)]
 pub struct Export<F> {
-    /// Its number in filehandles.
+    /// Identity in filehandles.
     pub identity: u32,
-    /// Where it appears.
+    /// Path in the pseudo-filesystem.
     pub path: String,
-    /// The number of its mount point in the pseudo-root: `mounted_on_fileid` of its root.
+    /// Number of its mount point in the pseudo-root: `mounted_on_fileid` of its root.
     pub mounted_on: u64,
-    /// Who may use it, and as whom.
+    /// Access rules.
     pub policy: Policy,
-    /// What is exported.
+    /// The filesystem.
     pub filesystem: F,
 }
 
 impl<F> Export<F> {
-    /// Its `fsid`: that of the pseudo-root is 0, and nobody's identity is.
+    /// Returns its `fsid`. It differs from that of the pseudo-root, because no identity is 0.
     pub fn fsid(&self) -> Fsid {
         Fsid { major: u64::from(self.identity), minor: 0 }
     }
 }
 
-/// What a name in a directory of the pseudo-root means.
+/// The target of a name in the pseudo-root.
 #[derive(Debug)]
 pub enum Node<F> {
     /// A directory of the pseudo-root.
@@ -80,11 +79,11 @@ impl<F> Clone for Node<F> {
 struct Directory<F> {
     parent: u64,
     entries: BTreeMap<String, Node<F>>,
-    /// All exports below, for who may see it.
+    /// All exports below; they decide to whom the directory is visible.
     below: Vec<Arc<Export<F>>>,
 }
 
-/// The table.
+/// The table of exports.
 #[derive(Debug)]
 pub struct Table<F> {
     exports: HashMap<u32, Arc<Export<F>>>,
@@ -97,7 +96,7 @@ pub struct Table<F> {
 pub const PSEUDO_FSID: Fsid = Fsid { major: 0, minor: 0 };
 
 impl<F> Table<F> {
-    /// Of filesystems with their identities. `change` must be another for another [`digest`].
+    /// Creates a table. `change` must differ for a different [`digest`].
     pub fn new(
         handles: &Handles,
         exports: Vec<(ExportConfig, u32, F)>,
@@ -116,7 +115,7 @@ impl<F> Table<F> {
         for (config, identity, filesystem) in exports {
             let path = config.name.clone();
             if paths.insert(path.clone(), ()).is_some() {
-                return Err(TableError::Twice(path));
+                return Err(TableError::DuplicateName(path));
             }
             for other in paths.keys().filter(|other| **other != path) {
                 for (outer, inner) in [(other, &path), (&path, other)] {
@@ -129,19 +128,19 @@ impl<F> Table<F> {
             let export = Arc::new(Export {
                 identity,
                 mounted_on: handles.pseudo(&path),
-                policy: Policy::of(&config),
+                policy: Policy::new(&config),
                 path: path.clone(),
                 filesystem,
             });
             if let Some(other) = table.exports.insert(identity, export.clone()) {
-                return Err(TableError::Same(other.path.clone(), path));
+                return Err(TableError::SameFilesystem(other.path.clone(), path));
             }
-            table.place(handles, &path, &export, directory);
+            table.insert(handles, &path, &export, directory);
         }
         Ok(table)
     }
 
-    fn place(
+    fn insert(
         &mut self,
         handles: &Handles,
         path: &str,
@@ -173,49 +172,49 @@ impl<F> Table<F> {
         }
     }
 
-    /// What PUTROOTFH means: a directory of the pseudo-root, or the root of the export whose name is `/`.
+    /// Returns the target of PUTROOTFH: a directory of the pseudo-root, or the root of the export `/`.
     pub fn root(&self) -> Node<F> {
         self.root.clone()
     }
 
-    /// The export of a handle; nothing if it is not exported any more (NFS4ERR_STALE).
+    /// Returns the export with this identity. `None` if it is no longer exported (NFS4ERR_STALE).
     pub fn export(&self, identity: u32) -> Option<&Arc<Export<F>>> {
         self.exports.get(&identity)
     }
 
-    /// All exports.
+    /// Returns all exports.
     pub fn exports(&self) -> impl Iterator<Item = &Arc<Export<F>>> {
         self.exports.values()
     }
 
-    /// Whether there is such a directory; if not, its handle is NFS4ERR_STALE.
+    /// Returns whether the directory exists. If not, its handle is NFS4ERR_STALE.
     pub fn has_directory(&self, number: u64) -> bool {
         self.directories.contains_key(&number)
     }
 
-    /// `change` of the pseudo-root's directories: grows with every other table.
+    /// Returns the change attribute of the pseudo-root's directories. It grows with each new table.
     pub fn change(&self) -> u64 {
         self.change
     }
 
-    /// The directory above one of the pseudo-root; nothing above the root, or if there is no such directory.
+    /// Returns the parent of a directory of the pseudo-root. `None` for the root or an unknown directory.
     pub fn parent(&self, number: u64) -> Option<u64> {
         self.directories.get(&number).map(|directory| directory.parent).filter(|parent| *parent != number)
     }
 
-    /// The directory of the pseudo-root that an export is in; nothing if it is the root.
+    /// Returns the directory of the pseudo-root that contains an export. `None` if the export is the root.
     pub fn above(&self, handles: &Handles, export: &Export<F>) -> Option<u64> {
         let (above, name) = export.path.rsplit_once('/')?;
         (!name.is_empty()).then(|| handles.pseudo(if above.is_empty() { "/" } else { above }))
     }
 
-    /// What a name means, for this address.
+    /// Looks up a name. Hides exports from addresses that have no access.
     pub fn lookup(&self, number: u64, name: &str, address: IpAddr) -> Option<Node<F>> {
         let node = self.directories.get(&number)?.entries.get(name)?;
         self.visible(node, address).then(|| node.clone())
     }
 
-    /// The export that a name stands for, though [`Self::lookup`] says nothing of it to this address.
+    /// Returns the export that [`Self::lookup`] hides from this address.
     pub fn hidden(&self, number: u64, name: &str, address: IpAddr) -> Option<&Arc<Export<F>>> {
         match self.directories.get(&number)?.entries.get(name)? {
             node @ Node::Export(export) if !self.visible(node, address) => Some(export),
@@ -223,7 +222,8 @@ impl<F> Table<F> {
         }
     }
 
-    /// The entries of a directory that this address may see, in an order that stays the same while [`Self::change`] does.
+    /// Returns the entries that are visible to this address. Their order is stable while [`Self::change`]
+    /// stays the same.
     pub fn entries(&self, number: u64, address: IpAddr) -> Vec<(&str, Node<F>)> {
         let entries = self.directories.get(&number).map(|directory| &directory.entries);
         entries
@@ -234,19 +234,18 @@ impl<F> Table<F> {
             .collect()
     }
 
-    /// Nobody learns of what is not for him.
+    /// Returns whether a node is visible to an address.
     fn visible(&self, node: &Node<F>, address: IpAddr) -> bool {
         match node {
-            Node::Export(export) => export.policy.knows(address),
-            Node::Directory(number) => self
-                .directories
-                .get(number)
-                .is_some_and(|directory| directory.below.iter().any(|export| export.policy.knows(address))),
+            Node::Export(export) => export.policy.is_visible_to(address),
+            Node::Directory(number) => self.directories.get(number).is_some_and(|directory| {
+                directory.below.iter().any(|export| export.policy.is_visible_to(address))
+            }),
         }
     }
 }
 
-/// What [`Table::change`] must tell apart: names, identities, and for whom.
+/// Returns a digest of names, identities and access rules. [`Table::change`] must differ if it differs.
 pub fn digest<'a>(exports: impl IntoIterator<Item = (&'a ExportConfig, u32)>) -> u64 {
     let mut each: Vec<String> =
         exports.into_iter().map(|(config, identity)| format!("{identity} {config:?}\n")).collect();
@@ -274,9 +273,9 @@ mod tests {
         Handles::new([3; 16])
     }
 
-    const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    /// All paths that an address sees; exports with their filesystem.
+    /// Returns all visible paths; exports with their filesystem.
     fn walk(table: &Table<usize>, address: IpAddr) -> Vec<String> {
         let mut found = Vec::new();
         let Node::Directory(root) = table.root() else { return vec!["root".into()] };
@@ -308,15 +307,22 @@ mod tests {
     }
 
     #[test]
-    fn directories_lead_to_the_exports() {
+    fn directories_of_the_pseudo_root_lead_to_the_exports() {
         let some = table(&[("/data/a", ""), ("/data/b", ""), ("/x", ""), ("/deep/er/est", "")]).unwrap();
         let paths = ["/data", "/data/a=0", "/data/b=1", "/deep", "/deep/er", "/deep/er/est=3", "/x=2"];
-        assert_eq!(walk(&some, HOME), paths);
+        assert_eq!(walk(&some, LOOPBACK), paths);
         let Node::Directory(root) = some.root() else { panic!("a directory") };
-        assert!(some.lookup(root, "data/a", HOME).is_none() && some.lookup(root, "nothing", HOME).is_none());
-        assert!(some.hidden(root, "x", HOME).is_none() && some.hidden(root, "nothing", HOME).is_none());
-        assert!(some.lookup(1, "x", HOME).is_none() && some.parent(1).is_none() && some.export(9).is_none());
-        assert_eq!(walk(&table(&[]).unwrap(), HOME), [""; 0]);
+        assert!(
+            some.lookup(root, "data/a", LOOPBACK).is_none()
+                && some.lookup(root, "nothing", LOOPBACK).is_none()
+        );
+        assert!(
+            some.hidden(root, "x", LOOPBACK).is_none() && some.hidden(root, "nothing", LOOPBACK).is_none()
+        );
+        assert!(
+            some.lookup(1, "x", LOOPBACK).is_none() && some.parent(1).is_none() && some.export(9).is_none()
+        );
+        assert_eq!(walk(&table(&[]).unwrap(), LOOPBACK), [""; 0]);
         let one = table(&[("/", "")]).unwrap();
         let Node::Export(export) = one.root() else { panic!("the export itself") };
         assert_eq!(one.above(&handles(), &export), None);
@@ -324,23 +330,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_an_address_is_not_there() {
+    fn an_export_is_invisible_without_access() {
         let table = table(&[
             ("/a/mine", ""),
             ("/a/theirs", ",clients=192.0.2.1"),
             ("/b/c/all", ",clients=0.0.0.0/0"),
         ]);
         let table = table.unwrap();
-        let hidden = table.hidden(handles().pseudo("/a"), "theirs", HOME);
+        let hidden = table.hidden(handles().pseudo("/a"), "theirs", LOOPBACK);
         assert_eq!(hidden.map(|export| &*export.path), Some("/a/theirs"));
-        assert_eq!(walk(&table, HOME), ["/a", "/a/mine=0", "/b", "/b/c", "/b/c/all=2"]);
+        assert_eq!(walk(&table, LOOPBACK), ["/a", "/a/mine=0", "/b", "/b/c", "/b/c/all=2"]);
         assert_eq!(walk(&table, [192, 0, 2, 1].into()), ["/a", "/a/theirs=1", "/b", "/b/c", "/b/c/all=2"]);
         assert_eq!(walk(&table, [192, 0, 2, 2].into()), ["/b", "/b/c", "/b/c/all=2"]);
         assert_eq!(walk(&table, "2001:db8::1".parse().unwrap()), [""; 0]);
     }
 
     #[test]
-    fn exports_do_not_lie_in_each_others_way() {
+    fn nested_and_duplicate_exports_are_refused() {
         let nested = |inner: &str, outer: &str| {
             Err(TableError::Nested { inner: inner.to_owned(), outer: outer.to_owned() })
         };
@@ -348,18 +354,18 @@ mod tests {
             let names: Vec<_> = names.iter().map(|name| (*name, "")).collect();
             table(&names).map(|_| ())
         };
-        assert_eq!(result(&["/a", "/a"]), Err(TableError::Twice("/a".into())));
+        assert_eq!(result(&["/a", "/a"]), Err(TableError::DuplicateName("/a".into())));
         assert_eq!(result(&["/a", "/a/b"]), nested("/a/b", "/a"));
         assert_eq!(result(&["/a/b/c", "/a"]), nested("/a/b/c", "/a"));
         assert_eq!(result(&["/a", "/"]), nested("/a", "/"));
         assert_eq!(result(&["/", "/a"]), nested("/a", "/"));
         assert_eq!(result(&["/a", "/ab", "/a.b"]), Ok(()));
         let same = Table::new(&handles(), vec![(export("/a", ""), 5, 0), (export("/b", ""), 5, 0)], 1);
-        assert_eq!(same.unwrap_err(), TableError::Same("/a".into(), "/b".into()));
+        assert_eq!(same.unwrap_err(), TableError::SameFilesystem("/a".into(), "/b".into()));
     }
 
     #[test]
-    fn another_table_has_another_digest() {
+    fn a_different_table_has_a_different_digest() {
         let of = |names: &[(&str, &str, u32)]| {
             let configs: Vec<_> = names.iter().map(|(name, more, id)| (export(name, more), *id)).collect();
             digest(configs.iter().map(|(config, id)| (config, *id)))

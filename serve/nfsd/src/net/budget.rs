@@ -1,8 +1,11 @@
-//! Who holds how many bytes: requests that wait or are worked on, and replies that nobody has read yet.
+//! Limits for the bytes that are held: requests that wait or execute, and replies that the client has not
+//! read.
 //!
-//! There is a bound for each connection, for each client (an address: connections are cheap) and for all. Over a bound nobody gets more, but for those who
-//! hold less than half of their fair share of it: a flood from one connection leaves the others on the same address served, and one from one address all others.
-//! So what is held stays below one and a half times the bound.
+//! There is a limit for each connection, for each client (an address, because connections are cheap) and for
+//! the total. Above a limit no bytes are granted, except to a holder that has less than half of its fair
+//! share.
+//! So if one connection floods the server, other connections of the same address are served, and if one
+//! address does, all other addresses are. The total stays below one and a half times the limit.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,15 +13,16 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// What a call costs beside its bytes: its place in the queue, its handle, its allocations.
+/// Cost of a call beside its bytes: queue entry, handle, allocations.
 const OVERHEAD_BYTES: usize = 512;
 
-/// Whom bounds are for: an address of IPv4, the /64 of one of IPv6 (whoever has one of those has all of them).
+/// The client that limits apply to: an IPv4 address, or the /64 network of an IPv6 address, because a holder
+/// of one IPv6 address usually has the whole network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientKey(IpAddr);
 
 impl ClientKey {
-    /// The address that stands for all of them.
+    /// Returns the address that represents the client.
     pub(crate) fn address(self) -> IpAddr {
         self.0
     }
@@ -37,18 +41,18 @@ impl From<IpAddr> for ClientKey {
     }
 }
 
-/// The bounds.
+/// Limits for bytes and connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Bytes a connection.
+    /// Bytes per connection.
     pub connection_bytes: usize,
-    /// Bytes a client.
+    /// Bytes per client.
     pub client_bytes: usize,
-    /// Bytes in all.
+    /// Bytes in total.
     pub total_bytes: usize,
-    /// Connections a client.
+    /// Connections per client.
     pub client_connections: usize,
-    /// Connections in all.
+    /// Connections in total.
     pub total_connections: usize,
 }
 
@@ -74,29 +78,29 @@ impl Table {
     }
 }
 
-/// The book of all that is held.
+/// The bytes and connections of all clients.
 #[derive(Debug)]
 pub struct Budget {
     bounds: Bounds,
     table: Mutex<Table>,
 }
 
-/// Why a connection is turned away.
+/// The reason why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TooMany {
-    /// This client has as many as it may.
-    OfThisClient,
-    /// There are as many as there may be.
-    InAll,
+    /// The client has reached its limit.
+    PerClient,
+    /// The total limit is reached.
+    Total,
 }
 
 impl Budget {
-    /// An empty book.
+    /// Creates an empty budget.
     pub fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self { bounds, table: Mutex::default() })
     }
 
-    /// Another connection of a client.
+    /// Adds a connection of a client.
     pub fn open(self: &Arc<Self>, client: ClientKey) -> Result<Arc<Account>, TooMany> {
         let mut table = self.table.lock();
         if table
@@ -104,65 +108,65 @@ impl Budget {
             .get(&client)
             .is_some_and(|client| client.connections >= self.bounds.client_connections)
         {
-            return Err(TooMany::OfThisClient);
+            return Err(TooMany::PerClient);
         }
         if table.connections >= self.bounds.total_connections {
-            return Err(TooMany::InAll);
+            return Err(TooMany::Total);
         }
         table.connections += 1;
         table.clients.entry(client).or_default().connections += 1;
         Ok(Arc::new(Account {
             budget: self.clone(),
             client,
-            own: Mutex::new(Own { bytes: 0, seated: true }),
+            own: Mutex::new(Own { bytes: 0, is_open: true }),
         }))
     }
 
-    /// Bytes that are held now.
+    /// Returns the number of bytes held.
     pub fn bytes(&self) -> usize {
         self.table.lock().bytes
     }
 
-    /// Connections that there are now.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.table.lock().connections
     }
 }
 
-/// What one connection holds.
+/// The account of one connection.
 #[derive(Debug)]
 pub struct Account {
     budget: Arc<Budget>,
     client: ClientKey,
-    /// Locked before the table, always.
+    /// Lock order: before the table.
     own: Mutex<Own>,
 }
 
 #[derive(Debug)]
 struct Own {
     bytes: usize,
-    /// Counted as a connection.
-    seated: bool,
+    /// The connection counts against the limits of connections.
+    is_open: bool,
 }
 
 impl Account {
-    /// Whose it is.
+    /// Returns the client.
     pub fn client(&self) -> ClientKey {
         self.client
     }
 
-    /// Hold bytes of a request, if there is room.
+    /// Charges the bytes of a request, if the limits permit.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
-        let mut charge = self.nothing();
+        let mut charge = self.empty_charge();
         charge.grow(OVERHEAD_BYTES + bytes).then_some(charge)
     }
 
-    /// A charge of nothing, to be grown.
-    pub fn nothing(self: &Arc<Self>) -> Charge {
+    /// Returns an empty charge.
+    pub fn empty_charge(self: &Arc<Self>) -> Charge {
         Charge { account: self.clone(), bytes: 0 }
     }
 
-    fn add(&self, more: usize, always: bool) -> bool {
+    fn try_add(&self, more: usize, always: bool) -> bool {
         let Bounds { connection_bytes, client_bytes, total_bytes, .. } = self.budget.bounds;
         let mut own = self.own.lock();
         let mut table = self.budget.table.lock();
@@ -180,12 +184,12 @@ impl Account {
             client.bytes += more;
             *all += more;
         }
-        // A connection that has ended may have been all that there was of the client.
+        // The client may have no connection left.
         table.forget(self.client);
         fits || always
     }
 
-    fn take(&self, less: usize) {
+    fn release(&self, less: usize) {
         let mut own = self.own.lock();
         let mut table = self.budget.table.lock();
         own.bytes -= less;
@@ -196,10 +200,10 @@ impl Account {
         table.forget(self.client);
     }
 
-    /// The connection has ended, though some of what it asked for may still be worked on.
-    pub fn leave(&self) {
+    /// Tells that the connection is closed. Its calls may still be in progress.
+    pub fn close(&self) {
         let mut own = self.own.lock();
-        if std::mem::take(&mut own.seated) {
+        if std::mem::take(&mut own.is_open) {
             let mut table = self.budget.table.lock();
             table.connections -= 1;
             if let Some(client) = table.clients.get_mut(&self.client) {
@@ -212,11 +216,11 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.leave();
+        self.close();
     }
 }
 
-/// Bytes that are held until this is dropped.
+/// Bytes held until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
     account: Arc<Account>,
@@ -224,30 +228,30 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Hold more, if there is room.
+    /// Adds bytes if the limits permit. Returns whether it did.
     #[must_use]
     pub fn grow(&mut self, more: usize) -> bool {
-        let fits = self.account.add(more, false);
+        let fits = self.account.try_add(more, false);
         if fits {
             self.bytes += more;
         }
         fits
     }
 
-    /// Hold more whether there is room or not: a reply that was made is sent.
+    /// Adds bytes regardless of the limits, for replies that exist and must be sent.
     pub fn grow_anyway(&mut self, more: usize) {
-        self.account.add(more, true);
+        self.account.try_add(more, true);
         self.bytes += more;
     }
 
-    /// Hold less.
+    /// Releases bytes.
     pub fn shrink(&mut self, less: usize) {
         let less = less.min(self.bytes);
-        self.account.take(less);
+        self.account.release(less);
         self.bytes -= less;
     }
 
-    /// What is held.
+    /// Returns the number of bytes held.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -255,7 +259,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.account.take(self.bytes);
+        self.account.release(self.bytes);
     }
 }
 
@@ -278,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_a_client_and_so_is_a_network_of_ipv6() {
+    fn a_client_is_an_ipv4_address_or_an_ipv6_network() {
         assert_eq!(key("::ffff:192.0.2.1"), key("192.0.2.1"));
         assert_ne!(key("192.0.2.2"), key("192.0.2.1"));
         assert_eq!(key("2001:db8::1"), key("2001:db8::ffff"));
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_and_what_is_dropped_is_free_again() {
+    fn limits_hold_and_dropped_charges_are_released() {
         let budget = budget();
         let account = budget.open(key("192.0.2.1")).unwrap();
         let first = account.charge(99_000).unwrap();
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn who_floods_leaves_room_for_the_others() {
+    fn a_flood_leaves_bytes_for_other_clients() {
         let budget = budget();
         let flood: Vec<_> = (0..2).map(|_| budget.open(key("192.0.2.1")).unwrap()).collect();
         let mut held = Vec::new();
@@ -315,7 +319,7 @@ mod tests {
             held.extend(account.charge(1000));
         }
         assert!(flood.iter().all(|account| account.charge(1000).is_none()));
-        // The same address, but its own connection; and another address.
+        // Another connection of the same address, and another address.
         let modest = budget.open(key("192.0.2.1")).unwrap();
         let other = budget.open(key("192.0.2.2")).unwrap();
         assert!(modest.charge(5_000).is_some());
@@ -324,13 +328,13 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_counted() {
+    fn connections_are_limited() {
         let budget = budget();
         let three: Vec<_> = (0..3).map(|_| budget.open(key("192.0.2.1")).unwrap()).collect();
-        assert_eq!(budget.open(key("192.0.2.1")).unwrap_err(), TooMany::OfThisClient);
+        assert_eq!(budget.open(key("192.0.2.1")).unwrap_err(), TooMany::PerClient);
         let other = budget.open(key("192.0.2.2")).unwrap();
-        assert_eq!(budget.open(key("192.0.2.3")).unwrap_err(), TooMany::InAll);
-        three[0].leave();
+        assert_eq!(budget.open(key("192.0.2.3")).unwrap_err(), TooMany::Total);
+        three[0].close();
         drop(three);
         assert_eq!(budget.connections(), 1);
         assert!(budget.open(key("192.0.2.1")).is_ok());

@@ -1,6 +1,7 @@
-//! One connection: what arrives on it, and what is sent over it.
+//! One connection: what arrives on it, and what is sent on it.
 //!
-//! Locks, from the outside in: `inbound` (held by the one thread that reads), `wire`, `arm`. A connection is closed while none of them is held.
+//! Lock order: `inbound` (held by the one thread that reads), `wire`, `poll_state`. No lock is held while a
+//! connection is closed.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -10,86 +11,87 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ivers_linger::Rhythm;
+use ivers_busy_poll::PollHistory;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustls::ServerConnection;
 
-use super::assemble::{Assembler, Broken, Message};
-use super::brief;
 use super::budget::{Account, Charge, ClientKey};
-use super::hub::Hub;
-use super::tls::{TlsPeer, sealed};
+use super::reactor::Reactor;
+use super::record_reader::{InvalidRecord, Message, RecordReader};
+use super::reply_batch;
+use super::tls::{TlsPeer, encrypted};
 use super::{Action, Limits};
 
-mod stay;
+mod busy_poll;
 
-pub(super) use stay::Stay;
-use stay::{Round, Stays, TURNS};
+pub(super) use busy_poll::BusyPoll;
+use busy_poll::{MIN_TURNS, PollId, Round};
 
-/// After so many bytes the others get their turn, and another thread may go on here while this one works on what came.
+/// After this many bytes other connections get their turn, and another thread may read here while this one
+/// executes requests.
 const ROUND_BYTES: usize = 256 << 10;
 
 struct Inbound {
-    assembler: Assembler,
+    reader: RecordReader,
     tls: bool,
-    /// Jobs of this round of reading, and whether they are all brief.
+    /// Jobs that the current round of reading produced, and whether all of them are non-blocking.
     jobs: usize,
-    brief: bool,
+    all_non_blocking: bool,
 }
 
 struct Wire {
     queue: VecDeque<Vec<u8>>,
-    /// Of the first in the queue.
+    /// Bytes sent of the first record in the queue.
     sent: usize,
     unsent: usize,
     charge: Charge,
     tls: Option<Box<ServerConnection>>,
-    /// Since when nothing could be written.
+    /// Since when the socket accepts no bytes.
     stuck: Option<Instant>,
     choked: bool,
-    /// The other side has not answered yet.
+    /// The connection is not established yet.
     connecting: bool,
 }
 
-/// What the poller is to tell about. It tells once, then it must be told again.
-struct Arm {
-    /// A thread reads.
+/// Which events epoll reports. It reports once, then it must be re-armed.
+struct PollState {
+    /// A thread is reading.
     reading: bool,
-    /// It stays with the connection while it works on what it has read.
-    stays: Option<Stays>,
-    /// How often one has.
-    stays_total: u64,
-    /// Something waits to be written.
+    /// The reading thread keeps polling after it executed what it read.
+    busy_poll: Option<PollId>,
+    /// Number of busy polls so far; identifies each of them.
+    busy_polls: u64,
+    /// Bytes wait to be written.
     out: bool,
 }
 
 /// A connection.
 pub struct Connection {
     id: u64,
-    hub: Arc<Hub>,
+    reactor: Arc<Reactor>,
     stream: TcpStream,
     peer: SocketAddr,
     local: SocketAddr,
-    /// We called.
+    /// The server opened the connection.
     dialled: bool,
     account: Arc<Account>,
     inbound: Mutex<Inbound>,
     wire: Mutex<Wire>,
-    arm: Mutex<Arm>,
-    /// So many messages in a row came when nothing was under way.
+    poll_state: Mutex<PollState>,
+    /// Number of consecutive messages that arrived while no call was in progress; at most [`MIN_TURNS`].
     turns: AtomicU8,
-    rhythm: Rhythm,
+    poll_history: PollHistory,
     closed: AtomicBool,
-    kept: AtomicBool,
-    under_way: AtomicUsize,
-    /// Milliseconds of the hub's clock at which a message was last complete.
-    heard_ms: AtomicU64,
-    /// Milliseconds of the hub's clock at which a message began that has not ended; 0 if none has.
-    begun_ms: AtomicU64,
-    tls_begun: OnceLock<Instant>,
+    is_kept: AtomicBool,
+    calls_in_progress: AtomicUsize,
+    /// When a message was last complete, in milliseconds of the reactor's clock.
+    last_message_ms: AtomicU64,
+    /// When the current, incomplete message started to arrive; 0 if there is none.
+    message_start_ms: AtomicU64,
+    tls_start: OnceLock<Instant>,
     tls_peer: OnceLock<TlsPeer>,
 }
 
@@ -102,7 +104,7 @@ impl std::fmt::Debug for Connection {
 impl Connection {
     pub(super) fn new(
         id: u64,
-        hub: &Arc<Hub>,
+        reactor: &Arc<Reactor>,
         stream: TcpStream,
         peer: SocketAddr,
         account: Arc<Account>,
@@ -113,13 +115,13 @@ impl Connection {
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(60))?;
         let local = stream.local_addr()?;
-        let assembler = Assembler::new(account.clone(), hub.limits.record_bytes);
-        let inbound = Inbound { assembler, tls: false, jobs: 0, brief: true };
+        let reader = RecordReader::new(account.clone(), reactor.limits.record_bytes);
+        let inbound = Inbound { reader, tls: false, jobs: 0, all_non_blocking: true };
         let wire = Wire {
             queue: VecDeque::new(),
             sent: 0,
             unsent: 0,
-            charge: account.nothing(),
+            charge: account.empty_charge(),
             tls: None,
             stuck: None,
             choked: false,
@@ -127,7 +129,7 @@ impl Connection {
         };
         Ok(Arc::new(Self {
             id,
-            hub: hub.clone(),
+            reactor: reactor.clone(),
             stream,
             peer,
             local,
@@ -135,89 +137,94 @@ impl Connection {
             account,
             inbound: Mutex::new(inbound),
             wire: Mutex::new(wire),
-            arm: Mutex::new(Arm { reading: false, stays: None, stays_total: 0, out: dialled }),
+            poll_state: Mutex::new(PollState {
+                reading: false,
+                busy_poll: None,
+                busy_polls: 0,
+                out: dialled,
+            }),
             turns: AtomicU8::new(0),
-            rhythm: Rhythm::default(),
+            poll_history: PollHistory::default(),
             closed: AtomicBool::new(false),
-            kept: AtomicBool::new(false),
-            under_way: AtomicUsize::new(0),
-            heard_ms: AtomicU64::new(hub.now_ms()),
-            begun_ms: AtomicU64::new(0),
-            tls_begun: OnceLock::new(),
+            is_kept: AtomicBool::new(false),
+            calls_in_progress: AtomicUsize::new(0),
+            last_message_ms: AtomicU64::new(reactor.now_ms()),
+            message_start_ms: AtomicU64::new(0),
+            tls_start: OnceLock::new(),
             tls_peer: OnceLock::new(),
         }))
     }
 
-    /// A number that no other connection of this server has, or will have.
+    /// Returns a number that is unique in this server.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The other end.
+    /// Returns the peer's address.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// This end.
+    /// Returns the local address.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
 
-    /// Whom its bounds are for.
+    /// Returns the client that the limits apply to.
     pub fn client(&self) -> ClientKey {
         self.account.client()
     }
 
-    /// Whether we called.
+    /// Returns whether the server opened the connection.
     pub fn dialled(&self) -> bool {
         self.dialled
     }
 
-    /// Whether it has ended.
+    /// Returns whether it is closed.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Who TLS says is there, once the handshake is over; nothing without TLS.
+    /// Returns the TLS peer after the handshake; `None` without TLS.
     pub fn tls(&self) -> Option<&TlsPeer> {
         self.tls_peer.get()
     }
 
-    /// The socket, to be shown to somebody.
+    /// Returns the socket, for passing it to another process.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// Somebody has made a session over it, or is known to be there in another way: silence is no reason to close it any more, nor is a lack of room for new
-    /// connections.
+    /// Marks the connection as in use, because a session or a client belongs to it. It is not closed for
+    /// idleness, nor to make room for new connections.
     pub fn keep(&self) {
-        self.kept.store(true, Ordering::Relaxed);
+        self.is_kept.store(true, Ordering::Relaxed);
     }
 
-    /// The server that it belongs to.
-    pub(crate) fn hub(&self) -> &Arc<Hub> {
-        &self.hub
+    /// Returns the reactor that it belongs to.
+    pub(crate) fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
     }
 
-    /// A call has come that will be answered.
-    pub(crate) fn begin(&self) {
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        self.hub.under_way.fetch_add(1, Ordering::Relaxed);
+    /// Counts a call in progress.
+    pub(crate) fn call_started(&self) {
+        self.calls_in_progress.fetch_add(1, Ordering::Relaxed);
+        self.reactor.calls_in_progress.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It was answered.
-    pub(crate) fn end(&self) {
-        self.under_way.fetch_sub(1, Ordering::Relaxed);
-        self.hub.under_way.fetch_sub(1, Ordering::Release);
+    /// Counts the end of a call.
+    pub(crate) fn call_ended(&self) {
+        self.calls_in_progress.fetch_sub(1, Ordering::Relaxed);
+        self.reactor.calls_in_progress.fetch_sub(1, Ordering::Release);
     }
 
-    /// Whether TLS may start: nothing is worked on, everything was sent, and it has not been started.
+    /// Returns whether TLS may start: no call is in progress, everything is sent, and TLS has not started.
     pub(crate) fn is_quiet(&self) -> bool {
         let wire = self.wire.lock();
-        self.under_way.load(Ordering::Acquire) == 0 && wire.unsent == 0 && wire.tls.is_none()
+        self.calls_in_progress.load(Ordering::Acquire) == 0 && wire.unsent == 0 && wire.tls.is_none()
     }
 
-    /// Whether replies pile up because nobody reads them.
+    /// Returns whether the peer does not read its replies.
     pub(crate) fn is_choked(&self) -> bool {
         self.wire.lock().choked
     }
@@ -230,14 +237,15 @@ impl Connection {
         self.wire.lock().unsent
     }
 
-    /// Send a record, mark included. It is kept until the other side takes it; if the connection ends, it is lost.
+    /// Sends a record that includes its mark. Queues it until the peer accepts it. If the connection ends,
+    /// the record is lost.
     pub fn send(self: &Arc<Self>, record: Vec<u8>) {
-        if let Some(record) = brief::keep(self, record) {
+        if let Some(record) = reply_batch::add(self, record) {
             self.send_at_once(record);
         }
     }
 
-    /// The same, of several, without waiting for more.
+    /// Sends one or more records without batching them.
     pub(super) fn send_at_once(self: &Arc<Self>, record: Vec<u8>) {
         if self.is_closed() {
             return;
@@ -245,10 +253,10 @@ impl Connection {
         let mut wire = self.wire.lock();
         let bytes = match &mut wire.tls {
             None => Ok(record),
-            Some(tls) => tls.writer().write_all(&record).and_then(|()| sealed(tls)),
+            Some(tls) => tls.writer().write_all(&record).and_then(|()| encrypted(tls)),
         };
         match bytes {
-            Ok(bytes) => self.put(wire, bytes),
+            Ok(bytes) => self.write_or_queue(wire, bytes),
             Err(error) => {
                 drop(wire);
                 self.close(&format!("cannot encrypt: {error}"));
@@ -256,8 +264,8 @@ impl Connection {
         }
     }
 
-    /// Write what can be written, and keep the rest.
-    fn put(self: &Arc<Self>, mut wire: MutexGuard<'_, Wire>, bytes: Vec<u8>) {
+    /// Writes as much as possible and queues the rest.
+    fn write_or_queue(self: &Arc<Self>, mut wire: MutexGuard<'_, Wire>, bytes: Vec<u8>) {
         let mut written = 0;
         if wire.queue.is_empty() && !wire.connecting {
             match self.write(&bytes) {
@@ -278,10 +286,10 @@ impl Connection {
             wire.charge.grow_anyway(more);
             wire.queue.push_back(bytes);
         }
-        self.settle(wire);
+        self.update_limits(wire);
     }
 
-    /// As many bytes as the system takes.
+    /// Writes until the socket accepts no more bytes. Returns the number of bytes written.
     fn write(&self, bytes: &[u8]) -> std::io::Result<usize> {
         let mut written = 0;
         while written < bytes.len() {
@@ -293,11 +301,11 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
-        self.hub.counters.bytes_out.fetch_add(written as u64, Ordering::Relaxed);
+        self.reactor.counters.bytes_out.fetch_add(written as u64, Ordering::Relaxed);
         Ok(written)
     }
 
-    /// The poller says that there is room again.
+    /// Writes queued bytes: the socket is writable.
     fn flush(self: &Arc<Self>) {
         let mut wire = self.wire.lock();
         if wire.connecting {
@@ -333,104 +341,111 @@ impl Connection {
         if wire.queue.is_empty() {
             wire.stuck = None;
         }
-        self.settle(wire);
+        self.update_limits(wire);
     }
 
-    /// What follows from how much is unsent now.
-    fn settle(self: &Arc<Self>, mut wire: MutexGuard<'_, Wire>) {
-        let Limits { choke_bytes, unsent_bytes, .. } = self.hub.limits;
+    /// Updates choking and events after the number of unsent bytes changed.
+    fn update_limits(self: &Arc<Self>, mut wire: MutexGuard<'_, Wire>) {
+        let Limits { choke_bytes, unsent_bytes, .. } = self.reactor.limits;
         let choked = wire.unsent > if wire.choked { choke_bytes / 2 } else { choke_bytes };
         if choked != wire.choked {
             wire.choked = choked;
-            self.hub.choke(self, choked);
+            self.reactor.set_choked(self, choked);
         }
         let out = !wire.queue.is_empty() || wire.connecting;
         {
-            let mut arm = self.arm.lock();
-            if arm.out != out {
-                arm.out = out;
-                // A thread that reads arms when it is done, but replies must not wait for that.
+            let mut state = self.poll_state.lock();
+            if state.out != out {
+                state.out = out;
+                // The reading thread re-arms when it is done, but replies must not wait for that.
                 if out {
-                    self.rearm(&arm);
+                    self.rearm(&state);
                 }
             }
         }
         let too_much = wire.unsent > unsent_bytes;
         drop(wire);
         if too_much {
-            self.close("the other side does not read");
+            self.close("the peer does not read its replies");
         }
     }
 
-    fn interest(arm: &Arm) -> EventFlags {
+    fn interest(state: &PollState) -> EventFlags {
         let mut flags = EventFlags::ONESHOT;
-        flags.set(EventFlags::IN | EventFlags::RDHUP, !arm.reading);
-        flags.set(EventFlags::OUT, arm.out);
+        flags.set(EventFlags::IN | EventFlags::RDHUP, !state.reading);
+        flags.set(EventFlags::OUT, state.out);
         flags
     }
 
-    fn rearm(&self, arm: &Arm) {
-        // It fails for what was closed meanwhile, which needs no events.
-        let _ =
-            epoll::modify(&self.hub.epoll, &self.stream, EventData::new_u64(self.id), Self::interest(arm));
+    fn rearm(&self, state: &PollState) {
+        // This fails if the connection was closed concurrently; then no events are needed.
+        let _ = epoll::modify(
+            &self.reactor.epoll,
+            &self.stream,
+            EventData::new_u64(self.id),
+            Self::interest(state),
+        );
     }
 
     pub(super) fn register(&self) -> std::io::Result<()> {
-        let arm = self.arm.lock();
-        epoll::add(&self.hub.epoll, &self.stream, EventData::new_u64(self.id), Self::interest(&arm))?;
+        let state = self.poll_state.lock();
+        epoll::add(&self.reactor.epoll, &self.stream, EventData::new_u64(self.id), Self::interest(&state))?;
         Ok(())
     }
 
-    /// The poller has something to tell. The calling thread may be asked to stay: then it works on what came, and
-    /// [`Stay::go_on`]s.
-    pub(super) fn ready(self: &Arc<Self>, flags: EventFlags, scratch: &mut [u8]) -> Option<Stay> {
+    /// Handles events. If it returns a [`BusyPoll`], the calling thread executes the queued jobs, and then
+    /// calls [`BusyPoll::poll_next`].
+    pub(super) fn ready(self: &Arc<Self>, flags: EventFlags, buffer: &mut [u8]) -> Option<BusyPoll> {
         if flags.contains(EventFlags::OUT) {
             self.flush();
         }
         let readable =
             flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
         {
-            let mut arm = self.arm.lock();
-            match (readable, arm.reading) {
-                // Whoever reads will see the end, and arms then; armed now, it would be told over and over.
+            let mut state = self.poll_state.lock();
+            match (readable, state.reading) {
+                // The reading thread sees the end and re-arms then. Re-arming now would report the event over
+                // and over.
                 (true, true) => return None,
                 (true, false) => {
-                    arm.reading = true;
-                    if arm.out {
-                        self.rearm(&arm);
+                    state.reading = true;
+                    if state.out {
+                        self.rearm(&state);
                     }
                 }
                 (false, _) => {
-                    self.rearm(&arm);
+                    self.rearm(&state);
                     return None;
                 }
             }
         }
-        let read = self.read(scratch);
-        let mut arm = self.arm.lock();
-        if (self.turns.load(Ordering::Relaxed) >= TURNS || read == Round::Brief) && !self.is_closed() {
-            let number = arm.stays_total;
-            arm.stays_total += 1;
-            arm.stays = Some(Stays { number, looks: 0 });
-            return Some(Stay::with(self.clone(), number));
+        let read = self.read(buffer);
+        let mut state = self.poll_state.lock();
+        if (self.turns.load(Ordering::Relaxed) >= MIN_TURNS || read == Round::NonBlocking)
+            && !self.is_closed()
+        {
+            let number = state.busy_polls;
+            state.busy_polls += 1;
+            state.busy_poll = Some(PollId { number, ticks: 0 });
+            return Some(BusyPoll::new(self.clone(), number));
         }
-        arm.reading = false;
-        self.rearm(&arm);
+        state.reading = false;
+        self.rearm(&state);
         None
     }
 
-    fn read(self: &Arc<Self>, scratch: &mut [u8]) -> Round {
+    fn read(self: &Arc<Self>, buffer: &mut [u8]) -> Round {
         let mut inbound = self.inbound.lock();
-        (inbound.jobs, inbound.brief) = (0, true);
-        let ended = self.read_round(&mut inbound, scratch);
-        let begun = inbound.assembler.begun().map_or(0, |begun| self.hub.ms(begun).max(1));
-        self.begun_ms.store(begun, Ordering::Relaxed);
+        (inbound.jobs, inbound.all_non_blocking) = (0, true);
+        let ended = self.read_round(&mut inbound, buffer);
+        let start = inbound.reader.started().map_or(0, |start| self.reactor.ms(start).max(1));
+        self.message_start_ms.store(start, Ordering::Relaxed);
         if ended.is_err() || self.is_closed() {
-            inbound.assembler = Assembler::new(self.account.clone(), 0);
+            inbound.reader = RecordReader::new(self.account.clone(), 0);
         }
-        let round = match (inbound.jobs, inbound.brief) {
+        let round = match (inbound.jobs, inbound.all_non_blocking) {
             (0, _) => Round::Nothing,
-            (_, true) => Round::Brief,
+            (_, true) => Round::NonBlocking,
             (_, false) => Round::Other,
         };
         drop(inbound);
@@ -440,34 +455,34 @@ impl Connection {
         round
     }
 
-    fn read_round(self: &Arc<Self>, inbound: &mut Inbound, scratch: &mut [u8]) -> Result<(), String> {
+    fn read_round(self: &Arc<Self>, inbound: &mut Inbound, buffer: &mut [u8]) -> Result<(), String> {
         let mut taken = 0;
         while taken < ROUND_BYTES && !self.is_closed() {
-            let direct = if inbound.tls { None } else { inbound.assembler.direct() };
+            let direct = if inbound.tls { None } else { inbound.reader.read_buffer() };
             let (direct, asked, len) = match direct {
                 Some(room) => {
                     let asked = room.capacity() - room.len();
                     (true, asked, rustix::io::read(&self.stream, spare_capacity(room)))
                 }
-                None => (false, scratch.len(), rustix::io::read(&self.stream, &mut *scratch)),
+                None => (false, buffer.len(), rustix::io::read(&self.stream, &mut *buffer)),
             };
             let len = match len {
-                Ok(0) => return Err("the other side has closed it".into()),
+                Ok(0) => return Err("the peer closed it".into()),
                 Ok(len) => len,
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(format!("cannot receive: {error}")),
             };
-            self.hub.counters.bytes_in.fetch_add(len as u64, Ordering::Relaxed);
+            self.reactor.counters.bytes_in.fetch_add(len as u64, Ordering::Relaxed);
             if direct {
-                if let Some(message) = inbound.assembler.took(len) {
+                if let Some(message) = inbound.reader.bytes_read(len) {
                     self.deliver(inbound, message, &[])?;
                 }
             } else if inbound.tls {
-                let plain = self.unseal(&scratch[..len])?;
+                let plain = self.decrypt(&buffer[..len])?;
                 self.feed(inbound, &plain)?;
             } else {
-                self.feed(inbound, &scratch[..len])?;
+                self.feed(inbound, &buffer[..len])?;
             }
             taken += len;
             if len < asked {
@@ -479,53 +494,49 @@ impl Connection {
 
     fn feed(self: &Arc<Self>, inbound: &mut Inbound, mut bytes: &[u8]) -> Result<(), String> {
         loop {
-            match inbound.assembler.feed(&mut bytes) {
+            match inbound.reader.feed(&mut bytes) {
                 Ok(None) => return Ok(()),
                 Ok(Some(message)) => self.deliver(inbound, message, bytes)?,
-                Err(Broken) => return Err("a record that is too large or makes no sense".into()),
+                Err(InvalidRecord) => return Err("invalid or oversized record".into()),
             }
         }
     }
 
-    fn deliver(
-        self: &Arc<Self>,
-        inbound: &mut Inbound,
-        message: Message,
-        behind: &[u8],
-    ) -> Result<(), String> {
-        self.heard_ms.store(self.hub.now_ms(), Ordering::Relaxed);
-        let overlaps = self.under_way.load(Ordering::Relaxed) > 0;
+    fn deliver(self: &Arc<Self>, inbound: &mut Inbound, message: Message, rest: &[u8]) -> Result<(), String> {
+        self.last_message_ms.store(self.reactor.now_ms(), Ordering::Relaxed);
+        let overlaps = self.calls_in_progress.load(Ordering::Relaxed) > 0;
         let turns = if overlaps { 0 } else { self.turns.load(Ordering::Relaxed) + 1 };
-        self.turns.store(turns.min(TURNS), Ordering::Relaxed);
-        let action = self.hub.handler.message(self, message);
+        self.turns.store(turns.min(MIN_TURNS), Ordering::Relaxed);
+        let action = self.reactor.handler.message(self, message);
         inbound.jobs += 1;
-        inbound.brief &= matches!(action, Action::Nothing | Action::Brief(_));
+        inbound.all_non_blocking &= matches!(action, Action::Done | Action::NonBlocking(_));
         match action {
-            Action::Nothing => {}
-            Action::Work(job) => self.hub.push(self, job, false),
-            Action::Brief(job) => self.hub.push(self, job, true),
-            Action::Urgent(job) => self.hub.push_urgent_read(job),
+            Action::Done => {}
+            Action::Work(job) => self.reactor.push(self, job, false),
+            Action::NonBlocking(job) => self.reactor.push(self, job, true),
+            Action::Urgent(job) => self.reactor.push_urgent_read(job),
             Action::Close(why) => return Err(why.into()),
             Action::StartTls(reply) => {
-                // [RFC9289 4.1] What came behind the question was not protected, and would be taken for what is: somebody may have put it there.
-                if !behind.is_empty() {
-                    return Err("bytes before the TLS handshake".into());
+                // [RFC9289 4.1] Bytes after the request were not protected, but would be taken for protected
+                // ones: an attacker may have added them.
+                if !rest.is_empty() {
+                    return Err("unencrypted bytes after the request for TLS".into());
                 }
-                let Some(tls) = &self.hub.tls else { return Err("TLS is not configured".into()) };
+                let Some(tls) = &self.reactor.tls else { return Err("TLS is not configured".into()) };
                 let connection = tls.connection().map_err(|error| format!("cannot start TLS: {error}"))?;
-                let _ = self.tls_begun.set(Instant::now());
+                let _ = self.tls_start.set(Instant::now());
                 inbound.tls = true;
-                // One step, so that nothing else goes out in the clear behind the reply.
+                // One step under the lock, so that nothing else is sent unencrypted after the reply.
                 let mut wire = self.wire.lock();
                 wire.tls = Some(connection);
-                self.put(wire, reply);
+                self.write_or_queue(wire, reply);
             }
         }
         Ok(())
     }
 
-    /// Decrypt, and answer what belongs to TLS itself.
-    fn unseal(self: &Arc<Self>, mut bytes: &[u8]) -> Result<Vec<u8>, String> {
+    /// Decrypts bytes and answers messages of TLS itself.
+    fn decrypt(self: &Arc<Self>, mut bytes: &[u8]) -> Result<Vec<u8>, String> {
         let mut plain = Vec::new();
         let mut wire = self.wire.lock();
         let Some(tls) = &mut wire.tls else { return Err("TLS was not started".into()) };
@@ -536,64 +547,64 @@ impl Connection {
                 let at = plain.len();
                 plain.resize(at + state.plaintext_bytes_to_read(), 0);
                 tls.reader().read_exact(&mut plain[at..]).map_err(|error| error.to_string())?;
-                if state.peer_has_closed() { Err("the other side has ended TLS".into()) } else { Ok(()) }
+                if state.peer_has_closed() { Err("the peer ended TLS".into()) } else { Ok(()) }
             });
         }
         if ended.is_ok() && !tls.is_handshaking() && self.tls_peer.get().is_none() {
             let _ = self.tls_peer.set(TlsPeer::of(tls));
         }
-        if let Ok(bytes) = sealed(tls)
+        if let Ok(bytes) = encrypted(tls)
             && !bytes.is_empty()
         {
-            self.put(wire, bytes);
+            self.write_or_queue(wire, bytes);
         }
         ended.map(|()| plain)
     }
 
-    /// Whether it has been of no use for too long, and in which way.
+    /// Returns the reason to close the connection if a deadline has passed.
     pub(super) fn overdue(&self, now_ms: u64) -> Option<&'static str> {
-        let Limits { record_time, idle_time, unread_time, handshake_time, .. } = self.hub.limits;
+        let Limits { record_time, idle_time, unread_time, handshake_time, .. } = self.reactor.limits;
         let past = |since_ms: u64, time: Duration| now_ms.saturating_sub(since_ms) > time.as_millis() as u64;
-        let begun = self.begun_ms.load(Ordering::Relaxed);
+        let begun = self.message_start_ms.load(Ordering::Relaxed);
         if begun != 0 && past(begun, record_time) {
-            return Some("a record does not end");
+            return Some("timeout: incomplete record");
         }
-        if self.tls_begun.get().is_some_and(|at| at.elapsed() > handshake_time) && self.tls().is_none() {
-            return Some("the TLS handshake does not end");
+        if self.tls_start.get().is_some_and(|at| at.elapsed() > handshake_time) && self.tls().is_none() {
+            return Some("timeout: TLS handshake");
         }
         if self.wire.lock().stuck.is_some_and(|at| at.elapsed() > unread_time) {
-            return Some("replies are not read");
+            return Some("timeout: replies are not read");
         }
-        if self.is_spare() && past(self.heard_ms.load(Ordering::Relaxed), idle_time) {
-            return Some("nothing is done over it");
+        if self.is_dispensable() && past(self.last_message_ms.load(Ordering::Relaxed), idle_time) {
+            return Some("timeout: idle");
         }
         None
     }
 
-    /// Whether nobody would miss it.
-    pub(super) fn is_spare(&self) -> bool {
-        !self.kept.load(Ordering::Relaxed) && self.under_way.load(Ordering::Relaxed) == 0
+    /// Returns whether the connection has no session and no call in progress.
+    pub(super) fn is_dispensable(&self) -> bool {
+        !self.is_kept.load(Ordering::Relaxed) && self.calls_in_progress.load(Ordering::Relaxed) == 0
     }
 
-    pub(super) fn heard_ms(&self) -> u64 {
-        self.heard_ms.load(Ordering::Relaxed)
+    pub(super) fn last_message_ms(&self) -> u64 {
+        self.last_message_ms.load(Ordering::Relaxed)
     }
 
-    /// Say that nothing more will be sent, and take what still comes.
-    pub(super) fn finish(&self) {
+    /// Shuts down the sending direction. Reading goes on.
+    pub(super) fn shut_down_writes(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// End it. What is worked on goes on, and its replies are lost.
+    /// Closes the connection. Calls in progress continue, but their replies are lost.
     pub fn close(self: &Arc<Self>, why: &str) {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        log::debug!("{self:?} ends: {why}");
-        let _ = epoll::delete(&self.hub.epoll, &self.stream);
+        log::debug!("{self:?} closed: {why}");
+        let _ = epoll::delete(&self.reactor.epoll, &self.stream);
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.hub.forget(self);
-        self.account.leave();
+        self.reactor.forget(self);
+        self.account.close();
         {
             let mut wire = self.wire.lock();
             wire.queue.clear();
@@ -602,8 +613,8 @@ impl Connection {
             wire.charge.shrink(usize::MAX);
         }
         if let Some(mut inbound) = self.inbound.try_lock() {
-            inbound.assembler = Assembler::new(self.account.clone(), 0);
+            inbound.reader = RecordReader::new(self.account.clone(), 0);
         }
-        self.hub.handler.closed(self);
+        self.reactor.handler.closed(self);
     }
 }

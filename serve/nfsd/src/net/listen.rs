@@ -1,4 +1,5 @@
-//! Where the server listens: addresses, or sockets that were opened by who started it (systemd's `LISTEN_FDS`).
+//! Sockets that the server listens on: opened by address, or passed in by the service manager (systemd's
+//! `LISTEN_FDS`).
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -9,38 +10,39 @@ use thiserror::Error;
 
 const BACKLOG: i32 = 1024;
 
-/// Why nothing is listened to.
+/// The reason why the server cannot listen.
 #[derive(Debug, Error)]
 pub enum ListenError {
-    /// An address.
+    /// An address cannot be used.
     #[error("cannot listen on {address}: {source}")]
     Address {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// A socket that was handed over.
-    #[error("socket {number} of LISTEN_FDS is no TCP socket that listens: {source}")]
-    HandedOver {
-        /// Which, from 0.
+    /// An inherited socket cannot be used.
+    #[error("socket {number} of LISTEN_FDS is not a listening TCP socket: {source}")]
+    Inherited {
+        /// Its index, from 0.
         number: usize,
-        /// Why not.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
-/// Both addresses of this machine that nobody else reaches.
+/// Returns the loopback addresses of IPv4 and IPv6 with the NFS port.
 pub fn loopback() -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, NFS_PORT).into(), (Ipv6Addr::LOCALHOST, NFS_PORT).into()]
 }
 
-/// Listen on an address. One of IPv6 is for IPv6 alone: a list of addresses means what it says, whatever the system's defaults are.
+/// Listens on an address. An IPv6 socket accepts IPv6 only, whatever the system's default is, so that the
+/// configured list of addresses means exactly what it says.
 pub fn on(address: SocketAddr) -> Result<TcpListener, ListenError> {
     let open = || -> rustix::io::Result<TcpListener> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // A server that starts again does not wait for connections of its last life.
+        // A restarted server does not wait for connections of the previous one to time out.
         sockopt::set_socket_reuseaddr(&socket, true)?;
         if address.is_ipv6() {
             sockopt::set_ipv6_v6only(&socket, true)?;
@@ -52,8 +54,8 @@ pub fn on(address: SocketAddr) -> Result<TcpListener, ListenError> {
     open().map_err(|error| ListenError::Address { address, source: error.into() })
 }
 
-/// Sockets that were handed over; none if none were.
-pub fn handed_over() -> Result<Vec<TcpListener>, ListenError> {
+/// Returns the inherited sockets, if any.
+pub fn inherited() -> Result<Vec<TcpListener>, ListenError> {
     let mut from = listenfd::ListenFd::from_env();
     let mut found = Vec::new();
     for number in 0..from.len() {
@@ -62,7 +64,7 @@ pub fn handed_over() -> Result<Vec<TcpListener>, ListenError> {
             Some(_) => Err(io::Error::from(io::ErrorKind::InvalidInput)),
             None => Ok(None),
         });
-        found.extend(listener.map_err(|source| ListenError::HandedOver { number, source })?);
+        found.extend(listener.map_err(|source| ListenError::Inherited { number, source })?);
     }
     Ok(found)
 }

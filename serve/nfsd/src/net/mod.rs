@@ -1,30 +1,39 @@
-//! Connections: records in and out, bounds on both, TLS, and the threads that do all the work. It knows nothing of RPC, let alone of NFS.
+//! Connections: records in and out, limits on both, TLS, and the threads that do all the work. This module
+//! knows neither RPC nor NFS.
 //!
-//! # Why threads and epoll, and no async runtime
+//! # Why threads and epoll instead of an async runtime
 //!
-//! What is done with a request is calls of the VFS, which block: under a runtime each would be handed to a thread of a pool, and its reply back. Two
-//! wake-ups a request is what a small GETATTR costs in all. Here all threads are alike: each waits at one epoll; the one that an event wakes reads what has come, queues
-//! it, and works on what is next itself. So a request of a client who waits for its answer is read, done and answered by one thread, without another's
-//! being woken. A request that waits for a callback keeps no thread: its reply handle moves into a continuation. A connection costs a few hundred bytes and no
-//! thread, so neither idle ones nor floods of them matter.
+//! A request calls the VFS, which blocks. An async runtime would hand each request to a thread pool, and its
+//! reply back: two wake-ups per request, as much as a small GETATTR costs in total.
+//! Here all threads are equal. Each waits in the same epoll instance. The thread that an event wakes reads
+//! the bytes, queues the requests, and then executes the next request itself.
+//! If a client waits for each reply, one thread reads, executes and answers, and no other thread wakes. A
+//! request that waits for a callback occupies no thread: its reply handle moves into a continuation.
+//! A connection costs a few hundred bytes and no thread, so idle connections and floods of connections are
+//! cheap.
 //!
-//! - One thread of all is never busy with a request: somebody always reads ([`pool`]).
-//! - Replies are written by whoever made them. What the socket does not take is queued, and written when the poller says so: nobody waits for a
-//!   slow reader, and from a certain amount on nothing is done for him ([`pool::Pool::choke`]).
-//! - Every socket is polled in one-shot mode: one thread at a time reads a connection, and while it works on what it read, another may read on.
-//!   With a client that sends one request at a time the thread stays, and looks out for the next (`connection::stay`); with one that sends many which are answered out of memory
-//!   it stays too, and writes replies together (`brief`).
-//! - Bytes are booked as they come ([`budget`]); what there is no room for is passed on with its head alone ([`assemble`]), to be refused politely.
+//! - One thread never executes requests, so at least one thread always reads ([`fair_queue`]).
+//! - The thread that produced a reply writes it. Bytes that the socket does not accept are queued until epoll
+//!   reports the socket writable. No thread waits for a slow reader. If too many bytes are unsent, further
+//!   requests of the connection wait ([`fair_queue::FairQueue::set_choked`]).
+//! - Sockets are polled in one-shot mode: one thread at a time reads a connection. While that thread executes
+//!   a request, another may read.
+//! - If a client sends one request at a time, the thread polls the connection for the next one
+//!   (`connection::busy_poll`). If a client sends many requests that need no I/O, the thread also stays with
+//!   it, and writes replies together (`reply_batch`).
+//! - Bytes are charged as they arrive ([`budget`]). If a message exceeds the limits, only its head is kept,
+//!   to refuse it properly ([`record_reader`]).
 //!
-//! Lock order: a connection's `inbound`, `wire`, `arm`; then the tables of connections, jobs and bytes, of which nobody holds two, but for an account and the book.
+//! Lock order: a connection's `inbound`, `wire`, `poll_state`; then at most one of the tables of connections,
+//! jobs and bytes. An account may be locked together with the budget's table.
 
-pub mod assemble;
-pub(crate) mod brief;
 pub mod budget;
 pub mod connection;
-pub(crate) mod hub;
+pub mod fair_queue;
 pub mod listen;
-pub mod pool;
+pub(crate) mod reactor;
+pub mod record_reader;
+pub(crate) mod reply_batch;
 pub mod tls;
 
 use std::io;
@@ -34,64 +43,65 @@ use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use assemble::Message;
 use budget::Bounds;
 use connection::Connection;
-use hub::Hub;
-use ivers_linger::Linger;
-use pool::Job;
+use fair_queue::Job;
+use ivers_busy_poll::BusyPoller;
+use reactor::Reactor;
+use record_reader::Message;
 use tls::Tls;
 
-/// What is done with messages.
+/// Handles the messages of all connections.
 pub trait Handler: Send + Sync + 'static {
-    /// One has come. Called by the thread that reads: it must not wait, nor work.
+    /// Handles one message. The reading thread calls this: it must not wait, nor do long work.
     fn message(&self, connection: &Arc<Connection>, message: Message) -> Action;
 
-    /// A connection has ended.
+    /// Tells that a connection is closed.
     fn closed(&self, connection: &Arc<Connection>);
 
-    /// Called a few times a second, for deadlines.
+    /// Runs periodically, several times per second, to check deadlines.
     fn tick(&self);
 }
 
-/// What becomes of a message.
+/// What to do with a message.
 pub enum Action {
-    /// All is done.
-    Nothing,
-    /// Work for when it is this client's turn.
+    /// Nothing is left to do.
+    Done,
+    /// Queue this job for the client.
     Work(Job),
-    /// The same, that says when it may take long (`brief`).
-    Brief(Job),
-    /// Work that others wait for.
+    /// Queue this job, which announces when it is about to block (`reply_batch`).
+    NonBlocking(Job),
+    /// Queue this job before all others.
     Urgent(Job),
-    /// Send this record in the clear; everything behind it, in both directions, is TLS.
+    /// Send this record unencrypted. Everything after it, in both directions, is TLS.
     StartTls(Vec<u8>),
-    /// The connection is of no more use.
+    /// Close the connection, for this reason.
     Close(&'static str),
 }
 
-/// What is too much.
+/// Limits of the network layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Threads in all, three at least.
+    /// Number of threads, at least three.
     pub threads: usize,
-    /// How long a thread looks out for the next request of a client that sends them one by one; zero: not at all.
+    /// Maximum time to busy-poll for a client's next request; zero disables it.
     pub linger: Duration,
-    /// The largest record. More ends a connection, so it must exceed what any session agrees to.
+    /// Maximum size of a record in bytes. A larger one closes the connection, so this must exceed the maximum
+    /// request size of sessions.
     pub record_bytes: usize,
-    /// Requests, and replies that were not read yet.
+    /// Limits for requests and unread replies.
     pub bounds: Bounds,
-    /// With so many unread bytes, a connection's further requests wait.
+    /// If a connection has more unsent bytes, its further requests wait.
     pub choke_bytes: usize,
-    /// With so many, it ends.
+    /// If a connection has more unsent bytes, it is closed.
     pub unsent_bytes: usize,
-    /// In which a record must be complete.
+    /// Time for a record to arrive completely.
     pub record_time: Duration,
-    /// In which something must be asked over a connection that nobody keeps.
+    /// Time after which an idle connection without a session is closed.
     pub idle_time: Duration,
-    /// In which some of the unread bytes must be read.
+    /// Time in which the peer must accept some of the unsent bytes.
     pub unread_time: Duration,
-    /// In which TLS must be agreed on.
+    /// Time for the TLS handshake.
     pub handshake_time: Duration,
 }
 
@@ -100,10 +110,10 @@ impl Default for Limits {
         const MIB: usize = 1 << 20;
         Self {
             threads: 16,
-            linger: Linger::usual(),
+            linger: BusyPoller::default_duration(),
             record_bytes: 2 * MIB,
             bounds: Bounds {
-                // A session of 64 slots, each with a write of a MiB.
+                // A session of 64 slots, each with a write of 1 MiB.
                 connection_bytes: 80 * MIB,
                 client_bytes: 128 * MIB,
                 total_bytes: 384 * MIB,
@@ -120,36 +130,36 @@ impl Default for Limits {
     }
 }
 
-/// What has happened since the start.
+/// Event counts since the start.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Connections that came.
+    /// Connections accepted.
     pub connections: AtomicU64,
-    /// Those that were turned away.
+    /// Connections refused.
     pub connections_refused: AtomicU64,
-    /// Bytes received, as they came over the wire.
+    /// Bytes received, including TLS.
     pub bytes_in: AtomicU64,
-    /// Bytes sent.
+    /// Bytes sent, including TLS.
     pub bytes_out: AtomicU64,
-    /// Calls taken.
+    /// Calls received.
     pub calls: AtomicU64,
-    /// Calls that there was no room for.
+    /// Calls refused because a limit was reached.
     pub calls_refused: AtomicU64,
-    /// Calls to clients.
+    /// Calls sent to clients.
     pub callbacks: AtomicU64,
-    /// Those that were not answered in time.
+    /// Calls to clients without a reply in time.
     pub callbacks_late: AtomicU64,
-    /// Jobs that ended in a panic: mistakes of ours.
+    /// Jobs that panicked, which is a bug in the server.
     pub panics: AtomicU64,
 }
 
-/// [`Counters`] at a moment, and what there is now.
+/// A snapshot of [`Counters`] and of current totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the counters' own are at `Counters`")]
 pub struct NetStats {
-    /// Connections that there are now.
+    /// Open connections.
     pub connections: u64,
-    /// Bytes that requests and unread replies hold now.
+    /// Bytes held by requests and unread replies.
     pub held_bytes: u64,
     pub connections_total: u64,
     pub connections_refused: u64,
@@ -162,69 +172,70 @@ pub struct NetStats {
     pub panics: u64,
 }
 
-/// Threads that serve until this is dropped.
+/// The network threads. They run until this is dropped.
 pub struct Net {
-    hub: Arc<Hub>,
+    reactor: Arc<Reactor>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Net {
-    /// Serve.
+    /// Starts the threads and listens.
     pub fn start(
         limits: Limits,
         listeners: Vec<TcpListener>,
         tls: Option<Tls>,
         handler: Arc<dyn Handler>,
     ) -> io::Result<Self> {
-        let hub = Hub::new(limits, handler, tls)?;
+        let reactor = Reactor::new(limits, handler, tls)?;
         for (listener, number) in listeners.into_iter().zip(1..) {
-            hub.listen(number, listener)?;
+            reactor.listen(number, listener)?;
         }
-        let mut net = Self { hub, threads: Vec::new() };
+        let mut net = Self { reactor, threads: Vec::new() };
         for number in 0..limits.threads.max(3) {
-            net.spawn(format!("nfsd-{number}"), Hub::run)?;
+            net.spawn(format!("nfsd-{number}"), Reactor::run)?;
         }
-        net.spawn("nfsd-time".into(), Hub::keep_time)?;
+        net.spawn("nfsd-time".into(), Reactor::run_timers)?;
         Ok(net)
     }
 
-    fn spawn(&mut self, name: String, run: fn(&Arc<Hub>)) -> io::Result<()> {
-        let hub = self.hub.clone();
-        self.threads.push(std::thread::Builder::new().name(name).spawn(move || run(&hub))?);
+    fn spawn(&mut self, name: String, run: fn(&Arc<Reactor>)) -> io::Result<()> {
+        let reactor = self.reactor.clone();
+        self.threads.push(std::thread::Builder::new().name(name).spawn(move || run(&reactor))?);
         Ok(())
     }
 
-    /// Where it listens.
+    /// Returns the addresses that it listens on.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.hub.listening_on()
+        self.reactor.addresses()
     }
 
-    /// What has happened.
+    /// Returns the event counts.
     pub fn counters(&self) -> &Counters {
-        &self.hub.counters
+        &self.reactor.counters
     }
 
-    /// Connections now, and bytes that are held now.
+    /// Returns the number of open connections and of bytes held.
     pub fn held(&self) -> (usize, usize) {
-        (self.hub.budget().connections(), self.hub.budget().bytes())
+        (self.reactor.budget().connections(), self.reactor.budget().bytes())
     }
 
-    pub(crate) fn hub(&self) -> &Arc<Hub> {
-        &self.hub
+    pub(crate) fn reactor(&self) -> &Arc<Reactor> {
+        &self.reactor
     }
 
-    /// Accept nobody any more, take no new calls, finish those under way and send their replies, for at most `time`; then wait at most `linger` for the others to
-    /// take leave. Whether everything was answered.
-    pub fn drain(&self, time: Duration, linger: Duration) -> bool {
-        self.hub.drain(time, linger)
+    /// Stops accepting connections and calls, finishes the calls in progress, and sends their replies.
+    /// Waits at most `time` for that, then at most `close_time` for clients to close their connections.
+    /// Returns whether all calls were answered.
+    pub fn drain(&self, time: Duration, close_time: Duration) -> bool {
+        self.reactor.drain(time, close_time)
     }
 }
 
 impl Drop for Net {
     fn drop(&mut self) {
-        self.hub.stop();
+        self.reactor.stop();
         for thread in self.threads.drain(..) {
-            // One of the threads may be the one that drops this: it ends by itself.
+            // A thread of the pool may drop this: it ends by itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

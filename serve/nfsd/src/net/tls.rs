@@ -1,8 +1,10 @@
-//! RPC with TLS (RFC 9289): what a server needs to be configured with, and who a peer turned out to be.
+//! RPC with TLS (RFC 9289): the server's configuration, and the identity of a peer.
 //!
-//! TLS 1.3 and nothing older (section 5, MUST); no early data (section 5, MUST NOT), and no resumption: connections last long, and a peer is judged
-//! by the certificate that he shows now. Who offers protocols by ALPN must offer `sunrpc`; who offers none is served, since the Linux client's
-//! handshake daemon offers none.
+//! TLS 1.3 only (section 5, MUST), without early data (section 5, MUST NOT). No session resumption:
+//! connections last long, and the server judges a peer by the certificate that it presents on this
+//! connection.
+//! A client that offers protocols by ALPN must offer `sunrpc`. A client without ALPN is accepted, because the
+//! Linux client's handshake daemon offers none.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,63 +17,63 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use thiserror::Error;
 
-/// The protocol's name (RFC 9289 section 8.2).
+/// The ALPN protocol name (RFC 9289 section 8.2).
 const ALPN: &[u8] = b"sunrpc";
 
-/// Why TLS cannot be offered.
+/// The reason why TLS cannot be configured.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file that cannot be read, or holds no PEM of the kind that is wanted.
+    /// A file cannot be read, or has no PEM data of the expected kind.
     #[error("{}: {why}; expected PEM with {what}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected contents.
         what: &'static str,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
-    /// Certificate and key do not fit, or the authorities are of no use.
+    /// Certificate and key do not match, or the client authorities are invalid.
     #[error("certificate, key or client authorities: {0}")]
     Config(String),
 }
 
-/// Whether clients show certificates.
+/// Whether clients present certificates.
 #[derive(Debug, Clone)]
 pub enum ClientCertificates {
-    /// They are not asked.
-    Unasked,
-    /// They may; what they show must be signed by one of these.
+    /// Clients are not asked for a certificate.
+    NotRequested,
+    /// Clients may present a certificate, which must be signed by one of these authorities.
     Optional(Vec<CertificateDer<'static>>),
-    /// They must.
+    /// Clients must present a certificate signed by one of these authorities.
     Required(Vec<CertificateDer<'static>>),
 }
 
-/// Files.
+/// The files of a TLS configuration, in PEM format.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// The server's certificate, and those between it and its authority.
+    /// The server's certificate and its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The private key.
     pub key: PathBuf,
-    /// The authorities of clients, if clients are asked.
+    /// Authorities that sign client certificates; `None` if clients are not asked.
     pub client_authorities: Option<PathBuf>,
-    /// Whether clients must show a certificate.
+    /// Whether clients must present a certificate.
     pub client_required: bool,
 }
 
-/// What the files hold.
+/// The contents of [`TlsFiles`].
 #[derive(Clone, Copy)]
 pub struct TlsPem<'a> {
-    /// See [`TlsFiles`].
+    /// The certificates.
     pub certificate: &'a [u8],
-    /// Its key.
+    /// The private key.
     pub key: &'a [u8],
-    /// The authorities of clients.
+    /// Authorities that sign client certificates.
     pub client_authorities: Option<&'a [u8]>,
 }
 
-/// What connections are secured with. Its clones are one.
+/// A TLS configuration. Clones share it, also after [`Tls::replace`].
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<RwLock<Arc<ServerConfig>>>,
@@ -88,16 +90,16 @@ fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
         .map_err(|error| wrong(error.to_string()))?;
-    if found.is_empty() { Err(wrong("nothing found".into())) } else { Ok(found) }
+    if found.is_empty() { Err(wrong("no certificate found".into())) } else { Ok(found) }
 }
 
 impl Tls {
-    /// From files.
+    /// Reads the configuration from files.
     pub fn from_files(files: &TlsFiles) -> Result<Self, TlsError> {
         let read = |path: &PathBuf| {
             std::fs::read(path).map_err(|error| TlsError::File {
                 path: path.clone(),
-                what: "certificates, or a key",
+                what: "certificates or a key",
                 why: error.to_string(),
             })
         };
@@ -107,7 +109,7 @@ impl Tls {
         Self::from_pem(files, &TlsPem { certificate: &certificate, key: &key, client_authorities })
     }
 
-    /// From what these files hold.
+    /// Creates the configuration from the contents of these files.
     pub fn from_pem(files: &TlsFiles, pem: &TlsPem<'_>) -> Result<Self, TlsError> {
         let key = PrivateKeyDer::from_pem_slice(pem.key).map_err(|error| TlsError::File {
             path: files.key.clone(),
@@ -117,17 +119,17 @@ impl Tls {
         let authorities = files.client_authorities.as_deref().zip(pem.client_authorities);
         let clients = match (authorities, files.client_required) {
             (None, true) => {
-                let why = "client certificates are required, but no authorities are given to check them with";
+                let why = "client certificates are required, but no authorities verify them; set client_authorities";
                 return Err(TlsError::Config(why.into()));
             }
-            (None, false) => ClientCertificates::Unasked,
+            (None, false) => ClientCertificates::NotRequested,
             (Some((path, pem)), false) => ClientCertificates::Optional(certificates(path, pem)?),
             (Some((path, pem)), true) => ClientCertificates::Required(certificates(path, pem)?),
         };
         Self::new(certificates(&files.certificate, pem.certificate)?, key, clients)
     }
 
-    /// From what files hold.
+    /// Creates the configuration from decoded certificates.
     pub fn new(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
@@ -147,7 +149,7 @@ impl Tls {
             Ok::<_, TlsError>(WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()))
         };
         let verifier = match clients {
-            ClientCertificates::Unasked => None,
+            ClientCertificates::NotRequested => None,
             ClientCertificates::Optional(authorities) => {
                 Some(verifier(authorities)?.allow_unauthenticated().build())
             }
@@ -164,32 +166,32 @@ impl Tls {
         Ok(Self { config: Arc::new(RwLock::new(Arc::new(config))) })
     }
 
-    /// Connections that begin from now on are secured by this; the others stay what they are.
+    /// Replaces the configuration for new connections. Existing connections keep theirs.
     pub fn replace(&self, by: &Self) {
         let config = by.config.read().clone();
         *self.config.write() = config;
     }
 
-    /// Another connection.
+    /// Starts TLS on a connection.
     pub(super) fn connection(&self) -> Result<Box<ServerConnection>, rustls::Error> {
         let mut connection = ServerConnection::new(self.config.read().clone())?;
-        // What is encrypted is taken out at once: the queue's bounds are the ones that count.
+        // Encrypted bytes are taken out at once, so the limits of the connection's own queue apply.
         connection.set_buffer_limit(None);
         Ok(Box::new(connection))
     }
 }
 
-/// Who is at the other end, as far as TLS says.
+/// The identity of a TLS peer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TlsPeer {
-    /// The DNS names of the certificate, as they stand there; empty if none was shown.
+    /// The DNS names in the certificate; empty without a certificate.
     pub names: Vec<String>,
-    /// The certificate (DER).
+    /// The certificate in DER format.
     pub certificate: Option<Vec<u8>>,
 }
 
 impl TlsPeer {
-    /// Whether a certificate was shown; it has been verified then.
+    /// Returns whether the peer presented a certificate. If it did, the certificate is verified.
     pub fn authenticated(&self) -> bool {
         self.certificate.is_some()
     }
@@ -205,8 +207,8 @@ impl TlsPeer {
     }
 }
 
-/// Encrypt what may have been put in, and whatever TLS has to say by itself.
-pub(super) fn sealed(connection: &mut ServerConnection) -> io::Result<Vec<u8>> {
+/// Returns the encrypted bytes that TLS has to send.
+pub(super) fn encrypted(connection: &mut ServerConnection) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     while connection.wants_write() {
         connection.write_tls(&mut out)?;

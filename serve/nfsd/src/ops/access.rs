@@ -5,8 +5,8 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_vfs::FileType;
 use ivers_vfs::access::{EXECUTE, READ, WRITE};
 
-use super::status::OrStatus;
-use crate::compound::{Context, Place};
+use crate::compound::status::OrStatus;
+use crate::compound::{Context, CurrentFh};
 
 const XATTRS: u32 = bit::XAREAD | bit::XAWRITE | bit::XALIST;
 const CHANGES: u32 = bit::MODIFY | bit::EXTEND | bit::DELETE | bit::XAWRITE;
@@ -18,17 +18,17 @@ pub fn access(context: &Context, want: u32) -> Res<AccessOk> {
         // [RFC8881 18.1.3]
         return Err(NfsStat::Inval);
     }
-    let object = match context.current()? {
-        Place::Pseudo(_) => {
+    let object = match context.current_fh()? {
+        CurrentFh::Pseudo(_) => {
             let supported = want & (bit::READ | bit::LOOKUP | bit::MODIFY | bit::EXTEND | bit::DELETE);
             return Ok(AccessOk { supported, access: supported & (bit::READ | bit::LOOKUP) });
         }
-        Place::Object(object) => object,
+        CurrentFh::Object(object) => object,
     };
-    let cred = object.reader()?;
+    let cred = object.read_cred()?;
     let (vfs, inode) = (object.vfs(), &object.inode);
-    let xattrs = vfs.info().xattr_value_max > 0;
-    // Each bit that means something for this kind of file, and what it needs.
+    let xattrs = vfs.xattr_value_max() > 0;
+    // The bits that apply to this type of file, and the permissions that each requires.
     let needs: &[(u32, u32)] = match inode.kind {
         FileType::Directory => &[
             (bit::READ, READ),
@@ -52,7 +52,7 @@ pub fn access(context: &Context, want: u32) -> Res<AccessOk> {
         _ => &[(bit::READ, READ), (bit::MODIFY, WRITE), (bit::EXTEND, WRITE)],
     };
     let mut ok = AccessOk { supported: 0, access: 0 };
-    // One question for all: the answers go together.
+    // One call to the VFS, so that all bits are consistent.
     let rights = vfs.rights(cred, inode).nfs()?;
     for &(bit, mask) in needs {
         if want & bit == 0 || (XATTRS & bit != 0 && !xattrs) {

@@ -1,27 +1,27 @@
-//! What operations do to files. They know of clients only what [`Clients`](crate::compound::Clients) answers.
+//! Operations on files. Clients' state is reached through [`Clients`](crate::compound::Clients) only.
 //!
 //! | module | operations |
 //! |---|---|
-//! | `handle` | PUTFH, PUTROOTFH, PUTPUBFH, GETFH, SAVEFH, RESTOREFH, LOOKUP, LOOKUPP, READLINK, SECINFO, SECINFO_NO_NAME |
+//! | `filehandle` | PUTFH, PUTROOTFH, PUTPUBFH, GETFH, SAVEFH, RESTOREFH |
+//! | `filehandle` | LOOKUP, LOOKUPP, READLINK, SECINFO, SECINFO_NO_NAME |
 //! | `attr` | GETATTR, SETATTR, VERIFY, NVERIFY |
 //! | `access` | ACCESS |
-//! | `list` | READDIR |
-//! | `names` | CREATE, LINK, REMOVE, RENAME |
-//! | `open` | of OPEN, what it does to files |
-//! | `data` | READ, WRITE, COMMIT |
-//! | `ranges` | SEEK, ALLOCATE, DEALLOCATE, READ_PLUS, COPY, IO_ADVISE |
+//! | `readdir` | READDIR |
+//! | `namespace` | CREATE, LINK, REMOVE, RENAME |
+//! | `open` | the part of OPEN that works on files |
+//! | `file_io` | READ, WRITE, COMMIT |
+//! | `ranges_v42` | SEEK, ALLOCATE, DEALLOCATE, READ_PLUS, COPY, IO_ADVISE |
 //! | `xattr` | GETXATTR, SETXATTR, LISTXATTRS, REMOVEXATTR |
 
 mod access;
 pub mod attr;
-mod data;
-pub(crate) mod handle;
-mod list;
-mod name;
-mod names;
+mod component;
+mod file_io;
+pub(crate) mod filehandle;
+mod namespace;
 pub(crate) mod open;
-mod ranges;
-pub mod status;
+mod ranges_v42;
+mod readdir;
 mod xattr;
 
 use ivers_nfs4::ops::{Op, OpResult, number};
@@ -29,28 +29,31 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::xdr::{Encoder, Xdr};
 use ivers_vfs::InodeRef;
 
-use crate::compound::{Answered, Context, Object};
+use crate::compound::status::OrStatus;
+use crate::compound::{Context, Object};
 use crate::state::Step;
-use status::OrStatus;
 
-/// Whether an operation's result is in the reply already.
+/// The outcome of [`perform`].
 #[derive(Debug)]
-pub enum Put {
-    /// It is.
-    Result,
-    /// It is here, with its number.
-    Answered(Answered),
+pub enum Outcome {
+    /// The result is in the reply.
+    Written,
+    /// The result, which is not in the reply yet.
+    Result(Box<OpResult>),
+    /// The operation works on clients' state. The executor performs it.
+    OfState,
 }
 
-/// Names and attributes are durable when they are answered, unless the export says that they need not be. Then they are a little later: within the time that its mount leaves
-/// any change in memory. Data is nobody's business here: WRITE and COMMIT say themselves when it is durable, and with it the names that lead to it.
-pub(crate) fn settle(object: &Object, inodes: &[&InodeRef]) -> Res<()> {
+/// Makes changes of names and attributes durable before the reply, unless the export is `async`. Then they
+/// become durable within the commit interval of the mount. Data is separate: WRITE and COMMIT report when it
+/// is durable, and the names that lead to it are durable with it.
+pub(crate) fn commit_now(object: &Object, inodes: &[&InodeRef]) -> Res<()> {
     if object.is_deferred() { Ok(()) } else { object.vfs().commit(inodes).nfs() }
 }
 
-/// Bytes that the result of an operation which changes something may take, or begins something: for less it is not begun. The others are done first, and forgotten if
-/// they do not fit.
-pub fn least_room(op: &Op) -> usize {
+/// The largest result of an operation that changes something, in bytes. With less room left, the operation
+/// does not run. Other operations run first, and their result is dropped if it does not fit.
+pub fn result_bytes_min(op: &Op) -> usize {
     const BARE: usize = 8;
     const CHANGE_INFO: usize = 20;
     const BITMAP: usize = 16;
@@ -62,66 +65,84 @@ pub fn least_room(op: &Op) -> usize {
         number::SETATTR => BARE + BITMAP,
         number::WRITE | number::COMMIT => BARE + 16,
         number::COPY => BARE + 4 + STATEID + 8 + 4 + 8 + 8,
-        // With a delegation, whose entry names somebody, and the offset of a limit.
+        // With a delegation, the principal of its permissions, and its space limit.
         number::OPEN => BARE + STATEID + CHANGE_INFO + 4 + BITMAP + 4 + STATEID + 4 + 12 + 16 + 256,
         number::OPEN_CONFIRM | number::OPEN_DOWNGRADE | number::CLOSE | number::LOCKU => BARE + STATEID,
-        // Either the stateid or the lock that is in the way, with its owner.
+        // Either the stateid, or the conflicting lock with its owner.
         number::LOCK => BARE + 8 + 8 + 4 + 8 + 4 + 1024,
         _ => BARE,
     }
 }
 
-fn answer<T: Xdr>(out: &mut Encoder, result: T) -> Step<Put> {
-    NfsStat::Ok.put(out);
-    result.put(out);
-    Ok(Put::Result)
+/// Whether an operation is usually answered from memory. Exceptions: an ACL, or a filehandle of a file that
+/// is not in the inode cache, may take one read from the device.
+pub fn answers_from_memory(number: u32) -> bool {
+    matches!(
+        number,
+        number::SEQUENCE
+            | number::PUTFH
+            | number::PUTROOTFH
+            | number::PUTPUBFH
+            | number::GETFH
+            | number::SAVEFH
+            | number::RESTOREFH
+            | number::GETATTR
+            | number::ACCESS
+            | number::RENEW
+            | number::TEST_STATEID
+    )
 }
 
-/// Do an operation: its number is in `out` already, what else is put there is its result. After an error `out` is for the caller to cut.
-pub fn perform(context: &mut Context, op: &Op, out: &mut Encoder) -> Step<Put> {
+fn put_ok<T: Xdr>(out: &mut Encoder, result: T) -> Step<Outcome> {
+    NfsStat::Ok.put(out);
+    result.put(out);
+    Ok(Outcome::Written)
+}
+
+/// Runs an operation. `out` already contains its number; the result is appended. On error, the caller
+/// truncates `out`.
+pub fn perform(context: &mut Context, op: &Op, out: &mut Encoder) -> Step<Outcome> {
     match op {
-        Op::Access(want) => answer(out, access::access(context, *want)?),
-        Op::Commit(args) => answer(out, data::commit(context, args)?),
-        Op::Create(args) => answer(out, names::create(context, args)?),
-        Op::GetAttr(want) => answer(out, attr::get_attr(context, want)?),
-        Op::GetFh(()) => answer(out, handle::get_fh(context)?),
-        Op::Link(name) => answer(out, names::link(context, name)?),
-        Op::Lookup(name) => answer(out, handle::lookup(context, name)?),
-        Op::LookupP(()) => answer(out, handle::lookupp(context)?),
-        Op::NVerify(given) => answer(out, attr::nverify(context, given)?),
+        Op::Access(want) => put_ok(out, access::access(context, *want)?),
+        Op::Commit(args) => put_ok(out, file_io::commit(context, args)?),
+        Op::Create(args) => put_ok(out, namespace::create(context, args)?),
+        Op::GetAttr(want) => put_ok(out, attr::get_attr(context, want)?),
+        Op::GetFh(()) => put_ok(out, filehandle::get_fh(context)?),
+        Op::Link(name) => put_ok(out, namespace::link(context, name)?),
+        Op::Lookup(name) => put_ok(out, filehandle::lookup(context, name)?),
+        Op::LookupP(()) => put_ok(out, filehandle::lookupp(context)?),
+        Op::NVerify(given) => put_ok(out, attr::nverify(context, given)?),
         // [RFC8881 18.17.3] There are no named attributes.
-        Op::OpenAttr(_) => context.current().map_err(Into::into).and(Err(NfsStat::Notsupp.into())),
-        Op::PutFh(handle) => answer(out, handle::put_fh(context, handle)?),
-        Op::PutPubFh(()) | Op::PutRootFh(()) => answer(out, handle::put_root_fh(context)?),
-        Op::Read(args) => data::read(context, args, out).map(|()| Put::Result),
-        Op::ReadDir(args) => list::read_dir(context, args, out).map(|()| Put::Result),
-        Op::ReadLink(()) => answer(out, handle::read_link(context)?),
-        Op::Remove(name) => answer(out, names::remove(context, name)?),
-        Op::Rename(args) => answer(out, names::rename(context, args)?),
-        Op::RestoreFh(()) => answer(out, handle::restore_fh(context)?),
-        Op::SaveFh(()) => answer(out, handle::save_fh(context)?),
-        Op::SecInfo(name) => answer(out, handle::sec_info(context, name)?),
-        Op::SecInfoNoName(style) => answer(out, handle::sec_info_no_name(context, *style)?),
+        Op::OpenAttr(_) => context.current_fh().map_err(Into::into).and(Err(NfsStat::Notsupp.into())),
+        Op::PutFh(handle) => put_ok(out, filehandle::put_fh(context, handle)?),
+        Op::PutPubFh(()) | Op::PutRootFh(()) => put_ok(out, filehandle::put_root_fh(context)?),
+        Op::Read(args) => file_io::read(context, args, out).map(|()| Outcome::Written),
+        Op::ReadDir(args) => readdir::read_dir(context, args, out).map(|()| Outcome::Written),
+        Op::ReadLink(()) => put_ok(out, filehandle::read_link(context)?),
+        Op::Remove(name) => put_ok(out, namespace::remove(context, name)?),
+        Op::Rename(args) => put_ok(out, namespace::rename(context, args)?),
+        Op::RestoreFh(()) => put_ok(out, filehandle::restore_fh(context)?),
+        Op::SaveFh(()) => put_ok(out, filehandle::save_fh(context)?),
+        Op::SecInfo(name) => put_ok(out, filehandle::sec_info(context, name)?),
+        Op::SecInfoNoName(style) => put_ok(out, filehandle::sec_info_no_name(context, *style)?),
         Op::SetAttr(args) => {
-            // It tells what was set in any case: its status is inside.
+            // The result contains the status, as it lists the attributes that were set even on error.
             attr::set_attr(context, args)?.put(out);
-            Ok(Put::Result)
+            Ok(Outcome::Written)
         }
-        Op::Verify(given) => answer(out, attr::verify(context, given)?),
-        Op::Write(args) => answer(out, data::write(context, args)?),
-        Op::Allocate(args) => answer(out, ranges::allocate(context, args)?),
-        Op::Copy(args) => {
-            Ok(Put::Answered(Answered::Result(Box::new(OpResult::Copy(ranges::copy(context, args)?)))))
-        }
-        Op::Deallocate(args) => answer(out, ranges::deallocate(context, args)?),
-        Op::IoAdvise(args) => answer(out, ranges::io_advise(context, args)?),
-        Op::ReadPlus(args) => answer(out, ranges::read_plus(context, args)?),
-        Op::Seek(args) => answer(out, ranges::seek(context, args)?),
-        Op::GetXattr(name) => answer(out, xattr::get(context, name)?),
-        Op::SetXattr(args) => answer(out, xattr::set(context, args)?),
-        Op::ListXattrs(args) => answer(out, xattr::list(context, args)?),
-        Op::RemoveXattr(name) => answer(out, xattr::remove(context, name)?),
-        // Without shared extents in the VFS.
+        Op::Verify(given) => put_ok(out, attr::verify(context, given)?),
+        Op::Write(args) => put_ok(out, file_io::write(context, args)?),
+        Op::Allocate(args) => put_ok(out, ranges_v42::allocate(context, args)?),
+        Op::Copy(args) => Ok(Outcome::Result(Box::new(OpResult::Copy(ranges_v42::copy(context, args)?)))),
+        Op::Deallocate(args) => put_ok(out, ranges_v42::deallocate(context, args)?),
+        Op::IoAdvise(args) => put_ok(out, ranges_v42::io_advise(context, args)?),
+        Op::ReadPlus(args) => put_ok(out, ranges_v42::read_plus(context, args)?),
+        Op::Seek(args) => put_ok(out, ranges_v42::seek(context, args)?),
+        Op::GetXattr(name) => put_ok(out, xattr::get(context, name)?),
+        Op::SetXattr(args) => put_ok(out, xattr::set(context, args)?),
+        Op::ListXattrs(args) => put_ok(out, xattr::list(context, args)?),
+        Op::RemoveXattr(name) => put_ok(out, xattr::remove(context, name)?),
+        // The VFS does not support shared extents.
         Op::Clone(_) | Op::Unsupported(_) => Err(NfsStat::Notsupp.into()),
         Op::Close(_)
         | Op::DelegPurge(_)
@@ -147,9 +168,6 @@ pub fn perform(context: &mut Context, op: &Op, out: &mut Encoder) -> Step<Put> {
         | Op::DestroyClientId(_)
         | Op::OffloadCancel(_)
         | Op::OffloadStatus(_)
-        | Op::ReclaimComplete(_) => {
-            let service = context.service.clone();
-            service.clients.operate(context, op).map(Put::Answered)
-        }
+        | Op::ReclaimComplete(_) => Ok(Outcome::OfState),
     }
 }

@@ -1,4 +1,4 @@
-//! A call, who made it, and the handle that answers it.
+//! A call, its caller, and the handle that answers it.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use ivers_nfs4::xdr::Encoder;
 use crate::net::budget::Charge;
 use crate::net::connection::Connection;
 
-/// Words before the results of a successful reply: the record's mark, and a head whose verifier is empty.
+/// Bytes before the results of a successful reply: record mark, and a header with an empty verifier.
 const HEAD_BYTES: usize = 28;
 
-/// Who a caller says he is.
+/// The identity that the caller claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credential {
-    /// Nobody (`AUTH_NONE`).
+    /// No identity (`AUTH_NONE`).
     None,
-    /// Numbers, which only his address or his certificate vouch for (`AUTH_SYS`).
+    /// User and group IDs (`AUTH_SYS`). Only the client's address or certificate vouches for them.
     Sys(AuthSys),
 }
 
-/// Who calls, over which connection. Address, TLS and the backchannel are the connection's.
+/// The caller of an RPC. The connection has its address, TLS peer and backchannel.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// The connection.
@@ -30,51 +30,52 @@ pub struct Caller {
     pub credential: Credential,
 }
 
-/// A call of a program.
+/// A call of an RPC program.
 #[derive(Debug)]
 pub struct Call {
-    /// Who calls.
+    /// The caller.
     pub caller: Caller,
-    /// The caller's number for it.
+    /// The caller's transaction ID.
     pub xid: u32,
-    /// The program's version: one of those it has.
+    /// The program's version, one of [`Program::versions`](super::Program::versions).
     pub version: u32,
-    /// What is called; never 0.
+    /// The procedure number, never 0.
     pub procedure: u32,
     pub(super) message: Vec<u8>,
     pub(super) arguments_at: usize,
 }
 
 impl Call {
-    /// The arguments, undecoded.
+    /// Returns the encoded arguments.
     pub fn arguments(&self) -> &[u8] {
         &self.message[self.arguments_at..]
     }
 
-    /// Bytes before the arguments: credential and all, but for what marks the record.
+    /// Returns the number of bytes before the arguments, without the record mark.
     pub fn head_bytes(&self) -> usize {
         self.arguments_at
     }
 }
 
-/// Answers one call, now or later, from any thread. Dropped without an answer (whoever held it has died), it says `SYSTEM_ERR`.
+/// Answers one call, from any thread. If it is dropped without a reply, for example after a panic, it replies
+/// `SYSTEM_ERR`.
 #[derive(Debug)]
 pub struct ReplyHandle {
     connection: Arc<Connection>,
     xid: u32,
     answered: bool,
-    /// The request's bytes, held until it is answered.
+    /// The charge for the request's bytes, held until the reply.
     _charge: Charge,
 }
 
 impl ReplyHandle {
     pub(super) fn new(connection: Arc<Connection>, xid: u32, charge: Charge) -> Self {
-        connection.begin();
+        connection.call_started();
         Self { connection, xid, answered: false, _charge: charge }
     }
 
-    /// What the results of a successful reply are to be put into, with so much room for them. It begins with what goes before them
-    /// ([`Self::head_bytes`]), so that a large reply is never moved.
+    /// Returns an encoder with room for `capacity` bytes of results. It already contains the header
+    /// ([`Self::head_bytes`]), so that a large reply is never copied.
     pub fn start(&self, capacity: usize) -> Encoder {
         let mut encoder = Encoder::with_capacity(HEAD_BYTES + capacity);
         encoder.word(0);
@@ -83,31 +84,31 @@ impl ReplyHandle {
         encoder
     }
 
-    /// Bytes that [`Self::start`] puts before the results.
+    /// Returns the number of bytes that [`Self::start`] writes before the results.
     pub const fn head_bytes() -> usize {
         HEAD_BYTES
     }
 
-    /// Answer with what was put into an encoder that [`Self::start`] made.
+    /// Replies with the results written into the encoder of [`Self::start`].
     pub fn send(mut self, mut results: Encoder) {
         let len = results.len() - 4;
         results.patch_word(0, u32::from_be_bytes(mark(len)));
         self.answer(results);
     }
 
-    /// Answer with results that were encoded before: those that were kept for a repeated request, say.
+    /// Replies with results that are already encoded, for example from the reply cache.
     pub fn send_encoded(self, results: &[u8]) {
         let mut encoder = self.start(results.len());
         encoder.fixed(results);
         self.send(encoder);
     }
 
-    /// Answer without results: the arguments make no sense, or there is no such procedure.
+    /// Replies with an error of RPC, for example invalid arguments or an unknown procedure.
     pub fn refuse(mut self, why: &Reply) {
         self.answer(without_results(self.xid, why));
     }
 
-    /// End the connection instead: the caller will make another one and ask again.
+    /// Closes the connection without a reply. The client reconnects and sends the call again.
     pub fn hang_up(mut self, why: &str) {
         self.answered = true;
         self.connection.close(why);
@@ -124,11 +125,11 @@ impl Drop for ReplyHandle {
         if !self.answered {
             self.answer(without_results(self.xid, &Reply::SystemError));
         }
-        self.connection.end();
+        self.connection.call_ended();
     }
 }
 
-/// The record of a reply that has no results.
+/// Encodes the record of a reply without results.
 pub(super) fn without_results(xid: u32, reply: &Reply) -> Encoder {
     let mut encoder = Encoder::with_capacity(64);
     encoder.word(0);

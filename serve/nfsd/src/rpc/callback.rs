@@ -1,4 +1,5 @@
-//! Calls to clients, over the connections that they made or over those that we make to them. Nobody waits for the answer: what is to be done with it is a continuation.
+//! Calls to clients, on connections that either side opened. No thread waits for a reply: a continuation
+//! handles it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,32 +13,32 @@ use parking_lot::Mutex;
 use thiserror::Error;
 
 use crate::net::connection::Connection;
-use crate::net::pool::Job;
+use crate::net::fair_queue::Job;
 
-/// A client that answers nothing is not asked more than so many things at once.
-const CONNECTION_CALLS_MAX: usize = 256;
+/// Maximum number of unanswered calls per connection.
+const MAX_CALLS_PER_CONNECTION: usize = 256;
 
-/// Why there is no answer.
+/// The reason why a call to a client failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CallbackError {
-    /// The connection has ended. The client may have got the call, or not.
-    #[error("the connection ended")]
+    /// The connection is closed. The client may have received the call.
+    #[error("the connection was closed")]
     Closed,
-    /// Nothing came in time. It may still have got the call.
-    #[error("no answer came in time")]
+    /// No reply in time. The client may have received the call.
+    #[error("no reply in time")]
     TimedOut,
-    /// Too many calls wait for this client's answers: this one was not sent.
-    #[error("too many calls wait for an answer")]
+    /// Too many calls to this client are unanswered. This call was not sent.
+    #[error("too many unanswered calls")]
     TooMany,
-    /// He does not do that.
+    /// The client refused the call.
     #[error("the call was refused: {0:?}")]
     Refused(Reply),
-    /// What came makes no sense.
-    #[error("the answer makes no sense")]
-    Garbled,
+    /// The reply is malformed.
+    #[error("malformed reply")]
+    Malformed,
 }
 
-/// A successful answer.
+/// A successful reply.
 #[derive(Debug)]
 pub struct Answer {
     message: Vec<u8>,
@@ -45,45 +46,45 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// These results, from somebody who was not called over a connection.
+    /// Creates a reply from its results, for a client without a connection.
     pub(crate) fn of(results: Vec<u8>) -> Self {
         Self { message: results, results_at: 0 }
     }
 
-    /// The results, undecoded.
+    /// Returns the encoded results.
     pub fn results(&self) -> &[u8] {
         &self.message[self.results_at..]
     }
 }
 
-/// How a call to a client ended.
+/// The result of a call to a client.
 pub type Outcome = Result<Answer, CallbackError>;
 
 type Continuation = Box<dyn FnOnce(Outcome) + Send>;
 
-/// What to call.
+/// A procedure of a client.
 #[derive(Debug, Clone)]
 pub struct Procedure {
-    /// The program: the client said which.
+    /// The program number that the client chose.
     pub program: u32,
-    /// Its version.
+    /// The program's version.
     pub version: u32,
-    /// What is called.
+    /// The procedure number.
     pub procedure: u32,
-    /// Who we are.
+    /// The server's credential.
     pub credential: OpaqueAuth,
 }
 
 struct Pending {
-    until: Instant,
+    deadline: Instant,
     then: Continuation,
 }
 
-/// All calls that wait for answers.
+/// All calls to clients that wait for a reply.
 #[derive(Default)]
 pub struct Callbacks {
     next: AtomicU32,
-    /// By connection and xid. Nobody else's answer counts.
+    /// By connection and xid, so that only a reply on the same connection counts.
     pending: Mutex<HashMap<u64, HashMap<u32, Pending>>>,
 }
 
@@ -94,14 +95,14 @@ impl std::fmt::Debug for Callbacks {
 }
 
 impl Callbacks {
-    /// None wait.
+    /// Creates an empty table.
     pub fn new() -> Arc<Self> {
-        // From anywhere, so that a client that meets the server again after a restart takes no answer for another.
+        // A random start, so that a client does not take a call after a server restart for an earlier one.
         Arc::new(Self { next: AtomicU32::new(rand::random()), pending: Mutex::default() })
     }
 
-    /// Call a client. `then` runs on a thread of the server, exactly once unless the server ends before: with the answer, or with why there is none. It runs
-    /// after this has returned, or before.
+    /// Calls a client. `then` runs on a thread of the server with the reply or the error: exactly once,
+    /// unless the server ends first. It may run before this function returns.
     pub fn call(
         &self,
         connection: &Arc<Connection>,
@@ -115,16 +116,16 @@ impl Callbacks {
         {
             let mut pending = self.pending.lock();
             let own = pending.entry(connection.id()).or_default();
-            if own.len() < CONNECTION_CALLS_MAX
+            if own.len() < MAX_CALLS_PER_CONNECTION
                 && let Some(then) = then.take()
             {
-                own.insert(xid, Pending { until: Instant::now() + time, then });
+                own.insert(xid, Pending { deadline: Instant::now() + time, then });
             }
         }
         if let Some(then) = then {
             return continue_with(connection, then, Err(CallbackError::TooMany));
         }
-        connection.hub().counters.callbacks.fetch_add(1, Ordering::Relaxed);
+        connection.reactor().counters.callbacks.fetch_add(1, Ordering::Relaxed);
         let mut encoder = Encoder::with_capacity(128 + arguments.len());
         encoder.word(0);
         let Procedure { program, version, procedure, ref credential } = *procedure;
@@ -134,19 +135,19 @@ impl Callbacks {
         let len = encoder.len() - 4;
         encoder.patch_word(0, u32::from_be_bytes(mark(len)));
         connection.send(encoder.into_bytes());
-        // Closed before it was booked, the connection told nobody about this one.
+        // If the connection was closed before the call was recorded, `closed` did not fail this call.
         if connection.is_closed() {
             self.closed(connection);
         }
     }
 
-    /// An answer has come. What is to be done next, if anybody waits for it.
-    pub(super) fn answered(
+    /// Handles a reply. Returns the continuation if a call waits for it.
+    pub(super) fn handle_reply(
         &self,
         connection: &Connection,
         xid: u32,
         message: Vec<u8>,
-        whole: bool,
+        is_complete: bool,
     ) -> Option<Job> {
         let pending = {
             let mut all = self.pending.lock();
@@ -159,17 +160,17 @@ impl Callbacks {
         };
         let mut from = Decoder::new(&message);
         let outcome = match Reply::take(&mut from) {
-            Ok((_, Reply::Success { .. })) if whole => {
+            Ok((_, Reply::Success { .. })) if is_complete => {
                 let results_at = message.len() - from.remaining();
                 Ok(Answer { message, results_at })
             }
-            Ok((_, Reply::Success { .. })) | Err(_) => Err(CallbackError::Garbled),
+            Ok((_, Reply::Success { .. })) | Err(_) => Err(CallbackError::Malformed),
             Ok((_, refused)) => Err(CallbackError::Refused(refused)),
         };
         Some(Box::new(move || (pending.then)(outcome)))
     }
 
-    /// A connection has ended, and with it all calls over it.
+    /// Fails all calls on a closed connection.
     pub(super) fn closed(&self, connection: &Connection) {
         let gone = self.pending.lock().remove(&connection.id());
         for pending in gone.into_iter().flat_map(HashMap::into_values) {
@@ -177,12 +178,12 @@ impl Callbacks {
         }
     }
 
-    /// End the calls whose time is over.
+    /// Fails the calls whose time is over. Returns their number.
     pub(super) fn tick(&self, run: impl Fn(Job)) -> u64 {
         let now = Instant::now();
         let mut late = Vec::new();
         self.pending.lock().retain(|_, own| {
-            late.extend(own.extract_if(|_, pending| pending.until <= now).map(|(_, pending)| pending));
+            late.extend(own.extract_if(|_, pending| pending.deadline <= now).map(|(_, pending)| pending));
             !own.is_empty()
         });
         let count = late.len() as u64;
@@ -194,5 +195,5 @@ impl Callbacks {
 }
 
 fn continue_with(connection: &Connection, then: Continuation, outcome: Outcome) {
-    connection.hub().push_urgent(Box::new(move || then(outcome)));
+    connection.reactor().push_urgent(Box::new(move || then(outcome)));
 }

@@ -1,10 +1,12 @@
-//! Calls and replies (RFC 5531): which program is called, by whom, and who answers. It knows no files.
+//! RPC calls and replies (RFC 5531): the called program, the caller, and the reply. This module knows no
+//! files.
 //!
-//! A [`Program`] gets calls of its own versions, of procedures other than 0, whose caller has an `AUTH_NONE` or `AUTH_SYS` credential that makes sense. Everything
-//! else is answered here, by the thread that reads. A call comes with a [`ReplyHandle`] that may be answered later, by anybody: no thread
-//! waits.
+//! A [`Program`] gets calls of its versions, of procedures other than 0, with a valid `AUTH_NONE` or
+//! `AUTH_SYS` credential. The reading thread answers all other calls here.
+//! A call comes with a [`ReplyHandle`], which any thread may use later: no thread waits.
 //!
-//! `AUTH_TLS` starts TLS (RFC 9289) if it is configured. `RPCSEC_GSS` and other flavours are refused as RFC 5531 section 8.2 has it.
+//! `AUTH_TLS` starts TLS (RFC 9289) if TLS is configured. `RPCSEC_GSS` and other flavors are refused (RFC
+//! 5531 section 8.2).
 
 mod call;
 mod callback;
@@ -26,77 +28,85 @@ use ivers_nfs4::xdr::{Decoder, Xdr};
 pub use call::{Call, Caller, Credential, ReplyHandle};
 pub use callback::{Answer, CallbackError, Callbacks, Outcome, Procedure};
 
-use crate::net::assemble::Message;
-use crate::net::brief::Brief;
-pub(crate) use crate::net::brief::may_take_long;
 use crate::net::connection::Connection;
-use crate::net::hub::Hub;
+use crate::net::reactor::Reactor;
+use crate::net::record_reader::Message;
+use crate::net::reply_batch::NonBlocking;
+pub(crate) use crate::net::reply_batch::about_to_block;
 use crate::net::tls::Tls;
 use crate::net::{Action, Counters, Handler, Limits, Net, NetStats};
 use call::without_results;
 
-/// What can be called.
+/// An RPC program.
 pub trait Program: Send + Sync + 'static {
-    /// Its number.
+    /// Returns its program number.
     fn number(&self) -> u32;
 
-    /// Its versions.
+    /// Returns its versions.
     fn versions(&self) -> RangeInclusive<u32>;
 
-    /// Answer a call. Runs on a thread of the server and may block for the sake of files, but for nobody's answer.
+    /// Executes a call on a thread of the server. May block on file I/O, but not on another client's reply.
     fn call(&self, call: Call, reply: ReplyHandle);
 
-    /// The results for a call that there is no room for: *come again later*. It may have lost all but its head. Runs on the thread that reads: it must be quick.
-    /// Nothing, and the connection ends.
+    /// Returns the results that tell the client to try again later, for a call that exceeds the limits.
+    /// Returning `None` closes the connection.
+    /// The call may have lost all but its head. Runs on the reading thread: it must be quick.
     fn busy(&self, call: &Call) -> Option<Vec<u8>>;
 
-    /// Whether [`Self::call`] says `may_take_long` before it does anything that may.
-    fn is_brief(&self) -> bool {
+    /// Returns whether [`Self::call`] calls `about_to_block` before it does anything that may block.
+    fn announces_blocking(&self) -> bool {
         false
     }
 
-    /// A connection has ended. Runs on any thread, which may hold nothing of this floor; it must be quick.
+    /// Tells that a connection is closed. Runs on any thread, which holds no lock of this module; it must be
+    /// quick.
     fn closed(&self, _connection: &Arc<Connection>) {}
 }
 
-/// Sends jobs to the threads of the server.
+/// Runs jobs on the threads of the server.
 #[derive(Clone)]
 pub struct Workers {
-    hub: Weak<Hub>,
+    reactor: Weak<Reactor>,
 }
 
 impl Workers {
-    /// Do something soon: it goes before all requests.
+    /// Runs a job before all queued requests.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
-        if let Some(hub) = self.hub.upgrade() {
-            hub.push_urgent(Box::new(job));
+        if let Some(reactor) = self.reactor.upgrade() {
+            reactor.push_urgent(Box::new(job));
         }
     }
 
-    /// Do something later.
+    /// Runs a job after `time`.
     pub fn after(&self, time: Duration, job: impl FnOnce() + Send + 'static) {
-        if let Some(hub) = self.hub.upgrade() {
-            hub.after(time, Box::new(job));
+        if let Some(reactor) = self.reactor.upgrade() {
+            reactor.after(time, Box::new(job));
         }
     }
 
-    /// What has happened to connections; nothing if the server is no more.
+    /// Returns network statistics; `None` after the server ended.
     pub fn net(&self) -> Option<NetStats> {
-        Some(self.hub.upgrade()?.stats())
+        Some(self.reactor.upgrade()?.stats())
     }
 
-    /// Take a connection to somebody over, for calls to him ([`Callbacks::call`]). What is called before he answers waits; if he does not answer in time, the calls end so.
-    pub fn dialled(&self, stream: TcpStream, to: SocketAddr, time: Duration) -> io::Result<Arc<Connection>> {
-        match self.hub.upgrade() {
-            Some(hub) => hub.dialled(stream, to, time),
+    /// Adds an outgoing connection for callbacks ([`Callbacks::call`]). Calls made before it is established
+    /// are queued. They fail if it is not established within `time`.
+    pub fn add_dialled(
+        &self,
+        stream: TcpStream,
+        to: SocketAddr,
+        time: Duration,
+    ) -> io::Result<Arc<Connection>> {
+        match self.reactor.upgrade() {
+            Some(reactor) => reactor.add_dialled(stream, to, time),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
 
-    /// The same, by a connection that this makes.
+    /// Connects to a client for callbacks, as [`Self::add_dialled`] does with an existing socket.
     pub fn dial(&self, to: SocketAddr, time: Duration) -> io::Result<Arc<Connection>> {
-        match self.hub.upgrade() {
-            Some(hub) => hub.dial(to, time),
+        match self.reactor.upgrade() {
+            Some(reactor) => reactor.dial(to, time),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -105,17 +115,17 @@ impl Workers {
 struct Dispatcher {
     programs: Vec<Arc<dyn Program>>,
     callbacks: Arc<Callbacks>,
-    /// Known once the threads are there.
-    hub: OnceLock<Weak<Hub>>,
+    /// Set after the threads started.
+    reactor: OnceLock<Weak<Reactor>>,
 }
 
-/// Serves programs until it is dropped.
+/// An RPC server, which runs until this is dropped.
 pub struct Server {
     net: Net,
 }
 
 impl Server {
-    /// Serve.
+    /// Starts the threads and listens.
     pub fn start(
         limits: Limits,
         listeners: Vec<TcpListener>,
@@ -123,49 +133,53 @@ impl Server {
         programs: Vec<Arc<dyn Program>>,
         callbacks: Arc<Callbacks>,
     ) -> io::Result<Self> {
-        let dispatcher = Arc::new(Dispatcher { programs, callbacks, hub: OnceLock::new() });
+        let dispatcher = Arc::new(Dispatcher { programs, callbacks, reactor: OnceLock::new() });
         let net = Net::start(limits, listeners, tls, dispatcher.clone())?;
-        let _ = dispatcher.hub.set(Arc::downgrade(net.hub()));
+        let _ = dispatcher.reactor.set(Arc::downgrade(net.reactor()));
         Ok(Self { net })
     }
 
-    /// Where it listens.
+    /// Returns the addresses that it listens on.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.net.addresses()
     }
 
-    /// Its threads.
+    /// Returns a handle for running jobs on its threads.
     pub fn workers(&self) -> Workers {
-        Workers { hub: Arc::downgrade(self.net.hub()) }
+        Workers { reactor: Arc::downgrade(self.net.reactor()) }
     }
 
-    /// What has happened.
+    /// Returns the event counts.
     pub fn counters(&self) -> &Counters {
         self.net.counters()
     }
 
-    /// Connections now, and bytes that are held now.
+    /// Returns the number of open connections and of bytes held.
     pub fn held(&self) -> (usize, usize) {
         self.net.held()
     }
 
-    /// End in good order ([`Net::drain`]).
-    pub fn drain(&self, time: Duration, linger: Duration) -> bool {
-        self.net.drain(time, linger)
+    /// Stops gracefully ([`Net::drain`]).
+    pub fn drain(&self, time: Duration, close_time: Duration) -> bool {
+        self.net.drain(time, close_time)
     }
 }
 
 impl Handler for Dispatcher {
     fn message(&self, connection: &Arc<Connection>, message: Message) -> Action {
         match Kind::of(&message.bytes) {
-            Ok(Kind::Call) if connection.dialled() => Action::Close("a call over a connection for callbacks"),
-            Ok(Kind::Call) => self.called(connection, message),
-            Ok(Kind::Reply(xid)) => {
-                let Message { bytes, whole, .. } = message;
-                // One that nobody waits for is late, or made up.
-                self.callbacks.answered(connection, xid, bytes, whole).map_or(Action::Nothing, Action::Urgent)
+            Ok(Kind::Call) if connection.dialled() => {
+                Action::Close("call received on a connection for callbacks")
             }
-            Err(_) => Action::Close("a record that is neither a call nor a reply"),
+            Ok(Kind::Call) => self.handle_call(connection, message),
+            Ok(Kind::Reply(xid)) => {
+                let Message { bytes, is_complete, .. } = message;
+                // An unexpected reply is late or forged: ignore it.
+                self.callbacks
+                    .handle_reply(connection, xid, bytes, is_complete)
+                    .map_or(Action::Done, Action::Urgent)
+            }
+            Err(_) => Action::Close("record is neither a call nor a reply"),
         }
     }
 
@@ -175,23 +189,23 @@ impl Handler for Dispatcher {
     }
 
     fn tick(&self) {
-        let Some(hub) = self.hub.get().and_then(Weak::upgrade) else { return };
-        let late = self.callbacks.tick(|job| hub.push_urgent(job));
-        hub.counters.callbacks_late.fetch_add(late, Ordering::Relaxed);
+        let Some(reactor) = self.reactor.get().and_then(Weak::upgrade) else { return };
+        let late = self.callbacks.tick(|job| reactor.push_urgent(job));
+        reactor.counters.callbacks_late.fetch_add(late, Ordering::Relaxed);
     }
 }
 
 impl Dispatcher {
-    fn called(&self, connection: &Arc<Connection>, message: Message) -> Action {
-        let hub = connection.hub();
-        // The caller finds the connection ended, makes another one to whoever serves then, and asks again.
-        if hub.is_draining() {
-            return Action::Nothing;
+    fn handle_call(&self, connection: &Arc<Connection>, message: Message) -> Action {
+        let reactor = connection.reactor();
+        // The client notices that the connection is closed, reconnects and sends the call again.
+        if reactor.is_draining() {
+            return Action::Done;
         }
-        hub.counters.calls.fetch_add(1, Ordering::Relaxed);
+        reactor.counters.calls.fetch_add(1, Ordering::Relaxed);
         let answer = |xid: u32, reply: &Reply| {
             connection.send(without_results(xid, reply).into_bytes());
-            Action::Nothing
+            Action::Done
         };
         let mut from = Decoder::new(&message.bytes);
         let header = match CallHeader::take(&mut from) {
@@ -202,7 +216,7 @@ impl Dispatcher {
                 return answer(xid, &Reply::RpcMismatch(versions));
             }
             Err(BadCall::Auth { xid, why }) => return answer(xid, &Reply::AuthError(why)),
-            Err(BadCall::Unanswerable(_)) => return Action::Close("a call without a head"),
+            Err(BadCall::Unanswerable(_)) => return Action::Close("call with an invalid header"),
         };
         let arguments_at = message.bytes.len() - from.remaining();
         let CallHeader { xid, version, procedure, .. } = header;
@@ -212,7 +226,7 @@ impl Dispatcher {
                 Ok(sys) => Credential::Sys(sys),
                 Err(_) => return answer(xid, &Reply::AuthError(AuthStat::BadCred)),
             },
-            AUTH_TLS if hub.offers_tls() => return starts_tls(connection, &header),
+            AUTH_TLS if reactor.offers_tls() => return start_tls(connection, &header),
             _ => return answer(xid, &Reply::AuthError(AuthStat::BadCred)),
         };
         let Some(program) = self.programs.iter().find(|program| program.number() == header.program) else {
@@ -227,41 +241,41 @@ impl Dispatcher {
         if procedure == PROC_NULL {
             return answer(xid, &Reply::SUCCESS);
         }
-        let Message { bytes, charge, whole } = message;
+        let Message { bytes, charge, is_complete } = message;
         let caller = Caller { connection: connection.clone(), credential };
         let call = Call { caller, xid, version, procedure, message: bytes, arguments_at };
         let reply = ReplyHandle::new(connection.clone(), xid, charge);
-        if whole {
+        if is_complete {
             let program = program.clone();
-            if program.is_brief() {
-                return Action::Brief(Box::new(move || {
-                    let _brief = Brief::begin(&call.caller.connection);
+            if program.announces_blocking() {
+                return Action::NonBlocking(Box::new(move || {
+                    let _guard = NonBlocking::begin(&call.caller.connection);
                     program.call(call, reply);
                 }));
             }
             return Action::Work(Box::new(move || program.call(call, reply)));
         }
-        hub.counters.calls_refused.fetch_add(1, Ordering::Relaxed);
-        // Whoever asks for more than there is room for and reads no answers would not read this one either.
+        reactor.counters.calls_refused.fetch_add(1, Ordering::Relaxed);
+        // A client that exceeds the limits and reads no replies would not read this one either.
         match program.busy(&call).filter(|_| !connection.is_choked()) {
             Some(results) => reply.send_encoded(&results),
-            None => reply.hang_up("more calls than there is room for"),
+            None => reply.hang_up("too many calls"),
         }
-        Action::Nothing
+        Action::Done
     }
 }
 
-/// [RFC9289 4.1] A NULL call, outside of TLS, is answered by a token and the handshake. It must be alone: what is under way would be answered inside of TLS, to
-/// somebody who asked outside.
-fn starts_tls(connection: &Arc<Connection>, header: &CallHeader) -> Action {
+/// [RFC9289 4.1] Answers a NULL call outside TLS with a token, and starts the handshake.
+/// No other call may be in progress: its reply would be sent inside TLS to a caller that asked outside.
+fn start_tls(connection: &Arc<Connection>, header: &CallHeader) -> Action {
     // [RFC9289 4.1]
     if header.procedure != PROC_NULL || connection.tls().is_some() {
         let refused = without_results(header.xid, &Reply::AuthError(AuthStat::BadCred));
         connection.send(refused.into_bytes());
-        return Action::Nothing;
+        return Action::Done;
     }
     if !connection.is_quiet() {
-        return Action::Close("TLS was asked for with other calls under way");
+        return Action::Close("TLS requested while other calls are in progress");
     }
     let token = Reply::Success { verf: OpaqueAuth { flavor: AUTH_NONE, body: STARTTLS.to_vec() } };
     Action::StartTls(without_results(header.xid, &token).into_bytes())

@@ -1,104 +1,112 @@
-//! The one [`State`] behind its mutex, and what carries out what it asks for.
+//! The mutex around clients' state, and the execution of effects.
 //!
-//! Lock order: `carrying`, then `state`, then `queue`; `waiting`, `connections`, `copies` and `dialled` are taken alone. No call of the VFS is made, and nothing is sent, under
-//! `state`.
+//! Lock order: `effects_lock`, then `state`, then `queue`. Every other lock is taken alone. `state` is never
+//! held while the VFS is called or something is sent.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ivers_nfs4::status::NfsStat;
 use ivers_vfs::{Ino, InodeRef, Touch};
 use parking_lot::Mutex;
 
-use super::copies::Copies;
-use super::outside::{Clock, Crew, Dial};
-use super::waiting::Waiters;
-use crate::compound::{Held, News, Service};
+use super::copy_queue::Copies;
+use super::runtime::{Clock, Dial, ReplySink, Runtime};
+use super::suspended::{SuspendedRequest, SuspendedRequests};
+use crate::compound::{PermitGuard, Service, WakeReason};
+use crate::executor::Progress;
 use crate::exports::handle::Target;
 use crate::net::connection::Connection;
-use crate::ops::open::is_gone;
+use crate::ops::open::is_stale;
 use crate::rpc::Callbacks;
-use crate::stable::Stable;
-use crate::state::{Call, Conn, Effect, File, Permit, Span, State, Step, Stop, Ticket, Time};
+use crate::stable::StableStorage;
+use crate::state::{
+    Callback, ConnId, Effect, FileId, Millis, Permit, StateManager, Step, Stop, Ticket, Time,
+};
 
-/// What all that put the server together share.
+/// What all parts of the server share.
 pub(super) struct Core {
     pub clock: Clock,
-    state: Mutex<State>,
-    /// What `state` has asked for, in that order.
+    state: Mutex<StateManager>,
+    /// Effects that `state` has requested, in order.
     queue: Mutex<VecDeque<Effect>>,
-    /// Whoever has it carries out what is in the queue.
-    carrying: Mutex<()>,
-    pub stable: Arc<Stable>,
-    pub lease: Span,
-    /// Whether there may be delegations.
+    /// Held by the thread that runs effects.
+    effects_lock: Mutex<()>,
+    pub stable: Arc<StableStorage>,
+    pub lease: Millis,
+    /// Whether the server grants delegations.
     pub delegations: bool,
     pub callbacks: Arc<Callbacks>,
-    /// Known once there are threads.
-    pub crew: OnceLock<Crew>,
-    /// Known once there are exports.
+    /// Set when the threads have started.
+    pub runtime: OnceLock<Runtime>,
+    /// Set when the exports are known.
     pub service: OnceLock<Weak<Service>>,
-    pub waiting: Waiters,
-    /// Questions to holders of delegations. Asked when whoever wants to know is booked: the answer may be faster than he.
-    pub asks: Mutex<HashMap<Ticket, (u64, Call)>>,
-    /// Calls to clients that found no free slot.
-    pub deferred: Mutex<Vec<(u64, Call)>>,
-    /// Copies that go on behind their reply.
+    pub suspended: SuspendedRequests,
+    /// CB_GETATTR calls to send when the request that needs the answer has been suspended. Otherwise the
+    /// answer could arrive before that.
+    pub holder_queries: Mutex<HashMap<Ticket, (u64, Callback)>>,
+    /// Callbacks that found no free slot.
+    pub deferred: Mutex<Vec<(u64, Callback)>>,
+    /// Copies that continue after their reply.
     pub copies: Arc<Copies>,
     connections: Mutex<HashMap<u64, Weak<Connection>>>,
-    /// Files that somebody has open: they are there until he closes them, also without a name.
-    open: Mutex<HashMap<File, InodeRef>>,
-    /// Connections that this server has made, to clients of NFSv4.0.
-    pub dialled: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
-    /// By whom, if not by this process.
+    /// Files that clients have open. They stay until they are closed, even without a name.
+    open: Mutex<HashMap<FileId, InodeRef>>,
+    /// Connections that this server has made to NFSv4.0 clients.
+    pub v40_connections: Mutex<HashMap<SocketAddr, Weak<Connection>>>,
+    /// Makes connections, if this process may not.
     pub dial: Option<Dial>,
-    /// It is written down that grace is over.
-    settled: AtomicBool,
-    /// What was last to be written down is.
-    pub recording: AtomicBool,
-    /// When it was last looked whether it is still there.
-    looked: Mutex<Time>,
+    /// Whether the end of the grace period is recorded on stable storage.
+    grace_end_recorded: AtomicBool,
+    /// Whether the last write to stable storage succeeded.
+    pub stable_ok: AtomicBool,
+    /// The time of the last check of stable storage.
+    stable_checked_at: Mutex<Time>,
 }
 
-/// So often.
-const LOOK: Span = Span::seconds(2);
+/// Time for a client to answer a callback.
+pub(super) const CALLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time that a request waits, before NFS4ERR_DELAY.
+const SUSPEND_MAX: Duration = Duration::from_secs(8);
+/// Interval between checks of the state directory.
+const STABLE_CHECK_INTERVAL: Millis = Millis::seconds(2);
 
 impl Core {
     pub fn new(
         clock: Clock,
-        state: State,
-        stable: Arc<Stable>,
-        lease: Span,
+        state: StateManager,
+        stable: Arc<StableStorage>,
+        lease: Millis,
         delegations: bool,
         callbacks: Arc<Callbacks>,
         dial: Option<Dial>,
     ) -> Self {
-        let settled = AtomicBool::new(!state.in_grace());
+        let grace_end_recorded = AtomicBool::new(!state.in_grace());
         Self {
             clock,
             state: Mutex::new(state),
             queue: Mutex::default(),
-            carrying: Mutex::default(),
+            effects_lock: Mutex::default(),
             stable,
             lease,
             delegations,
             callbacks,
-            crew: OnceLock::new(),
+            runtime: OnceLock::new(),
             service: OnceLock::new(),
-            waiting: Waiters::default(),
-            asks: Mutex::default(),
+            suspended: SuspendedRequests::default(),
+            holder_queries: Mutex::default(),
             deferred: Mutex::default(),
             copies: Arc::default(),
             connections: Mutex::default(),
             open: Mutex::default(),
-            dialled: Mutex::default(),
+            v40_connections: Mutex::default(),
             dial,
-            settled,
-            recording: AtomicBool::new(true),
-            looked: Mutex::default(),
+            grace_end_recorded,
+            stable_ok: AtomicBool::new(true),
+            stable_checked_at: Mutex::default(),
         }
     }
 
@@ -110,37 +118,37 @@ impl Core {
         self.service.get()?.upgrade()
     }
 
-    /// One critical section; what it has asked for is carried out when this returns.
-    pub fn with<R>(self: &Arc<Self>, section: impl FnOnce(&mut State, Time) -> R) -> R {
+    /// Runs a critical section, and then the effects that it requested.
+    pub fn with<R>(self: &Arc<Self>, section: impl FnOnce(&mut StateManager, Time) -> R) -> R {
         let (result, asked) = self.section(section);
         if asked {
-            self.carry_out();
+            self.run_effects();
         }
         result
     }
 
-    pub(super) fn section<R>(&self, section: impl FnOnce(&mut State, Time) -> R) -> (R, bool) {
+    pub(super) fn section<R>(&self, section: impl FnOnce(&mut StateManager, Time) -> R) -> (R, bool) {
         let now = self.now();
         let mut state = self.state.lock();
         let result = section(&mut state, now);
-        let (effects, notes) = (state.effects(), state.notes());
+        let (effects, notes) = (state.take_effects(), state.take_log_events());
         let asked = !effects.is_empty();
-        // Before the mutex is let go: the order is that of the critical sections.
+        // Before the mutex is released, so that effects keep the order of the critical sections.
         self.queue.lock().extend(effects);
         drop(state);
-        super::stats::tell(notes);
+        super::event_log::log_notes(notes);
         (result, asked)
     }
 
-    /// Carry out what is asked for, until nothing is. What another thread carries out meanwhile is waited for: it may be this one's.
-    pub(super) fn carry_out(self: &Arc<Self>) {
-        let _one = self.carrying.lock();
+    /// Runs effects until none is left. Waits for another thread that runs them, as one may be the caller's.
+    pub(super) fn run_effects(self: &Arc<Self>) {
+        let _one = self.effects_lock.lock();
         loop {
             let Some(effect) = self.queue.lock().pop_front() else { return };
             match effect {
                 Effect::Persist { ticket, change } => {
                     let kept = self.stable.change_clients(&change);
-                    self.recording.store(kept.is_ok(), Ordering::Relaxed);
+                    self.stable_ok.store(kept.is_ok(), Ordering::Relaxed);
                     if let Err(error) = &kept {
                         log::error!("{error}");
                     }
@@ -150,120 +158,157 @@ impl Core {
                     self.bump(file);
                     self.ended(ticket, true);
                 }
-                Effect::Open { ticket } => self.resume(ticket, &News::Again),
-                Effect::Keep { file } => {
-                    // Whoever opens it holds it until this is done.
+                Effect::Wake { ticket } => self.resume(ticket, &WakeReason::Retry),
+                Effect::Pin { file } => {
+                    // The request that opens the file holds it until this effect has run.
                     if let Some((_, inode)) = self.file(file) {
                         self.open.lock().insert(file, inode);
                     }
                 }
-                Effect::Release { file } => self.release(file),
-                Effect::Call { client, call: call @ Call::GetAttr { ticket, .. } } => {
-                    self.asks.lock().insert(ticket, (client, call));
+                Effect::Unpin { file } => self.release(file),
+                Effect::Callback { client, call: call @ Callback::GetAttr { ticket, .. } } => {
+                    self.holder_queries.lock().insert(ticket, (client, call));
                 }
-                Effect::Call { client, call } => self.call(client, call),
+                Effect::Callback { client, call } => self.call(client, call),
             }
         }
     }
 
     fn ended(self: &Arc<Self>, ticket: Ticket, done: bool) {
-        self.section(|state, _| if done { state.done(ticket) } else { state.failed(ticket) });
-        self.resume(ticket, &News::Again);
+        self.section(|state, _| if done { state.effect_done(ticket) } else { state.effect_failed(ticket) });
+        self.resume(ticket, &WakeReason::Retry);
     }
 
-    /// A file that somebody holds something of.
-    pub fn file(&self, file: File) -> Option<(Arc<ivers_vfs::Vfs>, InodeRef)> {
+    /// A file that a client holds state of, unless it no longer exists.
+    pub fn file(&self, file: FileId) -> Option<(Arc<ivers_vfs::Vfs>, InodeRef)> {
         let vfs = self.service()?.filesystem(file.export)?.vfs;
         match vfs.get_generation(Ino(file.inode), file.generation) {
             Ok(inode) => Some((vfs, inode)),
             Err(error) => {
-                // What cannot be read shows nobody a change attribute either.
-                if !is_gone(&error) {
-                    log::error!("a file that a client holds: {error}");
+                // A file that cannot be read shows nobody a change attribute either.
+                if !is_stale(&error) {
+                    log::error!(
+                        "cannot read inode {} of export {}, which a client has open: {error}",
+                        file.inode,
+                        file.export
+                    );
                 }
                 None
             }
         }
     }
 
-    fn release(&self, file: File) {
+    fn release(&self, file: FileId) {
         let Some(inode) = self.open.lock().remove(&file) else { return };
-        // Without a name it is deleted now, and that may take long.
-        match self.crew.get() {
-            Some(crew) if inode.attr().nlink == 0 => crew.run(move || drop(inode)),
+        // The last reference to a file without a name deletes it, which may take long.
+        match self.runtime.get() {
+            Some(runtime) if inode.attr().nlink == 0 => runtime.run(move || drop(inode)),
             _ => drop(inode),
         }
     }
 
-    /// Nobody has anything open any more: the filesystems are going to be unmounted.
+    /// Drops all open files, before the filesystems are unmounted.
     pub fn release_all(&self) {
         let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }
 
-    fn bump(&self, file: File) {
+    fn bump(&self, file: FileId) {
         if let Some((vfs, inode)) = self.file(file) {
             vfs.force_change(&inode, Touch::Nothing);
         }
     }
 
-    /// As clients know it.
-    pub fn handle(&self, file: File) -> Option<ivers_nfs4::types::FileHandle> {
+    /// The filehandle of a file.
+    pub fn handle(&self, file: FileId) -> Option<ivers_nfs4::types::FileHandle> {
         let service = self.service()?;
-        let File { export, inode, generation } = file;
-        let generation = service.filesystem(export)?.in_handles(inode, generation);
+        let FileId { export, inode, generation } = file;
+        let generation = service.filesystem(export)?.handle_generation(inode, generation);
         Some(service.handles.encode(Target::Object { export, inode, generation }))
     }
 
-    /// Let those go on who wait for a ticket.
-    pub fn resume(self: &Arc<Self>, ticket: Ticket, news: &News) {
-        let Some(crew) = self.crew.get() else { return };
-        for waiter in self.waiting.take(ticket) {
-            let (core, news) = (self.clone(), news.clone());
-            crew.run(move || core.go_on(waiter, news));
+    /// Resumes the requests that wait for a ticket.
+    pub fn resume(self: &Arc<Self>, ticket: Ticket, reason: &WakeReason) {
+        let Some(runtime) = self.runtime.get() else { return };
+        for suspended in self.suspended.take(ticket) {
+            let (core, reason) = (self.clone(), reason.clone());
+            runtime.run(move || core.resume_request(suspended, reason));
         }
     }
 
-    /// It is ended when this is dropped.
-    pub fn hold(self: &Arc<Self>, permit: Permit) -> Held {
-        Held::new(Leave { core: self.clone(), permit: Some(permit) })
+    /// A guard that ends the access when it is dropped.
+    pub fn guard(self: &Arc<Self>, permit: Permit) -> PermitGuard {
+        PermitGuard::new(EndPermit { core: self.clone(), permit: Some(permit) })
     }
 
     pub fn is_pending(&self, ticket: Ticket) -> bool {
         self.state.lock().is_pending(ticket)
     }
 
-    /// What stopped an operation where nothing can be waited for. `Ok`: it is done by now, try again; what is under way still has the client come again.
-    pub fn passed(&self, stop: Stop) -> Step<()> {
+    /// Decides what an operation does that must not be suspended. `Ok`: what it waited for is done, try
+    /// again. Error: NFS4ERR_DELAY while it is not.
+    pub fn retry_now(&self, stop: Stop) -> Step<()> {
         match stop {
-            Stop::Gate(ticket) if !self.is_pending(ticket) => Ok(()),
-            Stop::Gate(_) | Stop::Ask(_) => Err(NfsStat::Delay.into()),
+            Stop::Wait(ticket) if !self.is_pending(ticket) => Ok(()),
+            Stop::Wait(_) | Stop::AskHolder(_) => Err(NfsStat::Delay.into()),
             stop => Err(stop),
         }
     }
 
-    // ---- connections -----------------------------------------------------------------------------------------------
+    // ---- requests ----
 
-    /// Somebody asks over this connection.
-    pub fn meet(self: &Arc<Self>, connection: &Arc<Connection>) {
+    /// Sends the reply of a request, or suspends it.
+    pub fn proceed(self: &Arc<Self>, progress: Progress, reply: ReplySink) {
+        self.advance(progress, reply, Instant::now() + SUSPEND_MAX);
+    }
+
+    /// Resumes a request.
+    pub fn resume_request(self: &Arc<Self>, suspended: SuspendedRequest, reason: WakeReason) {
+        let SuspendedRequest { request, reply, until } = suspended;
+        self.advance(request.resume(reason), reply, until);
+    }
+
+    fn advance(self: &Arc<Self>, progress: Progress, reply: ReplySink, until: Instant) {
+        let (ticket, request) = match progress {
+            Progress::Done(results) => return reply.send(results),
+            Progress::Waits(ticket, request) => (ticket, request),
+        };
+        self.suspended.push(ticket, SuspendedRequest { request, reply, until });
+        let query = self.holder_queries.lock().remove(&ticket);
+        if let Some((client, call)) = query {
+            return self.call(client, call);
+        }
+        // The event may have happened before the request was in the table.
+        if self.is_pending(ticket) {
+            return;
+        }
+        // While stable storage fails, waiting is useless.
+        let late = Instant::now() >= until || !self.stable_ok.load(Ordering::Relaxed);
+        self.resume(ticket, &if late { WakeReason::TimedOut } else { WakeReason::Retry });
+    }
+
+    // ---- connections ----
+
+    /// Registers the connection of a request.
+    pub fn connected(self: &Arc<Self>, connection: &Arc<Connection>) {
         let id = connection.id();
         if self.connections.lock().insert(id, Arc::downgrade(connection)).is_none() && connection.is_closed()
         {
-            self.part(id);
+            self.disconnected(id);
         }
     }
 
-    /// It is gone.
-    pub fn part(self: &Arc<Self>, id: u64) {
+    /// Handles the end of a connection.
+    pub fn disconnected(self: &Arc<Self>, id: u64) {
         self.connections.lock().remove(&id);
-        self.with(|state, _| state.disconnected(Conn(id)));
+        self.with(|state, _| state.disconnected(ConnId(id)));
     }
 
-    pub fn connection(&self, conn: Conn) -> Option<Arc<Connection>> {
+    pub fn connection(&self, conn: ConnId) -> Option<Arc<Connection>> {
         self.connections.lock().get(&conn.0)?.upgrade()
     }
 
-    /// One that a host has made.
+    /// An open connection that a host has made to this server.
     pub fn connection_of(&self, host: IpAddr) -> Option<Arc<Connection>> {
         let connections = self.connections.lock();
         let open = |connection: &Arc<Connection>| {
@@ -272,49 +317,51 @@ impl Core {
         connections.values().filter_map(Weak::upgrade).find(open)
     }
 
-    // ---- time ------------------------------------------------------------------------------------------------------
+    // ---- time ----
 
-    /// Somebody may have taken the state directory away. Whoever has to be written down then is told to come again; once it is back, all is written there that was.
-    fn look_after_records(&self) {
+    /// Writes the records anew if the state directory was removed and exists again. Until then, a client that
+    /// must be recorded gets NFS4ERR_DELAY.
+    fn check_stable(&self) {
         let now = self.now();
         {
-            let mut looked = self.looked.lock();
-            if now.since(*looked) < LOOK {
+            let mut stable_checked_at = self.stable_checked_at.lock();
+            if now.since(*stable_checked_at) < STABLE_CHECK_INTERVAL {
                 return;
             }
-            *looked = now;
+            *stable_checked_at = now;
         }
-        let settled = self.stable.settle();
-        let was = self.recording.swap(settled.is_ok(), Ordering::Relaxed);
+        let settled = self.stable.ensure_in_place();
+        let was = self.stable_ok.swap(settled.is_ok(), Ordering::Relaxed);
         match settled {
             Ok(true) if was => {}
-            Ok(true) => log::info!("{:?} is there again", self.stable),
-            Ok(false) => log::warn!("{:?} was gone, and is written anew", self.stable),
+            Ok(true) => log::info!("{:?} is accessible again", self.stable),
+            Ok(false) => log::warn!("{:?} was removed; its records are written again", self.stable),
             Err(error) if was => log::error!("{error}"),
             Err(_) => {}
         }
     }
 
-    /// Do what is due, and come again.
+    /// Does what is due, and schedules the next tick.
     pub fn tick(self: &Arc<Self>) {
         let next = self.with(|state, now| state.tick(now));
-        let over = !self.settled.load(Ordering::Relaxed) && !self.with(|state, _| state.in_grace());
+        let over =
+            !self.grace_end_recorded.load(Ordering::Relaxed) && !self.with(|state, _| state.in_grace());
         if over {
-            match self.stable.lease(self.lease, true) {
-                Ok(()) => self.settled.store(true, Ordering::Relaxed),
+            match self.stable.set_lease(self.lease, true) {
+                Ok(()) => self.grace_end_recorded.store(true, Ordering::Relaxed),
                 Err(error) => log::error!("{error}"),
             }
         }
-        self.look_after_records();
-        for waiter in self.waiting.overdue() {
-            self.go_on(waiter, News::Late);
+        self.check_stable();
+        for suspended in self.suspended.overdue() {
+            self.resume_request(suspended, WakeReason::TimedOut);
         }
         self.call_deferred();
-        self.copy_again();
+        self.retry_stalled_copies();
         let wait = next.since(self.now()).0.clamp(20, 250);
         let again = Arc::downgrade(self);
-        if let Some(crew) = self.crew.get() {
-            crew.after(Duration::from_millis(wait), move || {
+        if let Some(runtime) = self.runtime.get() {
+            runtime.after(Duration::from_millis(wait), move || {
                 if let Some(core) = again.upgrade() {
                     core.tick();
                 }
@@ -323,15 +370,15 @@ impl Core {
     }
 }
 
-struct Leave {
+struct EndPermit {
     core: Arc<Core>,
     permit: Option<Permit>,
 }
 
-impl Drop for Leave {
+impl Drop for EndPermit {
     fn drop(&mut self) {
         if let Some(permit) = self.permit.take() {
-            self.core.with(|state, now| state.end(now, permit));
+            self.core.with(|state, now| state.end_permit(now, permit));
         }
     }
 }

@@ -1,112 +1,103 @@
-//! The server, put together: [`State`] behind its mutex, what carries out what it asks for, and NFS as an RPC program.
+//! The complete server: clients' state, the execution of its effects, and NFS as an RPC program.
 //!
-//! | module | what lives there |
+//! | module | contains |
 //! |---|---|
-//! | `core` | the mutex, the effects in their order, permits, connections, the clock |
-//! | `clients` | operations of clients, sessions, locks and delegations |
+//! | `core` | the mutex around the state, the effects in order, connections, the clock |
+//! | `state_ops` | operations on clients, sessions, locks and delegations |
 //! | `open` | OPEN |
-//! | `waiting` | requests that wait for a ticket |
-//! | `callback` | calls to clients |
-//! | `copies` | copies that go on behind their reply |
-//! | `dial` | the way to clients of NFSv4.0 |
+//! | `suspended` | requests that wait for a ticket |
+//! | `callback` | callbacks to clients |
+//! | `v40_callback` | connections to NFSv4.0 clients |
+//! | `background_copy`, `copy_queue` | copies that continue after their reply |
 //! | `program` | the RPC program |
-//! | `outside` | threads, clock and askers: of a server with sockets, or of one without |
-//! | `alone` | the one without |
-//! | `stats` | numbers and lines for an administrator |
+//! | `runtime` | threads, clock and sinks of replies, real or simulated |
+//! | `simulated` | a server without sockets and threads |
+//! | `engine` | the part that is common to the real and the simulated server |
+//! | `stats`, `event_log` | statistics and log lines for an administrator |
 
-mod alone;
+mod background_copy;
 mod callback;
-mod clients;
-mod copies;
+mod copy_queue;
 mod core;
-mod dial;
+mod engine;
+mod event_log;
 mod open;
-mod outside;
 mod program;
+mod runtime;
+mod simulated;
+mod state_ops;
 mod stats;
-mod waiting;
+mod suspended;
+mod v40_callback;
 
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ivers_vfs::Vfs;
-use thiserror::Error;
 
 use self::core::Core;
-use self::outside::{Clock, Crew};
-use crate::compound::{Exports, Filesystem, Service, Tables};
+use self::engine::Engine;
+use self::runtime::{Clock, Runtime};
+use crate::compound::{Exports, Filesystem, NameTables, Service};
 use crate::exports::config::ExportConfig;
 use crate::exports::handle::Handles;
-use crate::exports::table::{TableError, digest};
+use crate::exports::table::digest;
 use crate::net::tls::Tls;
 use crate::net::{Counters, Limits};
-use crate::rpc::{Callbacks, Server};
-use crate::stable::{Stable, StableError};
-use crate::state::{self, Config, Dice, Span, State};
-pub use alone::{Alone, AloneSetup};
-use clients::Front;
-pub use outside::{Dial, Peer};
+use crate::rpc::{Callbacks, Server, about_to_block};
+use crate::stable::StableStorage;
+use crate::state::{self, Rng};
+pub use engine::StartError;
 use program::Nfs;
+pub use runtime::{Dial, Peer};
+pub use simulated::{SimulatedServer, SimulatedSetup};
 
-pub use stats::{ExportStats, Stats, Watch};
+pub use stats::{ExportStats, Stats, StatsHandle};
 
-/// So long a stop waits for requests that are under way, and then for clients to end their connections.
-const DRAIN: Duration = Duration::from_secs(5);
-const LINGER: Duration = Duration::from_millis(200);
+/// Time limits of a stop: for running requests, then for clients to close their connections.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Why a server does not start.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// Nothing can be kept.
-    #[error(transparent)]
-    Stable(#[from] StableError),
-    /// The exports cannot be side by side.
-    #[error(transparent)]
-    Exports(#[from] TableError),
-    /// No threads, or no sockets.
-    #[error("cannot serve: {0}")]
-    Io(#[from] io::Error),
-}
-
-/// A filesystem that is to be exported.
+/// A filesystem to export.
 pub struct Exported {
-    /// For whom, and under which name.
+    /// The configuration of the export.
     pub config: ExportConfig,
-    /// The filesystem.
+    /// The mounted filesystem.
     pub vfs: Arc<Vfs>,
-    /// Where it is, by a name that is the same after a restart. Nothing: it stores nothing, and its handles are stale then.
+    /// A name of the device that stays the same after a restart. `None`: the filesystem stores nothing, and
+    /// its filehandles become stale.
     pub device: Option<Vec<u8>>,
 }
 
-/// What a server is made of.
+/// The configuration of a server.
 pub struct Setup {
-    /// What survives it, in a directory of its own.
-    pub stable: Stable,
+    /// Stable storage.
+    pub stable: StableStorage,
     /// The lease time in seconds.
     pub lease_seconds: u32,
-    /// Whether there are delegations. Not if somebody else changes the filesystems, past this server: he is not asked to wait.
+    /// Whether to grant delegations. Must be false if others than this server change the filesystems: a
+    /// delegation cannot hold them back.
     pub delegations: bool,
-    /// Bounds of connections.
+    /// Limits of connections.
     pub limits: Limits,
-    /// Bounds of what clients hold.
+    /// Limits of clients' state.
     pub state_limits: state::Limits,
-    /// Where it listens.
+    /// Listening sockets.
     pub listeners: Vec<TcpListener>,
-    /// TLS, if it is offered.
+    /// The TLS configuration, if TLS is offered.
     pub tls: Option<Tls>,
-    /// Names of owners; none: they are numbers.
-    pub names: Option<Tables>,
-    /// Who connects to clients of NFSv4.0; none: the server itself.
+    /// User and group names. `None`: decimal strings.
+    pub names: Option<NameTables>,
+    /// Makes connections to NFSv4.0 clients. `None`: the server makes them itself.
     pub dial: Option<Dial>,
-    /// The exports.
+    /// The filesystems to export.
     pub exports: Vec<Exported>,
 }
 
 impl Setup {
-    /// With everything else as usual.
-    pub fn new(stable: Stable, listeners: Vec<TcpListener>, exports: Vec<Exported>) -> Self {
+    /// A configuration with default limits and delegations.
+    pub fn new(stable: StableStorage, listeners: Vec<TcpListener>, exports: Vec<Exported>) -> Self {
         Self {
             stable,
             lease_seconds: 90,
@@ -122,72 +113,28 @@ impl Setup {
     }
 }
 
-struct Thrown;
+struct ThreadRng;
 
-impl Dice for Thrown {
-    fn roll(&mut self) -> u64 {
+impl Rng for ThreadRng {
+    fn next_u64(&mut self) -> u64 {
         rand::random()
     }
 }
 
-/// Serves filesystems until it is stopped. Dropped, it ends as in a crash: clients claim what they held from the next one.
+/// A running server. Dropping it is like a crash: clients reclaim their state from the next server. Call
+/// [`Self::stop`] to end it properly.
 pub struct NfsServer {
     server: Server,
     core: Arc<Core>,
     service: Arc<Service>,
-    stable: Arc<Stable>,
+    stable: Arc<StableStorage>,
     tls: Option<Tls>,
     /// The identities of [`Setup::exports`], in their order.
-    places: Vec<u32>,
-}
-
-/// What answers requests, wherever they come from.
-struct Parts {
-    core: Arc<Core>,
-    service: Arc<Service>,
-}
-
-impl Parts {
-    #[expect(clippy::too_many_arguments, reason = "two callers, which differ in nearly all of them")]
-    fn new(
-        stable: Arc<Stable>,
-        handles: Handles,
-        exports: Exports,
-        lease_seconds: u32,
-        delegations: bool,
-        limits: state::Limits,
-        dice: Box<dyn Dice>,
-        clock: Clock,
-        callbacks: Arc<Callbacks>,
-        dial: Option<Dial>,
-    ) -> Result<Self, StartError> {
-        let lease = Span::seconds(u64::from(lease_seconds));
-        stable.lease(lease, false)?;
-        let identity = stable.identity();
-        let config = Config {
-            lease,
-            server_major: identity.owner.to_vec(),
-            scope: identity.scope.to_vec(),
-            limits,
-            ..Config::default()
-        };
-        let (boot, past) = (stable.boot(), stable.past());
-        if !past.clients.is_empty() {
-            let seconds = past.lease.0.saturating_mul(3) / 2000;
-            log::info!(clients = past.clients.len(), seconds_at_most = seconds; "grace begins: clients of the last start may claim what they held");
-        }
-        let state = State::new(clock.now(), config, boot, past, dice);
-        let core = Arc::new(Core::new(clock, state, stable, lease, delegations, callbacks, dial));
-        let mut service = Service::new(handles, Arc::new(Front(core.clone())), exports, boot);
-        service.lease_seconds = lease_seconds;
-        let service = Arc::new(service);
-        let _ = core.service.set(Arc::downgrade(&service));
-        Ok(Self { core, service })
-    }
+    identities: Vec<u32>,
 }
 
 impl NfsServer {
-    /// Serve.
+    /// Starts the server.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
         let Setup {
             stable,
@@ -204,52 +151,55 @@ impl NfsServer {
         let stable = Arc::new(stable);
         let handles = Handles::new(stable.identity().secret);
         let rows = rows(&stable, exports)?;
-        let places = rows.iter().map(|(_, identity, _)| *identity).collect();
+        let identities = rows.iter().map(|(_, identity, _)| *identity).collect();
         let exports = table(&stable, &handles, rows)?;
         let callbacks = Callbacks::new();
-        let Parts { core, service } = Parts::new(
+        let Engine { core, executor } = Engine::new(
             stable.clone(),
             handles,
             exports,
             lease_seconds,
             delegations,
             state_limits,
-            Box::new(Thrown),
-            Clock::Since(Instant::now()),
+            Box::new(ThreadRng),
+            Clock::Real(Instant::now()),
             callbacks.clone(),
             dial,
+            about_to_block,
         )?;
-        service.owners.set(names);
-        let program = Arc::new(Nfs { core: core.clone(), service: service.clone() });
+        let service = executor.service.clone();
+        service.id_mapper.set_tables(names);
+        let program = Arc::new(Nfs { core: core.clone(), executor });
         let offered = tls.clone();
         let server = Server::start(limits, listeners, tls, vec![program], callbacks)?;
-        let _ = core.crew.set(Crew::Threads(server.workers()));
+        let _ = core.runtime.set(Runtime::Threads(server.workers()));
         core.tick();
-        Ok(Self { server, core, service, stable, tls: offered, places })
+        Ok(Self { server, core, service, stable, tls: offered, identities })
     }
 
-    /// Where it listens.
+    /// The addresses on which it listens.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.server.addresses()
     }
 
-    /// What has happened to connections.
+    /// Counters of connections.
     pub fn counters(&self) -> &Counters {
         self.server.counters()
     }
 
-    /// Connections that begin from now on are secured by this, if TLS is offered.
+    /// Replaces the TLS configuration for new connections, if TLS is offered.
     pub fn set_tls(&self, tls: &Tls) {
         if let Some(offered) = &self.tls {
             offered.replace(tls);
         }
     }
 
-    /// Export these from now on, each told by its place in [`Setup::exports`]. What is under way ends as it began. Handles of what is not exported any more are stale,
-    /// until it is exported again: the filesystem stays, and what clients hold of it.
+    /// Replaces the exports. Each is given with its index in [`Setup::exports`]. Running requests keep the
+    /// old table. Filehandles of an export that is left out are stale until it is exported again; its
+    /// filesystem and its state remain.
     pub fn set_exports(&self, exports: Vec<(ExportConfig, usize)>) -> Result<(), StartError> {
-        let row = |(config, place): (ExportConfig, usize)| {
-            let identity = *self.places.get(place)?;
+        let row = |(config, index): (ExportConfig, usize)| {
+            let identity = *self.identities.get(index)?;
             Some((config, identity, self.service.filesystem(identity)?))
         };
         let rows = exports.into_iter().filter_map(row).collect();
@@ -257,29 +207,28 @@ impl NfsServer {
         Ok(())
     }
 
-    /// Owners are spelled so from now on.
-    pub fn set_names(&self, names: Option<Tables>) {
-        self.service.owners.set(names);
+    /// Replaces the user and group names.
+    pub fn set_names(&self, names: Option<NameTables>) {
+        self.service.id_mapper.set_tables(names);
     }
 
-    /// For who wants to know how it is.
-    pub fn watch(&self) -> Watch {
-        Watch::new(&self.core, &self.service, self.server.workers(), self.stable.boot())
+    /// A handle for statistics.
+    pub fn stats_handle(&self) -> StatsHandle {
+        StatsHandle::new(&self.core, &self.service, self.server.workers(), self.stable.boot())
     }
 
-    /// End in good order: what is under way is answered, everything is flushed, and what clients hold they may claim from the next server.
+    /// Stops the server: completes running requests and flushes the filesystems. Clients may reclaim their
+    /// state from the next server.
     pub fn stop(self) -> Result<(), StartError> {
-        let quiet = self.server.drain(DRAIN, LINGER);
+        let quiet = self.server.drain(DRAIN_TIMEOUT, CLOSE_TIMEOUT);
         if !quiet {
-            log::warn!(
-                "requests that were under way when the server was stopped are not answered: their clients ask again"
-            );
+            log::warn!("requests still running at the stop get no reply; their clients repeat them");
         }
-        drop(self.core.waiting.take_all());
+        drop(self.core.suspended.take_all());
         self.core.copies.close();
         if quiet {
-            // Before what was shown ends: who held that may claim it.
-            self.core.with(|state, _| state.strike_idle());
+            // Before state is discarded: its owners may reclaim it.
+            self.core.with(|state, _| state.remove_idle_records());
         }
         self.core.with(|state, _| state.shut_down());
         self.core.release_all();
@@ -287,10 +236,11 @@ impl NfsServer {
         for (identity, filesystem) in self.service.filesystems() {
             match filesystem.vfs.sync() {
                 Ok(()) => {
-                    // One that is not written down counts as one that did not flush; the others need not.
-                    kept = kept.and(self.stable.detach(identity, filesystem.newest_verifier()));
+                    // If this fails, the next start treats the filesystem as not flushed. The others are
+                    // independent.
+                    kept = kept.and(self.stable.detach(identity, filesystem.write_verifier_now()));
                 }
-                // It counts as one that did not flush.
+                // The next start treats the filesystem as not flushed.
                 Err(error) => log::error!("{filesystem:?}: {error}"),
             }
         }
@@ -300,12 +250,12 @@ impl NfsServer {
 
 type Row = (ExportConfig, u32, Filesystem);
 
-fn rows(stable: &Stable, exports: Vec<Exported>) -> Result<Vec<Row>, StartError> {
+fn rows(stable: &StableStorage, exports: Vec<Exported>) -> Result<Vec<Row>, StartError> {
     let mut rows = Vec::new();
     for Exported { config, vfs, device } in exports {
         let (identity, instance) = match device {
             Some(device) => {
-                let instance = if vfs.info().numbers_last { 0 } else { rand::random() };
+                let instance = if vfs.info().persistent_inos { 0 } else { rand::random() };
                 (stable.identify(vfs.info().uuid, &device)?, instance)
             }
             None => (stable.identify_volatile(), rand::random()),
@@ -316,7 +266,7 @@ fn rows(stable: &Stable, exports: Vec<Exported>) -> Result<Vec<Row>, StartError>
     Ok(rows)
 }
 
-fn table(stable: &Stable, handles: &Handles, rows: Vec<Row>) -> Result<Exports, StartError> {
+fn table(stable: &StableStorage, handles: &Handles, rows: Vec<Row>) -> Result<Exports, StartError> {
     let digest = digest(rows.iter().map(|(config, identity, _)| (config, *identity)));
     Ok(Exports::new(handles, rows, stable.pseudo_change(digest)?)?)
 }

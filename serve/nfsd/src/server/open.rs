@@ -1,4 +1,4 @@
-//! OPEN: a plan, what the VFS does, and the commit.
+//! OPEN: plan, use of the VFS, commit.
 
 use std::sync::Arc;
 
@@ -9,29 +9,32 @@ use ivers_nfs4::ops::v40::{
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Ace, SpaceLimit};
 
-use super::clients::{Front, client, principal, running};
 use super::core::Core;
-use crate::compound::{Context, Place};
-use crate::ops::open::{Done, Found, find};
-use crate::state::{self, Answer, Claim, Granted, OpenRequest, Plan, Principal, Step, Turn, Why};
+use super::state_ops::{StateFrontEnd, client, principal};
+use crate::compound::{Context, CurrentFh};
+use crate::ops::open::{OpenTarget, OpenedFile, find};
+use crate::state::{
+    self, Claim, DelegationGrant, HolderAttrs, OpenPlan, OpenRequest, OwnerRequest, Principal, Step,
+    WhyNoDelegation,
+};
 
-/// So often a name may mean something else by the time it is used; then the client comes again.
-const TRIES: usize = 8;
-/// What is said beside the access since NFSv4.1.
-const WANTS: u32 =
+/// Attempts to use a name that changes concurrently, before NFS4ERR_DELAY.
+const ATTEMPTS: usize = 8;
+/// Flags in the access bits since NFSv4.1.
+const WANT_FLAGS: u32 =
     share::WANT_MASK | share::WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL | share::WANT_PUSH_DELEG_WHEN_UNCONTENDED;
-/// What may be said beside since NFSv4.2 (RFC 9754). These wishes are not granted, which their clients see by what they get.
-const LATER_WANTS: u32 = share::WANT_DELEG_TIMESTAMPS | share::WANT_OPEN_XOR_DELEGATION;
+/// Flags since NFSv4.2 (RFC 9754). They are accepted but not granted.
+const RFC9754_WANT_FLAGS: u32 = share::WANT_DELEG_TIMESTAMPS | share::WANT_OPEN_XOR_DELEGATION;
 /// `OPEN_DELEGATE_NONE_EXT`'s `WND4_NOT_WANTED`.
 const NOT_WANTED: u32 = 0;
 
 /// A plan that is aborted unless it is committed.
-struct Planned<'a> {
+struct PlanGuard<'a> {
     core: &'a Arc<Core>,
-    plan: Option<Plan>,
+    plan: Option<OpenPlan>,
 }
 
-impl Drop for Planned<'_> {
+impl Drop for PlanGuard<'_> {
     fn drop(&mut self) {
         if let Some(plan) = self.plan.take() {
             self.core.with(|state, now| state.open_abort(now, plan));
@@ -39,12 +42,12 @@ impl Drop for Planned<'_> {
     }
 }
 
-impl Planned<'_> {
-    fn commit(mut self, done: &Done, who: &Principal) -> Step<state::Opened> {
+impl PlanGuard<'_> {
+    fn commit(mut self, done: &OpenedFile, who: &Principal) -> Step<state::Opened> {
         let file = done.file.file();
-        // Without a change attribute its holder's answers could not be compared with anything.
+        // Without a change attribute, the holder's answer to CB_GETATTR could not be compared.
         let delegate = self.core.delegations && done.file.vfs().change(&done.file.inode).is_some();
-        for _ in 0..TRIES {
+        for _ in 0..ATTEMPTS {
             let Some(plan) = self.plan.take() else { break };
             let committed = self.core.with(|state, now| {
                 let opened = state.open_commit(now, plan, file, delegate)?;
@@ -55,8 +58,8 @@ impl Planned<'_> {
                 Ok(opened) => return Ok(opened),
                 Err((plan, why)) => {
                     self.plan = Some(plan);
-                    // Here and not from the start: that a file was made must not be forgotten.
-                    self.core.passed(why)?;
+                    // Do not start over: the file may have been created.
+                    self.core.retry_now(why)?;
                 }
             }
         }
@@ -64,64 +67,70 @@ impl Planned<'_> {
     }
 }
 
-impl Front {
+impl StateFrontEnd {
     /// OPEN.
-    pub(super) fn open(&self, context: &mut Context, args: &OpenArgs, turn: Option<&Turn>) -> Step<OpResult> {
+    pub(super) fn open(
+        &self,
+        context: &mut Context,
+        args: &OpenArgs,
+        turn: Option<&OwnerRequest>,
+    ) -> Step<OpResult> {
         let claim = match &args.claim {
-            OpenClaim::Null(_) | OpenClaim::Fh => Claim::Fresh,
+            OpenClaim::Null(_) | OpenClaim::Fh => Claim::Null,
             OpenClaim::Previous(kind) => Claim::Previous(*kind),
-            OpenClaim::DelegateCur(claim) => Claim::Delegated(context.meant(&claim.stateid)?),
-            OpenClaim::DelegCurFh(stateid) => Claim::Delegated(context.meant(stateid)?),
+            OpenClaim::DelegateCur(claim) => Claim::DelegateCur(context.resolve_stateid(&claim.stateid)?),
+            OpenClaim::DelegCurFh(stateid) => Claim::DelegateCur(context.resolve_stateid(stateid)?),
             OpenClaim::DelegatePrev(_) | OpenClaim::DelegPrevFh => return Err(NfsStat::Notsupp.into()),
         };
-        let later = matches!(args.claim, OpenClaim::Fh | OpenClaim::DelegCurFh(_));
-        if later && context.minor == 0 {
+        let since_v41 = matches!(args.claim, OpenClaim::Fh | OpenClaim::DelegCurFh(_));
+        if since_v41 && context.minor == 0 {
             return Err(NfsStat::Badxdr.into());
         }
-        let wants = match context.minor {
+        let want_flags = match context.minor {
             0 => 0,
-            1 => args.share_access & WANTS,
-            _ => args.share_access & (WANTS | LATER_WANTS),
+            1 => args.share_access & WANT_FLAGS,
+            _ => args.share_access & (WANT_FLAGS | RFC9754_WANT_FLAGS),
         };
         let request = OpenRequest {
             client: client(context, args.owner.clientid)?,
             owner: &args.owner.owner.0,
-            access: args.share_access & !wants,
+            access: args.share_access & !want_flags,
             deny: args.share_deny,
-            wants,
+            wants: want_flags,
             claim,
-            running: running(context),
+            running: context.session.as_ref(),
             turn,
         };
         let who = principal(&context.origin);
         let plan = self.0.with(|state, now| state.open_plan(now, &request))?;
-        let planned = Planned { core: &self.0, plan: Some(plan) };
-        for _ in 0..TRIES {
+        let planned = PlanGuard { core: &self.0, plan: Some(plan) };
+        for _ in 0..ATTEMPTS {
             match find(context, args)? {
-                Found::There(there) => {
-                    let (file, truncates) = (there.file.file(), there.truncates);
+                OpenTarget::Existing(existing) => {
+                    let (file, truncates) = (existing.file.file(), existing.truncates);
                     let Some(plan) = &planned.plan else { break };
                     self.0.with(|state, now| state.open_claim(now, plan, file, truncates))?;
-                    let Some(done) = there.open(context)? else { continue };
+                    let Some(done) = existing.open(context)? else { continue };
                     let opened = planned.commit(&done, &who)?;
-                    return Ok(self.opened(context, wants, done, opened));
+                    return Ok(self.opened(context, want_flags, done, opened));
                 }
-                Found::Missing(missing) => {
+                OpenTarget::Missing(missing) => {
                     let Some(plan) = &planned.plan else { break };
                     let (mut claimed, mut asked) = (Ok(()), false);
-                    // It is said under the directory's lock: what `state` asks for has to wait until that is let go.
-                    let made = missing.make(context, &mut |file| {
+                    // The claim runs under the directory's lock. Its effects have to wait until that is
+                    // released.
+                    let made = missing.create(context, &mut |file| {
                         (claimed, asked) =
                             self.0.section(|state, now| state.open_claim(now, plan, file, false));
                     });
                     if asked {
-                        self.0.carry_out();
+                        self.0.run_effects();
                     }
                     let Some(done) = made? else { continue };
                     return match claimed.and_then(|()| planned.commit(&done, &who)) {
-                        Ok(opened) => Ok(self.opened(context, wants, done, opened)),
+                        Ok(opened) => Ok(self.opened(context, want_flags, done, opened)),
                         Err(stop) => {
-                            missing.unmake(&done);
+                            missing.undo(&done);
                             Err(stop)
                         }
                     };
@@ -131,34 +140,46 @@ impl Front {
         Err(NfsStat::Delay.into())
     }
 
-    fn opened(&self, context: &mut Context, wants: u32, done: Done, opened: state::Opened) -> OpResult {
-        let Done { file, cinfo, attrset } = done;
-        let nobody = || Ace { kind: 0, flags: 0, mask: 0, who: b"EVERYONE@".to_vec() };
+    fn opened(
+        &self,
+        context: &mut Context,
+        want_flags: u32,
+        done: OpenedFile,
+        opened: state::Opened,
+    ) -> OpResult {
+        let OpenedFile { file, cinfo, attrset } = done;
+        let no_permissions = || Ace { kind: 0, flags: 0, mask: 0, who: b"EVERYONE@".to_vec() };
         let delegation = match opened.delegation {
-            Granted::Read(stateid) => {
-                OpenDelegation::Read(ReadDelegation { stateid, recall: false, permissions: nobody() })
+            DelegationGrant::Read(stateid) => {
+                OpenDelegation::Read(ReadDelegation { stateid, recall: false, permissions: no_permissions() })
             }
-            Granted::Write(stateid) => {
-                // Last of all: what he is told is what he compares with.
+            DelegationGrant::Write(stateid) => {
+                // Read last: the client compares since_v41 values with what it gets here.
                 let change = file.vfs().change(&file.inode).unwrap_or(0);
-                let base = Answer { change, size: file.inode.size() };
-                self.0.with(|state, _| state.delegation_base(&stateid, base));
+                let base = HolderAttrs { change, size: file.inode.size() };
+                self.0.with(|state, _| state.set_granted_attrs(&stateid, base));
                 OpenDelegation::Write(WriteDelegation {
                     stateid,
                     recall: false,
                     space_limit: SpaceLimit::Size(u64::MAX),
-                    permissions: nobody(),
+                    permissions: no_permissions(),
                 })
             }
             // [RFC8881 18.16.3]
-            Granted::None(_) if wants & share::WANT_MASK == 0 => OpenDelegation::None,
-            Granted::None(Why::NotWanted) => OpenDelegation::NoneExt(WhyNone::Other(NOT_WANTED)),
-            Granted::None(Why::Contention) => OpenDelegation::NoneExt(WhyNone::Contention(false)),
-            Granted::None(Why::Resource) => OpenDelegation::NoneExt(WhyNone::Resource(false)),
+            DelegationGrant::None(_) if want_flags & share::WANT_MASK == 0 => OpenDelegation::None,
+            DelegationGrant::None(WhyNoDelegation::NotWanted) => {
+                OpenDelegation::NoneExt(WhyNone::Other(NOT_WANTED))
+            }
+            DelegationGrant::None(WhyNoDelegation::Contention) => {
+                OpenDelegation::NoneExt(WhyNone::Contention(false))
+            }
+            DelegationGrant::None(WhyNoDelegation::Resource) => {
+                OpenDelegation::NoneExt(WhyNone::Resource(false))
+            }
         };
         let confirm = if opened.confirm { rflags::CONFIRM } else { 0 };
         let notify = if context.minor > 0 { rflags::MAY_NOTIFY_LOCK } else { 0 };
-        context.go(Place::Object(file));
+        context.set_current_fh(CurrentFh::Object(file));
         context.stateid = opened.stateid;
         let rflags = rflags::LOCKTYPE_POSIX | confirm | notify;
         OpResult::Open(Ok(Opened { stateid: opened.stateid, cinfo, rflags, attrset, delegation }))

@@ -11,19 +11,20 @@ use ivers_nfs4::xdr::{Decoder, Xdr};
 use ivers_nfs4::{NFS_PROGRAM, NFS_V4, PROC_COMPOUND};
 
 use super::core::Core;
-use super::outside::Asker;
-use crate::compound::{Compound, Origin, Service};
+use super::runtime::ReplySink;
+use crate::compound::Origin;
+use crate::executor::Executor;
 use crate::net::connection::Connection;
 use crate::rpc::{Call, Program, ReplyHandle};
-use crate::state::Conn;
+use crate::state::ConnId;
 
-/// Most replies are smaller than this; a READ's grows once.
+/// The initial capacity of a reply. Most are smaller; that of a READ grows once.
 const REPLY_BYTES: usize = 2048;
 
 /// NFS version 4.
 pub(super) struct Nfs {
     pub core: Arc<Core>,
-    pub service: Arc<Service>,
+    pub executor: Arc<Executor>,
 }
 
 struct Arguments(Call);
@@ -48,23 +49,23 @@ impl Program for Nfs {
             return reply.refuse(&Reply::ProcedureUnavailable);
         }
         let connection = &call.caller.connection;
-        self.core.meet(connection);
+        self.core.connected(connection);
         let origin = Origin {
             address: connection.peer().ip().to_canonical(),
             credential: call.caller.credential.clone(),
             tls: connection.tls().cloned(),
-            conn: Conn(connection.id()),
+            conn: ConnId(connection.id()),
             xid: call.xid,
             head_bytes: call.head_bytes(),
         };
-        let begun = Compound::begin(self.service.clone(), origin, Arguments(call), reply.start(REPLY_BYTES));
+        let begun = self.executor.begin(origin, Arguments(call), reply.start(REPLY_BYTES));
         match begun {
-            Ok(compound) => self.core.proceed(compound.run(), Asker::Over(reply)),
+            Ok(compound) => self.core.proceed(compound.run(), ReplySink::Connection(reply)),
             Err(_) => reply.refuse(&Reply::GarbageArgs),
         }
     }
 
-    fn is_brief(&self) -> bool {
+    fn announces_blocking(&self) -> bool {
         true
     }
 
@@ -80,8 +81,8 @@ impl Program for Nfs {
 
     fn closed(&self, connection: &Arc<Connection>) {
         let (core, id) = (self.core.clone(), connection.id());
-        if let Some(crew) = self.core.crew.get() {
-            crew.run(move || core.part(id));
+        if let Some(runtime) = self.core.runtime.get() {
+            runtime.run(move || core.disconnected(id));
         }
     }
 }

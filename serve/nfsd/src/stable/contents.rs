@@ -8,7 +8,7 @@ use crate::state::{ClientRecord, Principal, RecordChange};
 
 /// Random numbers that are made once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct ServerIdentity {
     /// Under which filehandles are tagged.
     pub secret: [u8; 16],
     /// `so_major_id`: clients take two servers for one if it is the same.
@@ -36,7 +36,7 @@ pub struct ExportRecord {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
     /// Made once.
-    Identity(Identity),
+    ServerIdentity(ServerIdentity),
     /// How often the server has started.
     Boot(u32),
     /// The longest lease that a client on record may have been told, in milliseconds.
@@ -72,7 +72,7 @@ fn take_client(from: &mut Decoder<'_>) -> Result<ClientRecord> {
 impl Xdr for Record {
     fn put(&self, to: &mut Encoder) {
         match self {
-            Self::Identity(Identity { secret, owner, scope }) => {
+            Self::ServerIdentity(ServerIdentity { secret, owner, scope }) => {
                 to.word(1);
                 [secret, owner, scope].iter().for_each(|bytes| bytes.put(to));
             }
@@ -111,7 +111,7 @@ impl Xdr for Record {
 
     fn take(from: &mut Decoder<'_>) -> Result<Self> {
         Ok(match from.word()? {
-            1 => Self::Identity(Identity {
+            1 => Self::ServerIdentity(ServerIdentity {
                 secret: Xdr::take(from)?,
                 owner: Xdr::take(from)?,
                 scope: Xdr::take(from)?,
@@ -140,7 +140,7 @@ impl From<&RecordChange> for Record {
     fn from(change: &RecordChange) -> Self {
         match change {
             RecordChange::Put(client) => Self::Client(client.clone()),
-            RecordChange::Strike(clients) => Self::Strike(clients.clone()),
+            RecordChange::Remove(clients) => Self::Strike(clients.clone()),
         }
     }
 }
@@ -148,7 +148,7 @@ impl From<&RecordChange> for Record {
 /// All that is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contents {
-    pub identity: Option<Identity>,
+    pub identity: Option<ServerIdentity>,
     pub boot: u32,
     pub lease_ms: u64,
     pub exports: BTreeMap<u32, ExportRecord>,
@@ -160,7 +160,7 @@ impl Contents {
     /// After a record.
     pub fn apply(&mut self, record: Record) {
         match record {
-            Record::Identity(identity) => self.identity = Some(identity),
+            Record::ServerIdentity(identity) => self.identity = Some(identity),
             Record::Boot(boot) => self.boot = boot,
             Record::Lease(ms) => self.lease_ms = ms,
             Record::Export(export) => {
@@ -172,7 +172,7 @@ impl Contents {
             Record::Strike(clients) => {
                 for client in clients {
                     let key = (client.sessions, client.owner.clone());
-                    if self.clients.get(&key).is_some_and(|known| known.is_of(&client)) {
+                    if self.clients.get(&key).is_some_and(|known| known.is_same_boot(&client)) {
                         self.clients.remove(&key);
                     }
                 }
@@ -185,13 +185,13 @@ impl Contents {
     pub fn changed_by(&self, record: &Record) -> bool {
         let known = |client: &ClientRecord| self.clients.get(&(client.sessions, client.owner.clone()));
         match record {
-            Record::Identity(identity) => self.identity != Some(*identity),
+            Record::ServerIdentity(identity) => self.identity != Some(*identity),
             Record::Boot(boot) => self.boot != *boot,
             Record::Lease(ms) => self.lease_ms != *ms,
             Record::Export(export) => self.exports.get(&export.identity) != Some(export),
             Record::Client(client) => known(client) != Some(client),
             Record::Strike(clients) => {
-                clients.iter().any(|client| known(client).is_some_and(|known| known.is_of(client)))
+                clients.iter().any(|client| known(client).is_some_and(|known| known.is_same_boot(client)))
             }
             Record::Pseudo(digest, change) => self.pseudo != (*digest, *change),
         }
@@ -205,7 +205,7 @@ impl Contents {
             Record::Pseudo(self.pseudo.0, self.pseudo.1),
         ];
         self.identity
-            .map(Record::Identity)
+            .map(Record::ServerIdentity)
             .into_iter()
             .chain(once)
             .chain(self.exports.values().cloned().map(Record::Export))

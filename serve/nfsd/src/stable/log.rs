@@ -25,7 +25,7 @@
 //! | found | what it was | what is done |
 //! |---|---|---|
 //! | another file beside the log | a replacement that did not take place | it is overwritten |
-//! | the last appended record is cut, or its check is wrong | an append that nobody was told had ended | it is forgotten |
+//! | the last appended record is cut, or its check is wrong | an append that nobody was told had ended | it is discarded |
 //! | a wrong record in the base, or with a good one behind it | no crash: the base was flushed before it got its name, and an append begins after the last was flushed | the server does not start, and says so |
 //!
 //! The salt keeps what an older file left on the disk from looking like a record of this one.
@@ -37,7 +37,7 @@ use ivers_nfs4::xdr::Xdr;
 use siphasher::sip::SipHasher24;
 
 use super::contents::{Contents, Record};
-use super::medium::Medium;
+use super::log_file::LogFile;
 
 const MAGIC: &[u8; 8] = b"ivers-st";
 const VERSION: u32 = 1;
@@ -122,19 +122,19 @@ pub(super) fn read(log: &[u8]) -> Result<(Contents, usize), BadLog> {
 
 /// A log that is written to.
 pub(super) struct Log<M> {
-    medium: M,
+    log_file: M,
     contents: Contents,
     salt: [u8; 16],
     base_end: u64,
     end: u64,
-    /// What the medium holds is not known: only a replacement can be trusted.
+    /// What the log_file holds is not known: only a replacement can be trusted.
     suspect: bool,
 }
 
-impl<M: Medium> Log<M> {
+impl<M: LogFile> Log<M> {
     /// A log of these contents, in the place of what is there.
-    pub fn create(medium: M, contents: Contents, salt: [u8; 16]) -> io::Result<Self> {
-        let mut log = Self { medium, contents, salt, base_end: 0, end: 0, suspect: true };
+    pub fn create(log_file: M, contents: Contents, salt: [u8; 16]) -> io::Result<Self> {
+        let mut log = Self { log_file, contents, salt, base_end: 0, end: 0, suspect: true };
         log.replace(log.contents.clone())?;
         Ok(log)
     }
@@ -149,7 +149,7 @@ impl<M: Medium> Log<M> {
         if !self.suspect && !self.contents.changed_by(&record) {
             return Ok(());
         }
-        self.suspect |= !self.medium.is_in_place()?;
+        self.suspect |= !self.log_file.is_in_place()?;
         if self.suspect || self.end - self.base_end > self.base_end.max(APPENDED_BYTES) {
             let mut contents = self.contents.clone();
             contents.apply(record);
@@ -157,8 +157,8 @@ impl<M: Medium> Log<M> {
         }
         let bytes = put(&record, &self.salt, self.end as usize);
         self.suspect = true;
-        self.medium.write_at(self.end, &bytes)?;
-        self.medium.sync_log()?;
+        self.log_file.write_at(self.end, &bytes)?;
+        self.log_file.sync_log()?;
         self.suspect = false;
         self.end += bytes.len() as u64;
         self.contents.apply(record);
@@ -166,8 +166,8 @@ impl<M: Medium> Log<M> {
     }
 
     /// Look whether it is still where the next start will look for it, and write it there again if it is not. True: it was.
-    pub fn settle(&mut self) -> io::Result<bool> {
-        self.suspect |= !self.medium.is_in_place()?;
+    pub fn ensure_in_place(&mut self) -> io::Result<bool> {
+        self.suspect |= !self.log_file.is_in_place()?;
         if !self.suspect {
             return Ok(true);
         }
@@ -193,10 +193,10 @@ impl<M: Medium> Log<M> {
         bytes.extend(salt);
         bytes.extend(check(&salt, 0, &bytes));
         bytes.extend(base);
-        self.medium.write_next(&bytes)?;
-        self.medium.sync_next()?;
-        self.medium.rename_next()?;
-        self.medium.sync_names()?;
+        self.log_file.write_next(&bytes)?;
+        self.log_file.sync_next()?;
+        self.log_file.rename_next()?;
+        self.log_file.sync_names()?;
         self.salt = salt;
         self.end = bytes.len() as u64;
         self.base_end = self.end;

@@ -4,18 +4,18 @@
 //! |---|---|---|
 //! | secret, owner, scope | handles that nobody guesses; clients that know the server again, and never take two for one | never |
 //! | boot count | stateids and client ids of another boot are known as such | at each start, before anything is served |
-//! | clients | what they held they may claim again | [`Stable::change_clients`] |
-//! | lease time | how long grace is: what clients were told, not what they are told now | [`Stable::lease`] |
-//! | exports: identity, UUID and device | handles mean the same after a restart; filesystems with no UUID, or a cloned one, are told apart by where they are | [`Stable::identify`] |
-//! | exports: write verifier, and whether it is served | another verifier after an end that did not flush, the same one after an end that did | [`Stable::attach`], [`Stable::detach`] |
-//! | the pseudo-root: digest, change | `change` grows when the table of exports is another one | [`Stable::pseudo_change`] |
+//! | clients | what they held they may claim again | [`StableStorage::change_clients`] |
+//! | lease time | how long grace is: what clients were told, not what they are told now | [`StableStorage::set_lease`] |
+//! | exports: identity, UUID and device | handles mean the same after a restart; filesystems with no UUID, or a cloned one, are told apart by where they are | [`StableStorage::identify`] |
+//! | exports: write verifier, and whether it is served | another verifier after an end that did not flush, the same one after an end that did | [`StableStorage::attach`], [`StableStorage::detach`] |
+//! | the pseudo-root: digest, change | `change` grows when the table of exports is another one | [`StableStorage::pseudo_change`] |
 //!
 //! Each method returns when what it says is durable (`log` says how); what fails is as it was. A filesystem whose device is named otherwise than before is another export: its old handles are
 //! stale, which is safe, where taking a clone for what it was cloned from would not be.
 
 mod contents;
 mod log;
-mod medium;
+mod log_file;
 
 #[cfg(test)]
 mod tests;
@@ -26,12 +26,12 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use thiserror::Error;
 
-use crate::state::{Past, RecordChange, Span};
+use crate::state::{Millis, PreviousBoot, RecordChange};
 use contents::{Contents, ExportRecord, Record};
 use log::{BadLog, Log};
-use medium::{Directory, LOG, Medium};
+use log_file::{Directory, LOG, LogFile};
 
-pub use contents::Identity;
+pub use contents::ServerIdentity;
 
 /// Far more than writes are lost in one boot: the verifiers of two boots never meet.
 const BOOT_STRIDE: u64 = 1 << 32;
@@ -95,29 +95,29 @@ pub enum StableError {
 }
 
 /// What is kept. One server at a time has a directory.
-pub struct Stable {
+pub struct StableStorage {
     path: PathBuf,
-    identity: Identity,
+    identity: ServerIdentity,
     boot: u32,
-    past: Past,
-    forgotten: usize,
+    previous: PreviousBoot,
+    discarded: usize,
     log: Mutex<Log<Directory>>,
 }
 
-impl std::fmt::Debug for Stable {
+impl std::fmt::Debug for StableStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "state in {}", self.path.display())
     }
 }
 
-impl Stable {
+impl StableStorage {
     /// Read what was kept, and begin another boot.
     pub fn open(path: &Path) -> Result<Self, StableError> {
         let io = |doing| move |source| StableError::Io { doing, path: path.to_owned(), source };
         let file = || path.join(LOG);
         let directory = Directory::open(path).map_err(io("cannot open"))?;
-        let mut medium = directory.ok_or_else(|| StableError::Busy { path: path.to_owned() })?;
-        let (mut contents, forgotten) = match medium.read().map_err(io("cannot read"))? {
+        let mut log_file = directory.ok_or_else(|| StableError::Busy { path: path.to_owned() })?;
+        let (mut contents, discarded) = match log_file.read().map_err(io("cannot read"))? {
             // From anywhere: if somebody has moved the directory away, clients may still come with what an earlier one's boots gave them.
             None => (Contents { boot: rand::random::<u32>() >> 1, ..Contents::default() }, 0),
             Some(bytes) => log::read(&bytes).map_err(|bad| match bad {
@@ -126,20 +126,20 @@ impl Stable {
             })?,
         };
         let clients = contents.clients.values().cloned().collect();
-        let past = Past { clients, lease: Span(contents.lease_ms) };
+        let previous = PreviousBoot { clients, lease: Millis(contents.lease_ms) };
         contents.boot = contents.boot.checked_add(1).ok_or_else(|| StableError::Boots { path: file() })?;
-        let identity = *contents.identity.get_or_insert_with(|| Identity {
+        let identity = *contents.identity.get_or_insert_with(|| ServerIdentity {
             secret: rand::random(),
             owner: rand::random(),
             scope: rand::random(),
         });
         let boot = contents.boot;
-        let log = Log::create(medium, contents, rand::random()).map_err(io("cannot write"))?;
-        Ok(Self { path: path.to_owned(), identity, boot, past, forgotten, log: Mutex::new(log) })
+        let log = Log::create(log_file, contents, rand::random()).map_err(io("cannot write"))?;
+        Ok(Self { path: path.to_owned(), identity, boot, previous, discarded, log: Mutex::new(log) })
     }
 
     /// Numbers that were made once.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> ServerIdentity {
         self.identity
     }
 
@@ -149,19 +149,19 @@ impl Stable {
     }
 
     /// What the last boot has left.
-    pub fn past(&self) -> Past {
-        self.past.clone()
+    pub fn previous_boot(&self) -> PreviousBoot {
+        self.previous.clone()
     }
 
-    /// Bytes of a change that was under way when the last boot crashed, and is forgotten: nobody was told that it had taken place.
-    pub fn forgotten_bytes(&self) -> usize {
-        self.forgotten
+    /// Bytes of a change that was under way when the last boot crashed, and is discarded: nobody was told that it had taken place.
+    pub fn discarded_bytes(&self) -> usize {
+        self.discarded
     }
 
     /// Look whether everything is still where the next start will look for it. False: it was not, and has been written there again.
-    pub fn settle(&self) -> Result<bool, StableError> {
+    pub fn ensure_in_place(&self) -> Result<bool, StableError> {
         let doing = "cannot keep what has to outlive the server";
-        let settled = self.log.lock().settle();
+        let settled = self.log.lock().ensure_in_place();
         settled.map_err(|source| StableError::Io { doing, path: self.path.clone(), source })
     }
 
@@ -172,10 +172,10 @@ impl Stable {
 
     /// What clients are told now. While those of an earlier boot may claim what they held, the longer of what they were told and this is kept: a crash within
     /// grace must not make the next grace shorter. To be called at the start, and with `settled` when grace is over.
-    pub fn lease(&self, lease: Span, settled: bool) -> Result<(), StableError> {
+    pub fn set_lease(&self, lease: Millis, settled: bool) -> Result<(), StableError> {
         let mut log = self.log.lock();
         let kept = log.contents().lease_ms;
-        let both = if settled || self.past.clients.is_empty() { lease.0 } else { lease.0.max(kept) };
+        let both = if settled || self.previous.clients.is_empty() { lease.0 } else { lease.0.max(kept) };
         self.keep(&mut log, Record::Lease(both))
     }
 

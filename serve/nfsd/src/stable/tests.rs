@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::contents::{Contents, ExportRecord, Identity, Record};
+use super::contents::{Contents, ExportRecord, Record, ServerIdentity};
 use super::log::{BadLog, Log, read};
-use super::medium::Medium;
+use super::log_file::LogFile;
 use super::*;
 use crate::state::{ClientRecord, Principal};
 
@@ -55,7 +55,7 @@ impl Fake {
     }
 }
 
-impl Medium for Fake {
+impl LogFile for Fake {
     fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
         Ok(self.0.lock().log.as_ref().map(|log| log.written.clone()))
     }
@@ -141,7 +141,7 @@ fn export(identity: u32, verifier: u64, open: bool) -> ExportRecord {
 
 fn script() -> Vec<Record> {
     vec![
-        Record::Identity(Identity { secret: [1; 16], owner: [2; 16], scope: [3; 16] }),
+        Record::ServerIdentity(ServerIdentity { secret: [1; 16], owner: [2; 16], scope: [3; 16] }),
         Record::Lease(90_000),
         Record::Client(client("one", 2)),
         Record::Export(export(7, 1, true)),
@@ -211,8 +211,8 @@ fn a_medium_that_fails_once_loses_nothing_that_was_acknowledged() {
     for (at, partly) in (5..40).flat_map(|at| [(at, false), (at, true)]) {
         let fake = Fake::default();
         *fake.0.lock() = Disk { fails: Some((at, partly)), ..Disk::default() };
-        let medium = fake.clone();
-        let mut log = Log::create(medium, Contents::default(), [9; 16]).unwrap();
+        let log_file = fake.clone();
+        let mut log = Log::create(log_file, Contents::default(), [9; 16]).unwrap();
         let mut expected = Contents::default();
         for record in script() {
             if log.append(record.clone()).is_ok() {
@@ -312,8 +312,8 @@ fn records_survive_the_disk() {
 
 // The directory itself.
 
-fn open(path: &Path) -> Stable {
-    Stable::open(path).unwrap()
+fn open(path: &Path) -> StableStorage {
+    StableStorage::open(path).unwrap()
 }
 
 #[test]
@@ -322,33 +322,33 @@ fn what_is_kept_is_there_after_a_restart() {
     let path = dir.path().join("deep/er");
     let first = open(&path);
     let (identity, one, two) = (first.identity(), client("one", 2), client("two", 3));
-    assert_eq!(first.past(), Past::default());
+    assert_eq!(first.previous_boot(), PreviousBoot::default());
     let boot = first.boot();
-    first.lease(Span(90_000), false).unwrap();
+    first.set_lease(Millis(90_000), false).unwrap();
     first.change_clients(&RecordChange::Put(one.clone())).unwrap();
     first.change_clients(&RecordChange::Put(two.clone())).unwrap();
     let a = first.identify([1; 16], b"/a").unwrap();
     let clone = first.identify([1; 16], b"/b").unwrap();
     assert_eq!(first.identify([1; 16], b"/a").unwrap(), a);
     assert!(a != clone && a != 0);
-    let other = Stable::open(&path).unwrap_err();
+    let other = StableStorage::open(&path).unwrap_err();
     assert!(matches!(other, StableError::Busy { .. }), "{other}");
     drop(first);
 
     let second = open(&path);
     assert_eq!((second.boot(), second.identity()), (boot + 1, identity));
-    let past = Past { clients: vec![two.clone(), one.clone()], lease: Span(90_000) };
-    assert_eq!(second.past(), past);
+    let past = PreviousBoot { clients: vec![two.clone(), one.clone()], lease: Millis(90_000) };
+    assert_eq!(second.previous_boot(), past);
     assert_eq!(second.identify([1; 16], b"/b").unwrap(), clone);
     // Grace of the longer lease again, should it crash now; of its own, once those are gone.
-    second.lease(Span(10_000), false).unwrap();
-    second.change_clients(&RecordChange::Strike(vec![one])).unwrap();
+    second.set_lease(Millis(10_000), false).unwrap();
+    second.change_clients(&RecordChange::Remove(vec![one])).unwrap();
     drop(second);
     let third = open(&path);
-    assert_eq!(third.past(), Past { clients: vec![two], lease: Span(90_000) });
-    third.lease(Span(10_000), true).unwrap();
+    assert_eq!(third.previous_boot(), PreviousBoot { clients: vec![two], lease: Millis(90_000) });
+    third.set_lease(Millis(10_000), true).unwrap();
     drop(third);
-    assert_eq!(open(&path).past().lease, Span(10_000));
+    assert_eq!(open(&path).previous_boot().lease, Millis(10_000));
     use std::os::unix::fs::PermissionsExt;
     let mode = |name: &str| std::fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(""), mode("state")), (0o700, 0o600));
@@ -400,13 +400,13 @@ fn a_file_cut_anywhere_is_read_or_refused_with_what_to_do() {
     for cut in 0..=whole.len() {
         std::fs::write(dir.path().join("state"), &whole[..cut]).unwrap();
         std::fs::write(dir.path().join("state.new"), &whole[..cut / 2]).unwrap();
-        match Stable::open(dir.path()) {
+        match StableStorage::open(dir.path()) {
             Ok(stable) => {
                 assert!(cut >= base);
                 let there = cut == whole.len();
-                assert_eq!(stable.past().clients, if there { vec![one.clone()] } else { vec![] });
+                assert_eq!(stable.previous_boot().clients, if there { vec![one.clone()] } else { vec![] });
                 assert_eq!(
-                    (stable.boot(), stable.forgotten_bytes()),
+                    (stable.boot(), stable.discarded_bytes()),
                     (boot + 1, if there { 0 } else { cut - base })
                 );
             }
@@ -433,7 +433,7 @@ fn what_cannot_be_done_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, b"").unwrap();
-    let text = Stable::open(&file).unwrap_err().to_string();
+    let text = StableStorage::open(&file).unwrap_err().to_string();
     assert!(text.contains("file") && text.contains("another directory"), "{text}");
     // A link would have the server write elsewhere.
     let path = dir.path().join("state-dir");
@@ -441,13 +441,13 @@ fn what_cannot_be_done_is_said() {
     let elsewhere = dir.path().join("elsewhere");
     std::fs::rename(path.join("state"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, path.join("state")).unwrap();
-    assert!(matches!(Stable::open(&path), Err(StableError::Io { doing: "cannot read", .. })));
+    assert!(matches!(StableStorage::open(&path), Err(StableError::Io { doing: "cannot read", .. })));
     // A later version's.
     let mut bytes = std::fs::read(&elsewhere).unwrap();
     std::fs::remove_file(path.join("state")).unwrap();
     bytes = super::log::of_version(&bytes, 2);
     std::fs::write(path.join("state"), &bytes).unwrap();
-    let text = Stable::open(&path).unwrap_err().to_string();
+    let text = StableStorage::open(&path).unwrap_err().to_string();
     assert!(text.contains("later version (format 2)"), "{text}");
 }
 
@@ -458,30 +458,30 @@ fn what_is_taken_away_is_missed_and_written_anew() {
     let stable = open(&path);
     let put = |name: &str| stable.change_clients(&RecordChange::Put(client(name, 1)));
     put("one").unwrap();
-    assert!(stable.settle().unwrap());
+    assert!(stable.ensure_in_place().unwrap());
     // Its file alone: whoever is written down next is, with all others.
     std::fs::remove_file(path.join("state")).unwrap();
     put("two").unwrap();
-    assert!(path.join("state").exists() && stable.settle().unwrap());
+    assert!(path.join("state").exists() && stable.ensure_in_place().unwrap());
     std::fs::rename(path.join("state"), path.join("copy")).unwrap();
-    assert!(!stable.settle().unwrap());
-    assert!(stable.settle().unwrap());
+    assert!(!stable.ensure_in_place().unwrap());
+    assert!(stable.ensure_in_place().unwrap());
     std::fs::remove_file(path.join("lock")).unwrap();
-    assert!(!stable.settle().unwrap());
-    assert!(matches!(Stable::open(&path), Err(StableError::Busy { .. })));
+    assert!(!stable.ensure_in_place().unwrap());
+    assert!(matches!(StableStorage::open(&path), Err(StableError::Busy { .. })));
     // All of it, for a while.
     std::fs::rename(&path, &aside).unwrap();
-    for failed in [stable.settle().unwrap_err(), put("three").unwrap_err()] {
+    for failed in [stable.ensure_in_place().unwrap_err(), put("three").unwrap_err()] {
         assert!(failed.to_string().contains("removed, or moved away"), "{failed}");
     }
     std::fs::rename(&aside, &path).unwrap();
-    assert!(stable.settle().unwrap());
+    assert!(stable.ensure_in_place().unwrap());
     put("three").unwrap();
     // For good, and another one is made.
     std::fs::remove_dir_all(&path).unwrap();
     assert!(put("four").is_err());
     std::fs::create_dir(&path).unwrap();
-    assert!(!stable.settle().unwrap());
+    assert!(!stable.ensure_in_place().unwrap());
     put("five").unwrap();
     // By another server, who was told to.
     std::fs::rename(&path, &aside).unwrap();
@@ -495,7 +495,7 @@ fn what_is_taken_away_is_missed_and_written_anew() {
     drop(stable);
     let again = open(&path);
     let owners = |names: [&str; 4]| names.map(|name| client(name, 1)).to_vec();
-    let mut clients = again.past().clients;
+    let mut clients = again.previous_boot().clients;
     clients.sort();
     let mut expected = owners(["one", "two", "three", "five"]);
     expected.sort();

@@ -5,9 +5,9 @@ use ivers_nfs4::ops::v40::CallbackClient;
 use ivers_nfs4::types::{ClientId, SessionId};
 use ivers_nfs4::xdr::List;
 
-use super::held::Kind;
-use super::session::Identity;
-use super::{Call, Conn, Effect, State};
+use super::session::CallbackCred;
+use super::stateids::EntryKind;
+use super::{Callback, ConnId, Effect, StateManager};
 
 /// A slot of a backchannel: here the server is the one who asks.
 #[derive(Debug, Clone, Default)]
@@ -15,7 +15,7 @@ pub(super) struct BackSlot {
     sequence: u32,
     busy: bool,
     /// The connection broke before an answer came: only the same question may be asked under this number.
-    unanswered: Option<Call>,
+    unanswered: Option<Callback>,
 }
 
 impl BackSlot {
@@ -28,14 +28,14 @@ impl BackSlot {
     }
 }
 
-/// How a client is called back. It has to be [ended](State::channel_end).
+/// How a client is called back. It has to be [ended](StateManager::end_callback).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "its slot is busy until it is ended"]
-pub enum Channel {
+pub enum CallbackPath {
     /// Over a connection that he has made.
     Session {
         /// Which.
-        conn: Conn,
+        conn: ConnId,
         /// The first operation of the call.
         sequence: CbSequenceArgs,
         /// The RPC program.
@@ -43,10 +43,10 @@ pub enum Channel {
         /// The minor version.
         minor: u32,
         /// What the server says that it is.
-        identity: Identity,
+        identity: CallbackCred,
     },
     /// NFSv4.0: over one that the server makes.
-    Dial {
+    V40 {
         /// Where to.
         callback: CallbackClient,
         /// `callback_ident`.
@@ -54,21 +54,21 @@ pub enum Channel {
     },
 }
 
-/// Why a client cannot be called now.
+/// WhyNoDelegation a client cannot be called now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoChannel {
+pub enum NoCallbackPath {
     /// All slots are in use: when a call ends.
     Busy,
     /// There is no connection. When there is one, what still matters comes as an effect again.
     Down,
 }
 
-impl State {
+impl StateManager {
     /// Whether there is a way to call a client.
     pub(super) fn can_call(&self, id: ClientId) -> bool {
         let Some(client) = self.clients.get(&id) else { return false };
         match &client.v40 {
-            Some(v40) => v40.works,
+            Some(v40) => v40.path_up,
             None => client.sessions.iter().any(|at| {
                 let session = &self.sessions[at];
                 session.back_connection().is_some() && !session.back_is_stuck()
@@ -77,16 +77,16 @@ impl State {
     }
 
     /// A way to make a call.
-    pub fn channel(&mut self, id: ClientId, call: &Call) -> Result<Channel, NoChannel> {
-        let Some(client) = self.clients.get(&id) else { return Err(NoChannel::Down) };
+    pub fn begin_callback(&mut self, id: ClientId, call: &Callback) -> Result<CallbackPath, NoCallbackPath> {
+        let Some(client) = self.clients.get(&id) else { return Err(NoCallbackPath::Down) };
         if let Some(v40) = &client.v40 {
-            return match v40.works {
-                true => Ok(Channel::Dial { callback: v40.callback.clone(), ident: v40.ident }),
-                false => Err(NoChannel::Down),
+            return match v40.path_up {
+                true => Ok(CallbackPath::V40 { callback: v40.callback.clone(), ident: v40.ident }),
+                false => Err(NoCallbackPath::Down),
             };
         }
         let referring = self.referring(id, call);
-        let mut none = NoChannel::Down;
+        let mut none = NoCallbackPath::Down;
         let sessions: Vec<SessionId> = client.sessions.iter().copied().collect();
         for sessionid in sessions {
             let Some(session) = self.sessions.get_mut(&sessionid) else { continue };
@@ -94,10 +94,10 @@ impl State {
                 continue;
             };
             // [RFC7862 16.1.3] It is of NFSv4.2.
-            if matches!(call, Call::Offload { .. }) && session.minor < 2 {
+            if matches!(call, Callback::Offload { .. }) && session.minor < 2 {
                 continue;
             }
-            none = NoChannel::Busy;
+            none = NoCallbackPath::Busy;
             let again = session
                 .back_slots
                 .iter()
@@ -120,15 +120,15 @@ impl State {
                 referring: List(referring),
             };
             let (program, minor) = (session.program, session.minor);
-            return Ok(Channel::Session { conn, sequence, program, minor, identity });
+            return Ok(CallbackPath::Session { conn, sequence, program, minor, identity });
         }
         Err(none)
     }
 
     /// A call is over: answered in whatever way, or lost with its connection.
-    pub fn channel_end(&mut self, id: ClientId, call: &Call, channel: &Channel, answered: bool) {
+    pub fn end_callback(&mut self, id: ClientId, call: &Callback, channel: &CallbackPath, answered: bool) {
         match channel {
-            Channel::Session { sequence, .. } => {
+            CallbackPath::Session { sequence, .. } => {
                 let session = self.sessions.get_mut(&sequence.sessionid);
                 if let Some(slot) = session.and_then(|it| it.back_slots.get_mut(sequence.slotid as usize)) {
                     slot.busy = false;
@@ -137,11 +137,12 @@ impl State {
                     }
                 }
             }
-            Channel::Dial { .. } => self.callback_works(id, answered),
+            CallbackPath::V40 { .. } => self.set_callback_path(id, answered),
         }
-        if let Call::Recall { stateid, .. } = call
+        if let Callback::Recall { stateid, .. } = call
             && let Ok(index) = self.find(self.caller_of(id), stateid)
-            && let Some(Kind::Delegation(delegation)) = self.held.get_mut(&index).map(|held| &mut held.kind)
+            && let Some(EntryKind::Delegation(delegation)) =
+                self.entries.get_mut(&index).map(|entry| &mut entry.kind)
             && let Some(recall) = &mut delegation.recall
         {
             recall.delivered |= answered;
@@ -149,41 +150,45 @@ impl State {
     }
 
     /// What did not get through is said again: recalls, and ends of copies.
-    pub(super) fn path_is_up(&mut self, id: ClientId) {
-        self.copies_to_tell(id);
+    pub(super) fn callback_path_up(&mut self, id: ClientId) {
+        self.resend_copy_results(id);
         let Some(client) = self.clients.get(&id).filter(|client| client.delegations > 0) else { return };
         let undelivered = |index: &&u32| {
-            matches!(&self.held[*index].kind, Kind::Delegation(it)
+            matches!(&self.entries[*index].kind, EntryKind::Delegation(it)
                 if !it.revoked && it.recall.as_ref().is_some_and(|recall| !recall.delivered))
         };
-        let indices: Vec<u32> = client.held.iter().filter(undelivered).copied().collect();
+        let indices: Vec<u32> = client.entries.iter().filter(undelivered).copied().collect();
         for index in indices {
-            let (stateid, file) = (self.stateid(index), self.held[&index].file);
-            self.effects
-                .push(Effect::Call { client: id, call: Call::Recall { stateid, file, truncate: false } });
+            let (stateid, file) = (self.stateid(index), self.entries[&index].file);
+            self.effects.push(Effect::Callback {
+                client: id,
+                call: Callback::Recall { stateid, file, truncate: false },
+            });
         }
     }
 
     /// The request in which a delegation was given, or a copy begun, as long as the client may not have seen its reply: he waits for that first.
-    fn referring(&self, id: ClientId, call: &Call) -> Vec<ReferringCalls> {
-        let (Call::Recall { stateid, .. } | Call::GetAttr { stateid, .. } | Call::Offload { stateid, .. }) =
-            call
+    fn referring(&self, id: ClientId, call: &Callback) -> Vec<ReferringCalls> {
+        let (Callback::Recall { stateid, .. }
+        | Callback::GetAttr { stateid, .. }
+        | Callback::Offload { stateid, .. }) = call
         else {
             return Vec::new();
         };
         let Ok(index) = self.find(self.caller_of(id), stateid) else { return Vec::new() };
-        let born = match &self.held[&index].kind {
-            Kind::Delegation(delegation) => delegation.born,
-            Kind::Copy(copy) => copy.born,
-            Kind::Open(_) | Kind::Lock(_) => None,
+        let request_id = match &self.entries[&index].kind {
+            EntryKind::Delegation(delegation) => delegation.request_id,
+            EntryKind::Copy(copy) => copy.request_id,
+            EntryKind::Open(_) | EntryKind::Lock(_) => None,
         };
         // [RFC8881 2.10.6.3]
-        let Some(born) = born else { return Vec::new() };
-        let slot = self.sessions.get(&born.session).and_then(|it| it.slots.get(born.slot as usize));
-        if slot.is_none_or(|slot| slot.is_past(born.sequence)) {
+        let Some(request_id) = request_id else { return Vec::new() };
+        let slot =
+            self.sessions.get(&request_id.session).and_then(|it| it.slots.get(request_id.slot as usize));
+        if slot.is_none_or(|slot| slot.is_past(request_id.sequence)) {
             return Vec::new();
         }
-        let call = ReferringCall { sequenceid: born.sequence, slotid: born.slot };
-        vec![ReferringCalls { sessionid: born.session, calls: List(vec![call]) }]
+        let call = ReferringCall { sequenceid: request_id.sequence, slotid: request_id.slot };
+        vec![ReferringCalls { sessionid: request_id.session, calls: List(vec![call]) }]
     }
 }

@@ -7,14 +7,14 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, Opaque, SessionId, Verifier};
 use ivers_nfs4::xdr::List;
 
-use super::held::{Kind, OwnerKind};
-use super::mistake::{self, Mistake};
-use super::record::Record;
+use super::fault_injection::{self, Fault};
 use super::session::CreateSlot;
+use super::stable_clients::RecordStatus;
+use super::stateids::{EntryKind, OwnerKind};
 use super::v40::V40;
 use super::{
-    ClientRecord, File, Home, Pending, Principal, RecordChange, Running, State, Step, Stop, Ticket, Time,
-    fail,
+    ClientHost, ClientRecord, FileId, Pending, Principal, RecordChange, SessionRequest, StateManager, Step,
+    Stop, Ticket, Time, fail,
 };
 
 /// The flags that a client may set.
@@ -32,24 +32,24 @@ const EXPIRED: usize = 4096;
 
 /// Those who call themselves by one name: at most one is confirmed, and one wants to take his place.
 #[derive(Debug, Default)]
-pub(super) struct Name {
+pub(super) struct Incarnations {
     pub confirmed: Option<ClientId>,
     pub unconfirmed: Option<ClientId>,
 }
 
 /// Whether stable storage knows that a delegation was revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum RevocationMark {
     None,
     Writing(Ticket),
-    Kept,
+    Durable,
 }
 
 /// One boot of a client.
 #[derive(Debug)]
 pub(super) struct Client {
     pub id: ClientId,
-    pub home: Home,
+    pub host: ClientHost,
     pub with_sessions: bool,
     pub owner: Vec<u8>,
     pub verifier: Verifier,
@@ -58,26 +58,26 @@ pub(super) struct Client {
     pub renewed: Time,
     /// Requests of his that are under way: permits, plans, slots, turns.
     pub busy: u32,
-    pub mark: Mark,
+    pub revocation_mark: RevocationMark,
     /// He is being struck out; until that is durable nothing of his goes to others, and he gets nothing.
-    pub condemned: Option<Ticket>,
+    pub evicting: Option<Ticket>,
     /// All that there was to reclaim is.
-    pub complete: bool,
+    pub reclaim_completed: bool,
     pub create: CreateSlot,
     pub sessions: BTreeSet<SessionId>,
-    pub kept_bytes: u64,
+    pub reply_cache_bytes: u64,
     /// What NFSv4.0 has instead of sessions.
     pub v40: Option<V40>,
     /// He held something before the restart.
     pub may_reclaim: bool,
-    pub held: BTreeSet<u32>,
+    pub entries: BTreeSet<u32>,
     pub owners: BTreeMap<(OwnerKind, Vec<u8>), u64>,
     pub delegations: usize,
     /// Delegations that were taken away, and he has not said that he knows.
     pub revoked: usize,
     pub ranges: usize,
     pub waiters: usize,
-    pub waits_at: BTreeSet<File>,
+    pub waits_on: BTreeSet<FileId>,
 }
 
 impl Client {
@@ -87,22 +87,22 @@ impl Client {
             owner: self.owner.clone(),
             verifier: self.verifier,
             principal: self.principal.clone(),
-            revoked: self.mark != Mark::None,
+            revoked: self.revocation_mark != RevocationMark::None,
         }
     }
 
     /// Whether he holds something that others may be in want of.
-    pub fn holds(&self) -> bool {
-        !self.held.is_empty()
+    pub fn holds_state(&self) -> bool {
+        !self.entries.is_empty()
     }
 }
 
-impl State {
+impl StateManager {
     /// EXCHANGE_ID: all cases of RFC 8881 section 18.35.4.
     pub fn exchange_id(
         &mut self,
         now: Time,
-        home: Home,
+        host: ClientHost,
         principal: &Principal,
         args: &ExchangeIdArgs,
     ) -> Step<ExchangeIdOk> {
@@ -116,7 +116,7 @@ impl State {
             StateProtect::Ssv(_) => return fail(NfsStat::EncrAlgUnsupp),
         }
         let key = (true, args.owner.id.0.clone());
-        let confirmed = self.names.get(&key).and_then(|name| name.confirmed);
+        let confirmed = self.incarnations.get(&key).and_then(|name| name.confirmed);
         let verifier = args.owner.verifier;
 
         // [RFC8881 18.35.4]
@@ -132,14 +132,14 @@ impl State {
             }
             return Ok(self.exchanged(confirmed.unwrap_or_default()));
         }
-        self.unclaimed(&key, principal)?;
+        self.check_name_unclaimed(&key, principal)?;
         if let Some(client) = confirmed.and_then(|id| self.clients.get(&id)) {
-            if client.condemned.is_some() {
+            if client.evicting.is_some() {
                 return fail(NfsStat::Delay);
             }
             let id = client.id;
             if client.principal != *principal {
-                if client.holds() && !self.lease_is_over(now, id) {
+                if client.holds_state() && !self.lease_expired(now, id) {
                     return fail(NfsStat::ClidInuse);
                 }
                 self.evict(id)?;
@@ -149,8 +149,8 @@ impl State {
             }
             // Otherwise he has restarted: what he held goes when the new one is confirmed, not before.
         }
-        self.make_room(now, home)?;
-        let id = self.new_client(now, home, true, &args.owner.id.0, verifier, principal);
+        self.make_room_for_client(now, host)?;
+        let id = self.new_client(now, host, true, &args.owner.id.0, verifier, principal);
         Ok(self.exchanged(id))
     }
 
@@ -172,7 +172,7 @@ impl State {
     pub(super) fn new_client(
         &mut self,
         now: Time,
-        home: Home,
+        host: ClientHost,
         with_sessions: bool,
         owner: &[u8],
         verifier: Verifier,
@@ -180,18 +180,18 @@ impl State {
     ) -> ClientId {
         // Who knows one does not know the next: whoever can name a client can ask for sessions of his.
         let id = loop {
-            let id = u64::from(self.boot) << 32 | u64::from(self.dice.roll() as u32);
+            let id = u64::from(self.boot) << 32 | u64::from(self.rng.next_u64() as u32);
             if !self.clients.contains_key(&id) {
                 break id;
             }
         };
-        let name = self.names.entry((with_sessions, owner.to_vec())).or_default();
+        let name = self.incarnations.entry((with_sessions, owner.to_vec())).or_default();
         if let Some(replaced) = name.unconfirmed.replace(id) {
             self.clients.remove(&replaced);
         }
         let client = Client {
             id,
-            home,
+            host,
             with_sessions,
             owner: owner.to_vec(),
             verifier,
@@ -199,21 +199,21 @@ impl State {
             confirmed: false,
             renewed: now,
             busy: 0,
-            mark: Mark::None,
-            condemned: None,
-            complete: false,
+            revocation_mark: RevocationMark::None,
+            evicting: None,
+            reclaim_completed: false,
             create: CreateSlot::default(),
             sessions: BTreeSet::new(),
-            kept_bytes: 0,
+            reply_cache_bytes: 0,
             v40: None,
             may_reclaim: false,
-            held: BTreeSet::new(),
+            entries: BTreeSet::new(),
             owners: BTreeMap::new(),
             delegations: 0,
             revoked: 0,
             ranges: 0,
             waiters: 0,
-            waits_at: BTreeSet::new(),
+            waits_on: BTreeSet::new(),
         };
         self.clients.insert(id, client);
         id
@@ -223,7 +223,7 @@ impl State {
     pub(super) fn confirm(&mut self, now: Time, id: ClientId) -> Step<()> {
         let client = &self.clients[&id];
         let key = (client.with_sessions, client.owner.clone());
-        if let Some(old) = self.names.get(&key).and_then(|name| name.confirmed) {
+        if let Some(old) = self.incarnations.get(&key).and_then(|name| name.confirmed) {
             if self.clients[&old].busy > 0 {
                 return fail(NfsStat::Delay);
             }
@@ -233,7 +233,7 @@ impl State {
             self.forget_record(record);
             self.remove_client(old);
         }
-        let name = self.names.entry(key).or_default();
+        let name = self.incarnations.entry(key).or_default();
         name.confirmed = Some(id);
         name.unconfirmed = None;
         self.renew(now, id);
@@ -241,16 +241,16 @@ impl State {
             client.confirmed = true;
             self.events.clients_confirmed += 1;
         }
-        self.recognize(id);
+        self.match_previous_boot(id);
         Ok(())
     }
 
     /// Without state protection any user of a client's machine may speak for the client once he is confirmed (RFC 8881 section 18.36.3). Which machine that is only
     /// a certificate can say.
-    pub(super) fn speaks_for(&self, principal: &Principal, id: ClientId) -> Step<()> {
+    pub(super) fn check_principal(&self, principal: &Principal, id: ClientId) -> Step<()> {
         match self.clients.get(&id) {
             // [RFC8881 15.1.10.3]
-            Some(client) if !client.principal.is_spoken_for_by(principal) => fail(NfsStat::WrongCred),
+            Some(client) if !client.principal.accepts_machine_of(principal) => fail(NfsStat::WrongCred),
             _ => Ok(()),
         }
     }
@@ -259,16 +259,16 @@ impl State {
     pub fn destroy_clientid(
         &mut self,
         principal: &Principal,
-        inside: Option<&Running>,
+        inside: Option<&SessionRequest>,
         id: ClientId,
     ) -> Step<()> {
         let Some(client) = self.clients.get(&id).filter(|client| client.with_sessions) else {
             return fail(NfsStat::StaleClientid);
         };
-        self.speaks_for(principal, id)?;
+        self.check_principal(principal, id)?;
         // [RFC8881 18.50.3]
         let own = inside.is_some_and(|running| running.client == id);
-        if own || !client.sessions.is_empty() || client.holds() || client.busy > 0 {
+        if own || !client.sessions.is_empty() || client.holds_state() || client.busy > 0 {
             return fail(NfsStat::ClientidBusy);
         }
         let record = client.as_record();
@@ -284,105 +284,111 @@ impl State {
             return Ok(());
         }
         // [RFC8881 18.51.3]
-        if client.complete {
+        if client.reclaim_completed {
             return fail(NfsStat::CompleteAlready);
         }
-        self.be_recorded(id)?;
+        self.ensure_recorded(id)?;
         if let Some(client) = self.clients.get_mut(&id) {
-            client.complete = true;
+            client.reclaim_completed = true;
         }
-        self.unmark(id);
-        self.reclaimed_all(id);
+        self.clear_revocation_mark(id);
+        self.note_all_reclaimed(id);
         self.end_grace_if_due(now);
         Ok(())
     }
 
     /// A boot of a client is over, and nothing waits for that.
     fn forget_record(&mut self, record: ClientRecord) {
-        if self.records.of(&record) != Record::None {
-            self.persist(Pending::Forgotten, RecordChange::Strike(vec![record]));
+        if self.stable_clients.of(&record) != RecordStatus::Absent {
+            self.persist(Pending::Nothing, RecordChange::Remove(vec![record]));
         }
     }
 
     /// Go on only when stable storage knows the client.
-    pub(super) fn be_recorded(&mut self, id: ClientId) -> Step<()> {
-        if let Some(ticket) = self.clients[&id].condemned {
-            return Err(Stop::Gate(ticket));
+    pub(super) fn ensure_recorded(&mut self, id: ClientId) -> Step<()> {
+        if let Some(ticket) = self.clients[&id].evicting {
+            return Err(Stop::Wait(ticket));
         }
         let record = self.clients[&id].as_record();
-        match self.records.of(&record) {
-            _ if mistake::is(Mistake::BelieveThePast) && self.grace.knew(&record) => Ok(()),
-            Record::Kept => Ok(()),
-            Record::Unsettled(ticket) => Err(Stop::Gate(ticket)),
-            Record::None => Err(Stop::Gate(self.persist(Pending::Recorded, RecordChange::Put(record)))),
+        match self.stable_clients.of(&record) {
+            _ if fault_injection::is_planted(Fault::TrustStartupRecords)
+                && self.grace.was_on_record(&record) =>
+            {
+                Ok(())
+            }
+            RecordStatus::Durable => Ok(()),
+            RecordStatus::Pending(ticket) => Err(Stop::Wait(ticket)),
+            RecordStatus::Absent => {
+                Err(Stop::Wait(self.persist(Pending::RecordPut, RecordChange::Put(record))))
+            }
         }
     }
 
     /// Go on only when it is durable that this client has lost a delegation: otherwise he could claim it again after a restart, not knowing
     /// that others had the file since.
-    pub(super) fn be_marked(&mut self, id: ClientId) -> Step<()> {
+    pub(super) fn ensure_revocation_marked(&mut self, id: ClientId) -> Step<()> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
-        if let Some(ticket) = client.condemned {
+        if let Some(ticket) = client.evicting {
             // Written now it would come behind his being struck out, and bring him back.
-            return Err(Stop::Gate(ticket));
+            return Err(Stop::Wait(ticket));
         }
         let record = ClientRecord { revoked: true, ..client.as_record() };
-        match (client.mark, self.records.of(&record)) {
-            (Mark::Kept, _) => Ok(()),
-            (Mark::Writing(ticket), _) => Err(Stop::Gate(ticket)),
-            (Mark::None, Record::None) => {
+        match (client.revocation_mark, self.stable_clients.of(&record)) {
+            (RevocationMark::Durable, _) => Ok(()),
+            (RevocationMark::Writing(ticket), _) => Err(Stop::Wait(ticket)),
+            (RevocationMark::None, RecordStatus::Absent) => {
                 // Should he ever be on record, then so.
-                client.mark = Mark::Kept;
+                client.revocation_mark = RevocationMark::Durable;
                 Ok(())
             }
-            (Mark::None, Record::Unsettled(ticket)) => Err(Stop::Gate(ticket)),
-            (Mark::None, Record::Kept) => {
-                let ticket = self.persist(Pending::Marked(id), RecordChange::Put(record));
+            (RevocationMark::None, RecordStatus::Pending(ticket)) => Err(Stop::Wait(ticket)),
+            (RevocationMark::None, RecordStatus::Durable) => {
+                let ticket = self.persist(Pending::RevocationMark(id), RecordChange::Put(record));
                 if let Some(client) = self.clients.get_mut(&id) {
-                    client.mark = Mark::Writing(ticket);
+                    client.revocation_mark = RevocationMark::Writing(ticket);
                 }
-                Err(Stop::Gate(ticket))
+                Err(Stop::Wait(ticket))
             }
         }
     }
 
-    pub(super) fn marked(&mut self, id: ClientId, ticket: Ticket, durable: bool) {
+    pub(super) fn revocation_mark_written(&mut self, id: ClientId, ticket: Ticket, durable: bool) {
         if let Some(client) = self.clients.get_mut(&id)
-            && client.mark == Mark::Writing(ticket)
+            && client.revocation_mark == RevocationMark::Writing(ticket)
         {
-            client.mark = if durable { Mark::Kept } else { Mark::None };
+            client.revocation_mark = if durable { RevocationMark::Durable } else { RevocationMark::None };
         }
     }
 
     /// He knows what he has lost.
-    pub(super) fn unmark(&mut self, id: ClientId) {
+    pub(super) fn clear_revocation_mark(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        if client.revoked > 0 || client.mark == Mark::None {
+        if client.revoked > 0 || client.revocation_mark == RevocationMark::None {
             return;
         }
-        client.mark = Mark::None;
+        client.revocation_mark = RevocationMark::None;
         let record = client.as_record();
-        if client.condemned.is_none() && self.records.expected(&record).is_some() {
-            self.persist(Pending::Forgotten, RecordChange::Put(record));
+        if client.evicting.is_none() && self.stable_clients.expected(&record).is_some() {
+            self.persist(Pending::Nothing, RecordChange::Put(record));
         }
     }
 
     /// What a client holds goes.
-    fn drop_all(&mut self, id: ClientId) {
+    fn drop_client_state(&mut self, id: ClientId) {
         let Some(client) = self.clients.get(&id) else { return };
-        let (held, files) = (client.held.clone(), client.waits_at.clone());
+        let (entries, files) = (client.entries.clone(), client.waits_on.clone());
         for file in files {
             self.drop_waiters(file, |waiter| waiter.client == id);
-            self.tidy(file);
+            self.forget_file_if_idle(file);
         }
         let v40 = self.clients[&id].v40.is_some();
-        for index in held {
+        for index in entries {
             // Locks go with their opens.
-            match self.held.get(&index).map(|held| &held.kind) {
-                Some(Kind::Open(_)) => self.drop_open(index),
-                Some(Kind::Delegation(_)) => self.end_delegation(index),
-                Some(Kind::Copy(_)) => self.drop_copy(index),
-                Some(Kind::Lock(_)) | None => {}
+            match self.entries.get(&index).map(|entry| &entry.kind) {
+                Some(EntryKind::Open(_)) => self.drop_open(index),
+                Some(EntryKind::Delegation(_)) => self.end_delegation(index),
+                Some(EntryKind::Copy(_)) => self.drop_copy(index),
+                Some(EntryKind::Lock(_)) | None => {}
             }
             if v40 {
                 self.expired.insert(index);
@@ -404,17 +410,17 @@ impl State {
         for session in sessions {
             self.remove_session(session);
         }
-        self.drop_all(id);
+        self.drop_client_state(id);
         let Some(client) = self.clients.remove(&id) else { return };
         let key = (client.with_sessions, client.owner);
-        if let Some(name) = self.names.get_mut(&key) {
+        if let Some(name) = self.incarnations.get_mut(&key) {
             for place in [&mut name.confirmed, &mut name.unconfirmed] {
                 if *place == Some(id) {
                     *place = None;
                 }
             }
             if name.confirmed.is_none() && name.unconfirmed.is_none() {
-                self.names.remove(&key);
+                self.incarnations.remove(&key);
             }
         }
     }

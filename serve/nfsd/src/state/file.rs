@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::range::Ranges;
-use super::{File, State, Step, Stop, Ticket, Time};
+use super::{FileId, StateManager, Step, Stop, Ticket, Time};
 
 /// Files that nobody holds are remembered only as long as there is something to remember.
 #[derive(Debug, Default)]
@@ -13,11 +13,11 @@ pub(super) struct FileState {
     pub locks: BTreeMap<u64, Ranges>,
     pub waiters: Vec<super::lock::Waiter>,
     /// Permits and plans.
-    pub under_way: BTreeSet<u64>,
+    pub in_flight: BTreeSet<u64>,
     /// Its change attribute has to be raised before anybody looks at it or changes it.
-    pub bumps: BTreeSet<Ticket>,
+    pub pending_bumps: BTreeSet<Ticket>,
     /// When a delegation was last in somebody's way.
-    pub conflict: Option<Time>,
+    pub last_conflict: Option<Time>,
 }
 
 impl FileState {
@@ -26,15 +26,15 @@ impl FileState {
             && self.delegations.is_empty()
             && self.locks.is_empty()
             && self.waiters.is_empty()
-            && self.under_way.is_empty()
-            && self.bumps.is_empty()
+            && self.in_flight.is_empty()
+            && self.pending_bumps.is_empty()
     }
 }
 
-impl State {
-    /// Forget a file that there is nothing to say about. A conflict is something for a while: [`State::tick`] forgets it.
-    pub(super) fn tidy(&mut self, file: File) {
-        if self.files.get(&file).is_some_and(|state| state.is_idle() && state.conflict.is_none()) {
+impl StateManager {
+    /// Forget a file that there is nothing to say about. A conflict is something for a while: [`StateManager::tick`] forgets it.
+    pub(super) fn forget_file_if_idle(&mut self, file: FileId) {
+        if self.files.get(&file).is_some_and(|state| state.is_idle() && state.last_conflict.is_none()) {
             self.files.remove(&file);
         }
     }
@@ -46,15 +46,15 @@ impl State {
             Some(from) => self.files.range((std::ops::Bound::Excluded(from), std::ops::Bound::Unbounded)),
             None => self.files.range(..),
         };
-        let files: Vec<File> = range.map(|(file, _)| *file).take(slice).collect();
+        let files: Vec<FileId> = range.map(|(file, _)| *file).take(slice).collect();
         for file in &files {
             if let Some(state) = self.files.get_mut(file)
-                && state.conflict.is_some_and(|at| now.since(at) > self.config.lease)
+                && state.last_conflict.is_some_and(|at| now.since(at) > self.config.lease)
             {
-                state.conflict = None;
+                state.last_conflict = None;
             }
             self.forget_waiters(now, *file);
-            self.tidy(*file);
+            self.forget_file_if_idle(*file);
         }
         let more = files.len() == slice;
         self.files_at = if more { files.last().copied() } else { None };
@@ -62,16 +62,16 @@ impl State {
     }
 
     /// Nobody gets at a file between the end of a delegation that was shown as written and the bump for it.
-    pub(super) fn bumped(&self, file: File) -> Step<()> {
-        match self.files.get(&file).and_then(|state| state.bumps.first()) {
-            Some(ticket) => Err(Stop::Gate(*ticket)),
+    pub(super) fn check_no_pending_bump(&self, file: FileId) -> Step<()> {
+        match self.files.get(&file).and_then(|state| state.pending_bumps.first()) {
+            Some(ticket) => Err(Stop::Wait(*ticket)),
             None => Ok(()),
         }
     }
 
-    pub(super) fn bump(&mut self, file: File) {
-        let ticket = self.ticket(super::Pending::Bumped(file));
-        self.files.entry(file).or_default().bumps.insert(ticket);
+    pub(super) fn request_bump(&mut self, file: FileId) {
+        let ticket = self.ticket(super::Pending::Bump(file));
+        self.files.entry(file).or_default().pending_bumps.insert(ticket);
         self.effects.push(super::Effect::Bump { ticket, file });
     }
 }

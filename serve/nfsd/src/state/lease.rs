@@ -4,15 +4,17 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
 use super::client::Client;
-use super::mistake::{self, Mistake};
-use super::record::Record;
-use super::share::Shares;
-use super::{ClientRecord, Home, Note, Pending, RecordChange, Span, State, Step, Stop, Time, fail};
+use super::fair_share::FairShare;
+use super::fault_injection::{self, Fault};
+use super::stable_clients::RecordStatus;
+use super::{
+    ClientHost, ClientRecord, LogEvent, Millis, Pending, RecordChange, StateManager, Step, Stop, Time, fail,
+};
 
-/// Clients that one [`State::tick`] looks at.
+/// Clients that one [`StateManager::tick`] looks at.
 const SLICE: usize = 64;
 
-impl State {
+impl StateManager {
     pub(super) fn renew(&mut self, now: Time, id: ClientId) {
         if let Some(client) = self.clients.get_mut(&id) {
             client.renewed = client.renewed.max(now);
@@ -20,7 +22,7 @@ impl State {
     }
 
     /// Whether a client has been silent for longer than a lease, and nothing of his is under way.
-    pub(super) fn lease_is_over(&self, now: Time, id: ClientId) -> bool {
+    pub(super) fn lease_expired(&self, now: Time, id: ClientId) -> bool {
         self.clients
             .get(&id)
             .is_none_or(|client| client.busy == 0 && now.since(client.renewed) > self.config.lease)
@@ -30,71 +32,71 @@ impl State {
     /// restart and claim what somebody else has got.
     pub(super) fn evict(&mut self, id: ClientId) -> Step<()> {
         let Some(client) = self.clients.get(&id) else { return Ok(()) };
-        if let Some(ticket) = client.condemned {
-            return Err(Stop::Gate(ticket));
+        if let Some(ticket) = client.evicting {
+            return Err(Stop::Wait(ticket));
         }
         if client.busy > 0 {
             return fail(NfsStat::Delay);
         }
         let record = client.as_record();
-        match self.records.of(&record) {
-            Record::None => {
+        match self.stable_clients.of(&record) {
+            RecordStatus::Absent => {
                 if client.confirmed {
-                    self.note(Note::Evicted(id));
+                    self.note(LogEvent::Evicted(id));
                 }
                 self.remove_client(id);
                 Ok(())
             }
-            Record::Unsettled(ticket) => Err(Stop::Gate(ticket)),
-            Record::Kept if mistake::is(Mistake::ForgetRecords) => {
+            RecordStatus::Pending(ticket) => Err(Stop::Wait(ticket)),
+            RecordStatus::Durable if fault_injection::is_planted(Fault::EvictBeforeRemoval) => {
                 self.remove_client(id);
                 Ok(())
             }
-            Record::Kept => {
-                let ticket = self.persist(Pending::Condemned(id), RecordChange::Strike(vec![record]));
-                self.note(Note::Evicted(id));
+            RecordStatus::Durable => {
+                let ticket = self.persist(Pending::Evicting(id), RecordChange::Remove(vec![record]));
+                self.note(LogEvent::Evicted(id));
                 if let Some(client) = self.clients.get_mut(&id) {
-                    client.condemned = Some(ticket);
+                    client.evicting = Some(ticket);
                 }
-                Err(Stop::Gate(ticket))
+                Err(Stop::Wait(ticket))
             }
         }
     }
 
     /// Room for one more client: those who never confirmed go first, then the expired ones, each time the one silent for longest.
     ///
-    /// Whoever is at home where there are [few](Shares) gets in beyond the bound, and is not sent away for somebody else before he has confirmed.
-    pub(super) fn make_room(&mut self, now: Time, home: Home) -> Step<()> {
+    /// Whoever is at home where there are [few](FairShare) gets in beyond the bound, and is not sent away for somebody else before he has confirmed.
+    pub(super) fn make_room_for_client(&mut self, now: Time, host: ClientHost) -> Step<()> {
         let bound = self.config.limits.clients;
         if self.clients.len() < bound {
             return Ok(());
         }
-        let shares = Shares::new(bound as u64, home, self.clients.values().map(|client| (client.home, 1)));
+        let shares = FairShare::new(bound as u64, host, self.clients.values().map(|client| (client.host, 1)));
         let longest = |goes: &dyn Fn(&Client) -> bool| {
             let clients = self.clients.values().filter(|client| goes(client));
             clients.min_by_key(|client| (client.renewed, client.id)).map(|client| client.id)
         };
-        let may_go = |client: &Client| client.home == home || !shares.few(client.home);
+        let may_go = |client: &Client| client.host == host || !shares.holds_little(client.host);
         if let Some(id) = longest(&|client| !client.confirmed && may_go(client)) {
             self.remove_client(id);
             return Ok(());
         }
-        match longest(&|client| client.confirmed).filter(|&id| self.lease_is_over(now, id)) {
+        match longest(&|client| client.confirmed).filter(|&id| self.lease_expired(now, id)) {
             Some(id) => self.evict(id),
-            None if shares.room(home) > 0 => Ok(()),
+            None if shares.available(host) > 0 => Ok(()),
             None => fail(NfsStat::Delay),
         }
     }
 
-    /// Memory is short: the expired client who is silent for longest goes.
-    pub(super) fn make_memory(&mut self, now: Time) -> Step<()> {
+    /// ReplyMemory is short: the expired client who is silent for longest goes.
+    pub(super) fn evict_longest_expired(&mut self, now: Time) -> Step<()> {
         let oldest = self
             .clients
             .values()
             .filter(|client| client.confirmed)
             .min_by_key(|client| (client.renewed, client.id))
             .map(|client| client.id);
-        match oldest.filter(|&id| self.lease_is_over(now, id)) {
+        match oldest.filter(|&id| self.lease_expired(now, id)) {
             Some(id) => self.evict(id),
             None => Ok(()),
         }
@@ -102,17 +104,17 @@ impl State {
 
     /// The server stops, and nothing is under way any more: who holds nothing has nothing to claim, and the next start need not wait for him.
     /// Nothing may be granted afterwards.
-    pub fn strike_idle(&mut self) {
+    pub fn remove_idle_records(&mut self) {
         // Those of the last boot who have not come back yet stay as they are.
         if self.in_grace() {
             return;
         }
         let clients = self.clients.values();
-        let idle = clients.filter(|it| it.condemned.is_none() && it.busy == 0 && !it.holds());
-        let kept = |record: &ClientRecord| self.records.of(record) == Record::Kept;
+        let idle = clients.filter(|it| it.evicting.is_none() && it.busy == 0 && !it.holds_state());
+        let kept = |record: &ClientRecord| self.stable_clients.of(record) == RecordStatus::Durable;
         let idle: Vec<_> = idle.map(Client::as_record).filter(kept).collect();
         if !idle.is_empty() {
-            self.persist(Pending::Forgotten, RecordChange::Strike(idle));
+            self.persist(Pending::Nothing, RecordChange::Remove(idle));
         }
     }
 
@@ -124,7 +126,7 @@ impl State {
             let client = &self.clients[id];
             let patience = if client.confirmed { self.config.courtesy } else { self.config.lease };
             // An expired client who holds nothing is of no use to anybody.
-            let patience = if client.confirmed && client.sessions.is_empty() && !client.holds() {
+            let patience = if client.confirmed && client.sessions.is_empty() && !client.holds_state() {
                 self.config.lease
             } else {
                 patience
@@ -140,9 +142,9 @@ impl State {
         more |= self.forget_owners(now, SLICE);
         let recalls = self.sweep_recalls(now, SLICE);
         self.forget_copies(now);
-        self.share_memory(now);
+        self.balance_reply_memory(now);
         self.end_grace_if_due(now);
-        let next = if more { now } else { now + Span(self.config.lease.0 / 4) };
+        let next = if more { now } else { now + Millis(self.config.lease.0 / 4) };
         [recalls, self.grace.next()].into_iter().flatten().fold(next, Time::min)
     }
 }

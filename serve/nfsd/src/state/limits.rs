@@ -1,14 +1,14 @@
 //! How much of everything there may be, a client and in all: one client does not starve the others.
 
-use super::Span;
+use super::Millis;
 
 /// What the server was told to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// How long a client keeps what he holds without a word.
-    pub lease: Span,
+    pub lease: Millis,
     /// How long an expired client is tolerated when nobody is in need of what he holds.
-    pub courtesy: Span,
+    pub courtesy: Millis,
     /// `so_major_id`.
     pub server_major: Vec<u8>,
     /// `eir_server_scope`.
@@ -20,8 +20,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            lease: Span::seconds(90),
-            courtesy: Span::seconds(24 * 3600),
+            lease: Millis::seconds(90),
+            courtesy: Millis::seconds(24 * 3600),
             server_major: Vec::new(),
             scope: Vec::new(),
             limits: Limits::default(),
@@ -47,9 +47,9 @@ pub struct Limits {
     /// Bytes of a reply.
     pub reply_bytes: u32,
     /// Bytes of a reply that is kept.
-    pub kept_reply_bytes: u32,
+    pub cached_reply_bytes: u32,
     /// Bytes reserved for kept replies: of a client, and in all.
-    pub kept_bytes: (u64, u64),
+    pub reply_cache_bytes: (u64, u64),
     /// Operations of a request.
     pub operations: u32,
     /// Opens, lock-owners of a file, and delegations: of a client, and in all.
@@ -76,8 +76,8 @@ impl Default for Limits {
             connections: 32,
             request_bytes: 1 << 20 | 4096,
             reply_bytes: 1 << 20 | 4096,
-            kept_reply_bytes: 8192,
-            kept_bytes: (8 << 20, 256 << 20),
+            cached_reply_bytes: 8192,
+            reply_cache_bytes: (8 << 20, 256 << 20),
             operations: 64,
             stateids: (65_536, 1 << 20),
             delegations: (16_384, 131_072),

@@ -4,10 +4,10 @@ use ivers_nfs4::ops::v40::{LockDenied, share};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, LockType, Opaque, StateId};
 
-use super::held::{Kind, OwnerKind};
-use super::mistake::{self, Mistake};
+use super::fault_injection::{self, Fault};
 use super::range::Range;
-use super::{Call, Caller, Effect, File, State, Step, Stop, Time, fail};
+use super::stateids::{EntryKind, OwnerKind};
+use super::{Callback, Caller, Effect, FileId, StateManager, Step, Stop, Time, fail};
 
 #[derive(Debug)]
 pub(super) struct LockState {
@@ -59,13 +59,13 @@ fn writes(kind: LockType) -> bool {
     matches!(kind, LockType::Write | LockType::WriteW)
 }
 
-impl State {
+impl StateManager {
     /// LOCK (RFC 8881 section 18.10).
     pub fn lock(
         &mut self,
         now: Time,
         caller: Caller,
-        file: File,
+        file: FileId,
         request: &LockRequest<'_>,
     ) -> Step<StateId> {
         let range = Range::new(request.offset, request.length)?;
@@ -74,11 +74,13 @@ impl State {
             Locker::New { open, .. } => open,
             Locker::Old(lock) => lock,
         };
-        let index = self.find_of(caller, file, stateid)?;
-        let client = self.held[&index].client;
-        let (open_index, name) = match (&request.locker, &self.held[&index].kind) {
-            (Locker::New { owner, .. }, Kind::Open(_)) if self.is_confirmed(index) => (index, owner.to_vec()),
-            (Locker::Old(_), Kind::Lock(lock)) => (lock.open, self.owners[&lock.owner].name.clone()),
+        let index = self.find_for_file(caller, file, stateid)?;
+        let client = self.entries[&index].client;
+        let (open_index, name) = match (&request.locker, &self.entries[&index].kind) {
+            (Locker::New { owner, .. }, EntryKind::Open(_)) if self.is_confirmed(index) => {
+                (index, owner.to_vec())
+            }
+            (Locker::Old(_), EntryKind::Lock(lock)) => (lock.open, self.owners[&lock.owner].name.clone()),
             _ => return fail(NfsStat::BadStateid),
         };
         self.caller(client)?;
@@ -91,19 +93,19 @@ impl State {
             return fail(NfsStat::Openmode);
         }
         if request.reclaim {
-            self.may_reclaim(client)?;
+            self.check_may_reclaim(client)?;
         } else {
-            self.fresh_for(client)?;
+            self.check_may_acquire(client)?;
         }
-        self.bumped(file)?;
+        self.check_no_pending_bump(file)?;
         let owner = self.clients[&client].owners.get(&(OwnerKind::Lock, name.clone())).copied();
-        if let Err(stop) = self.unlocked(now, file, owner, range, write) {
+        if let Err(stop) = self.check_lock_conflict(now, file, owner, range, write) {
             let Stop::Denied(_) = stop else { return Err(stop) };
             if request.reclaim {
                 return fail(NfsStat::ReclaimConflict);
             }
             if matches!(request.kind, LockType::ReadW | LockType::WriteW) && caller != Caller::V40 {
-                self.wait(file, Waiter { client, owner: name, range, write, since: now });
+                self.add_waiter(file, Waiter { client, owner: name, range, write, since: now });
             }
             return Err(stop);
         }
@@ -113,42 +115,45 @@ impl State {
         }
         let existing = owner.and_then(|owner| {
             let same =
-                |at: &&u32| matches!(&self.held[*at].kind, Kind::Lock(lock) if lock.open == open_index);
-            self.owners[&owner].held.iter().find(same).copied()
+                |at: &&u32| matches!(&self.entries[*at].kind, EntryKind::Lock(lock) if lock.open == open_index);
+            self.owners[&owner].entries.iter().find(same).copied()
         });
         if existing.is_none() {
-            self.room_for_state(now, client)?;
+            self.check_room_for_entry(now, client)?;
         }
         let owner = self.owner(client, OwnerKind::Lock, &name);
         let index = match existing {
             Some(index) => {
-                if let Some(held) = self.held.get_mut(&index) {
-                    held.changed();
+                if let Some(entry) = self.entries.get_mut(&index) {
+                    entry.changed();
                 }
                 index
             }
             None => {
-                let index = self.hold(client, file, Kind::Lock(LockState { owner, open: open_index }));
+                let index =
+                    self.insert_entry(client, file, EntryKind::Lock(LockState { owner, open: open_index }));
                 if let Some(owner) = self.owners.get_mut(&owner) {
-                    owner.held.insert(index);
+                    owner.entries.insert(index);
                 }
-                if let Some(Kind::Open(open)) = self.held.get_mut(&open_index).map(|held| &mut held.kind) {
+                if let Some(EntryKind::Open(open)) =
+                    self.entries.get_mut(&open_index).map(|entry| &mut entry.kind)
+                {
                     open.locks.insert(index);
                 }
                 index
             }
         };
-        self.unwait(file, client, &name);
+        self.remove_waiter(file, client, &name);
         self.set_range(file, client, owner, range, Some(write));
         if request.reclaim {
-            self.reclaimed(client);
+            self.note_reclaim(client);
         }
         Ok(self.stateid(index))
     }
 
     fn room_for_ranges(&self, id: ClientId, more: usize) -> bool {
         let bound = self.config.limits.ranges.1;
-        self.shares(id, more, (self.ranges, bound), |client| client.ranges)
+        self.within_share(id, more, (self.ranges, bound), |client| client.ranges)
     }
 
     /// LOCKT (RFC 8881 section 18.11).
@@ -156,7 +161,7 @@ impl State {
         &mut self,
         now: Time,
         client: ClientId,
-        file: File,
+        file: FileId,
         owner: &[u8],
         kind: LockType,
         (offset, length): (u64, u64),
@@ -165,9 +170,9 @@ impl State {
         if self.caller(client)? == Caller::V40 {
             self.renew(now, client);
         }
-        self.fresh()?;
+        self.check_grace_over()?;
         let owner = self.clients[&client].owners.get(&(OwnerKind::Lock, owner.to_vec())).copied();
-        self.unlocked(now, file, owner, range, writes(kind))
+        self.check_lock_conflict(now, file, owner, range, writes(kind))
     }
 
     /// LOCKU (RFC 8881 section 18.12).
@@ -175,14 +180,14 @@ impl State {
         &mut self,
         now: Time,
         caller: Caller,
-        file: File,
+        file: FileId,
         stateid: &StateId,
         (offset, length): (u64, u64),
     ) -> Step<StateId> {
         let range = Range::new(offset, length)?;
-        let index = self.find_of(caller, file, stateid)?;
-        let client = self.held[&index].client;
-        let Kind::Lock(LockState { owner, .. }) = self.held[&index].kind else {
+        let index = self.find_for_file(caller, file, stateid)?;
+        let client = self.entries[&index].client;
+        let EntryKind::Lock(LockState { owner, .. }) = self.entries[&index].kind else {
             return fail(NfsStat::BadStateid);
         };
         // A hole in the middle makes two of one. Whoever is at his limit can only unlock what does not.
@@ -193,8 +198,8 @@ impl State {
         if splits && (self.clients[&client].ranges >= limits.0 || !self.room_for_ranges(client, 1)) {
             return fail(NfsStat::LockRange);
         }
-        if let Some(held) = self.held.get_mut(&index) {
-            held.changed();
+        if let Some(entry) = self.entries.get_mut(&index) {
+            entry.changed();
         }
         self.set_range(file, client, owner, range, None);
         self.renew(now, client);
@@ -202,16 +207,25 @@ impl State {
     }
 
     /// Whether nobody else's lock is in the way.
-    fn unlocked(&mut self, now: Time, file: File, owner: Option<u64>, range: Range, write: bool) -> Step<()> {
+    fn check_lock_conflict(
+        &mut self,
+        now: Time,
+        file: FileId,
+        owner: Option<u64>,
+        range: Range,
+        write: bool,
+    ) -> Step<()> {
         loop {
             let Some(state) = self.files.get(&file) else { return Ok(()) };
             let mut others = state.locks.iter().filter(|(of, _)| Some(**of) != owner);
             let against = others.find_map(|(of, ranges)| Some((*of, ranges.conflict(range, write)?)));
-            let Some((of, (range, write))) = against.filter(|_| !mistake::is(Mistake::ForgetLocks)) else {
+            let Some((of, (range, write))) =
+                against.filter(|_| !fault_injection::is_planted(Fault::IgnoreLocks))
+            else {
                 return Ok(());
             };
             let holder = &self.owners[&of];
-            if !self.lease_is_over(now, holder.client) {
+            if !self.lease_expired(now, holder.client) {
                 // [RFC8881 18.10.4]
                 return Err(Stop::Denied(Box::new(LockDenied {
                     offset: range.first,
@@ -228,11 +242,11 @@ impl State {
         }
     }
 
-    pub(super) fn has_ranges(&self, file: File, owner: u64) -> bool {
+    pub(super) fn has_ranges(&self, file: FileId, owner: u64) -> bool {
         self.files.get(&file).is_some_and(|state| state.locks.contains_key(&owner))
     }
 
-    fn set_range(&mut self, file: File, client: ClientId, owner: u64, range: Range, lock: Option<bool>) {
+    fn set_range(&mut self, file: FileId, client: ClientId, owner: u64, range: Range, lock: Option<bool>) {
         let state = self.files.entry(file).or_default();
         let ranges = state.locks.entry(owner).or_default();
         let before = ranges.len();
@@ -246,49 +260,53 @@ impl State {
             client.ranges = client.ranges + after - before;
         }
         if lock != Some(true) {
-            self.wake(file);
+            self.notify_waiters(file);
         }
-        self.tidy(file);
+        self.forget_file_if_idle(file);
     }
 
     /// A lock-owner's stateid under an open goes, and what it locked, unless it locked that under another open too.
     pub(super) fn drop_lock_state(&mut self, index: u32) {
-        let Some(held) = self.release(index) else { return };
-        let Kind::Lock(lock) = held.kind else { return };
-        if let Some(Kind::Open(open)) = self.held.get_mut(&lock.open).map(|held| &mut held.kind) {
+        let Some(entry) = self.remove_entry(index) else { return };
+        let EntryKind::Lock(lock) = entry.kind else { return };
+        if let Some(EntryKind::Open(open)) = self.entries.get_mut(&lock.open).map(|entry| &mut entry.kind) {
             open.locks.remove(&index);
         }
         let mut elsewhere = false;
         if let Some(owner) = self.owners.get_mut(&lock.owner) {
-            owner.held.remove(&index);
-            elsewhere = owner.held.iter().any(|at| self.held[at].file == held.file);
+            owner.entries.remove(&index);
+            elsewhere = owner.entries.iter().any(|at| self.entries[at].file == entry.file);
         }
-        if !elsewhere && self.has_ranges(held.file, lock.owner) {
-            self.set_range(held.file, held.client, lock.owner, Range { first: 0, last: u64::MAX }, None);
+        if !elsewhere && self.has_ranges(entry.file, lock.owner) {
+            self.set_range(entry.file, entry.client, lock.owner, Range { first: 0, last: u64::MAX }, None);
         }
-        self.let_owner_go(lock.owner);
+        self.remove_owner_if_idle(lock.owner);
     }
 
-    fn wait(&mut self, file: File, waiter: Waiter) {
-        self.unwait(file, waiter.client, &waiter.owner);
+    fn add_waiter(&mut self, file: FileId, waiter: Waiter) {
+        self.remove_waiter(file, waiter.client, &waiter.owner);
         let limits = self.config.limits.waiters;
-        let room = self.shares(waiter.client, 1, (self.waiters, limits.1), |client| client.waiters);
+        let room = self.within_share(waiter.client, 1, (self.waiters, limits.1), |client| client.waiters);
         let Some(client) = self.clients.get_mut(&waiter.client) else { return };
         // Without a place he asks again after a while, as he does anyway.
         if client.waiters >= limits.0 || !room {
             return;
         }
         client.waiters += 1;
-        client.waits_at.insert(file);
+        client.waits_on.insert(file);
         self.waiters += 1;
         self.files.entry(file).or_default().waiters.push(waiter);
     }
 
-    fn unwait(&mut self, file: File, client: ClientId, owner: &[u8]) {
+    fn remove_waiter(&mut self, file: FileId, client: ClientId, owner: &[u8]) {
         self.drop_waiters(file, |waiter| waiter.client == client && waiter.owner == owner);
     }
 
-    pub(super) fn drop_waiters(&mut self, file: File, mut gone: impl FnMut(&Waiter) -> bool) -> Vec<Waiter> {
+    pub(super) fn drop_waiters(
+        &mut self,
+        file: FileId,
+        mut gone: impl FnMut(&Waiter) -> bool,
+    ) -> Vec<Waiter> {
         let Some(state) = self.files.get_mut(&file) else { return Vec::new() };
         let dropped: Vec<Waiter> = state.waiters.extract_if(.., |waiter| gone(waiter)).collect();
         for waiter in &dropped {
@@ -297,7 +315,7 @@ impl State {
             if let Some(client) = self.clients.get_mut(&waiter.client) {
                 client.waiters -= 1;
                 if !others {
-                    client.waits_at.remove(&file);
+                    client.waits_on.remove(&file);
                 }
             }
         }
@@ -305,7 +323,7 @@ impl State {
     }
 
     /// Those are told for whom a lock may be free now.
-    fn wake(&mut self, file: File) {
+    fn notify_waiters(&mut self, file: FileId) {
         let Some(state) = self.files.get(&file).filter(|state| !state.waiters.is_empty()) else { return };
         let free: Vec<bool> = state
             .waiters
@@ -320,15 +338,15 @@ impl State {
         let mut free = free.into_iter();
         // [RFC8881 20.11]
         for waiter in self.drop_waiters(file, |_| free.next().unwrap_or(false)) {
-            self.effects.push(Effect::Call {
+            self.effects.push(Effect::Callback {
                 client: waiter.client,
-                call: Call::NotifyLock { file, owner: waiter.owner },
+                call: Callback::NotifyLock { file, owner: waiter.owner },
             });
         }
     }
 
     /// Waiters who have not asked again for a lease time have given up.
-    pub(super) fn forget_waiters(&mut self, now: Time, file: File) {
+    pub(super) fn forget_waiters(&mut self, now: Time, file: FileId) {
         let lease = self.config.lease;
         self.drop_waiters(file, |waiter| now.since(waiter.since) > lease);
     }

@@ -3,30 +3,30 @@
 //!
 //! # How it is used
 //!
-//! One mutex around one [`State`]. Each method is a short critical section: it looks, decides, changes tables, and returns. Under the same
-//! hold of the mutex the caller takes the [`effects`](State::effects), lets go, and carries them out:
+//! One mutex around one [`StateManager`]. Each method is a short critical section: it looks, decides, changes tables, and returns. Under the same
+//! hold of the mutex the caller takes the [`effects`](StateManager::take_effects), lets go, and carries them out:
 //!
 //! | effect | what to do | then |
 //! |---|---|---|
-//! | [`Effect::Persist`] | make it durable, one behind the other in this order | [`State::done`], or [`State::failed`] |
-//! | [`Effect::Bump`] | raise the file's change attribute, whether somebody looked or not; before the reply goes out | [`State::done`] |
-//! | [`Effect::Open`] | let those go on who wait at this gate | |
-//! | [`Effect::Call`] | [`State::channel`], send, wait | [`State::channel_end`]; for CB_GETATTR [`State::told`], too |
+//! | [`Effect::Persist`] | make it durable, one behind the other in this order | [`StateManager::effect_done`], or [`StateManager::effect_failed`] |
+//! | [`Effect::Bump`] | raise the file's change attribute, whether somebody looked or not; before the reply goes out | [`StateManager::effect_done`] |
+//! | [`Effect::Wake`] | let those go on who wait at this gate | |
+//! | [`Effect::Callback`] | [`StateManager::begin_callback`], send, wait | [`StateManager::end_callback`]; for CB_GETATTR [`StateManager::getattr_reply`], too |
 //!
 //! What does not go on says why: [`Stop`].
 //!
 //! | operation | calls |
 //! |---|---|
 //! | EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION, DESTROY_*, RECLAIM_COMPLETE, TEST_STATEID, FREE_STATEID | one of that name |
-//! | SEQUENCE | [`State::sequence`] before, [`State::finish`] after all operations of the request |
-//! | READ, WRITE, SETATTR, REMOVE, ... | [`State::permit`], the VFS, [`State::end`]: what was decided holds until then |
-//! | GETATTR, VERIFY, READDIR of change, size and times | [`State::look`], the VFS, [`State::end`] |
-//! | OPEN | [`State::open_plan`]; [`State::open_claim`] as soon as the file is known, before anybody else can reach it; the VFS; [`State::open_commit`] or [`State::open_abort`] |
+//! | SEQUENCE | [`StateManager::sequence`] before, [`StateManager::finish`] after all operations of the request |
+//! | READ, WRITE, SETATTR, REMOVE, ... | [`StateManager::permit`], the VFS, [`StateManager::end_permit`]: what was decided holds until then |
+//! | GETATTR, VERIFY, READDIR of change, size and times | [`StateManager::begin_getattr`], the VFS, [`StateManager::end_permit`] |
+//! | OPEN | [`StateManager::open_plan`]; [`StateManager::open_claim`] as soon as the file is known, before anybody else can reach it; the VFS; [`StateManager::open_commit`] or [`StateManager::open_abort`] |
 //! | LOCK, LOCKT, LOCKU, CLOSE, OPEN_DOWNGRADE, DELEGRETURN | one of that name |
-//! | COPY that goes on behind its reply | [`State::copy_begin`]; for each slice [`State::copy_slice`], the VFS, [`State::end`] twice, [`State::copy_progress`] |
-//! | operations with a seqid (4.0) | [`State::turn`] before, [`State::turn_end`] after |
+//! | COPY that goes on behind its reply | [`StateManager::copy_begin`]; for each slice [`StateManager::copy_slice`], the VFS, [`StateManager::end_permit`] twice, [`StateManager::copy_progress`] |
+//! | operations with a seqid (4.0) | [`StateManager::begin_owner_request`] before, [`StateManager::end_owner_request`] after |
 //!
-//! From time to time, and at the moment that it last asked for: [`State::tick`].
+//! From time to time, and at the moment that it last asked for: [`StateManager::tick`].
 //!
 //! # Invariants
 //!
@@ -41,31 +41,31 @@
 //! | S7 | what a client held in the last boot goes to others only after he is struck out durably, or an expired one's record is gone | `Gate` | driver |
 //! | S8 | a client with a permit, a plan, a slot or a turn out does not go | `evict` | `audit` |
 //! | S9 | counts are what is counted, and within the limits | everywhere | `audit` |
-//! | S10 | who has said that he has claimed all is on record until he is struck out | `be_recorded`, `Records` | driver |
+//! | S10 | who has said that he has claimed all is on record until he is struck out | `be_recorded`, `StableClients` | driver |
 
-mod audit;
-mod base;
 mod callback;
-mod census;
 mod client;
 mod copy;
 mod delegation;
+mod fair_share;
+mod fault_injection;
 mod file;
 mod grace;
-mod held;
+mod ids;
+mod in_flight;
+mod invariants;
 mod lease;
 mod limits;
 mod lock;
-mod memory;
-mod mistake;
 mod open;
 mod owner;
-mod permit;
 mod range;
-mod record;
+mod reply_memory;
 mod session;
-mod share;
 mod slot;
+mod stable_clients;
+mod stateids;
+mod stats;
 mod v40;
 
 #[cfg(test)]
@@ -76,106 +76,108 @@ use std::collections::{BTreeMap, BTreeSet};
 use ivers_nfs4::callback::OffloadInfo;
 use ivers_nfs4::types::{ClientId, SessionId, StateId};
 
-pub use base::{Caller, Conn, Dice, Digest, File, Home, Principal, Reply, Span, Step, Stop, Ticket, Time};
-pub use callback::{Channel, NoChannel};
-pub use census::{Census, Events, Note};
-pub use copy::CopyWanted;
-pub use delegation::{Answer, Granted, Told, Why};
-pub use grace::Past;
+pub use callback::{CallbackPath, NoCallbackPath};
+pub use copy::CopyRequest;
+pub use delegation::{DelegationGrant, GetattrOutcome, HolderAttrs, WhyNoDelegation};
+pub use grace::PreviousBoot;
+pub use ids::{
+    CachedReply, Caller, ClientHost, ConnId, Digest, FileId, Millis, Principal, Rng, Step, Stop, Ticket, Time,
+};
+pub use in_flight::{Access, Permit};
 pub use limits::{Config, Limits};
 pub use lock::{LockRequest, Locker};
-pub use open::{Claim, OpenRequest, Opened, Plan};
-pub use owner::{Turn, TurnOf};
-pub use permit::{Does, Permit};
-pub use session::Identity;
-pub use slot::{Request, Running, Sequenced};
+pub use open::{Claim, OpenPlan, OpenRequest, Opened};
+pub use owner::{OwnerRequest, SeqidOwner};
+pub use session::CallbackCred;
+pub use slot::{RequestHeader, SequenceOutcome, SessionRequest};
+pub use stats::{EventCounts, LogEvent, StateCounts};
 
-use base::fail;
-use client::{Client, Name};
+use client::{Client, Incarnations};
 use file::FileState;
 use grace::Grace;
-use held::{Held, Owner};
-use memory::Memory;
-use permit::UnderWay;
-use record::Records;
+use ids::fail;
+use in_flight::InFlight;
+use reply_memory::ReplyMemory;
 use session::Session;
+use stable_clients::StableClients;
+use stateids::{Owner, StateEntry};
 
 /// What has to be done outside, in this order. What a request has caused is carried out before it is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Write to stable storage, behind what was to be written before, then say [`done`](State::done).
+    /// Write to stable storage, behind what was to be written before, then say [`done`](StateManager::effect_done).
     Persist {
         /// Which.
         ticket: Ticket,
         /// What.
         change: RecordChange,
     },
-    /// Raise the change attribute of a file, whether somebody has looked or not, then say [`done`](State::done). If the file is gone
+    /// Raise the change attribute of a file, whether somebody has looked or not, then say [`done`](StateManager::effect_done). If the file is gone
     /// there is nothing to raise.
     Bump {
         /// Which.
         ticket: Ticket,
         /// The file.
-        file: File,
+        file: FileId,
     },
-    /// A [`Stop::Gate`] that nothing outside stands for has opened: whoever waits there makes his call again.
-    Open {
+    /// A [`Stop::Wait`] that nothing outside stands for has opened: whoever waits there makes his call again.
+    Wake {
         /// Which.
         ticket: Ticket,
     },
-    /// Somebody has opened a file that nobody had open: until [`Effect::Release`] it stays, whatever happens to its names.
-    Keep {
+    /// Somebody has opened a file that nobody had open: until [`Effect::Unpin`] it stays, whatever happens to its names.
+    Pin {
         /// The file.
-        file: File,
+        file: FileId,
     },
     /// Nobody has it open any more.
-    Release {
+    Unpin {
         /// The file.
-        file: File,
+        file: FileId,
     },
     /// Ask something of a client.
-    Call {
+    Callback {
         /// Whom.
         client: ClientId,
         /// What.
-        call: Call,
+        call: Callback,
     },
 }
 
 /// A callback.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Call {
+pub enum Callback {
     /// CB_RECALL.
     Recall {
         /// The delegation.
         stateid: StateId,
         /// Its file.
-        file: File,
+        file: FileId,
         /// The file is going to be truncated.
         truncate: bool,
     },
-    /// CB_GETATTR of change attribute and size: the answer is for [`State::told`].
+    /// CB_GETATTR of change attribute and size: the answer is for [`StateManager::getattr_reply`].
     GetAttr {
         /// Whose answer it is.
         ticket: Ticket,
         /// The file.
-        file: File,
+        file: FileId,
         /// The delegation.
         stateid: StateId,
     },
     /// CB_NOTIFY_LOCK: a lock may be free.
     NotifyLock {
         /// The file.
-        file: File,
+        file: FileId,
         /// The lock-owner who wanted it.
         owner: Vec<u8>,
     },
-    /// CB_OFFLOAD: a copy has ended. If he has heard it: [`State::copy_told`].
+    /// CB_OFFLOAD: a copy has ended. If he has heard it: [`StateManager::copy_acknowledged`].
     Offload {
         /// The copy.
         stateid: StateId,
         /// Into which file.
-        file: File,
+        file: FileId,
         /// How.
         info: OffloadInfo,
     },
@@ -203,7 +205,7 @@ impl ClientRecord {
     }
 
     /// Whether both are of one boot of one client.
-    pub fn is_of(&self, other: &Self) -> bool {
+    pub fn is_same_boot(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.sessions, it.verifier);
         key(self) == key(other) && self.owner == other.owner && self.principal == other.principal
     }
@@ -214,44 +216,44 @@ impl ClientRecord {
 pub enum RecordChange {
     /// Add, or put in the place of the one of the same name.
     Put(ClientRecord),
-    /// Take out those that are still [of the same boot](ClientRecord::is_of).
-    Strike(Vec<ClientRecord>),
+    /// Take out those that are still [of the same boot](ClientRecord::is_same_boot).
+    Remove(Vec<ClientRecord>),
 }
 
 /// What a ticket is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Pending {
     /// A client's record is being written.
-    Recorded,
+    RecordPut,
     /// It is being written that a client has lost a delegation.
-    Marked(ClientId),
+    RevocationMark(ClientId),
     /// A client is struck out, then he goes.
-    Condemned(ClientId),
+    Evicting(ClientId),
     /// Who did not reclaim is struck out, then grace is over.
-    GraceEnds,
+    GraceEnd,
     /// A file's change attribute is raised.
-    Bumped(File),
+    Bump(FileId),
     /// The holder of this write delegation is asked.
-    Asked(u32),
+    Getattr(u32),
     /// Nothing has to be done when it is.
-    Forgotten,
+    Nothing,
 }
 
 /// All that the server knows about its clients.
-pub struct State {
+pub struct StateManager {
     config: Config,
     boot: u32,
-    dice: Box<dyn Dice>,
+    rng: Box<dyn Rng>,
     clients: BTreeMap<ClientId, Client>,
-    names: BTreeMap<(bool, Vec<u8>), Name>,
+    incarnations: BTreeMap<(bool, Vec<u8>), Incarnations>,
     sessions: BTreeMap<SessionId, Session>,
     pending: BTreeMap<Ticket, Pending>,
-    records: Records,
+    stable_clients: StableClients,
     effects: Vec<Effect>,
     last_ticket: u64,
-    kept_bytes: u64,
-    memory: Memory,
-    held: BTreeMap<u32, Held>,
+    reply_cache_bytes: u64,
+    reply_memory: ReplyMemory,
+    entries: BTreeMap<u32, StateEntry>,
     last_index: u32,
     /// Stateids of NFSv4.0 whose clients have expired: the newest ones.
     expired: BTreeSet<u32>,
@@ -259,9 +261,9 @@ pub struct State {
     last_owner: u64,
     /// Stateids of NFSv4.0 that an owner's last CLOSE took away, and in which turn.
     closed: BTreeMap<[u8; 12], (u64, u32)>,
-    files: BTreeMap<File, FileState>,
-    under_way: BTreeMap<u64, UnderWay>,
-    last_under_way: u64,
+    files: BTreeMap<FileId, FileState>,
+    in_flight: BTreeMap<u64, InFlight>,
+    last_in_flight: u64,
     delegations: usize,
     /// Delegations that are recalled, by when they are looked at again.
     recalls: BTreeSet<(Time, u32)>,
@@ -269,46 +271,46 @@ pub struct State {
     ranges: usize,
     waiters: usize,
     grace: Grace,
-    events: Events,
-    notes: Vec<Note>,
+    events: EventCounts,
+    notes: Vec<LogEvent>,
     // Where the sweeps of `tick` go on.
     sweep_at: ClientId,
     owners_at: u64,
-    files_at: Option<File>,
+    files_at: Option<FileId>,
 }
 
-impl State {
+impl StateManager {
     /// The state of a server that starts, for the `boot`th time, after a past.
-    pub fn new(now: Time, config: Config, boot: u32, past: Past, dice: Box<dyn Dice>) -> Self {
+    pub fn new(now: Time, config: Config, boot: u32, past: PreviousBoot, rng: Box<dyn Rng>) -> Self {
         Self {
             config,
             boot,
-            dice,
+            rng,
             clients: BTreeMap::new(),
-            names: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
             sessions: BTreeMap::new(),
             pending: BTreeMap::new(),
-            records: Records::new(past.clients.iter()),
+            stable_clients: StableClients::new(past.clients.iter()),
             effects: Vec::new(),
             last_ticket: 0,
-            kept_bytes: 0,
-            memory: Memory::default(),
-            held: BTreeMap::new(),
+            reply_cache_bytes: 0,
+            reply_memory: ReplyMemory::default(),
+            entries: BTreeMap::new(),
             last_index: 0,
             expired: BTreeSet::new(),
             owners: BTreeMap::new(),
             last_owner: 0,
             closed: BTreeMap::new(),
             files: BTreeMap::new(),
-            under_way: BTreeMap::new(),
-            last_under_way: 0,
+            in_flight: BTreeMap::new(),
+            last_in_flight: 0,
             delegations: 0,
             recalls: BTreeSet::new(),
             copies: BTreeSet::new(),
             ranges: 0,
             waiters: 0,
             grace: Grace::new(now, past),
-            events: Events::default(),
+            events: EventCounts::default(),
             notes: Vec::new(),
             sweep_at: 0,
             owners_at: 0,
@@ -317,7 +319,7 @@ impl State {
     }
 
     /// What has to be done outside since this was last asked. To be taken before the mutex is let go.
-    pub fn effects(&mut self) -> Vec<Effect> {
+    pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
@@ -327,42 +329,42 @@ impl State {
     }
 
     /// What a ticket was for is done. False: nothing waits for it any more.
-    pub fn done(&mut self, ticket: Ticket) -> bool {
-        self.records.settle(ticket, true);
+    pub fn effect_done(&mut self, ticket: Ticket) -> bool {
+        self.stable_clients.settle(ticket, true);
         match self.pending.remove(&ticket) {
-            Some(Pending::Marked(client)) => self.marked(client, ticket, true),
-            Some(Pending::Condemned(client)) => self.remove_client(client),
-            Some(Pending::GraceEnds) => self.grace_is_over(),
-            Some(Pending::Bumped(file)) => {
+            Some(Pending::RevocationMark(client)) => self.revocation_mark_written(client, ticket, true),
+            Some(Pending::Evicting(client)) => self.remove_client(client),
+            Some(Pending::GraceEnd) => self.end_grace(),
+            Some(Pending::Bump(file)) => {
                 if let Some(state) = self.files.get_mut(&file) {
-                    state.bumps.remove(&ticket);
+                    state.pending_bumps.remove(&ticket);
                 }
-                self.tidy(file);
+                self.forget_file_if_idle(file);
             }
-            Some(Pending::Recorded | Pending::Asked(_) | Pending::Forgotten) => {}
+            Some(Pending::RecordPut | Pending::Getattr(_) | Pending::Nothing) => {}
             None => return false,
         }
         true
     }
 
     /// It could not be done. Whoever waits for it and comes again makes it be tried again.
-    pub fn failed(&mut self, ticket: Ticket) -> bool {
-        self.records.settle(ticket, false);
+    pub fn effect_failed(&mut self, ticket: Ticket) -> bool {
+        self.stable_clients.settle(ticket, false);
         match self.pending.remove(&ticket) {
-            Some(Pending::Marked(client)) => self.marked(client, ticket, false),
-            Some(Pending::Condemned(client)) => {
+            Some(Pending::RevocationMark(client)) => self.revocation_mark_written(client, ticket, false),
+            Some(Pending::Evicting(client)) => {
                 if let Some(client) = self.clients.get_mut(&client) {
-                    client.condemned = None;
+                    client.evicting = None;
                 }
             }
-            Some(Pending::GraceEnds) => self.grace_goes_on(ticket),
-            Some(Pending::Bumped(file)) => {
+            Some(Pending::GraceEnd) => self.retry_grace_end(ticket),
+            Some(Pending::Bump(file)) => {
                 if let Some(state) = self.files.get_mut(&file) {
-                    state.bumps.remove(&ticket);
+                    state.pending_bumps.remove(&ticket);
                 }
-                self.bump(file);
+                self.request_bump(file);
             }
-            Some(Pending::Recorded | Pending::Asked(_) | Pending::Forgotten) => {}
+            Some(Pending::RecordPut | Pending::Getattr(_) | Pending::Nothing) => {}
             None => return false,
         }
         true
@@ -377,7 +379,7 @@ impl State {
 
     fn persist(&mut self, pending: Pending, change: RecordChange) -> Ticket {
         let ticket = self.ticket(pending);
-        self.records.ask(ticket, &change);
+        self.stable_clients.ask(ticket, &change);
         self.effects.push(Effect::Persist { ticket, change });
         ticket
     }

@@ -9,11 +9,13 @@ use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
-use super::delegation::Granted;
-use super::held::{Kind, OwnerKind};
-use super::mistake::{self, Mistake};
-use super::permit::{At, UnderWay};
-use super::{Caller, Effect, File, Principal, Running, State, Step, Time, Turn, fail};
+use super::delegation::DelegationGrant;
+use super::fault_injection::{self, Fault};
+use super::in_flight::{InFlight, InFlightKind};
+use super::stateids::{EntryKind, OwnerKind};
+use super::{
+    Caller, Effect, FileId, OwnerRequest, Principal, SessionRequest, StateManager, Step, Time, fail,
+};
 
 /// So many users of one owner are remembered; the others are looked at each time.
 const OPENERS: usize = 8;
@@ -55,11 +57,11 @@ impl Open {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
     /// CLAIM_NULL, CLAIM_FH.
-    Fresh,
+    Null,
     /// CLAIM_PREVIOUS, and for which delegation it asks (`open_delegation_type4`).
     Previous(u32),
     /// CLAIM_DELEGATE_CUR, CLAIM_DELEG_CUR_FH.
-    Delegated(StateId),
+    DelegateCur(StateId),
 }
 
 /// What OPEN asks for.
@@ -78,28 +80,28 @@ pub struct OpenRequest<'a> {
     /// By what right.
     pub claim: Claim,
     /// The request of a session that it is in.
-    pub running: Option<&'a Running>,
+    pub running: Option<&'a SessionRequest>,
     /// The owner's turn (NFSv4.0).
-    pub turn: Option<&'a Turn>,
+    pub turn: Option<&'a OwnerRequest>,
 }
 
-/// An OPEN that is under way. It has to be [committed](State::open_commit) or [aborted](State::open_abort).
+/// An OPEN that is under way. It has to be [committed](StateManager::open_commit) or [aborted](StateManager::open_abort).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "it counts as under way until it is committed or aborted"]
-pub struct Plan(pub(super) u64);
+pub struct OpenPlan(pub(super) u64);
 
 /// What a plan is for.
 #[derive(Debug, Clone)]
-pub(super) struct Planned {
+pub(super) struct PlannedOpen {
     pub client: ClientId,
     pub owner: Vec<u8>,
     pub access: u32,
     pub deny: u32,
     pub wants: u32,
     pub claim: Claim,
-    pub born: Option<super::delegation::Born>,
+    pub request_id: Option<super::delegation::RequestId>,
     /// What it does to the file: a truncation is a write, whatever it is opened for.
-    pub touches: u32,
+    pub effective_access: u32,
 }
 
 /// An OPEN that was committed.
@@ -110,12 +112,12 @@ pub struct Opened {
     /// NFSv4.0: OPEN_CONFIRM has to follow.
     pub confirm: bool,
     /// The delegation, or why there is none.
-    pub delegation: Granted,
+    pub delegation: DelegationGrant,
 }
 
-impl State {
+impl StateManager {
     /// Everything that can refuse an OPEN before its file is known.
-    pub fn open_plan(&mut self, now: Time, request: &OpenRequest<'_>) -> Step<Plan> {
+    pub fn open_plan(&mut self, now: Time, request: &OpenRequest<'_>) -> Step<OpenPlan> {
         let id = request.client;
         if request.access & !share::BOTH != 0 || request.access == 0 || request.deny & !share::BOTH != 0 {
             return fail(NfsStat::Inval);
@@ -125,61 +127,70 @@ impl State {
             self.renew(now, id);
         }
         match &request.claim {
-            Claim::Fresh => self.fresh_for(id)?,
-            Claim::Previous(_) => self.may_reclaim(id)?,
-            Claim::Delegated(stateid) => {
+            Claim::Null => self.check_may_acquire(id)?,
+            Claim::Previous(_) => self.check_may_reclaim(id)?,
+            Claim::DelegateCur(stateid) => {
                 let index = self.find(caller, stateid)?;
-                if self.held[&index].client != id || !matches!(self.held[&index].kind, Kind::Delegation(_)) {
+                if self.entries[&index].client != id
+                    || !matches!(self.entries[&index].kind, EntryKind::Delegation(_))
+                {
                     return fail(NfsStat::BadStateid);
                 }
             }
         }
-        self.room_for_state(now, id)?;
+        self.check_room_for_entry(now, id)?;
         if caller == Caller::V40 {
-            self.be_recorded(id)?;
+            self.ensure_recorded(id)?;
         }
-        let planned = Planned {
+        let planned = PlannedOpen {
             client: id,
             owner: request.owner.to_vec(),
             access: request.access,
             deny: request.deny,
             wants: request.wants,
             claim: request.claim.clone(),
-            born: request.running.map(Into::into),
-            touches: request.access,
+            request_id: request.running.map(Into::into),
+            effective_access: request.access,
         };
-        Ok(Plan(self.set_out(UnderWay { client: Some(id), file: None, at: At::Plan(planned), quiet: false })))
+        Ok(OpenPlan(self.begin_in_flight(InFlight {
+            client: Some(id),
+            file: None,
+            kind: InFlightKind::Open(planned),
+            no_renewal: false,
+        })))
     }
 
     /// The file is known, and nobody else can reach it, or the VFS will say that it was another one by then. If it is going to be
     /// truncated that counts as writing.
-    pub fn open_claim(&mut self, now: Time, plan: &Plan, file: File, truncates: bool) -> Step<()> {
-        let Some(UnderWay { at: At::Plan(planned), file: claimed, .. }) = self.under_way.get(&plan.0) else {
+    pub fn open_claim(&mut self, now: Time, plan: &OpenPlan, file: FileId, truncates: bool) -> Step<()> {
+        let Some(InFlight { kind: InFlightKind::Open(planned), file: claimed, .. }) =
+            self.in_flight.get(&plan.0)
+        else {
             return fail(NfsStat::Serverfault);
         };
         if *claimed == Some(file) {
             return Ok(());
         }
         let planned = planned.clone();
-        self.bumped(file)?;
+        self.check_no_pending_bump(file)?;
         let writes = if truncates { share::WRITE } else { 0 };
         let (access, deny) = (planned.access | writes, planned.deny);
         let own =
             self.clients[&planned.client].owners.get(&(OwnerKind::Open, planned.owner.clone())).copied();
         match &planned.claim {
-            Claim::Delegated(stateid) => {
-                let index = self.find_of(self.caller(planned.client)?, file, stateid)?;
-                if let Some(Kind::Delegation(delegation)) =
-                    self.held.get_mut(&index).map(|held| &mut held.kind)
+            Claim::DelegateCur(stateid) => {
+                let index = self.find_for_file(self.caller(planned.client)?, file, stateid)?;
+                if let Some(EntryKind::Delegation(delegation)) =
+                    self.entries.get_mut(&index).map(|entry| &mut entry.kind)
                 {
                     // [RFC8881 10.4.4]
                     if access & share::WRITE != 0 && !delegation.write {
                         return fail(NfsStat::BadStateid);
                     }
-                    delegation.used = now;
+                    delegation.last_used = now;
                 }
             }
-            Claim::Fresh | Claim::Previous(_) => {}
+            Claim::Null | Claim::Previous(_) => {}
         }
         let conflict = match planned.claim {
             Claim::Previous(_) => NfsStat::ReclaimConflict,
@@ -192,54 +203,59 @@ impl State {
                 conflicts.then(|| self.owners[&open.owner].client)
             });
             // [RFC7530 9.9] [RFC8881 9.7] His own opens are no exception.
-            let Some(holder) = against.filter(|_| !mistake::is(Mistake::ForgetDenials)) else { break };
-            if !self.lease_is_over(now, holder) {
+            let Some(holder) = against.filter(|_| !fault_injection::is_planted(Fault::IgnoreDeny)) else {
+                break;
+            };
+            if !self.lease_expired(now, holder) {
                 return fail(conflict);
             }
             self.evict(holder)?;
         }
         if let Some(state) = self.files.get(&file)
-            && state.under_way.iter().any(|number| self.hinders(&self.under_way[number], access, deny, own))
+            && state
+                .in_flight
+                .iter()
+                .any(|number| self.conflicts_with(&self.in_flight[number], access, deny, own))
         {
             return fail(NfsStat::Delay);
         }
         let against_readers = access & share::WRITE != 0 || deny & share::READ != 0;
-        self.stand_aside(now, file, Some(planned.client), against_readers, truncates)?;
-        let before = self.under_way.get_mut(&plan.0).and_then(|under_way| {
-            if let At::Plan(planned) = &mut under_way.at {
-                planned.touches = access;
+        self.recall_conflicting(now, file, Some(planned.client), against_readers, truncates)?;
+        let before = self.in_flight.get_mut(&plan.0).and_then(|in_flight| {
+            if let InFlightKind::Open(planned) = &mut in_flight.kind {
+                planned.effective_access = access;
             }
-            under_way.file.replace(file)
+            in_flight.file.replace(file)
         });
         if let Some(before) = before {
             // The name led elsewhere meanwhile, and the operation started over.
             if let Some(state) = self.files.get_mut(&before) {
-                state.under_way.remove(&plan.0);
+                state.in_flight.remove(&plan.0);
             }
-            self.tidy(before);
+            self.forget_file_if_idle(before);
         }
-        self.files.entry(file).or_default().under_way.insert(plan.0);
+        self.files.entry(file).or_default().in_flight.insert(plan.0);
         Ok(())
     }
 
-    fn hinders(&self, other: &UnderWay, access: u32, deny: u32, own: Option<u64>) -> bool {
-        match &other.at {
-            At::Plan(plan) => plan.deny & access != 0 || plan.touches & deny != 0,
-            At::Permit { does, by } => {
-                let bits = match does {
-                    super::Does::Read => share::READ,
-                    super::Does::Write | super::Does::Resize => share::WRITE,
-                    super::Does::Change | super::Does::Name => 0,
+    fn conflicts_with(&self, other: &InFlight, access: u32, deny: u32, own: Option<u64>) -> bool {
+        match &other.kind {
+            InFlightKind::Open(plan) => plan.deny & access != 0 || plan.effective_access & deny != 0,
+            InFlightKind::Permit { access, by } => {
+                let bits = match access {
+                    super::Access::Read => share::READ,
+                    super::Access::Write | super::Access::Resize => share::WRITE,
+                    super::Access::Metadata | super::Access::Namespace => 0,
                 };
-                let owner = by.and_then(|index| match &self.held.get(&index)?.kind {
-                    Kind::Open(open) => Some(open.owner),
-                    Kind::Lock(lock) => self.open_at(lock.open).map(|open| open.owner),
-                    Kind::Delegation(_) | Kind::Copy(_) => None,
+                let owner = by.and_then(|index| match &self.entries.get(&index)?.kind {
+                    EntryKind::Open(open) => Some(open.owner),
+                    EntryKind::Lock(lock) => self.open_at(lock.open).map(|open| open.owner),
+                    EntryKind::Delegation(_) | EntryKind::Copy(_) => None,
                 });
                 let same = owner.is_some() && owner == own;
                 !same && bits & deny != 0
             }
-            At::Look | At::Answer(..) => false,
+            InFlightKind::Getattr | InFlightKind::HolderReply(..) => false,
         }
     }
 
@@ -248,14 +264,14 @@ impl State {
     pub fn open_commit(
         &mut self,
         now: Time,
-        plan: Plan,
-        file: File,
+        plan: OpenPlan,
+        file: FileId,
         delegate: bool,
-    ) -> Result<Opened, (Plan, super::Stop)> {
+    ) -> Result<Opened, (OpenPlan, super::Stop)> {
         if let Err(stop) = self.open_claim(now, &plan, file, false) {
             return Err((plan, stop));
         }
-        let Some(UnderWay { at: At::Plan(planned), .. }) = self.come_back(now, plan.0) else {
+        let Some(InFlight { kind: InFlightKind::Open(planned), .. }) = self.end_in_flight(now, plan.0) else {
             unreachable!("it was there when it was claimed")
         };
         let owner = self.owner(planned.client, OwnerKind::Open, &planned.owner);
@@ -265,25 +281,25 @@ impl State {
         let index = before.unwrap_or_else(|| {
             let (locks, openers) = (BTreeSet::new(), BTreeSet::new());
             let open = Open { owner, access: 0, deny: 0, combinations: 0, locks, openers };
-            self.hold(planned.client, file, Kind::Open(open))
+            self.insert_entry(planned.client, file, EntryKind::Open(open))
         });
-        if let Some(held) = self.held.get_mut(&index) {
+        if let Some(entry) = self.entries.get_mut(&index) {
             if before.is_some() {
-                held.changed();
+                entry.changed();
             }
-            if let Kind::Open(open) = &mut held.kind {
+            if let EntryKind::Open(open) = &mut entry.kind {
                 open.add(planned.access, planned.deny);
             }
         }
         let opens = &mut self.files.entry(file).or_default().opens;
         if opens.is_empty() {
-            self.effects.push(Effect::Keep { file });
+            self.effects.push(Effect::Pin { file });
         }
         opens.insert(index);
         let reclaims = matches!(planned.claim, Claim::Previous(_));
         let mut confirm = false;
         if let Some(owner) = self.owners.get_mut(&owner) {
-            owner.held.insert(index);
+            owner.entries.insert(index);
             if let Some(sequence) = &mut owner.sequence {
                 // [RFC7530 9.1.11]
                 sequence.confirmed |= reclaims;
@@ -291,7 +307,7 @@ impl State {
             }
         }
         if reclaims {
-            self.reclaimed(planned.client);
+            self.note_reclaim(planned.client);
         }
         let delegation = self.grant(now, &planned, file, delegate && !confirm);
         Ok(Opened { stateid: self.stateid(index), confirm, delegation })
@@ -300,7 +316,7 @@ impl State {
     /// Who has opened it: he was looked at then, and is not each time he reads or writes.
     pub fn opened_as(&mut self, stateid: &StateId, principal: &Principal) {
         let index = Self::index_of(stateid);
-        if let Some(Kind::Open(open)) = self.held.get_mut(&index).map(|held| &mut held.kind)
+        if let Some(EntryKind::Open(open)) = self.entries.get_mut(&index).map(|entry| &mut entry.kind)
             && open.openers.len() < OPENERS
         {
             open.openers.insert(principal.clone());
@@ -310,17 +326,17 @@ impl State {
     /// Whether somebody has opened what he uses a stateid of, or locks it, himself.
     pub fn is_opener(&self, caller: Caller, stateid: &StateId, principal: &Principal) -> bool {
         let Ok(index) = self.find(caller, stateid) else { return false };
-        let open = match &self.held[&index].kind {
-            Kind::Open(open) => Some(open),
-            Kind::Lock(lock) => self.open_at(lock.open),
-            Kind::Delegation(_) | Kind::Copy(_) => None,
+        let open = match &self.entries[&index].kind {
+            EntryKind::Open(open) => Some(open),
+            EntryKind::Lock(lock) => self.open_at(lock.open),
+            EntryKind::Delegation(_) | EntryKind::Copy(_) => None,
         };
         open.is_some_and(|open| open.openers.contains(principal))
     }
 
     /// It came to nothing.
-    pub fn open_abort(&mut self, now: Time, plan: Plan) {
-        self.come_back(now, plan.0);
+    pub fn open_abort(&mut self, now: Time, plan: OpenPlan) {
+        self.end_in_flight(now, plan.0);
     }
 
     /// OPEN_DOWNGRADE (RFC 8881 section 18.18).
@@ -328,34 +344,34 @@ impl State {
         &mut self,
         now: Time,
         caller: Caller,
-        file: File,
+        file: FileId,
         stateid: &StateId,
         access: u32,
         deny: u32,
     ) -> Step<StateId> {
-        let index = self.find_of(caller, file, stateid)?;
+        let index = self.find_for_file(caller, file, stateid)?;
         if access & !share::BOTH != 0 || access == 0 || deny & !share::BOTH != 0 {
             return fail(NfsStat::Inval);
         }
-        let Some(held) = self.held.get_mut(&index) else { return fail(NfsStat::BadStateid) };
-        let Kind::Open(open) = &mut held.kind else { return fail(NfsStat::BadStateid) };
+        let Some(entry) = self.entries.get_mut(&index) else { return fail(NfsStat::BadStateid) };
+        let EntryKind::Open(open) = &mut entry.kind else { return fail(NfsStat::BadStateid) };
         // [RFC8881 18.18.3]
         let Some(combinations) = open.reduced(access, deny) else { return fail(NfsStat::Inval) };
         (open.access, open.deny, open.combinations) = (access, deny, combinations);
-        held.changed();
-        let client = held.client;
+        entry.changed();
+        let client = entry.client;
         self.renew(now, client);
         Ok(self.stateid(index))
     }
 
     /// CLOSE (RFC 8881 section 18.2): locks under it go with it.
-    pub fn close(&mut self, now: Time, caller: Caller, file: File, stateid: &StateId) -> Step<StateId> {
-        let index = self.find_of(caller, file, stateid)?;
+    pub fn close(&mut self, now: Time, caller: Caller, file: FileId, stateid: &StateId) -> Step<StateId> {
+        let index = self.find_for_file(caller, file, stateid)?;
         if self.open_at(index).is_none() {
             return fail(NfsStat::BadStateid);
         }
         let mut last = self.stateid(index);
-        let client = self.held[&index].client;
+        let client = self.entries[&index].client;
         self.drop_open(index);
         self.renew(now, client);
         // [RFC8881 18.2.4]
@@ -372,19 +388,19 @@ impl State {
         for lock in locks {
             self.drop_lock_state(lock);
         }
-        let Some(held) = self.release(index) else { return };
-        if let Some(state) = self.files.get_mut(&held.file) {
+        let Some(entry) = self.remove_entry(index) else { return };
+        if let Some(state) = self.files.get_mut(&entry.file) {
             state.opens.remove(&index);
             if state.opens.is_empty() {
-                self.effects.push(Effect::Release { file: held.file });
+                self.effects.push(Effect::Unpin { file: entry.file });
             }
         }
-        if let Kind::Open(open) = held.kind {
+        if let EntryKind::Open(open) = entry.kind {
             if let Some(owner) = self.owners.get_mut(&open.owner) {
-                owner.held.remove(&index);
+                owner.entries.remove(&index);
             }
-            self.let_owner_go(open.owner);
+            self.remove_owner_if_idle(open.owner);
         }
-        self.tidy(held.file);
+        self.forget_file_if_idle(entry.file);
     }
 }

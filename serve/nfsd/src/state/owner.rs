@@ -5,23 +5,23 @@ use std::sync::Arc;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
-use super::held::{Kind, OwnerKind};
-use super::mistake::{self, Mistake};
-use super::{Caller, File, Reply, State, Step, Stop, Time, fail};
+use super::fault_injection::{self, Fault};
+use super::stateids::{EntryKind, OwnerKind};
+use super::{CachedReply, Caller, FileId, StateManager, Step, Stop, Time, fail};
 
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(super) struct OwnerSeqid {
     last: u32,
-    reply: Option<Arc<Reply>>,
+    reply: Option<Arc<CachedReply>>,
     busy: bool,
     /// OPEN_CONFIRM was there: its first OPEN was no old repetition.
     pub confirmed: bool,
-    used: Time,
+    last_used: Time,
     /// The stateid that CLOSE took away: a repeated CLOSE comes with it.
     closed: Option<[u8; 12]>,
 }
 
-impl super::held::Owner {
+impl super::stateids::Owner {
     pub fn is_busy(&self) -> bool {
         self.sequence.as_ref().is_some_and(|sequence| sequence.busy)
     }
@@ -29,19 +29,19 @@ impl super::held::Owner {
 
 /// Whose turn it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TurnOf<'a> {
+pub enum SeqidOwner<'a> {
     /// An open-owner, perhaps a new one.
     Open(ClientId, &'a [u8]),
     /// A lock-owner, perhaps a new one.
     Lock(ClientId, &'a [u8]),
     /// The owner of what this stateid names.
-    Of(&'a StateId),
+    Stateid(&'a StateId),
 }
 
-/// An owner's request that is under way. It has to be [ended](State::turn_end).
+/// An owner's request that is under way. It has to be [ended](StateManager::end_owner_request).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "its owner waits until it is ended"]
-pub struct Turn {
+pub struct OwnerRequest {
     owner: u64,
     seqid: u32,
 }
@@ -56,13 +56,17 @@ fn keeps_seqid(status: NfsStat) -> bool {
     )
 }
 
-impl State {
+impl StateManager {
     /// Whether this is the owner's next request. [`Stop::Replay`]: it is his last one again.
-    pub fn turn(&mut self, now: Time, of: &TurnOf<'_>, seqid: u32) -> Step<Turn> {
+    pub fn begin_owner_request(&mut self, now: Time, of: &SeqidOwner<'_>, seqid: u32) -> Step<OwnerRequest> {
         let number = match *of {
-            TurnOf::Open(client, name) => self.counted(now, client, OwnerKind::Open, name, seqid)?,
-            TurnOf::Lock(client, name) => self.counted(now, client, OwnerKind::Lock, name, seqid)?,
-            TurnOf::Of(stateid) => self.owner_of(stateid)?,
+            SeqidOwner::Open(client, name) => {
+                self.owner_with_seqid(now, client, OwnerKind::Open, name, seqid)?
+            }
+            SeqidOwner::Lock(client, name) => {
+                self.owner_with_seqid(now, client, OwnerKind::Lock, name, seqid)?
+            }
+            SeqidOwner::Stateid(stateid) => self.owner_of(stateid)?,
         };
         let Some(owner) = self.owners.get(&number) else { return fail(NfsStat::BadStateid) };
         let (client, kind) = (owner.client, owner.kind);
@@ -72,7 +76,7 @@ impl State {
             return fail(NfsStat::Delay);
         }
         // [RFC7530 9.1.7]
-        if seqid == sequence.last && !mistake::is(Mistake::ForgetSlots) {
+        if seqid == sequence.last && !fault_injection::is_planted(Fault::ReexecuteRequests) {
             return match &sequence.reply {
                 Some(reply) => Err(Stop::Replay(reply.clone())),
                 None => fail(NfsStat::BadSeqid),
@@ -80,10 +84,10 @@ impl State {
         }
         if seqid != sequence.last.wrapping_add(1) {
             // [RFC7530 16.18.5]
-            if sequence.confirmed || kind != OwnerKind::Open || !matches!(of, TurnOf::Open(..)) {
+            if sequence.confirmed || kind != OwnerKind::Open || !matches!(of, SeqidOwner::Open(..)) {
                 return fail(NfsStat::BadSeqid);
             }
-            let opens: Vec<u32> = owner.held.iter().copied().collect();
+            let opens: Vec<u32> = owner.entries.iter().copied().collect();
             for open in opens {
                 self.drop_open(open);
             }
@@ -93,20 +97,20 @@ impl State {
             return fail(NfsStat::BadSeqid);
         };
         sequence.busy = true;
-        sequence.used = now;
+        sequence.last_used = now;
         if let Some(client) = self.clients.get_mut(&client) {
             client.busy += 1;
         }
-        Ok(Turn { owner: number, seqid })
+        Ok(OwnerRequest { owner: number, seqid })
     }
 
     /// The request is over; its reply is kept, unless it ended in a way that leaves the number as it was.
-    pub fn turn_end(&mut self, now: Time, turn: Turn, status: NfsStat, reply: Reply) {
+    pub fn end_owner_request(&mut self, now: Time, turn: OwnerRequest, status: NfsStat, reply: CachedReply) {
         let Some(owner) = self.owners.get_mut(&turn.owner) else { return };
         let client = owner.client;
         let Some(sequence) = &mut owner.sequence else { return };
         sequence.busy = false;
-        sequence.used = now;
+        sequence.last_used = now;
         let new = sequence.reply.is_none();
         let closed = sequence.closed;
         if !keeps_seqid(status) {
@@ -121,7 +125,7 @@ impl State {
                 }
             }
             sequence.reply = Some(Arc::new(reply));
-        } else if new && owner.held.is_empty() {
+        } else if new && owner.entries.is_empty() {
             self.forget_owner(turn.owner);
         }
         if let Some(client) = self.clients.get_mut(&client) {
@@ -131,7 +135,13 @@ impl State {
     }
 
     /// CLOSE of NFSv4.0, in its turn: a repetition comes with a stateid that is gone.
-    pub fn close_in_turn(&mut self, now: Time, turn: &Turn, file: File, stateid: &StateId) -> Step<StateId> {
+    pub fn close_v40(
+        &mut self,
+        now: Time,
+        turn: &OwnerRequest,
+        file: FileId,
+        stateid: &StateId,
+    ) -> Step<StateId> {
         let closed = self.close(now, Caller::V40, file, stateid)?;
         if let Some(sequence) = self.owners.get_mut(&turn.owner).and_then(|owner| owner.sequence.as_mut()) {
             if let Some(earlier) = sequence.closed.replace(stateid.other) {
@@ -143,8 +153,8 @@ impl State {
     }
 
     /// OPEN_CONFIRM (RFC 7530 section 16.18).
-    pub fn open_confirm(&mut self, file: File, stateid: &StateId) -> Step<StateId> {
-        let index = self.find_of(Caller::V40, file, stateid)?;
+    pub fn open_confirm(&mut self, file: FileId, stateid: &StateId) -> Step<StateId> {
+        let index = self.find_for_file(Caller::V40, file, stateid)?;
         let Some(open) = self.open_at(index) else { return fail(NfsStat::BadStateid) };
         let owner = open.owner;
         let Some(sequence) = self.owners.get_mut(&owner).and_then(|owner| owner.sequence.as_mut()) else {
@@ -155,8 +165,8 @@ impl State {
             return fail(NfsStat::BadStateid);
         }
         sequence.confirmed = true;
-        if let Some(held) = self.held.get_mut(&index) {
-            held.changed();
+        if let Some(entry) = self.entries.get_mut(&index) {
+            entry.changed();
         }
         Ok(self.stateid(index))
     }
@@ -168,7 +178,14 @@ impl State {
     }
 
     /// The owner of this name, made with the number before this one if there is none.
-    fn counted(&mut self, now: Time, id: ClientId, kind: OwnerKind, name: &[u8], seqid: u32) -> Step<u64> {
+    fn owner_with_seqid(
+        &mut self,
+        now: Time,
+        id: ClientId,
+        kind: OwnerKind,
+        name: &[u8],
+        seqid: u32,
+    ) -> Step<u64> {
         if self.caller(id)? != Caller::V40 {
             return fail(NfsStat::StaleClientid);
         }
@@ -177,18 +194,18 @@ impl State {
             return Ok(*number);
         }
         let limits = self.config.limits.owners;
-        let room = self.shares(id, 1, (self.owners.len(), limits.1), |client| client.owners.len());
+        let room = self.within_share(id, 1, (self.owners.len(), limits.1), |client| client.owners.len());
         if self.clients[&id].owners.len() >= limits.0 || !room {
             return fail(NfsStat::Resource);
         }
         let number = self.owner(id, kind, name);
         if let Some(owner) = self.owners.get_mut(&number) {
-            owner.sequence = Some(Sequence {
+            owner.sequence = Some(OwnerSeqid {
                 last: seqid.wrapping_sub(1),
                 reply: None,
                 busy: false,
                 confirmed: kind == OwnerKind::Lock,
-                used: now,
+                last_used: now,
                 closed: None,
             });
         }
@@ -205,10 +222,10 @@ impl State {
             Err(Stop::Fail(NfsStat::OldStateid)) => Self::index_of(stateid),
             Err(stop) => return Err(stop),
         };
-        match &self.held[&index].kind {
-            Kind::Open(open) => Ok(open.owner),
-            Kind::Lock(lock) => Ok(lock.owner),
-            Kind::Delegation(_) | Kind::Copy(_) => fail(NfsStat::BadStateid),
+        match &self.entries[&index].kind {
+            EntryKind::Open(open) => Ok(open.owner),
+            EntryKind::Lock(lock) => Ok(lock.owner),
+            EntryKind::Delegation(_) | EntryKind::Copy(_) => fail(NfsStat::BadStateid),
         }
     }
 
@@ -226,8 +243,8 @@ impl State {
             self.owners.range(self.owners_at..).map(|(number, _)| *number).take(slice).collect();
         for number in &numbers {
             let owner = &self.owners[number];
-            let old = |it: &Sequence| !it.busy && now.since(it.used) > self.config.lease;
-            if owner.held.is_empty() && owner.sequence.as_ref().is_none_or(old) {
+            let old = |it: &OwnerSeqid| !it.busy && now.since(it.last_used) > self.config.lease;
+            if owner.entries.is_empty() && owner.sequence.as_ref().is_none_or(old) {
                 self.forget_owner(*number);
             }
         }

@@ -93,7 +93,7 @@ impl Ranges {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Dice;
+    use super::super::Rng;
     use super::super::tests::Seeded;
     use super::*;
 
@@ -116,14 +116,14 @@ mod tests {
         // The last byte of the model is the last byte of all.
         let shift = u64::MAX - (SIZE as u64 - 1);
         for (seed, base) in (0..400).map(|seed| (seed, if seed % 2 == 0 { 0 } else { shift })) {
-            let mut dice = Seeded(seed);
+            let mut rng = Seeded(seed);
             let mut ranges = Ranges::default();
             let mut model = [None; SIZE];
             for _ in 0..60 {
-                let a = (dice.roll() % SIZE as u64) as usize;
-                let b = a + (dice.roll() % (SIZE - a) as u64) as usize;
+                let a = (rng.next_u64() % SIZE as u64) as usize;
+                let b = a + (rng.next_u64() % (SIZE - a) as u64) as usize;
                 let range = Range { first: base + a as u64, last: base + b as u64 };
-                let kind = [None, Some(false), Some(true)][(dice.roll() % 3) as usize];
+                let kind = [None, Some(false), Some(true)][(rng.next_u64() % 3) as usize];
                 ranges.set(range, kind);
                 model[a..=b].fill(kind);
                 let mut pieces = 0;

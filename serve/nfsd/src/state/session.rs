@@ -11,9 +11,9 @@ use ivers_nfs4::types::{ClientId, SessionId};
 use ivers_nfs4::xdr::List;
 
 use super::callback::BackSlot;
-use super::share::Shares;
+use super::fair_share::FairShare;
 use super::slot::Slot;
-use super::{Conn, Limits, Principal, Running, State, Step, Stop, Time, fail};
+use super::{ConnId, Limits, Principal, SessionRequest, StateManager, Step, Stop, Time, fail};
 
 /// Less does not hold a SEQUENCE and its RPC header, nor what is answered to it.
 pub(super) const SMALLEST_MESSAGE: u32 = 128;
@@ -31,14 +31,14 @@ const BACK_OR_BOTH: u32 = 7;
 
 /// What the server says in callbacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Identity {
+pub enum CallbackCred {
     /// AUTH_NONE.
     None,
     /// AUTH_SYS, as the client asked for.
     Sys(ivers_nfs4::rpc::AuthSys),
 }
 
-impl Identity {
+impl CallbackCred {
     /// The first that is possible. Without any, nobody can be called.
     fn choose(offered: &List<CallbackSecurity>) -> Option<Self> {
         offered.0.iter().find_map(|security| match security {
@@ -79,17 +79,17 @@ pub(super) struct Session {
     /// Slots from here on are to be given up.
     pub target: u32,
     /// How often that was another number.
-    pub aims: u32,
-    /// When that was, in [rounds](super::memory::Memory).
+    pub target_version: u32,
+    /// When that was, in [rounds](super::reply_memory::ReplyMemory).
     pub resized: u64,
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
     pub program: u32,
     /// Callbacks are of the version in which the session was made: to a client of another one they mean nothing.
     pub minor: u32,
-    pub identity: Option<Identity>,
+    pub identity: Option<CallbackCred>,
     /// Which way each connection is used.
-    pub connections: BTreeMap<Conn, u32>,
+    pub connections: BTreeMap<ConnId, u32>,
 }
 
 impl Session {
@@ -99,12 +99,12 @@ impl Session {
     }
 
     /// A connection that carries callbacks.
-    pub fn back_connection(&self) -> Option<Conn> {
+    pub fn back_connection(&self) -> Option<ConnId> {
         self.identity.as_ref()?;
         self.connections.iter().find(|(_, way)| **way & BACK != 0).map(|(conn, _)| *conn)
     }
 
-    fn bind(&mut self, conn: Conn, way: u32, limit: usize) -> Step<u32> {
+    fn bind(&mut self, conn: ConnId, way: u32, limit: usize) -> Step<u32> {
         if !self.connections.contains_key(&conn) && self.connections.len() >= limit {
             return fail(NfsStat::Delay);
         }
@@ -127,7 +127,7 @@ fn fore_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
         header_pad_size: 0,
         max_request: asked.max_request.min(limits.request_bytes),
         max_response,
-        max_response_cached: asked.max_response_cached.min(limits.kept_reply_bytes).min(max_response),
+        max_response_cached: asked.max_response_cached.min(limits.cached_reply_bytes).min(max_response),
         max_operations: asked.max_operations.min(limits.operations),
         max_requests: asked.max_requests.min(limits.slots),
         rdma_ird: List(Vec::new()),
@@ -146,7 +146,7 @@ fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
         header_pad_size: 0,
         max_request: asked.max_request.min(limits.request_bytes),
         max_response: asked.max_response.min(limits.reply_bytes),
-        max_response_cached: asked.max_response_cached.min(limits.kept_reply_bytes),
+        max_response_cached: asked.max_response_cached.min(limits.cached_reply_bytes),
         max_operations: asked.max_operations.min(limits.operations),
         max_requests: asked.max_requests.min(limits.back_slots).max(1),
         rdma_ird: List(Vec::new()),
@@ -154,7 +154,7 @@ fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
 }
 
 /// What the server agrees to, or why these arguments cannot be agreed to by anybody.
-fn agree(args: &CreateSessionArgs, limits: &Limits) -> Res<(ChannelAttrs, ChannelAttrs)> {
+fn negotiate(args: &CreateSessionArgs, limits: &Limits) -> Res<(ChannelAttrs, ChannelAttrs)> {
     if args.flags & !(session_flags::PERSIST | session_flags::CONN_BACK_CHAN | session_flags::CONN_RDMA) != 0
     {
         return Err(NfsStat::Inval);
@@ -162,12 +162,12 @@ fn agree(args: &CreateSessionArgs, limits: &Limits) -> Res<(ChannelAttrs, Channe
     Ok((fore_channel(&args.fore, limits)?, back_channel(&args.back, limits)?))
 }
 
-impl State {
+impl StateManager {
     /// CREATE_SESSION (RFC 8881 section 18.36.4), with exactly-once semantics of its own.
     pub fn create_session(
         &mut self,
         now: Time,
-        conn: Conn,
+        conn: ConnId,
         minor: u32,
         principal: &Principal,
         args: &CreateSessionArgs,
@@ -175,11 +175,11 @@ impl State {
         let Some(client) = self.clients.get(&args.clientid).filter(|client| client.with_sessions) else {
             return fail(NfsStat::StaleClientid);
         };
-        if client.condemned.is_some() {
+        if client.evicting.is_some() {
             return fail(NfsStat::Delay);
         }
         if client.confirmed {
-            self.speaks_for(principal, args.clientid)?;
+            self.check_principal(principal, args.clientid)?;
         } else if client.principal != *principal {
             // [RFC8881 18.36.4] Before his number is looked at: what a stranger is told is no answer to the owner's next request.
             return fail(NfsStat::ClidInuse);
@@ -192,19 +192,19 @@ impl State {
             return fail(NfsStat::SeqMisordered);
         }
         // [RFC8881 18.36.4] The next number is the one behind the last that was used successfully: what is refused for its arguments alone uses none up.
-        let channels = agree(args, &self.config.limits)?;
+        let channels = negotiate(args, &self.config.limits)?;
         // What may go better the next time is not remembered: the client would be told so for ever.
-        let created = self.create_new(now, conn, minor, args, channels)?;
+        let created = self.new_session(now, conn, minor, args, channels)?;
         if let Some(client) = self.clients.get_mut(&args.clientid) {
             client.create = CreateSlot { sequence: args.sequence, reply: Ok(created.clone()) };
         }
         Ok(created)
     }
 
-    fn create_new(
+    fn new_session(
         &mut self,
         now: Time,
-        conn: Conn,
+        conn: ConnId,
         minor: u32,
         args: &CreateSessionArgs,
         (mut fore, back): (ChannelAttrs, ChannelAttrs),
@@ -215,14 +215,14 @@ impl State {
         if client.sessions.len() >= limits.sessions {
             return fail(NfsStat::Delay);
         }
-        // The memory for kept replies is set aside now: when an operation is done it is too late to say no.
+        // The reply_memory for kept replies is set aside now: when an operation is done it is too late to say no.
         let each = u64::from(fore.max_response_cached.max(SMALLEST_KEPT));
-        let held = self.clients.values().map(|client| (client.home, client.kept_bytes));
-        let room = Shares::new(limits.kept_bytes.1, client.home, held).room(client.home);
-        let free = limits.kept_bytes.0.saturating_sub(client.kept_bytes).min(room);
+        let held = self.clients.values().map(|client| (client.host, client.reply_cache_bytes));
+        let room = FairShare::new(limits.reply_cache_bytes.1, client.host, held).available(client.host);
+        let free = limits.reply_cache_bytes.0.saturating_sub(client.reply_cache_bytes).min(room);
         fore.max_requests = fore.max_requests.min(u32::try_from(free / each).unwrap_or(u32::MAX));
         if fore.max_requests == 0 {
-            self.make_memory(now)?;
+            self.evict_longest_expired(now)?;
             return fail(NfsStat::Delay);
         }
         if !client.confirmed {
@@ -231,18 +231,18 @@ impl State {
 
         let mut sessionid = [0; 16];
         sessionid[..8].copy_from_slice(&args.clientid.to_be_bytes());
-        sessionid[8..].copy_from_slice(&self.dice.roll().to_be_bytes());
+        sessionid[8..].copy_from_slice(&self.rng.next_u64().to_be_bytes());
         while self.sessions.contains_key(&sessionid) {
-            sessionid[8..].copy_from_slice(&self.dice.roll().to_be_bytes());
+            sessionid[8..].copy_from_slice(&self.rng.next_u64().to_be_bytes());
         }
-        let identity = Identity::choose(&args.security);
+        let identity = CallbackCred::choose(&args.security);
         let back_granted = back_wanted && identity.is_some();
         let session = Session {
             client: args.clientid,
             slots: vec![Slot::default(); fore.max_requests as usize],
             retired: Vec::new(),
             target: fore.max_requests,
-            aims: 0,
+            target_version: 0,
             resized: 0,
             fore: fore.clone(),
             back_slots: vec![BackSlot::default(); back.max_requests as usize],
@@ -254,10 +254,10 @@ impl State {
         };
         let bytes = session.reserved();
         self.sessions.insert(sessionid, session);
-        self.kept_bytes += bytes;
+        self.reply_cache_bytes += bytes;
         if let Some(client) = self.clients.get_mut(&args.clientid) {
             client.sessions.insert(sessionid);
-            client.kept_bytes += bytes;
+            client.reply_cache_bytes += bytes;
         }
         self.renew(now, args.clientid);
         let flags = if back_granted { session_flags::CONN_BACK_CHAN } else { 0 };
@@ -267,13 +267,13 @@ impl State {
     /// DESTROY_SESSION (RFC 8881 section 18.37), over this connection, inside this request if it is one of a session.
     pub fn destroy_session(
         &mut self,
-        conn: Conn,
+        conn: ConnId,
         principal: &Principal,
-        inside: Option<&Running>,
+        inside: Option<&SessionRequest>,
         sessionid: &SessionId,
     ) -> Step<()> {
         let Some(session) = self.sessions.get(sessionid) else { return fail(NfsStat::Badsession) };
-        self.speaks_for(principal, session.client)?;
+        self.check_principal(principal, session.client)?;
         // [RFC8881 18.37.3]
         if !session.connections.contains_key(&conn) {
             return fail(NfsStat::ConnNotBoundToSession);
@@ -295,13 +295,13 @@ impl State {
     pub fn bind_conn_to_session(
         &mut self,
         now: Time,
-        conn: Conn,
+        conn: ConnId,
         principal: &Principal,
         args: &BindConn,
     ) -> Step<BindConn> {
         let limit = self.config.limits.connections;
         let Some(session) = self.sessions.get(&args.sessionid) else { return fail(NfsStat::Badsession) };
-        self.speaks_for(principal, session.client)?;
+        self.check_principal(principal, session.client)?;
         let Some(session) = self.sessions.get_mut(&args.sessionid) else { return fail(NfsStat::Badsession) };
         let can_back = session.identity.is_some();
         let way = match args.direction {
@@ -322,31 +322,31 @@ impl State {
             session.back_wanted = true;
         }
         self.renew(now, client);
-        self.path_is_up(client);
+        self.callback_path_up(client);
         Ok(BindConn { sessionid: args.sessionid, direction, rdma: false })
     }
 
     /// BACKCHANNEL_CTL (RFC 8881 section 18.33), of the session of this request.
-    pub fn backchannel_ctl(&mut self, inside: &Running, args: &BackchannelCtlArgs) -> Step<()> {
+    pub fn backchannel_ctl(&mut self, inside: &SessionRequest, args: &BackchannelCtlArgs) -> Step<()> {
         let Some(session) = self.sessions.get_mut(&inside.session) else { return fail(NfsStat::Badsession) };
         // [RFC8881 18.33.3]
-        let Some(identity) = Identity::choose(&args.security) else { return fail(NfsStat::Noent) };
+        let Some(identity) = CallbackCred::choose(&args.security) else { return fail(NfsStat::Noent) };
         session.program = args.program;
         session.identity = Some(identity);
         let client = session.client;
-        self.path_is_up(client);
+        self.callback_path_up(client);
         Ok(())
     }
 
     /// A connection carries requests of a session from now on: without state protection a SEQUENCE over it is enough (section 2.10.3.1).
-    pub(super) fn carry(&mut self, conn: Conn, sessionid: &SessionId) -> Step<()> {
+    pub(super) fn bind_fore_channel(&mut self, conn: ConnId, sessionid: &SessionId) -> Step<()> {
         let limit = self.config.limits.connections;
         let Some(session) = self.sessions.get_mut(sessionid) else { return fail(NfsStat::Badsession) };
         session.bind(conn, FORE, limit).map(|_| ())
     }
 
     /// A connection is gone.
-    pub fn disconnected(&mut self, conn: Conn) {
+    pub fn disconnected(&mut self, conn: ConnId) {
         for session in self.sessions.values_mut() {
             session.connections.remove(&conn);
         }
@@ -355,10 +355,10 @@ impl State {
     pub(super) fn remove_session(&mut self, sessionid: SessionId) {
         let Some(session) = self.sessions.remove(&sessionid) else { return };
         let bytes = session.reserved();
-        self.kept_bytes -= bytes;
+        self.reply_cache_bytes -= bytes;
         if let Some(client) = self.clients.get_mut(&session.client) {
             client.sessions.remove(&sessionid);
-            client.kept_bytes -= bytes;
+            client.reply_cache_bytes -= bytes;
             client.busy -= session.slots.iter().filter(|slot| slot.is_busy()).count() as u32;
         }
     }

@@ -7,13 +7,13 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, SessionId};
 
 use super::client::Client;
-use super::mistake::{self, Mistake};
+use super::fault_injection::{self, Fault};
 use super::session::{SMALLEST_KEPT, SMALLEST_MESSAGE, Session};
-use super::{Conn, Digest, Principal, State, Step, Time, fail};
+use super::{ConnId, Digest, Principal, StateManager, Step, Time, fail};
 
 /// What a request looks like before its operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct RequestHeader {
     /// Who sent it.
     pub principal: Principal,
     /// Tells it from another one.
@@ -26,67 +26,59 @@ pub struct Request {
 
 /// Where a request of a session stands.
 #[derive(Debug)]
-pub enum Sequenced {
-    /// It is new: do the rest, then [`State::finish`].
-    New(Running, SequenceOk),
+pub enum SequenceOutcome {
+    /// It is new: do the rest, then [`StateManager::finish`].
+    New(SessionRequest, SequenceOk),
     /// It was done already: this COMPOUND was the reply.
     Replay(Arc<[u8]>),
     /// It was done already, and its reply was not kept: the second operation says NFS4ERR_RETRY_UNCACHED_REP.
     Uncached(SequenceOk),
 }
 
-/// A request of a session that is under way. It has to be [finished](State::finish), also if whoever works on it fails.
+/// A request of a session that is under way. It has to be [finished](StateManager::finish), also if whoever works on it fails.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the slot stays busy until it is finished"]
-pub struct Running {
-    pub(super) client: ClientId,
-    pub(super) session: SessionId,
-    pub(super) slot: u32,
-    pub(super) sequence: u32,
+pub struct SessionRequest {
+    /// The client that sent it.
+    pub client: ClientId,
+    /// Its session.
+    pub session: SessionId,
+    /// Its slot.
+    pub slot: u32,
+    /// Its sequence number in that slot.
+    pub sequence: u32,
     /// Whether its reply is to be kept.
     pub keep: bool,
     /// How large its reply may be.
     pub reply_bytes: u32,
 }
 
-impl Running {
-    /// Whose it is.
-    pub fn client(&self) -> ClientId {
-        self.client
-    }
-
-    /// Of which session.
-    pub fn session(&self) -> SessionId {
-        self.session
-    }
-}
-
 #[derive(Debug, Clone)]
-struct Done {
+struct Completed {
     principal: Principal,
     digest: Digest,
     reply: Option<Arc<[u8]>>,
 }
 
 #[derive(Debug, Clone, Default)]
-enum Content {
+enum SlotContent {
     #[default]
     Unused,
     /// It was given up, and is there again: the client counts on, or begins anew.
-    Again,
+    Restored,
     Busy {
         principal: Principal,
         digest: Digest,
     },
-    Done(Done),
+    Completed(Completed),
 }
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slot {
     sequence: u32,
-    content: Content,
-    /// Which of the session's targets the last reply of this slot told.
-    told: u32,
+    content: SlotContent,
+    /// Which of the session's targets the last reply of this slot target_told.
+    target_told: u32,
 }
 
 impl Slot {
@@ -101,7 +93,7 @@ impl Slot {
     }
 
     pub fn is_busy(&self) -> bool {
-        matches!(self.content, Content::Busy { .. })
+        matches!(self.content, SlotContent::Busy { .. })
     }
 
     /// Whether the client is known to have seen the reply to this request: he has sent another one since.
@@ -122,19 +114,19 @@ impl Session {
     }
 
     /// Another target.
-    pub fn aim(&mut self, target: u32, round: u64) {
+    pub fn set_target(&mut self, target: u32, round: u64) {
         (self.target, self.resized) = (target, round);
-        self.aims = self.aims.wrapping_add(1);
+        self.target_version = self.target_version.wrapping_add(1);
     }
 
     /// Slots that were given up are there again.
     pub fn grow(&mut self, more: usize) {
         let numbers: Vec<u32> = self.retired.drain(..more.min(self.retired.len())).collect();
-        let told = self.aims;
+        let target_told = self.target_version;
         self.slots.extend(numbers.into_iter().map(|sequence| Slot {
             sequence,
-            content: Content::Again,
-            told,
+            content: SlotContent::Restored,
+            target_told,
         }));
     }
 
@@ -159,22 +151,22 @@ impl Session {
     }
 }
 
-impl State {
+impl StateManager {
     /// SEQUENCE (RFC 8881 section 18.46). After any error the slot is as it was.
     pub fn sequence(
         &mut self,
         now: Time,
-        conn: Conn,
-        request: &Request,
+        conn: ConnId,
+        request: &RequestHeader,
         args: &SequenceArgs,
-    ) -> Step<Sequenced> {
+    ) -> Step<SequenceOutcome> {
         let Some(session) = self.sessions.get(&args.sessionid) else { return fail(NfsStat::Badsession) };
         let id = session.client;
-        if self.clients.get(&id).is_none_or(|client| client.condemned.is_some()) {
+        if self.clients.get(&id).is_none_or(|client| client.evicting.is_some()) {
             return fail(NfsStat::Delay);
         }
-        if !session.connections.contains_key(&conn) && self.speaks_for(&request.principal, id).is_err() {
-            // He is told why when he asks for it.
+        if !session.connections.contains_key(&conn) && self.check_principal(&request.principal, id).is_err() {
+            // He is target_told why when he asks for it.
             return fail(NfsStat::ConnNotBoundToSession);
         }
         // [RFC8881 18.46.3]
@@ -189,22 +181,24 @@ impl State {
             return fail(NfsStat::BadHighSlot);
         }
         // [RFC8881 2.10.6.1]
-        let forgetful = mistake::is(Mistake::ForgetSlots) && !slot.is_busy();
-        let anew = matches!(slot.content, Content::Again) && args.sequenceid == 1;
+        let forgetful = fault_injection::is_planted(Fault::ReexecuteRequests) && !slot.is_busy();
+        let anew = matches!(slot.content, SlotContent::Restored) && args.sequenceid == 1;
         if args.sequenceid == slot.sequence && !anew && !forgetful {
             return match &slot.content {
-                Content::Unused | Content::Again => fail(NfsStat::SeqMisordered),
+                SlotContent::Unused | SlotContent::Restored => fail(NfsStat::SeqMisordered),
                 // [RFC8881 2.10.6.2]
-                Content::Busy { .. } => fail(NfsStat::Delay),
+                SlotContent::Busy { .. } => fail(NfsStat::Delay),
                 // [RFC8881 2.10.6.1.3.1]
-                Content::Done(done)
+                SlotContent::Completed(done)
                     if done.principal != request.principal || done.digest != request.digest =>
                 {
                     fail(NfsStat::SeqFalseRetry)
                 }
-                Content::Done(Done { reply: Some(reply), .. }) => Ok(Sequenced::Replay(reply.clone())),
-                Content::Done(_) => {
-                    Ok(Sequenced::Uncached(session.reply(args, self.status_flags(id, session))))
+                SlotContent::Completed(Completed { reply: Some(reply), .. }) => {
+                    Ok(SequenceOutcome::Replay(reply.clone()))
+                }
+                SlotContent::Completed(_) => {
+                    Ok(SequenceOutcome::Uncached(session.reply(args, self.status_flags(id, session))))
                 }
             };
         }
@@ -216,9 +210,9 @@ impl State {
         if args.cache_this && session.fore.max_response_cached < SMALLEST_MESSAGE {
             return fail(NfsStat::RepTooBigToCache);
         }
-        self.carry(conn, &args.sessionid)?;
+        self.bind_fore_channel(conn, &args.sessionid)?;
 
-        self.resize(&args.sessionid);
+        self.resize_session(&args.sessionid);
         self.shrink(args);
         self.renew(now, id);
         let session = &self.sessions[&args.sessionid];
@@ -229,20 +223,20 @@ impl State {
         } else {
             session.fore.max_response
         };
-        let told = session.aims;
+        let target_told = session.target_version;
         if let Some(slot) = self
             .sessions
             .get_mut(&args.sessionid)
             .and_then(|session| session.slots.get_mut(args.slotid as usize))
         {
             slot.sequence = args.sequenceid;
-            slot.content = Content::Busy { principal: request.principal.clone(), digest: request.digest };
-            slot.told = told;
+            slot.content = SlotContent::Busy { principal: request.principal.clone(), digest: request.digest };
+            slot.target_told = target_told;
         }
         if let Some(client) = self.clients.get_mut(&id) {
             client.busy += 1;
         }
-        let running = Running {
+        let running = SessionRequest {
             client: id,
             session: args.sessionid,
             slot: args.slotid,
@@ -250,11 +244,11 @@ impl State {
             keep,
             reply_bytes,
         };
-        Ok(Sequenced::New(running, ok))
+        Ok(SequenceOutcome::New(running, ok))
     }
 
     /// A request is over. `reply` is the encoded COMPOUND; it is kept if the client asked for that.
-    pub fn finish(&mut self, now: Time, running: Running, reply: &[u8]) {
+    pub fn finish(&mut self, now: Time, running: SessionRequest, reply: &[u8]) {
         // Its session may have been destroyed by the request itself.
         let Some(session) = self.sessions.get_mut(&running.session) else { return };
         let fits = reply.len() as u64 <= u64::from(session.fore.max_response_cached.max(SMALLEST_KEPT));
@@ -262,9 +256,9 @@ impl State {
         if slot.sequence != running.sequence || !slot.is_busy() {
             return;
         }
-        let Content::Busy { principal, digest } = std::mem::take(&mut slot.content) else { return };
+        let SlotContent::Busy { principal, digest } = std::mem::take(&mut slot.content) else { return };
         let reply = (running.keep && fits).then(|| reply.into());
-        slot.content = Content::Done(Done { principal, digest, reply });
+        slot.content = SlotContent::Completed(Completed { principal, digest, reply });
         if let Some(client) = self.clients.get_mut(&running.client) {
             client.busy -= 1;
         }
@@ -276,7 +270,7 @@ impl State {
     fn shrink(&mut self, args: &SequenceArgs) {
         let Some(session) = self.sessions.get_mut(&args.sessionid) else { return };
         let slots = session.slots.len() as u32;
-        let knows = session.slots[args.slotid as usize].told == session.aims;
+        let knows = session.slots[args.slotid as usize].target_told == session.target_version;
         if session.target == slots || !knows || args.highest_slotid >= session.target {
             return;
         }
@@ -285,9 +279,9 @@ impl State {
         let before = session.reserved();
         session.retire(keep);
         let freed = before - session.reserved();
-        self.kept_bytes -= freed;
+        self.reply_cache_bytes -= freed;
         if let Some(client) = self.clients.get_mut(&session.client) {
-            client.kept_bytes -= freed;
+            client.reply_cache_bytes -= freed;
         }
     }
 
@@ -314,7 +308,7 @@ impl State {
         if client.revoked > 0 {
             flags |= seq4_status::RECALLABLE_STATE_REVOKED;
         }
-        if self.may_reclaim(client.id).is_ok() {
+        if self.check_may_reclaim(client.id).is_ok() {
             flags |= seq4_status::RESTART_RECLAIM_NEEDED;
         }
         flags

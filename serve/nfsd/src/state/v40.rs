@@ -4,8 +4,8 @@ use ivers_nfs4::ops::v40::{CallbackClient, ConfirmArgs, SetClientIdArgs};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, Verifier};
 
-use super::held::OwnerKind;
-use super::{Caller, Home, Principal, State, Step, Time, fail};
+use super::stateids::OwnerKind;
+use super::{Caller, ClientHost, Principal, StateManager, Step, Time, fail};
 
 /// What a client of NFSv4.0 has beside.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,36 +16,36 @@ pub(super) struct V40 {
     /// Where he wants to be called from now on, when he has confirmed it.
     update: Option<(CallbackClient, u32, Verifier)>,
     /// Whether he has answered.
-    pub works: bool,
+    pub path_up: bool,
 }
 
-impl State {
+impl StateManager {
     /// SETCLIENTID: the five cases of RFC 7530 section 16.33.5. NFS4ERR_CLID_INUSE is answered with the address that `in_use_by` names.
     pub fn set_client_id(
         &mut self,
         now: Time,
-        home: Home,
+        host: ClientHost,
         principal: &Principal,
         args: &SetClientIdArgs,
     ) -> Step<ConfirmArgs> {
         let key = (false, args.client.id.0.clone());
-        self.unclaimed(&key, principal)?;
-        let confirm = self.dice.roll().to_be_bytes();
-        let confirmed = self.names.get(&key).and_then(|name| name.confirmed);
+        self.check_name_unclaimed(&key, principal)?;
+        let confirm = self.rng.next_u64().to_be_bytes();
+        let confirmed = self.incarnations.get(&key).and_then(|name| name.confirmed);
         if let Some(client) = confirmed.and_then(|id| self.clients.get(&id)) {
             let id = client.id;
-            if client.condemned.is_some() {
+            if client.evicting.is_some() {
                 return fail(NfsStat::Delay);
             }
             // [RFC7530 16.33.5]
             if client.principal != *principal {
-                if client.holds() && !self.lease_is_over(now, id) {
+                if client.holds_state() && !self.lease_expired(now, id) {
                     return fail(NfsStat::ClidInuse);
                 }
                 self.evict(id)?;
             } else if client.verifier == args.client.verifier {
                 // The same boot: only where he is called back may be new. Whoever else wanted the name is forgotten.
-                let unconfirmed = self.names.get_mut(&key).and_then(|name| name.unconfirmed.take());
+                let unconfirmed = self.incarnations.get_mut(&key).and_then(|name| name.unconfirmed.take());
                 if let Some(other) = unconfirmed {
                     self.clients.remove(&other);
                 }
@@ -56,21 +56,21 @@ impl State {
                 return Ok(ConfirmArgs { clientid: id, confirm });
             }
         }
-        self.make_room(now, home)?;
-        let id = self.new_client(now, home, false, &args.client.id.0, args.client.verifier, principal);
+        self.make_room_for_client(now, host)?;
+        let id = self.new_client(now, host, false, &args.client.id.0, args.client.verifier, principal);
         if let Some(client) = self.clients.get_mut(&id) {
             client.v40 = Some(V40 {
                 callback: args.callback.clone(),
                 ident: args.callback_ident,
                 confirm,
                 update: None,
-                works: false,
+                path_up: false,
             });
         }
         Ok(ConfirmArgs { clientid: id, confirm })
     }
 
-    /// SETCLIENTID_CONFIRM (RFC 7530 section 16.34). Afterwards the way back is to be tried: [`State::callback_works`].
+    /// SETCLIENTID_CONFIRM (RFC 7530 section 16.34). Afterwards the way back is to be tried: [`StateManager::set_callback_path`].
     pub fn set_client_id_confirm(
         &mut self,
         now: Time,
@@ -86,7 +86,7 @@ impl State {
                 return fail(NfsStat::ClidInuse);
             }
             if let Some((callback, ident, confirm)) = v40.update.take() {
-                v40.works &= callback == v40.callback;
+                v40.path_up &= callback == v40.callback;
                 (v40.callback, v40.ident, v40.confirm) = (callback, ident, confirm);
             }
             self.renew(now, args.clientid);
@@ -120,17 +120,17 @@ impl State {
     }
 
     /// Where a client of NFSv4.0 is called back, to try it.
-    pub fn callback_of(&self, id: ClientId) -> Option<(CallbackClient, u32)> {
+    pub fn callback_address(&self, id: ClientId) -> Option<(CallbackClient, u32)> {
         let v40 = self.clients.get(&id)?.v40.as_ref()?;
         Some((v40.callback.clone(), v40.ident))
     }
 
     /// Whether he has answered.
-    pub fn callback_works(&mut self, id: ClientId, works: bool) {
+    pub fn set_callback_path(&mut self, id: ClientId, works: bool) {
         let Some(v40) = self.clients.get_mut(&id).and_then(|client| client.v40.as_mut()) else { return };
-        let was = std::mem::replace(&mut v40.works, works);
+        let was = std::mem::replace(&mut v40.path_up, works);
         if works && !was {
-            self.path_is_up(id);
+            self.callback_path_up(id);
         }
     }
 
@@ -142,9 +142,9 @@ impl State {
         self.renew(now, id);
         let key = (OwnerKind::Lock, owner.to_vec());
         let Some(number) = self.clients[&id].owners.get(&key).copied() else { return Ok(()) };
-        let stateids: Vec<u32> = self.owners[&number].held.iter().copied().collect();
+        let stateids: Vec<u32> = self.owners[&number].entries.iter().copied().collect();
         // [RFC7530 16.37.4]
-        if stateids.iter().any(|index| self.has_ranges(self.held[index].file, number)) {
+        if stateids.iter().any(|index| self.has_ranges(self.entries[index].file, number)) {
             return fail(NfsStat::LocksHeld);
         }
         for index in stateids {
@@ -162,7 +162,7 @@ impl State {
             let known = self.clients.contains_key(&id);
             return fail(if ours && !known { NfsStat::Expired } else { NfsStat::StaleClientid });
         };
-        if client.condemned.is_some() {
+        if client.evicting.is_some() {
             return fail(NfsStat::Delay);
         }
         Ok(self.caller_of(client.id))

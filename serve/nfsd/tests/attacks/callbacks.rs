@@ -11,7 +11,7 @@ fn holder(target: &Target, name: &str) -> (Client, Vec<(String, FileHandle)>) {
     for number in 0..FILES {
         let name = format!("{name} {number}");
         let open = open("o", share::BOTH, unchecked(), named(&name));
-        let (opened, handle) = opened(&client.call_patiently(&[data(), vec![open, Op::GetFh(())]].concat()));
+        let (opened, handle) = opened(&client.call_with_retry(&[data(), vec![open, Op::GetFh(())]].concat()));
         assert!(matches!(opened.delegation, OpenDelegation::Write(_)), "{opened:?}");
         files.push((name, handle));
     }
@@ -58,7 +58,7 @@ pub fn die(target: &Target) {
     let mut another = Client::new(target.address, "another");
     assert_eq!(another.call([data(), vec![open]].concat()).0, NfsStat::Delay);
     drop(dying);
-    let (status, _) = curious.answered();
+    let (status, _) = curious.reply();
     assert!(matches!(status, NfsStat::Delay | NfsStat::Ok), "{status:?}");
     get_on(&mut another, &files);
 }

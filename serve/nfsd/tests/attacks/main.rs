@@ -5,13 +5,13 @@ mod callbacks;
 mod floods;
 mod requests;
 mod sockets;
-mod thieves;
+mod stolen_state;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ivers_nfs_peer::*;
+use ivers_nfs_test::client::*;
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
@@ -19,7 +19,7 @@ use ivers_nfs4::types::*;
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::{Limits, listen};
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
-use ivers_nfsd::stable::Stable;
+use ivers_nfsd::stable::StableStorage;
 use ivers_nfsd::state;
 
 /// No answer to a client who behaves takes longer, on a slow machine that does other things as well.
@@ -42,7 +42,7 @@ struct Target {
 
 fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
     let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
-    let exports = vec![Exported { config, vfs: ivers_nfs_alone::mem(), device: None }];
+    let exports = vec![Exported { config, vfs: ivers_nfs_test::harness::mem(), device: None }];
     let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
     let server = NfsServer::start(Setup {
         lease_seconds: LEASE_SECONDS,
@@ -57,7 +57,7 @@ fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
             ranges: (20_000, 40_000),
             ..state::Limits::default()
         },
-        ..Setup::new(Stable::open(state).unwrap(), listeners, exports)
+        ..Setup::new(StableStorage::open(state).unwrap(), listeners, exports)
     })
     .unwrap();
     let address = server.addresses()[0];
@@ -76,14 +76,14 @@ fn from_elsewhere(to: SocketAddr) -> TcpStream {
 /// A new client, when there is room for him.
 fn newcomer(address: SocketAddr, name: &str) -> Client {
     let mut client = Client::over(from_elsewhere(address), name);
-    client.begin();
+    client.start_session();
     client
 }
 
 fn make(client: &mut Client, name: &str) -> (StateId, FileHandle) {
     let access = share::BOTH | share::WANT_NO_DELEG;
     let open = open("o", access, unchecked(), named(name));
-    let (opened, handle) = opened(&client.call_patiently(&[data(), vec![open, Op::GetFh(())]].concat()));
+    let (opened, handle) = opened(&client.call_with_retry(&[data(), vec![open, Op::GetFh(())]].concat()));
     (opened.stateid, handle)
 }
 
@@ -116,7 +116,7 @@ impl Seen {
             for round in 0..2 {
                 let begun = Instant::now();
                 if round == 0 {
-                    let (status, results) = client.call_patiently(&write(handle, stateid, vec![7; 64]));
+                    let (status, results) = client.call_with_retry(&write(handle, stateid, vec![7; 64]));
                     assert_eq!(status, NfsStat::Ok, "{results:?}");
                 } else {
                     let change = client.attrs(handle).change.unwrap();
@@ -139,7 +139,7 @@ type Attack = fn(&Target);
 const ATTACKS: &[(&str, Attack)] = &[
     ("sequence numbers", requests::out_of_order),
     ("counts and tags", requests::huge),
-    ("what is another's", thieves::steal),
+    ("what is another's", stolen_state::steal),
     ("callbacks without answers", callbacks::say_nothing),
     ("a backchannel that dies", callbacks::die),
     ("names", floods::names),

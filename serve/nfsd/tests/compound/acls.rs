@@ -9,7 +9,7 @@ use ivers_nfs4::xdr::List;
 use ivers_vfs::acl::{ACCESS, Acl, DEFAULT, Entry, GROUP, GROUP_OBJ, MASK, OTHER, USER, USER_OBJ};
 use ivers_vfs::{Cred, XattrMode};
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 fn stored(server: &Server, path: &str, name: &[u8]) -> Option<Acl> {
     let inode = server.vfs.resolve(&Cred::root(), path, true).unwrap();
@@ -36,7 +36,7 @@ fn allow(mask: u32, who: &str) -> Ace {
     Ace { kind: 0, flags: 0, mask, who: who.as_bytes().to_vec() }
 }
 
-/// An ACL whose mask takes nothing away.
+/// An ACL whose mask removes no permission.
 fn sample(bits: u32) -> Acl {
     let perm = |at: u32| (bits >> (3 * at) & 7) as u16;
     let entry = |tag, at, id| Entry { tag, perm: perm(at), id };
@@ -54,8 +54,8 @@ fn sample(bits: u32) -> Acl {
 }
 
 #[test]
-fn what_was_told_can_be_set_again_and_is_the_same() {
-    everywhere(|server| {
+fn reported_acl_can_be_set_unchanged() {
+    on_each_filesystem(|server| {
         let (from, to) = (server.directory("from"), server.directory("to"));
         let inode = server.vfs.resolve(&Cred::root(), "from", true).unwrap();
         let keep = |name: &[u8], acl: &Acl| {
@@ -66,18 +66,18 @@ fn what_was_told_can_be_set_again_and_is_the_same() {
             bits = bits.wrapping_mul(1_103_515_245).wrapping_add(12345);
             keep(ACCESS, &sample(bits >> 8));
             keep(DEFAULT, &sample(bits >> 3));
-            let told = aces(server, &from);
-            assert_eq!(set_as(server, 0, &to, &of(told.clone())), (NfsStat::Ok, Bitmap::of([attr::ACL])));
+            let reported = aces(server, &from);
+            assert_eq!(set_as(server, 0, &to, &of(reported.clone())), (NfsStat::Ok, Bitmap::of([attr::ACL])));
             for name in [ACCESS, DEFAULT] {
                 assert_eq!(stored(server, "to", name), stored(server, "from", name), "{bits:o}");
             }
-            assert_eq!(aces(server, &to), told);
+            assert_eq!(aces(server, &to), reported);
         }
-        // A plain mode is one without anything stored, and one without heirs takes away what there was.
+        // A mode alone removes the stored ACL; an ACL without inherited entries removes the default ACL.
         let plain = server.file("plain", b"");
-        let mut told = aces(server, &plain);
-        told.0[0].mask |= 0x40;
-        assert_eq!(set_as(server, 0, &to, &of(told)).0, NfsStat::Ok);
+        let mut reported = aces(server, &plain);
+        reported.0[0].mask |= 0x40;
+        assert_eq!(set_as(server, 0, &to, &of(reported)).0, NfsStat::Ok);
         assert_eq!((stored(server, "to", ACCESS), stored(server, "to", DEFAULT)), (None, None));
         assert_eq!(server.attrs(0, &to, &[attr::MODE]).mode, Some(0o644));
     });
@@ -85,8 +85,8 @@ fn what_was_told_can_be_set_again_and_is_the_same() {
 
 /// [RFC8881 6.4.1.3] [RFC8881 18.30.4]
 #[test]
-fn the_acl_comes_behind_the_mode() {
-    everywhere(|server| {
+fn acl_is_set_after_the_mode() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"");
         let both = Attrs { mode: Some(0o4777), ..of(List(vec![allow(0x1, "OWNER@")])) };
         assert_eq!(set_as(server, 0, &file, &both), (NfsStat::Ok, both.mask()));
@@ -103,13 +103,16 @@ fn the_acl_comes_behind_the_mode() {
             name: b"l".to_vec(),
             attrs: of(List(vec![allow(0x1, "OWNER@")])).encode(),
         });
-        assert_eq!(server.ends(0, vec![link]), NfsStat::Attrnotsupp);
+        assert_eq!(server.status_of(0, vec![link]), NfsStat::Attrnotsupp);
         let made = |acl: Vec<Ace>| {
             let attrs = of(List(acl)).encode();
             Op::Create(CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs })
         };
-        assert_eq!(server.ends(0, vec![made(vec![allow(0x1, "nobody")])]), NfsStat::Badowner);
-        assert_eq!(server.ends(0, vec![made(vec![allow(0x1, "EVERYONE@"), allow(0x20, "9")])]), NfsStat::Ok);
+        assert_eq!(server.status_of(0, vec![made(vec![allow(0x1, "nobody")])]), NfsStat::Badowner);
+        assert_eq!(
+            server.status_of(0, vec![made(vec![allow(0x1, "EVERYONE@"), allow(0x20, "9")])]),
+            NfsStat::Ok
+        );
         let entries = stored(server, "d", ACCESS).unwrap();
         let perms: Vec<(u16, u16)> = entries.entries().iter().map(|entry| (entry.tag, entry.perm)).collect();
         assert_eq!(perms, [(USER_OBJ, 4), (USER, 5), (GROUP_OBJ, 4), (MASK, 5), (OTHER, 4)]);

@@ -6,10 +6,10 @@ use ivers_nfs4::ops::v42::{ListXattrsArgs, ListXattrsOk, SetXattrArgs, SetXattrO
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Ace, Bitmap, CreateType, FileHandle, Ftype, ModeMasked, NfsTime, SetTime, StateId};
-use ivers_nfsd::state::Does;
+use ivers_nfsd::state::Access;
 use ivers_vfs::{Cred, XattrMode};
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 fn set(stateid: StateId, attrs: &Attrs) -> Op {
     Op::SetAttr(SetAttrArgs { stateid, attrs: attrs.encode() })
@@ -24,8 +24,8 @@ fn set_as(server: &Server, uid: u32, handle: &FileHandle, attrs: &Attrs) -> (Nfs
 
 /// [RFC8881 18.7.3]
 #[test]
-fn what_is_supported_is_answered_and_nothing_else() {
-    everywhere(|server| {
+fn supported_attributes_and_no_others_are_returned() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"hello");
         let root = server.handle(&[]);
         let (_, results) = server.call(0, vec![Op::PutRootFh(()), Op::GetFh(())]);
@@ -48,7 +48,7 @@ fn what_is_supported_is_answered_and_nothing_else() {
             let ops = vec![put(&file), get_attr(&[attr::SIZE, attr::TIME_ACCESS_SET])];
             assert_eq!(server.call(minor, ops).0, NfsStat::Inval);
             let unknown = vec![put(&file), get_attr(&[attr::SIZE, 24, 70, 200])];
-            assert_eq!(server.call(minor, unknown).0, NfsStat::Ok, "what is not known is left out");
+            assert_eq!(server.call(minor, unknown).0, NfsStat::Ok, "unknown attributes are omitted");
         }
         let got = server.attrs(
             2,
@@ -75,13 +75,13 @@ fn what_is_supported_is_answered_and_nothing_else() {
         assert_eq!(got.mounted_on_fileid, got.fileid);
         assert!(got.space_total.unwrap() > 1 << 20 && got.maxread.unwrap() >= 1 << 16);
         let mount = server.attrs(0, &root, &[attr::MOUNTED_ON_FILEID, attr::FILEID]);
-        assert_ne!(mount.mounted_on_fileid, mount.fileid, "a client must see that something is mounted");
+        assert_ne!(mount.mounted_on_fileid, mount.fileid, "the client detects the mount point");
     });
 }
 
 #[test]
-fn the_change_attribute_moves_with_every_change_and_rests_otherwise() {
-    everywhere(|server| {
+fn change_attribute_differs_after_each_change_only() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"x");
         let mut last = server.change(&file);
         assert_eq!(server.change(&file), last);
@@ -98,7 +98,7 @@ fn the_change_attribute_moves_with_every_change_and_rests_otherwise() {
 /// [RFC8881 18.30.3]
 #[test]
 fn attributes_are_set() {
-    everywhere(|server| {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"hello");
         let at = NfsTime { seconds: 1_234_567_890, nseconds: 123_456_789 };
         let attrs = Attrs {
@@ -123,17 +123,17 @@ fn attributes_are_set() {
         let now = Attrs { time_modify_set: Some(SetTime::Server), ..Attrs::default() };
         assert_eq!(set_as(server, 1000, &file, &now).0, NfsStat::Ok);
         assert!(server.attrs(0, &file, &[attr::TIME_MODIFY]).time_modify.unwrap().seconds > at.seconds);
-        let asked = std::mem::take(&mut *server.clients.asked.lock());
-        let does: Vec<Does> = asked.into_iter().map(|(_, does)| does).collect();
-        assert_eq!(does, [Does::Resize, Does::Change]);
+        let asked = std::mem::take(&mut *server.clients.requested.lock());
+        let does: Vec<Access> = asked.into_iter().map(|(_, does)| does).collect();
+        assert_eq!(does, [Access::Resize, Access::Metadata]);
         assert_eq!(set_as(server, 0, &file, &Attrs::default()), (NfsStat::Ok, Bitmap::default()));
     });
 }
 
 /// [RFC8881 6.2.5]
 #[test]
-fn bits_of_the_mode_are_set_one_by_one() {
-    everywhere(|server| {
+fn masked_mode_bits_are_set() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"hello");
         let masked =
             |value, mask| Attrs { mode_set_masked: Some(ModeMasked { value, mask }), ..Attrs::default() };
@@ -154,7 +154,7 @@ fn bits_of_the_mode_are_set_one_by_one() {
             assert_eq!(set_as(server, 0, &file, &attrs), (NfsStat::Ok, attrs.mask()));
             assert_eq!(mode(server), after, "{value:o} {mask:o}");
         }
-        // Who gives it away has its set-id bits gone, unless he says that they are to be.
+        // Changing the owner clears the set-id bits, unless the client sets them explicitly.
         let given = |bits: Attrs, owner: &str| Attrs { owner: Some(owner.into()), ..bits };
         assert_eq!(set_as(server, 0, &file, &given(masked(0o600, 0o700), "7")).0, NfsStat::Ok);
         assert_eq!(mode(server), 0o624);
@@ -170,7 +170,7 @@ fn bits_of_the_mode_are_set_one_by_one() {
             attrs: masked(0o700, 0o700).encode(),
         });
         assert_eq!(server.call(1, vec![put(&server.handle(&[])), made]).0, NfsStat::Inval);
-        // NFSv4.0 does not know it.
+        // NFSv4.0 does not have the attribute.
         let op = Op::SetAttr(SetAttrArgs { stateid: StateId::ANONYMOUS, attrs: masked(0, 0).encode() });
         assert_eq!(server.call(0, vec![put(&file), op]).0, NfsStat::Attrnotsupp);
     });
@@ -178,8 +178,8 @@ fn bits_of_the_mode_are_set_one_by_one() {
 
 /// [RFC8881 18.30.3] [RFC8881 5.9] [RFC8881 14.5] [RFC8881 18.30.4]
 #[test]
-fn what_cannot_be_set_is_refused() {
-    everywhere(|server| {
+fn invalid_attributes_are_refused() {
+    on_each_filesystem(|server| {
         let (file, dir) = (server.file("f", b"hello"), server.directory("d"));
         let plain = Attrs::default;
         let ends = |handle: &FileHandle, attrs: Attrs| set_as(server, 0, handle, &attrs);
@@ -197,12 +197,12 @@ fn what_cannot_be_set_is_refused() {
         // [RFC8881 14.5]
         assert_eq!(ends(&file, Attrs { owner: Some(vec![]), ..plain() }), refused(NfsStat::Inval));
         assert_eq!(ends(&file, Attrs { owner_group: Some(vec![]), ..plain() }), refused(NfsStat::Inval));
-        // Who uses the open of another user is looked at as if he had none.
+        // A stateid of another user's open grants nothing.
         let stolen = Op::SetAttr(SetAttrArgs {
             stateid: StateId { seqid: 1, other: [5; 12] },
             attrs: Attrs { size: Some(0), ..plain() }.encode(),
         });
-        assert_eq!(server.call_as(STRANGER, 0, vec![put(&file), stolen]).0, NfsStat::Access);
+        assert_eq!(server.call_as(NON_OPENER, 0, vec![put(&file), stolen]).0, NfsStat::Access);
         assert_eq!(ends(&dir, Attrs { size: Some(0), ..plain() }), refused(NfsStat::Isdir));
         assert_eq!(ends(&file, Attrs { size: Some(u64::MAX), ..plain() }), refused(NfsStat::Fbig));
         let mut broken = Attrs { size: Some(1), ..plain() }.encode();
@@ -213,7 +213,8 @@ fn what_cannot_be_set_is_refused() {
         assert_eq!(user(Attrs { mode: Some(0o777), ..plain() }), refused(NfsStat::Perm));
         assert_eq!(user(Attrs { size: Some(0), ..plain() }), refused(NfsStat::Access));
         assert_eq!(user(Attrs { owner: Some(b"1000".to_vec()), ..plain() }), refused(NfsStat::Perm));
-        // Who has it open for writing may cut it; with what he may not do beside nothing is done.
+        // A caller that has the file open for writing may truncate it; if it requests more than it may,
+        // nothing changes.
         let open = StateId { seqid: 1, other: [5; 12] };
         let by_open = |attrs: &Attrs| {
             let (status, results) = server.call_as(1000, 0, vec![put(&file), set(open, attrs)]);
@@ -236,7 +237,7 @@ fn what_cannot_be_set_is_refused() {
 /// [RFC8881 18.31.3] [RFC8881 18.15.3]
 #[test]
 fn attributes_are_compared() {
-    everywhere(|server| {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"hello");
         let both = |attrs: Attrs| {
             let fattr = attrs.encode();
@@ -257,14 +258,14 @@ fn attributes_are_compared() {
         let not = (NfsStat::Attrnotsupp, NfsStat::Attrnotsupp);
         assert_eq!(both(Attrs { hidden: Some(true), ..plain() }), not);
         let later = Attrs { xattr_support: Some(true), ..plain() };
-        assert_eq!(both(later), not, "of a later version");
+        assert_eq!(both(later), not, "attribute of a later version");
     });
 }
 
 /// [RFC8881 18.1.3]
 #[test]
-fn access_says_what_the_checks_would() {
-    everywhere(|server| {
+fn access_agrees_with_permission_checks() {
+    on_each_filesystem(|server| {
         let (file, dir) = (server.file("f", b""), server.directory("d"));
         let ask = |uid, minor, handle: &FileHandle, want| {
             let (status, results) = server.call_as(uid, minor, vec![put(handle), Op::Access(want)]);
@@ -273,13 +274,13 @@ fn access_says_what_the_checks_would() {
                 _ => Err(status),
             }
         };
-        assert_eq!(ask(0, 0, &file, 0x3f), Ok((0x2d, 0x0d)), "nobody may run it");
+        assert_eq!(ask(0, 0, &file, 0x3f), Ok((0x2d, 0x0d)), "no execute permission");
         assert_eq!(ask(1000, 0, &file, 0x3f), Ok((0x2d, 0x01)));
         assert_eq!(ask(1000, 0, &file, 0x04), Ok((0x04, 0)));
         assert_eq!(ask(0, 0, &dir, 0x3f), Ok((0x1f, 0x1f)));
         assert_eq!(ask(1000, 0, &dir, 0x3f), Ok((0x1f, 0x03)));
         assert_eq!(ask(1000, 2, &file, 0x1ff), Ok((0x1ed, 0x141)));
-        assert_eq!(ask(1000, 1, &file, 0x40), Err(NfsStat::Inval), "of a later version");
+        assert_eq!(ask(1000, 1, &file, 0x40), Err(NfsStat::Inval), "attribute of a later version");
         assert_eq!(ask(1000, 2, &file, 0x200), Err(NfsStat::Inval));
     });
 }
@@ -291,8 +292,8 @@ fn acl(server: &Server, handle: &FileHandle) -> Vec<(u32, u32, u32, String)> {
 }
 
 #[test]
-fn posix_acls_are_shown_as_nfs_shows_them() {
-    everywhere(|server| {
+fn posix_acls_are_reported_as_nfs4_acls() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"");
         let entry = |kind, flags, mask, who: &str| (kind, flags, mask, who.to_owned());
         assert_eq!(
@@ -329,7 +330,7 @@ fn posix_acls_are_shown_as_nfs_shows_them() {
                 entry(0, 0, 0x21, "EVERYONE@"),
             ]
         );
-        // What the entries say in their order is what the VFS says.
+        // The converted ACL and the VFS agree on the rights.
         for (uid, gid) in [(0, 0), (7, 7), (8, 9), (8, 0), (8, 8)] {
             let aces = server.attrs(0, &file, &[attr::ACL]).acl.unwrap().0;
             for (bit, want) in [(0x1, 4), (0x2, 2), (0x20, 1)] {
@@ -354,7 +355,7 @@ fn posix_acls_are_shown_as_nfs_shows_them() {
 /// [RFC8276 8.4.1.3] [RFC8276 8.4.2.3] [RFC8276 8.4.3.3]
 #[test]
 fn extended_attributes() {
-    everywhere(|server| {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"");
         let call = |op: Op| {
             let (status, mut results) = server.call(2, vec![put(&file), op]);
@@ -374,7 +375,7 @@ fn extended_attributes() {
         let (status, result) = put_in(SetXattrOption::Either, "b", b"two");
         assert_eq!(status, NfsStat::Ok);
         let OpResult::SetXattr(Ok(info)) = result else { panic!("{result:?}") };
-        moved(&info);
+        assert_changed(&info);
         assert_eq!((info.before, info.after), (before, server.change(&file)));
         assert_eq!(put_in(SetXattrOption::Create, "b", b"x").0, NfsStat::Exist);
         assert_eq!(put_in(SetXattrOption::Replace, "a", b"x").0, NfsStat::Noxattr);
@@ -393,7 +394,7 @@ fn extended_attributes() {
         assert_eq!(list(0, 20), Err(NfsStat::Toosmall));
         assert_eq!(call(Op::RemoveXattr(b"a".to_vec())).0, NfsStat::Ok);
         assert_eq!(call(Op::RemoveXattr(b"a".to_vec())).0, NfsStat::Noxattr);
-        // Those of others are not the users'.
+        // Attributes outside the user namespace are not listed.
         let inode = server.vfs.resolve(&Cred::root(), "f", true).unwrap();
         server.vfs.set_xattr(&Cred::root(), &inode, "trusted.t", b"x", XattrMode::Any).unwrap();
         assert_eq!(list(0, 100).unwrap().names.0, [b"b".to_vec()]);

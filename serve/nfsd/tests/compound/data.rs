@@ -1,7 +1,7 @@
 //! READ, WRITE, COMMIT, and ranges.
 
-use ivers_nfs4::attr;
-use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, ReadOk, WriteArgs, WriteOk};
+use ivers_nfs4::attr::{self, Attrs};
+use ivers_nfs4::ops::v40::{CommitArgs, ReadArgs, ReadOk, SetAttrArgs, WriteArgs, WriteOk};
 use ivers_nfs4::ops::v42::{
     Content, CopyArgs, CopyRes, Data, Hole, IoAdviseArgs, NetLoc, RangeArgs, ReadPlusOk, SeekArgs, SeekOk,
 };
@@ -9,9 +9,10 @@ use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Bitmap, FileHandle, StableHow, StateId};
 use ivers_nfs4::xdr::List;
-use ivers_nfsd::state::Does;
+use ivers_nfsd::state::Access;
+use ivers_vfs::{Cred, SetAttr, XattrMode};
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 const ANY: StateId = StateId::ANONYMOUS;
 
@@ -51,8 +52,8 @@ fn write(
 
 /// [RFC8881 18.22.3]
 #[test]
-fn data_is_read_up_to_the_end() {
-    everywhere(|server| {
+fn reads_end_at_end_of_file() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"hello world");
         let ok = |data: &[u8], eof| Ok(ReadOk { eof, data: data.to_vec() });
         assert_eq!(read(server, 0, &file, 0, 5), ok(b"hello", false));
@@ -64,8 +65,8 @@ fn data_is_read_up_to_the_end() {
         let dir = server.directory("d");
         assert_eq!(read(server, 0, &dir, 0, 1), Err(NfsStat::Isdir));
         let make = |kind, name: &str| {
-            let args = ivers_nfs4::ops::v40::CreateArgs { kind, name: name.into(), attrs: nothing() };
-            assert_eq!(server.ends(0, vec![Op::Create(args)]), NfsStat::Ok);
+            let args = ivers_nfs4::ops::v40::CreateArgs { kind, name: name.into(), attrs: no_attrs() };
+            assert_eq!(server.status_of(0, vec![Op::Create(args)]), NfsStat::Ok);
             server.handle(&[name])
         };
         let link = make(ivers_nfs4::types::CreateType::Lnk(b"f".to_vec()), "l");
@@ -78,8 +79,8 @@ fn data_is_read_up_to_the_end() {
 }
 
 #[test]
-fn who_has_not_opened_it_must_be_allowed_to() {
-    everywhere(|server| {
+fn io_without_open_checks_permissions() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"secret");
         let mode = |mode| {
             let attrs = attr::Attrs { mode: Some(mode), ..attr::Attrs::default() };
@@ -96,21 +97,21 @@ fn who_has_not_opened_it_must_be_allowed_to() {
         mode(0o600);
         assert_eq!(ends(ANY, 1000), [NfsStat::Access; 2]);
         assert_eq!(ends(StateId::READ_BYPASS, 1000), [NfsStat::Access; 2]);
-        assert_eq!(ends(open, 1000), [NfsStat::Ok; 2], "his open says that he may");
-        assert_eq!(ends(open, STRANGER), [NfsStat::Access; 2], "another's does not");
+        assert_eq!(ends(open, 1000), [NfsStat::Ok; 2], "the caller opened the file");
+        assert_eq!(ends(open, NON_OPENER), [NfsStat::Access; 2], "another user opened the file");
         mode(0o601);
-        assert_eq!(ends(ANY, 1000), [NfsStat::Ok, NfsStat::Access], "to run it, it must be read");
+        assert_eq!(ends(ANY, 1000), [NfsStat::Ok, NfsStat::Access], "execute permission suffices for READ");
         mode(0o602);
         assert_eq!(ends(ANY, 1000), [NfsStat::Access, NfsStat::Ok]);
-        let asked = server.clients.asked.lock();
-        assert!(asked.contains(&(open, Does::Read)) && asked.contains(&(open, Does::Write)));
+        let asked = server.clients.requested.lock();
+        assert!(asked.contains(&(open, Access::Read)) && asked.contains(&(open, Access::Write)));
     });
 }
 
 /// [RFC8881 18.32.3] [RFC8881 18.3.3]
 #[test]
 fn data_is_written_and_committed() {
-    everywhere(|server| {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"");
         let five = 5u64.to_be_bytes();
         for (at, stable) in
@@ -139,10 +140,10 @@ fn data_is_written_and_committed() {
     });
 }
 
-/// What a client caches by: it must never see one value twice with other contents behind it.
+/// Clients cache by the change attribute: one value must never stand for two contents.
 #[test]
-fn no_change_value_comes_twice() {
-    everywhere(|server| {
+fn no_change_value_repeats() {
+    on_each_filesystem(|server| {
         let (file, root) = (server.file("f", b""), server.handle(&[]));
         let want = get_attr(&[attr::CHANGE]);
         let mut last = server.change(&file);
@@ -159,23 +160,23 @@ fn no_change_value_comes_twice() {
         let mut last = server.change(&root);
         for at in 0..500 {
             let kind = ivers_nfs4::types::CreateType::Fifo;
-            let args = ivers_nfs4::ops::v40::CreateArgs { kind, name: b"x".to_vec(), attrs: nothing() };
+            let args = ivers_nfs4::ops::v40::CreateArgs { kind, name: b"x".to_vec(), attrs: no_attrs() };
             let (_, made) = server.call(0, vec![put(&root), Op::Create(args)]);
             let (_, gone) = server.call(0, vec![put(&root), Op::Remove(b"x".to_vec())]);
             let OpResult::Create(Ok(made)) = &made[1] else { panic!("{made:?}") };
             let OpResult::Remove(Ok(gone)) = &gone[1] else { panic!("{gone:?}") };
             for info in [&made.cinfo, gone] {
-                moved(info);
-                assert_eq!(info.before, last, "change {at}: nobody else was there");
+                assert_changed(info);
+                assert_eq!(info.before, last, "change {at}: no concurrent change");
                 last = info.after;
             }
         }
     });
 }
 
-/// Where there is no cookie no value comes twice either, and none is called atomic.
+/// Without a stored change attribute, no value repeats and no change info is atomic.
 #[test]
-fn without_a_cookie_everything_may_have_changed() {
+fn without_change_attribute_every_value_is_unique() {
     use ivers_vfs::{ChangeMode, MountOptions, Vfs};
     let options = MountOptions { mode: ChangeMode::Off, background: false, ..MountOptions::default() };
     let vfs = Vfs::mount(std::sync::Arc::new(ivers_mem::Mem::new(1 << 20)), options).unwrap();
@@ -197,8 +198,8 @@ fn sparse(server: &Server) -> FileHandle {
 
 /// [RFC7862 15.11.3]
 #[test]
-fn data_and_holes_are_found() {
-    everywhere(|server| {
+fn seek_finds_data_and_holes() {
+    on_each_filesystem(|server| {
         let file = sparse(server);
         let end = (5 << 20) + 4096;
         let seek = |offset, what| {
@@ -221,10 +222,10 @@ fn data_and_holes_are_found() {
 
 /// [RFC7862 15.10.3]
 #[test]
-fn holes_are_not_sent() {
-    everywhere(|server| {
+fn read_plus_omits_holes() {
+    on_each_filesystem(|server| {
         let file = sparse(server);
-        server.clients.asked.lock().clear();
+        server.clients.requested.lock().clear();
         let args = |offset, count| Op::ReadPlus(ReadArgs { stateid: ANY, offset, count });
         let (status, results) = server.call(2, vec![put(&file), args(4000, 1 << 20)]);
         assert_eq!(status, NfsStat::Ok);
@@ -237,14 +238,14 @@ fn holes_are_not_sent() {
         assert_eq!(results[1], OpResult::ReadPlus(Ok(ReadPlusOk { eof: true, contents })));
         let (_, results) = server.call(2, vec![put(&file), args(6 << 20, 100)]);
         assert_eq!(results[1], OpResult::ReadPlus(Ok(ReadPlusOk { eof: true, contents: List(vec![]) })));
-        assert!(server.clients.asked.lock().iter().all(|(_, does)| *does == Does::Read));
+        assert!(server.clients.requested.lock().iter().all(|(_, does)| *does == Access::Read));
     });
 }
 
 /// [RFC7862 15.1.3]
 #[test]
 fn ranges_are_allocated_and_freed() {
-    everywhere(|server| {
+    on_each_filesystem(|server| {
         let file = server.file("f", &[9; 20_000]);
         let range = |offset, length| RangeArgs { stateid: ANY, offset, length };
         let ends = |op: Op| server.call(2, vec![put(&file), op]).0;
@@ -266,7 +267,7 @@ fn ranges_are_allocated_and_freed() {
 /// [RFC7862 15.2.3]
 #[test]
 fn ranges_are_copied() {
-    everywhere(|server| {
+    on_each_filesystem(|server| {
         let (from, to) = (server.file("a", b"0123456789"), server.file("b", b"xxxx"));
         let copy = |source_offset, target_offset, count, elsewhere: bool| {
             let server_elsewhere = if elsewhere { vec![NetLoc::Name(b"other".to_vec())] } else { vec![] };
@@ -291,14 +292,73 @@ fn ranges_are_copied() {
         };
         assert_eq!(act(&from, &to, copy(2, 1, 3, false)), Ok(3));
         assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x234");
-        assert_eq!(act(&from, &to, copy(8, 4, 0, false)), Ok(2), "0 is to the end");
+        assert_eq!(act(&from, &to, copy(8, 4, 0, false)), Ok(2), "0 means up to the end");
         assert_eq!(read(server, 0, &to, 0, 100).unwrap().data, b"x23489");
         assert_eq!(act(&from, &to, copy(10, 0, 0, false)), Ok(0));
         assert_eq!(act(&from, &to, copy(8, 0, 3, false)), Err(NfsStat::Inval));
         assert_eq!(act(&from, &to, copy(11, 0, 0, false)), Err(NfsStat::Inval));
-        assert_eq!(act(&from, &from, copy(0, 2, 4, false)), Err(NfsStat::Inval), "they overlap");
+        assert_eq!(act(&from, &from, copy(0, 2, 4, false)), Err(NfsStat::Inval), "the ranges overlap");
         assert_eq!(act(&from, &from, copy(0, 10, 4, false)), Ok(4));
         assert_eq!(act(&from, &to, copy(0, 0, 1, true)), Err(NfsStat::Notsupp));
         assert_eq!(act(&server.handle(&[]), &to, copy(0, 0, 1, false)), Err(NfsStat::Isdir));
+    });
+}
+
+/// The rules of Linux: a change of data removes file capabilities for every caller, and set-id bits for a caller
+/// other than root. A change of owner removes both for every caller.
+#[test]
+fn changes_of_data_and_owner_remove_privileges() {
+    const CAPABILITY: &str = "security.capability";
+    on_each_filesystem(|server| {
+        let source = server.file("source", &[7; 8192]);
+        let file = server.file("f", &[9; 8192]);
+        let root = Cred::root();
+        let inode = server.vfs.resolve(&root, b"/f", true).unwrap();
+        let grant = || {
+            let set = SetAttr { perm: Some(0o6777), uid: Some(7), gid: Some(7), ..SetAttr::default() };
+            server.vfs.set_attr(&root, &inode, &set).unwrap();
+            server.vfs.set_xattr(&root, &inode, CAPABILITY, b"any", XattrMode::Any).unwrap();
+        };
+        let range = || RangeArgs { stateid: ANY, offset: 0, length: 4096 };
+        let set = |attrs: Attrs| Op::SetAttr(SetAttrArgs { stateid: ANY, attrs: attrs.encode() });
+        let resize = |size| set(Attrs { size: Some(size), ..Attrs::default() });
+        let copy = CopyArgs {
+            source: ANY,
+            target: ANY,
+            source_offset: 0,
+            target_offset: 0,
+            count: 4096,
+            consecutive: false,
+            synchronous: true,
+            source_server: List(Vec::new()),
+        };
+        let write = WriteArgs { stateid: ANY, offset: 0, stable: StableHow::Unstable, data: b"x".to_vec() };
+        let data_changes = [
+            ("WRITE", Op::Write(write)),
+            ("ALLOCATE", Op::Allocate(range())),
+            ("DEALLOCATE", Op::Deallocate(range())),
+            ("COPY", Op::Copy(copy)),
+            ("truncation", resize(10)),
+            ("the same size", resize(10)),
+            ("extension", resize(8192)),
+        ];
+        let owner = |id: &str| Some(id.as_bytes().to_vec());
+        let change_owner = set(Attrs { owner: owner("8"), ..Attrs::default() });
+        let same_group = set(Attrs { owner_group: owner("7"), ..Attrs::default() });
+        let data_changes = data_changes.into_iter().flat_map(|(what, op)| {
+            // The owner, root, and a user who may only write.
+            [(7, 0o777), (0, 0o6777), (1000, 0o777)].map(|(uid, left)| (what, op.clone(), uid, left))
+        });
+        let owner_changes =
+            [("OWNER", change_owner, 0, 0o777), ("OWNER_GROUP", same_group, 0, 0o777)].into_iter();
+        for (what, op, uid, left) in data_changes.chain(owner_changes) {
+            grant();
+            let ops = vec![put(&source), Op::SaveFh(()), put(&file), op];
+            let (status, results) = server.call_as(uid, 2, ops);
+            assert_eq!(status, NfsStat::Ok, "{what} as {uid}: {results:?}");
+            assert_eq!(server.vfs.stat(&inode).perm, left, "{what} as {uid}");
+            let capability = server.vfs.get_xattr(&root, &inode, CAPABILITY);
+            assert!(capability.is_err(), "{what} as {uid}: the capability is left");
+        }
     });
 }

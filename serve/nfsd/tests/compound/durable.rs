@@ -1,4 +1,4 @@
-//! What was answered as durable is there after a crash that keeps nothing but what was flushed.
+//! Durable replies survive a crash that keeps only flushed writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{CreateType, FileHandle, StableHow, StateId};
 use ivers_vfs::{Cred, InodeRef, MountOptions, Vfs};
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 fn mount(device: Arc<dyn Device>) -> Arc<Vfs> {
-    // No commit runs by itself: what is durable was asked for.
+    // No commit runs by itself.
     let commit_interval = Duration::from_secs(900);
     let fs =
         Ext4::open(device, OpenOptions { place: "a test".into(), commit_interval, ..OpenOptions::default() })
@@ -33,7 +33,7 @@ fn server(options: &str) -> (Server, Arc<FaultDevice>) {
     (Server::new(vfs, options), device)
 }
 
-/// What is left when nothing but flushed writes arrived.
+/// The filesystem after a crash that keeps only flushed writes.
 fn crashed(device: &FaultDevice) -> Arc<Vfs> {
     mount(Arc::new(device.image_where(device.len(), |_| false).unwrap()))
 }
@@ -62,16 +62,20 @@ fn write(stable: StableHow, data: &[u8]) -> Vec<Op> {
 
 /// [RFC8881 18.32.3] [RFC8881 18.3.3]
 #[test]
-fn data_is_there_when_that_was_said() {
+fn data_reported_stable_survives_a_crash() {
     let (server, device) = server("no_root_squash");
     let file = server.file("f", b"");
     done(
         &server,
         &server.handle(&[]),
-        vec![Op::Create(CreateArgs { kind: CreateType::Fifo, name: b"p".to_vec(), attrs: nothing() })],
+        vec![Op::Create(CreateArgs { kind: CreateType::Fifo, name: b"p".to_vec(), attrs: no_attrs() })],
     );
     done(&server, &file, write(StableHow::Unstable, b"unstable"));
-    assert_eq!(contents(&crashed(&device), "f"), b"", "or the test would see nothing");
+    assert_eq!(
+        contents(&crashed(&device), "f"),
+        b"",
+        "unstable data is lost, so the test detects a missing flush"
+    );
     done(&server, &file, vec![Op::Commit(CommitArgs { offset: 0, count: 0 })]);
     assert_eq!(contents(&crashed(&device), "f"), b"unstable");
     done(&server, &file, write(StableHow::DataSync, b"data sync"));
@@ -81,10 +85,10 @@ fn data_is_there_when_that_was_said() {
 }
 
 #[test]
-fn names_and_attributes_are_there_when_they_are_answered() {
+fn names_and_attributes_survive_a_crash_after_the_reply() {
     let (server, device) = server("no_root_squash");
     let (root, file) = (server.handle(&[]), server.file("f", b"some"));
-    let dir = CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs: nothing() };
+    let dir = CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs: no_attrs() };
     done(&server, &root, vec![Op::Create(dir)]);
     assert!(find(&crashed(&device), "d").is_some());
     let below = server.handle(&["d"]);
@@ -113,12 +117,12 @@ fn names_and_attributes_are_there_when_they_are_answered() {
     assert_eq!(after.stat(&find(&after, "d/h").unwrap()).size, 8192);
 }
 
-/// What an export that is `async` answers before it is durable, and what it does not.
+/// An `async` export replies before names and attributes are durable, but not before data is.
 #[test]
-fn only_names_and_attributes_are_deferred() {
+fn async_export_defers_only_names_and_attributes() {
     let (server, device) = server("no_root_squash,async");
     let root = server.handle(&[]);
-    let dir = CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs: nothing() };
+    let dir = CreateArgs { kind: CreateType::Dir, name: b"d".to_vec(), attrs: no_attrs() };
     done(&server, &root, vec![Op::Create(dir)]);
     let file = server.file("f", b"");
     let args = SetXattrArgs { option: SetXattrOption::Either, name: b"x".to_vec(), value: b"value".to_vec() };
@@ -130,7 +134,7 @@ fn only_names_and_attributes_are_deferred() {
     assert!(find(&server.vfs, "d").is_some());
     let after = crashed(&device);
     assert!(find(&after, "d").is_none() && find(&after, "f").is_none());
-    // With the data comes the name that leads to it.
+    // The name becomes durable with the data.
     done(&server, &file, write(StableHow::Unstable, b"unstable"));
     done(&server, &file, vec![Op::Commit(CommitArgs { offset: 0, count: 0 })]);
     let after = crashed(&device);
@@ -145,9 +149,9 @@ fn only_names_and_attributes_are_deferred() {
     assert!(find(&crashed(&device), "f").is_none(), "a stop flushes");
 }
 
-/// [RFC8881 18.32.4] Whoever asks: nobody has committed anything here.
+/// [RFC8881 18.32.4] The same for every caller: nothing was committed here.
 #[test]
-fn the_verifier_is_another_one_when_data_is_lost_behind_everybodys_back() {
+fn write_verifier_changes_when_data_is_lost() {
     let (server, device) = server("no_root_squash");
     let file = server.file("f", b"");
     let (_, results) = server.call(2, [vec![put(&file)], write(StableHow::Unstable, b"unstable")].concat());
@@ -159,7 +163,7 @@ fn the_verifier_is_another_one_when_data_is_lost_behind_everybodys_back() {
     let export = server.service.exports().export(1).unwrap().clone();
     assert_eq!(export.filesystem.verifier(), before);
     device.fail_writes_from(Some(device.writes()));
-    assert!(server.vfs.sync().is_err(), "the write-back that fails is nobody's COMMIT");
+    assert!(server.vfs.sync().is_err(), "write-back fails outside of COMMIT");
     device.fail_writes_from(None);
     assert_ne!(export.filesystem.verifier(), before);
     let commit = Op::Commit(CommitArgs { offset: 0, count: 0 });

@@ -1,4 +1,4 @@
-//! Filehandles, the pseudo-root, and who may come in.
+//! Filehandles, the pseudo-root, and access to exports.
 
 use ivers_nfs4::attr;
 use ivers_nfs4::ops::v40::{CreateArgs, ReadDirArgs, SecInfoEntry};
@@ -11,14 +11,14 @@ use ivers_nfsd::compound::{Exports, Filesystem};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::rpc::Credential;
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 /// [RFC8881 18.27.3] [RFC8881 18.17.3]
 #[test]
-fn without_a_filehandle_nothing_goes() {
+fn operations_require_a_filehandle() {
     let server = Server::new(mem(), "no_root_squash");
     for minor in 0..3 {
-        assert_eq!(server.ends(minor, vec![Op::OpenAttr(true)]), NfsStat::Notsupp);
+        assert_eq!(server.status_of(minor, vec![Op::OpenAttr(true)]), NfsStat::Notsupp);
         let ends = |op: Op| server.call(minor, vec![op]).0;
         let saved = if minor == 0 { NfsStat::Restorefh } else { NfsStat::Nofilehandle };
         assert_eq!(ends(Op::RestoreFh(())), saved);
@@ -34,7 +34,7 @@ fn without_a_filehandle_nothing_goes() {
             Op::Link(b"x".to_vec()),
             Op::SecInfo(b"x".to_vec()),
             Op::OpenAttr(false),
-            Op::Verify(nothing()),
+            Op::Verify(no_attrs()),
         ] {
             assert_eq!(ends(op.clone()), NfsStat::Nofilehandle, "{op:?}");
         }
@@ -43,8 +43,8 @@ fn without_a_filehandle_nothing_goes() {
 
 /// [RFC8881 18.19.3]
 #[test]
-fn handles_lead_back_to_their_files_or_nowhere() {
-    everywhere(|server| {
+fn filehandles_refer_to_their_file_or_are_stale() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"x");
         let (_, results) = server.call(0, vec![put(&file), Op::GetFh(())]);
         assert_eq!(results[1], OpResult::GetFh(Ok(file.clone())));
@@ -53,14 +53,14 @@ fn handles_lead_back_to_their_files_or_nowhere() {
         forged.0[3] ^= 1;
         assert_eq!(ends(forged), NfsStat::Badhandle);
         assert_eq!(ends(Opaque(vec![])), NfsStat::Badhandle);
-        assert_eq!(server.ends(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Ok);
+        assert_eq!(server.status_of(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Ok);
         assert_eq!(ends(file), NfsStat::Stale);
     });
 }
 
-/// Its numbers begin again; but where it begins is where it was, unless it is another export.
+/// Inode numbers start again after a remount, but the root keeps its filehandle unless it is another export.
 #[test]
-fn handles_of_another_life_are_stale() {
+fn filehandles_of_another_mount_are_stale() {
     let server = Server::new(mem(), "no_root_squash");
     let (file, root) = (server.file("f", b"x"), server.handle(&[]));
     let export = server.service.exports().export(1).unwrap().clone();
@@ -83,7 +83,7 @@ fn handles_of_another_life_are_stale() {
 }
 
 #[test]
-fn the_saved_one_comes_back() {
+fn saved_filehandle_is_restored() {
     let server = Server::new(mem(), "no_root_squash");
     let (file, root) = (server.file("f", b"x"), server.handle(&[]));
     let ops = vec![put(&file), Op::SaveFh(()), put(&root), Op::RestoreFh(()), Op::GetFh(())];
@@ -93,36 +93,39 @@ fn the_saved_one_comes_back() {
 
 /// [RFC8881 18.14.3] [RFC8881 15.1.2]
 #[test]
-fn the_way_up_ends_at_the_pseudo_root() {
-    everywhere(|server| {
+fn lookupp_ends_at_the_pseudo_root() {
+    on_each_filesystem(|server| {
         server.directory("d");
         let up = Op::LookupP(());
         let root = server.handle(&[]);
         let (_, results) = server.at_root(0, vec![lookup("d"), up.clone(), Op::GetFh(())]);
         assert_eq!(results[2], OpResult::GetFh(Ok(root)));
-        let ups = |count: usize| server.ends(0, [vec![lookup("d")], vec![up.clone(); count]].concat());
+        let ups = |count: usize| server.status_of(0, [vec![lookup("d")], vec![up.clone(); count]].concat());
         assert_eq!(ups(3), NfsStat::Ok, "to the pseudo-root");
         assert_eq!(ups(4), NfsStat::Noent);
         server.file("f", b"");
-        assert_eq!(server.ends(0, vec![lookup("f"), up.clone()]), NfsStat::Notdir);
+        assert_eq!(server.status_of(0, vec![lookup("f"), up.clone()]), NfsStat::Notdir);
         // [RFC8881 15.1.2]
         let kind = CreateType::Lnk(b"d".to_vec());
-        let link = Op::Create(CreateArgs { kind, name: b"l".to_vec(), attrs: nothing() });
-        assert_eq!(server.ends(0, vec![link]), NfsStat::Ok);
-        let above_link = |minor| server.ends(minor, vec![lookup("l"), up.clone()]);
+        let link = Op::Create(CreateArgs { kind, name: b"l".to_vec(), attrs: no_attrs() });
+        assert_eq!(server.status_of(0, vec![link]), NfsStat::Ok);
+        let above_link = |minor| server.status_of(minor, vec![lookup("l"), up.clone()]);
         assert_eq!([above_link(0), above_link(1)], [NfsStat::Notdir, NfsStat::Symlink]);
     });
 }
 
 /// [RFC8881 18.13.3] [RFC8881 14.5] [RFC8881 15.1.7]
 #[test]
-fn names_do_not_lead_out() {
-    everywhere(|server| {
+fn names_do_not_leave_the_export() {
+    on_each_filesystem(|server| {
         server.file("f", b"");
-        let link =
-            CreateArgs { kind: CreateType::Lnk(b"../../..".to_vec()), name: b"l".to_vec(), attrs: nothing() };
-        assert_eq!(server.ends(0, vec![Op::Create(link)]), NfsStat::Ok);
-        let raw = |name: &[u8]| server.ends(0, vec![Op::Lookup(name.to_vec())]);
+        let link = CreateArgs {
+            kind: CreateType::Lnk(b"../../..".to_vec()),
+            name: b"l".to_vec(),
+            attrs: no_attrs(),
+        };
+        assert_eq!(server.status_of(0, vec![Op::Create(link)]), NfsStat::Ok);
+        let raw = |name: &[u8]| server.status_of(0, vec![Op::Lookup(name.to_vec())]);
         // [RFC8881 15.1.7]
         assert_eq!(raw(&[b'n'; 255]), NfsStat::Noent);
         assert_eq!(raw(&[b'n'; 256]), NfsStat::Nametoolong);
@@ -135,17 +138,17 @@ fn names_do_not_lead_out() {
         assert_eq!(raw(b"\xfe"), NfsStat::Inval);
         assert_eq!(raw(&[b'a'; 256]), NfsStat::Nametoolong);
         assert_eq!(raw(b"nothing"), NfsStat::Noent);
-        assert_eq!(server.ends(0, vec![lookup("f"), lookup("x")]), NfsStat::Notdir);
-        assert_eq!(server.ends(0, vec![lookup("l"), lookup("x")]), NfsStat::Symlink);
+        assert_eq!(server.status_of(0, vec![lookup("f"), lookup("x")]), NfsStat::Notdir);
+        assert_eq!(server.status_of(0, vec![lookup("l"), lookup("x")]), NfsStat::Symlink);
         for name in ["..", ".", "a/b", ""] {
             let above = server.call(0, vec![Op::PutRootFh(()), lookup(name)]).0;
-            assert_ne!(above, NfsStat::Ok, "{name:?} above the exports");
+            assert_ne!(above, NfsStat::Ok, "{name:?} in the pseudo-root");
         }
     });
 }
 
 #[test]
-fn above_the_exports_nothing_can_be_changed() {
+fn pseudo_root_is_read_only() {
     let server = Server::new(mem(), "no_root_squash");
     let (_, results) = server.call(
         2,
@@ -162,7 +165,7 @@ fn above_the_exports_nothing_can_be_changed() {
     assert_eq!((attrs.mode, attrs.change), (Some(0o555), Some(77)));
     let OpResult::Access(Ok(access)) = &results[2] else { panic!("{results:?}") };
     assert_eq!((access.supported, access.access), (0x1f, 0x3));
-    let make = CreateArgs { kind: CreateType::Dir, name: b"x".to_vec(), attrs: nothing() };
+    let make = CreateArgs { kind: CreateType::Dir, name: b"x".to_vec(), attrs: no_attrs() };
     for op in [Op::Create(make), Op::Remove(b"deep".to_vec()), Op::Link(b"x".to_vec())] {
         let ops = vec![Op::PutRootFh(()), Op::SaveFh(()), op.clone()];
         assert_ne!(server.call(0, ops).0, NfsStat::Ok, "{op:?}");
@@ -173,7 +176,7 @@ fn above_the_exports_nothing_can_be_changed() {
 }
 
 #[test]
-fn entries_above_the_exports_are_those_he_may_see() {
+fn pseudo_root_lists_visible_exports_only() {
     let server = Server::new(mem(), "no_root_squash");
     let list = |cookie, verifier, maxcount| {
         let attrs = Bitmap::of([attr::FSID, attr::MOUNTED_ON_FILEID, attr::RDATTR_ERROR]);
@@ -199,20 +202,20 @@ fn entries_above_the_exports_are_those_he_may_see() {
 
 /// [RFC8881 2.6.3.1.1] [RFC8881 18.29.3] [RFC8881 18.45.3]
 #[test]
-fn who_may_come_in_only_otherwise_is_told_how() {
+fn wrong_security_flavor_gets_the_required_ones() {
     let server = Server::new(mem(), "no_root_squash");
     let to = |name: &str, more: Vec<Op>| [vec![Op::PutRootFh(()), lookup(name)], more].concat();
     assert_eq!(server.call(1, to("other", vec![])).0, NfsStat::Wrongsec);
-    assert_eq!(server.call(1, to("theirs", vec![])).0, NfsStat::Noent, "for him it is not there");
+    assert_eq!(server.call(1, to("theirs", vec![])).0, NfsStat::Noent, "hidden from this client");
     let (status, results) =
         server.call(1, vec![Op::PutRootFh(()), Op::SecInfo(b"other".to_vec()), Op::GetFh(())]);
-    assert_eq!(status, NfsStat::Nofilehandle, "SECINFO uses it up");
+    assert_eq!(status, NfsStat::Nofilehandle, "SECINFO consumes the filehandle");
     let OpResult::SecInfo(Ok(list)) = &results[1] else { panic!("{results:?}") };
     assert_eq!(list.0, [SecInfoEntry::Flavor(AUTH_SYS)]);
     let (_, results) = server.call(0, vec![Op::PutRootFh(()), Op::SecInfo(b"deep".to_vec()), Op::GetFh(())]);
     let OpResult::SecInfo(Ok(list)) = &results[1] else { panic!("{results:?}") };
     assert_eq!(list.0, [SecInfoEntry::Flavor(AUTH_SYS), SecInfoEntry::Flavor(AUTH_NONE)]);
-    // He has got a handle from somebody who may.
+    // A filehandle that another client has passed on.
     let export = server.service.exports().export(2).unwrap().clone();
     let root = export.filesystem.vfs.root().unwrap();
     let target = ivers_nfsd::exports::handle::Target::Object {
@@ -225,15 +228,15 @@ fn who_may_come_in_only_otherwise_is_told_how() {
         let (status, results) = server.call(1, [vec![put(&handle)], ops].concat());
         (status, results.len())
     };
-    assert_eq!(ends(vec![get_attr(&[attr::TYPE])]), (NfsStat::Wrongsec, 1), "PUTFH says it");
+    assert_eq!(ends(vec![get_attr(&[attr::TYPE])]), (NfsStat::Wrongsec, 1), "PUTFH fails");
     assert_eq!(ends(vec![]), (NfsStat::Ok, 1));
-    assert_eq!(ends(vec![lookup("x")]), (NfsStat::Wrongsec, 2), "LOOKUP says it");
+    assert_eq!(ends(vec![lookup("x")]), (NfsStat::Wrongsec, 2), "LOOKUP fails");
     assert_eq!(ends(vec![Op::SecInfoNoName(SecInfoStyle::CurrentFh)]), (NfsStat::Ok, 2));
     assert_eq!(ends(vec![Op::SecInfoNoName(SecInfoStyle::Parent)]), (NfsStat::Ok, 2));
     assert_eq!(ends(vec![Op::SecInfo(b"x".to_vec())]), (NfsStat::Ok, 2));
     assert_eq!(ends(vec![Op::SaveFh(()), Op::RestoreFh(()), Op::GetFh(())]), (NfsStat::Wrongsec, 3));
     assert_eq!(ends(vec![Op::PutRootFh(()), Op::GetFh(())]), (NfsStat::Ok, 3));
-    // Whose address has no business there is told nothing else.
+    // An excluded address learns nothing else.
     let mut origin = Server::origin(0, 0);
     origin.address = [192, 0, 2, 9].into();
     let res = answer(server.begin(origin, 0, vec![put(&handle)]));
@@ -245,7 +248,7 @@ fn who_may_come_in_only_otherwise_is_told_how() {
 }
 
 #[test]
-fn an_export_for_reading_is_not_written_to() {
+fn read_only_export_refuses_changes() {
     let server = Server::new(mem(), "ro,no_root_squash");
     let file = server.file("f", b"x");
     let ends = |op: Op| server.call(2, vec![put(&file), op]).0;
@@ -257,7 +260,7 @@ fn an_export_for_reading_is_not_written_to() {
     };
     assert_eq!(ends(Op::Write(write)), NfsStat::Rofs);
     assert_eq!(ends(Op::RemoveXattr(b"a".to_vec())), NfsStat::Rofs);
-    assert_eq!(server.ends(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Rofs);
+    assert_eq!(server.status_of(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Rofs);
     let (_, results) = server.call(0, vec![put(&file), Op::Access(0x3f)]);
     let OpResult::Access(Ok(access)) = &results[1] else { panic!("{results:?}") };
     assert_eq!(access.access, 1);

@@ -9,7 +9,7 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{Ace, Bitmap, CreateType, FileHandle, Ftype, ModeUmask, SpecData};
 use ivers_vfs::{CreateSpec, Cred};
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 fn create(kind: CreateType, name: &str, attrs: Attrs) -> Op {
     Op::Create(CreateArgs { kind, name: name.as_bytes().to_vec(), attrs: attrs.encode() })
@@ -25,8 +25,8 @@ fn rename(old: &str, new: &str) -> Op {
 
 /// [RFC8881 18.4.3] [RFC8881 18.24.3]
 #[test]
-fn everything_but_files_is_made_by_create() {
-    everywhere(|server| {
+fn create_makes_all_types_but_files() {
+    on_each_filesystem(|server| {
         let device = SpecData { major: 0xabc, minor: 0xf_1234 };
         let kinds = [
             (CreateType::Dir, Ftype::Dir),
@@ -46,7 +46,7 @@ fn everything_but_files_is_made_by_create() {
                 server.at_root(0, vec![create(kind, &name, attrs.clone()), get_attr(&want)]);
             assert_eq!(status, NfsStat::Ok, "{results:?}");
             let OpResult::Create(Ok(made)) = &results[0] else { panic!("{results:?}") };
-            moved(&made.cinfo);
+            assert_changed(&made.cinfo);
             assert_eq!((made.cinfo.before, made.cinfo.after), (before, server.change(&root)));
             assert_eq!(made.attrset, attrs.mask());
             let OpResult::GetAttr(Ok(fattr)) = &results[1] else { panic!("{results:?}") };
@@ -61,17 +61,17 @@ fn everything_but_files_is_made_by_create() {
         }
         let (_, results) = server.at_root(0, vec![lookup("n1"), Op::ReadLink(())]);
         assert_eq!(results[1], OpResult::ReadLink(Ok(b"to/somewhere".to_vec())));
-        let wrong = |minor| server.ends(minor, vec![lookup("n0"), Op::ReadLink(())]);
+        let wrong = |minor| server.status_of(minor, vec![lookup("n0"), Op::ReadLink(())]);
         assert_eq!([wrong(0), wrong(1)], [NfsStat::Inval, NfsStat::WrongType]);
     });
 }
 
 /// [RFC8881 18.4.3] [RFC8881 18.25.3]
 #[test]
-fn what_cannot_be_made_is_refused_and_leaves_nothing() {
-    everywhere(|server| {
+fn failed_create_leaves_nothing() {
+    on_each_filesystem(|server| {
         server.file("f", b"");
-        let ends = |kind, name: &str, attrs| server.ends(2, vec![create(kind, name, attrs)]);
+        let ends = |kind, name: &str, attrs| server.status_of(2, vec![create(kind, name, attrs)]);
         let plain = Attrs::default;
         assert_eq!(ends(CreateType::Other(1), "x", plain()), NfsStat::Badtype);
         assert_eq!(ends(CreateType::Other(99), "x", plain()), NfsStat::Badtype);
@@ -89,12 +89,15 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
         assert_eq!(ends(CreateType::Dir, "x", acl), NfsStat::Attrnotsupp);
         let owner = Attrs { owner: Some(b"nobody@nowhere".to_vec()), ..plain() };
         assert_eq!(ends(CreateType::Dir, "x", owner), NfsStat::Badowner);
-        assert_eq!(server.ends(0, vec![lookup("f"), create(CreateType::Dir, "x", plain())]), NfsStat::Notdir);
-        // Who may not write into the directory, make devices, or give them away.
+        assert_eq!(
+            server.status_of(0, vec![lookup("f"), create(CreateType::Dir, "x", plain())]),
+            NfsStat::Notdir
+        );
+        // A user without write permission for the directory, and one who creates devices or changes owners.
         let as_user = |ops: Vec<Op>| server.call_as(1000, 0, [data(), ops].concat()).0;
         assert_eq!(as_user(vec![create(CreateType::Dir, "x", plain())]), NfsStat::Access);
         assert_eq!(
-            server.ends(0, vec![create(CreateType::Dir, "t", Attrs { mode: Some(0o777), ..plain() })]),
+            server.status_of(0, vec![create(CreateType::Dir, "t", Attrs { mode: Some(0o777), ..plain() })]),
             NfsStat::Ok
         );
         let given = Attrs { owner: Some(b"7".to_vec()), ..plain() };
@@ -103,7 +106,11 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
         assert_eq!(as_user(vec![lookup("t"), create(CreateType::Dir, "x", group)]), NfsStat::Perm);
         let small = SpecData { major: 1, minor: 3 };
         assert_eq!(as_user(vec![lookup("t"), create(CreateType::Chr(small), "x", plain())]), NfsStat::Perm);
-        assert_eq!(server.ends(0, vec![lookup("t"), lookup("x")]), NfsStat::Noent, "nothing is left");
+        assert_eq!(
+            server.status_of(0, vec![lookup("t"), lookup("x")]),
+            NfsStat::Noent,
+            "nothing was created"
+        );
         let umask = Attrs { mode_umask: Some(ModeUmask { mode: 0o777, umask: 0o27 }), ..plain() };
         let (_, results) =
             server.at_root(2, vec![create(CreateType::Dir, "u", umask), get_attr(&[attr::MODE])]);
@@ -114,8 +121,8 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
 
 /// [RFC8881 18.9.3]
 #[test]
-fn files_get_more_names() {
-    everywhere(|server| {
+fn link_adds_a_name() {
+    on_each_filesystem(|server| {
         let (file, root) = (server.file("f", b"x"), server.handle(&[]));
         let dir = server.directory("d");
         let link = |from: &FileHandle, to: &FileHandle, name: &str| {
@@ -125,7 +132,7 @@ fn files_get_more_names() {
         let (status, results) = link(&file, &root, "g");
         assert_eq!(status, NfsStat::Ok);
         let OpResult::Link(Ok(info)) = &results[3] else { panic!("{results:?}") };
-        moved(info);
+        assert_changed(info);
         assert_eq!(server.handle(&["g"]), file);
         assert_eq!(server.attrs(0, &file, &[attr::NUMLINKS]).numlinks, Some(2));
         assert_eq!(link(&file, &root, "g").0, NfsStat::Exist);
@@ -140,10 +147,10 @@ fn files_get_more_names() {
     });
 }
 
-/// A leave is for a file, not for a name: nothing is removed or replaced that nobody has asked about.
+/// An access is granted for a file, not for a name: no other file is removed or replaced.
 #[test]
-fn names_that_change_hands_are_asked_about_again() {
-    everywhere(|server| {
+fn concurrently_changed_names_are_checked_again() {
+    on_each_filesystem(|server| {
         for op in [remove("f"), rename("f", "x"), rename("y", "f")] {
             for name in ["f", "g", "y"] {
                 server.file(name, b"");
@@ -153,7 +160,7 @@ fn names_that_change_hands_are_asked_about_again() {
                 |name: &str| vfs.lookup(&Cred::root(), &root, name.as_bytes()).map(|inode| inode.ino.0);
             let (f, g) = (number("f").unwrap(), number("g").unwrap());
             let (other, dir) = (vfs.clone(), root.clone());
-            *server.clients.meanwhile.lock() = Some(Box::new(move || {
+            *server.clients.during_next_permit.lock() = Some(Box::new(move || {
                 let flags = ivers_vfs::RenameFlags::empty();
                 other.rename(&Cred::root(), &dir, b"g", &dir, b"f", flags, false).unwrap();
             }));
@@ -162,7 +169,7 @@ fn names_that_change_hands_are_asked_about_again() {
             let (status, results) = server.call(0, vec![put(&handle), Op::SaveFh(()), op.clone()]);
             assert_eq!(status, NfsStat::Ok, "{results:?}");
             let asked = server.clients.files.lock().clone();
-            assert!(asked.contains(&g), "{op:?} took away what nobody was asked about: {asked:?}");
+            assert!(asked.contains(&g), "{op:?} removed a file without checking its delegations: {asked:?}");
             assert!(number("f").ok().is_none_or(|now| now != f && now != g), "{op:?}");
             for name in ["f", "x", "y"] {
                 let _ = vfs.unlink(&Cred::root(), &root, name.as_bytes(), false);
@@ -173,37 +180,37 @@ fn names_that_change_hands_are_asked_about_again() {
 
 /// [RFC8881 18.25.3]
 #[test]
-fn names_are_taken_away() {
-    everywhere(|server| {
+fn remove_deletes_a_name() {
+    on_each_filesystem(|server| {
         server.file("f", b"x");
         let dir = server.directory("d");
         let (_, results) = server.at_root(0, vec![remove("f")]);
         let OpResult::Remove(Ok(info)) = &results[0] else { panic!("{results:?}") };
-        moved(info);
-        assert_eq!(server.ends(0, vec![remove("f")]), NfsStat::Noent);
+        assert_changed(info);
+        assert_eq!(server.status_of(0, vec![remove("f")]), NfsStat::Noent);
         for (name, status) in [(".", NfsStat::Badname), ("..", NfsStat::Badname), ("", NfsStat::Inval)] {
-            assert_eq!(server.ends(0, vec![remove(name)]), status);
+            assert_eq!(server.status_of(0, vec![remove(name)]), status);
         }
         let inside = create(CreateType::Fifo, "x", Attrs::default());
         assert_eq!(server.call(0, vec![put(&dir), inside]).0, NfsStat::Ok);
-        assert_eq!(server.ends(0, vec![remove("d")]), NfsStat::Notempty);
+        assert_eq!(server.status_of(0, vec![remove("d")]), NfsStat::Notempty);
         assert_eq!(server.call(0, vec![put(&dir), remove("x")]).0, NfsStat::Ok);
-        assert_eq!(server.ends(0, vec![remove("d")]), NfsStat::Ok);
+        assert_eq!(server.status_of(0, vec![remove("d")]), NfsStat::Ok);
         assert_eq!(server.call(0, vec![put(&dir)]).0, NfsStat::Stale);
         server.file("f", b"x");
         assert_eq!(server.call_as(1000, 0, [data(), vec![remove("f")]].concat()).0, NfsStat::Access);
-        // Somebody has it delegated.
+        // Another client holds a delegation.
         let delay = ivers_nfsd::state::Stop::Fail(NfsStat::Delay);
         server.clients.stops.lock().push_back(delay);
-        assert_eq!(server.ends(0, vec![remove("f")]), NfsStat::Delay);
-        assert_eq!(server.ends(0, vec![lookup("f")]), NfsStat::Ok);
+        assert_eq!(server.status_of(0, vec![remove("f")]), NfsStat::Delay);
+        assert_eq!(server.status_of(0, vec![lookup("f")]), NfsStat::Ok);
     });
 }
 
 /// [RFC8881 18.26.3]
 #[test]
-fn names_move() {
-    everywhere(|server| {
+fn rename_moves_a_name() {
+    on_each_filesystem(|server| {
         let file = server.file("f", b"x");
         let (root, a, b) = (server.handle(&[]), server.directory("a"), server.directory("b"));
         let act = |from: &FileHandle, to: &FileHandle, old: &str, new: &str| {
@@ -213,8 +220,8 @@ fn names_move() {
         let (status, results) = act(&root, &a, "f", "g");
         assert_eq!(status, NfsStat::Ok);
         let OpResult::Rename(Ok(renamed)) = &results[3] else { panic!("{results:?}") };
-        moved(&renamed.source);
-        moved(&renamed.target);
+        assert_changed(&renamed.source);
+        assert_changed(&renamed.target);
         assert_eq!((renamed.source.after, renamed.target.after), (server.change(&root), server.change(&a)));
         assert_eq!(server.handle(&["a", "g"]), file);
         assert_eq!(ends(&root, &a, "f", "g"), NfsStat::Noent);
@@ -222,7 +229,7 @@ fn names_move() {
         assert_eq!(server.call(0, vec![put(&b)]).0, NfsStat::Stale);
         let b = server.directory("c");
         server.file("x", b"");
-        // Neither both directories nor neither; and not empty.
+        // A directory and a file, and a directory that is not empty.
         assert_eq!(ends(&root, &root, "c", "x"), NfsStat::Exist);
         assert_eq!(ends(&root, &root, "x", "c"), NfsStat::Exist);
         assert_eq!(ends(&root, &root, "c", "b"), NfsStat::Exist);
@@ -232,7 +239,7 @@ fn names_move() {
         assert_eq!(ends(&file, &root, "x", "y"), NfsStat::Notdir);
         assert_eq!(ends(&root, &file, "x", "y"), NfsStat::Notdir);
         assert_eq!(ends(&root, &root, "x", "x"), NfsStat::Ok);
-        assert_eq!(server.ends(0, vec![lookup("x")]), NfsStat::Ok);
+        assert_eq!(server.status_of(0, vec![lookup("x")]), NfsStat::Ok);
     });
 }
 
@@ -251,8 +258,8 @@ fn args(maxcount: u32, attrs: &[u32]) -> ReadDirArgs {
 
 /// [RFC8881 18.23.3]
 #[test]
-fn every_name_is_listed_once_whatever_the_pieces() {
-    everywhere(|server| {
+fn readdir_lists_each_name_once_in_any_batch_size() {
+    on_each_filesystem(|server| {
         let root = server.handle(&[]);
         let mut names = BTreeSet::new();
         for at in 0..300 {
@@ -291,7 +298,7 @@ fn every_name_is_listed_once_whatever_the_pieces() {
                 assert_eq!(attrs.filehandle, Some(server.handle(&[&name])));
             }
         }
-        // Names alone are listed without a look at the inodes, and are the same.
+        // Listing without inodes gives the same names.
         let quick = list(server, 0, &root, args(1 << 19, &[attr::FILEID])).unwrap();
         let slow = list(server, 0, &root, args(1 << 19, &[attr::FILEID, attr::TYPE])).unwrap();
         let ids = |listed: &ReadDirOk| -> Vec<_> {
@@ -306,8 +313,8 @@ fn every_name_is_listed_once_whatever_the_pieces() {
 
 /// [RFC8881 18.23.3]
 #[test]
-fn what_cannot_be_listed_is_refused() {
-    everywhere(|server| {
+fn invalid_readdir_arguments_are_refused() {
+    on_each_filesystem(|server| {
         let (root, file) = (server.handle(&[]), server.file("f", b""));
         let ends = |dir: &FileHandle, args| list(server, 1, dir, args).map(|listed| listed.entries.len());
         assert_eq!(ends(&file, args(4096, &[])), Err(NfsStat::Notdir));
@@ -320,11 +327,11 @@ fn what_cannot_be_listed_is_refused() {
         let foreign = ReadDirArgs { cookie: 99, verifier: [3; 8], ..args(4096, &[]) };
         assert_eq!(ends(&root, foreign), Err(NfsStat::NotSame));
         let hidden = create(CreateType::Dir, "h", Attrs { mode: Some(0o744), ..Attrs::default() });
-        assert_eq!(server.ends(0, vec![hidden]), NfsStat::Ok);
+        assert_eq!(server.status_of(0, vec![hidden]), NfsStat::Ok);
         let hidden = server.handle(&["h"]);
         let inside = create(CreateType::Fifo, "x", Attrs::default());
         assert_eq!(server.call(0, vec![put(&hidden), inside]).0, NfsStat::Ok);
-        // It may be listed but not searched: names, and why there is no more.
+        // Read permission without search permission: names with an error for each.
         let as_user = |attrs: &[u32]| {
             let ops = vec![put(&hidden), Op::ReadDir(args(4096, attrs))];
             server.call_as(1000, 0, ops)

@@ -1,6 +1,5 @@
-//! The real state of clients behind the operations.
+//! Operations with real clients' state.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,46 +7,54 @@ use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{ReadArgs, WriteArgs};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, StableHow, StateId};
-use ivers_nfsd::compound::{Answered, Clients, Context, CopyOrder, Held, Origin, Service};
+use ivers_nfsd::compound::{Clients, Context, CopyJob, Origin, PermitGuard, Service};
+use ivers_nfsd::executor::{Executor, StateOps, StateReply};
 use ivers_nfsd::exports::handle::Handles;
 use ivers_nfsd::state::{
-    Caller, ClientRecord, Config, Dice, Does, File, Past, Permit, Principal, State, Step, Stop, Time,
+    Access, Caller, ClientRecord, Config, FileId, Permit, PreviousBoot, Principal, Rng, SessionRequest,
+    StateManager, Step, Stop, Time,
 };
 use parking_lot::Mutex;
 
-use ivers_nfs_alone::*;
+use ivers_nfs_test::harness::*;
 
 struct Counting(u64);
 
-impl Dice for Counting {
-    fn roll(&mut self) -> u64 {
+impl Rng for Counting {
+    fn next_u64(&mut self) -> u64 {
         self.0 += 1;
         self.0
     }
 }
 
-struct Real(Arc<Mutex<State>>, Arc<AtomicU64>);
+struct Real(Arc<Mutex<StateManager>>, Arc<AtomicU64>);
 
-struct Ends(Arc<Mutex<State>>, Arc<AtomicU64>, Option<Permit>);
+struct Ends(Arc<Mutex<StateManager>>, Arc<AtomicU64>, Option<Permit>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
         if let Some(permit) = self.2.take() {
-            self.0.lock().end(Time(0), permit);
+            self.0.lock().end_permit(Time(0), permit);
             self.1.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
 
 impl Real {
-    fn held(&self, permit: Permit) -> Held {
+    fn held(&self, permit: Permit) -> PermitGuard {
         self.1.fetch_add(1, Ordering::SeqCst);
-        Held::new(Ends(self.0.clone(), self.1.clone(), Some(permit)))
+        PermitGuard::new(Ends(self.0.clone(), self.1.clone(), Some(permit)))
     }
 }
 
 impl Clients for Real {
-    fn permit(&self, caller: Caller, file: File, stateid: &StateId, does: Does) -> Step<Held> {
+    fn begin_access(
+        &self,
+        caller: Caller,
+        file: FileId,
+        stateid: &StateId,
+        does: Access,
+    ) -> Step<PermitGuard> {
         let permit = self.0.lock().permit(Time(0), caller, file, stateid, does)?;
         Ok(self.held(permit))
     }
@@ -56,30 +63,33 @@ impl Clients for Real {
         false
     }
 
-    fn look(&self, caller: Caller, file: File) -> Step<Held> {
-        let permit = self.0.lock().look(Time(0), caller, file)?;
+    fn begin_getattr(&self, caller: Caller, file: FileId) -> Step<PermitGuard> {
+        let permit = self.0.lock().begin_getattr(Time(0), caller, file)?;
         Ok(self.held(permit))
     }
 
-    fn copy(&self, _: &Context, _: CopyOrder) -> Step<Option<StateId>> {
+    fn begin_copy(&self, _: Caller, _: Option<&SessionRequest>, _: CopyJob) -> Step<Option<StateId>> {
         Ok(None)
     }
+}
 
-    fn operate(&self, _: &mut Context, _: &Op) -> Step<Answered> {
+impl StateOps for Real {
+    fn operate(&self, _: &mut Context, _: &Op) -> Step<StateReply> {
         Err(Stop::Fail(NfsStat::Notsupp))
     }
 
-    fn finish(&self, _: Box<dyn Any + Send>, _: Option<&[u8]>) {}
+    fn finish(&self, _: SessionRequest, _: Option<&[u8]>) {}
 }
 
-fn server(past: Past) -> (Server, Arc<AtomicU64>) {
+fn server(past: PreviousBoot) -> (Server, Arc<AtomicU64>) {
     let mut server = Server::new(mem(), "no_root_squash");
-    let state = State::new(Time(0), Config::default(), 3, past, Box::new(Counting(0)));
+    let state = StateManager::new(Time(0), Config::default(), 3, past, Box::new(Counting(0)));
     let out = Arc::new(AtomicU64::new(0));
     let real = Arc::new(Real(Arc::new(Mutex::new(state)), out.clone()));
     let handles = Handles::new([7; 16]);
     let exports = exports(&handles, &server.vfs, "no_root_squash");
-    server.service = Arc::new(Service::new(handles, real, exports, 3));
+    server.service = Arc::new(Service::new(handles, real.clone(), exports, 3));
+    server.executor = Executor::new(server.service.clone(), real, || {});
     (server, out)
 }
 
@@ -90,25 +100,25 @@ fn ends(server: &Server, file: &FileHandle, stateid: StateId) -> [NfsStat; 2] {
 }
 
 #[test]
-fn stateids_are_looked_at_before_anything_is_done() {
-    let (server, out) = server(Past::default());
+fn stateids_are_checked_before_io() {
+    let (server, out) = server(PreviousBoot::default());
     let file = server.file("f", b"contents");
     assert_eq!(ends(&server, &file, StateId::ANONYMOUS), [NfsStat::Ok; 2]);
     let made_up = StateId { seqid: 1, other: [9; 12] };
     let before = server.change(&file);
     assert_eq!(ends(&server, &file, made_up), [NfsStat::StaleStateid; 2]);
     assert_eq!(server.change(&file), before);
-    assert_eq!(server.ends(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Ok);
-    assert_eq!(out.load(Ordering::SeqCst), 0, "every permit is ended");
+    assert_eq!(server.status_of(0, vec![Op::Remove(b"f".to_vec())]), NfsStat::Ok);
+    assert_eq!(out.load(Ordering::SeqCst), 0, "every access has ended");
 }
 
 /// [RFC8881 8.4.2.1]
 #[test]
-fn in_grace_nobody_writes_without_having_opened() {
+fn grace_period_refuses_io_with_special_stateids() {
     let principal = Principal::new(b"p");
     let record =
         ClientRecord { sessions: true, owner: b"c".to_vec(), verifier: [0; 8], principal, revoked: false };
-    let (server, _) = server(Past { clients: vec![record], ..Past::default() });
+    let (server, _) = server(PreviousBoot { clients: vec![record], ..PreviousBoot::default() });
     let file = server.file("f", b"contents");
     assert_eq!(ends(&server, &file, StateId::ANONYMOUS), [NfsStat::Grace; 2]);
 }

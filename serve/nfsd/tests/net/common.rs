@@ -24,7 +24,7 @@ pub const ECHO: u32 = 1;
 pub const SLEEP: u32 = 2;
 /// The server makes a mistake.
 pub const PANIC: u32 = 3;
-/// Answered after 50 ms, without a thread.
+/// StateReply after 50 ms, without a thread.
 pub const LATER: u32 = 4;
 /// The caller is called back with the arguments; what he answers comes back, or nothing if he does not within 300 ms.
 pub const CALL_BACK: u32 = 5;

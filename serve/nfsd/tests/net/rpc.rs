@@ -223,7 +223,7 @@ fn the_end_is_in_good_order() {
 #[test]
 fn sockets_are_handed_over() {
     if std::env::var_os("LISTEN_FDS").is_some() {
-        let listeners = listen::handed_over().unwrap();
+        let listeners = listen::inherited().unwrap();
         let callbacks = ivers_nfsd::rpc::Callbacks::new();
         let server =
             ivers_nfsd::rpc::Server::start(Limits::default(), listeners, None, Vec::new(), callbacks)

@@ -98,7 +98,7 @@ impl Case {
 }
 
 fn unasked(_: &Authority) -> ClientCertificates {
-    ClientCertificates::Unasked
+    ClientCertificates::NotRequested
 }
 
 /// [RFC9289 4.1] [RFC9289 5] [RFC9289 8.2]
@@ -234,7 +234,7 @@ fn another_certificate_is_for_those_who_come_later() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let tls = |by: &Authority| {
         let (certificate, key) = by.issue(&["server.example"]);
-        Tls::new(vec![certificate], key, ClientCertificates::Unasked).unwrap()
+        Tls::new(vec![certificate], key, ClientCertificates::NotRequested).unwrap()
     };
     let offered = tls(&authority);
     let case = Case { served: serve(Limits::default(), Some(offered.clone())), authority };

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use ivers_nfs_peer::*;
+use ivers_nfs_test::client::*;
 use ivers_nfs4::PROC_NULL;
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbRecallArgs, CbResult};
 use ivers_nfs4::ops::v40::*;
@@ -121,7 +121,7 @@ fn introduce(address: SocketAddr, name: &str, location: NetAddr) -> (Client, Cli
 /// Open a file with an owner who is confirmed by a first open of it.
 fn open_twice(client: &mut Client, id: ClientId, access: u32, name: &str) -> (Opened, FileHandle) {
     let open = |seqid| {
-        let open = open_of(seqid, id, name, access, unchecked(), named(name));
+        let open = open_v40(seqid, id, name, access, unchecked(), named(name));
         [data(), vec![open, Op::GetFh(())]].concat()
     };
     let (first, handle) = opened(&client.compound(0, open(1)));
@@ -158,7 +158,7 @@ fn a_delegation_is_recalled_over_a_connection_of_the_servers() {
     let (ident, recall) = back.answer_recall();
     assert_eq!((ident, recall.stateid, recall.file), (77, stateid, handle.clone()));
     assert_eq!(holder.compound(0, vec![Op::PutFh(handle), Op::DelegReturn(stateid)]).0, NfsStat::Ok);
-    assert_eq!(other.call_patiently(&open).0, NfsStat::Ok);
+    assert_eq!(other.call_with_retry(&open).0, NfsStat::Ok);
     server.stop().unwrap();
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ivers_nfs_peer::*;
+use ivers_nfs_test::client::*;
 use ivers_nfs4::callback::OffloadInfo;
 use ivers_nfs4::ops::v40::{ReadArgs, SeqState, WriteArgs};
 use ivers_nfs4::ops::v42::{CopyArgs, CopyOk, CopyRes, OffloadStatusOk};
@@ -86,7 +86,7 @@ fn hear(client: &mut Client) {
 fn a_long_copy_goes_on_behind_its_reply() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
-    let mut client = Client::of_minor(address, "a", 2);
+    let mut client = Client::with_minor(address, "a", 2);
     let len = 6 * MIB + 77;
     let (from, to) = (fill(&mut client, "from", len), make(&mut client, "to"));
     let begun = copied(client.call(copy(&from, &to, false)));
@@ -124,7 +124,7 @@ fn a_long_copy_goes_on_behind_its_reply() {
 fn copies_are_asked_about_and_cancelled() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
-    let mut client = Client::of_minor(address, "a", 2);
+    let mut client = Client::with_minor(address, "a", 2);
     let from = fill(&mut client, "from", 9 * MIB);
     let to = make(&mut client, "to");
     let mut cancelled = 0;
@@ -147,7 +147,7 @@ fn copies_are_asked_about_and_cancelled() {
     // Closed in the middle: what cannot go on says so.
     let begun = copied(client.call(copy(&from, &to, false)));
     let close = Op::Close(SeqState { seqid: 0, stateid: to.0 });
-    assert_eq!(client.call_patiently(&[Op::PutFh(to.1.clone()), close]).0, NfsStat::Ok);
+    assert_eq!(client.call_with_retry(&[Op::PutFh(to.1.clone()), close]).0, NfsStat::Ok);
     client.offloaded.retain(|ended| ended.stateid == begun.response.callback.0[0]);
     if client.offloaded.is_empty() {
         hear(&mut client);
@@ -161,7 +161,7 @@ fn copies_are_asked_about_and_cancelled() {
 fn many_copies_and_a_server_that_stops() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
-    let mut client = Client::of_minor(address, "a", 2);
+    let mut client = Client::with_minor(address, "a", 2);
     let from = fill(&mut client, "from", 5 * MIB);
     let targets = ["1", "2", "3"].map(|name| make(&mut client, name));
     for to in &targets {

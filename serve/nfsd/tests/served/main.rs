@@ -2,7 +2,7 @@
 
 mod called_back;
 mod copies;
-mod of_old;
+mod v40;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use ivers_block::{Device, MemDevice};
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
-use ivers_nfs_peer::*;
+use ivers_nfs_test::client::*;
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader};
 use ivers_nfs4::ops::v40::*;
@@ -24,7 +24,7 @@ use ivers_nfs4::xdr::{List, Xdr};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
-use ivers_nfsd::stable::Stable;
+use ivers_nfsd::stable::StableStorage;
 use ivers_vfs::{MountOptions, Vfs};
 
 fn ext4() -> Arc<Vfs> {
@@ -38,7 +38,7 @@ fn serve(state: &Path, vfs: &Arc<Vfs>) -> (NfsServer, SocketAddr) {
     let config = ExportConfig::from_flag("image,name=/data,no_root_squash").unwrap();
     let exports = vec![Exported { config, vfs: vfs.clone(), device: Some(b"image".to_vec()) }];
     let listeners = vec![listen::on("127.0.0.1:0".parse().unwrap()).unwrap()];
-    let setup = Setup::new(Stable::open(state).unwrap(), listeners, exports);
+    let setup = Setup::new(StableStorage::open(state).unwrap(), listeners, exports);
     let server = NfsServer::start(Setup { lease_seconds: 2, ..setup }).unwrap();
     let address = server.addresses()[0];
     (server, address)
@@ -95,8 +95,8 @@ fn a_file_is_made_written_read_and_closed() {
     let close = vec![Op::PutFh(handle.clone()), Op::Close(SeqState { seqid: 0, stateid: opened.stateid })];
     let first = client.call(close.clone());
     assert_eq!(first.0, NfsStat::Ok, "{first:?}");
-    client.send_again(close.clone());
-    assert_eq!(client.answered().0, NfsStat::Ok);
+    client.resend(close.clone());
+    assert_eq!(client.reply().0, NfsStat::Ok);
     assert_eq!(client.call(close).0, NfsStat::BadStateid);
     server.stop().unwrap();
 }
@@ -224,7 +224,7 @@ fn a_delegation_is_given_asked_about_and_recalled() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
     // Which is called back in its own version.
-    let (mut a, mut b) = (Client::of_minor(address, "a", 2), Client::new(address, "b"));
+    let (mut a, mut b) = (Client::with_minor(address, "a", 2), Client::new(address, "b"));
     let open_a = open("o", share::BOTH, guarded(), named("f"));
     let made = a.call([data(), vec![open_a, Op::GetFh(()), change_and_size()]].concat());
     let base = decoded(made.1.last());
@@ -233,18 +233,18 @@ fn a_delegation_is_given_asked_about_and_recalled() {
 
     // Asked about, and he has not written: the value stays.
     let ask = vec![Op::PutFh(handle.clone()), change_and_size()];
-    a.shows = Some((base.change.unwrap(), 0));
+    a.delegated_attrs = Some((base.change.unwrap(), 0));
     b.send(ask.clone());
     assert!(a.serve(Duration::from_secs(5)), "he is asked");
-    let (status, results) = b.answered();
+    let (status, results) = b.reply();
     assert_eq!((status, decoded(results.last()).change), (NfsStat::Ok, base.change));
     // He has: another value each time, with his size.
-    a.shows = Some((base.change.unwrap() + 1, 77));
+    a.delegated_attrs = Some((base.change.unwrap() + 1, 77));
     let mut last = base.change.unwrap();
     for _ in 0..3 {
         b.send(ask.clone());
         assert!(a.serve(Duration::from_secs(5)), "he is asked");
-        let (status, results) = b.answered();
+        let (status, results) = b.reply();
         let shown = decoded(results.last());
         assert_eq!((status, shown.size), (NfsStat::Ok, Some(77)));
         assert!(shown.change.unwrap() > last);
@@ -260,7 +260,7 @@ fn a_delegation_is_given_asked_about_and_recalled() {
     assert_eq!(b.call(open_b.clone()).0, NfsStat::Delay);
     let back = vec![Op::PutFh(handle.clone()), Op::DelegReturn(delegation.stateid)];
     assert_eq!(a.call(back).0, NfsStat::Ok);
-    opened(&b.call_patiently(&open_b));
+    opened(&b.call_with_retry(&open_b));
     assert!(b.attrs(&handle).change.unwrap() > last, "what was shown never came");
 }
 
@@ -300,19 +300,19 @@ fn what_was_open_is_claimed_after_a_restart() {
 
     let (server, address) = serve(dir.path(), &vfs);
     let mut b = Client::connect(address, "b");
-    b.make_session();
+    b.create_session();
     assert_eq!(b.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
     let open_b = open("o", share::READ | NO_DELEGATION, OpenHow::NoCreate, named("f"));
     let open_b = [data(), vec![open_b, Op::GetFh(())]].concat();
     assert_eq!(b.call(open_b.clone()).0, NfsStat::Grace, "nobody gets what may be claimed");
     let mut a = Client::connect(address, "a");
-    a.make_session();
+    a.create_session();
     let claim = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Previous(0));
     let claim = vec![Op::PutFh(handle.clone()), claim, Op::GetFh(())];
     let (claimed, same) = opened(&a.call(claim));
     assert_eq!(same, handle, "handles outlive the server");
     assert_eq!(a.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
-    opened(&b.call_patiently(&open_b));
+    opened(&b.call_with_retry(&open_b));
     assert_eq!(a.call(write(&handle, stateid, b"y")).0, NfsStat::BadStateid);
     let (_, results) = a.call(write(&handle, claimed.stateid, b"y"));
     let Some(OpResult::Write(Ok(second))) = results.last() else { panic!("{results:?}") };
@@ -321,7 +321,7 @@ fn what_was_open_is_claimed_after_a_restart() {
 
     let (_server, address) = serve(dir.path(), &vfs);
     let mut a = Client::connect(address, "a");
-    a.make_session();
+    a.create_session();
     let claim = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Previous(0));
     let (claimed, _) = opened(&a.call(vec![Op::PutFh(handle.clone()), claim, Op::GetFh(())]));
     let (_, results) = a.call(write(&handle, claimed.stateid, b"z"));
@@ -338,27 +338,27 @@ fn several_clients_contend_for_one_file() {
     let (_, handle) = make(&mut first, "f");
     let work = &|number: u8| {
         let mut client = Client::new(address, &format!("client {number}"));
-        client.shows = Some((0, 0));
+        client.delegated_attrs = Some((0, 0));
         let put = Op::PutFh(handle.clone());
         for round in 0..15u8 {
             let open = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Fh);
-            let (opened, _) = opened(&client.call_patiently(&[put.clone(), open, Op::GetFh(())]));
+            let (opened, _) = opened(&client.call_with_retry(&[put.clone(), open, Op::GetFh(())]));
             let text = [number, round];
-            let written = client.call_patiently(&write(&handle, opened.stateid, &text));
+            let written = client.call_with_retry(&write(&handle, opened.stateid, &text));
             assert_eq!(written.0, NfsStat::Ok);
             let close = Op::Close(SeqState { seqid: 0, stateid: opened.stateid });
-            assert_eq!(client.call_patiently(&[put.clone(), close]).0, NfsStat::Ok);
+            assert_eq!(client.call_with_retry(&[put.clone(), close]).0, NfsStat::Ok);
             if let OpenDelegation::Write(it) = opened.delegation {
-                let back = client.call_patiently(&[put.clone(), Op::DelegReturn(it.stateid)]);
+                let back = client.call_with_retry(&[put.clone(), Op::DelegReturn(it.stateid)]);
                 assert_eq!(back.0, NfsStat::Ok);
             }
-            assert_eq!(client.call_patiently(&[put.clone(), change_and_size()]).0, NfsStat::Ok);
+            assert_eq!(client.call_with_retry(&[put.clone(), change_and_size()]).0, NfsStat::Ok);
         }
     };
     std::thread::scope(|scope| {
         (0..4).for_each(|number| drop(scope.spawn(move || work(number))));
     });
-    assert_eq!(first.call_patiently(&[Op::PutFh(handle.clone()), change_and_size()]).0, NfsStat::Ok);
+    assert_eq!(first.call_with_retry(&[Op::PutFh(handle.clone()), change_and_size()]).0, NfsStat::Ok);
     server.stop().unwrap();
 }
 

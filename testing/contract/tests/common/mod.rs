@@ -19,14 +19,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// How a test mounts.
+/// The options of a mount.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
     pub mode: ChangeMode,
     pub lazytime: bool,
     pub lazyversion: bool,
     pub cache_bytes: u64,
-    /// With a clock and a device that make several actors meet.
+    /// Whether clock and device are slow, so that several actors overlap.
     pub slow: bool,
 }
 
@@ -36,7 +36,7 @@ pub const EAGER: How = How { mode: ChangeMode::Eager, ..LAZY };
 pub const OFF: How = How { mode: ChangeMode::Off, ..LAZY };
 pub const LAZYTIME: How = How { lazytime: true, ..LAZY };
 pub const TIGHT: How = How { cache_bytes: 512 << 10, ..LAZY };
-/// What is put off is put off until the inode has to go.
+/// Deferred updates wait until the inode is evicted.
 pub const LAZYVERSION: How = How { lazytime: true, lazyversion: true, ..TIGHT };
 pub const SLOW: How = How { slow: true, ..LAZY };
 pub const SLOW_EAGER: How = How { slow: true, ..EAGER };
@@ -55,12 +55,12 @@ impl How {
         format!("{mode}{lazytime}{lazyversion}{tight}{slow}")
     }
 
-    /// Restless write-back, access times at every read: neither is a change.
+    /// Frequent write-back and access times at every read: neither is a change.
     pub fn options(self, budget: &Arc<Budget>) -> MountOptions {
         MountOptions {
             mode: self.mode,
             lazytime: self.lazytime,
-            lazyversion: self.lazyversion,
+            lazyversion: Some(self.lazyversion),
             atime: AtimeMode::Strict,
             budget: Some(budget.clone()),
             cache_bytes: self.cache_bytes,
@@ -76,7 +76,7 @@ impl How {
         (vfs, budget)
     }
 
-    /// The device to mount.
+    /// Returns the device to mount.
     pub fn device(self, device: &Arc<dyn Device>) -> Arc<dyn Device> {
         if self.slow { Arc::new(slow::SlowDevice::over(device.clone())) } else { device.clone() }
     }
@@ -86,7 +86,7 @@ impl How {
     }
 }
 
-/// `IVERS_SEED` and `IVERS_STEPS` replay and lengthen a run.
+/// Returns the seed; `IVERS_SEED` and `IVERS_STEPS` replay and lengthen a run.
 pub fn seed() -> u64 {
     std::env::var("IVERS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
@@ -95,7 +95,7 @@ pub fn steps(usual: usize) -> usize {
     std::env::var("IVERS_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(usual)
 }
 
-/// How many phases of several actors: `IVERS_PHASES`.
+/// Returns the number of concurrent phases: `IVERS_PHASES`.
 pub fn phases(usual: usize) -> usize {
     std::env::var("IVERS_PHASES").ok().and_then(|phases| phases.parse().ok()).unwrap_or(usual)
 }
@@ -105,7 +105,7 @@ pub fn mem(how: How, hold: bool) -> Box<InProcess> {
     Box::new(InProcess::new(name, hold, false, move || how.mount(Arc::new(Mem::default()), how.budget())))
 }
 
-/// Image kinds: the 32-bit store, the usual one, none to fall back on, small blocks, data beside the inode, old formats.
+/// Kinds of images: a 32-bit store, the default, no fallback, small blocks, data in the inode, old formats.
 pub const KINDS: [(&str, &str, &[&str]); 7] = [
     ("ext4", "ext4", &["-b", "4096"]),
     ("ext4, 128-byte inodes", "ext4", &["-b", "4096", "-I", "128"]),
@@ -116,7 +116,7 @@ pub const KINDS: [(&str, &str, &[&str]); 7] = [
     ("ext2", "ext2", &["-b", "1024"]),
 ];
 
-/// The bytes of a fresh image.
+/// Returns the bytes of a fresh image.
 pub fn image(kind: &str, args: &[&str]) -> Vec<u8> {
     let image = Image::new(kind, 128 << 20, args).expect("mkfs");
     std::fs::read(image.path()).expect("the image")
@@ -127,7 +127,7 @@ pub fn open_ext4(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSy
     Ext4::open(device, options).expect("it opens")
 }
 
-/// ext4 on a device in memory; each mount takes the next of `hows`.
+/// Mounts ext4 on a device in memory; each mount takes the next of `hows`.
 pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let mut mounts = hows.iter().cycle();
@@ -139,10 +139,10 @@ pub fn ext4(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProc
     }))
 }
 
-/// Variants of the Amiga's volumes: the low bytes of their `DOS` words.
+/// Variants of AFFS: the low bytes of their `DOS` words.
 pub const AMIGAS: [(u8, &str); 3] = [(0, "OFS"), (3, "FFS, international"), (5, "FFS, directory caches")];
 
-/// An empty volume of the Amiga: the low byte of its `DOS` word.
+/// Returns an empty AFFS volume with this low byte of the `DOS` word.
 pub fn amiga(low: u8) -> Vec<u8> {
     let device = MemDevice::new(32 << 20);
     let now = Timestamp { sec: 1_763_766_000, nsec: 0 };
@@ -160,7 +160,7 @@ pub fn open_affs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSy
     ivers_affs::Affs::open(device, options).expect("it opens")
 }
 
-/// OFS or FFS on a device in memory.
+/// Mounts OFS or FFS on a device in memory.
 pub fn affs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProcess> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     Box::new(InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
@@ -169,16 +169,16 @@ pub fn affs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProc
     }))
 }
 
-/// Small and large entries of the table, clusters of one sector.
+/// Small and large FAT entries, with clusters of one sector.
 pub const FATS: [(&str, &[&str]); 2] = [("FAT16", &["-F", "16"]), ("FAT32", &["-F", "32", "-s", "1"])];
 
-/// An empty FAT volume, as mkfs.fat makes it with these arguments.
+/// Returns an empty FAT volume, made by mkfs.fat with these arguments.
 pub fn vfat(args: &[&str]) -> Vec<u8> {
     let image = ivers_oracle::fat::FatImage::mkfs(48 << 20, args).expect("mkfs.fat");
     std::fs::read(image.path()).expect("the image")
 }
 
-/// With the permission bits that the model expects.
+/// Opens FAT with the permission bits that the model expects.
 pub fn open_fat(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
     let options = ivers_fat::OpenOptions {
         read_only: false,
@@ -191,7 +191,7 @@ pub fn open_fat(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSys
     ivers_fat::Fat::open(device, options).expect("it opens")
 }
 
-/// FAT on a device in memory.
+/// Mounts FAT on a device in memory.
 pub fn fat(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProcess> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let subject = InProcess::new(format!("{name}, {}", how.label()), hold, true, move || {
@@ -201,12 +201,12 @@ pub fn fat(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProce
     Box::new(subject.without_modes())
 }
 
-/// False where FUSE tests cannot run. On CI that is a failure, elsewhere a message.
+/// Whether FUSE tests can run. Under CI a missing FUSE is a failure, otherwise a message.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["python3", "fusermount3"])
 }
 
-/// A mount through FUSE, served by this process; gone when it is dropped.
+/// A FUSE mount served by this process; unmounted when dropped.
 pub struct FuseMount {
     session: Option<Session>,
     vfs: Option<Arc<Vfs>>,
@@ -231,25 +231,25 @@ impl FuseMount {
         (self.session, self.vfs) = (Some(session), Some(vfs));
     }
 
-    /// The directory for the suite.
+    /// Returns the directory for the suite.
     pub fn top(&self) -> PathBuf {
         let top = self.dir.path().join("contract");
         std::fs::create_dir_all(&top).expect("the top directory");
         top
     }
 
-    /// Leave the tree, then close the image.
+    /// Unmounts, then closes the image.
     pub fn end(&mut self) {
         if let Some(session) = self.session.take() {
-            // A process that another test is just starting has our descriptors until it runs its program: seen on tmpfs too, 17
-            // of 3,000 times.
+            // A process that another test is starting inherits our descriptors until it executes its program:
+            // on tmpfs 17 of 3,000 times.
             let patience = Instant::now() + Duration::from_secs(10);
             let mut left = session.unmount();
             while matches!(left, Err(MountError::Busy(_))) && Instant::now() < patience {
                 std::thread::sleep(Duration::from_millis(5));
                 left = session.unmount();
             }
-            left.expect("nobody is inside");
+            left.expect("a process still uses the mount");
         }
         if let Some(vfs) = self.vfs.take() {
             vfs.unmount().expect("it closes");
@@ -265,7 +265,7 @@ impl Drop for FuseMount {
     }
 }
 
-/// `mount` through FUSE; again for each remount, if `remounts`.
+/// Mounts through FUSE with `mount`; again for each remount, if `remounts`.
 pub fn fuse(
     name: &str,
     remounts: bool,
@@ -284,10 +284,10 @@ pub fn fuse(
     Box::new(Mounted::new(name, &top, Cookie::Ivers, Some(Box::new(remount))))
 }
 
-/// How a driver opens a device.
+/// A function that opens a device with a driver.
 pub type Open = fn(Arc<dyn Device>, Arc<Budget>) -> Arc<dyn FileSystem>;
 
-/// A format's image on a device in memory, through FUSE; each mount takes the next of `hows`.
+/// Mounts an image on a device in memory through FUSE; each mount takes the next of `hows`.
 pub fn image_through_fuse(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How], open: Open) -> Box<Mounted> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
     let mut mounts = hows.iter().cycle();
@@ -299,10 +299,11 @@ pub fn image_through_fuse(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How],
     })
 }
 
-/// A promise that nobody claims, put to the test so often and never found broken, is reported: past the test runner, which keeps what a passing test prints.
+/// A promise that is not claimed and was checked this often without a failure is reported, also by a passing
+/// test.
 const OFTEN: u64 = 100;
 
-/// Run, print the row, and fail with the script.
+/// Runs the suite, prints the row, and fails with the script.
 pub fn hold(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, operations: usize) -> Report {
     match check(make, seed, operations) {
         Ok(report) => {
@@ -318,7 +319,7 @@ pub fn hold(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, operations: u
     }
 }
 
-/// Several actors at the same time: run, print the row and what was tried, and fail with the script.
+/// Runs the concurrent suite, prints the row and the amount of work, and fails with the script.
 pub fn hold_together(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, phases: usize) -> Together {
     let together = check_together(make, seed, phases).unwrap_or_else(|broken| panic!("{broken}"));
     let Figures { phases, calls, overlapping, .. } = together.figures;
@@ -327,7 +328,7 @@ pub fn hold_together(make: &mut dyn FnMut() -> Box<dyn Subject>, seed: u64, phas
     together
 }
 
-/// What threads found, as a report; a broken promise fails.
+/// Reports the results of threads; a broken promise fails.
 pub fn hold_threads(name: &str, tallies: &Tallies) {
     println!("{}", tallies.row(name));
     for promise in ivers_contract::Promise::ALL {

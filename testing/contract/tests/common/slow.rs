@@ -1,6 +1,6 @@
-//! A clock and a device that make those who use them wait now and then. Operations on memory are over so soon that hardly two of them
-//! overlap. Every change asks for the time between showing itself and raising the value, with its locks held: whoever waits there
-//! lets the others in at the worst of times.
+//! A clock and a device that sometimes wait. Operations in memory are so short that they hardly ever overlap.
+//! Every change reads the clock between becoming visible and its bump, with its locks held: a wait there lets
+//! other operations overlap at the worst time.
 
 use ivers_block::{BlockError, Device};
 use ivers_vfs::{Clock, CoarseClock, Timestamp};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-/// Every third time a yield, every seventh a nap.
+/// Yields at every third call and sleeps at every seventh.
 fn wait(turn: &AtomicU64) {
     let turn = turn.fetch_add(1, Relaxed);
     if turn.is_multiple_of(7) {
@@ -19,7 +19,7 @@ fn wait(turn: &AtomicU64) {
     }
 }
 
-/// The system's clock, which takes its time.
+/// The system's clock with delays.
 #[derive(Default)]
 pub struct SlowClock(AtomicU64);
 
@@ -30,7 +30,7 @@ impl Clock for SlowClock {
     }
 }
 
-/// A device that takes its time.
+/// A device with delays.
 pub struct SlowDevice {
     inner: Arc<dyn Device>,
     turn: AtomicU64,

@@ -1,4 +1,4 @@
-//! The NFSv4 server: what comes over the wire, and what is done with it.
+//! The NFSv4 server: messages and requests.
 
 pub mod compound;
 pub mod session;

@@ -1,18 +1,21 @@
-//! Several requests one after the other, of several clients, with everything that the server knows about them: sessions, owners, opens, locks, delegations.
+//! Sequences of requests of several clients, with all the server's state about them: sessions, owners, opens,
+//! locks, delegations.
 //!
-//! | bytes | what |
+//! | bytes | meaning |
 //! |---|---|
-//! | 0 | who is there from the start: see [`World::new`] |
+//! | 0 | the initial clients: see [`Fixture::new`] |
 //! | then, each step: 1 | flags: see [`Step`] |
-//! | 1 | seconds that pass before it, if its flag is set |
-//! | 2 | how long its request is |
-//! | so many | the arguments of a COMPOUND |
+//! | 1 | seconds before the step, if its flag is set |
+//! | 2 | length of the request |
+//! | length | the arguments of a COMPOUND |
 //!
-//! Clock and random numbers are the same each time, so that the identifiers in a request that was recorded are those of the requests before it.
+//! Clock and random numbers are deterministic, so that a recorded request contains the identifiers of the
+//! requests before it.
 
 use crate::input::Input;
-use ivers_nfs_alone::{Server, mem, odd};
-use ivers_nfs_peer::{change_and_size, data, guarded, named, open, open_of, opened, unchecked};
+use ivers_nfs_test::client::{change_and_size, data, guarded, named, open, open_v40, opened, unchecked};
+use ivers_nfs_test::harness::{Server, mem};
+use ivers_nfs_test::malformed::{restore_samples, sample_acl};
 use ivers_nfs4::attr::{self, Attrs};
 use ivers_nfs4::callback::{CbCompoundArgs, CbCompoundRes, CbOp, CbResult, CbSequenceOk};
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
@@ -25,27 +28,27 @@ use ivers_nfs4::types::*;
 use ivers_nfs4::xdr::{Decoder, List, Xdr};
 use ivers_nfsd::compound::Origin;
 use ivers_nfsd::exports::config::ExportConfig;
-use ivers_nfsd::server::{Alone, AloneSetup};
-use ivers_nfsd::state::{Conn, Dice, Limits, Span};
+use ivers_nfsd::server::{SimulatedServer, SimulatedSetup};
+use ivers_nfsd::state::{ConnId, Limits, Millis, Rng};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// More steps than this make an input slow and teach nothing.
+/// More steps make an input slow without covering more.
 const MAX_STEPS: usize = 40;
 const LEASE_SECONDS: u32 = 90;
-/// Memory, where there is such a place: what the server makes durable is not what is tried here.
+/// Memory, if there is a place for it: durability is not tested here.
 const SCRATCH: &str = "/dev/shm";
 
-/// Flags of a step: the two lowest bits say which of four clients it is.
+/// Flags of a step: the two lowest bits select one of four clients.
 struct Step(u8);
 
 impl Step {
-    /// The number in SEQUENCE is left as it is, and not made the one that is due.
+    /// Keeps the sequence number of SEQUENCE; otherwise it is replaced by the expected one.
     const AS_IT_IS: u8 = 4;
     const TIME_PASSES: u8 = 8;
-    /// The client's connection ends before the request, which comes over the next one.
+    /// The client's connection closes before the request, which uses a new one.
     const PARTS: u8 = 16;
     /// How callbacks are answered from here on: see [`callback`].
     const ANSWERS: u8 = 0xe0;
@@ -55,17 +58,17 @@ impl Step {
     }
 }
 
-/// One number after the other: they need to differ, not to surprise.
+/// A generator of consecutive numbers: they must differ, but need not be random.
 struct Counted(u64);
 
-impl Dice for Counted {
-    fn roll(&mut self) -> u64 {
+impl Rng for Counted {
+    fn next_u64(&mut self) -> u64 {
         self.0 += 1;
         self.0
     }
 }
 
-/// What a client says to a callback.
+/// Returns a client's answer to a callback.
 fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
     if arguments.is_empty() {
         return (how != 0).then(Vec::new);
@@ -98,25 +101,25 @@ fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-struct World {
-    server: Alone,
+struct Fixture {
+    server: SimulatedServer,
     answers: Arc<AtomicU8>,
-    /// Over which connection each client asks.
+    /// The connection of each client.
     conns: [u64; 4],
-    /// The last number of a session's slot.
+    /// The last sequence number of each slot.
     last: HashMap<(SessionId, u32), u32>,
-    /// Files that survive the server: it is last.
+    /// Files that outlive the server: it is the last field.
     _dir: tempfile::TempDir,
 }
 
-impl World {
-    /// Bit 0: two clients with sessions; bit 1: one of NFSv4.0; bit 2: the bounds are narrow.
+impl Fixture {
+    /// Bit 0: two clients with sessions; bit 1: one of NFSv4.0; bit 2: small limits.
     fn new(flags: u8) -> Self {
         let scratch = Path::new(SCRATCH);
         let dir = if scratch.is_dir() { tempfile::tempdir_in(scratch) } else { tempfile::tempdir() };
         let dir = dir.expect("there is a place for temporary files");
         let vfs = mem();
-        odd::restore(&vfs);
+        restore_samples(&vfs);
         let answers = Arc::new(AtomicU8::new(0));
         let how = answers.clone();
         let narrow = Limits {
@@ -132,26 +135,26 @@ impl World {
             ..Limits::default()
         };
         let config = ExportConfig::from_flag("image,name=/data,no_root_squash").expect("an export's flags");
-        let server = Alone::start(AloneSetup {
+        let server = SimulatedServer::start(SimulatedSetup {
             state: dir.path(),
             lease_seconds: LEASE_SECONDS,
             secret: [7; 16],
             limits: if flags & 4 == 0 { Limits::default() } else { narrow },
-            dice: Box::new(Counted(0)),
+            rng: Box::new(Counted(0)),
             exports: vec![(config, vfs)],
             peer: Box::new(move |arguments| callback(how.load(Ordering::Relaxed), arguments)),
         });
         let server = server.expect("a server in an empty directory");
-        let mut world = Self { server, answers, conns: [1, 2, 3, 4], last: HashMap::new(), _dir: dir };
+        let mut fixture = Self { server, answers, conns: [1, 2, 3, 4], last: HashMap::new(), _dir: dir };
         if flags & 1 != 0 {
             for who in 0..2 {
-                world.introduce(who);
+                fixture.introduce(who);
             }
         }
         if flags & 2 != 0 {
-            world.introduce_of_old();
+            fixture.introduce_of_old();
         }
-        world
+        fixture
     }
 
     fn step(&mut self, rest: &mut Input<'_>) {
@@ -159,24 +162,24 @@ impl World {
         let who = usize::from(step.0 & 3);
         self.answers.store((step.0 & Step::ANSWERS) >> 5, Ordering::Relaxed);
         if step.is(Step::TIME_PASSES) {
-            self.server.pass(Span::seconds(u64::from(rest.byte())));
+            self.server.advance(Millis::seconds(u64::from(rest.byte())));
         }
         if step.is(Step::PARTS) {
-            self.server.part(Conn(self.conns[who]));
+            self.server.disconnect(ConnId(self.conns[who]));
             self.conns[who] += 4;
         }
         let len = usize::from(rest.word());
         self.ask(who, !step.is(Step::AS_IT_IS), rest.bytes(len).to_vec());
     }
 
-    /// Do a request; its answer must be one, and the tables sound.
+    /// Executes a request; the answer must decode, and the state's invariants must hold.
     fn ask(&mut self, who: usize, count: bool, mut request: Vec<u8>) -> Option<CompoundRes> {
         if count {
             self.make_due(&mut request);
         }
-        let origin = Origin { conn: Conn(self.conns[who]), ..Server::origin(0, 0) };
+        let origin = Origin { conn: ConnId(self.conns[who]), ..Server::origin(0, 0) };
         let reply = self.server.call(origin, request);
-        self.server.audit();
+        self.server.check_invariants();
         let res = CompoundRes::from_bytes(&reply.ok()?).expect("a reply that can be read");
         let last = res.results.last().map_or(res.status, OpResult::status);
         assert_eq!(res.status, last, "the status is that of the last operation");
@@ -188,7 +191,7 @@ impl World {
         Some(res)
     }
 
-    /// Put the number into SEQUENCE that its slot is waiting for.
+    /// Writes the expected sequence number of the slot into SEQUENCE.
     fn make_due(&self, request: &mut [u8]) {
         let mut from = Decoder::new(request);
         let head = CompoundHeader::take(&mut from).and_then(|_| Ok((from.word()?, from.word()?)));
@@ -199,7 +202,7 @@ impl World {
         request[at + 16..at + 20].copy_from_slice(&due.to_be_bytes());
     }
 
-    // ---- recorded requests -----------------------------------------------------------------------------------------
+    // ---- recorded requests ----
 
     fn call(&mut self, who: usize, minor: u32, ops: Vec<Op>) -> (NfsStat, Vec<OpResult>) {
         let res = self.ask(who, true, encoded(minor, ops)).expect("what was encoded decodes");
@@ -227,31 +230,31 @@ impl World {
     }
 }
 
-/// Runs one input.
+/// Runs an input.
 pub fn run(input: &[u8]) {
     let mut rest = Input::new(input);
-    let mut world = World::new(rest.byte());
+    let mut fixture = Fixture::new(rest.byte());
     for _ in 0..MAX_STEPS {
         if rest.is_empty() {
             break;
         }
-        world.step(&mut rest);
+        fixture.step(&mut rest);
     }
-    // Long after all leases.
+    // Long after all leases have expired.
     for _ in 0..4 {
-        world.server.pass(Span::seconds(u64::from(LEASE_SECONDS) * 1000));
-        world.server.audit();
+        fixture.server.advance(Millis::seconds(u64::from(LEASE_SECONDS) * 1000));
+        fixture.server.check_invariants();
     }
 }
 
-// ---- first inputs --------------------------------------------------------------------------------------------------
+// ---- fuzz inputs ----------------------------------------------------------------------------------------
 
 fn encoded(minor: u32, ops: Vec<Op>) -> Vec<u8> {
     CompoundArgs { header: CompoundHeader { tag: Vec::new(), minor_version: minor }, ops }.to_bytes()
 }
 
 fn exchange(who: usize) -> Op {
-    ivers_nfs_peer::exchange([7; 8], &format!("client {who}"))
+    ivers_nfs_test::client::exchange([7; 8], &format!("client {who}"))
 }
 
 fn create_session(clientid: ClientId, sequence: u32) -> Op {
@@ -264,7 +267,7 @@ fn create_session(clientid: ClientId, sequence: u32) -> Op {
         max_requests: 4,
         rdma_ird: List(Vec::new()),
     };
-    ivers_nfs_peer::create_session(clientid, sequence, channel)
+    ivers_nfs_test::client::create_session(clientid, sequence, channel)
 }
 
 fn sequence(sessionid: SessionId) -> Op {
@@ -282,15 +285,15 @@ fn set_client_id() -> Op {
     })
 }
 
-/// Requests that really follow each other, written down as an input.
+/// A consistent sequence of requests, recorded as an input.
 struct Recorder {
-    world: World,
+    fixture: Fixture,
     input: Vec<u8>,
 }
 
 impl Recorder {
     fn new(flags: u8) -> Self {
-        Self { world: World::new(flags), input: vec![flags] }
+        Self { fixture: Fixture::new(flags), input: vec![flags] }
     }
 
     fn call(&mut self, flags: u8, minor: u32, ops: Vec<Op>) -> (NfsStat, Vec<OpResult>) {
@@ -298,22 +301,22 @@ impl Recorder {
         self.input.push(flags);
         if flags & Step::TIME_PASSES != 0 {
             self.input.push(60);
-            self.world.server.pass(Span::seconds(60));
+            self.fixture.server.advance(Millis::seconds(60));
         }
         self.input.extend_from_slice(&(request.len() as u16).to_le_bytes());
         self.input.extend_from_slice(&request);
-        self.world.answers.store((flags & Step::ANSWERS) >> 5, Ordering::Relaxed);
-        let res = self.world.ask(usize::from(flags & 3), true, request).expect("what was encoded decodes");
+        self.fixture.answers.store((flags & Step::ANSWERS) >> 5, Ordering::Relaxed);
+        let res = self.fixture.ask(usize::from(flags & 3), true, request).expect("what was encoded decodes");
         (res.status, res.results)
     }
 
     fn session(&self, who: u8) -> SessionId {
-        let mut sessions: Vec<SessionId> = self.world.last.keys().map(|(session, _)| *session).collect();
+        let mut sessions: Vec<SessionId> = self.fixture.last.keys().map(|(session, _)| *session).collect();
         sessions.sort_unstable();
         sessions[usize::from(who)]
     }
 
-    /// In a client's session; results without SEQUENCE's.
+    /// Executes operations in a client's session; returns their results without SEQUENCE's.
     fn inside(&mut self, flags: u8, ops: Vec<Op>) -> (NfsStat, Vec<OpResult>) {
         let session = self.session(flags & 3);
         let (status, results) = self.call(flags, 1, [vec![sequence(session)], ops].concat());
@@ -327,7 +330,7 @@ fn lock(stateid: StateId, kind: LockType, (clientid, open_seqid): (ClientId, u32
     Op::Lock(LockArgs { kind, reclaim: false, offset: 0, length: 10, locker: Locker::New(new) })
 }
 
-/// A delegation, asked about, recalled and returned.
+/// A delegation that is granted, recalled and returned.
 fn delegated() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let make = open("o", share::BOTH, guarded(), named("new"));
@@ -393,7 +396,7 @@ fn of_old() -> Vec<u8> {
     };
     let clientid = known.clientid;
     it.call(2, 0, vec![Op::SetClientIdConfirm(known.clone())]);
-    let open = open_of(1, clientid, "o", share::BOTH, unchecked(), named("f"));
+    let open = open_v40(1, clientid, "o", share::BOTH, unchecked(), named("f"));
     let (opened, handle) = opened(&it.call(2, 0, [data(), vec![open, Op::GetFh(())]].concat()));
     let put = Op::PutFh(handle);
     let confirm = SeqState { seqid: 2, stateid: opened.stateid };
@@ -416,7 +419,8 @@ fn of_old() -> Vec<u8> {
     it.input
 }
 
-/// A client of NFSv4.0 who is called back: a file is delegated to him, and opened for writing by another one.
+/// A client of NFSv4.0 with a callback: it holds a delegation of a file that another client opens for
+/// writing.
 fn of_old_delegated() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let (_, results) = it.call(2 | 1 << 5, 0, vec![set_client_id()]);
@@ -425,7 +429,7 @@ fn of_old_delegated() -> Vec<u8> {
     };
     let clientid = known.clientid;
     it.call(2 | 1 << 5, 0, vec![Op::SetClientIdConfirm(known.clone())]);
-    let open_read = |seqid| open_of(seqid, clientid, "o", share::READ, OpenHow::NoCreate, named("f"));
+    let open_read = |seqid| open_v40(seqid, clientid, "o", share::READ, OpenHow::NoCreate, named("f"));
     let (first, handle) = opened(&it.call(2, 0, [data(), vec![open_read(1), Op::GetFh(())]].concat()));
     let put = Op::PutFh(handle);
     it.call(2, 0, vec![put.clone(), Op::OpenConfirm(OpenConfirmArgs { stateid: first.stateid, seqid: 2 })]);
@@ -439,7 +443,7 @@ fn of_old_delegated() -> Vec<u8> {
     it.input
 }
 
-/// A copy that goes on behind its reply, asked about, and another one that is given up.
+/// A copy that continues after its reply and is queried, and another one that is cancelled.
 fn copied() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let how = |name| open("o", share::BOTH | share::WANT_NO_DELEG, unchecked(), named(name));
@@ -461,7 +465,7 @@ fn copied() -> Vec<u8> {
     let session = it.session(0);
     let whole = vec![sequence(session), source, Op::SaveFh(()), target.clone(), copy];
     for last in [Op::OffloadStatus as fn(StateId) -> Op, Op::OffloadCancel] {
-        // Its end is told, and answered at once or not at all.
+        // The client is told of its end, and answers at once or not at all.
         let (_, results) = it.call(0, 2, whole.clone());
         let Some(OpResult::Copy(CopyRes::Ok(ok))) = results.last() else { panic!("{results:?}") };
         let Some(begun) = ok.response.callback.0.first().copied() else { panic!("{ok:?}") };
@@ -472,7 +476,7 @@ fn copied() -> Vec<u8> {
     it.input
 }
 
-/// ACLs that are set, read again, and set with a size.
+/// ACLs that are set, read, and set together with a size.
 fn acls() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let how = open("o", share::BOTH | share::WANT_NO_DELEG, unchecked(), named("f"));
@@ -483,20 +487,20 @@ fn acls() -> Vec<u8> {
         Op::SetAttr(SetAttrArgs { stateid: mine.stateid, attrs })
     };
     let get = Op::GetAttr(Bitmap::of([attr::ACL, attr::MODE, attr::CHANGE]));
-    it.inside(0, vec![put.clone(), set(Some(odd::acl()), None), get.clone()]);
-    it.inside(0, vec![put, set(Some(odd::acl()), Some(5)), get.clone()]);
+    it.inside(0, vec![put.clone(), set(Some(sample_acl()), None), get.clone()]);
+    it.inside(0, vec![put, set(Some(sample_acl()), Some(5)), get.clone()]);
     let mut dir = data();
-    dir.extend([Op::Lookup(b"d".to_vec()), set(Some(odd::acl()), None), get]);
+    dir.extend([Op::Lookup(b"d".to_vec()), set(Some(sample_acl()), None), get]);
     it.inside(0, dir);
     it.input
 }
 
-/// First inputs.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let mut seeds =
+/// Returns the fuzz inputs.
+pub fn inputs() -> Vec<Vec<u8>> {
+    let mut inputs =
         vec![delegated(), locked(), came_and_went(), of_old(), of_old_delegated(), copied(), acls()];
-    // Under narrow bounds, too.
-    let narrow: Vec<_> = seeds.iter().map(|seed| [&[seed[0] | 4][..], &seed[1..]].concat()).collect();
-    seeds.extend(narrow);
-    seeds
+    // The same with small limits.
+    let narrow: Vec<_> = inputs.iter().map(|input| [&[input[0] | 4][..], &input[1..]].concat()).collect();
+    inputs.extend(narrow);
+    inputs
 }

@@ -1,6 +1,6 @@
-//! Messages of NFSv4 and what they are made of: what decodes encodes again, to something that decodes to the same.
+//! NFSv4 messages and their parts: everything that decodes encodes again, to bytes that decode to the same.
 
-use ivers_nfs_alone::odd::{self, Lcg, OURS, ready, request};
+use ivers_nfs_test::malformed::{Lcg, STATELESS_OPS, request, sample_acl, sample_server};
 use ivers_nfs4::attr::{Attrs, Fattr};
 use ivers_nfs4::callback::*;
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes, Next, Operations};
@@ -13,12 +13,12 @@ use ivers_nfs4::types::{Bitmap, Opaque, Owner, StableHow, StateId};
 use ivers_nfs4::xdr::{Decoder, Encoder, List, Xdr};
 use std::fmt::Debug;
 
-/// Messages are at most so long here.
+/// The longest message.
 const LONGEST: usize = 4096;
 
 type Decode = fn(&[u8]);
 
-/// What the first byte of an input chooses from.
+/// The decoders that the first byte selects.
 const FORMS: [Decode; 8] = [
     records,
     message,
@@ -44,7 +44,7 @@ fn again<T: Xdr + PartialEq + Debug>(bytes: &[u8]) {
     assert_eq!(T::from_bytes(&encoded).as_ref(), Ok(&value));
 }
 
-/// A stream of records, in pieces of a size that the first byte says: they are the same in one piece.
+/// A stream of records in pieces of the size in the first byte: the result equals that of one piece.
 fn records(bytes: &[u8]) {
     let Some((&piece, stream)) = bytes.split_first() else { return };
     let taken = |piece: usize| {
@@ -99,7 +99,7 @@ fn message(bytes: &[u8]) {
     }
 }
 
-/// A request, as a whole and operation by operation: both see the same.
+/// A request, decoded as a whole and by operation: the results are equal.
 fn arguments(bytes: &[u8]) {
     again::<CompoundArgs>(bytes);
     let whole = CompoundArgs::take(&mut Decoder::new(bytes));
@@ -120,7 +120,7 @@ fn arguments(bytes: &[u8]) {
     }
 }
 
-/// What GETATTR and READDIR answer, and SETATTR asks for.
+/// Attributes, as in GETATTR, READDIR and SETATTR.
 fn attributes(bytes: &[u8]) {
     again::<Bitmap>(bytes);
     again::<Fattr>(bytes);
@@ -130,7 +130,7 @@ fn attributes(bytes: &[u8]) {
     assert_eq!(Attrs::decode(&attrs.encode()), Ok(attrs));
 }
 
-/// One of each.
+/// A callback request and its reply.
 fn callbacks() -> (CbCompoundArgs, CbCompoundRes) {
     let (file, stateid) = (Opaque(vec![1; 29]), StateId { seqid: 1, other: [2; 12] });
     let referring =
@@ -183,10 +183,10 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&mark(message.len())[..], message].concat()
 }
 
-/// First inputs: requests and answers of every operation, with and without what goes around them.
-pub fn seeds() -> Vec<Vec<u8>> {
-    let server = ready(ivers_nfs_alone::mem());
-    let mut seeds = Vec::new();
+/// Returns the fuzz inputs: requests and replies of every operation, with and without their envelopes.
+pub fn inputs() -> Vec<Vec<u8>> {
+    let server = sample_server(ivers_nfs_test::harness::mem());
+    let mut inputs = Vec::new();
     let mut lcg = Lcg(1);
     let sys = AuthSys { stamp: 1, machine: b"here".to_vec(), uid: 0, gid: 0, gids: List(vec![1, 2]) };
     let call = CallHeader {
@@ -197,32 +197,34 @@ pub fn seeds() -> Vec<Vec<u8>> {
         cred: OpaqueAuth::sys(&sys),
         verf: OpaqueAuth::NONE,
     };
-    for op in OURS {
+    for op in STATELESS_OPS {
         let request = request(&server, 2, op, &mut lcg);
         let answer = super::compound::answer(&server, request.clone());
-        seeds.push([&[2][..], &request].concat());
-        seeds.push([&[3][..], &answer].concat());
+        inputs.push([&[2][..], &request].concat());
+        inputs.push([&[3][..], &answer].concat());
         let mut message = Encoder::default();
         call.put(&mut message);
         let message = [message.as_bytes(), &request].concat();
         let cut = message.len() / 3;
         let first = [&(cut as u32).to_be_bytes()[..], &message[..cut]].concat();
-        seeds.push([&[0, 7][..], &first, &framed(&message[cut..]), &framed(b"")].concat());
-        seeds.push([&[1][..], &message].concat());
+        inputs.push([&[0, 7][..], &first, &framed(&message[cut..]), &framed(b"")].concat());
+        inputs.push([&[1][..], &message].concat());
         let mut message = Encoder::default();
         Reply::SUCCESS.put(5, &mut message);
-        seeds.push([&[1][..], message.as_bytes(), &answer].concat());
+        inputs.push([&[1][..], message.as_bytes(), &answer].concat());
     }
     for number in 0..80 {
         let failed = OpResult::failure(number, NfsStat::Delay).to_bytes();
-        seeds.push([&[7][..], &failed].concat());
+        inputs.push([&[7][..], &failed].concat());
     }
     let known = Attrs { supported_attrs: Some(Attrs::known()), size: Some(5), ..Attrs::default() };
     let named = Attrs { owner: Some(b"0".to_vec()), filehandle: Some(Opaque(vec![1; 20])), ..known };
-    seeds.push([&[6][..], &named.encode().to_bytes()].concat());
-    seeds.push([&[6][..], &Attrs { acl: Some(odd::acl()), ..Attrs::default() }.encode().to_bytes()].concat());
+    inputs.push([&[6][..], &named.encode().to_bytes()].concat());
+    inputs.push(
+        [&[6][..], &Attrs { acl: Some(sample_acl()), ..Attrs::default() }.encode().to_bytes()].concat(),
+    );
     let (args, res) = callbacks();
-    seeds.push([&[4][..], &args.to_bytes()].concat());
-    seeds.push([&[5][..], &res.to_bytes()].concat());
-    seeds
+    inputs.push([&[4][..], &args.to_bytes()].concat());
+    inputs.push([&[5][..], &res.to_bytes()].concat());
+    inputs
 }

@@ -1,24 +1,25 @@
-//! A checker of OFS and FFS volumes, written from the format's description alone (Laurent Clévy, "The .ADF format FAQ").
+//! A checker for OFS and FFS volumes, written only from the format's description (Laurent Clévy, "The .ADF
+//! format FAQ").
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What is wrong, with its block.
+    /// The errors, with block numbers.
     pub errors: Vec<String>,
-    /// Blocks that are marked as in use and that nothing leads to.
+    /// Blocks that are marked as used but not reachable.
     pub lost: Vec<usize>,
-    /// The volume says that its bitmap holds.
+    /// Whether the volume marks its bitmap as valid.
     pub valid: bool,
     /// Directory cache blocks.
     pub caches: Vec<usize>,
-    /// Paths of all entries, with what they are: `f` with its size, `d`, `l`, `h` with what they lead to.
+    /// Paths of all entries with their type: `f` with the size, `d`, `l` and `h` with the target.
     pub tree: BTreeMap<String, String>,
 }
 
 impl Report {
-    /// A volume that was closed: nothing is wrong, and nothing is lost.
+    /// Checks a volume that was closed: no errors and no lost blocks.
     pub fn closed(self) -> Result<Self, String> {
         let valid = self.valid;
         let report = self.crashed()?;
@@ -29,13 +30,13 @@ impl Report {
         }
     }
 
-    /// A volume that was left by a crash: nothing is wrong but that blocks are lost, and then it says so.
+    /// Checks a volume after a crash: no errors; lost blocks only if the bitmap is marked as invalid.
     pub fn crashed(self) -> Result<Self, String> {
         if !self.errors.is_empty() {
             return Err(self.errors.join("; "));
         }
         if self.valid && !self.lost.is_empty() {
-            return Err(format!("lost blocks on a volume that says it is whole: {:?}", self.lost));
+            return Err(format!("lost blocks on a volume whose bitmap is marked as valid: {:?}", self.lost));
         }
         Ok(self)
     }
@@ -47,7 +48,7 @@ struct Checker<'a> {
     blocks: usize,
     root: usize,
     low: u8,
-    /// What a crash may leave half done is let pass.
+    /// Whether to accept incomplete operations of a crash.
     lenient: bool,
     used: BTreeSet<usize>,
     report: Report,
@@ -57,8 +58,9 @@ struct Checker<'a> {
 
 const RESERVED: usize = 2;
 
-/// Checks an image of a volume with blocks of this size. What a crash may leave beside lost blocks and their traces (a hard link that nothing names
-/// any more, block numbers behind a file's end), and directory caches that tell something else than the headers, are only let pass on a volume that is marked as invalid.
+/// Checks an image of a volume with blocks of this size. A crash may leave lost blocks and their traces (a
+/// hard link without its original, block numbers past a file's end) and directory caches that differ from the
+/// headers. These are accepted only on a volume that is marked as invalid.
 pub fn check(image: &[u8], block_size: usize) -> Report {
     let blocks = image.len() / block_size;
     let mut checker = Checker {
@@ -86,7 +88,7 @@ impl Checker<'_> {
         u32::from_be_bytes(self.image[at..at + 4].try_into().expect("four bytes")) as usize
     }
 
-    /// Words counted from the end of the block: 1 is the last.
+    /// Returns a word counted from the end of the block: 1 is the last.
     fn last(&self, block: usize, nth: usize) -> usize {
         self.word(block, self.size / 4 - nth)
     }
@@ -100,7 +102,7 @@ impl Checker<'_> {
         words.fold(0u32, |sum, word| sum.wrapping_add(word)) == 0
     }
 
-    /// Something of the volume lies in this block, and nothing else does.
+    /// Marks a block as used by the volume; a block has only one use.
     fn claim(&mut self, block: usize, by: &str) -> bool {
         if block < RESERVED || block >= self.blocks {
             self.wrong(block, format!("{by} lies outside of the volume"));
@@ -210,7 +212,7 @@ impl Checker<'_> {
                     return;
                 }
                 if self.last(at, 3) != dir {
-                    self.wrong(at, format!("{below} says that its directory is block {}", self.last(at, 3)));
+                    self.wrong(at, format!("{below}: wrong parent block {}", self.last(at, 3)));
                 }
                 if self.hash(&name) != slot {
                     self.wrong(at, format!("{below} stands in chain {slot}"));
@@ -229,7 +231,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The cache of a directory: a record of each entry, which tells what its header does.
+    /// Checks the cache of a directory: a record for each entry, equal to its header.
     fn cache(&mut self, dir: usize, path: &str, mut entries: BTreeSet<usize>) {
         let mut block = self.last(dir, 2);
         if block == 0 {
@@ -278,16 +280,13 @@ impl Checker<'_> {
             same &= text(at + 23) == text(header_end - 80);
             same &= text(at + 24 + name_len) == text(header_end - 184);
             if !same {
-                self.wrong(
-                    block,
-                    format!("record {nth} of a cache of {path}/: not what block {entry} tells"),
-                );
+                self.wrong(block, format!("record {nth} of a cache of {path}/: differs from block {entry}"));
             }
             at += (25 + name_len + comment_len).next_multiple_of(2);
         }
     }
 
-    /// An entry and what it holds.
+    /// Checks an entry and its contents.
     fn entry(&mut self, block: usize, path: &str, directories: &mut Vec<(usize, String)>) -> bool {
         if !self.claim_sealed(block, path) {
             return false;
@@ -351,7 +350,8 @@ impl Checker<'_> {
                 break;
             }
             if !full || !self.claim_sealed(next, &format!("a table of {path}")) {
-                return self.wrong(next, format!("{path}: a table behind one that is not full, or damaged"));
+                return self
+                    .wrong(next, format!("{path}: a table after one that is not full, or a damaged table"));
             }
             if self.word(next, 0) != 16 || self.word(next, 1) != next || self.last(next, 3) != header {
                 return self.wrong(next, format!("{path}: no table of this file"));
@@ -375,7 +375,7 @@ impl Checker<'_> {
             if !sound {
                 self.wrong(block, format!("{path}: not its data block {}", nth + 1));
             }
-            // What follows the last one that counts, and how much of that counts, a crash may leave as it was to become.
+            // A crash may leave data past the last valid pointer, and a partly valid last block.
             let is_last = nth + 1 == want;
             let (len, next) = (self.word(block, 3), self.word(block, 4));
             let want_len = if is_last { bytes - nth * per_block } else { per_block };
@@ -389,7 +389,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Each link is known to what it leads to.
+    /// Checks that the target of each link knows the link.
     fn check_links(&mut self) {
         let mut by_real: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for (link, real, _) in &self.links {

@@ -1,7 +1,9 @@
-//! The Amiga's filesystems: others' tools, and a checker of our own where they have none.
+//! AFFS: other projects' tools, and our own checker where they have none.
 //!
-//! amitools (`xdftool`, `xdfscan`, `rdbtool`; Python) and `unadf` (C) make, fill, read and check images, and know nothing of each other. `xdfscan` takes hard links
-//! and soft links for damage and knows no directory caches, and neither looks for what a crash leaves: [`check()`] does. It shares no line with the driver.
+//! amitools (`xdftool`, `xdfscan`, `rdbtool`; Python) and `unadf` (C) make, fill, read and check images, and
+//! are independent of each other. `xdfscan` reports hard and soft links as damage and does not know directory
+//! caches, and neither checks for the remains of a crash: [`check()`] does. It shares no code with the
+//! driver.
 
 mod check;
 
@@ -15,23 +17,23 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// amitools, as installed by pip.
+/// amitools, installed by pip.
 pub struct Amitools {
     bin: PathBuf,
 }
 
-/// Pinned: what it prints is read.
+/// A fixed version, because its output is parsed.
 const AMITOOLS: &str = "amitools==0.8.1";
 
 impl Amitools {
-    /// The installed ones; otherwise they are installed below `work`, where they stay.
+    /// Returns the installed amitools; otherwise installs them below `work`.
     pub fn new(work: &Path) -> Result<Self> {
         if let Some(found) = crate::find_program("xdftool") {
             let bin = found.parent().context("a program without a directory")?.to_owned();
             return Ok(Self { bin });
         }
         std::fs::create_dir_all(work)?;
-        // Tests run side by side, in processes of their own.
+        // Tests run concurrently in separate processes.
         let lock = File::create(work.join("lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let bin = work.join("venv/bin");
@@ -55,12 +57,12 @@ impl Amitools {
             .with_context(|| format!("cannot run {program}"))
     }
 
-    /// Run `xdftool IMAGE WORDS`; what it prints.
+    /// Runs `xdftool IMAGE WORDS` and returns its output.
     pub fn xdftool(&self, image: &Path, words: &[&str]) -> Result<String> {
         self.tool("xdftool", image, words)
     }
 
-    /// Run `rdbtool IMAGE WORDS`; what it prints.
+    /// Runs `rdbtool IMAGE WORDS` and returns its output.
     pub fn rdbtool(&self, image: &Path, words: &[&str]) -> Result<String> {
         self.tool("rdbtool", image, words)
     }
@@ -75,12 +77,13 @@ impl Amitools {
         Ok(said)
     }
 
-    /// What `xdfscan` finds wrong: nothing, of a sound image.
+    /// Runs `xdfscan`, which must find no errors.
     pub fn xdfscan(&self, image: &Path) -> Result<()> {
         self.xdfscan_beside(image, &[])
     }
 
-    /// The same where directory caches are, in these blocks: it wonders why exactly these are in use, and at nothing else.
+    /// The same for a volume with directory caches in these blocks: `xdfscan` must report exactly these
+    /// blocks as unexpectedly used.
     pub fn xdfscan_beside(&self, image: &Path, caches: &[usize]) -> Result<()> {
         let output = self.call("xdfscan", [OsStr::new("-v"), image.as_os_str()])?;
         let said = crate::said(&output);
@@ -97,7 +100,7 @@ fn sorted(blocks: &[usize]) -> BTreeSet<usize> {
     blocks.iter().copied().collect()
 }
 
-/// Blocks that a line of `xdfscan` takes for free and the bitmap does not. `None`: it tells of something else.
+/// Returns the block that a line of `xdfscan` reports as free but marked as used; `None` for any other line.
 fn needlessly_marked(line: &str) -> Option<Vec<usize>> {
     let (_, rest) = line.split_once("Invalid bitmap allocation")?.1.split_once("blks [")?;
     let (first, rest) = rest.split_once("...")?;
@@ -110,7 +113,8 @@ fn needlessly_marked(line: &str) -> Option<Vec<usize>> {
     (got & !expect == 0).then_some(marked)
 }
 
-/// What `unadf` lists of a floppy image, told by its headers or, if `cached`, by its directory caches: size and date of each path.
+/// Lists a floppy image with `unadf`, from its headers or, if `cached`, from its directory caches: size and
+/// date of each path.
 pub fn unadf_list(image: &Path, cached: bool) -> Result<Vec<(String, String)>> {
     let how = OsStr::new(if cached { "-lrc" } else { "-lr" });
     let said = crate::said(&crate::run("unadf", [image.as_ref(), how])?);
@@ -119,7 +123,7 @@ pub fn unadf_list(image: &Path, cached: bool) -> Result<Vec<(String, String)>> {
     if entries.is_empty() { bail!("unadf: {said}") } else { Ok(entries) }
 }
 
-/// Size, date, time and path; a directory has size 0 or none, and perhaps a slash at its end.
+/// Parses size, date, time and path. A directory has no size or size 0, and perhaps a trailing slash.
 fn unadf_entry(line: &str) -> Option<(String, String)> {
     let at = line.find('/').filter(|at| *at >= 4)? - 4;
     let (date, path) = line.get(at..)?.split_at_checked(21)?;
@@ -128,7 +132,7 @@ fn unadf_entry(line: &str) -> Option<(String, String)> {
     is_date.then(|| (path.trim().trim_end_matches('/').to_owned(), format!("{size} {date}")))
 }
 
-/// All files of a floppy image, unpacked by `unadf` into a directory.
+/// Unpacks all files of a floppy image into a directory with `unadf`.
 pub fn unadf(image: &Path, into: &Path) -> Result<()> {
     let output = crate::run("unadf", [image.as_ref(), OsStr::new("-d"), into.as_ref()])?;
     let said = crate::said(&output);

@@ -1,4 +1,4 @@
-//! A machine that does what the host says.
+//! A running emulated machine that executes commands of the host.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{Initramfs, Kernel, machine, wait};
 
-/// The network card, for whoever has nothing to add: in the order in which they must be loaded.
+/// The modules of the network card, in load order.
 const NETWORK: [&str; 8] = [
     "virtio_ring",
     "virtio",
@@ -23,10 +23,11 @@ const NETWORK: [&str; 8] = [
     "virtio_net",
 ];
 
-/// Emulated, and on a machine that does other things beside.
+/// The time limit of a boot; the machine is emulated and the host may be busy.
 const BOOT: Duration = Duration::from_secs(120);
 
-/// What guests boot from. Its first process takes lines from the host; the host is 10.0.2.2, and all its loopback's ports are there.
+/// A kernel and a root for guests. The guest's first process reads commands from the host. The host is
+/// 10.0.2.2, and its loopback ports are reachable there.
 pub struct Boot {
     kernel: Kernel,
     archive: PathBuf,
@@ -34,7 +35,7 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// With these modules behind those of the network card, in this order.
+    /// Adds these modules after those of the network card, in this order.
     pub fn new(kernel: Kernel, root: Initramfs, modules: &[&str]) -> Result<Self> {
         for (number, name) in NETWORK.iter().chain(modules).enumerate() {
             root.file(&format!("modules/{number:02}-{name}.ko"), &kernel.module(name)?)?;
@@ -44,17 +45,17 @@ impl Boot {
         Ok(Self { kernel, archive, _root: root })
     }
 
-    /// A machine of this name.
+    /// Boots a machine of this name.
     pub fn boot(&self, name: &str) -> Result<Guest> {
         self.boot_with(name, "")
     }
 
-    /// The same, with more words for its kernel.
+    /// The same, with additional kernel arguments.
     pub fn boot_with(&self, name: &str, more: &str) -> Result<Guest> {
         self.boot_on(name, more, "user,id=n0")
     }
 
-    /// The same; who connects to this port of the host's loopback reaches that of the machine.
+    /// The same; connections to this port of the host's loopback are forwarded to the machine.
     pub fn boot_reached(&self, name: &str, port: u16) -> Result<Guest> {
         self.boot_on(name, "", &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{port}"))
     }
@@ -62,7 +63,7 @@ impl Boot {
     fn boot_on(&self, name: &str, more: &str, network: &str) -> Result<Guest> {
         let dir = tempfile::Builder::new().prefix("ivers-guest-").tempdir()?;
         let console = dir.path().join("console");
-        // A name before the kernel's own words is put in the environment of its first process.
+        // The kernel puts a name before its own arguments into the environment of the first process.
         let append = format!("loglevel=6 machine={name} {more}");
         let mut child = machine(&self.kernel, &self.archive, &console, &append)?
             .args(["-smp", "1", "-chardev", "stdio,id=agent,signal=off", "-serial", "chardev:agent"])
@@ -89,11 +90,11 @@ impl Boot {
     }
 }
 
-/// A machine that runs. Dropped, it is switched off as if the power had failed.
+/// A running machine. Dropping it powers it off at once.
 pub struct Guest {
     name: String,
     child: Child,
-    /// Nothing once it was told to end.
+    /// `None` after the machine was told to shut down.
     input: Option<ChildStdin>,
     lines: Receiver<String>,
     console: PathBuf,
@@ -101,21 +102,21 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Do this in a shell, and say what came of it: the code, and all that was said.
+    /// Runs a shell command and returns its exit code and output.
     pub fn ask(&mut self, line: &str, patience: Duration) -> Result<(i32, String)> {
         self.begin(line)?;
         self.answer(patience)
     }
 
-    /// Begin it; what comes of it is for [`Guest::answer`].
+    /// Starts a shell command; [`Guest::answer`] returns its result.
     pub fn begin(&mut self, line: &str) -> Result<()> {
         let line = line.trim().replace('\n', " ");
-        let input = self.input.as_mut().context("a machine that was told to end")?;
+        let input = self.input.as_mut().context("the machine was told to shut down")?;
         input.write_all(format!("{line}\n").as_bytes())?;
         input.flush().map_err(|error| anyhow!("{}: {error}\n{}", self.name, self.console()))
     }
 
-    /// What came of what was begun.
+    /// Returns the result of the command that was started.
     pub fn answer(&mut self, patience: Duration) -> Result<(i32, String)> {
         let begin = Instant::now();
         let mut said: Vec<String> = Vec::new();
@@ -141,19 +142,19 @@ impl Guest {
         }
     }
 
-    /// Do this; anything but a success is an error that shows what was said.
+    /// Runs a command. Anything but success is an error with its output.
     pub fn run(&mut self, line: &str) -> Result<String> {
         self.run_within(line, Duration::from_secs(120))
     }
 
-    /// The same, for what takes longer.
+    /// The same with another time limit.
     pub fn run_within(&mut self, line: &str, patience: Duration) -> Result<String> {
         let (code, said) = self.ask(line, patience)?;
         ensure!(code == 0, "{}: {line}: {code}\n{said}\n{}", self.name, self.last_words());
         Ok(said)
     }
 
-    /// What its kernel has said.
+    /// Returns the kernel's console output.
     pub fn console(&self) -> String {
         std::fs::read(&self.console)
             .map(|text| String::from_utf8_lossy(&text).into_owned())
@@ -166,7 +167,7 @@ impl Guest {
         lines[lines.len().saturating_sub(15)..].join("\n")
     }
 
-    /// What its kernel has complained about.
+    /// Returns the kernel's warnings and errors.
     pub fn complaints(&self) -> Vec<String> {
         let signs =
             ["BUG:", "WARNING:", "Oops", "Call Trace", "hung_task", "blocked for more than", "guest: "];
@@ -175,7 +176,7 @@ impl Guest {
         lines.map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// Tell it to end, and see that it does.
+    /// Shuts the machine down and waits for it.
     pub fn off(mut self) -> Result<()> {
         self.begin("poweroff -f")?;
         self.input = None;

@@ -1,4 +1,4 @@
-//! A root for the emulated machine: busybox, and what a test adds.
+//! The root filesystem of an emulated machine: busybox and the files of a test.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-/// The files of a root.
+/// The files of a root filesystem.
 pub struct Initramfs {
     dir: TempDir,
 }
 
 impl Initramfs {
-    /// `/bin/busybox` alone.
+    /// Returns a root with only `/bin/busybox`.
     pub fn new() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("ivers-initramfs-").tempdir()?;
         let root = Self { dir };
@@ -31,13 +31,13 @@ impl Initramfs {
         Ok(place)
     }
 
-    /// A copy of a file, with its mode.
+    /// Copies a file with its mode.
     pub fn file(&self, name: &str, source: &Path) -> Result<()> {
         fs::copy(source, self.place(name)?).with_context(|| source.display().to_string())?;
         Ok(())
     }
 
-    /// A script.
+    /// Adds an executable script.
     pub fn script(&self, name: &str, text: &str) -> Result<()> {
         let place = self.place(name)?;
         fs::write(&place, text)?;
@@ -45,7 +45,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// The archive that the kernel unpacks.
+    /// Packs the archive that the kernel unpacks.
     pub fn pack(&self) -> Result<PathBuf> {
         let archive = self.dir.path().join("initramfs.cpio");
         let line = r#"cd "$1" && find . | cpio --quiet -o -H newc > "$2""#;

@@ -1,4 +1,4 @@
-//! Debian's kernel: the one that is installed, or out of its package.
+//! Debian's kernel, as installed or from its package.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The one of this release. What is downloaded stays in `work`.
+    /// Returns the kernel of this release. Downloads are kept in `work`.
     pub fn of(release: &str, work: &Path) -> Result<Self> {
         let file = format!("boot/vmlinuz-{release}");
         let modules = format!("lib/modules/{release}/kernel");
@@ -24,7 +24,7 @@ impl Kernel {
         }
         let root = work.join(release);
         fs::create_dir_all(&root)?;
-        // Tests run side by side, in processes of their own.
+        // Tests run concurrently in separate processes.
         let lock = File::create(work.join("lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         let done = root.join("unpacked");
@@ -37,7 +37,7 @@ impl Kernel {
         Ok(Self { image: root.join(file), modules: root.join(modules) })
     }
 
-    /// The one that `linux-image-amd64` stands for today.
+    /// Returns the kernel on which `linux-image-amd64` depends.
     pub fn newest(work: &Path) -> Result<Self> {
         let output = crate::run("apt-cache", ["depends", "--important", "linux-image-amd64"])?;
         let said = String::from_utf8(output.stdout)?;
@@ -45,12 +45,12 @@ impl Kernel {
         Self::of(release.with_context(|| format!("no kernel is packaged: {said}"))?, work)
     }
 
-    /// What boots.
+    /// Returns the bootable image.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// The file of a module.
+    /// Returns the file of a module.
     pub fn module(&self, name: &str) -> Result<PathBuf> {
         let file = format!("{name}.ko");
         let mut dirs = vec![self.modules.clone()];

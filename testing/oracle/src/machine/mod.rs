@@ -1,13 +1,13 @@
-//! A real Linux kernel in an emulated machine: Debian's own, with a root of busybox and whatever a test puts beside it.
+//! A real Linux kernel in an emulated machine: Debian's own, with busybox and the files of a test.
 //!
-//! Nothing is installed for it but qemu, busybox and cpio; the kernel's package is unpacked, not installed. It is up in a few seconds. What it says is right,
-//! how fast it says so means nothing.
+//! Only qemu, busybox and cpio must be installed; the kernel's package is unpacked, not installed. A machine
+//! boots in a few seconds. Its results are valid, its timing is not.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`kernel`] | the kernel and its modules |
-//! | [`initramfs`] | what the machine finds as its root |
-//! | [`guest`] | a machine that does what the host tells it, line by line |
+//! | [`initramfs`] | the root filesystem |
+//! | [`guest`] | a machine that executes commands of the host |
 
 pub mod guest;
 pub mod initramfs;
@@ -24,11 +24,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// What an emulated machine needs, and the packages that have it.
+/// The programs for emulated machines, and their packages.
 pub const PROGRAMS: [(&str, &str); 3] =
     [("qemu-system-x86_64", "qemu-system-x86"), ("busybox", "busybox-static"), ("cpio", "cpio")];
 
-/// A machine that boots this, with all that its kernel says in a file. Without acceleration: what runs the tests may be emulated or nested itself.
+/// Returns the command that boots a machine and writes its console to a file. It uses no acceleration: the
+/// host may itself be virtual.
 pub fn machine(kernel: &Kernel, archive: &Path, console: &Path, append: &str) -> Result<Command> {
     let mut serial = OsString::from("file:");
     serial.push(console);
@@ -54,7 +55,7 @@ pub fn machine(kernel: &Kernel, archive: &Path, console: &Path, append: &str) ->
     Ok(command)
 }
 
-/// Wait for a machine to be off. One that is not in time is switched off, and that is an error.
+/// Waits for a machine to power off. After the time limit it is killed, which is an error.
 pub fn wait(machine: &mut Child, patience: Duration) -> Result<()> {
     let begin = Instant::now();
     loop {

@@ -1,7 +1,7 @@
-//! Files without a name whose last holders let them go while the filesystem is closed.
+//! Unnamed files whose last references are dropped while the filesystem is unmounted.
 //!
-//! Promised: what is not deleted when `unmount` returns stays, for the next mount to delete. A driver that has written its last word is asked for
-//! nothing more.
+//! Promise: a file that is not deleted when `unmount` returns stays for the next mount to delete. A driver
+//! gets no call after its unmount.
 
 use ivers_races::*;
 use ivers_vfs::{CreateSpec, Cred, WriteFlags};
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const HOLDERS: usize = 2;
 
 fn race() {
-    let world = World::new(1 << 20, |_| ());
-    let root = world.root();
+    let fixture = Fixture::new(1 << 20, |_| ());
+    let root = fixture.root();
     let held = [(); HOLDERS].map(|()| {
-        let file = world.vfs.create_unnamed(&Cred::root(), &root, &CreateSpec::file(0o600)).unwrap();
-        put(&world.vfs, &file, 0, 1, WriteFlags::DIRECT);
+        let file = fixture.vfs.create_unnamed(&Cred::root(), &root, &CreateSpec::file(0o600)).unwrap();
+        put(&fixture.vfs, &file, 0, 1, WriteFlags::DIRECT);
         file
     });
     drop(root);
@@ -25,14 +25,15 @@ fn race() {
         for file in held {
             scope.spawn(move || drop(file));
         }
-        // Not in the scope's own thread: shuttle wakes that when the last of these ends, whatever it waits for.
+        // Not in the scope's own thread: shuttle wakes that when the last of these ends, whatever it waits
+        // for.
         scope.spawn(|| {
-            world.vfs.unmount().unwrap();
-            left.store(world.blocks_in_use(), Relaxed);
+            fixture.vfs.unmount().unwrap();
+            left.store(fixture.blocks_in_use(), Relaxed);
         });
     });
-    assert_eq!(world.blocks_in_use(), left.load(Relaxed), "blocks were given back when all was closed");
-    world.gone();
+    assert_eq!(fixture.blocks_in_use(), left.load(Relaxed), "blocks were given back when all was closed");
+    fixture.gone();
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Holes and data that are sought while write-back brings home what lies around them, and while it is written anew.
+//! SEEK_HOLE and SEEK_DATA while write-back writes the neighbouring pages and they are written again.
 //!
-//! Promised: what was written is data and the rest are holes, wherever it is on its way to the device. A copy by holes, SEEK_DATA and READ_PLUS
-//! rest on that: data taken for a hole for one moment is zeros in the copy.
+//! Promise: written ranges are data and the rest are holes, at every stage of write-back. Sparse copies,
+//! SEEK_DATA and READ_PLUS depend on this: data that is reported as a hole becomes zeros in the copy.
 
 use ivers_races::*;
 use ivers_vfs::{Error, InodeRef, NameError, Piece, WriteFlags};
@@ -12,9 +12,9 @@ const PAGES: u64 = 4;
 
 /// A file of which some pages are written.
 struct Sparse<'a> {
-    world: &'a World,
+    fixture: &'a Fixture,
     file: InodeRef,
-    /// A bit a page.
+    /// One bit per page.
     written: u8,
 }
 
@@ -23,33 +23,33 @@ impl Sparse<'_> {
         self.written >> page & 1 != 0
     }
 
-    /// Pages before the end.
+    /// Returns the number of pages.
     fn pages(&self) -> u64 {
         u64::from(u8::BITS - self.written.leading_zeros())
     }
 
     fn write(&self, page: u64) {
-        put(&self.world.vfs, &self.file, page, page + 1, WriteFlags::empty());
+        put(&self.fixture.vfs, &self.file, page, page + 1, WriteFlags::empty());
     }
 
     fn seek(&self, page: u64) {
-        let vfs = &self.world.vfs;
-        // The last page may be written in part; all else begins and ends with a page.
+        let vfs = &self.fixture.vfs;
+        // The last page may be partly written; all other ranges begin and end at pages.
         let size = vfs.stat(&self.file).size;
         let next = |data: bool| (page..self.pages()).find(|&at| self.is_data(at) == data).map(|at| at * PAGE);
         match vfs.seek_data(&self.file, page * PAGE) {
-            Ok(at) => assert_eq!(Some(at), next(true), "the data behind page {page} of {:04b}", self.written),
+            Ok(at) => assert_eq!(Some(at), next(true), "the data after page {page} of {:04b}", self.written),
             Err(Error::Name(NameError::NoSuchOffset)) => assert_eq!(next(true), None),
             Err(error) => panic!("{error}"),
         }
         let hole = vfs.seek_hole(&self.file, page * PAGE).unwrap();
-        assert_eq!(hole, next(false).unwrap_or(size), "the hole behind page {page} of {:04b}", self.written);
+        assert_eq!(hole, next(false).unwrap_or(size), "the hole after page {page} of {:04b}", self.written);
     }
 
     fn read(&self) {
         let everything = 0..PAGES * PAGE;
         let most = PAGES as usize;
-        let (pieces, _) = self.world.vfs.read_pieces(&self.file, everything, most, 1 << 20).unwrap();
+        let (pieces, _) = self.fixture.vfs.read_pieces(&self.file, everything, most, 1 << 20).unwrap();
         for page in 0..self.pages() {
             let at = page * PAGE;
             let number = pieces.iter().find_map(|piece| match piece {
@@ -67,19 +67,19 @@ impl Sparse<'_> {
 
 fn race() {
     let (background, all) = (coin(), coin());
-    let world = World::new(1 << 20, |options| {
+    let fixture = Fixture::new(1 << 20, |options| {
         options.background = background;
         options.dirty_expire = Duration::ZERO;
     });
-    let file = world.file(&world.root(), "sparse");
-    let sparse = Sparse { world: &world, file, written: 1 + draw((1 << PAGES) - 1) as u8 };
+    let file = fixture.file(&fixture.root(), "sparse");
+    let sparse = Sparse { fixture: &fixture, file, written: 1 + draw((1 << PAGES) - 1) as u8 };
     for page in (0..PAGES).filter(|&page| sparse.is_data(page)) {
         sparse.write(page);
     }
     scope(|scope| {
         let sparse = &sparse;
         scope.spawn(move || {
-            let vfs = &sparse.world.vfs;
+            let vfs = &sparse.fixture.vfs;
             if all { vfs.sync() } else { vfs.fsync(&sparse.file, false) }.unwrap();
         });
         scope.spawn(move || {
@@ -91,7 +91,7 @@ fn race() {
         scope.spawn(move || sparse.write(sparse.pages() - 1));
     });
     drop(sparse);
-    world.end();
+    fixture.end();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What stands behind the keys of the file, and in flags: addresses, domains, and words of which there are a few.
+//! Types of values in the configuration file and in flags: addresses, domains and keywords.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use ivers_nfs4::NFS_PORT;
 use serde::Deserialize;
 
-/// Where to listen. Without a port it is that of NFS.
+/// An address to listen on. The default port is that of NFS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Address(pub SocketAddr);
@@ -19,7 +19,7 @@ impl FromStr for Address {
         let bare = || text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         let address = text.parse().or_else(|_| bare().map(|address| SocketAddr::new(address, NFS_PORT)));
         address.map(Self).map_err(|_| {
-            format!("{text:?} is no address like 192.0.2.1, 192.0.2.1:2049 or [2001:db8::1]:2049")
+            format!("{text:?} is not an address like 192.0.2.1, 192.0.2.1:2049 or [2001:db8::1]:2049")
         })
     }
 }
@@ -32,7 +32,7 @@ impl TryFrom<String> for Address {
     }
 }
 
-/// One address, or a network.
+/// An address or a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Network(IpNet);
@@ -42,7 +42,7 @@ impl TryFrom<String> for Network {
 
     fn try_from(text: String) -> Result<Self, String> {
         let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        // A name would have to be looked up, and whoever answers would say who comes in.
+        // Host names are refused: a DNS reply would decide who has access.
         net.map(|net| Self(net.trunc())).map_err(|_| {
             format!("{text:?} is neither an address nor a network like 192.0.2.0/24 or 2001:db8::/64")
         })
@@ -50,45 +50,45 @@ impl TryFrom<String> for Network {
 }
 
 impl Network {
-    /// Whether an address is in it.
+    /// Returns whether the network contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address.to_canonical())
     }
 }
 
-/// Reading alone, or writing too.
+/// Access mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Reading.
+    /// Read-only.
     Ro,
-    /// Both.
+    /// Read-write.
     Rw,
 }
 
-/// A flavour of `sec=`.
+/// A security flavor in `sec=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flavor {
-    /// `AUTH_NONE`: nobody, always squashed.
+    /// `AUTH_NONE`: no identity, always squashed.
     None,
     /// `AUTH_SYS`.
     Sys,
 }
 
-/// What TLS must have shown.
+/// Required TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Secured {
-    /// Nothing: it may be used.
+    /// TLS is optional.
     Optional,
-    /// It must be used.
+    /// TLS is required.
     Required,
-    /// It must be used, and the client must have shown a certificate.
+    /// TLS with a client certificate is required.
     Certificate,
 }
 
-/// What stands behind the `@` of an owner.
+/// The domain after the `@` of an owner.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Domain(pub String);
@@ -99,7 +99,7 @@ impl FromStr for Domain {
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         if text.is_empty() || text.len() > 255 || !text.bytes().all(plain) {
-            return Err(format!("{text:?} is no domain like example.org"));
+            return Err(format!("{text:?} is not a domain like example.org"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -113,14 +113,14 @@ impl TryFrom<String> for Domain {
     }
 }
 
-/// How messages look.
+/// Format of log messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Text lines.
     #[default]
     Text,
-    /// An object of JSON a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_have_the_port_of_nfs_unless_they_say_another() {
+    fn the_default_port_is_that_of_nfs() {
         for (text, address) in [
             ("192.0.2.1", "192.0.2.1:2049"),
             ("192.0.2.1:7", "192.0.2.1:7"),

@@ -1,4 +1,4 @@
-//! What attributes say.
+//! Values of attributes.
 
 use ivers_nfs4::attr::{self, Attrs, ChangeAttrType};
 use ivers_nfs4::ops::v40::share;
@@ -6,19 +6,19 @@ use ivers_nfs4::status::Res;
 use ivers_nfs4::types::{Bitmap, Ftype, NfsTime, OpenArguments, SpecData};
 use ivers_vfs::{Attr, FileType};
 
-use super::{EXCLUSIVE, acl, supported, time};
-use crate::compound::{Context, Names, Object, Place, Shown};
+use super::{EXCLUSIVE, acl_from_posix, supported, time};
+use crate::compound::status::OrStatus;
+use crate::compound::{Context, CurrentFh, IdMap, Object, ReportedAttrs};
 use crate::exports::table::PSEUDO_FSID;
-use crate::ops::status::OrStatus;
 
-/// Allow and deny.
+/// Bits of `aclsupport`: allow and deny entries.
 const ACL_SUPPORT: u32 = 3;
-/// Names that are not UTF-8 are neither taken nor shown (`FSCHARSET_CAP4_ALLOWS_ONLY_UTF8`).
+/// Names are UTF-8 (`FSCHARSET_CAP4_ALLOWS_ONLY_UTF8`).
 const ONLY_UTF8: u32 = 2;
-/// What a name may be above the exports.
+/// The length limit of names in the pseudo-root, in bytes.
 pub const PSEUDO_NAME_MAX: u32 = 255;
 
-/// `nfs_ftype4`.
+/// The `nfs_ftype4` of a file type.
 pub fn ftype(kind: FileType) -> Ftype {
     match kind {
         FileType::Regular => Ftype::Reg,
@@ -31,17 +31,22 @@ pub fn ftype(kind: FileType) -> Ftype {
     }
 }
 
-/// The wanted attributes, which are all supported.
-pub fn gather(context: &Context, place: &Place, want: &Bitmap, shown: Option<Shown>) -> Res<Attrs> {
+/// The values of the attributes in `want`, which are all supported.
+pub fn gather(
+    context: &Context,
+    fh: &CurrentFh,
+    want: &Bitmap,
+    reported: Option<ReportedAttrs>,
+) -> Res<Attrs> {
     let mut attrs = Attrs::default();
-    match place {
-        Place::Pseudo(number) => pseudo(context, *number, want, &mut attrs),
-        Place::Object(object) => of_object(context, object, want, shown, &mut attrs)?,
+    match fh {
+        CurrentFh::Pseudo(number) => pseudo(context, *number, want, &mut attrs),
+        CurrentFh::Object(object) => of_object(context, object, want, reported, &mut attrs)?,
     }
     let has = |bit: u32| want.contains(bit);
     let of = |bit: u32, answer: bool| has(bit).then_some(answer);
-    let data_bytes = u64::from(context.service.bounds.data_bytes);
-    attrs.supported_attrs = has(attr::SUPPORTED_ATTRS).then(|| supported(context.minor, place).clone());
+    let data_bytes = u64::from(context.service.limits.data_bytes_max);
+    attrs.supported_attrs = has(attr::SUPPORTED_ATTRS).then(|| supported(context.minor, fh).clone());
     attrs.fh_expire_type = has(attr::FH_EXPIRE_TYPE).then_some(0);
     attrs.link_support = of(attr::LINK_SUPPORT, true);
     attrs.symlink_support = of(attr::SYMLINK_SUPPORT, true);
@@ -53,7 +58,7 @@ pub fn gather(context: &Context, place: &Place, want: &Bitmap, shown: Option<Sho
     attrs.case_insensitive = of(attr::CASE_INSENSITIVE, false);
     attrs.case_preserving = of(attr::CASE_PRESERVING, true);
     attrs.chown_restricted = of(attr::CHOWN_RESTRICTED, true);
-    attrs.filehandle = has(attr::FILEHANDLE).then(|| context.service.handles.encode(place.target()));
+    attrs.filehandle = has(attr::FILEHANDLE).then(|| context.service.handles.encode(fh.target()));
     attrs.homogeneous = of(attr::HOMOGENEOUS, true);
     attrs.maxread = has(attr::MAXREAD).then_some(data_bytes);
     attrs.maxwrite = has(attr::MAXWRITE).then_some(data_bytes);
@@ -64,8 +69,8 @@ pub fn gather(context: &Context, place: &Place, want: &Bitmap, shown: Option<Sho
     Ok(attrs)
 }
 
-/// What OPEN takes, by the numbers of RFC 9754 section 3: nothing that a client would have to come back for, neither timestamps with a delegation nor one in
-/// the place of an open. Asked for all the same, these are wishes that are not granted.
+/// The supported arguments of OPEN (RFC 9754 section 3). Timestamps with a delegation, and a delegation
+/// instead of an open, are not supported: a client that requests them gets neither.
 fn open_arguments() -> OpenArguments {
     const ANY_DELEG: u32 = 3;
     const NO_DELEG: u32 = 4;
@@ -81,7 +86,7 @@ fn open_arguments() -> OpenArguments {
     }
 }
 
-/// A directory above the exports: nobody changes it but by another table.
+/// Attributes of a directory of the pseudo-root. It changes only with the table of exports.
 fn pseudo(context: &Context, number: u64, want: &Bitmap, attrs: &mut Attrs) {
     let has = |bit: u32| want.contains(bit);
     let none = |bit: u32| has(bit).then_some(0u64);
@@ -100,8 +105,8 @@ fn pseudo(context: &Context, number: u64, want: &Bitmap, attrs: &mut Attrs) {
     attrs.maxname = has(attr::MAXNAME).then_some(PSEUDO_NAME_MAX);
     attrs.mode = has(attr::MODE).then_some(0o555);
     attrs.numlinks = has(attr::NUMLINKS).then_some(2);
-    attrs.owner = has(attr::OWNER).then(|| context.names().user(0));
-    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.names().group(0));
+    attrs.owner = has(attr::OWNER).then(|| context.id_map().user(0));
+    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.id_map().group(0));
     attrs.rawdev = has(attr::RAWDEV).then_some(SpecData { major: 0, minor: 0 });
     attrs.space_avail = none(attr::SPACE_AVAIL);
     attrs.space_free = none(attr::SPACE_FREE);
@@ -112,7 +117,7 @@ fn pseudo(context: &Context, number: u64, want: &Bitmap, attrs: &mut Attrs) {
     attrs.time_metadata = never(attr::TIME_METADATA);
     attrs.time_modify = never(attr::TIME_MODIFY);
     attrs.time_delta = has(attr::TIME_DELTA).then_some(NfsTime { seconds: 1, nseconds: 0 });
-    // It is the exports' digest: another one for other exports, and no more.
+    // The value is a digest of the exports: it differs for other exports, and has no order.
     attrs.change_attr_type = has(attr::CHANGE_ATTR_TYPE).then_some(ChangeAttrType::Undefined as u32);
     attrs.xattr_support = has(attr::XATTR_SUPPORT).then_some(false);
 }
@@ -121,21 +126,22 @@ fn of_object(
     context: &Context,
     object: &Object,
     want: &Bitmap,
-    shown: Option<Shown>,
+    reported: Option<ReportedAttrs>,
     attrs: &mut Attrs,
 ) -> Res<()> {
     let has = |bit: u32| want.contains(bit);
     let (vfs, inode) = (object.vfs(), &object.inode);
     let info = vfs.info();
-    // Asked for exactly when a client asks, and then before the rest: the other way round an old size could go out under a new value.
-    let (change, stat) = match shown {
+    // Query the change attribute only if the client wants it, and before the other attributes: otherwise an
+    // old size could be sent with a new change attribute.
+    let (change, stat) = match reported {
         None if has(attr::CHANGE) => vfs.observe(inode),
-        shown => (shown.map(|shown| shown.change), vfs.stat(inode)),
+        reported => (reported.map(|reported| reported.change), vfs.stat(inode)),
     };
-    attrs.change = has(attr::CHANGE).then(|| change.unwrap_or_else(|| context.service.unvouched()));
+    attrs.change = has(attr::CHANGE).then(|| change.unwrap_or_else(|| context.service.unique_change()));
     of_stat(context, &stat, want, attrs);
-    if let (Some(size), Some(shown)) = (&mut attrs.size, shown) {
-        *size = shown.size;
+    if let (Some(size), Some(reported)) = (&mut attrs.size, reported) {
+        *size = reported.size;
     }
     let fileid = inode.ino.0;
     let mounted_on = if object.is_root() { object.export.mounted_on } else { fileid };
@@ -151,15 +157,15 @@ fn of_object(
         nseconds: granularity % 1_000_000_000,
     });
     attrs.change_attr_type = has(attr::CHANGE_ATTR_TYPE).then(|| {
-        // VERSION_COUNTER would be a lie: changes that nobody looks between share a number.
-        let kept = vfs.no_cookie().is_none() && info.semantics.monotonic;
-        (if kept { ChangeAttrType::MonotonicIncr } else { ChangeAttrType::Undefined }) as u32
+        // Not VERSION_COUNTER: changes without a query between them share one value.
+        let monotonic = vfs.no_change_attribute().is_none() && info.semantics.monotonic;
+        (if monotonic { ChangeAttrType::MonotonicIncr } else { ChangeAttrType::Undefined }) as u32
     });
     let takes_xattrs = matches!(inode.kind, FileType::Regular | FileType::Directory);
-    attrs.xattr_support = has(attr::XATTR_SUPPORT).then_some(info.xattr_value_max > 0 && takes_xattrs);
+    attrs.xattr_support = has(attr::XATTR_SUPPORT).then_some(vfs.xattr_value_max() > 0 && takes_xattrs);
     attrs.aclsupport = has(attr::ACLSUPPORT).then_some(ACL_SUPPORT);
     if has(attr::ACL) {
-        attrs.acl = Some(acl::of(context, object, &stat)?);
+        attrs.acl = Some(acl_from_posix::nfs4_acl(context, object, &stat)?);
     }
     of_filesystem(object, want, attrs)
 }
@@ -173,8 +179,8 @@ fn of_stat(context: &Context, stat: &Attr, want: &Bitmap, attrs: &mut Attrs) {
     attrs.size = has(attr::SIZE).then_some(stat.size);
     attrs.mode = has(attr::MODE).then_some(stat.perm & 0o7777);
     attrs.numlinks = has(attr::NUMLINKS).then_some(stat.nlink);
-    attrs.owner = has(attr::OWNER).then(|| context.names().user(stat.uid));
-    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.names().group(stat.gid));
+    attrs.owner = has(attr::OWNER).then(|| context.id_map().user(stat.uid));
+    attrs.owner_group = has(attr::OWNER_GROUP).then(|| context.id_map().group(stat.gid));
     attrs.rawdev = has(attr::RAWDEV).then_some(rdev);
     attrs.space_used = has(attr::SPACE_USED).then_some(used);
     attrs.space_freed = has(attr::SPACE_FREED).then_some(if stat.nlink <= 1 { used } else { 0 });

@@ -1,7 +1,7 @@
-//! Attributes: which there are, what they say, what may be set.
+//! Attributes: which are supported, their values, and setting them.
 
-pub mod acl;
-pub mod acl_given;
+pub mod acl_from_posix;
+pub mod acl_to_posix;
 pub mod get;
 pub mod set;
 
@@ -12,16 +12,16 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, NfsTime};
 use ivers_vfs::{FileType, Timestamp};
 
-use crate::compound::{Context, Place};
+use crate::compound::{Context, CurrentFh};
 use crate::state::Step;
 
-pub use set::{Wanted, set_attr};
+pub use set::{NewAttrs, set_attr};
 
-/// What a file says of itself when somebody else may have written it: asked of him.
+/// Attributes that the holder of a write delegation may have changed.
 const DELEGATED: [u32; 5] =
     [attr::CHANGE, attr::SIZE, attr::TIME_MODIFY, attr::TIME_METADATA, attr::SPACE_USED];
 
-/// What may be set where the file is already, in every version.
+/// Attributes that SETATTR accepts in every version.
 const SETTABLE: [u32; 7] = [
     attr::SIZE,
     attr::ACL,
@@ -32,10 +32,10 @@ const SETTABLE: [u32; 7] = [
     attr::TIME_MODIFY_SET,
 ];
 
-/// What an OPEN that makes a file exclusively may set beside (EXCLUSIVE4_1).
+/// Attributes that OPEN with EXCLUSIVE4_1 also accepts.
 const EXCLUSIVE: [u32; 4] = [attr::SIZE, attr::MODE, attr::OWNER, attr::OWNER_GROUP];
 
-/// REQUIRED and RECOMMENDED attributes that every object answers.
+/// REQUIRED and RECOMMENDED attributes that every object has.
 const EVERYWHERE: [u32; 44] = [
     attr::SUPPORTED_ATTRS,
     attr::TYPE,
@@ -83,14 +83,14 @@ const EVERYWHERE: [u32; 44] = [
     attr::MOUNTED_ON_FILEID,
 ];
 
-/// What SUPPORTED_ATTRS says of a place.
-pub fn supported(minor: u32, place: &Place) -> &'static Bitmap {
-    // Whether there are ACLs and births: all that differs from object to object.
+/// The SUPPORTED_ATTRS of an object.
+pub fn supported(minor: u32, fh: &CurrentFh) -> &'static Bitmap {
+    // Objects differ in ACLs and birth times only.
     static ALL: [[OnceLock<Bitmap>; 4]; 3] = [const { [const { OnceLock::new() }; 4] }; 3];
-    let (acls, birth) = match place {
-        Place::Pseudo(_) => (false, false),
-        Place::Object(object) => (
-            object.vfs().info().xattr_value_max > 0 && object.inode.kind != FileType::Symlink,
+    let (acls, birth) = match fh {
+        CurrentFh::Pseudo(_) => (false, false),
+        CurrentFh::Object(object) => (
+            object.vfs().xattr_value_max() > 0 && object.inode.kind != FileType::Symlink,
             object.inode.with_attr(|attr| attr.btime.is_some()),
         ),
     };
@@ -125,27 +125,27 @@ pub fn get_attr(context: &mut Context, want: &Bitmap) -> Step<Fattr> {
     if want.iter().any(is_write_only) {
         return Err(NfsStat::Inval.into());
     }
-    let place = context.current()?.clone();
-    Ok(of_place(context, &place, want)?.encode())
+    let fh = context.current_fh()?.clone();
+    Ok(gather_current(context, &fh, want)?.encode())
 }
 
-/// Those of the wanted attributes that there are. Behind a write delegation its holder is asked.
-pub fn of_place(context: &mut Context, place: &Place, want: &Bitmap) -> Step<Attrs> {
-    let (mut shown, mut _leave) = (None, None);
-    if let Place::Object(object) = place {
-        object.reader()?;
+/// The current values of the supported attributes in `want`. The holder of a write delegation is asked first.
+pub fn gather_current(context: &mut Context, fh: &CurrentFh, want: &Bitmap) -> Step<Attrs> {
+    let (mut reported, mut _guard) = (None, None);
+    if let CurrentFh::Object(object) = fh {
+        object.read_cred()?;
         if DELEGATED.iter().any(|&bit| want.contains(bit)) {
-            (shown, _leave) = context.look(object)?;
+            (reported, _guard) = context.begin_getattr(object)?;
         }
     }
-    let want = want.and(supported(context.minor, place));
-    Ok(get::gather(context, place, &want, shown)?)
+    let want = want.and(supported(context.minor, fh));
+    Ok(get::gather(context, fh, &want, reported)?)
 }
 
-/// VERIFY and NVERIFY: whether the attributes are these.
+/// Whether the attributes have the given values, for VERIFY and NVERIFY.
 fn compare(context: &mut Context, given: &Fattr) -> Step<bool> {
-    let place = context.current()?.clone();
-    let supported = supported(context.minor, &place);
+    let fh = context.current_fh()?.clone();
+    let supported = supported(context.minor, &fh);
     // [RFC8881 18.31.3] [RFC8881 18.15.3]
     if given.mask.iter().any(|bit| is_write_only(bit) || bit == attr::RDATTR_ERROR) {
         return Err(NfsStat::Inval.into());
@@ -154,7 +154,7 @@ fn compare(context: &mut Context, given: &Fattr) -> Step<bool> {
         return Err(NfsStat::Attrnotsupp.into());
     }
     Attrs::decode(given).map_err(NfsStat::from)?;
-    Ok(of_place(context, &place, &given.mask)?.encode() == *given)
+    Ok(gather_current(context, &fh, &given.mask)?.encode() == *given)
 }
 
 /// VERIFY.
@@ -167,11 +167,16 @@ pub fn nverify(context: &mut Context, given: &Fattr) -> Step<()> {
     if compare(context, given)? { Err(NfsStat::Same.into()) } else { Ok(()) }
 }
 
-/// The attributes that are given for an object that is there, or with one of a kind that is `made` in it.
-pub fn wanted(context: &Context, place: &Place, given: &Fattr, made: Option<FileType>) -> Res<Wanted> {
-    let kind = made.unwrap_or(match place {
-        Place::Pseudo(_) => FileType::Directory,
-        Place::Object(object) => object.inode.kind,
+/// Parses attributes that a client sets on an object, or on a new object of the type `made` in it.
+pub fn parse_new_attrs(
+    context: &Context,
+    fh: &CurrentFh,
+    given: &Fattr,
+    made: Option<FileType>,
+) -> Res<NewAttrs> {
+    let kind = made.unwrap_or(match fh {
+        CurrentFh::Pseudo(_) => FileType::Directory,
+        CurrentFh::Object(object) => object.inode.kind,
     });
-    Wanted::of(context, supported(context.minor, place), given, kind, made.is_some())
+    NewAttrs::of(context, supported(context.minor, fh), given, kind, made.is_some())
 }

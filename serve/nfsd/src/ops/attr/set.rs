@@ -6,24 +6,24 @@ use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, SetTime};
 use ivers_vfs::{Attr, CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
-use super::acl_given::NewAcl;
-use super::{SETTABLE, wanted};
-use crate::compound::{Context, Names};
-use crate::ops::data::is_special;
-use crate::ops::settle;
-use crate::ops::status::status;
-use crate::state::{Does, Step};
+use super::acl_to_posix::NewAcl;
+use super::{SETTABLE, parse_new_attrs};
+use crate::compound::status::status;
+use crate::compound::{Context, IdMap};
+use crate::ops::commit_now;
+use crate::ops::file_io::is_special;
+use crate::state::{Access, Step};
 
-/// What is to be set.
+/// Attributes to set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// For the VFS.
+pub struct NewAttrs {
+    /// The part that the VFS sets.
     pub set: SetAttr,
-    /// The attributes by number.
+    /// The numbers of the attributes.
     pub mask: Bitmap,
-    /// Bits that a new object shall not have, unless an ACL that it inherits decides.
+    /// Permission bits that a new object does not get, unless it inherits an ACL.
     pub umask: u32,
-    /// The ACL, set behind everything else.
+    /// The ACL, which is set after all other attributes.
     pub acl: Option<NewAcl>,
 }
 
@@ -36,8 +36,8 @@ fn time(given: &SetTime) -> Res<TimeSet> {
     }
 }
 
-impl Wanted {
-    /// Take apart what is given for an object of this kind; `making`: for a new one.
+impl NewAttrs {
+    /// Parses attributes for an object of type `kind`. `making`: for a new one.
     pub fn of(
         context: &Context,
         supported: &Bitmap,
@@ -51,7 +51,7 @@ impl Wanted {
             if !supported.contains(bit) {
                 return Err(NfsStat::Attrnotsupp);
             }
-            // [RFC8881 6.2.5] A new object has no mode of which something could be left as it is.
+            // [RFC8881 6.2.5] A new object has no mode of which a masked part could stay.
             if is_read_only(bit) || (umask && !making) || (masked && making) {
                 return Err(NfsStat::Inval);
             }
@@ -61,16 +61,16 @@ impl Wanted {
         }
         let attrs = Attrs::decode(given).map_err(NfsStat::from)?;
         let masked = attrs.mode_set_masked.as_ref();
-        // [RFC8881 6.2.5] Two modes at once would be two answers to one question.
+        // [RFC8881 6.2.5] Only one of the mode attributes.
         if attrs.mode.is_some() && (attrs.mode_umask.is_some() || masked.is_some()) {
             return Err(NfsStat::Inval);
         }
-        let names = context.names();
+        let names = context.id_map();
         let perm = attrs.mode.or(attrs.mode_umask.as_ref().map(|mode| mode.mode));
         let perm = perm.or(masked.map(|mode| mode.value));
         let mask = masked.map_or(0o7777, |mode| mode.mask);
         let umask = attrs.mode_umask.as_ref().map_or(0, |mode| mode.umask);
-        // [RFC8881 6.2.5] Also of bits that the mask leaves out.
+        // [RFC8881 6.2.5] Invalid bits are an error even outside the mask.
         if (perm.unwrap_or(0) | umask | mask) & !0o7777 != 0 {
             return Err(NfsStat::Inval);
         }
@@ -94,10 +94,11 @@ impl Wanted {
         Ok(Self { set, mask: given.mask.clone(), umask, acl })
     }
 
-    /// What of it was done by a call that has failed: the size comes first, then the others at once, and an ACL that goes with a mode behind those.
+    /// The attributes that a failed call has set. The order is: size, then all others at once, then the ACL.
     fn set_of(&self, before: &Attr, after: &Attr) -> Bitmap {
         let SetAttr { size, perm, uid, gid, .. } = self.set;
-        let came = |wanted: Option<u32>, before: u32, after: u32| wanted == Some(after) && before != after;
+        let came =
+            |new_attrs: Option<u32>, before: u32, after: u32| new_attrs == Some(after) && before != after;
         let sized = size == Some(after.size) && before.size != after.size;
         let moded = perm.is_some() && before.perm != after.perm;
         let others = moded || came(uid, before.uid, after.uid) || came(gid, before.gid, after.gid);
@@ -109,8 +110,8 @@ impl Wanted {
         Bitmap::of(self.mask.iter().filter(done))
     }
 
-    /// What is to be made, with all of this from the start.
-    pub fn born(&self, spec: CreateSpec) -> CreateSpec {
+    /// Adds the attributes to the description of a new object.
+    pub fn create_spec(&self, spec: CreateSpec) -> CreateSpec {
         let SetAttr { perm, uid, gid, size, atime, mtime, .. } = self.set;
         let (perm, size) = (perm.unwrap_or(spec.perm), size.unwrap_or(0));
         CreateSpec { perm, umask: self.umask, uid, gid, size, atime, mtime, ..spec }
@@ -119,44 +120,44 @@ impl Wanted {
 
 /// SETATTR.
 pub fn set_attr(context: &mut Context, args: &SetAttrArgs) -> Step<SetAttrRes> {
-    let place = context.current()?.clone();
-    let mut wanted = wanted(context, &place, &args.attrs, None)?;
-    let object = place.object(NfsStat::Rofs)?;
-    let cred = object.writer()?;
-    let sized = wanted.set.size.is_some();
+    let fh = context.current_fh()?.clone();
+    let mut new_attrs = parse_new_attrs(context, &fh, &args.attrs, None)?;
+    let object = fh.object(NfsStat::Rofs)?;
+    let cred = object.write_cred()?;
+    let sized = new_attrs.set.size.is_some();
     if sized {
         object.regular(context.minor)?;
     }
-    let _leave = if sized {
-        let stateid = context.meant(&args.stateid)?;
-        let leave = context.permit(object, &stateid, Does::Resize)?;
-        // Who has opened it for writing himself may truncate it, whatever its mode says by now.
-        wanted.set.opened = !is_special(&stateid) && context.is_opener(&stateid);
-        Some(leave)
+    let _guard = if sized {
+        let stateid = context.resolve_stateid(&args.stateid)?;
+        let guard = context.begin_access(object, &stateid, Access::Resize)?;
+        // A caller that opened the file for writing may truncate it even if the mode has changed since.
+        new_attrs.set.opened = !is_special(&stateid) && context.is_opener(&stateid);
+        Some(guard)
     } else {
-        context.permit_change(object, Does::Change)?
+        context.begin_change(object, Access::Metadata)?
     };
     let (vfs, inode) = (object.vfs(), &object.inode);
     let before = inode.attr();
-    let plain = match wanted.set == SetAttr::default() {
+    let plain = match new_attrs.set == SetAttr::default() {
         true => Ok(()),
-        false => vfs.set_attr(cred, inode, &wanted.set).map(drop).map_err(|error| status(&error)),
+        false => vfs.set_attr(cred, inode, &new_attrs.set).map(drop).map_err(|error| status(&error)),
     };
-    // [RFC8881 6.4.1.3] Behind the mode: the ACL is what counts.
-    let acl = plain.map(|()| wanted.acl.as_ref().map_or(Ok(()), |acl| acl.set(vfs, cred, inode)));
-    // [RFC8881 18.30.4] What was set is told also where the rest was not.
+    // [RFC8881 6.4.1.3] The ACL overrides the mode, so it is set last.
+    let acl = plain.map(|()| new_attrs.acl.as_ref().map_or(Ok(()), |acl| acl.set(vfs, cred, inode)));
+    // [RFC8881 18.30.4] The reply names the attributes that were set, even if another one failed.
     let (status, attrset) = match acl {
-        Ok(Ok(())) => (NfsStat::Ok, wanted.mask),
-        Ok(Err(status)) => (status, Bitmap::of(wanted.mask.iter().filter(|bit| *bit != attr::ACL))),
-        Err(status) => (status, wanted.set_of(&before, &inode.attr())),
+        Ok(Ok(())) => (NfsStat::Ok, new_attrs.mask),
+        Ok(Err(status)) => (status, Bitmap::of(new_attrs.mask.iter().filter(|bit| *bit != attr::ACL))),
+        Err(status) => (status, new_attrs.set_of(&before, &inode.attr())),
     };
     if attrset != Bitmap::default() || status == NfsStat::Ok {
-        settle(object, &[inode])?;
+        commit_now(object, &[inode])?;
     }
     Ok(SetAttrRes { status, attrset })
 }
 
-/// The mode of a new object whose maker does not name one.
+/// The permission bits of a new object if the client sends none.
 pub fn default_mode(kind: FileType) -> u32 {
     if kind == FileType::Directory { 0o755 } else { 0o644 }
 }
@@ -167,18 +168,18 @@ mod tests {
 
     /// [RFC8881 18.30.4]
     #[test]
-    fn what_was_done_before_it_failed_is_told() {
-        let fs = ivers_nfs_alone::mem();
+    fn failed_call_reports_attributes_already_set() {
+        let fs = ivers_nfs_test::harness::mem();
         let before = Attr { size: 9, perm: 0o644, ..fs.root().unwrap().attr() };
         let all = [attr::SIZE, attr::MODE, attr::OWNER, attr::ACL];
         let set = SetAttr { size: Some(5), perm: Some(0o600), uid: Some(7), ..SetAttr::default() };
-        let wanted = Wanted { set, mask: Bitmap::of(all), ..Wanted::default() };
-        let told = |after: Attr| wanted.set_of(&before, &after);
-        assert_eq!(told(before.clone()), Bitmap::default());
-        assert_eq!(told(Attr { size: 5, ..before.clone() }), Bitmap::of([attr::SIZE]));
+        let new_attrs = NewAttrs { set, mask: Bitmap::of(all), ..NewAttrs::default() };
+        let reported = |after: Attr| new_attrs.set_of(&before, &after);
+        assert_eq!(reported(before.clone()), Bitmap::default());
+        assert_eq!(reported(Attr { size: 5, ..before.clone() }), Bitmap::of([attr::SIZE]));
         let most = Bitmap::of([attr::SIZE, attr::MODE, attr::OWNER]);
-        assert_eq!(told(Attr { size: 5, perm: 0o600, uid: 7, ..before.clone() }), most);
-        // Somebody else's size is not the one that was asked for.
-        assert_eq!(told(Attr { size: 6, ..before.clone() }), Bitmap::default());
+        assert_eq!(reported(Attr { size: 5, perm: 0o600, uid: 7, ..before.clone() }), most);
+        // The size was changed by another client.
+        assert_eq!(reported(Attr { size: 6, ..before.clone() }), Bitmap::default());
     }
 }

@@ -4,56 +4,56 @@ use ivers_nfs4::types::StateId;
 
 use super::*;
 
-const FROM: File = File { export: 1, inode: 2, generation: 3 };
-const TO: File = File { export: 1, inode: 4, generation: 3 };
+const FROM: FileId = FileId { export: 1, inode: 2, generation: 3 };
+const TO: FileId = FileId { export: 1, inode: 4, generation: 3 };
 
 /// A client with both files open, and a copy that he has begun.
 struct Begun {
-    state: State,
+    state: StateManager,
     a: ClientId,
     session: SessionId,
-    wanted: CopyWanted,
+    wanted: CopyRequest,
     copy: StateId,
 }
 
 fn begin(config: Config) -> Begun {
-    let mut state = State::new(Time(0), config, 1, Past::default(), Box::new(Seeded(7)));
+    let mut state = StateManager::new(Time(0), config, 1, PreviousBoot::default(), Box::new(Seeded(7)));
     let (a, session) = client(&mut state, T, "a", 1);
     let source = open(&mut state, a, "o", FROM, share::READ, 0).unwrap().stateid;
     let target = open(&mut state, a, "o", TO, share::BOTH, 0).unwrap().stateid;
-    let wanted = CopyWanted { source: (FROM, source), target: (TO, target), verifier: [9; 8] };
+    let wanted = CopyRequest { source: (FROM, source), target: (TO, target), verifier: [9; 8] };
     let copy = state.copy_begin(T, a, None, &wanted).unwrap().unwrap();
     settle(&mut state);
     Begun { state, a, session, wanted, copy }
 }
 
-fn slice(state: &mut State, now: Time, copy: &StateId, bytes: u64, end: Option<NfsStat>) {
+fn slice(state: &mut StateManager, now: Time, copy: &StateId, bytes: u64, end: Option<NfsStat>) {
     let (read, write) = state.copy_slice(now, copy).unwrap();
-    state.audit();
-    state.end(now, read);
-    state.end(now, write);
+    state.check_invariants();
+    state.end_permit(now, read);
+    state.end_permit(now, write);
     state.copy_progress(now, copy, bytes, end);
-    state.audit();
+    state.check_invariants();
 }
 
 /// How the client was told that it ended.
-fn told(state: &mut State) -> Vec<OffloadInfo> {
+fn told(state: &mut StateManager) -> Vec<OffloadInfo> {
     let ends = |effect: Effect| match effect {
-        Effect::Call { call: Call::Offload { info, file, .. }, .. } => {
+        Effect::Callback { call: Callback::Offload { info, file, .. }, .. } => {
             assert_eq!(file, TO);
             Some(info)
         }
         _ => None,
     };
-    state.effects().into_iter().filter_map(ends).collect()
+    state.take_effects().into_iter().filter_map(ends).collect()
 }
 
 /// [RFC7862 15.9.3] [RFC7862 16.1.3] [RFC7862 4.8]
 #[test]
 fn a_copy_tells_how_far_it_is_and_how_it_ended() {
     let Begun { mut state, a, copy, .. } = begin(Config::default());
-    assert_eq!(state.census().copies, 1);
-    let status = |state: &State| state.copy_status(a, TO, &copy).unwrap();
+    assert_eq!(state.counts().copies, 1);
+    let status = |state: &StateManager| state.copy_status(a, TO, &copy).unwrap();
     slice(&mut state, T, &copy, 10, None);
     assert_eq!(status(&state), OffloadStatusOk { count: 10, complete: List(vec![]) });
     slice(&mut state, T, &copy, 5, Some(NfsStat::Ok));
@@ -69,9 +69,9 @@ fn a_copy_tells_how_far_it_is_and_how_it_ended() {
     assert_eq!(failed(state.copy_cancel(b, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(state.test_stateid(a, &[copy]), [NfsStat::Ok]);
     assert_eq!(failed(state.destroy_clientid(&who(1), None, a)), NfsStat::ClientidBusy);
-    state.copy_told(&copy);
+    state.copy_acknowledged(&copy);
     assert_eq!(failed(state.copy_status(a, TO, &copy)), NfsStat::BadStateid);
-    state.audit();
+    state.check_invariants();
 }
 
 /// A copy's stateid is none for reading, closing or locking.
@@ -79,7 +79,7 @@ fn a_copy_tells_how_far_it_is_and_how_it_ended() {
 fn a_copy_is_no_open() {
     let Begun { mut state, a, copy, .. } = begin(Config::default());
     let me = Caller::Client(a);
-    assert_eq!(failed(state.permit(T, me, TO, &copy, Does::Write)), NfsStat::BadStateid);
+    assert_eq!(failed(state.permit(T, me, TO, &copy, Access::Write)), NfsStat::BadStateid);
     assert_eq!(failed(state.close(T, me, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(failed(state.deleg_return(T, me, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(failed(state.free_stateid(a, &copy)), NfsStat::LocksHeld);
@@ -91,7 +91,7 @@ fn a_copy_is_no_open() {
         length: 1,
     };
     assert_eq!(failed(state.lock(T, me, TO, &request)), NfsStat::BadStateid);
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC7862 15.8.3]
@@ -102,20 +102,20 @@ fn a_cancelled_copy_has_stopped_when_that_is_answered() {
     assert_eq!(failed(state.copy_slice(T, &copy)), NfsStat::BadStateid);
     let copy = state.copy_begin(T, a, None, &wanted).unwrap().unwrap();
     let (read, write) = state.copy_slice(T, &copy).unwrap();
-    let Err(Stop::Gate(ticket)) = state.copy_cancel(a, TO, &copy) else { panic!("a slice is under way") };
-    assert_eq!(state.copy_cancel(a, TO, &copy), Err(Stop::Gate(ticket)));
+    let Err(Stop::Wait(ticket)) = state.copy_cancel(a, TO, &copy) else { panic!("a slice is under way") };
+    assert_eq!(state.copy_cancel(a, TO, &copy), Err(Stop::Wait(ticket)));
     assert!(state.is_pending(ticket));
-    state.end(T, read);
-    state.end(T, write);
+    state.end_permit(T, read);
+    state.end_permit(T, write);
     state.copy_progress(T, &copy, 7, None);
-    assert_eq!(wanted_of(&mut state), [Effect::Open { ticket }], "and nobody is told of an end");
+    assert_eq!(wanted_of(&mut state), [Effect::Wake { ticket }], "and nobody is told of an end");
     assert_eq!(failed(state.copy_slice(T, &copy)), NfsStat::BadStateid);
     state.copy_cancel(a, TO, &copy).unwrap();
     assert_eq!(failed(state.copy_cancel(a, TO, &copy)), NfsStat::BadStateid);
-    state.audit();
+    state.check_invariants();
 }
 
-fn wanted_of(state: &mut State) -> Vec<Effect> {
+fn wanted_of(state: &mut StateManager) -> Vec<Effect> {
     super::wanted(state)
 }
 
@@ -124,26 +124,26 @@ fn wanted_of(state: &mut State) -> Vec<Effect> {
 fn copies_go_with_the_lease() {
     let Begun { mut state, a, copy, .. } = begin(Config::default());
     let lease = Config::default().lease;
-    let late = T + Span(lease.0 - 10);
+    let late = T + Millis(lease.0 - 10);
     slice(&mut state, late, &copy, 10, None);
-    assert!(state.lease_is_over(T + Span(lease.0 + 1), a), "a slice renews nothing");
-    assert_eq!(failed(state.copy_slice(T + Span(lease.0 + 1), &copy)), NfsStat::BadStateid);
-    assert_eq!(state.census().copies, 0);
+    assert!(state.lease_expired(T + Millis(lease.0 + 1), a), "a slice renews nothing");
+    assert_eq!(failed(state.copy_slice(T + Millis(lease.0 + 1), &copy)), NfsStat::BadStateid);
+    assert_eq!(state.counts().copies, 0);
     assert!(told(&mut state).is_empty());
-    state.audit();
+    state.check_invariants();
 
     // Gone in the middle of one: with all that he had.
     let Begun { mut state, a, session, wanted, copy } = begin(Config::default());
     let (read, write) = state.copy_slice(T, &copy).unwrap();
     assert_eq!(state.evict(a), Err(Stop::Fail(NfsStat::Delay)), "not while something of his is under way");
-    state.end(T, read);
-    state.end(T, write);
-    state.destroy_session(Conn(1), &who(1), None, &session).unwrap();
+    state.end_permit(T, read);
+    state.end_permit(T, write);
+    state.destroy_session(ConnId(1), &who(1), None, &session).unwrap();
     assert_eq!(state.copy_begin(T, a, None, &wanted), Ok(None), "nobody could be told");
     state.remove_client(a);
     state.copy_progress(T, &copy, 1, Some(NfsStat::Ok));
-    assert!(told(&mut state).is_empty() && state.census().copies == 0);
-    state.audit();
+    assert!(told(&mut state).is_empty() && state.counts().copies == 0);
+    state.check_invariants();
 }
 
 #[test]
@@ -157,11 +157,11 @@ fn a_copy_ends_with_the_open_that_it_is_done_by() {
     state.close(T, Caller::Client(a), FROM, &newest).unwrap();
     let status = failed(state.copy_slice(T, &copy));
     assert_eq!(status, NfsStat::BadStateid);
-    state.copy_ends(T, &copy, status);
+    state.finish_copy(T, &copy, status);
     assert_eq!(told(&mut state), [OffloadInfo::Failed(NfsStat::BadStateid, 20)]);
-    state.copy_ends(T, &copy, NfsStat::Io);
+    state.finish_copy(T, &copy, NfsStat::Io);
     assert!(told(&mut state).is_empty(), "it ends once");
-    state.audit();
+    state.check_invariants();
 }
 
 /// What somebody else has for himself is waited for, slice by slice.
@@ -169,14 +169,14 @@ fn a_copy_ends_with_the_open_that_it_is_done_by() {
 fn a_copy_stands_aside_for_delegations() {
     let Begun { mut state, copy, .. } = begin(Config::default());
     let (b, _) = client(&mut state, T, "b", 2);
-    let read = open_as(&mut state, T, b, "o", FROM, (share::READ, 0), share::WANT_READ_DELEG, Claim::Fresh);
-    let Granted::Read(_) = read.unwrap().delegation else { panic!() };
+    let read = open_as(&mut state, T, b, "o", FROM, (share::READ, 0), share::WANT_READ_DELEG, Claim::Null);
+    let DelegationGrant::Read(_) = read.unwrap().delegation else { panic!() };
     slice(&mut state, T, &copy, 10, None);
     assert!(settle(&mut state).is_empty(), "reading is in nobody's way");
-    let permit = state.permit(T, Caller::Client(b), TO, &StateId::ANONYMOUS, Does::Read).unwrap();
+    let permit = state.permit(T, Caller::Client(b), TO, &StateId::ANONYMOUS, Access::Read).unwrap();
     slice(&mut state, T, &copy, 10, None);
-    state.end(T, permit);
-    state.audit();
+    state.end_permit(T, permit);
+    state.check_invariants();
 }
 
 #[test]
@@ -185,13 +185,13 @@ fn who_could_not_be_told_is_told_later_and_not_for_ever() {
     slice(&mut state, T, &copy, 10, Some(NfsStat::Nospc));
     assert_eq!(told(&mut state), [OffloadInfo::Failed(NfsStat::Nospc, 10)]);
     let bind = ivers_nfs4::ops::v41::BindConn { sessionid: session, direction: 3, rdma: false };
-    state.bind_conn_to_session(T, Conn(5), &who(1), &bind).unwrap();
+    state.bind_conn_to_session(T, ConnId(5), &who(1), &bind).unwrap();
     assert_eq!(told(&mut state).len(), 1, "over the new connection");
-    state.tick(T + Span::seconds(100));
+    state.tick(T + Millis::seconds(100));
     assert!(state.copy_status(a, TO, &copy).is_ok());
-    state.tick(T + Span::seconds(200));
+    state.tick(T + Millis::seconds(200));
     assert_eq!(failed(state.copy_status(a, TO, &copy)), NfsStat::BadStateid);
-    state.audit();
+    state.check_invariants();
 }
 
 #[test]
@@ -201,11 +201,12 @@ fn copies_are_bounded() {
     assert!(state.copy_begin(T, a, None, &wanted).unwrap().is_some());
     assert_eq!(state.copy_begin(T, a, None, &wanted), Ok(None));
     let (b, _) = client(&mut state, T, "b", 2);
-    let mine = |state: &mut State, file| (file, open(state, b, "o", file, share::BOTH, 0).unwrap().stateid);
-    let his = CopyWanted { source: mine(&mut state, FROM), target: mine(&mut state, TO), ..wanted };
-    let special = CopyWanted { source: (FROM, StateId::ANONYMOUS), ..his };
+    let mine =
+        |state: &mut StateManager, file| (file, open(state, b, "o", file, share::BOTH, 0).unwrap().stateid);
+    let his = CopyRequest { source: mine(&mut state, FROM), target: mine(&mut state, TO), ..wanted };
+    let special = CopyRequest { source: (FROM, StateId::ANONYMOUS), ..his };
     assert_eq!(state.copy_begin(T, b, None, &special), Ok(None));
     assert!(state.copy_begin(T, b, None, &his).unwrap().is_some());
     assert_eq!(state.copy_begin(T, b, None, &his), Ok(None), "in all");
-    state.audit();
+    state.check_invariants();
 }

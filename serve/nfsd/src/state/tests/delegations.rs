@@ -1,19 +1,19 @@
 use super::*;
 
-const F: File = File { export: 1, inode: 2, generation: 3 };
-const BASE: Answer = Answer { change: 10, size: 100 };
+const F: FileId = FileId { export: 1, inode: 2, generation: 3 };
+const BASE: HolderAttrs = HolderAttrs { change: 10, size: 100 };
 
-fn want(state: &mut State, now: Time, id: ClientId, access: u32, wants: u32) -> Granted {
-    open_as(state, now, id, "o", F, (access, 0), wants, Claim::Fresh).unwrap().delegation
+fn want(state: &mut StateManager, now: Time, id: ClientId, access: u32, wants: u32) -> DelegationGrant {
+    open_as(state, now, id, "o", F, (access, 0), wants, Claim::Null).unwrap().delegation
 }
 
-fn writer(state: &mut State, id: ClientId) -> StateId {
-    let Granted::Write(stateid) = want(state, T, id, share::BOTH, 0) else { panic!() };
-    state.delegation_base(&stateid, BASE);
+fn writer(state: &mut StateManager, id: ClientId) -> StateId {
+    let DelegationGrant::Write(stateid) = want(state, T, id, share::BOTH, 0) else { panic!() };
+    state.set_granted_attrs(&stateid, BASE);
     stateid
 }
 
-fn two() -> (State, ClientId, ClientId) {
+fn two() -> (StateManager, ClientId, ClientId) {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -21,89 +21,98 @@ fn two() -> (State, ClientId, ClientId) {
 }
 
 /// Look, and be done with it.
-fn look(state: &mut State, now: Time, caller: Caller) -> Step<()> {
-    let permit = state.look(now, caller, F)?;
-    state.end(now, permit);
+fn look(state: &mut StateManager, now: Time, caller: Caller) -> Step<()> {
+    let permit = state.begin_getattr(now, caller, F)?;
+    state.end_permit(now, permit);
     Ok(())
 }
 
-fn asked(state: &mut State) -> Ticket {
+fn asked(state: &mut StateManager) -> Ticket {
     match &wanted(state)[..] {
-        [Effect::Call { call: Call::GetAttr { ticket, .. }, .. }] => *ticket,
+        [Effect::Callback { call: Callback::GetAttr { ticket, .. }, .. }] => *ticket,
         other => panic!("{other:?}"),
     }
 }
 
-fn bumps(state: &mut State) -> usize {
+fn bumps(state: &mut StateManager) -> usize {
     settle(state).iter().filter(|effect| matches!(effect, Effect::Bump { .. })).count()
 }
 
 #[test]
 fn delegations_are_given_when_nobody_minds() {
     let (mut state, a, b) = two();
-    assert_eq!(want(&mut state, T, a, share::READ, share::WANT_NO_DELEG), Granted::None(Why::NotWanted));
-    assert!(matches!(want(&mut state, T, a, share::READ, 0), Granted::Read(_)));
-    assert_eq!(want(&mut state, T, a, share::READ, 0), Granted::None(Why::Contention));
-    assert!(matches!(want(&mut state, T, b, share::READ, share::WANT_ANY_DELEG), Granted::Read(_)));
-    state.audit();
+    assert_eq!(
+        want(&mut state, T, a, share::READ, share::WANT_NO_DELEG),
+        DelegationGrant::None(WhyNoDelegation::NotWanted)
+    );
+    assert!(matches!(want(&mut state, T, a, share::READ, 0), DelegationGrant::Read(_)));
+    assert_eq!(want(&mut state, T, a, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Contention));
+    assert!(matches!(want(&mut state, T, b, share::READ, share::WANT_ANY_DELEG), DelegationGrant::Read(_)));
+    state.check_invariants();
     let (mut state, a, b) = two();
-    assert!(matches!(want(&mut state, T, b, share::READ, share::WANT_NO_DELEG), Granted::None(_)));
-    assert_eq!(want(&mut state, T, a, share::WRITE, 0), Granted::None(Why::Contention));
-    assert_eq!(want(&mut state, T, b, share::READ, 0), Granted::None(Why::Contention));
+    assert!(matches!(want(&mut state, T, b, share::READ, share::WANT_NO_DELEG), DelegationGrant::None(_)));
+    assert_eq!(want(&mut state, T, a, share::WRITE, 0), DelegationGrant::None(WhyNoDelegation::Contention));
+    assert_eq!(want(&mut state, T, b, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Contention));
     let (mut state, a, _) = two();
     // Without a way to call him there is none.
-    state.disconnected(Conn(1));
-    assert_eq!(want(&mut state, T, a, share::READ, 0), Granted::None(Why::Resource));
+    state.disconnected(ConnId(1));
+    assert_eq!(want(&mut state, T, a, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Resource));
     let (mut state, a, b) = two();
-    let permit = state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Does::Read).unwrap();
-    assert_eq!(want(&mut state, T, a, share::WRITE, 0), Granted::None(Why::Contention));
-    state.end(T, permit);
-    let permit = state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Does::Change).unwrap();
+    let permit = state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Access::Read).unwrap();
+    assert_eq!(want(&mut state, T, a, share::WRITE, 0), DelegationGrant::None(WhyNoDelegation::Contention));
+    state.end_permit(T, permit);
+    let permit = state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Access::Metadata).unwrap();
     open(&mut state, a, "p", F, share::READ, 0).unwrap();
-    assert_eq!(want(&mut state, T, a, share::READ, share::WANT_READ_DELEG), Granted::None(Why::Contention));
-    assert_eq!(want(&mut state, T, a, share::WRITE, share::WANT_READ_DELEG), Granted::None(Why::NotWanted));
-    state.end(T, permit);
-    state.audit();
+    assert_eq!(
+        want(&mut state, T, a, share::READ, share::WANT_READ_DELEG),
+        DelegationGrant::None(WhyNoDelegation::Contention)
+    );
+    assert_eq!(
+        want(&mut state, T, a, share::WRITE, share::WANT_READ_DELEG),
+        DelegationGrant::None(WhyNoDelegation::NotWanted)
+    );
+    state.end_permit(T, permit);
+    state.check_invariants();
 }
 
 /// [RFC8881 10.4.5] [RFC8881 10.4.4]
 #[test]
 fn what_conflicts_is_recalled() {
     let (mut state, a, b) = two();
-    let Granted::Read(held) = want(&mut state, T, a, share::READ, 0) else { panic!() };
+    let DelegationGrant::Read(held) = want(&mut state, T, a, share::READ, 0) else { panic!() };
     let me = Caller::Client(a);
     let other = Caller::Client(b);
-    let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read).unwrap();
-    state.end(T, permit);
+    let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Access::Read).unwrap();
+    state.end_permit(T, permit);
     // The holder himself is not in his own way.
-    for does in [Does::Change, Does::Name, Does::Write] {
+    for does in [Access::Metadata, Access::Namespace, Access::Write] {
         let permit = state.permit(T, me, F, &StateId::ANONYMOUS, does).unwrap();
-        state.end(T, permit);
+        state.end_permit(T, permit);
     }
     assert_eq!(wanted(&mut state), []);
-    let claim = Claim::Delegated(held);
+    let claim = Claim::DelegateCur(held);
     assert_eq!(
         failed(open_as(&mut state, T, a, "x", F, (share::WRITE, 0), 0, claim.clone())),
         NfsStat::BadStateid
     );
     open_as(&mut state, T, a, "x", F, (share::READ, 0), 0, claim).unwrap();
-    for does in [Does::Write, Does::Resize, Does::Change, Does::Name] {
+    for does in [Access::Write, Access::Resize, Access::Metadata, Access::Namespace] {
         assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, does)), NfsStat::Delay);
     }
     assert_eq!(failed(open(&mut state, b, "o", F, share::WRITE, 0)), NfsStat::Delay);
     let recalls = wanted(&mut state);
-    let call = Call::Recall { stateid: held, file: F, truncate: false };
-    assert_eq!(recalls, [Effect::Call { client: a, call }]);
-    state.audit();
+    let call = Callback::Recall { stateid: held, file: F, truncate: false };
+    assert_eq!(recalls, [Effect::Callback { client: a, call }]);
+    state.check_invariants();
     state.deleg_return(T, me, F, &held).unwrap();
     assert_eq!(failed(state.deleg_return(T, me, F, &held)), NfsStat::BadStateid);
-    let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Does::Name).unwrap();
-    state.end(T, permit);
+    let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Access::Namespace).unwrap();
+    state.end_permit(T, permit);
     // Not again so soon.
-    assert_eq!(want(&mut state, T, a, share::READ, 0), Granted::None(Why::Contention));
-    let late = T + state.config.lease + Span(1);
-    assert!(matches!(want(&mut state, late, a, share::READ, 0), Granted::Read(_)));
-    state.audit();
+    assert_eq!(want(&mut state, T, a, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Contention));
+    let late = T + state.config.lease + Millis(1);
+    assert!(matches!(want(&mut state, late, a, share::READ, 0), DelegationGrant::Read(_)));
+    state.check_invariants();
 }
 
 /// [RFC8881 10.4.6] [RFC8881 18.46.3]
@@ -112,24 +121,24 @@ fn what_is_not_returned_is_revoked() {
     let (mut state, a, b) = two();
     let held = writer(&mut state, a);
     let (me, other) = (Caller::Client(a), Caller::Client(b));
-    assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Delay);
+    assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Delay);
     let lease = state.config.lease;
     // He writes back: there is more time.
-    let middle = T + Span(lease.0 / 2);
-    let permit = state.permit(middle, me, F, &held, Does::Write).unwrap();
-    let late = T + lease + Span(1);
+    let middle = T + Millis(lease.0 / 2);
+    let permit = state.permit(middle, me, F, &held, Access::Write).unwrap();
+    let late = T + lease + Millis(1);
     state.tick(late);
-    state.end(late, permit);
-    assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Delay);
+    state.end_permit(late, permit);
+    assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Delay);
     // But not for ever.
     let mut now = late;
     while now < T + lease.times(4) {
-        now = now + Span(lease.0 / 2);
-        if let Ok(permit) = state.permit(now, me, F, &held, Does::Write) {
-            state.end(now, permit);
+        now = now + Millis(lease.0 / 2);
+        if let Ok(permit) = state.permit(now, me, F, &held, Access::Write) {
+            state.end_permit(now, permit);
         }
         state.tick(now);
-        state.audit();
+        state.check_invariants();
     }
     // First it is written that he has lost it: he could claim it after a restart.
     let effects = wanted(&mut state);
@@ -137,17 +146,18 @@ fn what_is_not_returned_is_revoked() {
         panic!()
     };
     assert!(record.revoked);
-    assert_eq!(state.permit(now, other, F, &StateId::ANONYMOUS, Does::Change), Err(Stop::Gate(*ticket)));
-    state.done(*ticket);
-    state.tick(now + Span::seconds(2));
-    assert_eq!(failed(state.permit(now, me, F, &held, Does::Write)), NfsStat::DelegRevoked);
-    let permit = state.permit(now, other, F, &StateId::ANONYMOUS, Does::Change).unwrap();
-    state.end(now, permit);
+    assert_eq!(state.permit(now, other, F, &StateId::ANONYMOUS, Access::Metadata), Err(Stop::Wait(*ticket)));
+    state.effect_done(*ticket);
+    state.tick(now + Millis::seconds(2));
+    assert_eq!(failed(state.permit(now, me, F, &held, Access::Write)), NfsStat::DelegRevoked);
+    let permit = state.permit(now, other, F, &StateId::ANONYMOUS, Access::Metadata).unwrap();
+    state.end_permit(now, permit);
     assert_eq!(state.test_stateid(a, &[held]), [NfsStat::DelegRevoked]);
     let session = *state.clients[&a].sessions.first().unwrap();
-    let flags = |state: &mut State, sequence| {
+    let flags = |state: &mut StateManager, sequence| {
         let args = sequence_args(session, 0, sequence);
-        let Sequenced::New(running, ok) = state.sequence(now, Conn(1), &request(1), &args).unwrap() else {
+        let SequenceOutcome::New(running, ok) = state.sequence(now, ConnId(1), &request(1), &args).unwrap()
+        else {
             panic!()
         };
         state.finish(now, running, b"");
@@ -160,71 +170,78 @@ fn what_is_not_returned_is_revoked() {
     assert!(!record.revoked);
     assert_eq!(flags(&mut state, 2), 0);
     assert_eq!(state.test_stateid(a, &[held]), [NfsStat::BadStateid]);
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC8881 10.4.3]
 #[test]
 fn the_holder_is_asked_and_each_answer_bumps_once() {
     let (mut state, a, b) = two();
-    let Granted::Write(held) = want(&mut state, T, a, share::BOTH, 0) else { panic!() };
+    let DelegationGrant::Write(held) = want(&mut state, T, a, share::BOTH, 0) else { panic!() };
     let (me, other) = (Caller::Client(a), Caller::Client(b));
     look(&mut state, T, me).unwrap();
     // Nobody knows yet what he was told.
-    assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
-    state.delegation_base(&held, BASE);
-    let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
-    assert_eq!(state.look(T, other, F), Err(Stop::Ask(ticket)));
-    assert_eq!(state.look(T, Caller::V40, F), Err(Stop::Ask(ticket)));
+    assert_eq!(failed(state.begin_getattr(T, other, F)), NfsStat::Delay);
+    state.set_granted_attrs(&held, BASE);
+    let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, other, F) else { panic!() };
+    assert_eq!(state.begin_getattr(T, other, F), Err(Stop::AskHolder(ticket)));
+    assert_eq!(state.begin_getattr(T, Caller::V40, F), Err(Stop::AskHolder(ticket)));
     assert_eq!(asked(&mut state), ticket);
-    let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
-    state.end(T, permit);
+    let Ok(GetattrOutcome::Unmodified(permit)) = state.getattr_reply(T, ticket, Some(BASE)) else { panic!() };
+    state.end_permit(T, permit);
     wanted(&mut state);
-    for answer in [Answer { change: 11, ..BASE }, Answer { size: 5, ..BASE }, Answer { change: 11, ..BASE }] {
-        let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+    for answer in [
+        HolderAttrs { change: 11, ..BASE },
+        HolderAttrs { size: 5, ..BASE },
+        HolderAttrs { change: 11, ..BASE },
+    ] {
+        let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, other, F) else { panic!() };
         assert_eq!(asked(&mut state), ticket);
-        let Told::Written { size, permit } = state.told(T, ticket, Some(answer)).unwrap() else { panic!() };
+        let GetattrOutcome::Modified { size, permit } = state.getattr_reply(T, ticket, Some(answer)).unwrap()
+        else {
+            panic!()
+        };
         assert_eq!(size, answer.size);
         // What he says stays true until it is out.
-        let Err(Stop::Gate(gate)) = state.deleg_return(T, me, F, &held) else { panic!() };
-        assert_eq!(state.look(T, other, F), Err(Stop::Gate(gate)));
-        state.audit();
-        state.end(T, permit);
-        assert_eq!(wanted(&mut state), [Effect::Open { ticket: gate }]);
+        let Err(Stop::Wait(gate)) = state.deleg_return(T, me, F, &held) else { panic!() };
+        assert_eq!(state.begin_getattr(T, other, F), Err(Stop::Wait(gate)));
+        state.check_invariants();
+        state.end_permit(T, permit);
+        assert_eq!(wanted(&mut state), [Effect::Wake { ticket: gate }]);
     }
     // It was shown: it ends with one more, and nobody gets between.
     state.deleg_return(T, me, F, &held).unwrap();
-    assert!(matches!(state.look(T, other, F), Err(Stop::Gate(_))));
-    assert!(matches!(open(&mut state, b, "o", F, share::READ, 0), Err(Stop::Gate(_))));
-    assert!(matches!(state.permit(T, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
-    state.audit();
+    assert!(matches!(state.begin_getattr(T, other, F), Err(Stop::Wait(_))));
+    assert!(matches!(open(&mut state, b, "o", F, share::READ, 0), Err(Stop::Wait(_))));
+    assert!(matches!(state.permit(T, other, F, &StateId::ANONYMOUS, Access::Read), Err(Stop::Wait(_))));
+    state.check_invariants();
     assert_eq!(bumps(&mut state), 1);
     look(&mut state, T, other).unwrap();
-    state.audit();
+    state.check_invariants();
 }
 
 /// What is being looked at is not given away: the value would be that of an answer, the contents those of before.
 #[test]
 fn nothing_is_delegated_under_a_look() {
     let (mut state, a, b) = two();
-    let permit = state.look(T, Caller::Client(b), F).unwrap();
-    assert_eq!(want(&mut state, T, a, share::BOTH, 0), Granted::None(Why::Contention));
-    state.end(T, permit);
-    assert!(matches!(want(&mut state, T, a, share::BOTH, 0), Granted::Write(_)));
-    state.audit();
+    let permit = state.begin_getattr(T, Caller::Client(b), F).unwrap();
+    assert_eq!(want(&mut state, T, a, share::BOTH, 0), DelegationGrant::None(WhyNoDelegation::Contention));
+    state.end_permit(T, permit);
+    assert!(matches!(want(&mut state, T, a, share::BOTH, 0), DelegationGrant::Write(_)));
+    state.check_invariants();
 }
 
 #[test]
 fn what_was_not_shown_ends_without_a_bump() {
     let (mut state, a, b) = two();
     let held = writer(&mut state, a);
-    let Err(Stop::Ask(ticket)) = state.look(T, Caller::Client(b), F) else { panic!() };
+    let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, Caller::Client(b), F) else { panic!() };
     assert_eq!(asked(&mut state), ticket);
-    let Ok(Told::Untouched(permit)) = state.told(T, ticket, Some(BASE)) else { panic!() };
-    state.end(T, permit);
+    let Ok(GetattrOutcome::Unmodified(permit)) = state.getattr_reply(T, ticket, Some(BASE)) else { panic!() };
+    state.end_permit(T, permit);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     assert_eq!(bumps(&mut state), 0);
-    assert_eq!(failed(state.told(T, ticket, Some(BASE))), NfsStat::Delay);
+    assert_eq!(failed(state.getattr_reply(T, ticket, Some(BASE))), NfsStat::Delay);
 }
 
 #[test]
@@ -232,25 +249,25 @@ fn who_does_not_answer_is_recalled() {
     let (mut state, a, b) = two();
     let held = writer(&mut state, a);
     let other = Caller::Client(b);
-    let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+    let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, other, F) else { panic!() };
     asked(&mut state);
-    assert_eq!(failed(state.told(T, ticket, None)), NfsStat::Delay);
-    assert!(matches!(&wanted(&mut state)[..], [Effect::Call { call: Call::Recall { .. }, .. }]));
-    assert_eq!(failed(state.look(T, other, F)), NfsStat::Delay);
+    assert_eq!(failed(state.getattr_reply(T, ticket, None)), NfsStat::Delay);
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Callback { call: Callback::Recall { .. }, .. }]));
+    assert_eq!(failed(state.begin_getattr(T, other, F)), NfsStat::Delay);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     look(&mut state, T, other).unwrap();
     // An answer that comes when the delegation is over is worth nothing.
-    let late = T + state.config.lease + Span(1);
-    let Granted::Write(held) =
-        open_as(&mut state, late, a, "o", F, (3, 0), 0, Claim::Fresh).unwrap().delegation
+    let late = T + state.config.lease + Millis(1);
+    let DelegationGrant::Write(held) =
+        open_as(&mut state, late, a, "o", F, (3, 0), 0, Claim::Null).unwrap().delegation
     else {
         panic!()
     };
-    state.delegation_base(&held, BASE);
-    let Err(Stop::Ask(ticket)) = state.look(late, other, F) else { panic!() };
+    state.set_granted_attrs(&held, BASE);
+    let Err(Stop::AskHolder(ticket)) = state.begin_getattr(late, other, F) else { panic!() };
     state.deleg_return(late, Caller::Client(a), F, &held).unwrap();
-    assert_eq!(failed(state.told(late, ticket, Some(BASE))), NfsStat::Delay);
-    state.audit();
+    assert_eq!(failed(state.getattr_reply(late, ticket, Some(BASE))), NfsStat::Delay);
+    state.check_invariants();
 }
 
 #[test]
@@ -258,37 +275,37 @@ fn shown_and_lost_with_the_client() {
     let (mut state, a, b) = two();
     writer(&mut state, a);
     let other = Caller::Client(b);
-    let Err(Stop::Ask(ticket)) = state.look(T, other, F) else { panic!() };
+    let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, other, F) else { panic!() };
     asked(&mut state);
-    let told = state.told(T, ticket, Some(Answer { change: 11, ..BASE })).unwrap();
-    let Told::Written { permit, .. } = told else { panic!() };
-    let late = T + state.config.lease + Span(1);
+    let told = state.getattr_reply(T, ticket, Some(HolderAttrs { change: 11, ..BASE })).unwrap();
+    let GetattrOutcome::Modified { permit, .. } = told else { panic!() };
+    let late = T + state.config.lease + Millis(1);
     // The answer is on its way: he cannot go yet.
-    assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Delay);
-    state.end(late, permit);
+    assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Delay);
+    state.end_permit(late, permit);
     let late = late + state.config.lease.times(4);
-    assert!(matches!(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
+    assert!(matches!(state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read), Err(Stop::Wait(_))));
     settle(&mut state);
     assert!(!state.clients.contains_key(&a));
-    assert!(matches!(state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read), Err(Stop::Gate(_))));
+    assert!(matches!(state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read), Err(Stop::Wait(_))));
     assert_eq!(bumps(&mut state), 1);
-    let permit = state.permit(late, other, F, &StateId::ANONYMOUS, Does::Read).unwrap();
-    state.end(late, permit);
-    state.audit();
+    let permit = state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read).unwrap();
+    state.end_permit(late, permit);
+    state.check_invariants();
 }
 
 #[test]
 fn a_stop_ends_what_was_shown() {
     let (mut state, a, b) = two();
     writer(&mut state, a);
-    let Err(Stop::Ask(ticket)) = state.look(T, Caller::Client(b), F) else { panic!() };
+    let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, Caller::Client(b), F) else { panic!() };
     asked(&mut state);
-    let told = state.told(T, ticket, Some(Answer { change: 11, ..BASE })).unwrap();
-    let Told::Written { permit, .. } = told else { panic!() };
-    state.end(T, permit);
+    let told = state.getattr_reply(T, ticket, Some(HolderAttrs { change: 11, ..BASE })).unwrap();
+    let GetattrOutcome::Modified { permit, .. } = told else { panic!() };
+    state.end_permit(T, permit);
     state.shut_down();
     assert_eq!(bumps(&mut state), 1);
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC8881 2.10.6.3]
@@ -298,7 +315,7 @@ fn callbacks_say_what_they_are_about() {
     let (a, session) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
     let args = sequence_args(session, 2, 1);
-    let Sequenced::New(running, _) = state.sequence(T, Conn(1), &request(1), &args).unwrap() else {
+    let SequenceOutcome::New(running, _) = state.sequence(T, ConnId(1), &request(1), &args).unwrap() else {
         panic!()
     };
     let asks = OpenRequest {
@@ -307,49 +324,51 @@ fn callbacks_say_what_they_are_about() {
         access: share::READ,
         deny: 0,
         wants: 0,
-        claim: Claim::Fresh,
+        claim: Claim::Null,
         running: Some(&running),
         turn: None,
     };
     let plan = state.open_plan(T, &asks).unwrap();
-    let Granted::Read(held) = state.open_commit(T, plan, F, true).unwrap().delegation else { panic!() };
+    let DelegationGrant::Read(held) = state.open_commit(T, plan, F, true).unwrap().delegation else {
+        panic!()
+    };
     state.finish(T, running, b"");
     let _ = open(&mut state, b, "o", F, share::WRITE, 0);
-    let [Effect::Call { call, .. }] = &wanted(&mut state)[..] else { panic!() };
-    let channel = state.channel(a, call).unwrap();
-    let Channel::Session { conn, sequence, .. } = &channel else { panic!() };
-    assert_eq!((*conn, sequence.sequenceid, sequence.referring.0.len()), (Conn(1), 1, 1));
+    let [Effect::Callback { call, .. }] = &wanted(&mut state)[..] else { panic!() };
+    let channel = state.begin_callback(a, call).unwrap();
+    let CallbackPath::Session { conn, sequence, .. } = &channel else { panic!() };
+    assert_eq!((*conn, sequence.sequenceid, sequence.referring.0.len()), (ConnId(1), 1, 1));
     let referring = &sequence.referring.0[0].calls.0[0];
     assert_eq!((referring.slotid, referring.sequenceid), (2, 1));
     // It is lost with its connection; the same call comes again, under the same number.
-    state.disconnected(Conn(1));
-    state.channel_end(a, call, &channel, false);
-    assert_eq!(state.channel(a, call), Err(NoChannel::Down));
+    state.disconnected(ConnId(1));
+    state.end_callback(a, call, &channel, false);
+    assert_eq!(state.begin_callback(a, call), Err(NoCallbackPath::Down));
     let bind = BindConn { sessionid: session, direction: 3, rdma: false };
-    state.bind_conn_to_session(T, Conn(5), &who(1), &bind).unwrap();
-    let [Effect::Call { call, .. }] = &wanted(&mut state)[..] else { panic!() };
-    let other = Call::NotifyLock { file: F, owner: Vec::new() };
-    let elsewhere = state.channel(a, &other).unwrap();
-    let again = state.channel(a, call).unwrap();
-    let (Channel::Session { sequence: first, .. }, Channel::Session { sequence: second, conn, .. }) =
+    state.bind_conn_to_session(T, ConnId(5), &who(1), &bind).unwrap();
+    let [Effect::Callback { call, .. }] = &wanted(&mut state)[..] else { panic!() };
+    let other = Callback::NotifyLock { file: F, owner: Vec::new() };
+    let elsewhere = state.begin_callback(a, &other).unwrap();
+    let again = state.begin_callback(a, call).unwrap();
+    let (CallbackPath::Session { sequence: first, .. }, CallbackPath::Session { sequence: second, conn, .. }) =
         (&channel, &again)
     else {
         panic!()
     };
-    assert_eq!((first.slotid, first.sequenceid, *conn), (second.slotid, second.sequenceid, Conn(5)));
-    assert_eq!(state.channel(a, &other), Err(NoChannel::Busy));
-    state.channel_end(a, call, &again, true);
-    state.channel_end(a, &other, &elsewhere, true);
+    assert_eq!((first.slotid, first.sequenceid, *conn), (second.slotid, second.sequenceid, ConnId(5)));
+    assert_eq!(state.begin_callback(a, &other), Err(NoCallbackPath::Busy));
+    state.end_callback(a, call, &again, true);
+    state.end_callback(a, &other, &elsewhere, true);
     // It was told: it does not come again. And when the client goes on in that slot he has seen the reply.
-    state.bind_conn_to_session(T, Conn(6), &who(1), &bind).unwrap();
+    state.bind_conn_to_session(T, ConnId(6), &who(1), &bind).unwrap();
     assert_eq!(wanted(&mut state), []);
     let args = sequence_args(session, 2, 2);
-    let Sequenced::New(running, _) = state.sequence(T, Conn(1), &request(2), &args).unwrap() else {
+    let SequenceOutcome::New(running, _) = state.sequence(T, ConnId(1), &request(2), &args).unwrap() else {
         panic!()
     };
     state.finish(T, running, b"");
-    let call = Call::Recall { stateid: held, file: F, truncate: false };
-    let Ok(Channel::Session { sequence, .. }) = state.channel(a, &call) else { panic!() };
+    let call = Callback::Recall { stateid: held, file: F, truncate: false };
+    let Ok(CallbackPath::Session { sequence, .. }) = state.begin_callback(a, &call) else { panic!() };
     assert!(sequence.referring.0.is_empty());
-    state.audit();
+    state.check_invariants();
 }

@@ -1,9 +1,9 @@
 use super::*;
 
-const F: File = File { export: 1, inode: 2, generation: 3 };
+const F: FileId = FileId { export: 1, inode: 2, generation: 3 };
 
 fn lock(
-    state: &mut State,
+    state: &mut StateManager,
     id: ClientId,
     open: StateId,
     owner: &str,
@@ -42,12 +42,12 @@ fn locks_exclude_each_other() {
     assert!(state.lockt(T, b, F, other, LockType::Read, (50, 10)).is_ok());
     assert!(matches!(state.lockt(T, b, F, other, LockType::Read, (49, 10)), Err(Stop::Denied(_))));
     assert!(state.lockt(T, a, F, b"l", LockType::Write, (0, 50)).is_ok());
-    state.audit();
+    state.check_invariants();
     // CLOSE takes the locks along.
     state.close(T, Caller::Client(a), F, &of_a).unwrap();
     assert!(state.lockt(T, b, F, other, LockType::Write, (0, 50)).is_ok());
     assert_eq!(state.ranges, 1);
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC8881 20.11]
@@ -66,19 +66,19 @@ fn who_waits_is_told() {
     let held = state.locku(T, Caller::Client(a), F, &held, (0, 10)).unwrap();
     assert_eq!(wanted(&mut state), []);
     state.locku(T, Caller::Client(a), F, &held, (5, 40)).unwrap();
-    let call = Call::NotifyLock { file: F, owner: b"l".to_vec() };
-    assert_eq!(wanted(&mut state), [Effect::Call { client: b, call }]);
+    let call = Callback::NotifyLock { file: F, owner: b"l".to_vec() };
+    assert_eq!(wanted(&mut state), [Effect::Callback { client: b, call }]);
     // Nothing is kept for him.
     lock(&mut state, a, of_a, "l", LockType::Write, (10, 1)).unwrap();
     assert!(matches!(lock(&mut state, b, of_b, "l", LockType::WriteW, (10, 10)), Err(Stop::Denied(_))));
     state.config.limits.waiters = (1, 1);
     assert!(matches!(lock(&mut state, b, of_b, "l2", LockType::WriteW, (10, 10)), Err(Stop::Denied(_))));
     assert_eq!(state.waiters, 1);
-    state.audit();
-    let late = T + state.config.lease + Span(1);
+    state.check_invariants();
+    let late = T + state.config.lease + Millis(1);
     state.tick(late);
     assert_eq!(state.waiters, 0);
-    state.audit();
+    state.check_invariants();
 }
 
 #[test]
@@ -95,5 +95,5 @@ fn ranges_are_counted() {
     assert_eq!(failed(lock(&mut state, a, open, "l", LockType::Write, (5000, 1))), NfsStat::Delay);
     state.locku(T, Caller::Client(a), F, &held, (0, u64::MAX)).unwrap();
     assert_eq!(state.ranges, 0);
-    state.audit();
+    state.check_invariants();
 }

@@ -1,14 +1,14 @@
-//! The state machine with a clock, dice and clients of the test's own.
+//! The state machine with a clock, rng and clients of the test's own.
 
-mod census;
 mod copies;
 mod delegations;
 mod driver;
+mod fair_share;
+mod grace;
 mod locks;
 mod opens;
-mod restarts;
 mod sessions;
-mod shares;
+mod stats;
 mod v40;
 
 use ivers_nfs4::ops::v40::{ClientOwner, share};
@@ -23,8 +23,8 @@ use super::*;
 #[derive(Debug, Clone)]
 pub(super) struct Seeded(pub u64);
 
-impl Dice for Seeded {
-    fn roll(&mut self) -> u64 {
+impl Rng for Seeded {
+    fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,11 +33,11 @@ impl Dice for Seeded {
     }
 }
 
-pub(super) fn state() -> State {
-    State::new(Time(0), Config::default(), 1, Past::default(), Box::new(Seeded(7)))
+pub(super) fn state() -> StateManager {
+    StateManager::new(Time(0), Config::default(), 1, PreviousBoot::default(), Box::new(Seeded(7)))
 }
 
-pub(super) const HERE: Home = Home(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
+pub(super) const HERE: ClientHost = ClientHost(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST));
 
 pub(super) fn who(user: u8) -> Principal {
     Principal::new(&[user])
@@ -80,52 +80,54 @@ pub(super) fn sequence_args(sessionid: SessionId, slotid: u32, sequenceid: u32) 
     SequenceArgs { sessionid, sequenceid, slotid, highest_slotid: slotid, cache_this: true }
 }
 
-pub(super) fn request(digest: u64) -> Request {
-    Request { principal: who(1), digest: Digest(digest), bytes: 200, operations: 3 }
+pub(super) fn request(digest: u64) -> RequestHeader {
+    RequestHeader { principal: who(1), digest: Digest(digest), bytes: 200, operations: 3 }
 }
 
 /// What there is to do, but for keeping open files: that is the driver's to check, and it happens all the time.
-pub(super) fn wanted(state: &mut State) -> Vec<Effect> {
-    let mut effects = state.effects();
-    effects.retain(|effect| !matches!(effect, Effect::Keep { .. } | Effect::Release { .. }));
+pub(super) fn wanted(state: &mut StateManager) -> Vec<Effect> {
+    let mut effects = state.take_effects();
+    effects.retain(|effect| !matches!(effect, Effect::Pin { .. } | Effect::Unpin { .. }));
     effects
 }
 
 /// Carry the effects out; whatever they were for is done.
-pub(super) fn settle(state: &mut State) -> Vec<Effect> {
+pub(super) fn settle(state: &mut StateManager) -> Vec<Effect> {
     let effects = wanted(state);
     for effect in &effects {
         match effect {
-            Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => assert!(state.done(*ticket)),
-            Effect::Call { .. } | Effect::Open { .. } | Effect::Keep { .. } | Effect::Release { .. } => {}
+            Effect::Persist { ticket, .. } | Effect::Bump { ticket, .. } => {
+                assert!(state.effect_done(*ticket))
+            }
+            Effect::Callback { .. } | Effect::Wake { .. } | Effect::Pin { .. } | Effect::Unpin { .. } => {}
         }
     }
     effects
 }
 
 /// A client with a session, who has nothing to reclaim.
-pub(super) fn client(state: &mut State, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
+pub(super) fn client(state: &mut StateManager, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
     client_at(state, HERE, now, name, conn)
 }
 
 /// Likewise, from somewhere.
 pub(super) fn client_at(
-    state: &mut State,
-    home: Home,
+    state: &mut StateManager,
+    host: ClientHost,
     now: Time,
     name: &str,
     conn: u64,
 ) -> (ClientId, SessionId) {
-    let id = state.exchange_id(now, home, &who(1), &exchange(name, 1, 0)).unwrap();
+    let id = state.exchange_id(now, host, &who(1), &exchange(name, 1, 0)).unwrap();
     let session =
-        state.create_session(now, Conn(conn), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
-    assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Gate(_))));
+        state.create_session(now, ConnId(conn), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    assert!(matches!(state.reclaim_complete(now, id.clientid, false), Err(Stop::Wait(_))));
     settle(state);
     state.reclaim_complete(now, id.clientid, false).unwrap();
     (id.clientid, session.sessionid)
 }
 
-/// Why it failed.
+/// WhyNoDelegation it failed.
 pub(super) fn failed<T: std::fmt::Debug>(step: Step<T>) -> NfsStat {
     match step {
         Err(Stop::Fail(status)) => status,
@@ -138,10 +140,10 @@ pub(super) const T: Time = Time(1000);
 
 /// Open a file, with no delegation.
 pub(super) fn open(
-    state: &mut State,
+    state: &mut StateManager,
     client: ClientId,
     owner: &str,
-    file: File,
+    file: FileId,
     access: u32,
     deny: u32,
 ) -> Step<Opened> {
@@ -149,24 +151,24 @@ pub(super) fn open(
 }
 
 pub(super) fn open_at(
-    state: &mut State,
+    state: &mut StateManager,
     now: Time,
     client: ClientId,
     owner: &str,
-    file: File,
+    file: FileId,
     access: u32,
     deny: u32,
 ) -> Step<Opened> {
-    open_as(state, now, client, owner, file, (access, deny), share::WANT_NO_DELEG, Claim::Fresh)
+    open_as(state, now, client, owner, file, (access, deny), share::WANT_NO_DELEG, Claim::Null)
 }
 
 #[expect(clippy::too_many_arguments, reason = "an OPEN has that many")]
 pub(super) fn open_as(
-    state: &mut State,
+    state: &mut StateManager,
     now: Time,
     client: ClientId,
     owner: &str,
-    file: File,
+    file: FileId,
     (access, deny): (u32, u32),
     wants: u32,
     claim: Claim,

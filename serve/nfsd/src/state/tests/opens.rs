@@ -1,7 +1,7 @@
-use super::super::slot::{Running, Sequenced};
+use super::super::slot::{SequenceOutcome, SessionRequest};
 use super::*;
 
-const F: File = File { export: 1, inode: 2, generation: 3 };
+const F: FileId = FileId { export: 1, inode: 2, generation: 3 };
 
 /// [RFC8881 9.7]
 #[test]
@@ -19,7 +19,7 @@ fn share_modes_are_kept() {
                 if !free {
                     assert_eq!(failed(second), NfsStat::ShareDenied);
                 }
-                state.audit();
+                state.check_invariants();
             }
         }
     }
@@ -65,7 +65,7 @@ fn opens_grow_and_shrink() {
     let two = open(&mut state, a, "o", F, 2, 2).unwrap().stateid;
     assert_eq!((one.other, one.seqid, two.seqid), (two.other, 1, 2));
     let me = Caller::Client(a);
-    let down = |state: &mut State, stateid: &StateId, access, deny| {
+    let down = |state: &mut StateManager, stateid: &StateId, access, deny| {
         state.open_downgrade(T, me, F, stateid, access, deny)
     };
     assert_eq!(failed(down(&mut state, &one, 1, 0)), NfsStat::OldStateid);
@@ -77,12 +77,12 @@ fn opens_grow_and_shrink() {
     assert_eq!(failed(down(&mut state, &three, 3, 0)), NfsStat::Inval);
     let (b, _) = client(&mut state, T, "b", 2);
     assert_eq!(failed(state.close(T, Caller::Client(b), F, &three)), NfsStat::BadStateid);
-    let elsewhere = File { inode: 9, ..F };
+    let elsewhere = FileId { inode: 9, ..F };
     assert_eq!(failed(state.close(T, me, elsewhere, &three)), NfsStat::BadStateid);
     assert_eq!(state.close(T, me, F, &three), Ok(StateId::INVALID));
     assert_eq!(failed(state.close(T, me, F, &three)), NfsStat::BadStateid);
     assert!(state.files.is_empty() && state.owners.is_empty());
-    state.audit();
+    state.check_invariants();
 }
 
 #[test]
@@ -90,14 +90,14 @@ fn what_is_planned_is_in_the_way() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
-    let plan = |state: &mut State, id, access, deny| {
+    let plan = |state: &mut StateManager, id, access, deny| {
         let request = OpenRequest {
             client: id,
             owner: b"o",
             access,
             deny,
             wants: share::WANT_NO_DELEG,
-            claim: Claim::Fresh,
+            claim: Claim::Null,
             running: None,
             turn: None,
         };
@@ -108,7 +108,7 @@ fn what_is_planned_is_in_the_way() {
     let two = plan(&mut state, b, share::WRITE, 0);
     assert_eq!(failed(state.open_claim(T, &two, F, false)), NfsStat::Delay);
     assert_eq!(
-        failed(state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Does::Write)),
+        failed(state.permit(T, Caller::Client(b), F, &StateId::ANONYMOUS, Access::Write)),
         NfsStat::Delay
     );
     state.open_abort(T, one);
@@ -124,18 +124,18 @@ fn what_is_planned_is_in_the_way() {
     let five = plan(&mut state, b, share::READ, share::WRITE);
     assert_eq!(failed(state.open_claim(T, &five, F, false)), NfsStat::Delay);
     // The name leads elsewhere by now.
-    let elsewhere = File { inode: 9, ..F };
+    let elsewhere = FileId { inode: 9, ..F };
     state.open_claim(T, &four, elsewhere, true).unwrap();
     state.open_claim(T, &five, F, false).unwrap();
-    state.audit();
+    state.check_invariants();
     state.open_abort(T, four);
     // Committed without a claim, and refused then: the plan is still there.
     let six = plan(&mut state, a, share::WRITE, 0);
     let Err((six, Stop::Fail(NfsStat::Delay))) = state.open_commit(T, six, F, false) else { panic!() };
     state.open_abort(T, six);
     state.open_abort(T, five);
-    assert!(state.files.is_empty() && state.under_way.is_empty());
-    state.audit();
+    assert!(state.files.is_empty() && state.in_flight.is_empty());
+    state.check_invariants();
 }
 
 /// [RFC8881 18.32.3]
@@ -147,24 +147,24 @@ fn permits_go_by_the_stateid() {
     let me = Caller::Client(a);
     let read = open(&mut state, a, "r", F, share::READ, 0).unwrap().stateid;
     let write = open(&mut state, a, "w", F, share::WRITE, 0).unwrap().stateid;
-    assert_eq!(failed(state.permit(T, me, F, &read, Does::Write)), NfsStat::Openmode);
-    assert_eq!(failed(state.permit(T, me, F, &read, Does::Resize)), NfsStat::Openmode);
-    let permit = state.permit(T, me, F, &write, Does::Read).unwrap();
-    state.end(T, permit);
-    assert_eq!(failed(state.permit(T, Caller::Client(b), F, &write, Does::Write)), NfsStat::BadStateid);
+    assert_eq!(failed(state.permit(T, me, F, &read, Access::Write)), NfsStat::Openmode);
+    assert_eq!(failed(state.permit(T, me, F, &read, Access::Resize)), NfsStat::Openmode);
+    let permit = state.permit(T, me, F, &write, Access::Read).unwrap();
+    state.end_permit(T, permit);
+    assert_eq!(failed(state.permit(T, Caller::Client(b), F, &write, Access::Write)), NfsStat::BadStateid);
     state.close(T, me, F, &read).unwrap();
     let denying = open(&mut state, b, "d", F, share::READ, share::READ).unwrap().stateid;
-    assert_eq!(failed(state.permit(T, me, F, &write, Does::Read)), NfsStat::Locked);
-    assert_eq!(failed(state.permit(T, me, F, &StateId::ANONYMOUS, Does::Read)), NfsStat::Locked);
-    let permit = state.permit(T, me, F, &StateId::READ_BYPASS, Does::Read).unwrap();
-    state.end(T, permit);
+    assert_eq!(failed(state.permit(T, me, F, &write, Access::Read)), NfsStat::Locked);
+    assert_eq!(failed(state.permit(T, me, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Locked);
+    let permit = state.permit(T, me, F, &StateId::READ_BYPASS, Access::Read).unwrap();
+    state.end_permit(T, permit);
     // Whoever is about to read is not denied it in between.
     state.close(T, Caller::Client(b), F, &denying).unwrap();
-    let permit = state.permit(T, me, F, &StateId::ANONYMOUS, Does::Read).unwrap();
+    let permit = state.permit(T, me, F, &StateId::ANONYMOUS, Access::Read).unwrap();
     assert_eq!(failed(open(&mut state, b, "d", F, share::READ, share::READ)), NfsStat::Delay);
-    state.end(T, permit);
+    state.end_permit(T, permit);
     open(&mut state, b, "d", F, share::READ, share::READ).unwrap();
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC8881 18.38.3]
@@ -192,7 +192,7 @@ fn stateids_are_tested_and_freed() {
     let lock = state.locku(T, Caller::Client(a), F, &lock, (0, u64::MAX)).unwrap();
     state.free_stateid(a, &lock).unwrap();
     assert_eq!(failed(state.free_stateid(a, &lock)), NfsStat::BadStateid);
-    state.audit();
+    state.check_invariants();
 }
 
 #[test]
@@ -201,30 +201,31 @@ fn an_expired_client_is_tolerated_until_he_is_in_the_way() {
     let (a, session) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
     open(&mut state, a, "o", F, share::READ, share::WRITE).unwrap();
-    let late = T + state.config.lease + Span(1);
+    let late = T + state.config.lease + Millis(1);
     assert!(state.tick(late) > late && state.clients.contains_key(&a));
-    let elsewhere = File { inode: 9, ..F };
+    let elsewhere = FileId { inode: 9, ..F };
     open_at(&mut state, late, b, "o", elsewhere, share::WRITE, 0).unwrap();
     // The conflicting open waits until nobody could claim the old one after a crash.
-    let Err(Stop::Gate(ticket)) = open_at(&mut state, late, b, "o", F, share::WRITE, 0) else { panic!() };
-    assert_eq!(open_at(&mut state, late, b, "o", F, share::WRITE, 0), Err(Stop::Gate(ticket)));
+    let Err(Stop::Wait(ticket)) = open_at(&mut state, late, b, "o", F, share::WRITE, 0) else { panic!() };
+    assert_eq!(open_at(&mut state, late, b, "o", F, share::WRITE, 0), Err(Stop::Wait(ticket)));
     let args = sequence_args(session, 0, 1);
-    assert_eq!(failed(state.sequence(late, Conn(1), &request(1), &args)), NfsStat::Delay);
-    state.audit();
+    assert_eq!(failed(state.sequence(late, ConnId(1), &request(1), &args)), NfsStat::Delay);
+    state.check_invariants();
     // If he cannot be struck out he stays.
-    state.failed(ticket);
+    state.effect_failed(ticket);
     wanted(&mut state);
-    let Sequenced::New(running, _) = state.sequence(late, Conn(1), &request(1), &args).unwrap() else {
+    let SequenceOutcome::New(running, _) = state.sequence(late, ConnId(1), &request(1), &args).unwrap()
+    else {
         panic!()
     };
     assert_eq!(failed(open_at(&mut state, late, b, "o", F, share::WRITE, 0)), NfsStat::ShareDenied);
     state.finish(late, running, b"");
-    let later = late + state.config.lease + Span(1);
-    assert!(matches!(open_at(&mut state, later, b, "o", F, share::WRITE, 0), Err(Stop::Gate(_))));
+    let later = late + state.config.lease + Millis(1);
+    assert!(matches!(open_at(&mut state, later, b, "o", F, share::WRITE, 0), Err(Stop::Wait(_))));
     settle(&mut state);
     open_at(&mut state, later, b, "o", F, share::WRITE, 0).unwrap();
-    assert_eq!(failed(state.sequence(later, Conn(1), &request(1), &args)), NfsStat::Badsession);
-    state.audit();
+    assert_eq!(failed(state.sequence(later, ConnId(1), &request(1), &args)), NfsStat::Badsession);
+    state.check_invariants();
 }
 
 #[test]
@@ -232,25 +233,25 @@ fn whoever_works_does_not_expire() {
     let mut state = state();
     let (a, session) = client(&mut state, T, "a", 1);
     let stateid = open(&mut state, a, "o", F, share::BOTH, share::BOTH).unwrap().stateid;
-    let late = T + state.config.courtesy + Span(1);
-    let permit = state.permit(T, Caller::Client(a), F, &stateid, Does::Write).unwrap();
+    let late = T + state.config.courtesy + Millis(1);
+    let permit = state.permit(T, Caller::Client(a), F, &stateid, Access::Write).unwrap();
     state.tick(late);
     settle(&mut state);
     let (b, _) = client(&mut state, late, "b", 2);
     assert_eq!(failed(open_at(&mut state, late, b, "o", F, share::READ, 0)), NfsStat::ShareDenied);
-    state.end(late, permit);
-    let Sequenced::New(running, _) =
-        state.sequence(late, Conn(1), &request(1), &sequence_args(session, 0, 1)).unwrap()
+    state.end_permit(late, permit);
+    let SequenceOutcome::New(running, _) =
+        state.sequence(late, ConnId(1), &request(1), &sequence_args(session, 0, 1)).unwrap()
     else {
         panic!()
     };
-    let very_late = late + state.config.courtesy + Span(1);
+    let very_late = late + state.config.courtesy + Millis(1);
     state.tick(very_late);
     let (b, _) = client(&mut state, very_late, "c", 3);
     assert_eq!(failed(open_at(&mut state, very_late, b, "o", F, share::READ, 0)), NfsStat::ShareDenied);
-    let Running { .. } = &running;
+    let SessionRequest { .. } = &running;
     state.finish(very_late, running, b"");
-    state.audit();
+    state.check_invariants();
 }
 
 #[test]
@@ -262,12 +263,12 @@ fn there_are_limits() {
     let mut got = [0, 0];
     for inode in 0..9 {
         for (at, id) in [a, b].into_iter().enumerate() {
-            match open(&mut state, id, "o", File { inode, ..F }, 1, 0) {
+            match open(&mut state, id, "o", FileId { inode, ..F }, 1, 0) {
                 Ok(_) => got[at] += 1,
                 Err(stop) => assert_eq!(stop, Stop::Fail(NfsStat::Delay)),
             }
         }
     }
     assert_eq!(got, [3, 2]);
-    state.audit();
+    state.check_invariants();
 }

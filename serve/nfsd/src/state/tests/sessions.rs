@@ -17,23 +17,23 @@ fn exchange_id_knows_all_cases() {
     let second = state.exchange_id(T, HERE, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_ne!(first.clientid, second.clientid);
     assert_eq!(
-        failed(state.create_session(T, Conn(1), 1, &who(1), &create(first.clientid, first.sequenceid))),
+        failed(state.create_session(T, ConnId(1), 1, &who(1), &create(first.clientid, first.sequenceid))),
         NfsStat::StaleClientid
     );
     // Confirmed only by whom it was made by; a stranger uses none of his numbers up.
     for sequence in [second.sequenceid - 1, second.sequenceid, second.sequenceid + 1] {
         assert_eq!(
-            failed(state.create_session(T, Conn(1), 1, &who(3), &create(second.clientid, sequence))),
+            failed(state.create_session(T, ConnId(1), 1, &who(3), &create(second.clientid, sequence))),
             NfsStat::ClidInuse
         );
     }
     let session =
-        state.create_session(T, Conn(1), 1, &who(2), &create(second.clientid, second.sequenceid)).unwrap();
+        state.create_session(T, ConnId(1), 1, &who(2), &create(second.clientid, second.sequenceid)).unwrap();
     // 2: the same again.
     let again = state.exchange_id(T, HERE, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_eq!((again.clientid, again.flags & exchgid::CONFIRMED_R), (second.clientid, exchgid::CONFIRMED_R));
     // 6, 8, 9: updates.
-    let update = |state: &mut State, user, verifier| {
+    let update = |state: &mut StateManager, user, verifier| {
         state.exchange_id(T, HERE, &who(user), &exchange("a", verifier, exchgid::UPD_CONFIRMED_REC_A))
     };
     assert_eq!(update(&mut state, 2, 1).unwrap().clientid, second.clientid);
@@ -41,11 +41,11 @@ fn exchange_id_knows_all_cases() {
     assert_eq!(failed(update(&mut state, 3, 1)), NfsStat::Perm);
     // 5: a restart; the old one lives until the new one is confirmed.
     let restarted = state.exchange_id(T, HERE, &who(2), &exchange("a", 2, 0)).unwrap();
-    assert!(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 1)).is_ok());
+    assert!(state.sequence(T, ConnId(1), &request(1), &sequence_args(session.sessionid, 0, 1)).is_ok());
     // He works on a request: he cannot go, and that answer is not remembered.
     let args = create(restarted.clientid, restarted.sequenceid);
-    assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(2), &args)), NfsStat::Delay);
-    let running = Running {
+    assert_eq!(failed(state.create_session(T, ConnId(1), 1, &who(2), &args)), NfsStat::Delay);
+    let running = SessionRequest {
         client: second.clientid,
         session: session.sessionid,
         slot: 0,
@@ -54,9 +54,9 @@ fn exchange_id_knows_all_cases() {
         reply_bytes: 1,
     };
     state.finish(T, running, b"x");
-    assert!(state.create_session(T, Conn(1), 1, &who(2), &args).is_ok());
+    assert!(state.create_session(T, ConnId(1), 1, &who(2), &args).is_ok());
     assert_eq!(
-        failed(state.sequence(T, Conn(1), &request(1), &sequence_args(session.sessionid, 0, 2))),
+        failed(state.sequence(T, ConnId(1), &request(1), &sequence_args(session.sessionid, 0, 2))),
         NfsStat::Badsession
     );
     // 3: a stranger of that name; nothing is held, so it is his.
@@ -72,34 +72,36 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
     let [me, friend, plain, thief] = [(1, Some("m")), (2, Some("m")), (1, None), (1, Some("t"))]
         .map(|(user, certificate)| Principal::of(Some(user), certificate.map(str::as_bytes)));
     let id = state.exchange_id(T, HERE, &me, &exchange("a", 1, 0)).unwrap();
-    let make = |state: &mut State, who: &Principal, sequence| {
-        state.create_session(T, Conn(1), 1, who, &create(id.clientid, sequence))
+    let make = |state: &mut StateManager, who: &Principal, sequence| {
+        state.create_session(T, ConnId(1), 1, who, &create(id.clientid, sequence))
     };
     let session = make(&mut state, &me, id.sequenceid).unwrap().sessionid;
     let bind = BindConn { sessionid: session, direction: 3, rdma: false };
-    let by = |principal: &Principal| Request { principal: principal.clone(), ..request(1) };
+    let by = |principal: &Principal| RequestHeader { principal: principal.clone(), ..request(1) };
     let first = sequence_args(session, 0, 1);
     for stranger in [&plain, &thief] {
         assert_eq!(failed(make(&mut state, stranger, id.sequenceid + 1)), NfsStat::WrongCred);
-        assert_eq!(failed(state.bind_conn_to_session(T, Conn(2), stranger, &bind)), NfsStat::WrongCred);
-        assert_eq!(failed(state.destroy_session(Conn(1), stranger, None, &session)), NfsStat::WrongCred);
+        assert_eq!(failed(state.bind_conn_to_session(T, ConnId(2), stranger, &bind)), NfsStat::WrongCred);
+        assert_eq!(failed(state.destroy_session(ConnId(1), stranger, None, &session)), NfsStat::WrongCred);
         assert_eq!(failed(state.destroy_clientid(stranger, None, id.clientid)), NfsStat::WrongCred);
-        let refused = state.sequence(T, Conn(2), &by(stranger), &first);
+        let refused = state.sequence(T, ConnId(2), &by(stranger), &first);
         assert_eq!(failed(refused), NfsStat::ConnNotBoundToSession);
     }
-    let Ok(Sequenced::New(running, _)) = state.sequence(T, Conn(2), &by(&friend), &first) else { panic!() };
+    let Ok(SequenceOutcome::New(running, _)) = state.sequence(T, ConnId(2), &by(&friend), &first) else {
+        panic!()
+    };
     state.finish(T, running, b"x");
     let second = make(&mut state, &friend, id.sequenceid + 1).unwrap().sessionid;
-    state.bind_conn_to_session(T, Conn(3), &friend, &bind).unwrap();
+    state.bind_conn_to_session(T, ConnId(3), &friend, &bind).unwrap();
     for session in [session, second] {
-        state.destroy_session(Conn(1), &friend, None, &session).unwrap();
+        state.destroy_session(ConnId(1), &friend, None, &session).unwrap();
     }
     state.destroy_clientid(&friend, None, id.clientid).unwrap();
     // Who has shown none is anybody's whom his address lets in (section 2.10.8.3).
     let id = state.exchange_id(T, HERE, &plain, &exchange("b", 1, 0)).unwrap();
-    state.create_session(T, Conn(1), 1, &plain, &create(id.clientid, id.sequenceid)).unwrap();
-    state.create_session(T, Conn(1), 1, &friend, &create(id.clientid, id.sequenceid + 1)).unwrap();
-    state.audit();
+    state.create_session(T, ConnId(1), 1, &plain, &create(id.clientid, id.sequenceid)).unwrap();
+    state.create_session(T, ConnId(1), 1, &friend, &create(id.clientid, id.sequenceid + 1)).unwrap();
+    state.check_invariants();
 }
 
 /// Nobody can count to another one's number.
@@ -122,22 +124,23 @@ fn create_session_is_done_once() {
     let id = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     let args = create(id.clientid, id.sequenceid);
     assert_eq!(
-        failed(state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1))),
+        failed(state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1))),
         NfsStat::SeqMisordered
     );
     assert_eq!(
-        failed(state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid - 1))),
+        failed(state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid - 1))),
         NfsStat::SeqMisordered
     );
-    let one = state.create_session(T, Conn(1), 1, &who(1), &args).unwrap();
-    assert_eq!(state.create_session(T, Conn(1), 1, &who(1), &args).unwrap(), one);
+    let one = state.create_session(T, ConnId(1), 1, &who(1), &args).unwrap();
+    assert_eq!(state.create_session(T, ConnId(1), 1, &who(1), &args).unwrap(), one);
     assert_eq!(state.sessions.len(), 1);
-    let two = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
+    let two =
+        state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
     assert_ne!(one.sessionid, two.sessionid);
     // What nobody could agree to uses no number up, asked for a way back or not.
     let mut small = create(id.clientid, id.sequenceid + 2);
     small.fore.max_request = 10;
-    assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(1), &small)), NfsStat::Toosmall);
+    assert_eq!(failed(state.create_session(T, ConnId(1), 1, &who(1), &small)), NfsStat::Toosmall);
     for spoil in [
         |args: &mut CreateSessionArgs| args.back.max_request = 10,
         |args: &mut CreateSessionArgs| args.back.max_response = 0,
@@ -146,19 +149,19 @@ fn create_session_is_done_once() {
         let mut args = create(id.clientid, id.sequenceid + 2);
         args.flags = 0;
         spoil(&mut args);
-        assert_eq!(failed(state.create_session(T, Conn(1), 1, &who(1), &args)), NfsStat::Toosmall);
+        assert_eq!(failed(state.create_session(T, ConnId(1), 1, &who(1), &args)), NfsStat::Toosmall);
     }
     let mut modest = create(id.clientid, id.sequenceid + 2);
     modest.fore = ChannelAttrs { max_request: 400, max_response: 400, max_response_cached: 10, ..channel(4) };
-    let modest = state.create_session(T, Conn(1), 1, &who(1), &modest).unwrap();
+    let modest = state.create_session(T, ConnId(1), 1, &who(1), &modest).unwrap();
     assert_eq!((modest.fore.max_request, modest.fore.max_response), (400, 400));
     // [RFC8881 2.10.6.4]
     let mut args = sequence_args(modest.sessionid, 0, 1);
     let mut alone = request(1);
     alone.operations = 1;
-    assert_eq!(failed(state.sequence(T, Conn(1), &alone, &args)), NfsStat::RepTooBigToCache);
+    assert_eq!(failed(state.sequence(T, ConnId(1), &alone, &args)), NfsStat::RepTooBigToCache);
     args.cache_this = false;
-    assert!(state.sequence(T, Conn(1), &alone, &args).is_ok());
+    assert!(state.sequence(T, ConnId(1), &alone, &args).is_ok());
 }
 
 /// [RFC8881 2.10.6.1] [RFC8881 2.10.6.2] [RFC8881 2.10.6.1.3.1] [RFC8881 18.46.3]
@@ -168,12 +171,12 @@ fn a_slot_executes_once() {
     let (_, session) = client(&mut state, T, "a", 1);
     let mut go = |slot, sequence, digest| {
         let args = sequence_args(session, slot, sequence);
-        (state.sequence(T, Conn(1), &request(digest), &args), args)
+        (state.sequence(T, ConnId(1), &request(digest), &args), args)
     };
     assert_eq!(failed(go(0, 0, 1).0), NfsStat::SeqMisordered);
     assert_eq!(failed(go(0, 2, 1).0), NfsStat::SeqMisordered);
     assert_eq!(failed(go(9, 1, 1).0), NfsStat::Badslot);
-    let Ok(Sequenced::New(running, ok)) = go(0, 1, 1).0 else { panic!() };
+    let Ok(SequenceOutcome::New(running, ok)) = go(0, 1, 1).0 else { panic!() };
     assert_eq!((ok.highest_slotid, ok.target_highest_slotid), (3, 3));
     assert_eq!(failed(go(0, 1, 1).0), NfsStat::Delay);
     assert_eq!(failed(go(0, 2, 1).0), NfsStat::SeqMisordered);
@@ -181,34 +184,36 @@ fn a_slot_executes_once() {
     let mut go = |slot, sequence, digest, user| {
         let mut request = request(digest);
         request.principal = who(user);
-        state.sequence(T, Conn(1), &request, &sequence_args(session, slot, sequence))
+        state.sequence(T, ConnId(1), &request, &sequence_args(session, slot, sequence))
     };
-    assert!(matches!(go(0, 1, 1, 1), Ok(Sequenced::Replay(reply)) if *reply == *b"reply"));
+    assert!(matches!(go(0, 1, 1, 1), Ok(SequenceOutcome::Replay(reply)) if *reply == *b"reply"));
     assert_eq!(failed(go(0, 1, 2, 1)), NfsStat::SeqFalseRetry);
     assert_eq!(failed(go(0, 1, 1, 2)), NfsStat::SeqFalseRetry);
     assert_eq!(failed(go(0, 0, 1, 1)), NfsStat::SeqMisordered);
 
     let mut args = sequence_args(session, 1, 1);
     args.cache_this = false;
-    let Ok(Sequenced::New(running, _)) = state.sequence(T, Conn(1), &request(1), &args) else { panic!() };
+    let Ok(SequenceOutcome::New(running, _)) = state.sequence(T, ConnId(1), &request(1), &args) else {
+        panic!()
+    };
     state.finish(T, running, b"reply");
-    assert!(matches!(state.sequence(T, Conn(1), &request(1), &args), Ok(Sequenced::Uncached(_))));
+    assert!(matches!(state.sequence(T, ConnId(1), &request(1), &args), Ok(SequenceOutcome::Uncached(_))));
     let mut alone = request(4);
     alone.operations = 1;
     args.sequenceid = 2;
-    let Ok(Sequenced::New(running, _)) = state.sequence(T, Conn(1), &alone, &args) else { panic!() };
+    let Ok(SequenceOutcome::New(running, _)) = state.sequence(T, ConnId(1), &alone, &args) else { panic!() };
     state.finish(T, running, b"alone");
-    assert!(matches!(state.sequence(T, Conn(1), &alone, &args), Ok(Sequenced::Replay(_))));
+    assert!(matches!(state.sequence(T, ConnId(1), &alone, &args), Ok(SequenceOutcome::Replay(_))));
 
     args.sequenceid = 3;
     args.highest_slotid = 4;
-    assert_eq!(failed(state.sequence(T, Conn(1), &request(1), &args)), NfsStat::BadHighSlot);
+    assert_eq!(failed(state.sequence(T, ConnId(1), &request(1), &args)), NfsStat::BadHighSlot);
     args.highest_slotid = 1;
-    let large = Request { bytes: 2 << 20, ..request(1) };
-    assert_eq!(failed(state.sequence(T, Conn(1), &large, &args)), NfsStat::ReqTooBig);
-    let many = Request { operations: 17, ..request(1) };
-    assert_eq!(failed(state.sequence(T, Conn(1), &many, &args)), NfsStat::TooManyOps);
-    assert!(state.sequence(T, Conn(1), &request(1), &args).is_ok());
+    let large = RequestHeader { bytes: 2 << 20, ..request(1) };
+    assert_eq!(failed(state.sequence(T, ConnId(1), &large, &args)), NfsStat::ReqTooBig);
+    let many = RequestHeader { operations: 17, ..request(1) };
+    assert_eq!(failed(state.sequence(T, ConnId(1), &many, &args)), NfsStat::TooManyOps);
+    assert!(state.sequence(T, ConnId(1), &request(1), &args).is_ok());
 }
 
 #[test]
@@ -218,8 +223,8 @@ fn numbers_of_slots_run_over() {
     let slot = &mut state.sessions.get_mut(&session).unwrap().slots[0];
     *slot = Slot::at(u32::MAX);
     assert!(matches!(
-        state.sequence(T, Conn(1), &request(1), &sequence_args(session, 0, 0)),
-        Ok(Sequenced::New(..))
+        state.sequence(T, ConnId(1), &request(1), &sequence_args(session, 0, 0)),
+        Ok(SequenceOutcome::New(..))
     ));
 }
 
@@ -228,29 +233,29 @@ fn numbers_of_slots_run_over() {
 fn sessions_and_clients_end() {
     let mut state = state();
     let (id, session) = client(&mut state, T, "a", 1);
-    let Ok(Sequenced::New(running, _)) =
-        state.sequence(T, Conn(1), &request(1), &sequence_args(session, 0, 1))
+    let Ok(SequenceOutcome::New(running, _)) =
+        state.sequence(T, ConnId(1), &request(1), &sequence_args(session, 0, 1))
     else {
         panic!()
     };
     let none = BackchannelCtlArgs { program: 1, security: List(Vec::new()) };
     assert_eq!(failed(state.backchannel_ctl(&running, &none)), NfsStat::Noent);
     assert_eq!(
-        failed(state.destroy_session(Conn(9), &who(1), None, &session)),
+        failed(state.destroy_session(ConnId(9), &who(1), None, &session)),
         NfsStat::ConnNotBoundToSession
     );
-    assert_eq!(failed(state.destroy_session(Conn(1), &who(1), None, &session)), NfsStat::Delay);
+    assert_eq!(failed(state.destroy_session(ConnId(1), &who(1), None, &session)), NfsStat::Delay);
     assert_eq!(failed(state.destroy_clientid(&who(1), None, id)), NfsStat::ClientidBusy);
-    state.destroy_session(Conn(1), &who(1), Some(&running), &session).unwrap();
+    state.destroy_session(ConnId(1), &who(1), Some(&running), &session).unwrap();
     // Not by a request that names him, though its session is no more.
     assert_eq!(failed(state.destroy_clientid(&who(1), Some(&running), id)), NfsStat::ClientidBusy);
     state.finish(T, running, b"x");
-    assert_eq!(failed(state.destroy_session(Conn(1), &who(1), None, &session)), NfsStat::Badsession);
-    assert_eq!(state.kept_bytes, 0);
+    assert_eq!(failed(state.destroy_session(ConnId(1), &who(1), None, &session)), NfsStat::Badsession);
+    assert_eq!(state.reply_cache_bytes, 0);
     state.destroy_clientid(&who(1), None, id).unwrap();
-    assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]));
+    assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change: RecordChange::Remove(_), .. }]));
     assert_eq!(failed(state.destroy_clientid(&who(1), None, id)), NfsStat::StaleClientid);
-    assert!(state.clients.is_empty() && state.names.is_empty());
+    assert!(state.clients.is_empty() && state.incarnations.is_empty());
 }
 
 #[test]
@@ -258,9 +263,9 @@ fn connections_are_bound() {
     let mut state = state();
     let (_, session) = client(&mut state, T, "a", 1);
     let bind = |direction| BindConn { sessionid: session, direction, rdma: false };
-    let flags = |state: &mut State, sequence| {
-        let Ok(Sequenced::New(running, ok)) =
-            state.sequence(T, Conn(5), &request(1), &sequence_args(session, 0, sequence))
+    let flags = |state: &mut StateManager, sequence| {
+        let Ok(SequenceOutcome::New(running, ok)) =
+            state.sequence(T, ConnId(5), &request(1), &sequence_args(session, 0, sequence))
         else {
             panic!()
         };
@@ -268,15 +273,15 @@ fn connections_are_bound() {
         ok.status_flags
     };
     assert_eq!(flags(&mut state, 1), 0);
-    state.disconnected(Conn(1));
+    state.disconnected(ConnId(1));
     // [RFC8881 18.46.3]
     assert_eq!(flags(&mut state, 2), seq4_status::CB_PATH_DOWN | seq4_status::CB_PATH_DOWN_SESSION);
-    assert_eq!(state.bind_conn_to_session(T, Conn(2), &who(1), &bind(7)).unwrap().direction, 3);
-    assert_eq!(state.bind_conn_to_session(T, Conn(3), &who(1), &bind(1)).unwrap().direction, 1);
-    assert_eq!(failed(state.bind_conn_to_session(T, Conn(3), &who(1), &bind(4))), NfsStat::Inval);
+    assert_eq!(state.bind_conn_to_session(T, ConnId(2), &who(1), &bind(7)).unwrap().direction, 3);
+    assert_eq!(state.bind_conn_to_session(T, ConnId(3), &who(1), &bind(1)).unwrap().direction, 1);
+    assert_eq!(failed(state.bind_conn_to_session(T, ConnId(3), &who(1), &bind(4))), NfsStat::Inval);
     assert_eq!(flags(&mut state, 3), 0);
     for conn in 10..100 {
-        let _ = state.bind_conn_to_session(T, Conn(conn), &who(1), &bind(3));
+        let _ = state.bind_conn_to_session(T, ConnId(conn), &who(1), &bind(3));
     }
     assert_eq!(state.sessions[&session].connections.len(), state.config.limits.connections);
 }
@@ -286,15 +291,15 @@ fn connections_are_bound() {
 fn a_client_is_durable_before_he_is_told_so() {
     let mut state = state();
     let id = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
-    state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
-    let Err(Stop::Gate(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
-    assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Gate(ticket)));
+    state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    let Err(Stop::Wait(ticket)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
+    assert_eq!(state.reclaim_complete(T, id.clientid, false), Err(Stop::Wait(ticket)));
     assert_eq!(wanted(&mut state).len(), 1);
     // A failed write is tried again.
-    assert!(state.failed(ticket));
-    let Err(Stop::Gate(again)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
+    assert!(state.effect_failed(ticket));
+    let Err(Stop::Wait(again)) = state.reclaim_complete(T, id.clientid, false) else { panic!() };
     assert_ne!(ticket, again);
-    assert!(state.done(again) && !state.done(again));
+    assert!(state.effect_done(again) && !state.effect_done(again));
     assert_eq!(state.reclaim_complete(T, id.clientid, true), Ok(()));
     assert_eq!(state.reclaim_complete(T, id.clientid, false), Ok(()));
     assert_eq!(failed(state.reclaim_complete(T, id.clientid, false)), NfsStat::CompleteAlready);
@@ -308,7 +313,7 @@ fn the_silent_go_in_slices() {
         state.exchange_id(T, HERE, &who(1), &exchange(&format!("{number}"), 1, 0)).unwrap();
     }
     let (kept, session) = client(&mut state, T, "kept", 1);
-    let late = T + state.config.lease + Span(1);
+    let late = T + state.config.lease + Millis(1);
     let mut rounds = 1;
     while state.tick(late) == late {
         rounds += 1;
@@ -316,19 +321,19 @@ fn the_silent_go_in_slices() {
     assert_eq!(rounds, 4);
     // A confirmed one is tolerated, and is back by his next request.
     assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [kept]);
-    assert!(state.lease_is_over(late, kept));
-    let very_late = T + state.config.courtesy + Span(1);
+    assert!(state.lease_expired(late, kept));
+    let very_late = T + state.config.courtesy + Millis(1);
     state.tick(very_late);
-    let [Effect::Persist { ticket, change: RecordChange::Strike(_) }] = wanted(&mut state)[..] else {
+    let [Effect::Persist { ticket, change: RecordChange::Remove(_) }] = wanted(&mut state)[..] else {
         panic!()
     };
     assert_eq!(
-        failed(state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1))),
+        failed(state.sequence(very_late, ConnId(1), &request(1), &sequence_args(session, 0, 1))),
         NfsStat::Delay
     );
-    state.done(ticket);
+    state.effect_done(ticket);
     assert_eq!(
-        failed(state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1))),
+        failed(state.sequence(very_late, ConnId(1), &request(1), &sequence_args(session, 0, 1))),
         NfsStat::Badsession
     );
 }
@@ -341,17 +346,17 @@ fn room_is_made_by_those_who_need_it_least() {
     state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0)).unwrap();
     let third = state.exchange_id(T, HERE, &who(1), &exchange("c", 1, 0)).unwrap();
     assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [old, third.clientid]);
-    state.create_session(T, Conn(1), 1, &who(1), &create(third.clientid, third.sequenceid)).unwrap();
+    state.create_session(T, ConnId(1), 1, &who(1), &create(third.clientid, third.sequenceid)).unwrap();
     assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("d", 1, 0))), NfsStat::Delay);
-    let late = T + state.config.lease + Span(1);
-    assert!(matches!(state.exchange_id(late, HERE, &who(1), &exchange("d", 1, 0)), Err(Stop::Gate(_))));
+    let late = T + state.config.lease + Millis(1);
+    assert!(matches!(state.exchange_id(late, HERE, &who(1), &exchange("d", 1, 0)), Err(Stop::Wait(_))));
     settle(&mut state);
     state.exchange_id(late, HERE, &who(1), &exchange("d", 1, 0)).unwrap();
 }
 
 #[test]
 fn one_address_does_not_keep_the_others_out() {
-    let there = |n: u8| Home(std::net::IpAddr::from([192, 0, 2, n]));
+    let there = |n: u8| ClientHost(std::net::IpAddr::from([192, 0, 2, n]));
     let mut state = state();
     state.config.limits.clients = 16;
     for number in 0..16 {
@@ -363,7 +368,7 @@ fn one_address_does_not_keep_the_others_out() {
     let second = state.exchange_id(T, there(2), &who(1), &exchange("second", 1, 0)).unwrap();
     assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("more", 1, 0))), NfsStat::Delay);
     for id in [first, second] {
-        state.create_session(T, Conn(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+        state.create_session(T, ConnId(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     }
     // It is a share, and there is an end to it.
     let mut room = 0;
@@ -371,7 +376,7 @@ fn one_address_does_not_keep_the_others_out() {
         for number in 0..4 {
             let name = format!("{n} {number}");
             let Ok(id) = state.exchange_id(T, there(n), &who(1), &exchange(&name, 1, 0)) else { continue };
-            state.create_session(T, Conn(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+            state.create_session(T, ConnId(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
             room += 1;
         }
     }
@@ -382,20 +387,20 @@ fn one_address_does_not_keep_the_others_out() {
 #[test]
 fn slots_are_given_up_when_memory_is_short() {
     let mut state = state();
-    state.config.limits.kept_bytes = (1 << 20, 5 * 4096);
-    let bytes = |state: &State| state.kept_bytes / 4096;
+    state.config.limits.reply_cache_bytes = (1 << 20, 5 * 4096);
+    let bytes = |state: &StateManager| state.reply_cache_bytes / 4096;
     let (_, session) = client(&mut state, T, "a", 1);
-    let go = |state: &mut State, sequence, highest| {
+    let go = |state: &mut StateManager, sequence, highest| {
         let args = SequenceArgs { highest_slotid: highest, ..sequence_args(session, 0, sequence) };
-        let Ok(Sequenced::New(running, ok)) = state.sequence(T, Conn(1), &request(1), &args) else {
+        let Ok(SequenceOutcome::New(running, ok)) = state.sequence(T, ConnId(1), &request(1), &args) else {
             panic!()
         };
         state.finish(T, running, b"");
         (ok.highest_slotid, ok.target_highest_slotid)
     };
-    let other = |state: &mut State, slot, sequence| {
-        let sequenced = state.sequence(T, Conn(1), &request(1), &sequence_args(session, slot, sequence))?;
-        let Sequenced::New(running, _) = sequenced else { panic!() };
+    let other = |state: &mut StateManager, slot, sequence| {
+        let sequenced = state.sequence(T, ConnId(1), &request(1), &sequence_args(session, slot, sequence))?;
+        let SequenceOutcome::New(running, _) = sequenced else { panic!() };
         state.finish(T, running, b"");
         Ok(())
     };
@@ -408,10 +413,10 @@ fn slots_are_given_up_when_memory_is_short() {
     assert_eq!(go(&mut state, 2, 3), (3, 1));
     assert_eq!(go(&mut state, 3, 1), (1, 1));
     assert_eq!(bytes(&state), 2);
-    state.audit();
+    state.check_invariants();
     // There is more of it: they come back, and what the client counts them by may be what it was, or begin anew.
     assert_eq!(failed(other(&mut state, 2, 3)), NfsStat::Badslot);
-    let scarce = std::mem::replace(&mut state.config.limits.kept_bytes.1, 1 << 20);
+    let scarce = std::mem::replace(&mut state.config.limits.reply_cache_bytes.1, 1 << 20);
     assert_eq!(go(&mut state, 4, 1), (1, 1));
     state.tick(T);
     assert_eq!(go(&mut state, 5, 1), (3, 3));
@@ -422,47 +427,48 @@ fn slots_are_given_up_when_memory_is_short() {
     other(&mut state, 3, 1).unwrap();
     other(&mut state, 3, 2).unwrap();
     // And again.
-    state.config.limits.kept_bytes.1 = scarce;
+    state.config.limits.reply_cache_bytes.1 = scarce;
     state.tick(T);
     assert_eq!(go(&mut state, 6, 1), (3, 1), "it was told so long ago, and something else since");
     assert_eq!(go(&mut state, 7, 1), (1, 1));
-    state.audit();
+    state.check_invariants();
     // What is left is shared out.
     let id = state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0)).unwrap();
-    let created = state.create_session(T, Conn(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
+    let created =
+        state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(created.fore.max_requests, 3);
 }
 
 /// Nobody who is there gives up a slot for the sake of those who are not, nor for those who have more than he.
 #[test]
 fn memory_is_given_up_by_those_who_need_it_least() {
-    let there = Home(std::net::IpAddr::from([192, 0, 2, 1]));
+    let there = ClientHost(std::net::IpAddr::from([192, 0, 2, 1]));
     let mut state = state();
-    state.config.limits.kept_bytes = (1 << 20, 24 * 4096);
-    let bytes = |state: &State| state.kept_bytes / 4096;
+    state.config.limits.reply_cache_bytes = (1 << 20, 24 * 4096);
+    let bytes = |state: &StateManager| state.reply_cache_bytes / 4096;
     let (_, mine) = client(&mut state, T, "mine", 1);
     // The second one is silent for longest.
     let theirs: Vec<_> = (0..4)
-        .map(|number| (number, T + Span(u64::from(number != 1))))
+        .map(|number| (number, T + Millis(u64::from(number != 1))))
         .map(|(number, now)| client_at(&mut state, there, now, &format!("{number}"), 2).1)
         .collect();
-    let go = |state: &mut State, now, session, sequence, highest| {
+    let go = |state: &mut StateManager, now, session, sequence, highest| {
         let args = SequenceArgs { highest_slotid: highest, ..sequence_args(session, 0, sequence) };
-        let Ok(Sequenced::New(running, ok)) = state.sequence(now, Conn(1), &request(1), &args) else {
+        let Ok(SequenceOutcome::New(running, ok)) = state.sequence(now, ConnId(1), &request(1), &args) else {
             panic!()
         };
         state.finish(now, running, b"");
         (ok.highest_slotid, ok.target_highest_slotid)
     };
     assert_eq!(bytes(&state), 20);
-    let late = T + state.config.lease + Span(10);
+    let late = T + state.config.lease + Millis(10);
     assert_eq!(go(&mut state, late, mine, 1, 3), (3, 3));
     assert_eq!(go(&mut state, late, theirs[0], 1, 3), (3, 3));
     state.tick(late);
     // One is enough, and until he is struck out as well.
     assert_eq!(go(&mut state, late, theirs[0], 2, 3), (3, 3));
     let struck = settle(&mut state);
-    assert!(matches!(&struck[..], [Effect::Persist { change: RecordChange::Strike(_), .. }]), "{struck:?}");
+    assert!(matches!(&struck[..], [Effect::Persist { change: RecordChange::Remove(_), .. }]), "{struck:?}");
     assert_eq!(bytes(&state), 16);
     state.tick(late);
     assert!(wanted(&mut state).is_empty(), "the others are tolerated");
@@ -478,5 +484,5 @@ fn memory_is_given_up_by_those_who_need_it_least() {
     assert_eq!(bytes(&state), 18);
     state.tick(late);
     assert_eq!(go(&mut state, late, theirs[2], 2, 3), (3, 3), "that was enough");
-    state.audit();
+    state.check_invariants();
 }

@@ -3,7 +3,7 @@ use ivers_nfs4::types::NetAddr;
 
 use super::*;
 
-const F: File = File { export: 1, inode: 2, generation: 3 };
+const F: FileId = FileId { export: 1, inode: 2, generation: 3 };
 
 pub(super) fn set(name: &str, verifier: u8, ident: u32) -> SetClientIdArgs {
     SetClientIdArgs {
@@ -16,21 +16,21 @@ pub(super) fn set(name: &str, verifier: u8, ident: u32) -> SetClientIdArgs {
     }
 }
 
-fn old_client(state: &mut State, name: &str) -> ClientId {
+fn old_client(state: &mut StateManager, name: &str) -> ClientId {
     let confirm = state.set_client_id(T, HERE, &who(1), &set(name, 1, 1)).unwrap();
     state.set_client_id_confirm(T, &who(1), &confirm).unwrap();
     confirm.clientid
 }
 
-fn reply(text: &str) -> Reply {
-    Reply { bytes: text.into(), file: Some(F) }
+fn reply(text: &str) -> CachedReply {
+    CachedReply { bytes: text.into(), file: Some(F) }
 }
 
 /// An OPEN in its owner's turn, and its confirmation if it takes one.
-fn open40(state: &mut State, id: ClientId, owner: &str, seqid: u32, access: u32) -> Step<StateId> {
-    let turn = state.turn(T, &TurnOf::Open(id, owner.as_bytes()), seqid)?;
+fn open40(state: &mut StateManager, id: ClientId, owner: &str, seqid: u32, access: u32) -> Step<StateId> {
+    let turn = state.begin_owner_request(T, &SeqidOwner::Open(id, owner.as_bytes()), seqid)?;
     let opened = match open(state, id, owner, F, access, 0) {
-        Err(Stop::Gate(_)) => {
+        Err(Stop::Wait(_)) => {
             settle(state);
             open(state, id, owner, F, access, 0)
         }
@@ -40,14 +40,14 @@ fn open40(state: &mut State, id: ClientId, owner: &str, seqid: u32, access: u32)
         Stop::Fail(status) => *status,
         other => panic!("{other:?}"),
     });
-    state.turn_end(T, turn, status, reply("open"));
+    state.end_owner_request(T, turn, status, reply("open"));
     let opened = opened?;
     if !opened.confirm {
         return Ok(opened.stateid);
     }
-    let turn = state.turn(T, &TurnOf::Of(&opened.stateid), seqid + 1)?;
+    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&opened.stateid), seqid + 1)?;
     let stateid = state.open_confirm(F, &opened.stateid)?;
-    state.turn_end(T, turn, NfsStat::Ok, reply("confirm"));
+    state.end_owner_request(T, turn, NfsStat::Ok, reply("confirm"));
     Ok(stateid)
 }
 
@@ -68,10 +68,10 @@ fn setclientid_knows_all_cases() {
     // 1: a new way back.
     let third = state.set_client_id(T, HERE, &who(1), &set("a", 1, 7)).unwrap();
     assert_eq!(third.clientid, second.clientid);
-    assert_eq!(state.callback_of(third.clientid).unwrap().1, 1);
+    assert_eq!(state.callback_address(third.clientid).unwrap().1, 1);
     state.set_client_id_confirm(T, &who(1), &third).unwrap();
     state.set_client_id_confirm(T, &who(1), &third).unwrap();
-    assert_eq!(state.callback_of(third.clientid).unwrap().1, 7);
+    assert_eq!(state.callback_address(third.clientid).unwrap().1, 7);
     // 2 and 3: a restart, confirmed the second time.
     let id = third.clientid;
     open40(&mut state, id, "o", 1, share::READ).unwrap();
@@ -85,7 +85,7 @@ fn setclientid_knows_all_cases() {
     assert_eq!(failed(state.renew_client(T, 77)), NfsStat::StaleClientid);
     assert_eq!(state.renew_client(T, fourth.clientid), Ok(()));
     assert!(state.files.is_empty());
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC7530 9.1.7] [RFC7530 16.18.4] [RFC7530 16.18.5]
@@ -93,24 +93,27 @@ fn setclientid_knows_all_cases() {
 fn an_owners_request_is_executed_once() {
     let mut state = state();
     let id = old_client(&mut state, "a");
-    let of = TurnOf::Open(id, b"o");
-    let turn = state.turn(T, &of, 5).unwrap();
-    assert_eq!(failed(state.turn(T, &of, 5)), NfsStat::Delay);
+    let of = SeqidOwner::Open(id, b"o");
+    let turn = state.begin_owner_request(T, &of, 5).unwrap();
+    assert_eq!(failed(state.begin_owner_request(T, &of, 5)), NfsStat::Delay);
     let opened = match open(&mut state, id, "o", F, share::READ, 0) {
-        Err(Stop::Gate(_)) => {
+        Err(Stop::Wait(_)) => {
             settle(&mut state);
             open(&mut state, id, "o", F, share::READ, 0).unwrap()
         }
         other => panic!("not durable: {other:?}"),
     };
     assert!(opened.confirm);
-    state.turn_end(T, turn, NfsStat::Ok, reply("first"));
-    state.audit();
-    let Err(Stop::Replay(again)) = state.turn(T, &of, 5) else { panic!() };
+    state.end_owner_request(T, turn, NfsStat::Ok, reply("first"));
+    state.check_invariants();
+    let Err(Stop::Replay(again)) = state.begin_owner_request(T, &of, 5) else { panic!() };
     assert_eq!(*again, reply("first"));
     // Until it is confirmed nothing can be done with it, and another OPEN takes its place.
-    assert_eq!(failed(state.permit(T, Caller::V40, F, &opened.stateid, Does::Read)), NfsStat::BadStateid);
-    assert_eq!(failed(state.turn(T, &TurnOf::Of(&opened.stateid), 9)), NfsStat::BadSeqid);
+    assert_eq!(failed(state.permit(T, Caller::V40, F, &opened.stateid, Access::Read)), NfsStat::BadStateid);
+    assert_eq!(
+        failed(state.begin_owner_request(T, &SeqidOwner::Stateid(&opened.stateid), 9)),
+        NfsStat::BadSeqid
+    );
     let request = LockRequest {
         locker: Locker::New { open: opened.stateid, owner: b"l" },
         kind: LockType::Read,
@@ -121,24 +124,24 @@ fn an_owners_request_is_executed_once() {
     assert_eq!(failed(state.lock(T, Caller::V40, F, &request)), NfsStat::BadStateid);
     let stateid = open40(&mut state, id, "o", 20, share::READ).unwrap();
     assert_eq!(failed(state.open_confirm(F, &stateid)), NfsStat::BadStateid);
-    let permit = state.permit(T, Caller::V40, F, &stateid, Does::Read).unwrap();
-    state.end(T, permit);
-    assert_eq!(failed(state.turn(T, &of, 23)), NfsStat::BadSeqid);
+    let permit = state.permit(T, Caller::V40, F, &stateid, Access::Read).unwrap();
+    state.end_permit(T, permit);
+    assert_eq!(failed(state.begin_owner_request(T, &of, 23)), NfsStat::BadSeqid);
     // An error that does not count, and one that does.
-    let turn = state.turn(T, &of, 22).unwrap();
-    state.turn_end(T, turn, NfsStat::BadStateid, reply("no"));
-    let turn = state.turn(T, &of, 22).unwrap();
-    state.turn_end(T, turn, NfsStat::Inval, reply("inval"));
-    assert!(matches!(state.turn(T, &of, 22), Err(Stop::Replay(_))));
+    let turn = state.begin_owner_request(T, &of, 22).unwrap();
+    state.end_owner_request(T, turn, NfsStat::BadStateid, reply("no"));
+    let turn = state.begin_owner_request(T, &of, 22).unwrap();
+    state.end_owner_request(T, turn, NfsStat::Inval, reply("inval"));
+    assert!(matches!(state.begin_owner_request(T, &of, 22), Err(Stop::Replay(_))));
     // CLOSE can be repeated though its stateid is gone.
-    let turn = state.turn(T, &TurnOf::Of(&stateid), 23).unwrap();
-    state.close_in_turn(T, &turn, F, &stateid).unwrap();
-    state.turn_end(T, turn, NfsStat::Ok, reply("closed"));
-    assert!(matches!(state.turn(T, &TurnOf::Of(&stateid), 23), Err(Stop::Replay(_))));
-    state.audit();
+    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23).unwrap();
+    state.close_v40(T, &turn, F, &stateid).unwrap();
+    state.end_owner_request(T, turn, NfsStat::Ok, reply("closed"));
+    assert!(matches!(state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23), Err(Stop::Replay(_))));
+    state.check_invariants();
     open40(&mut state, id, "o", 24, share::READ).unwrap();
-    assert_eq!(failed(state.turn(T, &TurnOf::Of(&stateid), 23)), NfsStat::BadStateid);
-    state.audit();
+    assert_eq!(failed(state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23)), NfsStat::BadStateid);
+    state.check_invariants();
 }
 
 /// [RFC7530 9.1.11] Whoever claims what he held cannot be asked whether he means it.
@@ -151,16 +154,16 @@ fn a_claim_needs_no_confirmation() {
         principal: who(1),
         revoked: false,
     };
-    let past = Past { clients: vec![record], lease: Span::seconds(60) };
-    let mut state = State::new(T, Config::default(), 2, past, Box::new(Seeded(1)));
+    let past = PreviousBoot { clients: vec![record], lease: Millis::seconds(60) };
+    let mut state = StateManager::new(T, Config::default(), 2, past, Box::new(Seeded(1)));
     let id = old_client(&mut state, "a");
-    let turn = state.turn(T, &TurnOf::Open(id, b"o"), 1).unwrap();
+    let turn = state.begin_owner_request(T, &SeqidOwner::Open(id, b"o"), 1).unwrap();
     let opened = open_as(&mut state, T, id, "o", F, (share::BOTH, 0), 0, Claim::Previous(0)).unwrap();
-    state.turn_end(T, turn, NfsStat::Ok, reply("claimed"));
+    state.end_owner_request(T, turn, NfsStat::Ok, reply("claimed"));
     assert!(!opened.confirm);
-    let permit = state.permit(T, Caller::V40, F, &opened.stateid, Does::Write).unwrap();
-    state.end(T, permit);
-    state.audit();
+    let permit = state.permit(T, Caller::V40, F, &opened.stateid, Access::Write).unwrap();
+    state.end_permit(T, permit);
+    state.check_invariants();
 }
 
 /// [RFC7530 16.37.4] [RFC7530 9.1.4.2]
@@ -169,8 +172,8 @@ fn lock_owners_of_old() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let opened = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
-    let open_turn = state.turn(T, &TurnOf::Of(&opened), 3).unwrap();
-    let lock_turn = state.turn(T, &TurnOf::Lock(id, b"l"), 1).unwrap();
+    let open_turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&opened), 3).unwrap();
+    let lock_turn = state.begin_owner_request(T, &SeqidOwner::Lock(id, b"l"), 1).unwrap();
     let request = LockRequest {
         locker: Locker::New { open: opened, owner: b"l" },
         kind: LockType::WriteW,
@@ -179,21 +182,21 @@ fn lock_owners_of_old() {
         length: 10,
     };
     let lock = state.lock(T, Caller::V40, F, &request).unwrap();
-    state.turn_end(T, lock_turn, NfsStat::Ok, reply("lock"));
-    state.turn_end(T, open_turn, NfsStat::Ok, reply("lock"));
-    state.audit();
+    state.end_owner_request(T, lock_turn, NfsStat::Ok, reply("lock"));
+    state.end_owner_request(T, open_turn, NfsStat::Ok, reply("lock"));
+    state.check_invariants();
     assert_eq!(failed(state.release_lock_owner(T, id, b"l")), NfsStat::LocksHeld);
-    let turn = state.turn(T, &TurnOf::Of(&lock), 2).unwrap();
+    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2).unwrap();
     let unlocked = state.locku(T, Caller::V40, F, &lock, (0, 10)).unwrap();
-    state.turn_end(T, turn, NfsStat::Ok, reply("unlocked"));
+    state.end_owner_request(T, turn, NfsStat::Ok, reply("unlocked"));
     // Repeated: with the old edition of the stateid.
-    assert!(matches!(state.turn(T, &TurnOf::Of(&lock), 2), Err(Stop::Replay(_))));
+    assert!(matches!(state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2), Err(Stop::Replay(_))));
     assert_eq!(failed(state.locku(T, Caller::V40, F, &lock, (0, 10))), NfsStat::OldStateid);
     let stale = StateId { other: [9; 12], ..unlocked };
     assert_eq!(failed(state.locku(T, Caller::V40, F, &stale, (0, 10))), NfsStat::StaleStateid);
     state.release_lock_owner(T, id, b"l").unwrap();
     assert_eq!(failed(state.locku(T, Caller::V40, F, &unlocked, (0, 10))), NfsStat::BadStateid);
-    state.audit();
+    state.check_invariants();
 }
 
 /// [RFC7530 9.1.4.4] [RFC7530 9.5] [RFC7530 16.28.3]
@@ -202,38 +205,38 @@ fn leases_of_old() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let stateid = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
-    state.callback_works(id, true);
-    let other = File { inode: 5, ..F };
+    state.set_callback_path(id, true);
+    let other = FileId { inode: 5, ..F };
     let delegation =
-        open_as(&mut state, T, id, "o", other, (share::READ, 0), 0, Claim::Fresh).unwrap().delegation;
-    assert!(matches!(delegation, Granted::Read(_)));
+        open_as(&mut state, T, id, "o", other, (share::READ, 0), 0, Claim::Null).unwrap().delegation;
+    assert!(matches!(delegation, DelegationGrant::Read(_)));
     assert_eq!(
-        open_as(&mut state, T, id, "o", File { inode: 6, ..F }, (3, 0), 0, Claim::Fresh).unwrap().delegation,
-        Granted::None(Why::Resource)
+        open_as(&mut state, T, id, "o", FileId { inode: 6, ..F }, (3, 0), 0, Claim::Null).unwrap().delegation,
+        DelegationGrant::None(WhyNoDelegation::Resource)
     );
-    state.callback_works(id, false);
+    state.set_callback_path(id, false);
     assert_eq!(failed(state.renew_client(T, id)), NfsStat::CbPathDown);
     // Any use of a stateid renews.
-    let late = T + Span(state.config.lease.0 * 3 / 4);
-    let permit = state.permit(late, Caller::V40, F, &stateid, Does::Read).unwrap();
-    state.end(late, permit);
-    let later = late + Span(state.config.lease.0 * 3 / 4);
-    assert!(!state.lease_is_over(later, id));
+    let late = T + Millis(state.config.lease.0 * 3 / 4);
+    let permit = state.permit(late, Caller::V40, F, &stateid, Access::Read).unwrap();
+    state.end_permit(late, permit);
+    let later = late + Millis(state.config.lease.0 * 3 / 4);
+    assert!(!state.lease_expired(later, id));
     // When he is gone, his stateids are not just unknown.
     let (b, _) = client(&mut state, later, "b", 1);
     let very_late = later + state.config.lease.times(2);
     let session = *state.clients[&b].sessions.first().unwrap();
-    let Sequenced::New(running, _) =
-        state.sequence(very_late, Conn(1), &request(1), &sequence_args(session, 0, 1)).unwrap()
+    let SequenceOutcome::New(running, _) =
+        state.sequence(very_late, ConnId(1), &request(1), &sequence_args(session, 0, 1)).unwrap()
     else {
         panic!()
     };
-    assert!(matches!(open_at(&mut state, very_late, b, "x", F, 1, share::WRITE), Err(Stop::Gate(_))));
+    assert!(matches!(open_at(&mut state, very_late, b, "x", F, 1, share::WRITE), Err(Stop::Wait(_))));
     settle(&mut state);
     open_at(&mut state, very_late, b, "x", F, 1, share::WRITE).unwrap();
     state.finish(very_late, running, b"");
-    assert_eq!(failed(state.permit(very_late, Caller::V40, F, &stateid, Does::Read)), NfsStat::Expired);
-    state.audit();
+    assert_eq!(failed(state.permit(very_late, Caller::V40, F, &stateid, Access::Read)), NfsStat::Expired);
+    state.check_invariants();
 }
 
 #[test]
@@ -241,15 +244,15 @@ fn owners_are_forgotten_after_a_while() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let stateid = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
-    let turn = state.turn(T, &TurnOf::Of(&stateid), 3).unwrap();
-    state.close_in_turn(T, &turn, F, &stateid).unwrap();
-    state.turn_end(T, turn, NfsStat::Ok, reply("closed"));
+    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 3).unwrap();
+    state.close_v40(T, &turn, F, &stateid).unwrap();
+    state.end_owner_request(T, turn, NfsStat::Ok, reply("closed"));
     state.tick(T);
     assert_eq!((state.owners.len(), state.closed.len()), (1, 1));
-    let late = T + state.config.lease + Span(1);
+    let late = T + state.config.lease + Millis(1);
     state.tick(late);
     assert_eq!((state.owners.len(), state.closed.len()), (0, 0));
-    state.audit();
+    state.check_invariants();
 }
 
 /// What an owner asks for, and what came of it.
@@ -265,24 +268,24 @@ struct Asked {
 fn owners_repeat_themselves() {
     let (mut replays, mut executed) = (0, 0);
     for seed in 0..200 {
-        let mut dice = Seeded(seed);
+        let mut rng = Seeded(seed);
         let mut state = state();
         let id = old_client(&mut state, "a");
-        let mut next = dice.roll() as u32;
+        let mut next = rng.next_u64() as u32;
         let stateid = open40(&mut state, id, "o", next, share::BOTH).unwrap();
         next = next.wrapping_add(2);
         let mut held = stateid;
         let mut last: Option<Asked> = None;
         for round in 0..100u64 {
-            let repeat = last.is_some() && dice.roll().is_multiple_of(2);
+            let repeat = last.is_some() && rng.next_u64().is_multiple_of(2);
             if !repeat {
-                let open = dice.roll().is_multiple_of(2);
+                let open = rng.next_u64().is_multiple_of(2);
                 last = Some(Asked { seqid: next, open, executed: 0, reply: round.to_be_bytes().to_vec() });
                 next = next.wrapping_add(1);
             }
             let Some(asked) = &mut last else { continue };
-            let of = if asked.open { TurnOf::Open(id, b"o") } else { TurnOf::Of(&stateid) };
-            match state.turn(T, &of, asked.seqid) {
+            let of = if asked.open { SeqidOwner::Open(id, b"o") } else { SeqidOwner::Stateid(&stateid) };
+            match state.begin_owner_request(T, &of, asked.seqid) {
                 Ok(turn) => {
                     asked.executed += 1;
                     assert_eq!(asked.executed, 1, "seed {seed}: executed twice");
@@ -293,9 +296,9 @@ fn owners_repeat_themselves() {
                         held = state.open_downgrade(T, Caller::V40, F, &held, share::BOTH, 0).unwrap();
                     }
                     // Whatever else comes while it is under way waits.
-                    assert_eq!(failed(state.turn(T, &of, asked.seqid)), NfsStat::Delay);
-                    let reply = Reply { bytes: asked.reply.clone(), file: Some(F) };
-                    state.turn_end(T, turn, NfsStat::Ok, reply);
+                    assert_eq!(failed(state.begin_owner_request(T, &of, asked.seqid)), NfsStat::Delay);
+                    let reply = CachedReply { bytes: asked.reply.clone(), file: Some(F) };
+                    state.end_owner_request(T, turn, NfsStat::Ok, reply);
                 }
                 Err(Stop::Replay(reply)) => {
                     assert!(repeat, "seed {seed}");
@@ -304,9 +307,9 @@ fn owners_repeat_themselves() {
                 }
                 other => panic!("seed {seed}: {other:?}"),
             }
-            let wrong = asked.seqid.wrapping_add(2 + dice.roll() as u32 % 1000);
-            assert_eq!(failed(state.turn(T, &of, wrong)), NfsStat::BadSeqid);
-            state.audit();
+            let wrong = asked.seqid.wrapping_add(2 + rng.next_u64() as u32 % 1000);
+            assert_eq!(failed(state.begin_owner_request(T, &of, wrong)), NfsStat::BadSeqid);
+            state.check_invariants();
         }
     }
     assert!(replays > 1000 && executed > 1000);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A stand-in for the kernel's header: the calls that iversion.h makes, with the order that the kernel documents for them. */
+/* A stand-in for the kernel's header: the calls of iversion.h, with the order that the kernel documents. */
 #include <stdbool.h>
 #include <stdint.h>
 

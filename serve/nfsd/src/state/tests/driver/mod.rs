@@ -4,21 +4,21 @@
 //! far the clock goes, what reaches stable storage before a crash. Beside the tables under test the driver keeps its own: what was granted, what
 //! the files hold, which change value vouched for which contents. A panic is a finding.
 
+mod fixture;
 mod peer;
 mod shadow;
-mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::super::mistake::{Mistake, PLANTED};
-use world::World;
+use super::super::fault_injection::{Fault, PLANTED};
+use fixture::Fixture;
 
 fn run(seed: u64, steps: u32) -> u64 {
-    let mut world = World::new(seed);
+    let mut fixture = Fixture::new(seed);
     for _ in 0..steps {
-        world.step();
+        fixture.step();
     }
-    world.digest()
+    fixture.digest()
 }
 
 /// S1 to S10 of the module, and that a change value never vouches for two contents.
@@ -29,15 +29,15 @@ fn many_clients_at_once() {
         Some(seed) => (seed, 1),
         None => (0, number("IVERS_SEEDS").unwrap_or(60)),
     };
-    let mut done = world::Done::default();
+    let mut done = fixture::Done::default();
     for seed in from..from + count {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut world = World::new(seed);
+            let mut fixture = Fixture::new(seed);
             for _ in 0..4000 {
-                world.step();
+                fixture.step();
             }
-            world.wind_down();
-            world.done
+            fixture.wind_down();
+            fixture.done
         }));
         match outcome {
             Ok(more) => done.add(&more),
@@ -64,19 +64,19 @@ fn the_same_seed_gives_the_same_bytes() {
 #[test]
 fn planted_mistakes_are_found() {
     for mistake in [
-        Mistake::ForgetSlots,
-        Mistake::ForgetDenials,
-        Mistake::ForgetLocks,
-        Mistake::ForgetDelegations,
-        Mistake::ForgetPermits,
-        Mistake::ForgetLastBump,
-        Mistake::ForgetGrace,
-        Mistake::ForgetRecords,
-        Mistake::BelieveThePast,
+        Fault::ReexecuteRequests,
+        Fault::IgnoreDeny,
+        Fault::IgnoreLocks,
+        Fault::IgnoreDelegations,
+        Fault::IgnoreInFlight,
+        Fault::SkipFinalBump,
+        Fault::IgnoreGrace,
+        Fault::EvictBeforeRemoval,
+        Fault::TrustStartupRecords,
     ] {
         PLANTED.set(mistake);
         let found = (0..200).find(|seed| catch_unwind(AssertUnwindSafe(|| run(*seed, 3000))).is_err());
-        PLANTED.set(Mistake::None);
+        PLANTED.set(Fault::None);
         assert!(found.is_some(), "{mistake:?} was not found");
     }
 }

@@ -84,7 +84,7 @@ pub enum Op {
 pub enum Reply {
     Status(NfsStat),
     Stateid(StateId),
-    Opened { stateid: StateId, delegation: Granted, base: Answer },
+    Opened { stateid: StateId, delegation: DelegationGrant, base: HolderAttrs },
     Attr { change: u64 },
     Denied,
 }
@@ -100,7 +100,7 @@ pub struct Sent {
 pub struct Believed {
     pub stateid: StateId,
     pub write: bool,
-    pub base: Answer,
+    pub base: HolderAttrs,
     /// Written here, not there.
     pub dirty: Option<u64>,
     pub ever: bool,
@@ -122,7 +122,7 @@ pub struct Peer {
     pub verifier: u8,
     pub id: Option<ClientId>,
     pub session: Option<SessionId>,
-    pub conn: Conn,
+    pub conn: ConnId,
     pub next: [u32; SLOTS],
     pub sent: [Option<Sent>; SLOTS],
     pub phase: Phase,
@@ -141,7 +141,7 @@ impl Peer {
             verifier: 1,
             id: None,
             session: None,
-            conn: Conn(number as u64),
+            conn: ConnId(number as u64),
             next: [1; SLOTS],
             sent: [const { None }; SLOTS],
             phase: Phase::Lost,
@@ -212,7 +212,7 @@ impl Peer {
     }
 
     /// What he asks for next.
-    pub fn choose(&mut self, dice: &mut Seeded) -> Option<Op> {
+    pub fn choose(&mut self, rng: &mut Seeded) -> Option<Op> {
         if self.phase == Phase::Reclaiming {
             if let Some(op) = self.to_reclaim.pop() {
                 return Some(op);
@@ -241,35 +241,37 @@ impl Peer {
             }
             return Some(Op::Complete);
         }
-        let file = (dice.roll() % FILES as u64) as usize;
-        let owner = (dice.roll() % OWNERS) as u8;
+        let file = (rng.next_u64() % FILES as u64) as usize;
+        let owner = (rng.next_u64() % OWNERS) as u8;
         if let Some((&file, it)) = self.delegations.iter().find(|(_, it)| it.recalled) {
-            if let Some(content) = it.dirty.filter(|_| !dice.roll().is_multiple_of(8)) {
+            if let Some(content) = it.dirty.filter(|_| !rng.next_u64().is_multiple_of(8)) {
                 return Some(Op::Write { file, stateid: it.stateid, content: Some(content) });
             }
-            if !dice.roll().is_multiple_of(4) {
+            if !rng.next_u64().is_multiple_of(4) {
                 return Some(Op::Return { file, stateid: it.stateid });
             }
         }
         let open = self.opens.get(&(file, owner)).copied();
         let delegation = self.delegations.get(&file).map(|it| it.stateid);
-        let stateid = match dice.roll() % 4 {
+        let stateid = match rng.next_u64() % 4 {
             0 => StateId::ANONYMOUS,
             1 => delegation.unwrap_or(StateId::ANONYMOUS),
             _ => open.map_or(StateId::ANONYMOUS, |(stateid, ..)| stateid),
         };
-        let first = dice.roll() % 5;
-        let range =
-            (first, if dice.roll().is_multiple_of(8) { u64::MAX } else { 1 + dice.roll() % (6 - first) });
-        Some(match dice.roll() % 20 {
+        let first = rng.next_u64() % 5;
+        let range = (
+            first,
+            if rng.next_u64().is_multiple_of(8) { u64::MAX } else { 1 + rng.next_u64() % (6 - first) },
+        );
+        Some(match rng.next_u64() % 20 {
             0..=4 => Op::Open {
                 file,
                 owner,
-                access: [1, 1, 1, 2, 3, 3][(dice.roll() % 6) as usize],
-                deny: [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3][(dice.roll() % 12) as usize],
+                access: [1, 1, 1, 2, 3, 3][(rng.next_u64() % 6) as usize],
+                deny: [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3][(rng.next_u64() % 12) as usize],
                 reclaim: None,
-                creates: dice.roll().is_multiple_of(2),
-                truncates: dice.roll().is_multiple_of(6),
+                creates: rng.next_u64().is_multiple_of(2),
+                truncates: rng.next_u64().is_multiple_of(6),
             },
             5..=7 => {
                 let (stateid, ..) = open?;
@@ -277,13 +279,14 @@ impl Peer {
             }
             8 => {
                 let (stateid, access, deny) = open?;
-                let (access, deny) = (access & (1 + dice.roll() as u32 % 3), deny & (dice.roll() as u32 % 4));
+                let (access, deny) =
+                    (access & (1 + rng.next_u64() as u32 % 3), deny & (rng.next_u64() as u32 % 4));
                 Op::Downgrade { file, owner, stateid, access, deny }
             }
             9 => Op::Write { file, stateid, content: None },
             10 => {
                 let (write, ..) = open?;
-                let at = (dice.roll() % self.opens.len() as u64) as usize;
+                let at = (rng.next_u64() % self.opens.len() as u64) as usize;
                 let (&(from, _), &(read, ..)) = self.opens.iter().nth(at)?;
                 Op::Copy { from, to: file, read, write }
             }
@@ -292,7 +295,7 @@ impl Peer {
             13..=15 => Op::GetAttr { file },
             16 | 17 => {
                 let (open, ..) = open?;
-                let (write, wait) = (dice.roll().is_multiple_of(2), dice.roll().is_multiple_of(2));
+                let (write, wait) = (rng.next_u64().is_multiple_of(2), rng.next_u64().is_multiple_of(2));
                 Op::Lock { file, owner, open, write, wait, reclaim: false, range }
             }
             18 => {
@@ -316,9 +319,9 @@ impl Peer {
                 let open = self.opens.entry((*file, *owner)).or_insert((*stateid, 0, 0));
                 *open = (*stateid, open.1 | access, open.2 | deny);
                 let (stateid, write) = match delegation {
-                    Granted::None(_) => return,
-                    Granted::Read(stateid) => (*stateid, false),
-                    Granted::Write(stateid) => (*stateid, true),
+                    DelegationGrant::None(_) => return,
+                    DelegationGrant::Read(stateid) => (*stateid, false),
+                    DelegationGrant::Write(stateid) => (*stateid, true),
                 };
                 let it = Believed { stateid, write, base: *base, dirty: None, ever: false, recalled: false };
                 self.delegations.insert(*file, it);

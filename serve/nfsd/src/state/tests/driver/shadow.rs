@@ -49,7 +49,7 @@ impl Shadow {
     /// An open may be granted: whose record this is may differ from whose it was before a restart.
     pub fn check_open(&self, new: &OpenGrant, record: &ClientRecord, what: &str) {
         for open in self.opens.iter().filter(|open| open.file == new.file) {
-            if self.records[&open.client].is_of(record) && (open.owner == new.owner || what == "S6") {
+            if self.records[&open.client].is_same_boot(record) && (open.owner == new.owner || what == "S6") {
                 continue;
             }
             assert!(
@@ -58,7 +58,7 @@ impl Shadow {
             );
         }
         for it in self.delegations.iter().filter(|it| it.file == new.file) {
-            if !self.records[&it.client].is_of(record) {
+            if !self.records[&it.client].is_same_boot(record) {
                 assert!(
                     !it.write && new.access & 2 == 0 && new.deny & 1 == 0,
                     "{what}: {it:?} against {new:?}"
@@ -70,7 +70,7 @@ impl Shadow {
     /// A file may be read, or changed.
     pub fn check_act(&self, file: usize, record: &ClientRecord, changes: bool, what: &str) {
         for it in self.delegations.iter().filter(|it| it.file == file) {
-            let other = !self.records[&it.client].is_of(record);
+            let other = !self.records[&it.client].is_same_boot(record);
             assert!(!other || !it.write && !changes, "{what}: {record:?} acts against {it:?}");
         }
     }
@@ -91,7 +91,7 @@ impl Shadow {
         what: &str,
     ) {
         for ((at, whose, name), locked) in &self.locks {
-            let same = self.records[whose].is_of(record) && (*name == owner || what == "S6");
+            let same = self.records[whose].is_same_boot(record) && (*name == owner || what == "S6");
             if *at != file || same || *whose == client && *name == owner {
                 continue;
             }

@@ -1,0 +1,182 @@
+//! Parts of the command line: operands such as IMAGE:/path, lists of options, sizes.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::output::format;
+
+/// What an operand names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Operand {
+    /// A path of the host.
+    Host(PathBuf),
+    /// A path in an image.
+    Image {
+        /// The image.
+        image: PathBuf,
+        /// The path, which starts with a slash.
+        path: Vec<u8>,
+    },
+}
+
+impl Operand {
+    /// Parses `IMAGE:/path`. Anything else is a path of the host: also a name that exists as a whole, and one
+    /// whose IMAGE is a directory.
+    pub fn parse(word: &Path) -> Self {
+        let bytes = word.as_os_str().as_bytes();
+        if std::fs::symlink_metadata(word).is_err() {
+            for at in (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/")) {
+                let image = PathBuf::from(OsString::from_vec(bytes[..at].to_vec()));
+                if at > 0 && !image.is_dir() && (image.exists() || !bytes[at + 1..].contains(&b':')) {
+                    return Operand::Image { image, path: bytes[at + 1..].to_vec() };
+                }
+            }
+        }
+        Operand::Host(word.to_owned())
+    }
+
+    /// As [`Operand::parse`], but a path of the host that is not a directory names the root of that image.
+    pub fn parse_image(word: &Path) -> Self {
+        match Self::parse(word) {
+            Operand::Host(image) if !image.is_dir() => Operand::Image { image, path: b"/".to_vec() },
+            operand => operand,
+        }
+    }
+
+    /// The last name of the path: that of a copy of it. `None` if the path ends in `/`, `.` or `..`.
+    pub fn name(&self) -> Option<Vec<u8>> {
+        let path = match self {
+            Operand::Host(path) => path.as_os_str().as_bytes(),
+            Operand::Image { path, .. } => path,
+        };
+        last_name(path).map(<[u8]>::to_vec)
+    }
+
+    /// The image.
+    pub fn image(&self) -> Option<&Path> {
+        match self {
+            Operand::Image { image, .. } => Some(image),
+            Operand::Host(_) => None,
+        }
+    }
+}
+
+/// If `word` is `IMAGE:path` without the slash: what was probably meant, for an error.
+pub fn with_missing_slash(word: &Path) -> Option<String> {
+    let bytes = word.as_os_str().as_bytes();
+    let Operand::Host(path) = Operand::parse(word) else { return None };
+    if std::fs::symlink_metadata(path).is_ok() {
+        return None;
+    }
+    let colons = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
+    let mut parts = colons.map(|at| (Path::new(OsStr::from_bytes(&bytes[..at])), &bytes[at + 1..]));
+    let (image, rest) = parts.find(|(image, _)| image.exists() && !image.is_dir())?;
+    Some(display_name(image, &join(b"/", rest)))
+}
+
+/// `IMAGE:/path`.
+pub fn image_path(image: &Path, path: &[u8]) -> String {
+    format!("{}:{}", image.display(), OsStr::from_bytes(path).display())
+}
+
+/// `IMAGE:/path` for a terminal.
+pub fn display_name(image: &Path, path: &[u8]) -> String {
+    format::name(image_path(image, path).as_bytes())
+}
+
+/// The last component of a path, unless it is `.` or `..`.
+pub fn last_name(path: &[u8]) -> Option<&[u8]> {
+    let name = path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty())?;
+    (name != b"." && name != b"..").then_some(name)
+}
+
+/// `dir/name`.
+pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = dir.to_vec();
+    if !path.is_empty() && !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// Splits the arguments of `-o` at commas. `\,` is a comma in a value.
+pub fn split_options(words: &[String]) -> Vec<String> {
+    let mut all = Vec::new();
+    for word in words {
+        let mut one = String::new();
+        let mut chars = word.chars();
+        while let Some(c) = chars.next() {
+            match c {
+                ',' => all.push(std::mem::take(&mut one)),
+                '\\' => one.extend(chars.next()),
+                c => one.push(c),
+            }
+        }
+        all.push(one);
+    }
+    all.retain(|option| !option.is_empty());
+    all
+}
+
+/// An argument of `-o` that [`split_options`] turns back into `option`.
+pub fn escape_option(option: &str) -> String {
+    option.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+/// Splits `NAME=VALUE`.
+pub fn name_and_value(option: &str) -> (&str, Option<&str>) {
+    option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)))
+}
+
+/// A size in bytes: `64M`, `1G`, `4096`.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim_end_matches(['b', 'B']).trim_end_matches('i');
+    let (digits, shift) = match text.as_bytes().last()?.to_ascii_uppercase() {
+        b'K' => (&text[..text.len() - 1], 10),
+        b'M' => (&text[..text.len() - 1], 20),
+        b'G' => (&text[..text.len() - 1], 30),
+        b'T' => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_parse() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a:b.img");
+        std::fs::write(&image, "").unwrap();
+        let word = PathBuf::from(format!("{}:/etc/x:/y", image.display()));
+        let inside = Operand::Image { image: image.clone(), path: b"/etc/x:/y".to_vec() };
+        assert_eq!(Operand::parse(&word), inside);
+        assert_eq!(Operand::parse(dir.path()), Operand::Host(dir.path().into()));
+        let root = Operand::Image { image: image.clone(), path: b"/".to_vec() };
+        assert_eq!(Operand::parse_image(&image), root);
+        let meant = |rest: &str| with_missing_slash(Path::new(&format!("{}{rest}", image.display())));
+        assert_eq!(meant(":"), Some(format!("{}:/", image.display())));
+        assert_eq!(meant(":etc/x"), Some(format!("{}:/etc/x", image.display())));
+        assert_eq!((meant(""), meant(":/etc"), meant(".other:")), (None, None, None));
+        assert_eq!(with_missing_slash(Path::new("no.img:x")), None);
+        let missing = Operand::Image { image: "no.img".into(), path: b"/x".to_vec() };
+        assert_eq!(Operand::parse(Path::new("no.img:/x")), missing);
+    }
+
+    #[test]
+    fn options_are_split_and_escaped() {
+        assert_eq!(split_options(&["a,fsname=b\\,c".into()]), ["a", "fsname=b,c"]);
+        assert_eq!(split_options(&[escape_option("fsname=b\\,c")]), ["fsname=b\\,c"]);
+    }
+
+    #[test]
+    fn sizes_parse() {
+        let parsed = ["64M", "1GiB", "7"].map(parse_size);
+        assert_eq!(parsed, [Some(64 << 20), Some(1 << 30), Some(7)]);
+        assert_eq!(["", "x", "99999999T"].map(parse_size), [None, None, None]);
+    }
+}

@@ -1,0 +1,202 @@
+//! The command line: the one source of help, completions and manual pages.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::commands::{
+    cat, changed, cp, image_process, info, ls, manpages, measure, mkfs, mount, serve, stat, stats, tree,
+    unmount,
+};
+use crate::output::failure::usage;
+use crate::output::progress;
+
+const HELP: &str = "\
+Exit codes of all commands:
+  0  success
+  1  the operation failed (I/O error, no space, permission);
+     of cp: an operand was not copied, all others were
+  2  the command line is wrong
+  3  a file, path or image does not exist
+  4  refused: the image requires an unsupported feature or contains no
+     supported filesystem; the directory is not on a mount of ivers
+  5  the image is damaged; the checker of its format may repair it (e2fsck,
+     fsck.fat; xdfscan finds damage of AFFS)
+  6  the image or the mount is in use
+
+Getting started:
+  ivers mkfs disk.img --size 1G --root-owner
+  ivers cp -a some/tree disk.img:/
+  ivers ls -l disk.img:/
+  ivers mount disk.img mnt
+  ivers stat mnt/tree
+  ivers unmount mnt";
+
+/// Open ext4, FAT and Amiga images, mount them in userspace, and know exactly what changed.
+///
+/// Every inode has a change attribute: a 64-bit number that is larger after any change of the inode since the
+/// last query. `ivers stat` shows it, `ivers changed` compares it.
+///
+/// Files of an image that is not mounted are written IMAGE:/path.
+#[derive(Debug, Parser)]
+#[command(name = "ivers", version, after_long_help = HELP, infer_long_args = true)]
+pub struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+    /// Print JSON: one document, or one object per line
+    #[arg(long, global = true)]
+    json: bool,
+    /// Show no progress bars (without a terminal and with --json there are none), and no message of mkfs on
+    /// success
+    #[arg(short, long, global = true)]
+    quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Mount an image on a directory; returns when the mount serves requests
+    Mount(mount::Args),
+    /// Serve images over NFSv4 (4.0, 4.1, 4.2) until a signal ends it
+    Serve(serve::Args),
+    /// Unmount; returns when the image is closed and its process has ended
+    Unmount(unmount::Args),
+    /// Show the change attribute of files, its promises, and the usual attributes
+    Stat(stat::Args),
+    /// Show which files changed since a saved state, without reading their contents
+    Changed(changed::Args),
+    /// Keep a measurement list of files, as the IMA of the kernel does; reads only changed files
+    Measure(measure::Args),
+    /// List a directory of an image
+    Ls(ls::Args),
+    /// Write files of an image to standard output
+    Cat(cat::Args),
+    /// Copy files out of an image, into it, or between images
+    Cp(cp::Args),
+    /// Show a directory of an image as a tree
+    Tree(tree::Args),
+    /// Show format, size, features and promises of an image or a mount
+    Info(info::Args),
+    /// Show counters of a mount or a server: changes, queries, bumps, inode updates by cause, journal,
+    /// operations, clients
+    Stats(stats::Args),
+    /// Make an ext4 filesystem in a file or on a device
+    Mkfs(mkfs::Args),
+    /// Write the completions of a shell to standard output
+    #[command(after_long_help = manpages::COMPLETIONS_HELP)]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages to a directory
+    #[command(after_long_help = manpages::MAN_HELP)]
+    Man {
+        /// The directory; created if it does not exist
+        dir: PathBuf,
+    },
+    /// The process that parses an image for another command.
+    #[command(hide = true, name = crate::image::process::SUBCOMMAND)]
+    ImageProcess,
+    /// The process of a server that is not in the sandbox.
+    #[command(hide = true, name = serve::helper::SUBCOMMAND)]
+    ServeHelper,
+}
+
+impl CommandLine {
+    /// Parses the arguments of the process.
+    pub fn parse_words(words: Vec<OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(with_mount_implied(words))
+    }
+
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let (json, quiet) = (self.json, self.quiet);
+        if quiet || json {
+            progress::silence();
+        }
+        match self.command {
+            Command::Mount(args) => mount::run(args, json),
+            Command::Serve(args) => serve::run(&args, json),
+            Command::Unmount(args) => unmount::run(&args, json),
+            Command::Stat(args) => stat::run(&args, json),
+            Command::Changed(args) => changed::run(&args, json),
+            Command::Measure(args) => measure::run(&args, json),
+            Command::Ls(args) => ls::run(&args, json),
+            Command::Cat(args) => cat::run(&args, json),
+            Command::Cp(args) => cp::run(&args, json),
+            Command::Tree(args) => tree::run(&args, json),
+            Command::Info(args) => info::run(&args, json),
+            Command::Stats(args) => stats::run(&args, json),
+            Command::Mkfs(args) => mkfs::run(&args, json, quiet),
+            Command::Completions { .. } | Command::Man { .. } if json => {
+                Err(usage("--json: completions and manual pages have no JSON form"))
+            }
+            Command::Completions { shell } => manpages::completions(&Self::command(), shell),
+            Command::Man { dir } => manpages::man(&Self::command(), &dir),
+            Command::ImageProcess => image_process::run(),
+            Command::ServeHelper => serve::helper::run(),
+        }
+    }
+}
+
+/// Adds the subcommand to `ivers IMAGE DIR -o OPTIONS`, as which mount(8) calls the program of type
+/// `fuse.ivers`.
+fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
+    let first = words.get(1).and_then(|word| word.to_str()).unwrap_or("-");
+    let command = CommandLine::command();
+    let known = first == "help" || command.get_subcommands().any(|sub| sub.get_name() == first);
+    if !first.starts_with('-')
+        && !known
+        && words.len() >= 3
+        && (first.contains('/') || words.iter().any(|w| w == "-o"))
+    {
+        words.splice(1..1, ["mount".into(), "--rw-optional".into()]);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words of an example up to a redirection or pipe of the shell.
+    fn words(line: &str) -> Vec<&str> {
+        line.split_whitespace().take_while(|word| !["|", ">", "<"].contains(word)).collect()
+    }
+
+    fn help_texts() -> Vec<String> {
+        let mut command = CommandLine::command();
+        let mut texts = vec![command.render_long_help().to_string()];
+        let subcommands = command.get_subcommands_mut();
+        for sub in subcommands.filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
+            let help = sub.render_long_help().to_string();
+            assert!(help.contains("\n  ivers "), "{}: no example", sub.get_name());
+            texts.push(help);
+        }
+        texts
+    }
+
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        let mut seen = 0;
+        let texts = help_texts();
+        for line in texts.iter().flat_map(|text| text.lines()).filter(|line| line.starts_with("  ivers ")) {
+            CommandLine::try_parse_from(words(line)).unwrap_or_else(|error| panic!("{line}: {error}"));
+            seen += 1;
+        }
+        assert!(seen > 20);
+    }
+
+    #[test]
+    fn lists_in_help_are_narrow() {
+        let command = CommandLine::command();
+        let texts = std::iter::once(&command).chain(command.get_subcommands());
+        let texts = texts.filter_map(|command| Some(command.get_after_long_help()?.to_string()));
+        for text in texts {
+            for line in text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("  ivers ")) {
+                assert!(line.len() < 80, "{line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! `cp`: copies between the host and images, and between images.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`stream`] | the stream from the process that reads to the process that writes |
+//! | [`reader`] | reading files of the host or an image |
+//! | [`writer`] | writing files of the host or an image |
+//!
+//! This process works with files of the host. Of an image it reads only the marks that identify a filesystem:
+//! each image has an [image process](crate::image::process). All readers write to one pipe, one after the
+//! other.
+
+pub mod reader;
+pub mod stream;
+pub mod writer;
+
+use std::ffi::OsStr;
+use std::io::{PipeWriter, pipe};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::arguments::{Operand, display_name, last_name, with_missing_slash};
+use crate::image::foreign_formats::contains_filesystem;
+use crate::image::mount_options::ImageArgs;
+use crate::image::open::open_image;
+use crate::image::open_options::ImageOptions;
+use crate::image::process::{CopyOutcome, ImageProcess, ReadCopy, Request, WriteCopy};
+use crate::output::failure::{reported, usage};
+use crate::output::print;
+use reader::{ReadOptions, Reader};
+use stream::{FileId, Message, Sender, Truncated};
+
+const HELP: &str = "\
+Copies directories with --recursive, hard links as hard links, and holes as holes. A symbolic link is copied \
+as a link; without --recursive, one in an operand is followed. FIFOs, sockets and, if allowed, device nodes \
+are created. SRC/. means the contents of SRC.
+
+With --preserve: owners (if this user may set them; else without set-id bits), permissions, times to the \
+nanosecond, ACLs and extended attributes (except those that this user may not set). Without: permissions \
+less the umask; in an image, files belong to root.
+
+What cannot be copied is named on standard error, the rest is copied, and the exit code is not 0. An \
+existing file or symbolic link is replaced, a directory is not, and a file that contains a filesystem only \
+with --force: IMAGE is the file itself, IMAGE:/ its root directory. -o applies to all images.
+
+JSON: copied (number of operands read), files (number of files, directories and links written), problems.
+
+Examples:
+  ivers cp disk.img:/etc/fstab .
+  ivers cp -a disk.img:/home backup
+  ivers cp -a tree/. disk.img:/srv
+  ivers cp -a old.img:/. new.img:/";
+
+/// Options of `cp`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// Files of the host, or IMAGE:/path
+    #[arg(required = true)]
+    from: Vec<PathBuf>,
+    /// The destination: a path of the host, or IMAGE:/path
+    to: PathBuf,
+    /// Copy directories with their contents
+    #[arg(short, long)]
+    recursive: bool,
+    /// Preserve modes, owners, times, ACLs and extended attributes where allowed
+    #[arg(short, long)]
+    preserve: bool,
+    /// The same as --recursive --preserve
+    #[arg(short, long)]
+    archive: bool,
+    /// Overwrite a file of the host even if it contains a filesystem
+    #[arg(short = 'F', long)]
+    force: bool,
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
+/// The images of a command line, each with its image process. An image that is written comes first.
+struct Processes(Vec<(PathBuf, ImageProcess)>);
+
+impl Processes {
+    /// Opens all images before anything is copied.
+    fn start(args: &Args, to: &Operand, options: &ImageOptions) -> Result<Self> {
+        let mut wanted: Vec<(PathBuf, ImageOptions)> = Vec::new();
+        if let Operand::Image { image, .. } = to {
+            wanted.push((image.clone(), ImageOptions { read_only: false, ..options.clone() }));
+        }
+        for word in &args.from {
+            if let Operand::Image { image, .. } = Operand::parse(word)
+                && !wanted.iter().any(|(open, _)| is_same(open, &image))
+            {
+                wanted.push((image, options.clone()));
+            }
+        }
+        let open = |(image, options): (PathBuf, ImageOptions)| -> Result<(PathBuf, ImageProcess)> {
+            let device = open_image(&image, &options)?;
+            let process = ImageProcess::start(&device, &image, &options)?;
+            Ok((image, process))
+        };
+        Ok(Self(wanted.into_iter().map(open).collect::<Result<_>>()?))
+    }
+
+    fn finish(self) -> Result<()> {
+        self.0.into_iter().try_for_each(|(_, process)| process.finish().map(drop))
+    }
+
+    fn find(&mut self, image: &Path) -> Result<(u32, &mut ImageProcess)> {
+        let at = self.0.iter().position(|(open, _)| is_same(open, image)).context("an image is not open")?;
+        // The host has the origin before the first image.
+        Ok((at as u32 + writer::HOST_ORIGIN + 1, &mut self.0[at].1))
+    }
+}
+
+/// Whether two paths name one image. Its lock would prevent a second open.
+fn is_same(one: &Path, other: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    one == other || id(one).is_some_and(|one| id(other) == Some(one))
+}
+
+/// Runs `ivers cp`.
+pub fn run(args: &Args, json: bool) -> Result<()> {
+    let args = &Args {
+        recursive: args.recursive || args.archive,
+        preserve: args.preserve || args.archive,
+        ..args.clone()
+    };
+    let options = args.image.options()?;
+    let to = Operand::parse(&args.to);
+    check_operands(args, &to)?;
+    let outcome = match &to {
+        Operand::Image { image, path } => into_image(args, &to, image, path, &options)?,
+        Operand::Host(path) => onto_host(args, &to, path, &options)?,
+    };
+    finish(args, outcome, json)
+}
+
+/// Refuses operands that were probably meant as IMAGE:/path: they must not become files of the host, nor
+/// overwrite an image.
+fn check_operands(args: &Args, to: &Operand) -> Result<()> {
+    for word in args.from.iter().chain([&args.to]) {
+        if let Some(meant) = with_missing_slash(word) {
+            return Err(usage(format!(
+                "{}: a path in an image starts with a slash; did you mean {meant}?",
+                word.display()
+            )));
+        }
+    }
+    if to.image().is_none() && args.from.iter().all(|word| Operand::parse(word).image().is_none()) {
+        // The most likely image, for an example.
+        let images = || std::iter::once(&args.to).chain(&args.from);
+        let image = images().find(|word| contains_filesystem(word));
+        let root = image.map_or("IMAGE:/path".into(), |image| display_name(image, b"/"));
+        return Err(usage(format!(
+            "no operand names a file of an image, such as {root}; \
+             to copy files of the host, use the cp of the system"
+        )));
+    }
+    let Operand::Host(path) = to else { return Ok(()) };
+    let named = |word: &PathBuf| {
+        let name = Operand::parse(word).name().filter(|_| path.is_dir());
+        name.map_or_else(|| path.clone(), |name| path.join(OsStr::from_bytes(&name)))
+    };
+    match args.from.iter().map(named).find(|target| contains_filesystem(target)) {
+        Some(target) if !args.force => {
+            let (target, root) = (target.display(), display_name(&target, b"/"));
+            Err(usage(format!(
+                "{target}: contains a filesystem, whose root is {root}; --force overwrites the whole file"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn into_image(
+    args: &Args,
+    to: &Operand,
+    image: &Path,
+    path: &[u8],
+    options: &ImageOptions,
+) -> Result<CopyOutcome> {
+    if options.no_replay {
+        return Err(usage(
+            "-o norecovery: not allowed when the image is written, since the journal would be lost",
+        ));
+    }
+    let mut processes = Processes::start(args, to, options)?;
+    let (from, into) = pipe()?;
+    let (origin, process) = processes.find(image)?;
+    let (many, preserve) = (args.from.len() > 1, args.preserve);
+    let request = WriteCopy { path: path.to_vec(), many, preserve, origin };
+    process.request(&Request::WriteCopy(request), from.as_fd())?;
+    drop(from);
+    let fed = read_operands(args, &mut processes, None, into);
+    // An error of the writer explains an error of the readers.
+    let outcome = processes.0.remove(0).1.finish()?;
+    fed?;
+    processes.finish()?;
+    outcome.context("the image process reported no result")
+}
+
+fn onto_host(args: &Args, to: &Operand, path: &Path, options: &ImageOptions) -> Result<CopyOutcome> {
+    let words: Vec<_> = args.from.iter().map(|word| Operand::parse(word).name()).collect();
+    let target = writer::Host::new(path, &words, args.preserve)?;
+    let mut processes = Processes::start(args, to, options)?;
+    let (from, into) = pipe()?;
+    let (fed, written) = std::thread::scope(|scope| {
+        let feeder = scope.spawn(|| read_operands(args, &mut processes, target.dir_id(), into));
+        let written = writer::write_copy(&target, from);
+        (feeder.join(), written)
+    });
+    // If a reader failed, the stream is truncated: the error of the reader says more.
+    if written.as_ref().is_err_and(|error| error.is::<Truncated>()) {
+        fed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    let outcome = written?;
+    processes.finish()?;
+    Ok(outcome)
+}
+
+/// Reads all operands into the pipe, in order.
+fn read_operands(
+    args: &Args,
+    processes: &mut Processes,
+    exclude: Option<FileId>,
+    into: PipeWriter,
+) -> Result<()> {
+    let (recursive, preserve) = (args.recursive, args.preserve);
+    let mut host = Reader::new(writer::HOST_ORIGIN, ReadOptions { recursive, preserve, exclude });
+    let mut out = Sender::new(&into);
+    for word in &args.from {
+        let operand = word.display().to_string();
+        match Operand::parse(word) {
+            Operand::Host(path) => {
+                let name = last_name(path.as_os_str().as_bytes());
+                let file = if recursive { Ok(path.clone()) } else { path.canonicalize().map_err(Into::into) };
+                host.read_operand(&reader::Host, file, &operand, name, &mut out)?;
+            }
+            Operand::Image { image, path } => {
+                let (origin, process) = processes.find(&image)?;
+                let request = ReadCopy { origin, operand, path, recursive, preserve };
+                process.request(&Request::ReadCopy(request), into.as_fd())?;
+            }
+        }
+    }
+    out.send(&Message::Finish)?;
+    out.flush()
+}
+
+fn finish(args: &Args, outcome: CopyOutcome, json: bool) -> Result<()> {
+    if json {
+        print::json_line(&serde_json::json!({
+            "copied": args.from.len(), "files": outcome.files, "problems": outcome.problems,
+        }))?;
+    }
+    if outcome.problems == 0 { Ok(()) } else { Err(reported(outcome.code)) }
+}

@@ -1,0 +1,116 @@
+//! Reading files of the host.
+
+use std::ffi::OsStr;
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::{FileHeader, Source};
+
+/// The files of the host, identified by path.
+pub struct Host;
+
+impl Source for Host {
+    type File = PathBuf;
+
+    fn header(&self, path: &PathBuf) -> Result<FileHeader> {
+        let meta = fs::symlink_metadata(path)?;
+        let target =
+            if meta.is_symlink() { fs::read_link(path)?.into_os_string().into_vec() } else { Vec::new() };
+        Ok(FileHeader {
+            name: Vec::new(),
+            id: (meta.dev(), meta.ino()),
+            has_links: !meta.is_dir() && meta.nlink() > 1,
+            mode: meta.mode(),
+            uid: meta.uid(),
+            gid: meta.gid(),
+            rdev: meta.rdev() as u32,
+            atime: (meta.atime(), meta.atime_nsec() as u32),
+            mtime: (meta.mtime(), meta.mtime_nsec() as u32),
+            target,
+        })
+    }
+
+    fn xattrs(&self, path: &PathBuf) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let names = match xattr::list(path) {
+            Ok(names) => names,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        // A value that this user may not read is omitted.
+        let read = |name: std::ffi::OsString| Some((xattr::get(path, &name).ok()??, name));
+        Ok(names.filter_map(read).map(|(value, name)| (name.into_vec(), value)).collect())
+    }
+
+    fn names(&self, dir: &PathBuf) -> (Vec<Vec<u8>>, Result<()>) {
+        let mut names = Vec::new();
+        let mut read_names = || -> Result<()> {
+            for entry in fs::read_dir(dir)? {
+                names.push(entry?.file_name().into_vec());
+            }
+            Ok(())
+        };
+        let whole = read_names();
+        names.sort();
+        (names, whole)
+    }
+
+    fn child(&self, dir: &PathBuf, name: &[u8]) -> Result<PathBuf> {
+        Ok(dir.join(OsStr::from_bytes(name)))
+    }
+
+    fn read(&self, path: &PathBuf, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
+        // The path may have changed concurrently, e.g. to a symbolic link to a file that its owner may not
+        // read.
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
+        if !file.metadata()?.is_file() {
+            bail!("is no longer a file");
+        }
+        let mut buffer = vec![0; super::super::stream::PIECE_MAX];
+        let mut at = 0;
+        loop {
+            // Without support for holes the file is all data.
+            let (from, to) = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+                Ok(from) => (from, rustix::fs::seek(&file, SeekFrom::Hole(from))?),
+                Err(Errno::NXIO) => return Ok(file.metadata()?.len().max(at)),
+                Err(_) => (at, u64::MAX),
+            };
+            at = from;
+            while at < to {
+                let room = usize::try_from(to - at).unwrap_or(usize::MAX).min(buffer.len());
+                match file.read_at(&mut buffer[..room], at)? {
+                    0 => return Ok(at),
+                    n => {
+                        sink(at, &buffer[..n])?;
+                        at += n as u64;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let [secret, link, fifo] = ["secret", "link", "fifo"].map(|name| dir.path().join(name));
+        fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink(&secret, &link).unwrap();
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let read = |path| Host.read(path, &mut |_, _| Ok(()));
+        assert_eq!(read(&secret).unwrap(), 6);
+        assert!(read(&link).is_err() && read(&fifo).is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! Writing files of an image.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow};
+use ivers_vfs::{
+    CreateSpec, Cred, Error, FileType, InodeRef, NameError, SetAttr, TimeSet, Vfs, WriteFlags, XattrMode,
+};
+
+use super::super::stream::{FileHeader, unpacked};
+use super::{Target, Xattrs, acls_missing_in};
+use crate::arguments::last_name;
+use crate::output::failure::usage;
+use crate::output::format;
+
+/// The place of a file in an image.
+pub enum Place {
+    /// A name in a directory.
+    Named(InodeRef, Vec<u8>),
+    /// An existing directory.
+    Itself(InodeRef),
+}
+
+/// A directory of an open image, or a name in one.
+pub struct Image {
+    vfs: Arc<Vfs>,
+    /// The origin of files that are read from the same image.
+    origin: u32,
+    dir: InodeRef,
+    /// The name of the copy. `None`: each copy keeps its name.
+    name: Option<Vec<u8>>,
+    /// The name was given with a trailing slash, so only a directory may have it.
+    only_dir: bool,
+    preserve: bool,
+}
+
+impl Image {
+    /// Copies to a path of an image, which errors call `shown`. It must be a directory if `many` operands are
+    /// copied.
+    pub fn new(
+        vfs: Arc<Vfs>,
+        origin: u32,
+        path: &[u8],
+        shown: &str,
+        many: bool,
+        preserve: bool,
+    ) -> Result<Self> {
+        let cred = Cred::root();
+        let found = match vfs.resolve(&cred, path, true) {
+            Err(Error::Name(NameError::NotFound)) => None,
+            found => Some(found.with_context(|| shown.to_owned())?),
+        };
+        if let Some(dir) = found.filter(|inode| inode.kind == FileType::Directory) {
+            return Ok(Self { vfs, origin, dir, name: None, only_dir: false, preserve });
+        }
+        if many {
+            return Err(usage(format!("{shown}: not a directory")));
+        }
+        let name = last_name(path).ok_or_else(|| usage(format!("{shown}: not a name")))?;
+        let cut = path.windows(name.len()).rposition(|part| part == name).unwrap_or(0);
+        let dir = vfs.resolve(&cred, &path[..cut], true).with_context(|| shown.to_owned())?;
+        let only_dir = path.ends_with(b"/");
+        Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, only_dir, preserve })
+    }
+
+    /// Identifies the directory that is written to.
+    pub fn dir_id(&self) -> (u64, u64) {
+        (0, self.dir.ino.0)
+    }
+
+    fn find(&self, dir: &InodeRef, name: &[u8]) -> Result<Option<InodeRef>> {
+        match self.vfs.lookup(&Cred::root(), dir, name) {
+            Ok(inode) => Ok(Some(inode)),
+            Err(Error::Name(NameError::NotFound)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn create_at(
+        &self,
+        dir: &InodeRef,
+        name: &[u8],
+        header: &FileHeader,
+        kind: FileType,
+    ) -> Result<InodeRef> {
+        let perm = if kind == FileType::Symlink { 0o777 } else { header.perm() & 0o777 };
+        let spec =
+            CreateSpec { rdev: header.rdev, target: header.target.clone(), ..CreateSpec::of(kind, perm) };
+        Ok(self.vfs.create(&Cred::root(), dir, name, &spec, false)?.0)
+    }
+
+    fn set_attributes(&self, inode: &InodeRef, header: &FileHeader, xattrs: &Xattrs) -> Result<()> {
+        let cred = Cred::root();
+        let owner = SetAttr { uid: Some(header.uid), gid: Some(header.gid), ..SetAttr::default() };
+        self.vfs.set_attr(&cred, inode, &owner)?;
+        let mut failed = None;
+        for (name, value) in xattrs {
+            match self.vfs.set_xattr(&cred, inode, name, value, XattrMode::Any) {
+                // Attributes of namespaces that this filesystem lacks are omitted.
+                Ok(()) | Err(Error::Name(NameError::NotSupported | NameError::NotPermitted)) => {}
+                Err(error) => failed = failed.or(Some(anyhow!("attribute {}: {error}", format::name(name)))),
+            }
+        }
+        for acl in acls_missing_in(xattrs) {
+            match self.vfs.remove_xattr(&cred, inode, acl) {
+                Ok(()) | Err(Error::Name(NameError::NoAttribute | NameError::NotSupported)) => {}
+                Err(error) => failed = failed.or(Some(anyhow!("attribute {acl}: {error}"))),
+            }
+        }
+        // After the owner, which removes set-id bits, and after the ACL, whose mask is part of the mode.
+        let rest = SetAttr {
+            perm: (inode.kind != FileType::Symlink).then_some(header.perm()),
+            atime: Some(TimeSet::At(unpacked(header.atime))),
+            mtime: Some(TimeSet::At(unpacked(header.mtime))),
+            ..SetAttr::default()
+        };
+        self.vfs.set_attr(&cred, inode, &rest)?;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Target for Image {
+    type Place = Place;
+    type File = InodeRef;
+
+    fn place(&self, name: Option<&[u8]>) -> Result<Place> {
+        Ok(match self.name.as_deref().or(name) {
+            Some(name) => Place::Named(self.dir.clone(), name.to_vec()),
+            None => Place::Itself(self.dir.clone()),
+        })
+    }
+
+    fn child_place(&self, dir: &InodeRef, name: &[u8]) -> Place {
+        Place::Named(dir.clone(), name.to_vec())
+    }
+
+    fn create(&self, place: Place, header: &FileHeader, origin: u32) -> Result<InodeRef> {
+        let kind = header.kind()?;
+        let (dir, name) = match place {
+            Place::Itself(dir) if kind == FileType::Directory => return Ok(dir),
+            Place::Itself(_) => return Err(anyhow!("has no name to copy under")),
+            Place::Named(dir, name) => (dir, name),
+        };
+        let is_named = dir.ino == self.dir.ino && self.name.as_ref() == Some(&name);
+        if is_named && self.only_dir && kind != FileType::Directory {
+            return Err(Error::from(NameError::NotDirectory)).with_context(|| format::name(&name));
+        }
+        let cred = Cred::root();
+        let Some(found) = self.find(&dir, &name)? else { return self.create_at(&dir, &name, header, kind) };
+        if origin == self.origin && found.kind != FileType::Directory && (0, found.ino.0) == header.id {
+            return Err(anyhow!("is the file to copy to"));
+        }
+        match (kind, found.kind) {
+            (FileType::Directory, FileType::Directory) => Ok(found),
+            (FileType::Directory, other) | (_, other @ FileType::Directory) => {
+                Err(anyhow!("exists and is a {}", format::kind(other)))
+            }
+            (FileType::Regular, FileType::Regular) => {
+                self.vfs.set_attr(&cred, &found, &SetAttr { size: Some(0), ..SetAttr::default() })?;
+                Ok(found)
+            }
+            _ => {
+                self.vfs.unlink(&cred, &dir, &name, false)?;
+                self.create_at(&dir, &name, header, kind)
+            }
+        }
+    }
+
+    fn write(&self, inode: &InodeRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset.saturating_add(done as u64);
+            done += self.vfs.write(&Cred::root(), inode, at, &bytes[done..], WriteFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    fn finish(&self, inode: &InodeRef, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()> {
+        if inode.kind == FileType::Regular {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            self.vfs.set_attr(&Cred::root(), inode, &set)?;
+        }
+        if self.preserve { self.set_attributes(inode, header, xattrs) } else { Ok(()) }
+    }
+
+    fn link(&self, place: Place, inode: &InodeRef) -> Result<()> {
+        let Place::Named(dir, name) = place else { return Err(anyhow!("has no name to copy under")) };
+        let cred = Cred::root();
+        match self.find(&dir, &name)? {
+            Some(found) if found.ino == inode.ino => return Ok(()),
+            Some(found) if found.kind == FileType::Directory => {
+                return Err(anyhow!("exists and is a directory"));
+            }
+            Some(_) => drop(self.vfs.unlink(&cred, &dir, &name, false)?),
+            None => {}
+        }
+        self.vfs.link(&cred, inode, &dir, &name, false)?;
+        Ok(())
+    }
+
+    fn remember(&self, inode: &InodeRef) -> InodeRef {
+        inode.clone()
+    }
+}

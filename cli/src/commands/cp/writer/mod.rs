@@ -1,0 +1,351 @@
+//! Writing what is copied, and reporting what could not be copied.
+
+mod host;
+mod image;
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use anyhow::{Result, anyhow, bail};
+use ivers_vfs::FileType;
+
+pub use host::{HOST_ORIGIN, Host};
+pub use image::Image;
+
+use super::reader::shown_path;
+use super::stream::{FileHeader, FileId, Message, Receiver};
+use crate::image::process::CopyOutcome;
+use crate::output::failure::{Problems, code, line, say};
+use crate::output::format;
+use crate::output::progress::{self, Progress};
+
+/// An error for a message that the process that reads must not send: a hostile image may have taken it over.
+fn protocol_error(what: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("protocol error from the process that reads: {what}")
+}
+
+/// Checks that a name stays in its directory.
+fn check_name(name: &[u8]) -> Result<()> {
+    let is_name =
+        !name.is_empty() && name != b"." && name != b".." && !name.contains(&b'/') && !name.contains(&0);
+    if !is_name {
+        return Err(protocol_error(format!("{:?} is not a file name", String::from_utf8_lossy(name))));
+    }
+    Ok(())
+}
+
+/// A tree to write to.
+pub trait Target {
+    /// The place of a file.
+    type Place;
+    /// A file that was created or opened.
+    type File;
+
+    /// The place of an operand with this name.
+    fn place(&self, name: Option<&[u8]>) -> Result<Self::Place>;
+    /// The place of a name in a directory.
+    fn child_place(&self, dir: &Self::File, name: &[u8]) -> Self::Place;
+    /// Creates a file, or truncates an existing one. An existing directory stays as it is. `origin` is the
+    /// scope of `header.id`.
+    fn create(&self, place: Self::Place, header: &FileHeader, origin: u32) -> Result<Self::File>;
+    /// Writes contents.
+    fn write(&self, file: &Self::File, offset: u64, bytes: &[u8]) -> Result<()>;
+    /// Sets the size of a regular file, and the attributes. All contents are written.
+    fn finish(&self, file: &Self::File, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()>;
+    /// Creates a hard link to `file`.
+    fn link(&self, place: Self::Place, file: &Self::File) -> Result<()>;
+    /// A copy of `file` for later calls of [`Target::link`].
+    fn remember(&self, file: &Self::File) -> Self::File;
+}
+
+/// Extended attributes: names and values.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// The ACLs to remove from a copy: those that the original lacks. The directory may have passed them down.
+fn acls_missing_in(xattrs: &Xattrs) -> impl Iterator<Item = &'static str> {
+    let all = ["system.posix_acl_access", "system.posix_acl_default"].into_iter();
+    all.filter(|acl| !xattrs.iter().any(|(name, _)| name == acl.as_bytes()))
+}
+
+/// Most bytes of extended attributes of all open directories together.
+const XATTRS_MAX: usize = 64 << 20;
+
+/// A file or directory between its start and its end.
+struct Open<F> {
+    /// `None` if it, or its directory, could not be created.
+    file: Option<F>,
+    header: FileHeader,
+    xattrs: Xattrs,
+}
+
+struct Writer<'a, T: Target> {
+    target: &'a T,
+    problems: Problems,
+    files: u64,
+    progress: Progress,
+    bytes: u64,
+    origin: u32,
+    shown: String,
+    place: Option<T::Place>,
+    open: Vec<Open<T::File>>,
+    linked: HashMap<(u32, FileId), T::File>,
+    xattr_bytes: usize,
+}
+
+/// Writes a stream. An error means that the rest of the stream is lost; other errors are printed and counted.
+pub fn write_copy<T: Target>(target: &T, from: impl Read) -> Result<CopyOutcome> {
+    let mut writer = Writer {
+        target,
+        problems: Problems::default(),
+        files: 0,
+        progress: Progress::unbounded(),
+        bytes: 0,
+        origin: 0,
+        shown: String::new(),
+        place: None,
+        open: Vec::new(),
+        linked: HashMap::new(),
+        xattr_bytes: 0,
+    };
+    let mut from = Receiver::new(from);
+    loop {
+        match from.next()? {
+            Message::Finish => return Ok(writer.outcome()),
+            Message::Data { offset, len } => writer.data(offset, from.bytes(len)?)?,
+            message => writer.handle(message)?,
+        }
+    }
+}
+
+impl<T: Target> Writer<'_, T> {
+    fn path(&self, name: Option<&[u8]>) -> String {
+        // The first is the operand itself.
+        let names = self.open.iter().skip(1).map(|open| open.header.name.clone());
+        let names: Vec<_> = names.chain(name.filter(|_| !self.open.is_empty()).map(<[u8]>::to_vec)).collect();
+        shown_path(&self.shown, &names)
+    }
+
+    fn outcome(&self) -> CopyOutcome {
+        CopyOutcome { files: self.files, problems: self.problems.count, code: self.problems.code }
+    }
+
+    fn print_problem(&mut self, code: u8, line: &str) {
+        self.problems.add(code);
+        // It may come from a process that a hostile image has taken over.
+        let line = format::one_line(line);
+        self.progress.suspend(|| say(format_args!("ivers: {line}")));
+    }
+
+    fn report(&mut self, name: Option<&[u8]>, error: &anyhow::Error) {
+        let text = format!("{}: {}", self.path(name), line(error));
+        self.print_problem(code(error), &text);
+    }
+
+    fn done(&mut self) {
+        self.files += 1;
+        let (files, bytes) = (self.files, self.bytes);
+        self.progress.step(1, |_| format!("{files} files, {}", progress::bytes(bytes)));
+    }
+
+    /// The place of the next file. `None`: its directory was not created, which was reported.
+    fn next_place(&mut self, name: &[u8]) -> Result<Option<T::Place>> {
+        let Some(open) = self.open.last() else { return Ok(self.place.take()) };
+        // A symbolic link must not be followed.
+        if open.header.kind()? != FileType::Directory {
+            return Err(protocol_error("a file in what is not a directory"));
+        }
+        check_name(name)?;
+        Ok(open.file.as_ref().map(|dir| self.target.child_place(dir, name)))
+    }
+
+    fn handle(&mut self, message: Message) -> Result<()> {
+        match message {
+            Message::Operand { origin, shown, name } => {
+                if !self.open.is_empty() {
+                    return Err(protocol_error("an operand inside another"));
+                }
+                name.as_deref().map_or(Ok(()), check_name)?;
+                self.origin = origin;
+                self.shown = shown;
+                self.place = match self.target.place(name.as_deref()) {
+                    Ok(place) => Some(place),
+                    Err(error) => {
+                        self.report(None, &error);
+                        None
+                    }
+                };
+            }
+            Message::File(header) => {
+                let place = self.next_place(&header.name)?;
+                let file = match place.map(|place| self.target.create(place, &header, self.origin)) {
+                    Some(Err(error)) => {
+                        self.report(Some(&header.name), &error);
+                        None
+                    }
+                    file => file.and_then(Result::ok),
+                };
+                if let Some(file) = file.as_ref().filter(|_| header.has_links) {
+                    self.linked.insert((self.origin, header.id), self.target.remember(file));
+                }
+                self.open.push(Open { file, header, xattrs: Vec::new() });
+            }
+            Message::Link { name, id } => {
+                if let Some(place) = self.next_place(&name)? {
+                    let linked = match self.linked.get(&(self.origin, id)) {
+                        Some(file) => self.target.link(place, file),
+                        None => Err(anyhow!("a hard link to a file that was not copied")),
+                    };
+                    match linked {
+                        Ok(()) => self.done(),
+                        Err(error) => self.report(Some(&name), &error),
+                    }
+                }
+            }
+            Message::Xattr(name, value) => {
+                self.xattr_bytes += name.len() + value.len();
+                match self.open.last_mut() {
+                    Some(open) if self.xattr_bytes <= XATTRS_MAX => open.xattrs.push((name, value)),
+                    _ => return Err(protocol_error("too many extended attributes")),
+                }
+            }
+            Message::End { size } => {
+                let Some(open) = self.open.last_mut() else {
+                    return Err(protocol_error("an end without a start"));
+                };
+                let (file, xattrs) = (open.file.take(), std::mem::take(&mut open.xattrs));
+                let header = open.header.clone();
+                self.xattr_bytes -=
+                    xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+                if let Some(file) = file {
+                    match self.target.finish(&file, &header, size, &xattrs) {
+                        Ok(()) => self.done(),
+                        Err(error) => self.report(None, &error),
+                    }
+                }
+                self.open.pop();
+            }
+            Message::Problem { path, code, line } => {
+                let join = if self.shown.ends_with('/') || path.is_empty() { "" } else { "/" };
+                let text = format!("{}{join}{path}: {line}", self.shown);
+                self.print_problem(code, &text);
+            }
+            Message::Data { .. } | Message::Finish => bail!("the caller handles this message"),
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let Some(open) = self.open.last_mut() else {
+            return Err(protocol_error("contents without a file"));
+        };
+        self.bytes += bytes.len() as u64;
+        let (files, all) = (self.files, self.bytes);
+        self.progress.step(0, |_| format!("{files} files, {}", progress::bytes(all)));
+        let written = open.file.as_ref().map(|file| self.target.write(file, offset, bytes));
+        if let Some(Err(error)) = written {
+            // Reported once. What was written before stays.
+            open.file = None;
+            self.linked.remove(&(self.origin, open.header.id));
+            self.report(None, &error.context(format!("incomplete after byte {offset}")));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::cp::stream::Sender;
+    use crate::output::failure::FAILED;
+    use std::fs;
+    use std::path::Path;
+
+    fn file_header(name: &str, mode: u32, target: &Path) -> Message {
+        let target = target.as_os_str().as_encoded_bytes().to_vec();
+        let (id, time) = ((0, 1), (0, 0));
+        let header = FileHeader {
+            name: name.into(),
+            id,
+            has_links: false,
+            mode,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            target,
+        };
+        Message::File(header)
+    }
+
+    fn written(out: &Path, messages: &[Message]) -> Result<CopyOutcome> {
+        written_as(None, out, messages)
+    }
+
+    /// Writes an operand that has no name in the command line, and `name` in the stream.
+    fn written_as(name: Option<&[u8]>, out: &Path, messages: &[Message]) -> Result<CopyOutcome> {
+        let mut wire = Vec::new();
+        let mut sender = Sender::new(&mut wire);
+        let name = name.map(<[u8]>::to_vec);
+        sender.send(&Message::Operand { origin: 1, shown: "image".into(), name }).unwrap();
+        messages.iter().for_each(|message| sender.send(message).unwrap());
+        drop(sender);
+        write_copy(&Host::new(out, &[None], false).unwrap(), &wire[..])
+    }
+
+    /// A reader that a hostile image has taken over sends names that leave the directory.
+    #[test]
+    fn a_hostile_reader_cannot_write_elsewhere() {
+        let place = tempfile::tempdir().unwrap();
+        let (out, outside) = (place.path().join("out"), place.path().join("outside"));
+        for dir in [&out, &outside] {
+            fs::create_dir(dir).unwrap();
+        }
+        let (dir, file, link, end) = (0o040755, 0o100644, 0o120777, Message::End { size: 0 });
+        let nothing = Path::new("");
+        let through_a_link = [
+            file_header("", dir, nothing),
+            file_header("a", link, &outside),
+            end.clone(),
+            file_header("a", dir, nothing),
+            file_header("inner", file, nothing),
+            end.clone(),
+            end.clone(),
+            file_header("b", link, &outside.join("victim")),
+            end.clone(),
+            file_header("b", file, nothing),
+            end.clone(),
+            end.clone(),
+            Message::Finish,
+        ];
+        let outcome = written(&out, &through_a_link).unwrap();
+        assert_eq!((outcome.problems, outcome.code), (1, FAILED));
+        assert!(fs::symlink_metadata(out.join("b")).unwrap().is_file());
+        for name in ["..", ".", "", "../outside/x", "/x", "x\0"] {
+            let messages = [file_header("", dir, nothing), file_header(name, file, nothing)];
+            assert!(
+                written(&out, &messages).unwrap_err().to_string().contains("is not a file name"),
+                "{name:?}"
+            );
+        }
+        let names = ["..", "../outside/x", "/x", "x/y"].map(str::as_bytes);
+        for name in names.into_iter().chain([outside.join("x").as_os_str().as_encoded_bytes()]) {
+            let error = written_as(Some(name), &out, &[file_header("", file, nothing)]).unwrap_err();
+            assert!(error.to_string().contains("is not a file name"), "{error}");
+        }
+        // A file name, but not that of the operand: it could be any in a home directory.
+        let messages = [file_header("", file, nothing), end.clone(), Message::Finish];
+        assert_eq!(written_as(Some(b".profile"), &out, &messages).unwrap().problems, 1);
+        assert!(!out.join(".profile").exists());
+        let below_a_link = [
+            file_header("", dir, nothing),
+            file_header("c", link, &outside),
+            file_header("inner", file, nothing),
+        ];
+        assert!(written(&out, &below_a_link).unwrap_err().to_string().contains("not a directory"));
+        for unexpected in [end, Message::Xattr(vec![], vec![]), Message::Data { offset: 0, len: 0 }] {
+            assert!(written(&out, &[unexpected]).unwrap_err().to_string().contains("protocol error"));
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,123 @@
+//! The image process itself: see [`crate::image::process`].
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, bail};
+use ivers_block::FileDevice;
+use ivers_vfs::{Cred, MountOptions, Vfs};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::changed::{saved_state, walk::walk_image};
+use super::cp::reader::{self, ReadOptions, Reader};
+use super::cp::stream::{FileId, Sender, Truncated};
+use super::cp::writer;
+use super::measure;
+use crate::arguments::{image_path, last_name};
+use crate::image::channel::Channel;
+use crate::image::process::{CopyOutcome, ReadCopy, Reply, Request, WriteCopy, descriptor};
+use crate::image::{open, sandbox};
+use crate::output::failure::{self, FAILED, failure};
+use crate::output::progress;
+
+/// Runs an image process.
+pub fn run() -> Result<()> {
+    let channel = Channel::inherited()?;
+    // Signals of a terminal reach the command too. When it ends, the pipes close and the image is closed.
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let reply = match serve(&channel) {
+        Ok(outcome) => Reply::Closed(outcome),
+        Err(error) => Reply::Failed { code: failure::code(&error), line: failure::short_line(&error) },
+    };
+    // If the command has ended, nothing waits for the reply.
+    let _ = channel.send(&reply, &[]);
+    Ok(())
+}
+
+fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
+    let Some((Request::Open { image, options, quiet }, fds)) = channel.receive()? else {
+        bail!("an image process is started by other commands only");
+    };
+    let image = PathBuf::from(OsString::from_vec(image));
+    if quiet {
+        progress::silence();
+    }
+    let device = FileDevice::adopt(descriptor(fds)?, image.clone(), options.open_mode())?;
+    if options.read_only {
+        // Nothing needs to be closed, and a long walk would keep the lock on the image for nothing.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    }
+    sandbox::enter(options.sandbox);
+    let mount_options = MountOptions { background: !options.read_only, ..MountOptions::default() };
+    let vfs = open::open_on(Some(device), &image, &options, mount_options)?;
+    if let Some(why) = vfs.health().read_only.as_ref().filter(|_| !options.read_only) {
+        return Err(failure(FAILED, format!("{}: read-only: {why}", image.display())));
+    }
+    channel.send(&Reply::Done, &[])?;
+    let mut jobs = Jobs { vfs: vfs.clone(), image, reader: None, exclude: None, writer: None };
+    let served = jobs.run(channel);
+    let written = jobs.writer.map(|writer| writer.join().unwrap_or_else(|_| bail!("the writer panicked")));
+    // Also on error: what was written goes to the image.
+    let closed = if options.read_only { Ok(()) } else { vfs.unmount() };
+    let outcome = match (written, served) {
+        // The process that wrote to the pipe reports why it stopped.
+        (Some(Err(error)), served) if error.is::<Truncated>() => served.map(|()| None)?,
+        (Some(Err(error)), _) => return Err(error),
+        (written, served) => served.and_then(|()| written.transpose())?,
+    };
+    closed.with_context(|| format!("{}: cannot close the image", jobs.image.display()))?;
+    Ok(outcome)
+}
+
+struct Jobs {
+    vfs: Arc<Vfs>,
+    image: PathBuf,
+    reader: Option<Reader>,
+    /// The directory that a copy is written to.
+    exclude: Option<FileId>,
+    writer: Option<JoinHandle<Result<CopyOutcome>>>,
+}
+
+impl Jobs {
+    fn run(&mut self, channel: &Channel) -> Result<()> {
+        while let Some((request, fds)) = channel.receive()? {
+            self.execute(request, descriptor(fds)?)?;
+            channel.send(&Reply::Done, &[])?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, request: Request, mut pipe: File) -> Result<()> {
+        match request {
+            Request::Open { .. } => bail!("an image is open already"),
+            Request::Walk { path, to_save } => {
+                let state = walk_image(&self.vfs, &self.image, &path, to_save)?;
+                Ok(pipe.write_all(&saved_state::encode(&state)?)?)
+            }
+            Request::Measure { path } => measure::image::measure(&self.vfs, &self.image, &path, pipe),
+            Request::WriteCopy(WriteCopy { path, many, preserve, origin }) => {
+                let shown = image_path(&self.image, &path);
+                let target = writer::Image::new(self.vfs.clone(), origin, &path, &shown, many, preserve)?;
+                self.exclude = Some(target.dir_id());
+                let thread = std::thread::Builder::new().name("ivers-writer".into());
+                self.writer = Some(thread.spawn(move || writer::write_copy(&target, pipe))?);
+                Ok(())
+            }
+            Request::ReadCopy(ReadCopy { origin, operand, path, recursive, preserve }) => {
+                let options = ReadOptions { recursive, preserve, exclude: self.exclude };
+                let reader = self.reader.get_or_insert_with(|| Reader::new(origin, options));
+                let source = reader::Image(self.vfs.clone());
+                let file = self.vfs.resolve(&Cred::root(), &path, !recursive).map_err(Into::into);
+                reader.read_operand(&source, file, &operand, last_name(&path), &mut Sender::new(pipe))
+            }
+        }
+    }
+}

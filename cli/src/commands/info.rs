@@ -1,0 +1,99 @@
+//! `info`: format, size, features and promises of an image or a mount.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::file_info;
+use crate::image::mount_options::ImageArgs;
+use crate::image::open::Images;
+use crate::output::{format, print};
+
+const HELP: &str = "\
+JSON: fs, uuid, label, block_size, blocks, blocks_free, files, files_free, semantics (as of stat), details; \
+for a mount also instance, pid, read_only, sandbox, iversion, lazytime, lazyversion.
+
+Examples:
+  ivers info disk.img
+  ivers info mnt";
+
+/// Options of `info`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// An image, or a directory on a mount
+    target: PathBuf,
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
+/// Runs `ivers info`.
+pub fn run(args: &Args, json: bool) -> Result<()> {
+    let mut info = if args.target.is_dir() { mount_info(args)? } else { image_info(args)? };
+    // AFFS has no UUID.
+    if info["uuid"] == uuid::Uuid::nil().to_string() {
+        info["uuid"] = Value::Null;
+    }
+    if json { print::json_line(&info) } else { print_text(&info, 0) }
+}
+
+fn mount_info(args: &Args) -> Result<Value> {
+    let mut info = file_info::served_json(&args.target, ivers_fuse::MOUNT)?;
+    info["semantics"] = file_info::served_json(&args.target, ivers_fuse::SEMANTICS)?;
+    let space = rustix::fs::statvfs(&args.target).with_context(|| args.target.display().to_string())?;
+    let space = [
+        ("block_size", space.f_frsize),
+        ("blocks", space.f_blocks),
+        ("blocks_free", space.f_bfree),
+        ("files", space.f_files),
+        ("files_free", space.f_ffree),
+    ];
+    for (name, value) in space {
+        info[name] = value.into();
+    }
+    Ok(info)
+}
+
+fn image_info(args: &Args) -> Result<Value> {
+    let image = args.target.as_path();
+    let vfs = Images::open([image], &args.image.options()?)?.get(image)?;
+    let info = vfs.info();
+    let space = vfs.stat_fs()?;
+    let details = vfs.fs().describe().into_iter().map(|(key, value)| (key, Value::from(value)));
+    Ok(json!({
+        "fs": info.fs_type,
+        "uuid": uuid::Uuid::from_bytes(info.uuid).to_string(),
+        "label": info.label,
+        "block_size": info.block_size,
+        "blocks": space.blocks,
+        "blocks_free": space.blocks_free,
+        "files": space.files,
+        "files_free": space.files_free,
+        "semantics": ivers_fuse::semantics(&vfs),
+        "details": details.collect::<serde_json::Map<_, _>>(),
+    }))
+}
+
+fn print_text(value: &Value, indent: usize) -> Result<()> {
+    let mut fields: Vec<_> = value.as_object().into_iter().flatten().collect();
+    // The format comes first, and objects last.
+    fields.sort_by_key(|(key, value)| (value.is_object(), *key != "fs"));
+    let pad = " ".repeat(indent);
+    for (key, value) in fields {
+        match value {
+            Value::Null => {}
+            Value::String(text) if text.is_empty() => {}
+            Value::Object(fields) if fields.is_empty() => {}
+            Value::Object(_) => {
+                print::line(format_args!("{pad}{key}:"))?;
+                print_text(value, indent + 2)?;
+            }
+            Value::String(text) => {
+                print::line(format_args!("{pad}{key}: {}", format::name(text.as_bytes())))?;
+            }
+            other => print::line(format_args!("{pad}{key}: {other}"))?,
+        }
+    }
+    Ok(())
+}

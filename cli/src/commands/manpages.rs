@@ -1,0 +1,71 @@
+//! `man` and `completions`: manual pages and completions of shells.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::{Arg, Command};
+
+use crate::output::failure::StdoutError;
+
+/// Help of `completions`.
+pub const COMPLETIONS_HELP: &str = "\
+Examples:
+  ivers completions bash > ~/.local/share/bash-completion/completions/ivers
+  ivers completions fish > ~/.config/fish/completions/ivers.fish
+  ivers completions zsh > ~/.zfunc/_ivers";
+
+/// Help of `man`.
+pub const MAN_HELP: &str = "\
+Examples:
+  ivers man ~/.local/share/man/man1";
+
+/// The command line without hidden subcommands, which completions would offer.
+fn public(whole: &Command) -> Command {
+    let shown = whole.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned();
+    let bare = Command::new("ivers").version(env!("CARGO_PKG_VERSION")).args(whole.get_arguments().cloned());
+    let about = whole.get_long_about().cloned().unwrap_or_default();
+    bare.subcommands(shown)
+        .about(whole.get_about().cloned().unwrap_or_default())
+        .long_about(about)
+        .after_long_help(whole.get_after_long_help().cloned().unwrap_or_default())
+        .subcommand_required(true)
+}
+
+/// Runs `ivers completions` for the command line `whole`.
+pub fn completions(whole: &Command, shell: clap_complete::Shell) -> Result<()> {
+    // The generator panics if it cannot write. So it writes to memory.
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut public(whole), "ivers", &mut text);
+    std::io::stdout().write_all(&text).map_err(|error| StdoutError(error).into())
+}
+
+/// Runs `ivers man` for the command line `whole`.
+pub fn man(whole: &Command, dir: &Path) -> Result<()> {
+    let place = || dir.display().to_string();
+    std::fs::create_dir_all(dir).with_context(place)?;
+    let mut command = public(whole).disable_help_subcommand(true);
+    // Sets full names and global options.
+    command.build();
+    let command = command.mut_subcommands(|sub| {
+        let synopsis = synopsis(&sub);
+        sub.override_usage(synopsis)
+    });
+    clap_mangen::generate_to(command, dir).with_context(place)
+}
+
+/// The usage line with the values of options, which the generator of the pages omits.
+fn synopsis(command: &Command) -> String {
+    let word = |arg: &Arg| {
+        let long = arg.to_string();
+        let both = arg.get_short().filter(|_| arg.get_long().is_some());
+        let shown = both.map_or_else(|| long.clone(), |short| format!("-{short}|{long}"));
+        // Positional arguments contain their brackets.
+        if arg.is_positional() || arg.is_required_set() { shown } else { format!("[{shown}]") }
+    };
+    let shown = || command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let options = shown().filter(|arg| !arg.is_positional());
+    let words = options.chain(shown().filter(|arg| arg.is_positional())).map(word);
+    let name = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
+    std::iter::once(name).chain(words).collect::<Vec<_>>().join(" ")
+}

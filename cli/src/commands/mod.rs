@@ -1,0 +1,33 @@
+//! One module per command, with its arguments and help.
+//!
+//! From low to high; each command uses only commands above it in this table:
+//!
+//! | module | command |
+//! |---|---|
+//! | [`stat`], [`ls`], [`cat`], [`tree`], [`info`], [`mkfs`], [`unmount`] | the command of that name |
+//! | [`changed`] | `changed`, and the walks that it shares with the image process |
+//! | [`measure`] | `measure` |
+//! | [`cp`] | `cp` |
+//! | [`mount`] | `mount`: supervisor and worker |
+//! | [`serve`] | `serve` and its helper |
+//! | [`stats`] | `stats`, of a mount or a server |
+//! | [`fuse2fs`] | `mount` with the command line of fuse2fs |
+//! | [`manpages`] | `man` and `completions` |
+//! | [`image_process`] | the image process (hidden) |
+
+pub mod cat;
+pub mod changed;
+pub mod cp;
+pub mod fuse2fs;
+pub mod image_process;
+pub mod info;
+pub mod ls;
+pub mod manpages;
+pub mod measure;
+pub mod mkfs;
+pub mod mount;
+pub mod serve;
+pub mod stat;
+pub mod stats;
+pub mod tree;
+pub mod unmount;

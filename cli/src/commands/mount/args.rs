@@ -1,0 +1,36 @@
+//! The options of `mount`.
+
+use std::path::PathBuf;
+
+/// Options of `mount`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = super::help::HELP)]
+pub struct Args {
+    /// The image file or block device (with --type mem: any word)
+    pub image: PathBuf,
+    /// The directory to mount on
+    pub dir: PathBuf,
+    /// Mount options, separated by commas
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// The filesystem: auto (recognised), ext4 (also ext2 and ext3), fat, affs (OFS and FFS of the Amiga), or
+    /// mem (in memory)
+    #[arg(short = 't', long = "type", value_name = "TYPE", default_value = "auto")]
+    pub fs_type: String,
+    /// Stay in the foreground until unmounted
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Append messages to this file (default: ivers/ivers.log under $XDG_STATE_HOME or ~/.local/state). In
+    /// the foreground they go to standard error
+    #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
+    pub log: Option<PathBuf>,
+    /// Fall back to read-only even with `rw`, which mount(8) always passes.
+    #[arg(long, hide = true)]
+    pub rw_optional: bool,
+    /// Run as the supervisor of a background mount.
+    #[arg(long, hide = true)]
+    pub supervisor: bool,
+    /// Run as the worker.
+    #[arg(long, hide = true)]
+    pub worker: bool,
+}

@@ -1,0 +1,102 @@
+//! The second half of `ivers mount --help`.
+
+/// Text after the list of options. A paragraph is one line, since the viewer wraps it; lists are narrower
+/// than 80 columns.
+pub const HELP: &str = "\
+Mount options (-o), separated by commas:
+  ro, rw           read-only, writable (the default). An image that can
+                   only be read is mounted read-only and standard error
+                   says why; refused if rw is given
+  iversion=MODE    when the change attribute grows: lazy (the default; also
+                   i_version), eager, or off (also noiversion)
+  lazytime         keep pure timestamp changes in memory for up to a day
+                   (nolazytime: do not)
+  lazyversion      keep a bump that a query asked for in memory until the
+                   inode is written back. The default where the format
+                   stores the change counter (ext2, ext3, ext4): after a
+                   crash of ivers every value is raised in any case.
+                   Requires iversion=lazy
+  nolazyversion    log each bump at once: for images whose stored counter
+                   another kernel reads after a crash of ivers
+  relatime, noatime, strictatime
+                   when the access time is updated (default: relatime)
+  cache=SIZE       bound of all caches together, as 64M or 1G: at least 4M
+                   (default: 256M)
+  offset=SIZE      start of the filesystem in the image (for a partition),
+                   in bytes or as 1M
+  partition=NAME   the partition of an Amiga hard disk (Rigid Disk Block), by
+                   name or number
+  uid=N, gid=N     owner of all files if the format stores no owners (FAT;
+                   default: the calling user)
+  umask=, fmask=, dmask=
+                   permission bits that all files and directories, files, or
+                   directories lack in that case (octal; default: the umask
+                   of the calling process)
+  utc_offset=MIN   offset of the times on a FAT medium from UTC in minutes,
+                   positive if ahead (default: 0)
+  commit=SECONDS   longest time before a change is in the journal: 1 to 900
+                   (default: 5)
+  trust-foreign    trust stored change attributes although another system
+                   wrote to the image
+  norecovery       with ro: do not replay the journal, not even in memory
+  nonempty         mount on a directory that is not empty, which hides its
+                   contents
+  measure=POLICY   measure files when they are opened, as IMA does (see
+                   ivers measure --help)
+  measure_list=FILE
+                   the measurement list to extend (default:
+                   ivers/measure/mounts/IMAGE.list under $XDG_STATE_HOME
+                   or ~/.local/state)
+  appraise         refuse to open a file that does not match its security.ima
+                   (all files, unless the policy selects some; a policy with
+                   such rules requires this option); implies
+                   no_writeback_cache. Only ext4 and mem store security.ima
+  appraise_key=FILE
+                   a key to check signatures; may be repeated
+  nosandbox        parse the image without a sandbox (for debugging)
+  fakeroot         the user who mounts is root inside the image, as far as the
+                   kernel allows
+  allow_other      allow access by other users (see /etc/fuse.conf)
+  sync, async      make each change durable before its call returns, or not
+                   (default: async)
+  dirsync          make changes of directories durable before their calls
+                   return
+  linger=N         microseconds of busy polling: a thread looks for the next
+                   request for so long before it sleeps: 0 to 1000 (default:
+                   100; with a single processor 0)
+  threads=N        number of threads that serve: 1 to 64
+  no_company       do not move a thread to the processor of a program that
+                   makes many small requests (default: move one, with
+                   CAP_SYS_NICE)
+  no_strict_queries
+                   a query does not wait until the kernel shows all changes
+                   that its answer counts (default: it waits if a change is
+                   in progress)
+  default_permissions, no_default_permissions,
+  writeback_cache, no_writeback_cache, suid, dev, exec (and no...),
+  fsname=, subtype=
+                   as in FUSE
+
+A mount is two processes: a worker that parses the image in a sandbox (Landlock and seccomp), and a \
+supervisor that mounts and unmounts. SIGTERM to the supervisor (pid in --json) unmounts. If either is \
+killed, programs get errors until `ivers unmount DIR`.
+
+If this program is called by the name fuse2fs (e.g. through a link), it takes the command line of fuse2fs: \
+fuse2fs --help.
+
+In /etc/fstab:
+  IMAGE DIR fuse.ivers OPTIONS 0 0
+
+For that, mount(8) requires mount.fuse3 (package fuse3), and ivers in a directory of the system such as \
+/usr/local/bin. umount(8) returns before the image is closed, since the kernel does not wait for a process. \
+ivers waits for that when it opens the image, up to five minutes. Before another program uses the image \
+(e2fsck, a copy), unmount with ivers unmount. To make a mount read-only and writable again: mount -i -o \
+remount,ro DIR.
+
+JSON: dir, image, pid, read_only, read_only_because (null if requested). With --foreground it is printed \
+when the mount serves.
+
+Examples:
+  ivers mount disk.img mnt
+  ivers mount -o ro,offset=1048576 disk-with-partitions.img mnt
+  ivers mount -t mem none mnt";

@@ -1,0 +1,47 @@
+//! Messages between the supervisor and the worker of a mount.
+
+use serde::{Deserialize, Serialize};
+
+use super::measurement::MeasureSetup;
+
+/// A message from the supervisor to the worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Measure files that are opened in the mount; with the descriptors of list, policy and keys.
+    Measure(MeasureSetup),
+    /// Open the image; with its descriptor.
+    Open {
+        /// Open it read-only, whatever the options say.
+        read_only: bool,
+    },
+    /// Serve the mount; with the descriptors of `ivers_fuse::MountChannels`.
+    Serve {
+        /// The thread IDs of the connection.
+        thread_ids: Vec<u32>,
+        /// The process ID of the supervisor.
+        pid: u32,
+    },
+}
+
+/// A message from the worker to the supervisor, which does not trust it.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Event {
+    /// The filesystem is open.
+    Opened {
+        /// Why it is read-only, if it is.
+        read_only: Option<String>,
+    },
+    /// The worker answers requests of the kernel.
+    Serving,
+    /// The mount is gone. The image is being closed.
+    Ended,
+    /// The image is closed.
+    Closed,
+    /// The worker failed and ends.
+    Failed {
+        /// The exit code.
+        code: u8,
+        /// The error.
+        line: String,
+    },
+}

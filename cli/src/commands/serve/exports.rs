@@ -1,0 +1,142 @@
+//! The images of a server: opened before the sandbox, mounted in it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use ivers_block::FileDevice;
+use ivers_nfsd::exports::config::{ExportConfig, Secured};
+use ivers_nfsd::server::Exported;
+use ivers_vfs::Vfs;
+
+use super::plan::{self, ExportPlan};
+use crate::image::open::{open_device_or_fall_back, open_on};
+use crate::image::open_options::ImageOptions;
+use crate::output::failure::{REFUSED, failure, line, usage};
+
+/// An image that is open and not parsed.
+pub struct Opened {
+    plan: ExportPlan,
+    device: Option<FileDevice>,
+    /// Why it is open for reading only, if that was not requested.
+    read_only_because: Option<String>,
+    image: PathBuf,
+}
+
+/// A filesystem that is served.
+pub struct Mounted {
+    /// The export.
+    pub config: ExportConfig,
+    /// The filesystem.
+    pub vfs: Arc<Vfs>,
+    /// The requested options, which a reload compares with its own.
+    pub image_options: ImageOptions,
+    /// The image.
+    pub image: PathBuf,
+    /// Why it is read-only, if that was not requested.
+    pub read_only_because: Option<String>,
+    device: Option<Vec<u8>>,
+}
+
+/// Whether an export requires TLS of some clients.
+pub fn requires_tls(config: &ExportConfig) -> bool {
+    let requires = |tls: Option<Secured>| tls.is_some_and(|tls| tls != Secured::Optional);
+    std::iter::once(&config.settings).chain(&config.rules).any(|settings| requires(settings.tls))
+}
+
+/// Opens the images of all exports. Each may be exported once.
+pub fn open_all(plans: impl Iterator<Item = ExportPlan>) -> Result<Vec<Opened>> {
+    let mut images: Vec<Opened> = Vec::new();
+    for plan in plans {
+        let opened = open(plan)?;
+        let same = |other: &Opened| other.device.is_some() && device_name(other) == device_name(&opened);
+        if opened.device.is_some() && images.iter().any(same) {
+            return Err(usage(format!("{}: exported twice; remove one export", opened.image.display())));
+        }
+        images.push(opened);
+    }
+    Ok(images)
+}
+
+fn open(plan: ExportPlan) -> Result<Opened> {
+    let place = || format!("export {}", plan.config.name);
+    let mut image = plan.config.image.clone();
+    if plan.fs_type != "mem" {
+        image =
+            image.canonicalize().with_context(|| format!("{}: cannot open {}", place(), image.display()))?;
+    }
+    let opened = open_device_or_fall_back(&plan.fs_type, &image, &plan.image_options);
+    let (device, read_only_because) = opened.with_context(place)?;
+    if let Some(why) = read_only_because.as_ref().filter(|_| plan.writable) {
+        return Err(not_writable(&plan.config, &image, why));
+    }
+    Ok(Opened { plan, device, read_only_because, image })
+}
+
+fn device_name(opened: &Opened) -> Vec<u8> {
+    plan::device_name(&opened.image, &opened.plan.image_options)
+}
+
+fn not_writable(config: &ExportConfig, image: &Path, why: &str) -> anyhow::Error {
+    let (name, image) = (&config.name, image.display());
+    failure(
+        REFUSED,
+        format!("export {name}: {image} cannot be written: {why}; omit rw to serve it read-only"),
+    )
+}
+
+/// Opens the filesystems of all images.
+pub fn mount_all(images: Vec<Opened>) -> Result<Vec<Mounted>> {
+    let mut mounted = Vec::new();
+    for opened in images {
+        match mount(opened) {
+            Ok(one) => mounted.push(one),
+            Err(error) => {
+                // Nothing was served, so the other images are unchanged.
+                let _ = unmount_all(&mounted);
+                return Err(error);
+            }
+        }
+    }
+    Ok(mounted)
+}
+
+fn mount(opened: Opened) -> Result<Mounted> {
+    let name = opened.device.as_ref().map(|_| device_name(&opened));
+    let Opened { plan, device, read_only_because, image } = opened;
+    let ExportPlan { config, image_options, vfs, writable, .. } = plan;
+    let read_only = image_options.read_only || read_only_because.is_some();
+    let actual_options = ImageOptions { read_only, ..image_options.clone() };
+    let vfs =
+        open_on(device, &image, &actual_options, vfs).with_context(|| format!("export {}", config.name))?;
+    let because = vfs.health().read_only.filter(|_| !image_options.read_only);
+    let read_only_because = read_only_because.or(because);
+    if let Some(why) = &read_only_because {
+        if writable {
+            vfs.unmount()?;
+            return Err(not_writable(&config, &image, why));
+        }
+        log::warn!("{}: served read-only: {why}", config.name);
+    }
+    Ok(Mounted { config, vfs, image_options, image, device: name, read_only_because })
+}
+
+impl Mounted {
+    /// The export as the server takes it.
+    pub fn exported(&self) -> Exported {
+        Exported { config: self.config.clone(), vfs: self.vfs.clone(), device: self.device.clone() }
+    }
+}
+
+/// Closes all images, also after an error. Returns the first error and logs the others.
+pub fn unmount_all(mounted: &[Mounted]) -> Result<()> {
+    let mut all = Ok(());
+    for one in mounted {
+        let closed = one.vfs.unmount().with_context(|| format!("cannot close {}", one.image.display()));
+        if let (Err(error), Err(_)) = (&closed, &all) {
+            log::error!("{}", line(error));
+        }
+        all = all.and(closed);
+    }
+    all
+}

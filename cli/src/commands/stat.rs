@@ -1,0 +1,81 @@
+//! `stat`: change attribute, semantics and usual attributes of files.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::arguments::{Operand, image_path};
+use crate::file_info;
+use crate::image::directory::resolve;
+use crate::image::mount_options::ImageArgs;
+use crate::image::open::Images;
+use crate::output::failure::Problems;
+use crate::output::{format, print};
+
+const HELP: &str = "\
+`change` is the change attribute. It is larger after any change of the file since the last query. `stored` \
+is the counter that the image contains after the inode is written back. `keeps` lists the promises: the \
+change attribute covers changes of data and of metadata, it only grows (monotonic), and it survives an \
+unmount (persistent) and a crash (crash_safe).
+
+JSON, one object per file: path, ino, generation, change and stored (decimal strings; null without a change \
+attribute), semantics {cookie, no_cookie, data, metadata, monotonic, persistent, crash_safe}, kind, mode \
+(octal), uid, gid, nlink, size, blocks, atime, mtime, ctime, btime ({sec, nsec}; btime is null if unknown).
+
+Examples:
+  ivers stat mnt/file
+  ivers stat --json disk.img:/etc/passwd";
+
+/// Options of `stat`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// Files on a mount, or IMAGE:/path
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Follow a symbolic link at the end of the path
+    #[arg(short = 'L', long)]
+    dereference: bool,
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
+/// Runs `ivers stat`.
+pub fn run(args: &Args, json: bool) -> Result<()> {
+    let operands: Vec<Operand> = args.files.iter().map(|file| Operand::parse(file)).collect();
+    let options = args.image.options()?;
+    // Files on mounts come first: the sandbox forbids access to files of the host.
+    let mut on_mounts = operands
+        .iter()
+        .filter_map(|operand| match operand {
+            Operand::Host(path) => Some(file_info::of_path(path, args.dereference)),
+            Operand::Image { .. } => None,
+        })
+        .collect::<Vec<_>>()
+        .into_iter();
+    let mut images = Images::open(operands.iter().filter_map(Operand::image), &options)?;
+    let mut problems = Problems::default();
+    for operand in &operands {
+        let mut show = || -> Result<()> {
+            let (info, name) = match operand {
+                Operand::Host(path) => {
+                    let info = on_mounts.next().context("a file was not read")??;
+                    (info, format::json_name(path.as_os_str().as_bytes()))
+                }
+                Operand::Image { image, path } => {
+                    let vfs = images.get(image)?;
+                    let inode = resolve(&vfs, image, path, args.dereference)?;
+                    (file_info::of_inode(&vfs, &inode), image_path(image, path))
+                }
+            };
+            if json {
+                print::json_line(&info.json(&name))
+            } else {
+                print::line(info.text(&format::name(name.as_bytes())))
+            }
+        };
+        problems.report(show())?;
+    }
+    problems.into_result()
+}

@@ -1,0 +1,120 @@
+//! `tree`: a directory of an image as a tree.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use ivers_vfs::{FileType, InodeRef, Vfs};
+use serde_json::json;
+
+use crate::arguments::{display_name, image_path, join};
+use crate::image::cycle_guard::CycleGuard;
+use crate::image::directory::{entries, resolve};
+use crate::image::mount_options::ImageArgs;
+use crate::image::open::{Images, parse_image_path};
+use crate::output::failure::Problems;
+use crate::output::{format, print};
+
+const HELP: &str = "\
+JSON, one object per file: path, ino, kind, size.
+
+Examples:
+  ivers tree disk.img:/etc
+  ivers tree -L 2 disk.img";
+
+/// Options of `tree`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// IMAGE:/path; IMAGE alone is its root
+    path: PathBuf,
+    /// Show at most this many levels
+    #[arg(short = 'L', long, default_value_t = u32::MAX, hide_default_value = true)]
+    depth: u32,
+    #[command(flatten)]
+    image: ImageArgs,
+}
+
+/// The state of a walk that prints a tree.
+struct Tree<'a> {
+    vfs: &'a Vfs,
+    image: &'a Path,
+    json: bool,
+    levels: u32,
+    entered: CycleGuard<u64>,
+    problems: Problems,
+    directories: u64,
+    files: u64,
+}
+
+impl Tree<'_> {
+    /// Prints the contents of a directory, `depth` levels deep.
+    fn print_below(&mut self, dir: &InodeRef, path: &[u8], prefix: &str, depth: u32) -> Result<()> {
+        let name = || image_path(self.image, path);
+        let level = (self.levels - depth) as usize;
+        let place = || format!("{}, inode {}", name(), dir.ino.0);
+        self.entered.enter(dir.ino.0, level, path.len(), place)?;
+        let entries = entries(self.vfs, dir).with_context(name)?;
+        let last = entries.len().saturating_sub(1);
+        for (at, (name, inode)) in entries.into_iter().enumerate() {
+            let path = join(path, &name);
+            let (branch, below) = if at == last { ("└── ", "    ") } else { ("├── ", "│   ") };
+            let printed = inode.and_then(|inode| {
+                self.print_file(&inode, &path, &name, &format!("{prefix}{branch}"))?;
+                match inode.kind {
+                    FileType::Directory if depth > 1 => {
+                        self.print_below(&inode, &path, &format!("{prefix}{below}"), depth - 1)
+                    }
+                    _ => Ok(()),
+                }
+            });
+            self.problems.report(printed)?;
+        }
+        Ok(())
+    }
+
+    fn print_file(&mut self, inode: &InodeRef, path: &[u8], name: &[u8], prefix: &str) -> Result<()> {
+        if inode.kind == FileType::Directory {
+            self.directories += 1
+        } else {
+            self.files += 1
+        }
+        if self.json {
+            return print::json_line(&json!({
+                "path": format::json_name(path),
+                "ino": inode.ino.0,
+                "kind": format::kind(inode.kind),
+                "size": self.vfs.stat(inode).size,
+            }));
+        }
+        let arrow = match inode.kind {
+            FileType::Symlink => format!(" -> {}", format::name(&self.vfs.read_link(inode)?)),
+            _ => String::new(),
+        };
+        print::line(format_args!("{prefix}{}{arrow}", format::name(name)))
+    }
+}
+
+/// Runs `ivers tree`.
+pub fn run(args: &Args, json: bool) -> Result<()> {
+    let (image, path) = parse_image_path(&args.path)?;
+    let vfs = Images::open([image.as_path()], &args.image.options()?)?.get(&image)?;
+    let root = resolve(&vfs, &image, &path, true)?;
+    if !json {
+        print::line(display_name(&image, &path))?;
+    }
+    let mut tree = Tree {
+        vfs: &vfs,
+        image: &image,
+        json,
+        levels: args.depth.max(1),
+        entered: CycleGuard::default(),
+        problems: Problems::default(),
+        directories: 0,
+        files: 0,
+    };
+    tree.print_below(&root, &path, "", tree.levels)?;
+    if !json {
+        print::line(format_args!("\n{} directories, {} files", tree.directories, tree.files))?;
+    }
+    tree.problems.into_result()
+}

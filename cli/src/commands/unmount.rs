@@ -1,0 +1,168 @@
+//! `unmount`: detaches a mount and waits until its image is closed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use ivers_fuse::{MOUNT, mounts_of};
+use serde_json::json;
+
+use crate::file_info::{self, is_dead_mount};
+use crate::image::unmount_status;
+use crate::output::failure::{BUSY, FAILED, REFUSED, failure, say, usage};
+use crate::output::{print, progress};
+
+const HELP: &str = "\
+If a program has a file open there, nothing is done (exit code 6): close it, or use --lazy. Exit code 1 \
+means that the image could not be closed without error; the message says why. A mount whose process died is \
+removed as well.
+
+JSON: dir, fs, uuid.
+
+Examples:
+  ivers unmount mnt
+  ivers unmount --lazy mnt";
+
+/// Options of `unmount`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// The directory
+    dir: PathBuf,
+    /// Detach the mount now, even if it is in use; the command still waits until the last open file is closed
+    #[arg(long)]
+    lazy: bool,
+}
+
+/// Runs `ivers unmount`.
+pub fn run(args: &Args, json: bool) -> Result<()> {
+    if is_dead_mount(&args.dir) {
+        return remove_dead(&args.dir, json);
+    }
+    match unmount_served(args, json) {
+        // The process died in the meantime.
+        Err(_) if is_dead_mount(&args.dir) => remove_dead(&args.dir, json),
+        done => done,
+    }
+}
+
+fn unmount_served(args: &Args, json: bool) -> Result<()> {
+    let dir = args.dir.canonicalize().with_context(|| args.dir.display().to_string())?;
+    let Some(mount) = file_info::served_json_if_any(&dir, MOUNT)? else {
+        let dir = args.dir.display();
+        return Err(failure(REFUSED, format!("{dir}: not on an ivers mount: nothing to unmount")));
+    };
+    let pid = mount["pid"]
+        .as_i64()
+        .and_then(|pid| i32::try_from(pid).ok())
+        .and_then(rustix::process::Pid::from_raw);
+    // Opened before the unmount: the process ID could be reused.
+    let process =
+        pid.and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+    let status = pid.and_then(|pid| unmount_status::connect(pid.as_raw_nonzero().get()));
+    // Fails on another user's mount, which root may unmount but not access.
+    let device = std::fs::metadata(&dir).ok().map(|found| found.dev());
+    let device = device.map(|dev| (rustix::fs::major(dev), rustix::fs::minor(dev)));
+    let before = device.map(mounts_of).unwrap_or_default();
+    let waiting = progress::Waiting::to("waiting until the image is closed");
+    detach(&dir, args.lazy)?;
+    // A new mount may have the same device number, but not the same line.
+    let after = device.map(mounts_of).unwrap_or_default();
+    if let Some(other) = after.iter().find(|line| before.contains(line)) {
+        // The process continues to serve: waiting for it could take forever.
+        let (dir, other) = (dir.display(), other.dir.display());
+        return Err(failure(BUSY, format!("{dir}: detached, but {other} is the same mount; unmount it too")));
+    }
+    if let Some(process) = process {
+        let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+        loop {
+            match rustix::event::poll(&mut fds, None) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for the process of the mount"),
+            }
+        }
+    } else if let Some(pid) = pid {
+        while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    drop(waiting);
+    if let Some((code, why)) = status.and_then(unmount_status::UnmountStatus::wait) {
+        let dir = dir.display();
+        return Err(failure(
+            code,
+            format!("{dir}: detached, but the image was not closed without error: {why}"),
+        ));
+    }
+    if json {
+        print::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": mount["fs"], "uuid": mount["uuid"] }))?;
+    }
+    Ok(())
+}
+
+fn remove_dead(dir: &Path, json: bool) -> Result<()> {
+    // The directory itself cannot be resolved, its parent can.
+    let dir = std::path::absolute(dir)?;
+    let dir = match (dir.parent(), dir.file_name()) {
+        (Some(parent), Some(name)) => {
+            parent.canonicalize().with_context(|| parent.display().to_string())?.join(name)
+        }
+        _ => dir,
+    };
+    detach(&dir, true)?;
+    say(format_args!(
+        "ivers: {}: the process of the mount had died: changes that were not synced are lost. \
+         The next mount replays the journal; check an image without a journal first (e2fsck, fsck.fat)",
+        dir.display()
+    ));
+    if json {
+        print::json_line(&json!({ "dir": dir.to_string_lossy(), "fs": null, "uuid": null }))?;
+    }
+    Ok(())
+}
+
+/// Detaches a mount: with umount2(2) as root, else with fusermount3.
+fn detach(dir: &PathBuf, lazy: bool) -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        let flags =
+            if lazy { rustix::mount::UnmountFlags::DETACH } else { rustix::mount::UnmountFlags::empty() };
+        return match rustix::mount::unmount(dir, flags) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::BUSY) => Err(busy(dir)),
+            Err(rustix::io::Errno::INVAL) => {
+                Err(usage(format!("{}: not a mount point, but a directory below one", dir.display())))
+            }
+            Err(error) => Err(failure(FAILED, format!("{}: {error}", dir.display()))),
+        };
+    }
+    let mut command = Command::new("fusermount3");
+    command.arg("-u");
+    if lazy {
+        command.arg("-z");
+    }
+    let output = command
+        .arg("--")
+        .arg(dir)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run fusermount3 (package fuse3), which unmounts without root")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if message.contains("busy") { Err(busy(dir)) } else { Err(failure(FAILED, message)) }
+}
+
+fn busy(dir: &Path) -> anyhow::Error {
+    failure(
+        BUSY,
+        format!(
+            "{}: busy: close the files that are open in it (fuser -vm lists them), or use --lazy",
+            dir.display()
+        ),
+    )
+}

@@ -1,0 +1,175 @@
+//! The supported formats: how each is recognised and opened. A new driver adds one entry to [`FORMATS`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ivers_block::{Budget, Device};
+use ivers_vfs::{FileSystem, Result};
+
+use super::open_options::{ImageOptions, Owners};
+
+/// A supported format.
+pub struct Format {
+    /// The types of `-t` that select it. The first names it in errors.
+    pub names: &'static [&'static str],
+    /// What errors call a filesystem of this format.
+    pub title: &'static str,
+    /// The format stores owners and permissions. If not, options set them.
+    pub stores_owners: bool,
+    /// Files can have a `security.ima`.
+    pub stores_security_xattrs: bool,
+    /// The filesystem can be in a partition that has a name.
+    pub has_partitions: bool,
+    probe: fn(head: &[u8]) -> bool,
+    open: Open,
+}
+
+/// Opens a device. `Budget` bounds its buffers; the string names the image in errors.
+type Open = fn(Arc<dyn Device>, &ImageOptions, Arc<Budget>, String) -> Result<Arc<dyn FileSystem>>;
+
+/// Bytes of a device that a probe sees: a Rigid Disk Block is one of the first 16 sectors.
+const HEAD_BYTES: u64 = 16 * 512;
+
+/// All formats. The first whose probe recognises a device opens it.
+pub const FORMATS: &[Format] = &[
+    Format {
+        names: &["ext4", "ext3", "ext2"],
+        title: "ext2, ext3 or ext4 filesystem",
+        stores_owners: true,
+        stores_security_xattrs: true,
+        has_partitions: false,
+        probe: ivers_ext4::probe,
+        open: open_ext4,
+    },
+    Format {
+        names: &["fat", "vfat", "msdos", "fat12", "fat16", "fat32"],
+        title: "FAT filesystem",
+        stores_owners: false,
+        stores_security_xattrs: false,
+        has_partitions: false,
+        probe: ivers_fat::probe,
+        open: open_fat,
+    },
+    Format {
+        names: &["affs", "ofs", "ffs"],
+        title: "AmigaDOS volume",
+        stores_owners: true,
+        stores_security_xattrs: false,
+        has_partitions: true,
+        probe: ivers_affs::probe,
+        open: open_affs,
+    },
+];
+
+/// All formats, in words.
+pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS or FFS filesystem";
+
+/// The format that `-t` selects by `name`.
+pub fn by_name(name: &str) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| format.names.contains(&name))
+}
+
+/// All types of `-t` that select a format, for errors.
+pub fn all_names() -> String {
+    FORMATS.iter().flat_map(|format| format.names).copied().collect::<Vec<_>>().join(", ")
+}
+
+/// Recognises the format of a device.
+pub fn recognise(device: &dyn Device) -> Result<Option<&'static Format>> {
+    let head = head(device)?;
+    Ok(FORMATS.iter().find(|format| (format.probe)(&head)))
+}
+
+fn head(device: &dyn Device) -> Result<Vec<u8>> {
+    let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
+    device.read_at(0, &mut head)?;
+    Ok(head)
+}
+
+impl Format {
+    /// Whether a device is of this format.
+    pub fn is_on(&self, device: &dyn Device) -> Result<bool> {
+        Ok((self.probe)(&head(device)?))
+    }
+
+    /// Opens a device of this format. `place` names the image in errors.
+    pub fn open(
+        &self,
+        device: Arc<dyn Device>,
+        options: &ImageOptions,
+        budget: Arc<Budget>,
+        place: String,
+    ) -> Result<Arc<dyn FileSystem>> {
+        (self.open)(device, options, budget, place)
+    }
+}
+
+fn open_ext4(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    place: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let options = ivers_ext4::OpenOptions {
+        read_only: options.read_only,
+        trust_foreign: options.trust_foreign,
+        no_replay: options.no_replay,
+        budget,
+        commit_interval: Duration::from_secs(options.commit_s),
+        place,
+    };
+    Ok(ivers_ext4::Ext4::open(device, options)?)
+}
+
+fn open_fat(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    place: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let Owners { uid, gid, fmask, dmask, utc_offset_minutes } = options.owners;
+    let options = ivers_fat::OpenOptions {
+        read_only: options.read_only,
+        uid,
+        gid,
+        fmask,
+        dmask,
+        utc_offset_minutes,
+        budget,
+        commit_interval: Duration::from_secs(options.commit_s),
+        place,
+    };
+    Ok(ivers_fat::Fat::open(device, options)?)
+}
+
+fn open_affs(
+    device: Arc<dyn Device>,
+    options: &ImageOptions,
+    budget: Arc<Budget>,
+    place: String,
+) -> Result<Arc<dyn FileSystem>> {
+    let options = ivers_affs::OpenOptions {
+        read_only: options.read_only,
+        partition: options.partition.clone(),
+        budget,
+        commit_interval: Duration::from_secs(options.commit_s),
+        place,
+    };
+    Ok(ivers_affs::Affs::open(device, options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::open_options::AUTO;
+    use super::*;
+
+    #[test]
+    fn each_name_selects_one_format() {
+        let mut names: Vec<_> = FORMATS.iter().flat_map(|format| format.names).collect();
+        let all = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        assert!(by_name("vfat").is_some() && by_name(AUTO).is_none() && all_names().contains("ext4"));
+    }
+}

@@ -1,0 +1,59 @@
+//! Waiting for the lock on an image.
+//!
+//! umount(8) and fusermount3 return as soon as the kernel has detached a mount. The process of the mount then
+//! writes back its caches and closes the image. A script that mounts the image again at once would find it in
+//! use. So [`open_when_closed`] waits for such a process, and for no other.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use ivers_block::{BlockError, FileDevice, OpenMode};
+
+use super::unmount_status;
+use crate::output::progress::Waiting;
+
+/// Time within which a process notices that its mount is gone. An image that stays mounted delays the error
+/// by it.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time to close an image: writing back the caches to a slow disk takes minutes.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Opens and locks an image as [`FileDevice::open`] does. If a mount of it has just ended, waits until the
+/// image is closed.
+pub fn open_when_closed(image: &Path, mode: OpenMode) -> Result<FileDevice, BlockError> {
+    let busy = match FileDevice::open(image, mode) {
+        Err(busy @ BlockError::Busy { .. }) => busy,
+        opened => return opened,
+    };
+    let Ok(meta) = std::fs::metadata(image) else { return Err(busy) };
+    for pid in lock_holders(&meta) {
+        let status = unmount_status::connect(pid);
+        let status = status.filter(|status| status.is_closing(NOTICE_TIMEOUT)).ok_or(busy.clone())?;
+        let waiting = Waiting::to("waiting for the previous mount to close the image");
+        let failure = status.with_timeout(CLOSE_TIMEOUT).wait();
+        drop(waiting);
+        if let Some((_, failure)) = failure {
+            log::warn!("{}: the previous mount failed to close the image: {failure}", image.display());
+        }
+    }
+    FileDevice::open(image, mode)
+}
+
+/// The visible processes that hold a `flock(2)` on a file.
+fn lock_holders(file: &Metadata) -> Vec<i32> {
+    // A line is "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1022 0 EOF"; the device is in hexadecimal
+    // (proc_locks(5)).
+    let table = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+    let id = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    let holder = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            [_, "FLOCK", _, _, pid, on, ..] if on == id => pid.parse().ok(),
+            _ => None,
+        }
+    };
+    table.lines().filter_map(holder).collect()
+}

@@ -1,0 +1,27 @@
+//! Images that are opened in a confined process.
+//!
+//! From low to high; each module uses only modules above it in this table:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`open_options`] | how an image is opened |
+//! | [`formats`], [`foreign_formats`] | the supported formats; names of others, for errors |
+//! | [`mount_options`] | the options of `-o` |
+//! | [`sandbox`] | the sandbox of this process |
+//! | [`unmount_status`], [`image_lock`] | how a mount ended; waiting for the lock on an image |
+//! | [`open`] | opening an image file and the filesystem in it |
+//! | [`cycle_guard`], [`directory`] | walks over damaged trees; sorted listings |
+//! | [`channel`], [`process`] | messages between processes; the image process as its command sees it |
+
+pub mod channel;
+pub mod cycle_guard;
+pub mod directory;
+pub mod foreign_formats;
+pub mod formats;
+pub mod image_lock;
+pub mod mount_options;
+pub mod open;
+pub mod open_options;
+pub mod process;
+pub mod sandbox;
+pub mod unmount_status;

@@ -1,0 +1,153 @@
+//! How an image is opened.
+
+use std::sync::OnceLock;
+
+use ivers_block::OpenMode;
+use serde::{Deserialize, Serialize};
+
+/// The type of `-t` that stands for "recognise the format".
+pub const AUTO: &str = "auto";
+
+/// How to open an image.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ImageOptions {
+    /// Open for reading only.
+    pub read_only: bool,
+    /// Byte offset of the filesystem in the image.
+    pub offset_bytes: u64,
+    /// The partition of an Amiga disk, by name or number.
+    pub partition: Option<String>,
+    /// See `OpenOptions::trust_foreign`.
+    pub trust_foreign: bool,
+    /// See `OpenOptions::no_replay`.
+    pub no_replay: bool,
+    /// Interval between commits in seconds.
+    pub commit_s: u64,
+    /// The bound of all caches together in bytes.
+    pub cache_bytes: u64,
+    /// Confine the process that parses the image.
+    pub sandbox: bool,
+    /// The name of the format. `None`: recognise it.
+    pub format: Option<String>,
+    /// Owners and permissions, for formats that store none.
+    pub owners: Owners,
+    /// `owners` comes from options.
+    pub owners_given: bool,
+    /// Files are opened only if they match their `security.ima`.
+    pub appraise: bool,
+}
+
+impl ImageOptions {
+    /// Sets the format to `name`, a type of `-t`.
+    pub fn with_format(mut self, name: &str) -> Self {
+        self.format = (name != AUTO).then(|| name.to_owned());
+        self
+    }
+
+    /// The mode to open the image file in.
+    pub fn open_mode(&self) -> OpenMode {
+        if self.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite }
+    }
+}
+
+impl Default for ImageOptions {
+    fn default() -> Self {
+        Self {
+            read_only: true,
+            offset_bytes: 0,
+            partition: None,
+            trust_foreign: false,
+            no_replay: false,
+            commit_s: 5,
+            cache_bytes: 256 << 20,
+            sandbox: true,
+            format: None,
+            owners: Owners::default(),
+            owners_given: false,
+            appraise: false,
+        }
+    }
+}
+
+/// Owner, permissions and time zone of files, for formats that store none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owners {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// Permission bits that files lack.
+    pub fmask: u32,
+    /// Permission bits that directories lack.
+    pub dmask: u32,
+    /// Offset of the stored times from UTC in minutes; positive if they are ahead.
+    pub utc_offset_minutes: i32,
+}
+
+impl Default for Owners {
+    /// User, group and umask of this process.
+    fn default() -> Self {
+        // Reading the umask sets it for a moment. So it is read once, before the process starts threads and
+        // enters the sandbox: a server parses its options again later.
+        static UMASK: OnceLock<rustix::fs::Mode> = OnceLock::new();
+        let umask = *UMASK.get_or_init(|| {
+            let umask = rustix::process::umask(rustix::fs::Mode::empty());
+            rustix::process::umask(umask);
+            umask
+        });
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            fmask: umask.as_raw_mode() & 0o777,
+            dmask: umask.as_raw_mode() & 0o777,
+            utc_offset_minutes: 0,
+        }
+    }
+}
+
+impl Owners {
+    /// The mount options that [`Owners::set`] takes.
+    pub const OPTIONS: [&str; 6] = ["uid", "gid", "umask", "fmask", "dmask", "utc_offset"];
+
+    /// Whether [`Owners::set`] takes the mount option `name`.
+    pub fn has(name: &str) -> bool {
+        Self::OPTIONS.contains(&name)
+    }
+
+    /// Applies a mount option. `None`: the value is invalid.
+    pub fn set(&mut self, name: &str, value: Option<&str>) -> Option<()> {
+        let mask = || u32::from_str_radix(value?, 8).ok().filter(|mask| *mask <= 0o777);
+        match name {
+            "uid" => self.uid = value?.parse().ok()?,
+            "gid" => self.gid = value?.parse().ok()?,
+            "umask" => (self.fmask, self.dmask) = (mask()?, mask()?),
+            "fmask" => self.fmask = mask()?,
+            "dmask" => self.dmask = mask()?,
+            "utc_offset" => {
+                self.utc_offset_minutes = value?.parse().ok().filter(|m| (-1440..=1440).contains(m))?;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_for_owners_are_applied() {
+        let mut owners = Owners::default();
+        for (name, value) in
+            [("uid", "7"), ("gid", "8"), ("umask", "027"), ("dmask", "2"), ("utc_offset", "-90")]
+        {
+            assert!(Owners::has(name) && owners.set(name, Some(value)).is_some());
+        }
+        let expected = Owners { uid: 7, gid: 8, fmask: 0o27, dmask: 2, utc_offset_minutes: -90 };
+        assert_eq!(owners, expected);
+        assert_eq!(owners.set("fmask", Some("8")), None);
+        assert_eq!(owners.set("uid", None), None);
+        assert!(!Owners::has("noatime") && owners.set("noatime", None).is_none());
+    }
+}

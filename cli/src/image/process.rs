@@ -1,0 +1,183 @@
+//! An image process, as its command sees it.
+//!
+//! The image process parses an image in the sandbox, while the command works with files of the host. The
+//! command opens the image and passes the descriptor. What the image process reads it writes to a pipe, and
+//! what it must write to the image it reads from a pipe: it opens no file. A hostile image that takes it over
+//! gets that image and the pipe. The command checks what comes out of the pipe as it would check the image.
+
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use anyhow::{Context, Result, bail};
+use ivers_block::FileDevice;
+use serde::{Deserialize, Serialize};
+
+use super::channel::Channel;
+use super::open_options::ImageOptions;
+use crate::output::failure::failure;
+use crate::output::progress;
+use crate::process::{describe_exit, this_program};
+
+/// The hidden subcommand that runs an image process.
+pub const SUBCOMMAND: &str = "image-process";
+
+/// A request to an image process. Each carries one descriptor.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Open the image; with its descriptor.
+    Open {
+        /// The path of the image, for errors.
+        image: Vec<u8>,
+        /// How to open it.
+        options: ImageOptions,
+        /// Show no progress.
+        quiet: bool,
+    },
+    /// Write the saved state of a tree to the pipe.
+    Walk {
+        /// The tree.
+        path: Vec<u8>,
+        /// The state is for a later comparison. Refused if change attributes are not persistent.
+        to_save: bool,
+    },
+    /// Measure a tree. The job is read from the socket, the findings are written to it.
+    Measure {
+        /// The tree.
+        path: Vec<u8>,
+    },
+    /// Start to write the copy that comes out of the pipe to the image.
+    WriteCopy(WriteCopy),
+    /// Read an operand of `cp` into the pipe.
+    ReadCopy(ReadCopy),
+}
+
+/// See [`Request::WriteCopy`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WriteCopy {
+    /// The destination.
+    pub path: Vec<u8>,
+    /// Several operands are copied.
+    pub many: bool,
+    /// Preserve attributes.
+    pub preserve: bool,
+    /// The origin of files that are read from this image.
+    pub origin: u32,
+}
+
+/// See [`Request::ReadCopy`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ReadCopy {
+    /// The origin of the files.
+    pub origin: u32,
+    /// The operand as the user wrote it.
+    pub operand: String,
+    /// The path in the image.
+    pub path: Vec<u8>,
+    /// Copy directories with their contents. If not set, a symbolic link is followed.
+    pub recursive: bool,
+    /// Preserve attributes.
+    pub preserve: bool,
+}
+
+/// The result of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyOutcome {
+    /// Number of files, directories and links that were written.
+    pub files: u64,
+    /// Number of errors printed on standard error.
+    pub problems: u64,
+    /// The exit code: that of the errors if all have the same.
+    pub code: u8,
+}
+
+/// A reply of an image process: one to each request, and one when no more requests follow.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// The request is done, or has started.
+    Done,
+    /// The image is closed. Contains the result of [`Request::WriteCopy`] if there was one.
+    Closed(Option<CopyOutcome>),
+    /// The process failed and ends.
+    Failed {
+        /// The exit code.
+        code: u8,
+        /// The error.
+        line: String,
+    },
+}
+
+/// The command's end of the connection to an image process.
+pub struct ImageProcess {
+    child: Child,
+    channel: Channel,
+}
+
+impl ImageProcess {
+    /// Starts a process for an image that was opened with `options`.
+    pub fn start(device: &FileDevice, image: &Path, options: &ImageOptions) -> Result<Self> {
+        let (channel, theirs) = Channel::pair()?;
+        let child = this_program()?
+            .arg(SUBCOMMAND)
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start the image process")?;
+        let mut process = Self { child, channel };
+        let request = Request::Open {
+            image: image.as_os_str().as_bytes().to_vec(),
+            options: options.clone(),
+            quiet: progress::is_silent(),
+        };
+        process.request(&request, device.lend())?;
+        Ok(process)
+    }
+
+    /// Sends a request and waits for the reply.
+    pub fn request(&mut self, request: &Request, fd: BorrowedFd<'_>) -> Result<()> {
+        // If the process has ended, sending fails and the reply says why.
+        let sent = self.channel.send(request, &[fd]);
+        match self.receive()? {
+            Reply::Done => sent,
+            _ => Err(protocol_error("an unexpected reply")),
+        }
+    }
+
+    /// Ends the requests and waits until the image is closed.
+    pub fn finish(mut self) -> Result<Option<CopyOutcome>> {
+        self.channel.finish()?;
+        let Reply::Closed(outcome) = self.receive()? else {
+            return Err(protocol_error("an unexpected reply"));
+        };
+        self.child.wait()?;
+        Ok(outcome)
+    }
+
+    fn receive(&mut self) -> Result<Reply> {
+        match self.channel.receive()? {
+            Some((Reply::Failed { code, line }, _)) => Err(failure(code, line)),
+            Some((reply, _)) => Ok(reply),
+            None => bail!("the image process {}", describe_exit(self.child.wait()?)),
+        }
+    }
+}
+
+impl Drop for ImageProcess {
+    fn drop(&mut self) {
+        // It ends once it has no more requests.
+        let _ = self.channel.finish();
+        let _ = self.child.wait();
+    }
+}
+
+/// An error for a message that the image process must not send: a hostile image may have taken it over.
+pub fn protocol_error(what: impl std::fmt::Display) -> anyhow::Error {
+    anyhow::anyhow!("protocol error from the image process: {what}")
+}
+
+/// Takes the descriptor of a request.
+pub fn descriptor(fds: Vec<std::os::fd::OwnedFd>) -> Result<File> {
+    Ok(File::from(fds.into_iter().next().context("a request without a descriptor")?))
+}

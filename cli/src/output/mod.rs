@@ -1,0 +1,9 @@
+//! What the command prints: text, JSON, progress, errors with exit codes, log messages, and files that it
+//! saves.
+
+pub mod failure;
+pub mod format;
+pub mod log;
+pub mod print;
+pub mod progress;
+pub mod save;

@@ -1,0 +1,73 @@
+//! What a network filesystem has beyond a local one: a server that owns the change attribute, decides about permissions,
+//! and changes files behind the cache.
+
+use crate::error::{NameError, Result};
+use crate::inode::Inode;
+use crate::open_hooks::OpenMode;
+use crate::requests::Cred;
+use crate::types::*;
+use crate::vfs::Vfs;
+use std::ops::Range;
+use std::sync::Weak;
+
+/// Who owns a byte-range lock: chosen by the front end, unique in the mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LockOwner(pub u64);
+
+/// A byte-range lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockRequest {
+    /// The owner.
+    pub owner: LockOwner,
+    /// The bytes; `u64::MAX` as the end means to the end of the file.
+    pub range: Range<u64>,
+    /// An exclusive lock; otherwise shared.
+    pub exclusive: bool,
+}
+
+/// Operations that a server decides or answers. All are called without inode locks, so a round trip blocks nobody.
+///
+/// Errors: [`Error::Server`](crate::Error::Server) for a server that is slow or unreachable, `NameError::Stale` for a
+/// filehandle that it no longer knows.
+pub trait ServerOps {
+    /// Makes the cached state of an inode current: its attributes and change attribute, and through [`CacheHandle`] its
+    /// pages. Called before any of them is used, so it must be cheap while a delegation, a lease or a timeout vouches
+    /// for the cache.
+    fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()>;
+    /// Checks that the server grants `caller` the whole `mask` (R4 W2 X1): `NameError::Access` if not.
+    fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()>;
+    /// A regular file is opened: gets an open, and perhaps a delegation, from the server.
+    fn open(&self, _caller: &Cred, _inode: &Inode, _mode: OpenMode) -> Result<()> {
+        Ok(())
+    }
+    /// One open ends. Its data has been written back.
+    fn close(&self, _inode: &Inode, _mode: OpenMode) {}
+    /// Gets a byte-range lock, or `NameError::Busy`.
+    fn lock(&self, _inode: &Inode, _lock: &LockRequest) -> Result<()> {
+        Err(NameError::NotSupported.into())
+    }
+    /// Releases a byte range of an owner.
+    fn unlock(&self, _inode: &Inode, _owner: LockOwner, _range: Range<u64>) -> Result<()> {
+        Err(NameError::NotSupported.into())
+    }
+}
+
+/// By this a driver reaches the cached inodes of its mount, from any thread. It does not keep the mount alive.
+#[derive(Clone)]
+pub struct CacheHandle(pub(crate) Weak<Vfs>);
+
+impl CacheHandle {
+    /// Takes over what the server said of an inode, if it is cached. `change` is all 64 bits of the server's change
+    /// attribute. If it differs from the cached one, clean pages are dropped; dirty ones stay and keep the size.
+    /// Returns whether it differed.
+    pub fn update(&self, ino: Ino, attr: Attr, change: u64) -> bool {
+        self.0.upgrade().is_some_and(|vfs| vfs.update_from_server(ino, attr, change))
+    }
+
+    /// Forgets what a directory has for a name.
+    pub fn invalidate_name(&self, dir: Ino, name: &[u8]) {
+        if let Some(vfs) = self.0.upgrade() {
+            vfs.names.invalidate(dir, name);
+        }
+    }
+}

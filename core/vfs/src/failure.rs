@@ -1,0 +1,89 @@
+//! The reaction to failures, the same for every format.
+//!
+//! - No space: running deletions end and the driver reclaims what it can; then the call is tried once more.
+//! - Data of a file could not be written: that is a write-back error of the file, which every descriptor's next fsync
+//!   reports once. The file shows what the device has, and everything else goes on.
+//! - A structure of the format is damaged or could not be written: the filesystem stops. The driver aborts, and
+//!   nothing changes until the next mount.
+//!
+//! The first and the last are here, the second is in [`crate::writeback`].
+
+use crate::driver::Health;
+use crate::error::{Error, NameError, Result};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::update_policy::ChangeMode;
+use crate::vfs::Vfs;
+
+/// Why the filesystem has stopped, once it has.
+#[derive(Default)]
+pub(crate) struct Failure {
+    stopped: AtomicBool,
+    why: Mutex<Option<String>>,
+    /// Files of which data was lost.
+    pub(crate) lost_files: AtomicU64,
+}
+
+impl Failure {
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn why(&self) -> Option<String> {
+        if self.has_stopped() { self.why.lock().clone() } else { None }
+    }
+}
+
+impl Vfs {
+    /// Runs a driver call that changes something. If it fails in a way that may leave a change half done, the filesystem
+    /// stops.
+    pub(crate) fn guarded<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let result = call();
+        if let Err(error @ (Error::Corrupt { .. } | Error::Io(_) | Error::FileData(_))) = &result {
+            self.stop(error);
+        }
+        result
+    }
+
+    /// [`Vfs::guarded`], with a second try where space was missing. Under the locks of inodes, with no handle open.
+    pub(crate) fn with_space<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        self.guarded(|| self.retry_without_space(&mut call))
+    }
+
+    /// The retry alone, for a call whose errors the caller handles.
+    pub(crate) fn retry_without_space<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        self.pending_deletes.retry(|| match call() {
+            Err(Error::Name(NameError::NoSpace)) if self.fs.reclaim_space()? => call(),
+            other => other,
+        })
+    }
+
+    /// Nothing changes any more.
+    pub(crate) fn stop(&self, why: &Error) {
+        if self.policy.read_only {
+            return;
+        }
+        self.fs.abort(why);
+        {
+            let mut stored = self.failure.why.lock();
+            if stored.is_none() {
+                log::error!("the filesystem is read-only until it is mounted again: {why}");
+                *stored = Some(format!("stopped after an error: {why}"));
+            }
+        }
+        self.failure.stopped.store(true, Ordering::Release);
+    }
+
+    /// What the filesystem can do at this moment: the driver's word, this mount's options and what has failed.
+    pub fn health(&self) -> Health {
+        let mut health = self.fs.health();
+        if let Some(why) = self.failure.why() {
+            health.read_only.get_or_insert_with(|| why.clone());
+            health.no_change_attribute.get_or_insert(why);
+        }
+        if self.policy.mode == ChangeMode::Off {
+            health.no_change_attribute = Some("iversion=off".to_owned());
+        }
+        health
+    }
+}

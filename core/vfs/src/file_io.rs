@@ -1,0 +1,327 @@
+//! File data: reading and writing through the page cache or around it.
+
+use crate::driver::BlockPool;
+use crate::error::{Error, NameError, Result};
+use crate::inode::{Inode, Logged, Touch};
+use crate::pages::{PAGE, RUN_PAGES, Step};
+use crate::requests::*;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+use std::sync::atomic::Ordering;
+
+const PAGE64: u64 = PAGE as u64;
+/// A write bumps at least once per this many bytes (contract C6).
+const BUMP_BYTES: usize = 1 << 20;
+
+/// Ensures that visible bytes are followed by a bump, also if the write fails or panics.
+struct Visible<'a> {
+    vfs: &'a Vfs,
+    inode: &'a Inode,
+    touch: Touch,
+    pending: bool,
+}
+
+impl Visible<'_> {
+    fn bump(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.pending) {
+            self.vfs.changed(self.inode, self.touch, Logged::IfNeeded)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Visible<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.bump() {
+            log::warn!("inode {} is to be logged again: {error}", self.inode.ino);
+        }
+    }
+}
+
+impl Vfs {
+    /// Reads. Returns fewer bytes than asked for only at the end of the file.
+    pub fn read(&self, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.reclaim();
+        match inode.kind {
+            FileType::Regular => {}
+            FileType::Directory => return Err(NameError::IsDirectory.into()),
+            _ => return Err(NameError::Invalid.into()),
+        }
+        let done = {
+            let _lock = self.shared(inode)?;
+            self.read_locked(inode, offset, buf, inode.size())?
+        };
+        if done > 0 {
+            self.accessed(inode);
+        }
+        Ok(done)
+    }
+
+    /// Reads a regular file of this size. The caller holds its lock.
+    pub(crate) fn read_locked(&self, inode: &Inode, offset: u64, buf: &mut [u8], size: u64) -> Result<usize> {
+        let end = offset.saturating_add(buf.len() as u64).min(size);
+        let want = end.saturating_sub(offset) as usize;
+        let mut done = 0;
+        while done < want {
+            let at = offset + done as u64;
+            done += inode.pages.read(at, &mut buf[done..want]);
+            if done < want {
+                done += self.read_missing(inode, offset + done as u64, &mut buf[done..want], size)?;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads the page at `offset`, and the following ones if the file is read in order, into the cache, and
+    /// copies what was asked for.
+    fn read_missing(&self, inode: &Inode, offset: u64, buf: &mut [u8], size: u64) -> Result<usize> {
+        let (start, len) = inode.pages.plan_read(offset, buf.len(), size);
+        let mut data = vec![0; len];
+        self.fs.read(inode, start, &mut data)?;
+        inode.pages.fill(start, &data, &self.memory);
+        // Copy from what was read and not from the cache: a page may be evicted already, and must not be read
+        // for ever. No writer runs, so both are the same. Pages that were cached before are not in the plan.
+        let skip = (offset - start) as usize;
+        let bytes = buf.len().min(len - skip);
+        buf[..bytes].copy_from_slice(&data[skip..skip + bytes]);
+        self.reclaim();
+        Ok(bytes)
+    }
+
+    /// Loads the page at a page-aligned offset into the cache.
+    pub(crate) fn load_page(&self, inode: &Inode, offset: u64, size: u64) -> Result<()> {
+        let mut probe = [0];
+        if offset < size && inode.pages.read(offset, &mut probe) == 0 {
+            let mut page = [0; PAGE];
+            self.fs.read(inode, offset, &mut page)?;
+            inode.pages.fill(offset, &page, &self.memory);
+        }
+        Ok(())
+    }
+
+    /// Writes. Permission was checked at open; only inode flags are checked here. Returns fewer bytes than
+    /// given only if an error followed them; the next call returns that error.
+    pub fn write(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<usize> {
+        match inode.kind {
+            FileType::Regular => {}
+            FileType::Directory => return Err(NameError::IsDirectory.into()),
+            _ => return Err(NameError::Invalid.into()),
+        }
+        self.reclaim();
+        self.begin_change()?;
+        self.throttle(data.len().min(BUMP_BYTES) as u64)?;
+        let mut failed = None;
+        let mut done = 0;
+        {
+            // One hold for the whole call: a write is atomic, and nobody appends between its pieces.
+            // Throttling and eviction are safe under it, since write-back never takes this lock.
+            let _lock = self.exclusive(inode)?;
+            let (mut size, inode_flags) = inode.with_attr(|attr| (attr.size, attr.flags));
+            let append = flags.contains(WriteFlags::APPEND);
+            let forbidden = inode_flags.contains(InodeFlags::IMMUTABLE)
+                || (inode_flags.contains(InodeFlags::APPEND) && !append);
+            if forbidden && !flags.contains(WriteFlags::ALREADY_ACCEPTED) {
+                return Err(NameError::NotPermitted.into());
+            }
+            if data.is_empty() {
+                return Ok(0);
+            }
+            let offset = if append { size } else { offset };
+            let room = self.info.max_file_size.saturating_sub(offset);
+            if room == 0 {
+                return Err(NameError::TooLarge.into());
+            }
+            let total = usize::try_from(room).unwrap_or(usize::MAX).min(data.len());
+            let kill_set_id = flags.contains(WriteFlags::KILL_SET_ID) || !cred.privileged();
+            self.remove_privileges(cred, inode, kill_set_id)?;
+            self.release_lost_reservations(inode);
+            let pool = if flags.contains(WriteFlags::UNRESERVED_POOL) {
+                BlockPool::Unreserved
+            } else {
+                self.block_pool(cred)
+            };
+            let touch =
+                if flags.contains(WriteFlags::TIMES_SET_BY_CALLER) { Touch::Nothing } else { Touch::Data };
+            while done < total {
+                let at = offset + done as u64;
+                // Up to the next MiB of the file, so that pieces end at page boundaries.
+                let piece = (total - done).min(BUMP_BYTES - (at % BUMP_BYTES as u64) as usize);
+                if done > 0 {
+                    self.reclaim();
+                    if let Err(error) = self.throttle(piece as u64) {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+                let bytes = &data[done..done + piece];
+                let mut visible = Visible { vfs: self, inode, touch, pending: false };
+                let wrote = if flags.contains(WriteFlags::DIRECT) {
+                    self.write_direct(&mut visible, at, bytes, size, pool)
+                } else {
+                    self.write_cached(&mut visible, at, bytes, size, pool)
+                };
+                let bumped = visible.bump();
+                if let Err(error) = wrote {
+                    failed = Some(error);
+                    break;
+                }
+                bumped?;
+                done += piece;
+                size = size.max(at + piece as u64);
+            }
+        }
+        self.policy.stats.mine().data_bytes.fetch_add(done as u64, Ordering::Relaxed);
+        if done > 0 {
+            self.notify(inode, ChangeKind::Data);
+        }
+        match failed {
+            Some(error) if done == 0 => return Err(error),
+            _ => {}
+        }
+        if flags.contains(WriteFlags::SYNC) {
+            self.fsync(inode, false)?;
+        } else {
+            self.sync_if_required(inode, InodeFlags::SYNC)?;
+        }
+        Ok(done)
+    }
+
+    fn write_cached(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        pool: BlockPool,
+    ) -> Result<()> {
+        let inode = visible.inode;
+        let end = offset + data.len() as u64;
+        if end <= size && inode.pages.overwrite_dirty(offset, data) {
+            visible.pending = true;
+            return Ok(());
+        }
+        // A dirty page has the reservation that it needed up to the old end of the file.
+        let more = || {
+            let step = self.info.reserve_granularity;
+            end > size && end.div_ceil(step) > size.div_ceil(step)
+        };
+        if !inode.pages.all_dirty(offset, data.len() as u64) || more() {
+            self.retry_without_space(|| self.fs.reserve(inode, offset, data.len() as u64, pool))?;
+        }
+        let mut loaded = Vec::new();
+        loop {
+            let grow = || {
+                if end > size {
+                    inode.with_attr(|attr| attr.size = attr.size.max(end));
+                }
+            };
+            match inode.pages.write(offset, data, size, &mut loaded, &self.memory, grow) {
+                Step::Done { newly_dirty } => {
+                    visible.pending = true;
+                    if newly_dirty || !inode.dirty_listed.load(Ordering::Acquire) {
+                        self.list_dirty(inode);
+                    }
+                    return Ok(());
+                }
+                Step::NeedsRead(page) => {
+                    let mut bytes = Box::new([0; PAGE]);
+                    self.fs.read(inode, page * PAGE64, &mut bytes[..])?;
+                    loaded.push((page, bytes));
+                }
+            }
+        }
+    }
+
+    /// Writes around the cache if the piece consists of whole pages or reaches the end of the file. Otherwise
+    /// writes through the cache and then back.
+    fn write_direct(
+        &self,
+        visible: &mut Visible<'_>,
+        offset: u64,
+        data: &[u8],
+        size: u64,
+        pool: BlockPool,
+    ) -> Result<()> {
+        let inode = visible.inode;
+        let end = offset + data.len() as u64;
+        let whole = offset.is_multiple_of(PAGE64) && (end.is_multiple_of(PAGE64) || end >= size);
+        if !whole {
+            self.write_cached(visible, offset, data, size, pool)?;
+            let _writeback = inode.writeback_lock.lock();
+            return self.write_pages(inode, offset, end);
+        }
+        let _writeback = inode.writeback_lock.lock();
+        self.retry_without_space(|| self.fs.reserve(inode, offset, data.len() as u64, pool))?;
+        // Dirty pages of the range are overwritten completely: drop them, and use their reservations.
+        let (first, behind) = (offset / PAGE64, end.div_ceil(PAGE64));
+        inode.pages.drop_pages(first, behind, &self.memory);
+        visible.pending = true;
+        if end > size {
+            inode.with_attr(|attr| attr.size = end);
+        }
+        for (nth, run) in data.chunks(RUN_PAGES * PAGE).enumerate() {
+            let at = offset + (nth * RUN_PAGES * PAGE) as u64;
+            if let Err(error) = self.retry_without_space(|| self.fs.write_back(inode, at, run)) {
+                // What arrived stays, and the size does not run ahead of it. Older writes to these pages that
+                // were not written back are lost too: the next fsync reports that.
+                inode.with_attr(|attr| attr.size = size.max(at));
+                self.fs.unreserve(inode, at, end - at);
+                match &error {
+                    Error::FileData(_) => self.note_data_loss(inode, Vec::new(), &error),
+                    _ => self.note_writeback_error(inode, &error),
+                }
+                return if matches!(error, Error::FileData(_)) {
+                    Err(error)
+                } else {
+                    self.guarded(|| Err(error))
+                };
+            }
+            self.policy.stats.mine().written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Reads around the cache. Dirty pages are written back first.
+    pub fn read_direct(&self, inode: &InodeRef, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        if inode.kind != FileType::Regular {
+            return self.read(inode, offset, buf);
+        }
+        if !offset.is_multiple_of(PAGE64) {
+            return self.read(inode, offset, buf);
+        }
+        let want = {
+            // No writer runs between the write-back and the read.
+            let _lock = self.shared(inode)?;
+            let size = inode.size();
+            let want = offset.saturating_add(buf.len() as u64).min(size).saturating_sub(offset) as usize;
+            if !self.policy.read_only {
+                let _writeback = inode.writeback_lock.lock();
+                self.write_pages(inode, offset, offset + want as u64)?;
+            }
+            let whole = want / PAGE * PAGE;
+            self.fs.read(inode, offset, &mut buf[..whole])?;
+            if whole < want {
+                let mut tail = [0; PAGE];
+                self.fs.read(inode, offset + whole as u64, &mut tail)?;
+                buf[whole..want].copy_from_slice(&tail[..want - whole]);
+            }
+            want
+        };
+        if want > 0 {
+            self.accessed(inode);
+        }
+        Ok(want)
+    }
+
+    /// Writes around the cache: [`Vfs::write`] with [`WriteFlags::DIRECT`].
+    pub fn write_direct_at(&self, cred: &Cred, inode: &InodeRef, offset: u64, data: &[u8]) -> Result<usize> {
+        self.write(cred, inode, offset, data, WriteFlags::DIRECT)
+    }
+}

@@ -1,0 +1,207 @@
+//! Setting attributes, by the rules of POSIX for chmod, chown, utimensat and truncate.
+
+use crate::access::{READ, WRITE};
+use crate::acl;
+use crate::driver::XattrMode;
+use crate::error::{NameError, Result};
+use crate::inode::{Inode, Logged, Touch};
+use crate::privileges::without_set_id;
+use crate::requests::*;
+use crate::types::*;
+use crate::vfs::{InodeRef, Vfs};
+
+impl Vfs {
+    fn check_set_attr(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+        let attr = inode.attr();
+        let touches_append_only = !attr.flags.contains(InodeFlags::IMMUTABLE) && set.is_touch();
+        if attr.flags.intersects(InodeFlags::IMMUTABLE | InodeFlags::APPEND)
+            && set.flags.is_none()
+            && !set.already_accepted
+            && !touches_append_only
+        {
+            return Err(NameError::NotPermitted.into());
+        }
+        if !self.info.projects && set.project.is_some_and(|project| project != attr.project) {
+            return Err(NameError::NotSupported.into());
+        }
+        let owner = cred.privileged() || cred.uid == attr.uid;
+        if set.size.is_some() {
+            match inode.kind {
+                // Inode flags forbid it to an open file as well.
+                FileType::Regular if set.opened => self.access(&Cred::trusted(), inode, WRITE)?,
+                FileType::Regular => self.access(cred, inode, WRITE)?,
+                FileType::Directory => return Err(NameError::IsDirectory.into()),
+                _ => return Err(NameError::Invalid.into()),
+            }
+        }
+        if cred.privileged() {
+            return Ok(());
+        }
+        let wants_owner =
+            set.perm.is_some() || set.flags.is_some() || set.project.is_some() || set.ctime.is_some();
+        if wants_owner && !owner {
+            return Err(NameError::NotPermitted.into());
+        }
+        let fixed = InodeFlags::IMMUTABLE | InodeFlags::APPEND;
+        if set.flags.is_some_and(|flags| (flags ^ attr.flags).intersects(fixed)) {
+            return Err(NameError::NotPermitted.into());
+        }
+        if set.uid.is_some_and(|uid| uid != attr.uid || !owner) {
+            return Err(NameError::NotPermitted.into());
+        }
+        if set.gid.is_some_and(|gid| !owner || (gid != attr.gid && !cred.in_group(gid))) {
+            return Err(NameError::NotPermitted.into());
+        }
+        let given = |time: Option<TimeSet>| matches!(time, Some(TimeSet::At(_)));
+        if (given(set.atime) || given(set.mtime)) && !owner {
+            return Err(NameError::NotPermitted.into());
+        }
+        if (set.atime.is_some() || set.mtime.is_some()) && !owner {
+            // Setting both times to now needs only write permission.
+            if set.atime.is_none() || set.mtime.is_none() {
+                return Err(NameError::NotPermitted.into());
+            }
+            self.access(cred, inode, WRITE)?;
+        }
+        Ok(())
+    }
+
+    /// Sets attributes. Setting one to its present value is no change, except by chmod and chown.
+    pub fn set_attr(&self, cred: &Cred, inode: &InodeRef, set: &SetAttr) -> Result<Attr> {
+        self.reclaim();
+        let attr = {
+            let _lock = self.exclusive(inode)?;
+            self.begin_change()?;
+            self.check_set_attr(cred, inode, set)?;
+            if let Some(size) = set.size {
+                if size > self.info.max_file_size {
+                    return Err(NameError::TooLarge.into());
+                }
+                // Refuse what the format cannot store before anything is done.
+                self.planned(cred, inode, &inode.attr(), set)?;
+                self.remove_privileges(cred, inode, !cred.keeps_set_id())?;
+                self.set_size(inode, size)?;
+            }
+            self.set_plain(cred, inode, set)?;
+            inode.attr()
+        };
+        self.notify(inode, if set.size.is_some() { ChangeKind::Data } else { ChangeKind::Metadata });
+        self.sync_if_required(inode, InodeFlags::SYNC)?;
+        Ok(attr)
+    }
+
+    /// The attributes that `old` becomes, without the change time.
+    fn planned(&self, cred: &Cred, inode: &Inode, old: &Attr, set: &SetAttr) -> Result<Attr> {
+        let now = self.policy.now();
+        let granularity = self.info.time_granularity_ns;
+        let at = |time: TimeSet| match time {
+            TimeSet::Now => now,
+            TimeSet::At(time) => time.truncate(granularity),
+        };
+        let mut new = old.clone();
+        new.uid = set.uid.unwrap_or(old.uid);
+        new.gid = set.gid.unwrap_or(old.gid);
+        if set.is_chown() && inode.kind != FileType::Directory {
+            new.perm = without_set_id(new.perm, cred.may_set_gid(old.gid));
+        }
+        if let Some(perm) = set.perm {
+            new.perm = perm & 0o7777 & !set.keep_perm | new.perm & set.keep_perm;
+            let foreign_group = !cred.privileged() && !cred.in_group(new.gid);
+            // A bit that is only kept was set by a caller who could.
+            if inode.kind != FileType::Directory && foreign_group && set.keep_perm & 0o2000 == 0 {
+                new.perm &= !0o2000;
+            }
+        }
+        if let Some(flags) = set.flags {
+            new.flags = flags;
+        }
+        new.project = set.project.unwrap_or(old.project);
+        new.atime = set.atime.map_or(old.atime, |time| self.fs.stored_atime(at(time)));
+        new.mtime = set.mtime.map_or(old.mtime, at);
+        self.fs.prepare_setattr(cred, inode, old, &mut new)?;
+        Ok(new)
+    }
+
+    fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+        // One copy for both: a reader that moves the access time meanwhile must not look like a change.
+        let old = inode.attr();
+        let mut new = self.planned(cred, inode, &old, set)?;
+        if set.is_chown() && inode.kind != FileType::Directory {
+            self.remove_capability(inode)?;
+        }
+        new.ctime = set.ctime.map_or(old.ctime, |ctime| ctime.truncate(self.info.time_granularity_ns));
+        if new == old {
+            // By POSIX, a chown or chmod that changes nothing still changes ctime; utimensat(UTIME_OMIT) and
+            // repeated times do not.
+            if set.is_chown() || set.perm.is_some() {
+                return self.changed(inode, Touch::Metadata, Logged::Anyway);
+            }
+            return Ok(());
+        }
+        let mut acl = match self.access_acl(inode)? {
+            Some(acl) if new.perm & 0o777 != old.perm & 0o777 => Some((*acl).clone()),
+            _ => None,
+        };
+        if let Some(acl) = &mut acl {
+            acl.set_mode(new.perm);
+        }
+        inode.with_attr(|attr| {
+            let (size, blocks_512, nlink) = (attr.size, attr.blocks_512, attr.nlink);
+            // A reader may have moved it.
+            let atime = if new.atime == old.atime { attr.atime } else { new.atime };
+            *attr = Attr { size, blocks_512, nlink, atime, ..new };
+        });
+        // Keep a given ctime, also if it repeats the old one: the caller shows it from its own cache.
+        let touch = if set.ctime.is_some() { Touch::Nothing } else { Touch::Metadata };
+        let changed = self.changed(inode, touch, Logged::Anyway);
+        if let Some(acl) = acl {
+            let stored = self.guarded(|| {
+                self.xattrs()?.set_xattr(cred, inode, acl::ACCESS, Some(&acl.encode()), XattrMode::Any)
+            });
+            // After the store: permission checks take no lock and could cache the old list again.
+            inode.acl.forget();
+            stored?;
+        }
+        changed
+    }
+
+    /// Changes the size, under the exclusive lock.
+    fn set_size(&self, inode: &Inode, size: u64) -> Result<()> {
+        let old = inode.size();
+        if size == old {
+            // On Linux this releases blocks allocated past the end.
+            self.free_behind(inode)?;
+            return self.changed(inode, Touch::Data, Logged::IfNeeded);
+        }
+        let _writeback = inode.writeback_lock.lock();
+        self.release_lost_reservations(inode);
+        if size < old {
+            let tail = size % crate::pages::PAGE as u64;
+            if tail != 0 {
+                // The cut page is the newest version of its block: load it before the size moves.
+                self.load_page(inode, size - tail, old)?;
+            }
+            inode.with_attr(|attr| attr.size = size);
+            for (offset, len) in inode.pages.truncate(size, &self.memory) {
+                self.fs.unreserve(inode, offset, len);
+            }
+        } else {
+            inode.with_attr(|attr| attr.size = size);
+        }
+        let result = self.with_space(|| self.fs.truncate(inode, size));
+        if result.is_err() {
+            // The cut is visible and the old bytes are gone from memory. What the driver kept counts, and it
+            // is a change.
+            if size > old {
+                inode.with_attr(|attr| attr.size = old);
+            }
+            let _ = self.changed(inode, Touch::Data, Logged::IfNeeded);
+        }
+        result
+    }
+
+    /// Whether the caller may read the inode. For front ends that open files.
+    pub fn may_read(&self, cred: &Cred, inode: &Inode) -> Result<()> {
+        self.access(cred, inode, READ)
+    }
+}

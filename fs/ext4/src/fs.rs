@@ -1,0 +1,173 @@
+//! The opened filesystem, and the data that the driver keeps with every inode.
+
+use crate::balloc::InodeAlloc;
+use crate::epoch::Epoch;
+use crate::groups::Groups;
+use crate::layout::csum::crc32c;
+use crate::layout::inode::inode_seed;
+use crate::layout::superblock::Superblock;
+use crate::map::Delayed;
+use crate::orphan::Orphans;
+use crate::reservation_windows::ReservationWindows;
+use crate::system_zone::SystemZone;
+pub use crate::transaction::Handle;
+use crate::transaction::{LastChange, Transactions};
+use ivers_block::{Buffer, BufferCache, Device};
+use ivers_vfs::{
+    AtimeMode, ChangeMode, CoarseClock, DeferredUpdates, Error, Inode, LoadedInode, NameError, Policy, Result,
+};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// The inode number of the root directory.
+pub const ROOT_INO: u32 = 2;
+
+/// An open ext2, ext3 or ext4 filesystem.
+pub struct Ext4 {
+    /// The geometry and features.
+    pub sb: Superblock,
+    /// The image's name in errors.
+    pub place: String,
+    /// Metadata blocks.
+    pub cache: Arc<BufferCache>,
+    /// The device that holds the blocks.
+    pub dev: Arc<dyn Device>,
+    /// Group descriptors and bitmaps.
+    pub groups: Arc<Groups>,
+    /// Why the filesystem is read-only, if it is.
+    pub read_only: Option<String>,
+    pub(crate) journal: Transactions,
+    pub(crate) epoch: Epoch,
+    pub(crate) orphans: Orphans,
+    pub(crate) reservation_windows: ReservationWindows,
+    pub(crate) system_zone: SystemZone,
+    /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
+    pub(crate) root_core: Mutex<Weak<RwLock<InodeCore>>>,
+    /// High halves of counters that overflowed their 32 stored bits in this mount.
+    pub(crate) wrapped: Mutex<HashMap<u32, u64>>,
+    /// Serializes swaps with the boot loader. Rank: above handles.
+    pub(crate) boot: Mutex<()>,
+    /// Computed at first use, if the superblock does not store it.
+    pub(crate) overhead: OnceLock<u64>,
+    pub(crate) closed: AtomicBool,
+    /// Distinguishes successive inodes with one inode number.
+    pub(crate) next_generation: AtomicU32,
+    /// For inodes that only the driver sees.
+    pub(crate) own_policy: Arc<Policy>,
+}
+
+/// The driver's data of an inode: [`Inode::private`].
+pub struct Ext4Inode {
+    /// The contents of the slot without the attributes. Rank: below `Inode::lock`, above buffers and the leaf
+    /// lock of attributes.
+    pub core: Arc<RwLock<InodeCore>>,
+    /// Allocation hint. A leaf lock.
+    pub alloc: Mutex<InodeAlloc>,
+    /// Its newest change, for fsync.
+    pub(crate) last_change: LastChange,
+}
+
+/// The contents of a slot that are not attributes of the VFS.
+#[derive(Debug)]
+pub struct InodeCore {
+    /// The block map, the extent tree's root, a short link's target or inline data.
+    pub i_block: [u8; 60],
+    /// `i_flags` as stored; the flags that users see are in `Attr::flags` and take precedence.
+    pub flags: u32,
+    /// The size stored on the device: never beyond written data.
+    pub disk_size: u64,
+    /// 512-byte units, as `Attr::blocks_512`.
+    pub blocks_512: u64,
+    /// The block of extended attributes, or 0.
+    pub file_acl: u64,
+    /// Bytes of extra fields.
+    pub extra_isize: u16,
+    /// The bytes after the extra fields, up to the end of the slot.
+    pub body_xattrs: Vec<u8>,
+    /// `i_dtime`: the next orphan while the inode is on the orphan list.
+    pub dtime: u32,
+    /// Reservations of delayed writes.
+    pub delayed: Delayed,
+}
+
+/// The driver's data of an inode.
+pub fn core_of(inode: &Inode) -> &RwLock<InodeCore> {
+    &inode.private::<Ext4Inode>().core
+}
+
+impl Ext4 {
+    /// An error for a corrupt block.
+    pub fn corrupt_block(&self, what: impl Into<String>, block: u64) -> Error {
+        Error::corrupt(what, format!("{}, block {block}", self.place))
+    }
+
+    /// An error for a corrupt inode.
+    pub fn corrupt_inode(&self, what: impl Into<String>, inode: &Inode) -> Error {
+        Error::corrupt(what, format!("{}, inode {}", self.place, inode.ino))
+    }
+
+    /// Returns a metadata block; reads it if necessary. A block number outside the filesystem is corruption.
+    pub fn block(&self, block: u64) -> Result<Arc<Buffer>> {
+        if !self.sb.is_valid_block(block) {
+            return Err(self.corrupt_block("metadata refers to a block outside the filesystem", block));
+        }
+        Ok(self.cache.get(block)?)
+    }
+
+    /// Returns the buffer of a newly allocated block: zeros, not read from the device.
+    pub fn new_block(&self, block: u64) -> Result<Arc<Buffer>> {
+        if !self.sb.is_valid_block(block) {
+            return Err(self.corrupt_block("a new block lies outside the filesystem", block));
+        }
+        Ok(self.cache.get_zeroed(block)?)
+    }
+
+    /// Starts a handle that changes at most `credits` blocks.
+    pub fn begin(&self, credits: u32) -> Result<Handle> {
+        if self.read_only.is_some() {
+            return Err(NameError::ReadOnly.into());
+        }
+        self.journal.begin(credits)
+    }
+
+    /// Writes data of an inode directly to the device.
+    pub(crate) fn write_data(&self, inode: &Inode, byte: u64, data: &[u8]) -> Result<()> {
+        let written = self.dev.write_at(byte, data);
+        self.journal.data_written(&inode.private::<Ext4Inode>().last_change);
+        written.map_err(Error::file_data)
+    }
+
+    /// Continues a crc32c; inverts neither the seed nor the result.
+    pub fn csum(&self, seed: u32, bytes: &[u8]) -> u32 {
+        crc32c(seed, bytes)
+    }
+
+    /// Whether metadata carries crc32c checksums.
+    pub fn has_csum(&self) -> bool {
+        self.sb.has_csum()
+    }
+
+    /// The checksum seed of the structures that an inode owns.
+    pub fn inode_seed(&self, ino: u32, generation: u32) -> u32 {
+        inode_seed(&self.sb, ino, generation)
+    }
+
+    /// Makes an inode outside the VFS's cache, for the driver only.
+    pub fn detached(&self, loaded: LoadedInode) -> Inode {
+        Inode::new(loaded, self.own_policy.clone())
+    }
+}
+
+/// The update policy of inodes that only the driver sees.
+pub(crate) fn own_policy() -> Arc<Policy> {
+    Arc::new(Policy::new(
+        ChangeMode::Lazy,
+        DeferredUpdates::default(),
+        AtimeMode::Never,
+        false,
+        Box::new(CoarseClock),
+        1,
+    ))
+}

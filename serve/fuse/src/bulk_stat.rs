@@ -1,0 +1,171 @@
+//! The entries of a directory with the attributes that a tree walk needs: one request for hundreds of files,
+//! instead of several for each file.
+//!
+//! `system.ivers.children` of a directory has the first part. The next part is `system.ivers.children.N`,
+//! where N is the number at the start of the previous part:
+//!
+//! ```text
+//! N NUL                                             0: this was the last part
+//! ino generation change mode uid gid size name NUL  decimal; change is `-` if it needs a query
+//! ```
+//!
+//! Each change attribute counts as queried. It is that of the file which had the name while the directory was
+//! locked. It is missing for a file of which the kernel holds back data, does not show a change yet, or shows
+//! data that could not be written; a separate query flushes the file first. A caller needs read and search
+//! permission for the directory.
+
+use crate::connection::{Connection, OrErrno};
+use crate::nodes::Node;
+use fuser::{Errno, INodeNo, Request};
+use ivers_vfs::Cred;
+use std::sync::Arc;
+
+/// The name of the attribute; see the module.
+pub const CHILDREN: &str = "system.ivers.children";
+/// The longest value that the kernel passes on (`XATTR_SIZE_MAX`).
+pub const CHILDREN_MAX: usize = 64 << 10;
+
+/// Entries looked up at once. They fit unless their names are long.
+const BATCH: usize = 512;
+/// The longest decimal number, and its NUL.
+const HEAD_MAX: usize = 21;
+const READ_AND_SEARCH: u32 = 5;
+
+/// A name in a directory, with the attributes of its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Child {
+    /// The inode number that stat shows.
+    pub ino: u64,
+    /// The generation of the inode.
+    pub generation: u32,
+    /// The change attribute, if it was available at once.
+    pub change: Option<u64>,
+    /// File type and permission bits.
+    pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The owning group.
+    pub gid: u32,
+    /// The size in bytes.
+    pub size: u64,
+    /// The name within the directory.
+    pub name: Vec<u8>,
+}
+
+impl Child {
+    fn put(&self, out: &mut Vec<u8>) {
+        let Self { ino, generation, change, mode, uid, gid, size, name } = self;
+        let change = change.map_or_else(|| "-".to_owned(), |change| change.to_string());
+        out.extend_from_slice(format!("{ino} {generation} {change} {mode} {uid} {gid} {size} ").as_bytes());
+        out.extend_from_slice(name);
+        out.push(0);
+    }
+
+    fn parse(record: &[u8]) -> Option<Self> {
+        let mut fields = record.splitn(8, |&byte| byte == b' ');
+        let mut word = || std::str::from_utf8(fields.next()?).ok();
+        let (ino, generation) = (word()?.parse().ok()?, word()?.parse().ok()?);
+        let change = match word()? {
+            "-" => None,
+            number => Some(number.parse().ok()?),
+        };
+        let (mode, uid, gid) = (word()?.parse().ok()?, word()?.parse().ok()?, word()?.parse().ok()?);
+        let size = word()?.parse().ok()?;
+        let name = fields.next().filter(|name| !name.is_empty() && !name.contains(&b'/'))?.to_vec();
+        Some(Self { ino, generation, change, mode, uid, gid, size, name })
+    }
+}
+
+/// Parses a value into its entries and the number of the next part, if there is one.
+pub fn parse_children(value: &[u8]) -> Option<(Vec<Child>, Option<u64>)> {
+    let mut records = value.strip_suffix(b"\0")?.split(|&byte| byte == 0);
+    let next: u64 = std::str::from_utf8(records.next()?).ok()?.parse().ok()?;
+    let children = records.map(Child::parse).collect::<Option<_>>()?;
+    Some((children, Some(next).filter(|&next| next != 0)))
+}
+
+/// Returns the part of a directory that begins at a cursor, of at most `size` bytes.
+pub(crate) fn value(
+    connection: &Connection,
+    request: &Request,
+    ino: INodeNo,
+    mut cursor: u64,
+    bytes_max: usize,
+) -> Result<Vec<u8>, Errno> {
+    let (vfs, dir) = (&connection.vfs, connection.node(ino)?);
+    // The kernel checks no permission for a name with this prefix.
+    let cred = match connection.cred(request) {
+        cred if cred.checked => Cred { groups: connection.groups_of(request), checked: false, ..cred },
+        cred => cred,
+    };
+    vfs.access(&cred, &dir.inode, READ_AND_SEARCH).or_errno()?;
+    let listed = vfs.list(&cred, &dir.inode, cursor, BATCH).or_errno()?;
+    let (mut records, mut is_all) = (Vec::new(), listed.len() < BATCH);
+    for entry in listed {
+        // A damaged inode is left out; a stat of it reports the error.
+        let inode = entry.inode.or_errno()?;
+        let ino = connection.nodes.id(inode.ino.0);
+        let known = connection.nodes.get(ino);
+        let (mut change, attr) = match &known {
+            Some(node) if node.is_held_back() || node.has_diverged() => (None, vfs.stat(&inode)),
+            Some(node) => node.changes.number(|| vfs.observe(&inode)),
+            None => vfs.observe(&inode),
+        };
+        // After the query: a change that it counts was noted before. For a node that appeared concurrently it
+        // may count anything.
+        let may_count = |node: Arc<Node>| known.is_none() || connection.has_inflight(&node);
+        change = change.filter(|_| !connection.nodes.get(ino).is_some_and(may_count));
+        let (mode, generation) = (attr.kind.mode_bits() | attr.perm, inode.generation);
+        let (uid, gid, size, name) = (attr.uid, attr.gid, attr.size, entry.name);
+        let before = records.len();
+        Child { ino, generation, change, mode, uid, gid, size, name }.put(&mut records);
+        if records.len() + HEAD_MAX > bytes_max {
+            records.truncate(before);
+            is_all = false;
+            break;
+        }
+        cursor = entry.next;
+    }
+    if records.is_empty() && !is_all {
+        return Err(Errno::ERANGE);
+    }
+    let next = if is_all { 0 } else { cursor };
+    Ok([next.to_string().as_bytes(), b"\0", &records].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_survive_the_round_trip() {
+        let child = |name: &[u8], change| Child {
+            ino: u64::MAX,
+            generation: 7,
+            change,
+            mode: 0o100_644,
+            uid: 1000,
+            gid: 4,
+            size: 1 << 40,
+            name: name.to_vec(),
+        };
+        let children = vec![child(b"a b  c ", Some(3)), child(b"\xff\n", None)];
+        let mut value = b"12\0".to_vec();
+        children.iter().for_each(|child| child.put(&mut value));
+        assert_eq!(parse_children(&value), Some((children.clone(), Some(12))));
+        assert_eq!(parse_children(b"0\0"), Some((vec![], None)));
+        for end in 0..value.len() - 1 {
+            assert_ne!(parse_children(&value[..end]), Some((children.clone(), Some(12))), "{end}");
+        }
+        for bad in [
+            &b""[..],
+            b"0",
+            b"x\0",
+            b"0\09 2 3 4 5 6 7\0",
+            b"0\09 2 3 4 5 6 7 \0",
+            b"0\09 2 3 4 5 6 7 ../x\0",
+        ] {
+            assert_eq!(parse_children(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! A contender: its image, its mount point and its server.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use ivers_fuse::STATS;
+use serde_json::Value;
+
+use super::WORKLOADS;
+use crate::args::Args;
+use crate::statistics::Samples;
+use crate::volume::Kernel;
+use crate::{find_program, make_image, run};
+
+const IMAGE_BYTES: u64 = 2 << 30;
+const MOUNT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The kind of server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `ivers` with this value of `-o iversion=`.
+    Ivers(&'static str),
+    Fuse2fs,
+    /// libfuse's passthrough_ll over the kernel's ext4, with these options: the cost of FUSE itself.
+    Null(&'static str),
+    Kernel,
+}
+
+/// Names and servers, in the order of a round.
+pub(crate) const CONTENDERS: [(&str, Kind); 7] = [
+    ("ivers", Kind::Ivers("lazy")),
+    ("ivers_eager", Kind::Ivers("eager")),
+    ("ivers_off", Kind::Ivers("off")),
+    // The options of a default ivers mount: write-back cache, extended attributes, caching without timeout.
+    ("null_passthrough", Kind::Null("writeback,xattr,cache=always")),
+    // Without attributes the kernel does not ask for security.capability before each write. This is closer to
+    // the limit, but a mount with attributes cannot reach it.
+    ("null_passthrough_no_xattr", Kind::Null("writeback,no_xattr,cache=always")),
+    ("fuse2fs", Kind::Fuse2fs),
+    ("kernel_ext4", Kind::Kernel),
+];
+
+impl Kind {
+    /// Returns the mount options.
+    pub(crate) fn options(self) -> String {
+        match self {
+            Self::Ivers(mode) => format!("iversion={mode}"),
+            Self::Fuse2fs => "rw".to_owned(),
+            Self::Null(options) => options.to_owned(),
+            Self::Kernel => "loop".to_owned(),
+        }
+    }
+
+    /// Whether this is ivers in a mode other than the default.
+    pub(crate) fn is_other_mode(self) -> bool {
+        matches!(self, Self::Ivers(mode) if mode != "lazy")
+    }
+}
+
+/// The server of a mounted image.
+enum Server {
+    /// A foreground process, which ends after the unmount. It may serve from a kernel mount, which is
+    /// unmounted later.
+    Process { child: Child, _below: Option<Kernel> },
+    /// The kernel; unmounts when dropped.
+    Kernel { _mount: Kernel },
+}
+
+/// The results of a workload on one contender.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    pub(crate) ns_per_op: Samples,
+    pub(crate) seconds: Samples,
+    /// Operations in the last round.
+    pub(crate) ops: u64,
+    pub(crate) counts: Counts,
+    /// p50, p99, p99.9 and maximum.
+    pub(crate) latency_ns: [Samples; 4],
+    pub(crate) queries_by_process: u64,
+    /// The reason why there are no results.
+    pub(crate) failed: Option<String>,
+}
+
+/// Statistics of an ivers mount.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) inode_updates: u64,
+    pub(crate) journal_blocks: u64,
+    pub(crate) queries: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.inode_updates += more.inode_updates;
+        self.journal_blocks += more.journal_blocks;
+        self.queries += more.queries;
+    }
+
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            inode_updates: self.inode_updates.saturating_sub(before.inode_updates),
+            journal_blocks: self.journal_blocks.saturating_sub(before.journal_blocks),
+            queries: self.queries.saturating_sub(before.queries),
+        }
+    }
+}
+
+/// One contender.
+pub(crate) struct Peer {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    pub(crate) dir: PathBuf,
+    pub(crate) measured: [Measured; WORKLOADS.len()],
+    image: PathBuf,
+    program: PathBuf,
+    server: Option<Server>,
+}
+
+impl Peer {
+    /// Makes and mounts an image; `program` is its server, unless the kernel is.
+    pub(crate) fn new(name: &'static str, kind: Kind, program: PathBuf, scratch: &Path) -> Result<Self> {
+        let (image, dir) = (scratch.join(format!("{name}.image")), scratch.join(name));
+        make_image(&image, IMAGE_BYTES)?;
+        std::fs::create_dir(&dir)?;
+        if matches!(kind, Kind::Null(_)) {
+            std::fs::create_dir(below(&dir))?;
+        }
+        let measured = Default::default();
+        let mut peer = Self { name, kind, image, program, dir, measured, server: None };
+        peer.mount()?;
+        Ok(peer)
+    }
+
+    pub(crate) fn mount(&mut self) -> Result<()> {
+        let mut kernel = None;
+        let mut command = Command::new(&self.program);
+        match self.kind {
+            Kind::Kernel => {
+                self.server = Some(Server::Kernel { _mount: Kernel::mount(&self.image, &self.dir)? });
+                return Ok(());
+            }
+            Kind::Ivers(_) => {
+                command.args(["mount", "--foreground", "-o", &self.kind.options()]);
+                command.arg(&self.image).arg(&self.dir)
+            }
+            Kind::Fuse2fs => command.args(["-f", "-o", &self.kind.options()]).arg(&self.image).arg(&self.dir),
+            Kind::Null(options) => {
+                let source = below(&self.dir);
+                kernel = Some(Kernel::mount(&self.image, &source)?);
+                let options = format!("{options},source={}", source.display());
+                command.args(["-f", "-o", &options]).arg(&self.dir)
+            }
+        };
+        let before = std::fs::metadata(&self.dir)?.dev();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("cannot run {}", self.name))?;
+        let begun = Instant::now();
+        while std::fs::metadata(&self.dir).is_ok_and(|now| now.dev() == before) {
+            let ended = child.try_wait()?.is_some();
+            if ended || begun.elapsed() > MOUNT_PATIENCE {
+                let _ = child.kill();
+                let said = child.wait_with_output()?.stderr;
+                let said = String::from_utf8_lossy(&said).trim().to_owned();
+                return Err(anyhow!("{} does not mount: {said}", self.name));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.server = Some(Server::Process { child, _below: kernel });
+        Ok(())
+    }
+
+    /// Unmounts and waits until everything is written to the image.
+    pub(crate) fn unmount(&mut self) -> Result<()> {
+        let Some(Server::Process { child, .. }) = &mut self.server else {
+            self.server = None;
+            return Ok(());
+        };
+        detach(&self.dir)?;
+        // fuse2fs may report orphans and fail; only its end matters.
+        child.wait()?;
+        self.server = None;
+        Ok(())
+    }
+
+    /// Syncs the mount, so that each contender starts without pending work, and returns the statistics if it
+    /// is ivers.
+    pub(crate) fn counts(&self) -> Result<Counts> {
+        let synced = std::fs::File::open(&self.dir)?.sync_all();
+        if !matches!(self.kind, Kind::Ivers(_)) {
+            // Not every contender implements fsync of directories.
+            return Ok(Counts::default());
+        }
+        synced?;
+        let stats = xattr::get(&self.dir, STATS)?.context("a mount of ours has statistics")?;
+        let stats: Value = serde_json::from_slice(&stats)?;
+        let of = |name: &str| stats[name].as_u64().with_context(|| format!("{name} is counted"));
+        Ok(Counts {
+            inode_updates: of("inode_updates")?,
+            journal_blocks: of("journal_blocks")?,
+            queries: of("queries")?,
+        })
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount() {
+            eprintln!("bench: {error:#}");
+            if let Some(Server::Process { mut child, _below }) = self.server.take() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+/// Returns the mount point of the filesystem below a passthrough.
+fn below(dir: &Path) -> PathBuf {
+    dir.with_extension("below")
+}
+
+fn detach(dir: &Path) -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(rustix::mount::unmount(dir, rustix::mount::UnmountFlags::empty())?);
+    }
+    run(Command::new("fusermount3").arg("-u").arg(dir))
+}
+
+/// Returns the server's program, or the reason why there is none.
+pub(crate) fn program(kind: Kind, args: &Args) -> Result<PathBuf, String> {
+    match kind {
+        Kind::Ivers(_) => args.ivers().map_err(|error| format!("{error:#}")),
+        Kind::Fuse2fs => find_program("fuse2fs").ok_or_else(|| super::install::missing("fuse2fs")),
+        Kind::Null(_) => match Kernel::missing() {
+            Some(why) => Err(why.to_owned()),
+            None => super::install::passthrough().map_err(|error| format!("{error:#}")),
+        },
+        Kind::Kernel => Kernel::missing().map_or(Ok(PathBuf::new()), |why| Err(why.to_owned())),
+    }
+}
