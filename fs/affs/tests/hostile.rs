@@ -143,7 +143,7 @@ fn links_that_go_round_are_noticed() {
     let elsewhere = Image::new(1).change(link, |block| put_tail32(block, tail::REAL_ENTRY, 880));
     elsewhere.fails(&["no link to block"], resolve("/plain"));
     let itself = Image::new(1).change(link, |block| put_tail32(block, tail::REAL_ENTRY, link as u32));
-    itself.fails(&["no file in use"], resolve("/dir/linked"));
+    itself.fails(&["which is not in use"], resolve("/dir/linked"));
 }
 
 /// The bitmap lies where something else does, or its checksum is wrong: nothing is written, and the reason is said. That a block in use is free shows when it
