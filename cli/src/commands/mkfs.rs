@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use ivers_block::{Device, OpenMode};
+use ivers_block::{ByteOffset, Device, OpenMode};
 use ivers_ext4::mkfs::{MkfsOptions, MkfsReport};
 use ivers_vfs::Error;
 use serde_json::json;
@@ -128,7 +128,7 @@ fn options(args: &Args) -> Result<MkfsOptions> {
 fn open(args: &Args) -> Result<Arc<dyn Device>> {
     let device: Arc<dyn Device> = Arc::new(open_when_closed(&args.image, OpenMode::ReadWrite)?);
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
-    device.read_at(0, &mut head)?;
+    device.read_at(ByteOffset(0), &mut head)?;
     if !args.force && head.iter().any(|&byte| byte != 0) {
         let place = args.image.display();
         return Err(failure(FAILED, format!("{place} is not empty; --force overwrites it")));
@@ -155,16 +155,16 @@ impl Device for WithProgress {
         self.device.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> ivers_block::Result<()> {
         self.device.read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
         self.progress.step(buf.len() as u64, |written| format!("{} written", progress::bytes(written)));
         self.device.write_at(offset, buf)
     }
 
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
         self.device.write_fua(offset, buf)
     }
 
@@ -172,7 +172,7 @@ impl Device for WithProgress {
         self.device.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> ivers_block::Result<()> {
         self.device.discard(offset, len)
     }
 

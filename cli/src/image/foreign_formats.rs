@@ -5,7 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use ivers_block::Device;
+use ivers_block::{ByteOffset, Device};
 
 /// Byte offset and bytes of the mark of each format, and its name.
 const MAGICS: &[(usize, &[u8], &str)] = &[
@@ -42,7 +42,7 @@ const HEAD_BYTES: u64 = 0x1_0048;
 /// Names the contents of a device by its first bytes.
 pub fn recognise(device: &dyn Device) -> Option<String> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
-    device.read_at(0, &mut head).ok()?;
+    device.read_at(ByteOffset(0), &mut head).ok()?;
     let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     if let Some((_, _, what)) = MAGICS.iter().chain(PACKED).find(|(at, magic, _)| has(*at, magic)) {
         return Some((*what).to_owned());
@@ -134,13 +134,13 @@ fn partitions(head: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ivers_block::MemDevice;
+    use ivers_block::{ByteOffset, MemDevice};
 
     #[test]
     fn foreign_formats_are_named() {
         for (at, magic, what) in MAGICS.iter().chain(PACKED) {
             let device = MemDevice::new(1 << 20);
-            device.write_at(*at as u64, magic).unwrap();
+            device.write_at(ByteOffset(*at as u64), magic).unwrap();
             assert_eq!(recognise(&device).as_deref(), Some(*what));
         }
         let device = MemDevice::new(1 << 20);
@@ -148,11 +148,11 @@ mod tests {
         let mut slot = [0; 16];
         slot[4] = 0x83;
         slot[8..12].copy_from_slice(&2048u32.to_le_bytes());
-        device.write_at(446, &slot).unwrap();
-        device.write_at(510, &[0x55, 0xAA]).unwrap();
+        device.write_at(ByteOffset(446), &slot).unwrap();
+        device.write_at(ByteOffset(510), &[0x55, 0xAA]).unwrap();
         assert!(recognise(&device).unwrap().ends_with("-o offset=1048576"));
         let device = MemDevice::new(1 << 20);
-        device.write_at(512, b"EFI PART").unwrap();
+        device.write_at(ByteOffset(512), b"EFI PART").unwrap();
         assert!(recognise(&device).unwrap().ends_with("-o offset=BYTES"));
         for (at, value) in [
             (584, 2u64),
@@ -162,12 +162,12 @@ mod tests {
             (1024 + 384, 7),
             (1024 + 416, u64::MAX),
         ] {
-            device.write_at(at, &value.to_le_bytes()).unwrap();
+            device.write_at(ByteOffset(at), &value.to_le_bytes()).unwrap();
         }
         assert!(recognise(&device).unwrap().ends_with("choose a partition with -o offset=1048576"));
         for short in [1, 100, 511, 4096] {
             let device = MemDevice::new(short);
-            device.write_at(0, &[0x55]).unwrap();
+            device.write_at(ByteOffset(0), &[0x55]).unwrap();
             assert_eq!(recognise(&device), None, "{short} bytes");
         }
         assert!(recognise(&MemDevice::new(0)).unwrap().contains("empty"));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ivers_block::{Budget, Device};
+use ivers_block::{Budget, ByteOffset, Device};
 use ivers_vfs::{FileSystem, Result};
 
 use super::open_options::{ImageOptions, Owners};
@@ -82,7 +82,7 @@ pub fn recognise(device: &dyn Device) -> Result<Option<&'static Format>> {
 
 fn head(device: &dyn Device) -> Result<Vec<u8>> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
-    device.read_at(0, &mut head)?;
+    device.read_at(ByteOffset(0), &mut head)?;
     Ok(head)
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ivers_block::{BlockError, Budget, Device, FileDevice, OffsetDevice};
+use ivers_block::{BlockError, Budget, ByteOffset, Device, FileDevice, OffsetDevice};
 use ivers_mem::Mem;
 use ivers_vfs::{FileSystem, MountOptions, Vfs};
 
@@ -72,7 +72,9 @@ pub fn open_on(
     let device = match device {
         None => None,
         Some(device) if options.offset_bytes == 0 => Some(Arc::new(device) as Arc<dyn Device>),
-        Some(device) => Some(Arc::new(OffsetDevice::new(device, options.offset_bytes)?) as Arc<dyn Device>),
+        Some(device) => {
+            Some(Arc::new(OffsetDevice::new(device, ByteOffset(options.offset_bytes))?) as Arc<dyn Device>)
+        }
     };
     mount_on(device, image, options, mount_options)
 }

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
+use crate::BlockNo;
+
 /// The data was read from the device, or set.
 const UPTODATE: u32 = 1;
 /// Must be written home by the cache (no-journal mode only: a journal writes its own blocks home).
@@ -23,7 +25,7 @@ const WRITING: u32 = 1 << 4;
 /// Its contents are an `Arc<[u8]>` that a change replaces if anybody still holds it (copy on write): a snapshot costs one reference
 /// count and never changes. Reading therefore never blocks a writer, nor the other way round.
 pub struct Buffer {
-    block: u64,
+    block: BlockNo,
     data: RwLock<Arc<[u8]>>,
     flags: AtomicU32,
 }
@@ -56,12 +58,12 @@ impl std::fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    pub(crate) fn unloaded(block: u64) -> Self {
+    pub(crate) fn unloaded(block: BlockNo) -> Self {
         Self { block, data: RwLock::new(Arc::from([])), flags: AtomicU32::new(REFERENCED) }
     }
 
     /// The block's number on its device.
-    pub fn block(&self) -> u64 {
+    pub fn block(&self) -> BlockNo {
         self.block
     }
 
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn snapshots_stay() {
-        let b = Buffer::unloaded(3);
+        let b = Buffer::unloaded(BlockNo(3));
         b.replace(Arc::from(vec![1; 16]));
         let before = b.snapshot();
         b.modify(|d| d[0] = 9);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::{BlockError, Budget, Buffer, Device, Result};
+use crate::{BlockError, BlockNo, Budget, Buffer, Device, Result};
 
 const SHARDS: usize = 32;
 /// What a cached block costs beside its contents: the buffer, its reference counts, the map's and the clock's entries.
@@ -50,9 +50,9 @@ pub struct CacheStats {
 
 #[derive(Default)]
 struct Shard {
-    map: HashMap<u64, Arc<Buffer>>,
+    map: HashMap<BlockNo, Arc<Buffer>>,
     /// Blocks in the order in which the clock's hand visits them; entries that have left the map are skipped.
-    clock: VecDeque<u64>,
+    clock: VecDeque<BlockNo>,
 }
 
 impl Shard {
@@ -76,7 +76,7 @@ impl Shard {
         evicted
     }
 
-    fn insert(&mut self, block: u64, buffer: Arc<Buffer>) {
+    fn insert(&mut self, block: BlockNo, buffer: Arc<Buffer>) {
         if self.clock.len() > 2 * self.map.len() + 64 {
             self.clock = self.map.keys().copied().collect();
         }
@@ -125,7 +125,7 @@ impl BufferCache {
     }
 
     /// The buffer of `block`, read from the device if it is not in memory.
-    pub fn get(&self, block: u64) -> Result<Arc<Buffer>> {
+    pub fn get(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         let buffer = self.find_or_insert(block)?;
         if buffer.is_uptodate() {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl BufferCache {
         }
         let loaded = buffer.load(|| {
             let mut data: Arc<[u8]> = vec![0; self.block_size as usize].into();
-            self.device.read_at(block * u64::from(self.block_size), Arc::make_mut(&mut data))?;
+            self.device.read_at(block.offset(self.block_size), Arc::make_mut(&mut data))?;
             Ok(data)
         });
         match loaded {
@@ -147,20 +147,20 @@ impl BufferCache {
     /// The buffer of `block` filled with zeros and without a read, for fresh metadata: verified, not dirty.
     ///
     /// The zeros are in memory only, until a journal handle modifies the buffer.
-    pub fn get_zeroed(&self, block: u64) -> Result<Arc<Buffer>> {
+    pub fn get_zeroed(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         let buffer = self.find_or_insert(block)?;
         buffer.replace(vec![0; self.block_size as usize].into());
         Ok(buffer)
     }
 
     /// The buffer of `block` if it is in memory.
-    pub fn peek(&self, block: u64) -> Option<Arc<Buffer>> {
+    pub fn peek(&self, block: BlockNo) -> Option<Arc<Buffer>> {
         self.shard(block).lock().map.get(&block).filter(|b| b.is_uptodate()).cloned()
     }
 
     /// Drops `block` without writing it, because it was freed. When this returns, no write of it by the cache is under way.
     /// Whoever still holds the buffer keeps an orphan that is never written.
-    pub fn forget(&self, block: u64) {
+    pub fn forget(&self, block: BlockNo) {
         let Some(buffer) = self.shard(block).lock().map.remove(&block) else { return };
         self.budget.uncharge(self.cost());
         if buffer.clear_dirty() {
@@ -171,7 +171,7 @@ impl BufferCache {
     }
 
     /// Drops `block` if it is clean and nobody holds it: its contents mean nothing any more.
-    pub fn forget_unused(&self, block: u64) {
+    pub fn forget_unused(&self, block: BlockNo) {
         let mut shard = self.shard(block).lock();
         if shard.map.get(&block).is_some_and(|b| Arc::strong_count(b) == 1 && !b.is_dirty()) {
             shard.map.remove(&block);
@@ -197,7 +197,7 @@ impl BufferCache {
     }
 
     /// Writes these blocks home if they are dirty, without a flush: what an fsync needs where there is no journal.
-    pub fn write_blocks(&self, blocks: &[u64]) -> Result<()> {
+    pub fn write_blocks(&self, blocks: &[BlockNo]) -> Result<()> {
         let _order = self.writeback.lock();
         let mut dirty: Vec<_> =
             blocks.iter().filter_map(|&b| self.peek(b)).filter(|b| b.is_dirty()).collect();
@@ -253,9 +253,9 @@ impl BufferCache {
         u64::from(self.block_size) + OVERHEAD_BYTES
     }
 
-    fn shard(&self, block: u64) -> &Mutex<Shard> {
+    fn shard(&self, block: BlockNo) -> &Mutex<Shard> {
         // Neighbours go to different shards, and so do blocks a power of two apart.
-        let mixed = block.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59;
+        let mixed = block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59;
         &self.shards[mixed as usize % SHARDS]
     }
 
@@ -265,12 +265,12 @@ impl BufferCache {
         n
     }
 
-    fn find_or_insert(&self, block: u64) -> Result<Arc<Buffer>> {
-        if block >= self.blocks {
+    fn find_or_insert(&self, block: BlockNo) -> Result<Arc<Buffer>> {
+        if block.0 >= self.blocks {
             return Err(BlockError::OutOfRange {
                 what: "read",
                 device: self.device.describe(),
-                offset: block.saturating_mul(u64::from(self.block_size)),
+                offset: block.offset(self.block_size),
                 len: u64::from(self.block_size),
                 size_bytes: self.device.size_bytes(),
             });
@@ -289,7 +289,7 @@ impl BufferCache {
         self.budget.charge(self.cost());
         drop(shard);
         // Nothing here could go: once in a while look everywhere, and write dirty buffers if need be.
-        if stuck && self.budget.over() && block.is_multiple_of(64) {
+        if stuck && self.budget.over() && block.0.is_multiple_of(64) {
             self.shrink();
         }
         Ok(buffer)
@@ -302,7 +302,7 @@ impl BufferCache {
         let mut run: Vec<(&Arc<Buffer>, Arc<[u8]>)> = Vec::new();
         let write_run = |run: &mut Vec<(&Arc<Buffer>, Arc<[u8]>)>| {
             let Some((first, _)) = run.first() else { return Ok(()) };
-            let offset = first.block() * u64::from(self.block_size);
+            let offset = first.block().offset(self.block_size);
             let written = if let [(_, data)] = run.as_slice() {
                 self.device.write_at(offset, data)
             } else {
@@ -337,14 +337,14 @@ impl Drop for BufferCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FaultDevice, MemDevice};
+    use crate::{ByteOffset, FaultDevice, MemDevice};
 
     fn cache(budget: u64) -> (Arc<FaultDevice>, BufferCache) {
         let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(8 << 20))));
         (device.clone(), BufferCache::new(device, 1024, Arc::new(Budget::new(budget))))
     }
 
-    fn dirty(cache: &BufferCache, block: u64, fill: u8) {
+    fn dirty(cache: &BufferCache, block: BlockNo, fill: u8) {
         let buffer = cache.get(block).unwrap();
         buffer.modify(|bytes| bytes.fill(fill));
         buffer.mark_dirty();
@@ -353,24 +353,24 @@ mod tests {
     #[test]
     fn eviction_spares_dirty_and_held() {
         let (device, cache) = cache(64 << 10);
-        let held = cache.get(1).unwrap();
+        let held = cache.get(BlockNo(1)).unwrap();
         held.modify(|bytes| bytes[0] = 1);
-        dirty(&cache, 2, 2);
+        dirty(&cache, BlockNo(2), 2);
         for block in 100..4000 {
-            cache.get(block).unwrap();
+            cache.get(BlockNo(block)).unwrap();
             assert!(cache.budget().used() <= (64 << 10) + 40 * cache.cost(), "block {block}");
         }
-        assert_eq!(cache.get(1).unwrap().read()[0], 1);
-        assert_eq!(cache.get(2).unwrap().read()[0], 2);
+        assert_eq!(cache.get(BlockNo(1)).unwrap().read()[0], 1);
+        assert_eq!(cache.get(BlockNo(2)).unwrap().read()[0], 2);
         let stats = cache.stats();
         assert!(stats.evicted > 3000 && stats.reads == 3902, "{stats:?}");
         drop(held);
         // Dirty buffers alone: shrink writes them home to make room.
-        (4000..4200).for_each(|block| dirty(&cache, block, 3));
+        (4000..4200).for_each(|block| dirty(&cache, BlockNo(block), 3));
         cache.shrink();
         assert!(!cache.budget().over());
         assert!(device.writes() > 0);
-        assert_eq!(cache.get(4100).unwrap().read()[9], 3);
+        assert_eq!(cache.get(BlockNo(4100)).unwrap().read()[9], 3);
         let budget = cache.budget().clone();
         drop(cache);
         assert_eq!(budget.used(), 0);
@@ -379,49 +379,49 @@ mod tests {
     #[test]
     fn forgotten_blocks_are_not_written() {
         let (device, cache) = cache(u64::MAX);
-        (10..14).for_each(|block| dirty(&cache, block, 7));
-        let held = cache.get(11).unwrap();
-        cache.forget(11);
+        (10..14).for_each(|block| dirty(&cache, BlockNo(block), 7));
+        let held = cache.get(BlockNo(11)).unwrap();
+        cache.forget(BlockNo(11));
         cache.sync().unwrap();
         assert!(!held.is_dirty());
         let mut bytes = vec![0; 4096];
-        device.read_at(10 * 1024, &mut bytes).unwrap();
+        device.read_at(ByteOffset(10 * 1024), &mut bytes).unwrap();
         assert!(bytes[..1024].iter().all(|&b| b == 7) && bytes[1024..2048].iter().all(|&b| b == 0));
         assert_eq!((device.writes(), cache.stats().writes), (2, 3));
         cache.sync().unwrap();
         assert_eq!(device.writes(), 2);
-        cache.forget_unused(12);
-        cache.forget_unused(13);
+        cache.forget_unused(BlockNo(12));
+        cache.forget_unused(BlockNo(13));
         assert_eq!(cache.stats().buffers, 1);
     }
 
     #[test]
     fn failures_leave_buffers_dirty_and_loads_repeatable() {
         let (device, cache) = cache(u64::MAX);
-        dirty(&cache, 5, 1);
+        dirty(&cache, BlockNo(5), 1);
         device.fail_writes_from(Some(0));
         assert!(cache.sync().is_err());
         device.fail_writes_from(None);
-        assert!(cache.get(5).unwrap().is_dirty());
+        assert!(cache.get(BlockNo(5)).unwrap().is_dirty());
         cache.sync().unwrap();
-        device.fail_reads(20 * 1024, 1);
-        let error = cache.get(20).unwrap_err();
-        assert_eq!(error.offset(), Some(20 * 1024));
-        assert!(cache.peek(20).is_none());
-        assert!(matches!(cache.get(8192), Err(BlockError::OutOfRange { .. })));
-        assert!(cache.get(u64::MAX).is_err());
-        let fresh = cache.get_zeroed(20).unwrap();
+        device.fail_reads(ByteOffset(20 * 1024), 1);
+        let error = cache.get(BlockNo(20)).unwrap_err();
+        assert_eq!(error.offset(), Some(ByteOffset(20 * 1024)));
+        assert!(cache.peek(BlockNo(20)).is_none());
+        assert!(matches!(cache.get(BlockNo(8192)), Err(BlockError::OutOfRange { .. })));
+        assert!(cache.get(BlockNo(u64::MAX)).is_err());
+        let fresh = cache.get_zeroed(BlockNo(20)).unwrap();
         assert!(fresh.is_verified() && fresh.read().iter().all(|&b| b == 0));
     }
 
     #[test]
     fn a_reload_is_not_verified() {
         let (device, cache) = cache(u64::MAX);
-        cache.get(3).unwrap().set_verified();
-        assert!(cache.get(3).unwrap().is_verified());
-        device.write_at(3 * 1024, &[8; 1024]).unwrap();
+        cache.get(BlockNo(3)).unwrap().set_verified();
+        assert!(cache.get(BlockNo(3)).unwrap().is_verified());
+        device.write_at(ByteOffset(3 * 1024), &[8; 1024]).unwrap();
         cache.invalidate();
-        let again = cache.get(3).unwrap();
+        let again = cache.get(BlockNo(3)).unwrap();
         assert!(!again.is_verified() && again.read()[0] == 8);
     }
 
@@ -434,13 +434,13 @@ mod tests {
                 scope.spawn(move || {
                     for n in 0..4000u64 {
                         let block = (n * 7 + thread) % 500;
-                        cache.get(block).unwrap().modify(|bytes| bytes[thread as usize] += 1);
+                        cache.get(BlockNo(block)).unwrap().modify(|bytes| bytes[thread as usize] += 1);
                     }
                 });
             }
         });
         let total: u64 = (0..500)
-            .map(|b| cache.get(b).unwrap().read()[..4].iter().map(|&n| u64::from(n)).sum::<u64>())
+            .map(|b| cache.get(BlockNo(b)).unwrap().read()[..4].iter().map(|&n| u64::from(n)).sum::<u64>())
             .sum();
         assert_eq!((total, cache.stats().reads), (16000, 500));
     }

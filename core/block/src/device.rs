@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{BlockError, Result};
+use crate::{BlockError, ByteOffset, Result};
 
 /// A medium of fixed size that is read and written at byte offsets, by several threads at once.
 ///
@@ -17,13 +17,13 @@ pub trait Device: Send + Sync {
     fn size_bytes(&self) -> u64;
 
     /// Fills `buf` from byte `offset` on.
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()>;
 
     /// Writes `buf` at byte `offset`.
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()>;
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()>;
 
     /// Writes `buf` at byte `offset` and returns when these bytes are durable. Says nothing about earlier writes.
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.write_at(offset, buf)?;
         self.flush()
     }
@@ -33,7 +33,7 @@ pub trait Device: Send + Sync {
 
     /// Says that the contents of a range are no longer needed. Afterwards they may read as anything; a device that cannot
     /// make use of it returns success.
-    fn discard(&self, offset: u64, len: u64) -> Result<()>;
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()>;
 
     /// True if writes will be refused.
     fn is_read_only(&self) -> bool;
@@ -47,15 +47,15 @@ impl<D: Device + ?Sized> Device for Arc<D> {
         (**self).size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         (**self).read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         (**self).write_at(offset, buf)
     }
 
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         (**self).write_fua(offset, buf)
     }
 
@@ -63,7 +63,7 @@ impl<D: Device + ?Sized> Device for Arc<D> {
         (**self).flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         (**self).discard(offset, len)
     }
 
@@ -77,10 +77,15 @@ impl<D: Device + ?Sized> Device for Arc<D> {
 }
 
 /// Checks that `len` bytes at `offset` lie inside `device`.
-pub(crate) fn check_range(device: &dyn Device, what: &'static str, offset: u64, len: u64) -> Result<()> {
+pub(crate) fn check_range(
+    device: &dyn Device,
+    what: &'static str,
+    offset: ByteOffset,
+    len: u64,
+) -> Result<()> {
     let size_bytes = device.size_bytes();
     match offset.checked_add(len) {
-        Some(end) if end <= size_bytes => Ok(()),
+        Some(end) if end.0 <= size_bytes => Ok(()),
         _ => Err(BlockError::OutOfRange { what, device: device.describe(), offset, len, size_bytes }),
     }
 }

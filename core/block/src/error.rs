@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::ByteOffset;
+
 /// Result of everything in this crate.
 pub type Result<T> = std::result::Result<T, BlockError>;
 
@@ -18,7 +20,7 @@ pub enum BlockError {
         /// The device, as [`crate::Device::describe`] names it.
         device: String,
         /// Byte offset of the access.
-        offset: u64,
+        offset: ByteOffset,
         /// Length of the access in bytes.
         len: u64,
         /// The cause.
@@ -32,7 +34,7 @@ pub enum BlockError {
         /// The device.
         device: String,
         /// Byte offset of the access.
-        offset: u64,
+        offset: ByteOffset,
         /// Length of the access in bytes.
         len: u64,
         /// Size of the device.
@@ -46,7 +48,7 @@ pub enum BlockError {
         /// The device.
         device: String,
         /// Byte offset of the access.
-        offset: u64,
+        offset: ByteOffset,
     },
     /// Somebody else has the image open for writing (or we want to write and somebody has it open at all).
     #[error("{device}: in use by another process; unmount it there first")]
@@ -69,7 +71,7 @@ impl BlockError {
     pub fn io(
         what: &'static str,
         device: impl Into<String>,
-        offset: u64,
+        offset: ByteOffset,
         len: u64,
         source: io::Error,
     ) -> Self {
@@ -77,7 +79,7 @@ impl BlockError {
     }
 
     /// The byte offset at which it happened, where there is one.
-    pub fn offset(&self) -> Option<u64> {
+    pub fn offset(&self) -> Option<ByteOffset> {
         match self {
             Self::Io { offset, .. } | Self::OutOfRange { offset, .. } | Self::ReadOnly { offset, .. } => {
                 Some(*offset)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::device::check_range;
-use crate::{BlockError, Device, OverlayDevice, Result};
+use crate::{BlockError, ByteOffset, Device, OverlayDevice, Result};
 
 /// What is done to one write. Writes are counted from 0 since the device was made; FUA writes count too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Recorded {
     /// Bytes were written.
     Write {
         /// Where.
-        offset: u64,
+        offset: ByteOffset,
         /// What.
         data: Arc<[u8]>,
         /// Durable when it returned.
@@ -42,7 +42,7 @@ pub enum Recorded {
     /// A range was given up. Images keep its old contents.
     Discard {
         /// Where.
-        offset: u64,
+        offset: ByteOffset,
         /// How many bytes.
         len: u64,
     },
@@ -57,7 +57,7 @@ struct State {
     faults: BTreeMap<u64, Fault>,
     fail_flush: Option<u64>,
     fail_writes_from: Option<u64>,
-    fail_reads: Vec<(u64, u64)>,
+    fail_reads: Vec<(ByteOffset, u64)>,
 }
 
 /// Records every change over a base device that is itself never written.
@@ -89,7 +89,7 @@ impl FaultDevice {
     }
 
     /// Fails every read that touches these bytes.
-    pub fn fail_reads(&self, offset: u64, len: u64) {
+    pub fn fail_reads(&self, offset: ByteOffset, len: u64) {
         self.state.lock().fail_reads.push((offset, len));
     }
 
@@ -134,11 +134,11 @@ impl FaultDevice {
         Ok(image)
     }
 
-    fn failure(&self, what: &'static str, offset: u64, len: u64) -> BlockError {
+    fn failure(&self, what: &'static str, offset: ByteOffset, len: u64) -> BlockError {
         BlockError::io(what, self.describe(), offset, len, io::Error::other("injected fault"))
     }
 
-    fn write(&self, offset: u64, buf: &[u8], fua: bool) -> Result<()> {
+    fn write(&self, offset: ByteOffset, buf: &[u8], fua: bool) -> Result<()> {
         check_range(self, "write", offset, buf.len() as u64)?;
         let mut state = self.state.lock();
         let nth = state.writes;
@@ -177,19 +177,25 @@ impl Device for FaultDevice {
         self.base.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let end = offset.saturating_add(buf.len() as u64);
-        if self.state.lock().fail_reads.iter().any(|&(at, len)| offset < at.saturating_add(len) && at < end) {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
+        let (start, end) = (offset.0, offset.0.saturating_add(buf.len() as u64));
+        if self
+            .state
+            .lock()
+            .fail_reads
+            .iter()
+            .any(|&(at, len)| start < at.0.saturating_add(len) && at.0 < end)
+        {
             return Err(self.failure("read", offset, buf.len() as u64));
         }
         self.now.read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.write(offset, buf, false)
     }
 
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.write(offset, buf, true)
     }
 
@@ -198,7 +204,7 @@ impl Device for FaultDevice {
         let nth = state.flushes;
         state.flushes += 1;
         if state.fail_flush == Some(nth) {
-            return Err(self.failure("flush", 0, 0));
+            return Err(self.failure("flush", ByteOffset(0), 0));
         }
         let mut delayed = std::mem::take(&mut state.delayed);
         state.log.append(&mut delayed);
@@ -206,7 +212,7 @@ impl Device for FaultDevice {
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         check_range(self, "discard", offset, len)?;
         self.state.lock().log.push(Recorded::Discard { offset, len });
         Ok(())
@@ -226,7 +232,7 @@ mod tests {
     use super::*;
     use crate::MemDevice;
 
-    fn at(device: &dyn Device, offset: u64) -> u8 {
+    fn at(device: &dyn Device, offset: ByteOffset) -> u8 {
         let mut byte = [0];
         device.read_at(offset, &mut byte).unwrap();
         byte[0]
@@ -238,21 +244,21 @@ mod tests {
         for (nth, fault) in [Fault::Fail, Fault::Tear(2), Fault::Drop, Fault::Delay].into_iter().enumerate() {
             device.inject(nth as u64, fault);
         }
-        assert!(device.write_at(0, &[1; 4]).is_err());
-        assert!(device.write_at(10, &[1; 4]).is_err());
-        device.write_at(20, &[1; 4]).unwrap();
-        device.write_at(30, &[1; 4]).unwrap();
-        device.write_at(40, &[1; 4]).unwrap();
-        assert_eq!([0, 11, 12, 20, 30, 40].map(|o| at(&device, o)), [0, 1, 0, 0, 1, 1]);
+        assert!(device.write_at(ByteOffset(0), &[1; 4]).is_err());
+        assert!(device.write_at(ByteOffset(10), &[1; 4]).is_err());
+        device.write_at(ByteOffset(20), &[1; 4]).unwrap();
+        device.write_at(ByteOffset(30), &[1; 4]).unwrap();
+        device.write_at(ByteOffset(40), &[1; 4]).unwrap();
+        assert_eq!([0, 11, 12, 20, 30, 40].map(|o| at(&device, ByteOffset(o))), [0, 1, 0, 0, 1, 1]);
         let before = device.image(device.len()).unwrap();
-        assert_eq!([11, 30, 40].map(|o| at(&before, o)), [1, 0, 1]);
+        assert_eq!([11, 30, 40].map(|o| at(&before, ByteOffset(o))), [1, 0, 1]);
         device.flush().unwrap();
-        assert_eq!(at(&device.image(device.len()).unwrap(), 30), 1);
+        assert_eq!(at(&device.image(device.len()).unwrap(), ByteOffset(30)), 1);
         device.fail_flush(1);
         assert!(device.flush().is_err());
-        device.write_fua(50, &[2]).unwrap();
-        device.write_at(60, &[2]).unwrap();
+        device.write_fua(ByteOffset(50), &[2]).unwrap();
+        device.write_at(ByteOffset(60), &[2]).unwrap();
         let crash = device.image_where(device.len(), |_| false).unwrap();
-        assert_eq!([30, 40, 50, 60].map(|o| at(&crash, o)), [1, 1, 2, 0]);
+        assert_eq!([30, 40, 50, 60].map(|o| at(&crash, ByteOffset(o))), [1, 1, 2, 0]);
     }
 }

@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::device::check_range;
-use crate::{BlockError, Device, Result, loops};
+use crate::{BlockError, ByteOffset, Device, Result, loop_device};
 
 /// How a [`FileDevice`] is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl FileDevice {
             Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
             Err(e) => return Err(open_error(e.into())),
         }
-        if mode == OpenMode::ReadWrite && loops::in_use(&file.metadata().map_err(open_error)?) {
+        if mode == OpenMode::ReadWrite && loop_device::in_use(&file.metadata().map_err(open_error)?) {
             return Err(busy());
         }
         let device = Self::adopt(file, path, mode)?;
@@ -122,14 +122,20 @@ impl FileDevice {
         &self.path
     }
 
-    fn check_write(&self, what: &'static str, offset: u64, len: u64) -> Result<()> {
+    fn check_write(&self, what: &'static str, offset: ByteOffset, len: u64) -> Result<()> {
         if self.mode == OpenMode::ReadOnly {
             return Err(BlockError::ReadOnly { what, device: self.describe(), offset });
         }
         check_range(self, what, offset, len)
     }
 
-    fn error(&self, what: &'static str, offset: u64, len: u64, source: impl Into<io::Error>) -> BlockError {
+    fn error(
+        &self,
+        what: &'static str,
+        offset: ByteOffset,
+        len: u64,
+        source: impl Into<io::Error>,
+    ) -> BlockError {
         BlockError::io(what, self.describe(), offset, len, source.into())
     }
 }
@@ -150,24 +156,24 @@ impl Device for FileDevice {
         self.size_bytes
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         check_range(self, "read", offset, buf.len() as u64)?;
-        self.file.read_exact_at(buf, offset).map_err(|e| self.error("read", offset, buf.len() as u64, e))
+        self.file.read_exact_at(buf, offset.0).map_err(|e| self.error("read", offset, buf.len() as u64, e))
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.check_write("write", offset, buf.len() as u64)?;
-        let done = self.file.write_all_at(buf, offset);
+        let done = self.file.write_all_at(buf, offset.0);
         self.written.fetch_add(1, Ordering::Release);
         done.map_err(|e| self.error("write", offset, buf.len() as u64, e))
     }
 
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.check_write("write", offset, buf.len() as u64)?;
         let mut done = 0;
         while done < buf.len() {
             let part = [io::IoSlice::new(&buf[done..])];
-            match rustix::io::pwritev2(&self.file, &part, offset + done as u64, ReadWriteFlags::DSYNC) {
+            match rustix::io::pwritev2(&self.file, &part, offset.0 + done as u64, ReadWriteFlags::DSYNC) {
                 Ok(0) => return Err(self.error("write", offset, buf.len() as u64, io::ErrorKind::WriteZero)),
                 Ok(n) => done += n,
                 Err(Errno::INTR) => {}
@@ -191,28 +197,28 @@ impl Device for FileDevice {
         if *flushed < mine {
             let written = self.written.load(Ordering::Acquire);
             // Somebody cut the image under us: what lay there is gone, whatever was written since.
-            let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", 0, 0, e))?;
+            let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", ByteOffset(0), 0, e))?;
             let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();
             if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < self.size_bytes) {
                 let cut = io::Error::new(
                     io::ErrorKind::UnexpectedEof,
                     format!("the image shrank from {} to {} bytes", self.size_bytes, size.st_size),
                 );
-                return Err(self.error("flush", 0, 0, cut));
+                return Err(self.error("flush", ByteOffset(0), 0, cut));
             }
-            self.file.sync_data().map_err(|e| self.error("flush", 0, 0, e))?;
+            self.file.sync_data().map_err(|e| self.error("flush", ByteOffset(0), 0, e))?;
             *flushed = written;
         }
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         self.check_write("discard", offset, len)?;
         if len == 0 {
             return Ok(());
         }
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let done = rustix::fs::fallocate(&self.file, punch, offset, len);
+        let done = rustix::fs::fallocate(&self.file, punch, offset.0, len);
         self.written.fetch_add(1, Ordering::Release);
         match done {
             Ok(()) | Err(Errno::NOTSUP | Errno::NOSYS | Errno::INVAL | Errno::NODEV) => Ok(()),
@@ -246,16 +252,16 @@ mod tests {
         std::fs::write(&path, vec![0u8; 65536]).unwrap();
         let dev = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
         assert_eq!(dev.size_bytes(), 65536);
-        dev.write_at(4096, &[7; 4096]).unwrap();
-        dev.write_fua(100, &[9; 10]).unwrap();
+        dev.write_at(ByteOffset(4096), &[7; 4096]).unwrap();
+        dev.write_fua(ByteOffset(100), &[9; 10]).unwrap();
         dev.flush().unwrap();
         let mut buf = [0; 4096];
-        dev.read_at(4096, &mut buf).unwrap();
+        dev.read_at(ByteOffset(4096), &mut buf).unwrap();
         assert_eq!(buf, [7; 4096]);
-        dev.discard(4096, 4096).unwrap();
+        dev.discard(ByteOffset(4096), 4096).unwrap();
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
-        assert!(matches!(dev.read_at(65535, &mut buf), Err(BlockError::OutOfRange { .. })));
-        assert!(matches!(dev.write_at(u64::MAX, &buf), Err(BlockError::OutOfRange { .. })));
+        assert!(matches!(dev.read_at(ByteOffset(65535), &mut buf), Err(BlockError::OutOfRange { .. })));
+        assert!(matches!(dev.write_at(ByteOffset(u64::MAX), &buf), Err(BlockError::OutOfRange { .. })));
         let other = File::from(dev.lend().try_clone_to_owned().unwrap());
         drop(dev);
         let adopted = FileDevice::adopt(other, path.clone(), OpenMode::ReadWrite).unwrap();
@@ -269,7 +275,7 @@ mod tests {
         let a = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         let _b = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadWrite), Err(BlockError::Busy { .. })));
-        assert!(matches!(a.write_at(0, &buf), Err(BlockError::ReadOnly { .. })));
+        assert!(matches!(a.write_at(ByteOffset(0), &buf), Err(BlockError::ReadOnly { .. })));
         assert!(a.is_read_only());
         assert!(FileDevice::open(dir.path(), OpenMode::ReadOnly).is_err());
     }

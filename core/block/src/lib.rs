@@ -6,7 +6,7 @@
 //!   open), [`MemDevice`], [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records what it is told, fails
 //!   on request, and shows what a crash would leave behind);
 //! - [`BufferCache`], metadata blocks in memory, bounded by a [`Budget`] that other caches share;
-//! - [`Timer`] and [`write_home`], which whoever brings cached blocks home by himself shares.
+//! - [`Timer`] and [`write_in_place`], for whoever brings cached blocks home by himself.
 //!
 //! # Invariants
 //!
@@ -19,6 +19,7 @@
 //! | B5 | every access is inside the device | `check_range` in every device | `file::tests`, `memory::tests` |
 #![forbid(unsafe_code)]
 
+mod address;
 mod budget;
 mod buffer;
 mod cache;
@@ -26,12 +27,13 @@ mod device;
 mod error;
 mod fault;
 mod file;
-mod home;
-mod loops;
+mod loop_device;
 mod memory;
 mod offset;
 mod timer;
+mod write_in_place;
 
+pub use address::{BlockNo, ByteOffset, FileBlock};
 pub use budget::Budget;
 pub use buffer::{Buffer, BufferRead};
 pub use cache::{BufferCache, CacheStats};
@@ -39,7 +41,7 @@ pub use device::Device;
 pub use error::{BlockError, Result};
 pub use fault::{Fault, FaultDevice, Recorded};
 pub use file::{FileDevice, OpenMode};
-pub use home::write_home;
 pub use memory::{MemDevice, OverlayDevice};
 pub use offset::OffsetDevice;
 pub use timer::Timer;
+pub use write_in_place::write_in_place;

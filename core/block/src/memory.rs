@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use crate::device::check_range;
-use crate::{Device, Result};
+use crate::{ByteOffset, Device, Result};
 
 const SHARDS: usize = 16;
 
@@ -24,16 +24,16 @@ impl Chunks {
     /// Calls `f(chunk number, start within the chunk, range of the request)` for every chunk that a request touches.
     fn each(
         &self,
-        offset: u64,
+        offset: ByteOffset,
         len: usize,
         mut f: impl FnMut(u64, usize, std::ops::Range<usize>) -> Result<()>,
     ) -> Result<()> {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            let start = (at % self.chunk_bytes as u64) as usize;
+            let start = (at.0 % self.chunk_bytes as u64) as usize;
             let part = (self.chunk_bytes - start).min(len - done);
-            f(at / self.chunk_bytes as u64, start, done..done + part)?;
+            f(at.0 / self.chunk_bytes as u64, start, done..done + part)?;
             done += part;
         }
         Ok(())
@@ -44,7 +44,12 @@ impl Chunks {
     }
 
     /// Reads; `miss(offset, part)` fills what is not here.
-    fn read(&self, offset: u64, buf: &mut [u8], miss: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+    fn read(
+        &self,
+        offset: ByteOffset,
+        buf: &mut [u8],
+        miss: impl Fn(ByteOffset, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         self.each(offset, buf.len(), |chunk, start, range| {
             let at = offset + range.start as u64;
             let part = &mut buf[range];
@@ -57,7 +62,12 @@ impl Chunks {
     }
 
     /// Writes; `fill(offset, chunk)` supplies the first contents of a chunk that is written in part.
-    fn write(&self, offset: u64, buf: &[u8], fill: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+    fn write(
+        &self,
+        offset: ByteOffset,
+        buf: &[u8],
+        fill: impl Fn(ByteOffset, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
         self.each(offset, buf.len(), |chunk, start, range| {
             let part = &buf[range];
             let mut map = self.shard(chunk).write();
@@ -67,7 +77,7 @@ impl Chunks {
             }
             let mut bytes = vec![0; self.chunk_bytes].into_boxed_slice();
             if part.len() < self.chunk_bytes {
-                fill(chunk * self.chunk_bytes as u64, &mut bytes)?;
+                fill(ByteOffset(chunk * self.chunk_bytes as u64), &mut bytes)?;
             }
             bytes[start..start + part.len()].copy_from_slice(part);
             map.insert(chunk, bytes);
@@ -95,14 +105,14 @@ impl MemDevice {
     /// A device that holds a copy of `image`.
     pub fn from_bytes(image: &[u8]) -> Self {
         let dev = Self::new(image.len() as u64);
-        dev.chunks.write(0, image, |_, _| Ok(())).expect("memory does not fail");
+        dev.chunks.write(ByteOffset(0), image, |_, _| Ok(())).expect("memory does not fail");
         dev
     }
 
     /// A copy of everything, for writing it to a file or comparing it. As long as the device.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut all = vec![0; self.size_bytes as usize];
-        self.read_at(0, &mut all).expect("memory does not fail");
+        self.read_at(ByteOffset(0), &mut all).expect("memory does not fail");
         all
     }
 }
@@ -112,7 +122,7 @@ impl Device for MemDevice {
         self.size_bytes
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         check_range(self, "read", offset, buf.len() as u64)?;
         self.chunks.read(offset, buf, |_, part| {
             part.fill(0);
@@ -120,7 +130,7 @@ impl Device for MemDevice {
         })
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         check_range(self, "write", offset, buf.len() as u64)?;
         self.chunks.write(offset, buf, |_, _| Ok(()))
     }
@@ -129,10 +139,10 @@ impl Device for MemDevice {
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         check_range(self, "discard", offset, len)?;
         let size = self.chunks.chunk_bytes as u64;
-        for chunk in offset.div_ceil(size)..(offset + len) / size {
+        for chunk in offset.0.div_ceil(size)..(offset + len).0 / size {
             self.chunks.shard(chunk).write().remove(&chunk);
         }
         Ok(())
@@ -171,8 +181,8 @@ impl OverlayDevice {
         self.chunks.bytes_kept()
     }
 
-    fn fill(&self, offset: u64, chunk: &mut [u8]) -> Result<()> {
-        let inside = self.base.size_bytes().saturating_sub(offset).min(chunk.len() as u64) as usize;
+    fn fill(&self, offset: ByteOffset, chunk: &mut [u8]) -> Result<()> {
+        let inside = self.base.size_bytes().saturating_sub(offset.0).min(chunk.len() as u64) as usize;
         self.base.read_at(offset, &mut chunk[..inside])
     }
 }
@@ -182,12 +192,12 @@ impl Device for OverlayDevice {
         self.base.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         check_range(self, "read", offset, buf.len() as u64)?;
         self.chunks.read(offset, buf, |at, part| self.base.read_at(at, part))
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         check_range(self, "write", offset, buf.len() as u64)?;
         self.chunks.write(offset, buf, |at, chunk| self.fill(at, chunk))
     }
@@ -196,7 +206,7 @@ impl Device for OverlayDevice {
         Ok(())
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         check_range(self, "discard", offset, len)
     }
 
@@ -217,22 +227,22 @@ mod tests {
     fn overlay_leaves_the_base_alone() {
         let base = Arc::new(MemDevice::from_bytes(&vec![1; 10_000]));
         let over = OverlayDevice::new(base.clone());
-        over.write_at(4090, &[2; 10]).unwrap();
-        over.write_at(9990, &[3; 10]).unwrap();
+        over.write_at(ByteOffset(4090), &[2; 10]).unwrap();
+        over.write_at(ByteOffset(9990), &[3; 10]).unwrap();
         let mut all = vec![0; 10_000];
-        over.read_at(0, &mut all).unwrap();
+        over.read_at(ByteOffset(0), &mut all).unwrap();
         assert_eq!(&all[4089..4101], &[1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1]);
         assert_eq!(&all[9989..], &[1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3]);
         assert!(base.to_bytes().iter().all(|&b| b == 1));
-        assert!(over.write_at(9991, &[3; 10]).is_err());
+        assert!(over.write_at(ByteOffset(9991), &[3; 10]).is_err());
     }
 
     #[test]
     fn memory_is_sparse() {
         let dev = MemDevice::new(1 << 40);
-        dev.write_at((1 << 40) - 3, &[5; 3]).unwrap();
+        dev.write_at(ByteOffset((1 << 40) - 3), &[5; 3]).unwrap();
         let mut buf = [0; 6];
-        dev.read_at((1 << 40) - 6, &mut buf).unwrap();
+        dev.read_at(ByteOffset((1 << 40) - 6), &mut buf).unwrap();
         assert_eq!(buf, [0, 0, 0, 5, 5, 5]);
         assert_eq!(dev.chunks.bytes_kept(), 65536);
     }

@@ -1,18 +1,18 @@
 //! A device inside another one.
 
-use crate::{BlockError, Device, Result};
+use crate::{BlockError, ByteOffset, Device, Result};
 
 /// What lies behind a byte offset of a device: a partition of a disk image, say.
 pub struct OffsetDevice<D> {
     base: D,
-    start: u64,
+    start: ByteOffset,
 }
 
 impl<D: Device> OffsetDevice<D> {
     /// All of `base` from byte `start` on. Fails if nothing is there.
-    pub fn new(base: D, start: u64) -> Result<Self> {
+    pub fn new(base: D, start: ByteOffset) -> Result<Self> {
         let size_bytes = base.size_bytes();
-        if start >= size_bytes {
+        if start.0 >= size_bytes {
             return Err(BlockError::OutOfRange {
                 what: "begin",
                 device: base.describe(),
@@ -26,26 +26,26 @@ impl<D: Device> OffsetDevice<D> {
 
     /// Where that is in the device below. Checked against our own size first: a range that wraps around must not reach
     /// what lies before the start.
-    fn below(&self, what: &'static str, offset: u64, len: u64) -> Result<u64> {
+    fn below(&self, what: &'static str, offset: ByteOffset, len: u64) -> Result<ByteOffset> {
         crate::device::check_range(self, what, offset, len)?;
-        Ok(self.start + offset)
+        Ok(self.start + offset.0)
     }
 }
 
 impl<D: Device> Device for OffsetDevice<D> {
     fn size_bytes(&self) -> u64 {
-        self.base.size_bytes() - self.start
+        self.base.size_bytes() - self.start.0
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         self.base.read_at(self.below("read", offset, buf.len() as u64)?, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.base.write_at(self.below("write", offset, buf.len() as u64)?, buf)
     }
 
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.base.write_fua(self.below("write", offset, buf.len() as u64)?, buf)
     }
 
@@ -53,7 +53,7 @@ impl<D: Device> Device for OffsetDevice<D> {
         self.base.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         self.base.discard(self.below("discard", offset, len)?, len)
     }
 
@@ -73,18 +73,18 @@ mod tests {
 
     #[test]
     fn nothing_before_the_start_is_reached() {
-        assert!(OffsetDevice::new(MemDevice::new(8192), 8192).is_err());
-        let device = OffsetDevice::new(MemDevice::new(8192), 1000).unwrap();
+        assert!(OffsetDevice::new(MemDevice::new(8192), ByteOffset(8192)).is_err());
+        let device = OffsetDevice::new(MemDevice::new(8192), ByteOffset(1000)).unwrap();
         assert_eq!(device.size_bytes(), 7192);
-        device.write_at(0, &[1; 10]).unwrap();
-        device.write_fua(7182, &[2; 10]).unwrap();
+        device.write_at(ByteOffset(0), &[1; 10]).unwrap();
+        device.write_fua(ByteOffset(7182), &[2; 10]).unwrap();
         let mut buf = [0; 10];
-        device.read_at(7182, &mut buf).unwrap();
+        device.read_at(ByteOffset(7182), &mut buf).unwrap();
         assert_eq!(buf, [2; 10]);
         for (offset, len) in [(7183, 10), (u64::MAX, 10), (u64::MAX - 999, 10)] {
-            assert!(device.read_at(offset, &mut vec![0; len]).is_err(), "{offset}");
-            assert!(device.write_at(offset, &vec![3; len]).is_err(), "{offset}");
-            assert!(device.discard(offset, len as u64).is_err(), "{offset}");
+            assert!(device.read_at(ByteOffset(offset), &mut vec![0; len]).is_err(), "{offset}");
+            assert!(device.write_at(ByteOffset(offset), &vec![3; len]).is_err(), "{offset}");
+            assert!(device.discard(ByteOffset(offset), len as u64).is_err(), "{offset}");
         }
         let all = device.base.to_bytes();
         let mut want = vec![0; 8192];

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::{BlockError, Result};
+use crate::{BlockError, ByteOffset, Result};
 
 #[derive(Default)]
 struct Wanted {
@@ -52,7 +52,7 @@ impl Timer {
                     }
                 }
             })
-            .map_err(|e| BlockError::io("start a thread for", name, 0, 0, e))?;
+            .map_err(|e| BlockError::io("start a thread for", name, ByteOffset(0), 0, e))?;
         *self.thread.lock() = Some(thread);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ivers_block::write_home;
+use ivers_block::{BlockNo, write_in_place};
 
 use crate::engine::{Inner, count};
 use crate::{LogFormat, Result};
@@ -19,7 +19,7 @@ impl Inner {
     /// The same with the log locked already. Commits wait; handles do not.
     pub fn checkpoint_locked(&self, log: &mut dyn LogFormat) -> Result<()> {
         // The list changes only under the log's lock, so what is collected here is what is removed below.
-        let blocks: Vec<(u64, Arc<[u8]>)> = {
+        let blocks: Vec<(BlockNo, Arc<[u8]>)> = {
             let state = self.state.lock();
             state.check()?;
             state.pending.iter().map(|(&block, pending)| (block, pending.data.clone())).collect()
@@ -27,7 +27,7 @@ impl Inner {
         if blocks.is_empty() && log.free_blocks() == log.capacity_blocks() {
             return Ok(());
         }
-        write_home(&**self.cache.device(), self.cache.block_size(), &blocks)?;
+        write_in_place(&**self.cache.device(), self.cache.block_size(), &blocks)?;
         self.cache.device().flush()?;
         log.release_all()?;
         count(&self.counters.checkpoints, 1);

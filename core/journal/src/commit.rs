@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::engine::{Callback, Inner, Pending, count};
@@ -13,7 +13,7 @@ struct Closed {
     tid: Tid,
     buffers: Vec<Arc<Buffer>>,
     log: LogTransaction,
-    forgotten: Vec<u64>,
+    forgotten: Vec<BlockNo>,
     callbacks: Vec<Callback>,
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ivers_block::{Buffer, BufferCache};
+use ivers_block::{BlockNo, Buffer, BufferCache};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::timer::Timer;
@@ -136,10 +136,10 @@ pub(crate) struct Running {
     /// A commit waits for the handles to end; no new ones may join.
     pub locked: bool,
     pub started: Instant,
-    pub items: HashMap<u64, Item>,
-    pub revokes: BTreeSet<u64>,
+    pub items: HashMap<BlockNo, Item>,
+    pub revokes: BTreeSet<BlockNo>,
     /// Blocks freed by this transaction: the cache drops them when it commits.
-    pub forgotten: HashSet<u64>,
+    pub forgotten: HashSet<BlockNo>,
     pub callbacks: Vec<Callback>,
 }
 
@@ -170,14 +170,14 @@ pub(crate) struct Pending {
 pub(crate) struct State {
     pub running: Option<Running>,
     /// Blocks of the transaction that is being written to the log.
-    pub committing: HashSet<u64>,
+    pub committing: HashSet<BlockNo>,
     /// Number of the newest durable transaction.
     pub committed: Tid,
     /// Number that the next transaction gets.
     pub next: Tid,
     /// Somebody commits, or is about to, and others wait for him.
     pub leading: bool,
-    pub pending: BTreeMap<u64, Pending>,
+    pub pending: BTreeMap<BlockNo, Pending>,
     pub aborted: Option<String>,
     /// No-journal mode: since when there are changes that no commit has brought home.
     pub unwritten: Option<Instant>,
@@ -442,7 +442,7 @@ impl Inner {
     }
 
     /// Notes that `block` was freed in the running transaction.
-    pub fn forget(&self, tid: Tid, block: u64) {
+    pub fn forget(&self, tid: Tid, block: BlockNo) {
         let mut state = self.state.lock();
         let in_log = state.committing.contains(&block) || state.pending.contains_key(&block);
         let running = running_of(&mut state, tid);
@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn ranges_merge() {
         let cache = BufferCache::new(Arc::new(MemDevice::new(4096)), 4096, Arc::new(Budget::unlimited()));
-        let mut item = Item { buffer: cache.get(0).unwrap(), ranges: vec![] };
+        let mut item = Item { buffer: cache.get(BlockNo(0)).unwrap(), ranges: vec![] };
         for r in [10..20, 40..50, 20..25, 5..6, 24..41, 12..13, 7..7] {
             item.add(r);
         }

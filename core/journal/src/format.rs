@@ -4,13 +4,15 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ivers_block::BlockNo;
+
 use crate::Result;
 
 /// One block changed by a transaction.
 #[derive(Debug, Clone)]
 pub struct LogItem {
     /// The block's number on the filesystem's device.
-    pub block: u64,
+    pub block: BlockNo,
     /// Bytes that changed, sorted, neither overlapping nor adjacent. An encoding may round them up.
     pub ranges: Vec<Range<u32>>,
     /// The whole block as the transaction left it.
@@ -23,7 +25,7 @@ pub struct LogTransaction {
     /// Changed blocks, sorted by number, each once.
     pub items: Vec<LogItem>,
     /// Blocks whose contents in earlier transactions must not be replayed. None of them is among the items.
-    pub revokes: BTreeSet<u64>,
+    pub revokes: BTreeSet<BlockNo>,
 }
 
 /// What a transaction cost in the log.

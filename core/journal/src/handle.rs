@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 use parking_lot::Mutex;
 
 use crate::engine::{Callback, running_of};
@@ -84,7 +84,7 @@ impl Handle {
     /// Says that `block`, which was metadata, is free: its changes need not be logged or written home, and earlier ones must
     /// not be replayed over whatever it becomes. It must not be used again before [`on_commit`](Self::on_commit) says so, unless
     /// as metadata through this journal (which takes the revoke back).
-    pub fn forget(&self, block: u64) {
+    pub fn forget(&self, block: BlockNo) {
         if self.journal.is_none() {
             self.journal.cache().forget(block);
         } else {
@@ -93,7 +93,7 @@ impl Handle {
     }
 
     /// Takes back what [`forget`](Self::forget) noted for `block`, which is used again. [`modify`](Self::modify) does so by itself.
-    pub fn cancel_revoke(&self, block: u64) {
+    pub fn cancel_revoke(&self, block: BlockNo) {
         if !self.journal.is_none() {
             let mut state = self.journal.inner.state.lock();
             let running = running_of(&mut state, self.tid);

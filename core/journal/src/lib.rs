@@ -7,12 +7,12 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use ivers_block::{Budget, BufferCache, MemDevice};
+//! # use ivers_block::{BlockNo, Budget, BufferCache, MemDevice};
 //! # use ivers_journal::Journal;
 //! let cache = Arc::new(BufferCache::new(Arc::new(MemDevice::new(1 << 20)), 4096, Arc::new(Budget::unlimited())));
 //! let journal = Journal::none(cache.clone());
 //! let handle = journal.begin(1)?;
-//! let buffer = cache.get(7)?;
+//! let buffer = cache.get(BlockNo(7))?;
 //! handle.modify(&buffer, |bytes| bytes[0] = 1);
 //! let tid = handle.tid();
 //! drop(handle);

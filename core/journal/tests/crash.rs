@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ivers_block::{Budget, BufferCache, Device, FaultDevice, MemDevice};
+use ivers_block::{BlockNo, Budget, BufferCache, Device, FaultDevice, MemDevice};
 use ivers_journal::jbd2::{FormatOptions, Jbd2Log, Jbd2Options, LogExtent, LogMap, format_superblock};
 use ivers_journal::{Journal, JournalOptions};
 use rand::rngs::StdRng;
@@ -20,7 +20,7 @@ const BLOCKS: std::ops::Range<u64> = 301..325;
 fn map() -> LogMap {
     // In three pieces, out of order, so that runs break.
     let e = |log_block, fs_block, len| LogExtent { log_block, fs_block, len };
-    LogMap::new(vec![e(0, 200, 30), e(30, 100, 20), e(50, 150, 14)])
+    LogMap::new(vec![e(0, BlockNo(200), 30), e(30, BlockNo(100), 20), e(50, BlockNo(150), 14)])
 }
 
 fn options() -> Jbd2Options {
@@ -30,7 +30,7 @@ fn options() -> Jbd2Options {
 fn formatted(checksums: bool, wide: bool, blocks: u32) -> MemDevice {
     let device = MemDevice::new(FS_BLOCKS * u64::from(BLOCK));
     let format = FormatOptions { block_size: BLOCK, blocks, uuid: [7; 16], checksums, wide };
-    device.write_at(200 * u64::from(BLOCK), &format_superblock(&format).unwrap()).unwrap();
+    device.write_at(BlockNo(200).offset(BLOCK), &format_superblock(&format).unwrap()).unwrap();
     device
 }
 
@@ -83,7 +83,7 @@ fn run(seed: u64, checksums: bool, wide: bool) {
             let reusable = freed.get(&block).is_none_or(|f| f.load(Ordering::SeqCst));
             match model[&block] {
                 Content::Meta(_) if rng.random_bool(0.4) => {
-                    handle.forget(block);
+                    handle.forget(BlockNo(block));
                     let durable = Arc::new(AtomicBool::new(false));
                     freed.insert(block, durable.clone());
                     handle.on_commit(Box::new(move || durable.store(true, Ordering::SeqCst)));
@@ -92,7 +92,7 @@ fn run(seed: u64, checksums: bool, wide: bool) {
                 Content::Free | Content::Data(_) if reusable && rng.random_bool(0.4) => {
                     // In place if it is data already: the model cannot tell old from new then, so only fresh ones.
                     if model[&block] == Content::Free {
-                        device.write_at(block * u64::from(BLOCK), &pattern(block, n)).unwrap();
+                        device.write_at(BlockNo(block).offset(BLOCK), &pattern(block, n)).unwrap();
                         model.insert(block, Content::Data(n));
                     }
                 }
@@ -106,7 +106,9 @@ fn run(seed: u64, checksums: bool, wide: bool) {
                 Content::Free if !reusable && rng.random_bool(0.7) => {}
                 Content::Free | Content::Meta(_) => {
                     let fresh = model[&block] == Content::Free;
-                    let buffer = if fresh { cache.get_zeroed(block) } else { cache.get(block) }.unwrap();
+                    let buffer =
+                        if fresh { cache.get_zeroed(BlockNo(block)) } else { cache.get(BlockNo(block)) }
+                            .unwrap();
                     if let Content::Meta(old) = model[&block] {
                         assert_eq!(
                             *buffer.read(),
@@ -127,7 +129,7 @@ fn run(seed: u64, checksums: bool, wide: bool) {
                 }
             }
         }
-        let stamp = cache.get(STAMP).unwrap();
+        let stamp = cache.get(BlockNo(STAMP)).unwrap();
         handle.modify_range(&stamp, 8..16, |bytes| bytes.copy_from_slice(&n.to_le_bytes()));
         let tid = handle.tid();
         drop((handle, stamp));
@@ -166,7 +168,7 @@ fn run(seed: u64, checksums: bool, wide: bool) {
 fn check(image: &dyn Device, history: &[Model], must_have: u64, place: &str) {
     let read = |block: u64| {
         let mut bytes = vec![0; BLOCK as usize];
-        image.read_at(block * u64::from(BLOCK), &mut bytes).unwrap();
+        image.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
         bytes
     };
     let stamp = u64::from_le_bytes(read(STAMP)[8..16].try_into().unwrap());
@@ -204,7 +206,7 @@ fn threads_and_cuts() {
                 for n in 1..=40u64 {
                     let handle = journal.begin(2).unwrap();
                     for block in [310 + thread, 320 + thread] {
-                        let buffer = cache.get(block).unwrap();
+                        let buffer = cache.get(BlockNo(block)).unwrap();
                         handle.modify(&buffer, |bytes| bytes.copy_from_slice(&n.to_le_bytes().repeat(128)));
                     }
                     let tid = handle.tid();
@@ -224,7 +226,7 @@ fn threads_and_cuts() {
         for thread in 0..4 {
             let value = |block: u64| {
                 let mut bytes = vec![0; BLOCK as usize];
-                image.read_at(block * u64::from(BLOCK), &mut bytes).unwrap();
+                image.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
                 assert!(bytes.chunks(8).all(|c| c == &bytes[..8]));
                 u64::from_le_bytes(bytes[..8].try_into().unwrap())
             };
@@ -246,7 +248,9 @@ fn recovery_can_be_cut() {
     for n in 1..=3u64 {
         let handle = journal.begin(4).unwrap();
         for block in 310..313 {
-            handle.modify(&cache.get(block).unwrap(), |bytes| bytes.copy_from_slice(&pattern(block, n)));
+            handle.modify(&cache.get(BlockNo(block)).unwrap(), |bytes| {
+                bytes.copy_from_slice(&pattern(block, n))
+            });
         }
         let tid = handle.tid();
         drop(handle);
@@ -261,7 +265,7 @@ fn recovery_can_be_cut() {
             Jbd2Log::open(image.clone(), map(), options()).unwrap().recover().unwrap();
             let mut bytes = vec![0; BLOCK as usize];
             for block in 310..313 {
-                image.read_at(block * u64::from(BLOCK), &mut bytes).unwrap();
+                image.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
                 assert_eq!(bytes, pattern(block, 3), "cut {cut}");
             }
         }
@@ -282,21 +286,21 @@ fn sessions_after_crashes() {
             Jbd2Log::open(recording.clone(), map(), options()).unwrap().recover().unwrap();
             let found = {
                 let mut bytes = [0; 8];
-                recording.read_at(STAMP * u64::from(BLOCK), &mut bytes).unwrap();
+                recording.read_at(BlockNo(STAMP).offset(BLOCK), &mut bytes).unwrap();
                 u64::from_le_bytes(bytes)
             };
             let place = format!("seed {seed}, session {session}");
             assert!(found >= acknowledged, "{place}: {acknowledged} was acknowledged, found {found}");
             for block in BLOCKS {
                 let mut bytes = [0; 8];
-                recording.read_at(block * u64::from(BLOCK), &mut bytes).unwrap();
+                recording.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
                 assert!(
                     u64::from_le_bytes(bytes) <= found,
                     "{place}: block {block} is ahead of its transaction"
                 );
             }
             let mut bytes = [0; 8];
-            recording.read_at((BLOCKS.start + found % 24) * u64::from(BLOCK), &mut bytes).unwrap();
+            recording.read_at(BlockNo(BLOCKS.start + found % 24).offset(BLOCK), &mut bytes).unwrap();
             assert_eq!(
                 u64::from_le_bytes(bytes),
                 found * u64::from(found > 0),
@@ -308,7 +312,7 @@ fn sessions_after_crashes() {
                 step += 1;
                 let handle = journal.begin(4).unwrap();
                 for block in [STAMP, BLOCKS.start + step % 24] {
-                    let buffer = cache.get(block).unwrap();
+                    let buffer = cache.get(BlockNo(block)).unwrap();
                     handle.modify(&buffer, |bytes| bytes[..8].copy_from_slice(&step.to_le_bytes()));
                 }
                 let tid = handle.tid();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use ivers_block::{Budget, BufferCache, Device, FileDevice, OpenMode};
+use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device, FileDevice, OpenMode};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogExtent, LogMap, Recovered};
 use ivers_journal::{Journal, JournalOptions};
 
@@ -56,7 +56,7 @@ impl Image {
             if block == 0 {
                 break;
             }
-            extents.push(LogExtent { log_block: extents.len() as u32, fs_block: block, len: 1 });
+            extents.push(LogExtent { log_block: extents.len() as u32, fs_block: BlockNo(block), len: 1 });
         }
         image.map = LogMap::new(extents);
         image
@@ -82,7 +82,7 @@ impl Image {
             sb[1020..].copy_from_slice(&sum.to_le_bytes());
         }
         let device = self.open();
-        device.write_at(1024, &sb).unwrap();
+        device.write_at(ByteOffset(1024), &sb).unwrap();
     }
 
     fn debugfs(&self, commands: &str) -> String {
@@ -104,7 +104,7 @@ impl Image {
     fn read(path: &Path, block: u64, block_size: u32) -> Vec<u8> {
         let mut bytes = vec![0; block_size as usize];
         let device = FileDevice::open(path, OpenMode::ReadOnly).unwrap();
-        device.read_at(block * u64::from(block_size), &mut bytes).unwrap();
+        device.read_at(BlockNo(block).offset(block_size), &mut bytes).unwrap();
         bytes
     }
 
@@ -219,10 +219,10 @@ fn e2fsck_replays_what_we_wrote() {
             let write = |n: u64, blocks: std::ops::Range<u64>, forget: std::ops::Range<u64>| {
                 let handle = journal.begin(210).unwrap();
                 for block in blocks {
-                    let buffer = cache.get(first + block).unwrap();
+                    let buffer = cache.get(BlockNo(first + block)).unwrap();
                     handle.modify(&buffer, |bytes| bytes.copy_from_slice(&fill(n, block)));
                 }
-                forget.for_each(|block| handle.forget(first + block));
+                forget.for_each(|block| handle.forget(BlockNo(first + block)));
                 let tid = handle.tid();
                 drop(handle);
                 journal.commit(tid).unwrap();
@@ -288,7 +288,7 @@ fn clean_shutdown() {
             let cache = Arc::new(BufferCache::new(device, image.block_size, Arc::new(Budget::unlimited())));
             let journal = Journal::open(Box::new(log), cache.clone(), JournalOptions::default()).unwrap();
             let handle = journal.begin(1).unwrap();
-            handle.modify(&cache.get(image.blocks - 3).unwrap(), |bytes| bytes.fill(round));
+            handle.modify(&cache.get(BlockNo(image.blocks - 3)).unwrap(), |bytes| bytes.fill(round));
             drop(handle);
             journal.shutdown().unwrap();
             assert!(journal.begin(1).is_err());

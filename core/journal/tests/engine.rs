@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ivers_block::{Budget, BufferCache, Device, Fault, FaultDevice, MemDevice};
+use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device, Fault, FaultDevice, MemDevice};
 use ivers_journal::jbd2::{FormatOptions, Jbd2Log, Jbd2Options, LogMap, format_superblock};
 use ivers_journal::{Journal, JournalError, JournalOptions};
 
@@ -18,13 +18,13 @@ struct Rig {
 
 fn log(device: Arc<dyn Device>) -> Jbd2Log {
     let options = Jbd2Options { block_size: BLOCK, fs_blocks: 4096, uuid: None };
-    Jbd2Log::open(device, LogMap::contiguous(1, 256), options).unwrap()
+    Jbd2Log::open(device, LogMap::contiguous(BlockNo(1), 256), options).unwrap()
 }
 
 fn rig_with(options: JournalOptions, budget: u64) -> Rig {
     let base = MemDevice::new(4096 * u64::from(BLOCK));
     let format = FormatOptions { block_size: BLOCK, blocks: 256, uuid: [1; 16], checksums: true, wide: true };
-    base.write_at(u64::from(BLOCK), &format_superblock(&format).unwrap()).unwrap();
+    base.write_at(ByteOffset(u64::from(BLOCK)), &format_superblock(&format).unwrap()).unwrap();
     let device = Arc::new(FaultDevice::new(Arc::new(base)));
     let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::new(budget))));
     let journal = Journal::open(Box::new(log(device.clone())), cache.clone(), options).unwrap();
@@ -38,13 +38,13 @@ fn rig() -> Rig {
 impl Rig {
     fn set(&self, block: u64, value: u8) -> u64 {
         let handle = self.journal.begin(1).unwrap();
-        handle.modify(&self.cache.get(block).unwrap(), |bytes| bytes.fill(value));
+        handle.modify(&self.cache.get(BlockNo(block)).unwrap(), |bytes| bytes.fill(value));
         handle.tid()
     }
 
     fn on_disk(&self, block: u64) -> u8 {
         let mut byte = [0];
-        self.device.read_at(block * u64::from(BLOCK), &mut byte).unwrap();
+        self.device.read_at(BlockNo(block).offset(BLOCK), &mut byte).unwrap();
         byte[0]
     }
 }
@@ -80,21 +80,21 @@ fn journalled_buffers_outlive_a_tight_budget() {
         r.set(block, 3);
     }
     for block in 2000..2500 {
-        r.cache.get(block).unwrap();
+        r.cache.get(BlockNo(block)).unwrap();
     }
     for round in 0..2 {
         for block in 1000..1040 {
-            assert_eq!(r.cache.get(block).unwrap().read()[0], 3);
+            assert_eq!(r.cache.get(BlockNo(block)).unwrap().read()[0], 3);
         }
         assert!(round == 1 || r.on_disk(1000) == 0);
         r.journal.checkpoint_all().unwrap();
     }
     for block in 2000..2100 {
-        r.cache.get(block).unwrap();
+        r.cache.get(BlockNo(block)).unwrap();
     }
     r.cache.shrink();
     assert!(!r.cache.budget().over());
-    assert_eq!(r.cache.get(1039).unwrap().read()[0], 3);
+    assert_eq!(r.cache.get(BlockNo(1039)).unwrap().read()[0], 3);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_handle_open_during_an_abort_ends_well() {
         r.journal.abort("no reason");
         assert!(commit.join().unwrap().is_err());
     });
-    handle.modify(&r.cache.get(1000).unwrap(), |bytes| bytes.fill(1));
+    handle.modify(&r.cache.get(BlockNo(1000)).unwrap(), |bytes| bytes.fill(1));
     assert!(handle.check().is_err());
     drop(handle);
     assert!(r.journal.begin(1).is_err());
@@ -210,7 +210,7 @@ fn large_work_extends_restarts_and_is_refused() {
     let mut handle = r.journal.begin(most).unwrap();
     let first = handle.tid();
     for block in 0..u64::from(most) {
-        handle.modify(&r.cache.get(1000 + block).unwrap(), |bytes| bytes.fill(1));
+        handle.modify(&r.cache.get(BlockNo(1000 + block)).unwrap(), |bytes| bytes.fill(1));
     }
     assert!(!handle.extend(1).unwrap());
     handle.restart(1).unwrap();
@@ -235,9 +235,9 @@ fn no_journal_mode() {
     assert!(journal.is_none());
     let handle = journal.begin(1000).unwrap();
     for block in [5, 6, 9] {
-        handle.modify_range(&cache.get(block).unwrap(), 3..5, |bytes| bytes.fill(4));
+        handle.modify_range(&cache.get(BlockNo(block)).unwrap(), 3..5, |bytes| bytes.fill(4));
     }
-    handle.forget(9);
+    handle.forget(BlockNo(9));
     let freed = Arc::new(AtomicBool::new(false));
     let flag = freed.clone();
     handle.on_commit(Box::new(move || flag.store(true, Ordering::SeqCst)));
@@ -247,9 +247,9 @@ fn no_journal_mode() {
     assert!(freed.load(Ordering::SeqCst));
     journal.commit(tid).unwrap();
     let mut bytes = [0; 8];
-    device.read_at(5 * u64::from(BLOCK), &mut bytes).unwrap();
+    device.read_at(BlockNo(5).offset(BLOCK), &mut bytes).unwrap();
     assert_eq!(bytes, [0, 0, 0, 4, 4, 0, 0, 0]);
-    device.read_at(9 * u64::from(BLOCK), &mut bytes).unwrap();
+    device.read_at(BlockNo(9).offset(BLOCK), &mut bytes).unwrap();
     assert_eq!(bytes, [0; 8]);
     assert_eq!((device.writes(), cache.stats().writes), (1, 2));
     journal.shutdown().unwrap();
@@ -263,12 +263,12 @@ fn without_a_journal_changes_come_home_in_time() {
     let journal = Journal::none_for(cache.clone(), Duration::from_millis(20)).unwrap();
     for block in [5, 6] {
         let handle = journal.begin(1).unwrap();
-        handle.modify(&cache.get(block).unwrap(), |bytes| bytes.fill(4));
+        handle.modify(&cache.get(BlockNo(block)).unwrap(), |bytes| bytes.fill(4));
         drop(handle);
         let durable = || {
             let image = device.image_where(device.len(), |_| false).unwrap();
             let mut byte = [0];
-            image.read_at(block * u64::from(BLOCK), &mut byte).unwrap();
+            image.read_at(BlockNo(block).offset(BLOCK), &mut byte).unwrap();
             byte == [4]
         };
         let start = Instant::now();
@@ -317,7 +317,7 @@ fn a_panic_in_the_middle_of_a_change_stops_the_journal() {
     let tid = r.set(1000, 5);
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let handle = r.journal.begin(2).unwrap();
-        handle.modify(&r.cache.get(1001).unwrap(), |bytes| bytes.fill(1));
+        handle.modify(&r.cache.get(BlockNo(1001)).unwrap(), |bytes| bytes.fill(1));
         panic!("half done");
     }));
     assert!(unwound.is_err());

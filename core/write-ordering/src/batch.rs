@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 
 use crate::Stage;
 use crate::ordered::STAGES;
@@ -33,7 +33,7 @@ impl Dirty {
 /// The changes since the previous run.
 #[derive(Default)]
 pub(crate) struct Batch {
-    dirty: BTreeMap<u64, Dirty>,
+    dirty: BTreeMap<BlockNo, Dirty>,
     pub freed: Vec<Range<u64>>,
     pub since: Option<Instant>,
 }
@@ -64,8 +64,8 @@ impl Batch {
     }
 
     /// Returns what a stage writes, in ascending order of block numbers.
-    pub fn of_stage(&self, stage: usize) -> Vec<(u64, Arc<[u8]>)> {
-        let version = |(block, dirty): (&u64, &Dirty)| Some((*block, dirty.versions[stage].clone()?));
+    pub fn of_stage(&self, stage: usize) -> Vec<(BlockNo, Arc<[u8]>)> {
+        let version = |(block, dirty): (&BlockNo, &Dirty)| Some((*block, dirty.versions[stage].clone()?));
         self.dirty.iter().filter_map(version).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ivers_block::{Buffer, BufferCache, Timer, write_home};
+use ivers_block::{BlockNo, Buffer, BufferCache, Timer, write_in_place};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::batch::Batch;
@@ -47,17 +47,17 @@ pub trait Volume: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
     /// The blocks of the first copy.
-    pub first: Range<u64>,
+    pub first: Range<BlockNo>,
     /// The number of further copies, which follow the first without gaps.
     pub copies: u64,
 }
 
 impl Mirror {
     /// Returns those of `blocks` that have copies, with the block numbers of copy `nth`.
-    fn of(&self, blocks: &[(u64, Arc<[u8]>)], nth: u64) -> Vec<(u64, Arc<[u8]>)> {
+    fn of(&self, blocks: &[(BlockNo, Arc<[u8]>)], nth: u64) -> Vec<(BlockNo, Arc<[u8]>)> {
         let len = self.first.end - self.first.start;
         let inside = blocks.iter().filter(|(block, _)| self.first.contains(block));
-        inside.map(|(block, data)| (block + nth * len, data.clone())).collect()
+        inside.map(|(block, data)| (*block + nth * len, data.clone())).collect()
     }
 }
 
@@ -147,7 +147,7 @@ impl Change<'_> {
     }
 
     /// Returns the buffer of a block that nothing points to, filled with zeros.
-    pub fn fresh(&self, block: u64) -> Result<Arc<Buffer>> {
+    pub fn fresh(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         let mut state = self.inner.state.lock();
         let buffer = self.inner.cache.get_zeroed(block)?;
         state.batch.put(&buffer, Stage::Fresh, &|bytes| bytes.fill(0));
@@ -370,12 +370,12 @@ impl Inner {
             if blocks.is_empty() && later_stage {
                 continue;
             }
-            write_home(&**device, size, &blocks)?;
+            write_in_place(&**device, size, &blocks)?;
             self.blocks.fetch_add(blocks.len() as u64, Ordering::Relaxed);
             if let Some(mirror) = &self.options.mirror {
                 for nth in 1..=mirror.copies {
                     let copies = mirror.of(&blocks, nth);
-                    write_home(&**device, size, &copies)?;
+                    write_in_place(&**device, size, &copies)?;
                     self.blocks.fetch_add(copies.len() as u64, Ordering::Relaxed);
                 }
             }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ivers_block::{Budget, BufferCache, Device, FaultDevice, MemDevice, Recorded};
+use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device, FaultDevice, MemDevice, Recorded};
 use ivers_write_ordering::{Change, Mirror, Ordered, OrderedError, OrderedOptions, Result, Stage, Volume};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -29,7 +29,7 @@ struct Units {
 
 impl Units {
     fn set(&self, change: &Change<'_>, unit: u64, taken: bool) -> Result<()> {
-        let marks = self.cache.get(MARKS)?;
+        let marks = self.cache.get(BlockNo(MARKS))?;
         change.put(&marks, Stage::Fresh, |bytes| bytes[unit as usize] = u8::from(taken));
         Ok(())
     }
@@ -37,7 +37,7 @@ impl Units {
 
 impl Volume for Units {
     fn mark(&self, change: &Change<'_>, dirty: bool) -> Result<()> {
-        change.put(&self.cache.get(MARK)?, Stage::Fresh, |bytes| bytes[0] = u8::from(dirty));
+        change.put(&self.cache.get(BlockNo(MARK))?, Stage::Fresh, |bytes| bytes[0] = u8::from(dirty));
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl Fixture {
         let units = Arc::new(Units { cache: cache.clone(), taken: Mutex::default() });
         let options = OrderedOptions {
             interval: Duration::from_secs(3600),
-            mirror: Some(Mirror { first: MARKS..MARKS + 1, copies: 1 }),
+            mirror: Some(Mirror { first: BlockNo(MARKS)..BlockNo(MARKS + 1), copies: 1 }),
             ..OrderedOptions::default()
         };
         let ordered = Ordered::new(cache, units.clone(), options).unwrap();
@@ -74,7 +74,7 @@ impl Fixture {
     }
 
     fn point(&self, change: &Change<'_>, stage: Stage, slot: u64, to: (u64, u8)) {
-        let buffer = self.units.cache.get(POINTERS.start + slot / SLOTS).unwrap();
+        let buffer = self.units.cache.get(BlockNo(POINTERS.start + slot / SLOTS)).unwrap();
         let at = (slot % SLOTS * 2) as usize;
         change.put(&buffer, stage, |bytes| bytes[at..at + 2].copy_from_slice(&[to.0 as u8, to.1]));
     }
@@ -88,7 +88,7 @@ impl Fixture {
         };
         self.tag = self.tag % 250 + 1;
         self.units.taken.lock().insert(unit);
-        self.device.write_at(unit * BLOCK, &[self.tag; BLOCK as usize]).unwrap();
+        self.device.write_at(ByteOffset(unit * BLOCK), &[self.tag; BLOCK as usize]).unwrap();
         self.units.set(&change, unit, true).unwrap();
         self.point(&change, Stage::Attach, slot, (unit, self.tag));
         if let Some((old, _)) = self.slots.insert(slot, (unit, self.tag)) {
@@ -121,7 +121,7 @@ impl Fixture {
 fn check(image: &dyn Device, written: bool) -> BTreeMap<u64, (u64, u8)> {
     let read = |block: u64| {
         let mut bytes = vec![0; BLOCK as usize];
-        image.read_at(block * BLOCK, &mut bytes).unwrap();
+        image.read_at(ByteOffset(block * BLOCK), &mut bytes).unwrap();
         bytes
     };
     assert!(!written || read(MARK)[0] == 1, "written without the dirty mark");
@@ -172,10 +172,10 @@ fn explore(seed: u64) {
     let end = fixture.device.image(fixture.device.len()).unwrap();
     assert_eq!(check(&end, false), fixture.slots);
     let mut byte = [9];
-    end.read_at(MARK * BLOCK, &mut byte).unwrap();
+    end.read_at(ByteOffset(MARK * BLOCK), &mut byte).unwrap();
     assert_eq!(byte[0], 0, "the dirty mark is removed at the end");
     let mut marks = vec![0; BLOCK as usize];
-    end.read_at(MARKS * BLOCK, &mut marks).unwrap();
+    end.read_at(ByteOffset(MARKS * BLOCK), &mut marks).unwrap();
     let marked: BTreeSet<u64> = (0..BLOCK).filter(|unit| marks[*unit as usize] == 1).collect();
     assert_eq!(
         marked,
@@ -229,12 +229,12 @@ fn the_timer_writes_changes() {
     let options = OrderedOptions { interval: Duration::from_millis(20), ..OrderedOptions::default() };
     let ordered = Ordered::new(cache.clone(), units, options).unwrap();
     let change = ordered.change().unwrap();
-    change.put(&cache.get(7).unwrap(), Stage::Attach, |bytes| bytes[3] = 9);
+    change.put(&cache.get(BlockNo(7)).unwrap(), Stage::Attach, |bytes| bytes[3] = 9);
     let ticket = change.ticket();
     drop(change);
     let mut byte = [0];
     for _ in 0..500 {
-        device.read_at(7 * BLOCK + 3, &mut byte).unwrap();
+        device.read_at(ByteOffset(7 * BLOCK + 3), &mut byte).unwrap();
         if byte[0] == 9 {
             break;
         }

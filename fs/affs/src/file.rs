@@ -12,6 +12,7 @@ use crate::layout::{
 use crate::node::{Map, State, block_of, node};
 use crate::space::Claim;
 use crate::volume::{Affs, Hops};
+use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Stage};
 use std::collections::HashSet;
@@ -161,7 +162,7 @@ impl Affs {
                 .min(RUN_BYTES / block_size - 1)
                 + 1;
             raw.resize(run * block_size, 0);
-            self.device().read_at(self.byte_of(map.data[first]), &mut raw)?;
+            self.device().read_at(ByteOffset(self.byte_of(map.data[first])), &mut raw)?;
             for (nth, bytes) in (first..).zip(raw.chunks(block_size)) {
                 let data = match self.shape.flavour.ffs {
                     true => bytes,
@@ -235,7 +236,11 @@ impl Affs {
     }
 
     fn write_raw(&self, byte: u64, raw: &[u8]) -> Result<()> {
-        if raw.is_empty() { Ok(()) } else { self.device().write_at(byte, raw).map_err(Error::file_data) }
+        if raw.is_empty() {
+            Ok(())
+        } else {
+            self.device().write_at(ByteOffset(byte), raw).map_err(Error::file_data)
+        }
     }
 
     /// The entries of an extension block, and the block that follows it.
@@ -443,7 +448,7 @@ impl Affs {
         self.put_map(&change, file, old, &map, Some(state.protect))?;
         if let (Some(&last), false) = (map.data.last(), self.shape.flavour.ffs) {
             // Data goes past the cache: what is there may be old.
-            self.cache.forget(u64::from(last));
+            self.cache.forget(BlockNo(u64::from(last)));
             self.unwrap(&self.sealed(last, "a data block")?.read(), last, file, data as usize - 1)?;
             self.put_end(&change, last, self.last_len(&map))?;
         }

@@ -2,7 +2,7 @@
 
 use crate::layout::{BM_VALID, Flavour, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_DIRCACHE, T_SHORT};
 use crate::layout::{dirc, head, put_date, put_tail32, put_text, put32, seal, table_len, tail, to_latin};
-use ivers_block::Device;
+use ivers_block::{ByteOffset, Device};
 use ivers_vfs::{Error, NameError, Result, Timestamp};
 
 const RESERVED: u32 = 2;
@@ -31,7 +31,9 @@ pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: T
     }
     let page = |nth: usize| root + 1 + nth as u32;
     let extension = |nth: usize| if nth < extensions { root + 1 + (pages + nth) as u32 } else { 0 };
-    let write = |block: u32, bytes: &[u8]| device.write_at(u64::from(block) * u64::from(block_size), bytes);
+    let write = |block: u32, bytes: &[u8]| {
+        device.write_at(ByteOffset(u64::from(block) * u64::from(block_size)), bytes)
+    };
     for nth in 0..pages {
         let mut bytes = vec![0xff; size];
         let first = RESERVED as usize + nth * per_page;

@@ -7,7 +7,7 @@ use crate::layout::{
 use crate::rdb;
 use crate::space::{BLOCKS_MAX, Space};
 use crate::volume::{Affs, Shape, order_error};
-use ivers_block::{Budget, BufferCache, Device, OffsetDevice};
+use ivers_block::{Budget, BufferCache, ByteOffset, Device, OffsetDevice};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, Result};
@@ -74,7 +74,7 @@ impl Affs {
                 extent.place
             )));
         }
-        device.read_at(0, &mut first)?;
+        device.read_at(ByteOffset(0), &mut first)?;
         let tag = u32::from_be_bytes(first);
         let Some(flavour) = Flavour::of(tag) else {
             return Err(Error::Incompatible(format!(
@@ -156,7 +156,7 @@ fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dy
         Extent { place, len: chosen.len, block_size: Some(chosen.block_size), reserved: chosen.reserved };
     let device = match chosen.start {
         0 => device,
-        start => Arc::new(OffsetDevice::new(device, start)?),
+        start => Arc::new(OffsetDevice::new(device, ByteOffset(start))?),
     };
     Ok((device, extent))
 }
@@ -179,7 +179,7 @@ fn find_root(device: &dyn Device, extent: &Extent, flavour: Flavour) -> Result<(
                 continue;
             }
             let mut bytes = vec![0; block_size as usize];
-            device.read_at(root * u64::from(block_size), &mut bytes)?;
+            device.read_at(ByteOffset(root * u64::from(block_size)), &mut bytes)?;
             let is_root = get32(&bytes, head::TYPE) == T_SHORT
                 && tail32(&bytes, tail::SEC_TYPE) == ST_ROOT
                 && get32(&bytes, head::TABLE_SIZE) as usize == table_len(block_size);

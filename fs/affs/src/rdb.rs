@@ -1,7 +1,7 @@
 //! The Rigid Disk Block: which partitions a hard disk has (FAQ 6.1 and 6.3; `devices/hardblocks.h`).
 
 use crate::layout::{Flavour, get32, is_sealed, shown_tag};
-use ivers_block::Device;
+use ivers_block::{ByteOffset, Device};
 use ivers_vfs::{Error, Result};
 
 /// The block stands in one of the first so many.
@@ -49,7 +49,7 @@ fn sector(
     if byte.checked_add(SECTOR).is_none_or(|end| end > device.size_bytes()) {
         return Ok(None);
     }
-    device.read_at(byte, &mut block)?;
+    device.read_at(ByteOffset(byte), &mut block)?;
     if block[..4] != *magic {
         return Ok(None);
     }

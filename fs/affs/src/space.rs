@@ -7,7 +7,7 @@ use crate::layout::{
     BM_VALID, ROOT_BM_PAGES, get32, head, is_sealed, put_date, put_tail32, put32, seal, tail, tail32,
 };
 use crate::volume::Shape;
-use ivers_block::BufferCache;
+use ivers_block::{BlockNo, BufferCache};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{NameError, Result, Timestamp};
 use ivers_write_ordering::{Change, Stage, Volume};
@@ -132,7 +132,7 @@ impl Space {
         let mut next = tail32(root, tail::BM_EXT);
         while self.pages.len() < want {
             self.add_own(next, "a bitmap extension block")?;
-            let block = self.cache.get(u64::from(next))?.read();
+            let block = self.cache.get(BlockNo(u64::from(next)))?.read();
             let named = self.shape.block_size as usize / 4 - 1;
             for nth in 0..named.min(want - self.pages.len()) {
                 let page = get32(&block, nth * 4);
@@ -180,7 +180,7 @@ impl Space {
     pub fn load(&self) -> Result<()> {
         let mut free = self.no_bits();
         for (nth, &page) in self.pages.iter().enumerate() {
-            let block = self.cache.get(u64::from(page))?.read();
+            let block = self.cache.get(BlockNo(u64::from(page)))?.read();
             if !is_sealed(&block) {
                 return Err(self.shape.damaged(page, "the checksum of a bitmap block is wrong"));
             }
@@ -213,7 +213,7 @@ impl Space {
         for (nth, &page) in self.pages.iter().enumerate() {
             let first = nth * self.per_page();
             let behind = (first + self.per_page()).min(self.len());
-            let buffer = self.cache.get(u64::from(page))?;
+            let buffer = self.cache.get(BlockNo(u64::from(page)))?;
             change.put(&buffer, Stage::Fresh, |bytes| {
                 // What lies behind the last block is not looked at; ones, as the Amiga leaves it.
                 bytes.fill(0xff);
@@ -230,7 +230,7 @@ impl Space {
         let per_page = self.per_page();
         for group in blocks.chunk_by(|a, b| self.bit_of(*a) / per_page == self.bit_of(*b) / per_page) {
             let nth = self.bit_of(group[0]) / per_page;
-            let buffer = self.cache.get(u64::from(self.pages[nth]))?;
+            let buffer = self.cache.get(BlockNo(u64::from(self.pages[nth])))?;
             change.put(&buffer, Stage::Fresh, |bytes| {
                 group.iter().for_each(|&block| mark(bytes, self.bit_of(block) - nth * per_page, free));
                 seal(bytes, 0);
@@ -337,7 +337,7 @@ impl Volume for Space {
         if !at_work && self.keep_mark.load(Ordering::Acquire) {
             return Ok(());
         }
-        let root = self.cache.get(u64::from(self.shape.root))?;
+        let root = self.cache.get(BlockNo(u64::from(self.shape.root)))?;
         let newest = self.state.lock().newest;
         change.put(&root, Stage::Fresh, |bytes| {
             put_tail32(bytes, tail::BM_FLAG, if at_work { 0 } else { BM_VALID });
@@ -354,7 +354,7 @@ impl Volume for Space {
             freed.iter().flat_map(|range| range.start as u32..range.end as u32).collect();
         blocks.sort_unstable();
         // Who finds one now reads what it is made into, not what it was.
-        blocks.iter().for_each(|&block| self.cache.forget(u64::from(block)));
+        blocks.iter().for_each(|&block| self.cache.forget(BlockNo(u64::from(block))));
         let marked = self.put_marks(change, &blocks, true);
         let mut state = self.state.lock();
         for &block in &blocks {

@@ -4,7 +4,7 @@ use crate::dircache::Caches;
 use crate::layout::{Flavour, T_SHORT, get32, head, is_sealed, seal, tail, tail32};
 use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_USERDIR};
 use crate::space::Space;
-use ivers_block::{Buffer, BufferCache, BufferRead, Device};
+use ivers_block::{BlockNo, Buffer, BufferCache, BufferRead, Device};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, NameError, Result};
@@ -184,7 +184,7 @@ impl Affs {
         if !self.is_inside(block) && block != self.shape.root {
             return Err(self.shape.damaged(block, format!("{what} cannot be there")));
         }
-        let buffer = self.cache.get(u64::from(block))?;
+        let buffer = self.cache.get(BlockNo(u64::from(block)))?;
         if !buffer.is_verified() {
             if !is_sealed(&buffer.read()) {
                 return Err(self.shape.damaged(block, format!("the checksum of {what} is wrong")));
@@ -271,7 +271,7 @@ impl Affs {
         block: u32,
         write: impl Fn(&mut [u8]),
     ) -> Result<()> {
-        let buffer = change.fresh(u64::from(block)).map_err(order_error)?;
+        let buffer = change.fresh(BlockNo(u64::from(block))).map_err(order_error)?;
         change.put(&buffer, Stage::Fresh, |bytes| {
             write(bytes);
             seal(bytes, head::CHECKSUM);

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use ivers_affs::OpenOptions;
 use ivers_affs::layout::{T_DIRCACHE, dirc, get32, head, put_tail32, put32, record, tail};
-use ivers_block::{Device, MemDevice};
+use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_vfs::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -327,10 +327,10 @@ fn partitions_are_found_by_name_and_number() {
 fn leave_open(device: &MemDevice) {
     let root = (2 + device.size_bytes() / 512 - 1) / 2 * 512;
     let mut block = [0; 512];
-    device.read_at(root, &mut block).unwrap();
+    device.read_at(ByteOffset(root), &mut block).unwrap();
     put_tail32(&mut block, tail::BM_FLAG, 0);
     reseal(&mut block, head::CHECKSUM);
-    device.write_at(root, &block).unwrap();
+    device.write_at(ByteOffset(root), &block).unwrap();
 }
 
 fn reseal(block: &mut [u8], at: usize) {
@@ -614,11 +614,11 @@ fn caches_that_lie_are_mended() {
     let page = check(&device, 512).caches[1] as u64 * 512;
     let damage = |words: &[(usize, u32)]| {
         let mut block = [0; 512];
-        device.read_at(page, &mut block).unwrap();
+        device.read_at(ByteOffset(page), &mut block).unwrap();
         assert_eq!(get32(&block, head::TYPE), T_DIRCACHE);
         words.iter().for_each(|&(at, word)| put32(&mut block, at, word));
         reseal(&mut block, head::CHECKSUM);
-        device.write_at(page, &block).unwrap();
+        device.write_at(ByteOffset(page), &block).unwrap();
     };
     let is_wrong = || ivers_oracle::affs::check(&device.to_bytes(), 512).closed().is_err();
     for words in [&[(dirc::RECORDS, 200)], &[(dirc::LIST + record::NAME - 3, 0xffff_ffff)]] {

@@ -7,6 +7,7 @@
 
 use crate::fs::{Ext4, Ext4Inode, Handle};
 use crate::groups::{Groups, fill, next_clear, next_set};
+use ivers_block::BlockNo;
 use ivers_vfs::{BlockPool, FileType, Inode, NameError, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -222,8 +223,8 @@ impl Ext4 {
         if !self.sb.is_valid_run(start, u64::from(len)) {
             return Err(self.corrupt_block(format!("freeing {len} blocks outside the filesystem"), start));
         }
-        if let Some(own) = self.own_block_in(start, u64::from(len)) {
-            return Err(self.corrupt_block("freeing blocks of the filesystem's own structures", own));
+        if let Some(own) = self.own_block_in(BlockNo(start), u64::from(len)) {
+            return Err(self.corrupt_block("freeing blocks of the filesystem's own structures", own.0));
         }
         if metadata {
             for block in start..start + u64::from(len) {

@@ -12,7 +12,7 @@ use crate::reservation_windows::ReservationWindows;
 use crate::system_zone::SystemZone;
 pub use crate::transaction::Handle;
 use crate::transaction::{LastChange, Transactions};
-use ivers_block::{Buffer, BufferCache, Device};
+use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
 use ivers_vfs::{
     AtimeMode, ChangeMode, CoarseClock, DeferredUpdates, Error, Inode, LoadedInode, NameError, Policy, Result,
 };
@@ -113,7 +113,7 @@ impl Ext4 {
         if !self.sb.is_valid_block(block) {
             return Err(self.corrupt_block("metadata refers to a block outside the filesystem", block));
         }
-        Ok(self.cache.get(block)?)
+        Ok(self.cache.get(BlockNo(block))?)
     }
 
     /// Returns the buffer of a newly allocated block: zeros, not read from the device.
@@ -121,7 +121,7 @@ impl Ext4 {
         if !self.sb.is_valid_block(block) {
             return Err(self.corrupt_block("a new block lies outside the filesystem", block));
         }
-        Ok(self.cache.get_zeroed(block)?)
+        Ok(self.cache.get_zeroed(BlockNo(block))?)
     }
 
     /// Starts a handle that changes at most `credits` blocks.
@@ -134,7 +134,7 @@ impl Ext4 {
 
     /// Writes data of an inode directly to the device.
     pub(crate) fn write_data(&self, inode: &Inode, byte: u64, data: &[u8]) -> Result<()> {
-        let written = self.dev.write_at(byte, data);
+        let written = self.dev.write_at(ByteOffset(byte), data);
         self.journal.data_written(&inode.private::<Ext4Inode>().last_change);
         written.map_err(Error::file_data)
     }

@@ -11,7 +11,7 @@ use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, GroupDesc, INODE_UNINIT};
 use crate::layout::superblock::Superblock;
 use crate::transaction::Handle;
-use ivers_block::{Buffer, BufferCache};
+use ivers_block::{BlockNo, Buffer, BufferCache};
 use ivers_vfs::{Error, Result};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -139,7 +139,7 @@ impl Groups {
     /// Reads one descriptor from the device.
     pub(crate) fn read_desc(&self, number: u32) -> Result<GroupDesc> {
         let (block, byte) = self.sb.desc_place(number);
-        let buffer = self.cache.get(block)?;
+        let buffer = self.cache.get(BlockNo(block))?;
         let bytes = buffer.read();
         let desc = GroupDesc::decode(&self.sb, number, &bytes[byte..byte + self.sb.desc_size as usize])
             .ok_or_else(|| self.corrupt("bad descriptor checksum", number))?;
@@ -205,7 +205,7 @@ impl Groups {
     /// Logs a changed descriptor.
     pub(crate) fn store(&self, h: &mut Handle, group: &Group) -> Result<()> {
         let (block, byte) = self.sb.desc_place(group.number);
-        let buffer = self.cache.get(block)?;
+        let buffer = self.cache.get(BlockNo(block))?;
         h.modify(&buffer, |bytes| {
             group.desc.encode(&self.sb, group.number, &mut bytes[byte..byte + self.sb.desc_size as usize]);
         })
@@ -266,7 +266,7 @@ impl Groups {
 
     /// Reads and checks the block bitmap on the device.
     fn read_block_bitmap(&self, group: &Group) -> Result<Arc<Buffer>> {
-        let buffer = self.cache.get(group.desc.block_bitmap)?;
+        let buffer = self.cache.get(BlockNo(group.desc.block_bitmap))?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.block_bitmap_csum(&buffer.read()) != group.desc.block_bitmap_csum {
                 return Err(self.corrupt("bad block bitmap checksum", group.number));
@@ -334,7 +334,7 @@ impl Groups {
             return self.read_block_bitmap(group);
         }
         let bits = self.fresh_block_bitmap(group.number, &group.desc);
-        let buffer = self.cache.get_zeroed(group.desc.block_bitmap)?;
+        let buffer = self.cache.get_zeroed(BlockNo(group.desc.block_bitmap))?;
         group.desc.flags &= !BLOCK_UNINIT;
         group.desc.block_bitmap_csum = self.block_bitmap_csum(&bits);
         h.modify(&buffer, |bytes| bytes.copy_from_slice(&bits))?;
@@ -392,7 +392,7 @@ impl Groups {
         if group.desc.flags & INODE_UNINIT != 0 {
             return Ok(None);
         }
-        let buffer = self.cache.get(group.desc.inode_bitmap)?;
+        let buffer = self.cache.get(BlockNo(group.desc.inode_bitmap))?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.inode_bitmap_csum(&buffer.read()) != group.desc.inode_bitmap_csum {
                 return Err(self.corrupt("bad inode bitmap checksum", group.number));
@@ -416,7 +416,7 @@ impl Groups {
             return Ok(buffer);
         }
         self.init_block_bitmap(h, group)?;
-        let buffer = self.cache.get_zeroed(group.desc.inode_bitmap)?;
+        let buffer = self.cache.get_zeroed(BlockNo(group.desc.inode_bitmap))?;
         let per = self.sb.inodes_per_group;
         let csum = h.modify(&buffer, |bytes| {
             bytes.fill(0);

@@ -3,7 +3,7 @@
 
 use crate::fs::{Ext4, core_of};
 use crate::layout::inode::FL_EXTENTS;
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 use ivers_journal::jbd2::{LogExtent, LogMap};
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
@@ -68,12 +68,12 @@ impl Walk<'_> {
         }
         if let Some(last) = self.found.last_mut()
             && last.log_block.checked_add(last.len) == Some(log_block)
-            && last.fs_block + u64::from(last.len) == fs_block
+            && last.fs_block + u64::from(last.len) == BlockNo(fs_block)
         {
             last.len += len;
             return Ok(());
         }
-        self.found.push(LogExtent { log_block, fs_block, len });
+        self.found.push(LogExtent { log_block, fs_block: BlockNo(fs_block), len });
         Ok(())
     }
 

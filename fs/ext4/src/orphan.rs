@@ -196,7 +196,7 @@ impl Ext4 {
         h.modify(buffer, |bytes| {
             bytes[byte..byte + 4].copy_from_slice(&ino.to_le_bytes());
             if self.has_csum() {
-                let csum = self.orphan_csum(file, buffer.block(), bytes);
+                let csum = self.orphan_csum(file, buffer.block().0, bytes);
                 let tail = bytes.len() - 4;
                 bytes[tail..].copy_from_slice(&csum.to_le_bytes());
             }

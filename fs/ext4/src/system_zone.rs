@@ -10,6 +10,7 @@
 //! every use of its group reports it.
 
 use crate::fs::Ext4;
+use ivers_block::BlockNo;
 use ivers_vfs::{Error, Inode, Result};
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -19,20 +20,20 @@ use std::sync::Arc;
 const MAX_FLEX_GROUPS: u32 = 64;
 
 /// `(first, end)`, sorted and disjoint.
-type Ranges = Arc<[(u64, u64)]>;
+type Ranges = Arc<[(BlockNo, BlockNo)]>;
 
 /// The positions computed so far.
 #[derive(Debug, Default)]
 pub(crate) struct SystemZone {
-    journal: Vec<(u64, u64)>,
+    journal: Vec<(BlockNo, BlockNo)>,
     /// By flexible group. A leaf lock.
     known: RwLock<HashMap<u32, Ranges>>,
 }
 
 /// Sorts ranges and merges those that touch.
-fn merged(mut ranges: Vec<(u64, u64)>) -> Ranges {
+fn merged(mut ranges: Vec<(BlockNo, BlockNo)>) -> Ranges {
     ranges.sort_unstable();
-    let mut out: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
+    let mut out: Vec<(BlockNo, BlockNo)> = Vec::with_capacity(ranges.len());
     for (first, end) in ranges {
         match out.last_mut() {
             Some(last) if last.1 >= first => last.1 = last.1.max(end),
@@ -43,14 +44,14 @@ fn merged(mut ranges: Vec<(u64, u64)>) -> Ranges {
 }
 
 /// The first block of `start..end` that lies in one of the ranges.
-fn first_overlap(ranges: &[(u64, u64)], start: u64, end: u64) -> Option<u64> {
+fn first_overlap(ranges: &[(BlockNo, BlockNo)], start: BlockNo, end: BlockNo) -> Option<BlockNo> {
     let next = ranges.get(ranges.partition_point(|range| range.1 <= start))?;
     (next.0 < end).then(|| next.0.max(start))
 }
 
 impl SystemZone {
     /// Starts with the blocks of the journal.
-    pub(crate) fn new(journal: Vec<(u64, u64)>) -> Self {
+    pub(crate) fn new(journal: Vec<(BlockNo, BlockNo)>) -> Self {
         Self { journal: merged(journal).to_vec(), known: RwLock::default() }
     }
 }
@@ -63,13 +64,17 @@ impl Ext4 {
         let first = together * size;
         let mut ranges = Vec::new();
         for group in first..first.saturating_add(size).min(self.sb.groups) {
-            let start = self.sb.group_first_block(group);
+            let start = BlockNo(self.sb.group_first_block(group));
             let base = u64::from(self.sb.base_meta_blocks(group));
             if base > 0 {
                 ranges.push((start, start + base));
             }
             if let Ok(desc) = self.groups.read_desc(group) {
-                ranges.extend(self.groups.fixed_runs(&desc).map(|(_, start, len)| (start, start + len)));
+                ranges.extend(
+                    self.groups
+                        .fixed_runs(&desc)
+                        .map(|(_, start, len)| (BlockNo(start), BlockNo(start) + len)),
+                );
             }
         }
         let ranges = merged(ranges);
@@ -79,11 +84,11 @@ impl Ext4 {
 
     /// The first block in a run that belongs to the filesystem's own structures. The run lies within the
     /// filesystem.
-    pub(crate) fn own_block_in(&self, start: u64, len: u64) -> Option<u64> {
+    pub(crate) fn own_block_in(&self, start: BlockNo, len: u64) -> Option<BlockNo> {
         let end = start + len;
         let size =
             1u32.checked_shl(self.sb.log_groups_per_flex).unwrap_or(MAX_FLEX_GROUPS).min(MAX_FLEX_GROUPS);
-        let (first, last) = (self.sb.group_of_block(start).0, self.sb.group_of_block(end - 1).0);
+        let (first, last) = (self.sb.group_of_block(start.0).0, self.sb.group_of_block(end.0 - 1).0);
         first_overlap(&self.system_zone.journal, start, end).or_else(|| {
             (first / size..=last / size)
                 .find_map(|together| first_overlap(&self.system_ranges(together, size), start, end))
@@ -91,7 +96,7 @@ impl Ext4 {
     }
 
     /// Refuses a mapped run that contains a block of the filesystem's own structures.
-    pub(crate) fn check_not_own(&self, inode: &Inode, start: u64, len: u64) -> Result<()> {
+    pub(crate) fn check_not_own(&self, inode: &Inode, start: BlockNo, len: u64) -> Result<()> {
         match self.own_block_in(start, len) {
             None => Ok(()),
             Some(block) => Err(Error::corrupt(
@@ -108,13 +113,15 @@ mod tests {
 
     #[test]
     fn ranges_are_joined_and_searched() {
-        let ranges = merged(vec![(10, 20), (1, 2), (20, 25), (12, 13), (40, 41)]);
-        assert_eq!(&ranges[..], [(1, 2), (10, 25), (40, 41)]);
-        assert_eq!(first_overlap(&ranges, 2, 10), None);
-        assert_eq!(first_overlap(&ranges, 2, 11), Some(10));
-        assert_eq!(first_overlap(&ranges, 24, 30), Some(24));
-        assert_eq!(first_overlap(&ranges, 25, 40), None);
-        assert_eq!(first_overlap(&ranges, 25, 100), Some(40));
-        assert_eq!(first_overlap(&ranges, 41, 100), None);
+        let range = |(first, end)| (BlockNo(first), BlockNo(end));
+        let ranges = merged([(10, 20), (1, 2), (20, 25), (12, 13), (40, 41)].map(range).to_vec());
+        assert_eq!(&ranges[..], [(1, 2), (10, 25), (40, 41)].map(range));
+        let overlap = |start, end| first_overlap(&ranges, BlockNo(start), BlockNo(end)).map(|block| block.0);
+        assert_eq!(overlap(2, 10), None);
+        assert_eq!(overlap(2, 11), Some(10));
+        assert_eq!(overlap(24, 30), Some(24));
+        assert_eq!(overlap(25, 40), None);
+        assert_eq!(overlap(25, 100), Some(40));
+        assert_eq!(overlap(41, 100), None);
     }
 }

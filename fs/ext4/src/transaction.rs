@@ -1,6 +1,6 @@
 //! Transactions for the driver's modules: the journal's handles with the driver's errors.
 
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 use ivers_journal::{Journal, JournalError};
 use ivers_vfs::{Error, Result};
 use parking_lot::Mutex;
@@ -180,7 +180,7 @@ impl Handle {
     /// Drops a freed metadata block: it is no longer written, and replay does not restore it.
     pub fn forget(&mut self, block: u64) -> Result<()> {
         self.changed = true;
-        self.inner.forget(block);
+        self.inner.forget(BlockNo(block));
         Ok(())
     }
 

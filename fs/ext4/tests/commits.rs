@@ -1,6 +1,6 @@
 //! Commits: what they make durable, who shares them, and that a new file is complete at every commit.
 
-use ivers_block::{Device, FaultDevice, MemDevice, Recorded};
+use ivers_block::{ByteOffset, Device, FaultDevice, MemDevice, Recorded};
 use ivers_crash::whole;
 use ivers_ext4::mkfs::{MkfsOptions, mkfs};
 use ivers_ext4::{Ext4, OpenOptions};
@@ -86,10 +86,10 @@ impl Device for Slow {
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()
     }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> ivers_block::Result<()> {
         self.inner.read_at(offset, buf)
     }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
         self.inner.write_at(offset, buf)
     }
     fn flush(&self) -> ivers_block::Result<()> {
@@ -97,7 +97,7 @@ impl Device for Slow {
         thread::sleep(Duration::from_millis(3));
         self.inner.flush()
     }
-    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> ivers_block::Result<()> {
         self.inner.discard(offset, len)
     }
     fn is_read_only(&self) -> bool {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{fsck, mkfs};
-use ivers_block::{Device, MemDevice};
+use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::path::PathBuf;
@@ -299,13 +299,13 @@ impl Device for Gated {
         self.inner.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> ivers_block::Result<()> {
         // Without a receiver, reads are not delayed.
         let _ = self.reads.send(());
         self.inner.read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
         self.inner.write_at(offset, buf)
     }
 
@@ -313,7 +313,7 @@ impl Device for Gated {
         self.inner.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> ivers_block::Result<()> {
         self.inner.discard(offset, len)
     }
 

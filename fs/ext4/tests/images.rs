@@ -3,7 +3,7 @@
 mod common;
 
 use common::{VARIANTS, fsck, mkfs, open};
-use ivers_block::{Device, FileDevice, OpenMode};
+use ivers_block::{ByteOffset, Device, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::{FileSystem, FileType, Ino, InodeOps};
 use std::sync::Arc;
@@ -40,17 +40,17 @@ impl Device for Counting {
     fn size_bytes(&self) -> u64 {
         self.0.size_bytes()
     }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> ivers_block::Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> ivers_block::Result<()> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.read_at(offset, buf)
     }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> ivers_block::Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> ivers_block::Result<()> {
         self.0.write_at(offset, buf)
     }
     fn flush(&self) -> ivers_block::Result<()> {
         self.0.flush()
     }
-    fn discard(&self, offset: u64, len: u64) -> ivers_block::Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> ivers_block::Result<()> {
         self.0.discard(offset, len)
     }
     fn is_read_only(&self) -> bool {

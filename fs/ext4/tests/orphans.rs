@@ -3,6 +3,7 @@
 mod common;
 
 use common::{fsck, mkfs, mount, open};
+use ivers_block::BlockNo;
 use ivers_oracle::e2fsck_repair;
 use ivers_vfs::*;
 use std::path::Path;
@@ -11,7 +12,7 @@ use std::path::Path;
 /// set.
 fn recorded(path: &Path) -> (u32, bool) {
     let fs = open(path, true);
-    let buffer = fs.cache.get(1024 / u64::from(fs.sb.block_size)).unwrap();
+    let buffer = fs.cache.get(BlockNo(1024 / u64::from(fs.sb.block_size))).unwrap();
     let bytes = buffer.snapshot();
     let at = 1024 % fs.sb.block_size as usize;
     let word = |field: usize| u32::from_le_bytes(bytes[at + field..at + field + 4].try_into().unwrap());

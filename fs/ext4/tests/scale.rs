@@ -4,7 +4,7 @@
 mod common;
 
 use common::{debugfs, fsck, mkfs};
-use ivers_block::{Budget, Device, FileDevice, OpenMode, Result as DeviceResult};
+use ivers_block::{Budget, ByteOffset, Device, FileDevice, OpenMode, Result as DeviceResult};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::collections::BTreeSet;
@@ -26,18 +26,18 @@ impl Device for ReadRecorder {
     fn size_bytes(&self) -> u64 {
         self.inner.size_bytes()
     }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> DeviceResult<()> {
-        let blocks = offset / BLOCK..(offset + buf.len() as u64).div_ceil(BLOCK);
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> DeviceResult<()> {
+        let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
         self.reads.lock().unwrap().extend(blocks);
         self.inner.read_at(offset, buf)
     }
-    fn write_at(&self, offset: u64, buf: &[u8]) -> DeviceResult<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> DeviceResult<()> {
         self.inner.write_at(offset, buf)
     }
     fn flush(&self) -> DeviceResult<()> {
         self.inner.flush()
     }
-    fn discard(&self, offset: u64, len: u64) -> DeviceResult<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> DeviceResult<()> {
         self.inner.discard(offset, len)
     }
     fn is_read_only(&self) -> bool {

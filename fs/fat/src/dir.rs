@@ -8,6 +8,7 @@ use crate::fat::{Fat, Node, State};
 use crate::layout::{END, FREE, MOST_SLOTS, RawEntry, RawLong, SLOT, attr};
 use crate::names::{self, LongName};
 use crate::places::Place;
+use ivers_block::BlockNo;
 use ivers_vfs::{Error, Inode, NameError, Result};
 use ivers_write_ordering::{Change, Stage};
 use std::collections::{BTreeMap, HashMap};
@@ -136,7 +137,7 @@ impl Fat {
 
     pub(crate) fn entry(&self, place: Place) -> Result<RawEntry> {
         let (sector, at) = self.sector_of(place);
-        let buffer = self.cache.get(sector)?.read();
+        let buffer = self.cache.get(BlockNo(sector))?.read();
         RawEntry::read_from_bytes(&buffer[at..at + SLOT as usize])
             .map_err(|_| Error::corrupt("an entry that is cut short", format!("sector {sector}")))
     }
@@ -149,7 +150,7 @@ impl Fat {
         bytes: &[u8],
     ) -> Result<()> {
         let (sector, at) = self.sector_of(place);
-        let buffer = self.cache.get(sector)?;
+        let buffer = self.cache.get(BlockNo(sector))?;
         change.put(&buffer, stage, |sector| sector[at..at + bytes.len()].copy_from_slice(bytes));
         Ok(())
     }
@@ -164,7 +165,7 @@ impl Fat {
         let per_sector = self.geometry.sector / SLOT as u32;
         for start in (0..slots).step_by(per_sector as usize) {
             let (sector, _) = self.sector_of(self.place_of_slot(state, start)?);
-            let buffer = self.cache.get(sector)?.read();
+            let buffer = self.cache.get(BlockNo(sector))?.read();
             for (slot, bytes) in (start..slots).zip(buffer.chunks_exact(SLOT as usize)) {
                 let Ok(entry) = RawEntry::read_from_bytes(bytes) else { continue };
                 if entry.dir_name[0] == END || look(slot, &entry).is_break() {
@@ -281,7 +282,7 @@ impl Fat {
     pub(crate) fn zeroed(&self, change: &Change<'_>, cluster: u32) -> Result<()> {
         let first = self.geometry.cluster_byte(cluster) / u64::from(self.geometry.sector);
         for sector in 0..u64::from(self.geometry.cluster / self.geometry.sector) {
-            change.fresh(first + sector).map_err(crate::table::order_error)?;
+            change.fresh(BlockNo(first + sector)).map_err(crate::table::order_error)?;
         }
         Ok(())
     }

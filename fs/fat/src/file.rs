@@ -2,6 +2,7 @@
 
 use crate::fat::{Fat, State, node};
 use crate::table::order_error;
+use ivers_block::ByteOffset;
 use ivers_vfs::*;
 use std::ops::Range;
 
@@ -22,7 +23,7 @@ impl Fat {
         let mut rest = data;
         for (byte, len) in pieces {
             let (piece, later) = rest.split_at_mut(len);
-            self.cache.device().read_at(byte, piece)?;
+            self.cache.device().read_at(ByteOffset(byte), piece)?;
             rest = later;
         }
         Ok(())
@@ -68,7 +69,7 @@ impl Fat {
     fn write_pieces(&self, pieces: &[(u64, usize)], mut data: &[u8]) -> Result<()> {
         for (byte, len) in pieces {
             let (piece, rest) = data.split_at(*len);
-            self.cache.device().write_at(*byte, piece).map_err(Error::file_data)?;
+            self.cache.device().write_at(ByteOffset(*byte), piece).map_err(Error::file_data)?;
             data = rest;
         }
         Ok(())
@@ -78,7 +79,10 @@ impl Fat {
         for (byte, len) in pieces {
             for at in (0..*len).step_by(ZEROS.len()) {
                 let few = ZEROS.len().min(len - at);
-                self.cache.device().write_at(byte + at as u64, &ZEROS[..few]).map_err(Error::file_data)?;
+                self.cache
+                    .device()
+                    .write_at(ByteOffset(byte + at as u64), &ZEROS[..few])
+                    .map_err(Error::file_data)?;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use crate::fat::Fat;
 use crate::layout::{Geometry, attr};
 use crate::places::Places;
 use crate::table::{Table, order_error};
-use ivers_block::{Budget, BufferCache, Device};
+use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, Result};
 use ivers_write_ordering::{Mirror, Ordered, OrderedOptions};
@@ -54,7 +54,7 @@ impl Fat {
     /// Open the filesystem on a device.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let mut head = vec![0; 512.min(device.size_bytes()) as usize];
-        device.read_at(0, &mut head)?;
+        device.read_at(ByteOffset(0), &mut head)?;
         let geometry = Geometry::parse(&head, device.size_bytes()).map_err(|error| match error {
             Error::Incompatible(text) => Error::Incompatible(format!("{}: {text}", options.place)),
             Error::Corrupt { what, place } => Error::corrupt(what, format!("{}: {place}", options.place)),
@@ -80,7 +80,10 @@ impl Fat {
                     table.count()?;
                 }
                 let fat = geometry.fat;
-                let mirror = Mirror { first: fat..fat + geometry.fat_sectors, copies: geometry.copies };
+                let mirror = Mirror {
+                    first: BlockNo(fat)..BlockNo(fat + geometry.fat_sectors),
+                    copies: geometry.copies,
+                };
                 let ordered_options = OrderedOptions {
                     interval: options.commit_interval,
                     mirror: Some(mirror),

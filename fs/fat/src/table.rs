@@ -1,7 +1,7 @@
 //! The file allocation table: chains, and which clusters are free.
 
 use crate::layout::{Geometry, RawFsInfo, STATE_DIRTY};
-use ivers_block::{Buffer, BufferCache};
+use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, NameError, Result};
 use ivers_write_ordering::{Change, OrderedError, Stage, Volume};
@@ -102,7 +102,7 @@ impl Table {
         };
         table.was_dirty = table.geometry.dirty || !clean;
         if let Some(sector) = table.geometry.fs_info.filter(|_| !table.was_dirty) {
-            let info = RawFsInfo::parse(&table.cache.get(sector)?.read());
+            let info = RawFsInfo::parse(&table.cache.get(BlockNo(sector))?.read());
             let free =
                 info.map(|info| info.fsi_free_count.get()).filter(|free| *free <= table.geometry.clusters);
             table.space.get_mut().said_free = free.map(u64::from);
@@ -121,12 +121,12 @@ impl Table {
     /// The bits of an entry, of one that there is.
     fn entry(&self, cluster: u32) -> Result<u32> {
         let (block, at, shift) = self.place(cluster);
-        let buffer = self.cache.get(block)?.read();
+        let buffer = self.cache.get(BlockNo(block))?.read();
         Ok(match self.geometry.bits {
             12 => {
                 let high = match buffer.get(at + 1) {
                     Some(high) => *high,
-                    None => self.cache.get(block + 1)?.read()[0],
+                    None => self.cache.get(BlockNo(block + 1))?.read()[0],
                 };
                 (u32::from(buffer[at]) | u32::from(high) << 8) >> shift & 0xFFF
             }
@@ -141,7 +141,7 @@ impl Table {
     /// Changes an entry. In FAT12 half of a byte is its neighbour's, and it may lie in two sectors.
     fn set_entry(&self, change: &Change<'_>, stage: Stage, cluster: u32, value: u32) -> Result<()> {
         let (block, at, shift) = self.place(cluster);
-        let buffer = self.cache.get(block)?;
+        let buffer = self.cache.get(BlockNo(block))?;
         match self.geometry.bits {
             12 => {
                 let mask = 0xFFFu32 << shift;
@@ -155,7 +155,7 @@ impl Table {
                     });
                 } else {
                     change.put(&buffer, stage, |bytes| low(&mut bytes[at]));
-                    change.put(&self.cache.get(block + 1)?, stage, |bytes| high(&mut bytes[0]));
+                    change.put(&self.cache.get(BlockNo(block + 1))?, stage, |bytes| high(&mut bytes[0]));
                 }
             }
             16 => change.put(&buffer, stage, |bytes| {
@@ -232,10 +232,10 @@ impl Table {
         while at < geometry.fat_sectors && cluster < geometry.clusters + 2 {
             let sectors = piece_sectors.min(geometry.fat_sectors - at);
             bytes.resize((sectors * sector) as usize, 0);
-            self.cache.device().read_at((geometry.fat + at) * sector, &mut bytes)?;
+            self.cache.device().read_at(ByteOffset((geometry.fat + at) * sector), &mut bytes)?;
             for (nth, piece) in bytes.chunks_exact_mut(sector as usize).enumerate() {
                 // What has not gone home yet is newer.
-                if let Some(buffer) = self.cache.peek(geometry.fat + at + nth as u64) {
+                if let Some(buffer) = self.cache.peek(BlockNo(geometry.fat + at + nth as u64)) {
                     piece.copy_from_slice(&buffer.read());
                 }
             }
@@ -364,7 +364,7 @@ impl Table {
     pub fn put_fs_info(&self, change: &Change<'_>) -> Result<()> {
         let known = self.space.lock().map.as_ref().map(|map| (map.free as u32, map.next));
         let (Some(sector), Some((free, next))) = (self.geometry.fs_info, known) else { return Ok(()) };
-        let buffer = self.cache.get(sector)?;
+        let buffer = self.cache.get(BlockNo(sector))?;
         let Some(mut info) = RawFsInfo::parse(&buffer.read()) else { return Ok(()) };
         info.fsi_free_count.set(free);
         info.fsi_nxt_free.set(next);
@@ -381,12 +381,12 @@ impl Table {
         for at in (0..geometry.fat_sectors).step_by(step as usize) {
             let len = (step.min(geometry.fat_sectors - at) * sector) as usize;
             let (mut first, mut copy) = (vec![0; len], vec![0; len]);
-            device.read_at((geometry.fat + at) * sector, &mut first)?;
+            device.read_at(ByteOffset((geometry.fat + at) * sector), &mut first)?;
             for nth in 1..=geometry.copies {
                 let offset = (geometry.fat + nth * geometry.fat_sectors + at) * sector;
-                device.read_at(offset, &mut copy)?;
+                device.read_at(ByteOffset(offset), &mut copy)?;
                 if first != copy {
-                    device.write_at(offset, &first)?;
+                    device.write_at(ByteOffset(offset), &first)?;
                     changed += 1;
                 }
             }
@@ -395,7 +395,7 @@ impl Table {
     }
 
     fn boot_sector(&self) -> Result<Arc<Buffer>> {
-        Ok(self.cache.get(0)?)
+        Ok(self.cache.get(BlockNo(0))?)
     }
 
     fn put_mark(&self, change: &Change<'_>, at_work: bool) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use ivers_block::{Device, FileDevice, Result};
+use ivers_block::{ByteOffset, Device, FileDevice, Result};
 
 /// Counts of writes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,17 +58,17 @@ impl Device for Counting {
         self.image.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
         self.image.read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.count(buf.len());
         self.unflushed.store(true, Relaxed);
         self.image.write_at(offset, buf)
     }
 
-    fn write_fua(&self, offset: u64, buf: &[u8]) -> Result<()> {
+    fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.count(buf.len());
         self.flushes.fetch_add(1, Relaxed);
         self.image.write_fua(offset, buf)
@@ -81,7 +81,7 @@ impl Device for Counting {
         self.image.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
         self.unflushed.store(true, Relaxed);
         self.image.discard(offset, len)
     }
@@ -98,7 +98,7 @@ impl Device for Counting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ivers_block::OpenMode;
+    use ivers_block::{ByteOffset, OpenMode};
 
     #[test]
     fn only_what_arrives_is_counted() {
@@ -107,9 +107,9 @@ mod tests {
         let device = Counting::new(FileDevice::open(image.path(), OpenMode::ReadWrite).unwrap());
         device.flush().unwrap();
         assert_eq!(device.writes().flushes, 0);
-        device.write_at(0, &[1; 512]).unwrap();
+        device.write_at(ByteOffset(0), &[1; 512]).unwrap();
         let before = device.writes();
-        device.write_fua(4096, &[2; 4096]).unwrap();
+        device.write_fua(ByteOffset(4096), &[2; 4096]).unwrap();
         device.flush().unwrap();
         device.flush().unwrap();
         let writes = device.writes().since(before);

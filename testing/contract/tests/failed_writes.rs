@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use ivers_block::{BlockError, Budget, Device, MemDevice};
+use ivers_block::{BlockError, Budget, ByteOffset, Device, MemDevice};
 use ivers_vfs::*;
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ impl Device for Picky {
         self.0.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), BlockError> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> std::result::Result<(), BlockError> {
         self.0.read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> std::result::Result<(), BlockError> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> std::result::Result<(), BlockError> {
         if buf.windows(64).any(|run| run == [BAD; 64]) {
             let source = Arc::new(std::io::Error::other("refused"));
             return Err(BlockError::Io {
@@ -40,7 +40,7 @@ impl Device for Picky {
         self.0.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> std::result::Result<(), BlockError> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> std::result::Result<(), BlockError> {
         self.0.discard(offset, len)
     }
 

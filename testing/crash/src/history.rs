@@ -2,7 +2,7 @@
 
 use crate::observed_fs::ObservedFs;
 use crate::ops::{Op, Workload};
-use ivers_block::{Device, FaultDevice};
+use ivers_block::{ByteOffset, Device, FaultDevice};
 use ivers_vfs::{
     ChangeMode, CreateSpec, Cred, DirEntry, Error, FallocateMode, FileType, Ino, InodeRef, ManualClock,
     MountOptions, NameError, RenameFlags, SetAttr, TimeSet, Timestamp, Vfs, WriteFlags, XattrMode,
@@ -540,6 +540,6 @@ pub fn read_node(vfs: &Arc<Vfs>, inode: &InodeRef) -> ivers_vfs::Result<Node> {
 /// Reads all bytes of a device, for tools that need a file.
 pub fn bytes_of(device: &dyn Device) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(device.size_bytes())?];
-    device.read_at(0, &mut bytes)?;
+    device.read_at(ByteOffset(0), &mut bytes)?;
     Ok(bytes)
 }

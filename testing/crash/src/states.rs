@@ -11,7 +11,7 @@
 
 use crate::history::bytes_of;
 use crate::ops::stable;
-use ivers_block::{Device, MemDevice, OverlayDevice, Recorded};
+use ivers_block::{ByteOffset, Device, MemDevice, OverlayDevice, Recorded};
 use rand::rngs::StdRng;
 use rand::seq::index::sample;
 use rand::{Rng, SeedableRng};
@@ -226,7 +226,7 @@ impl<'a> States<'a> {
         else {
             return;
         };
-        if *at != offset + data.len() as u64 || !(self.seals)(seal) {
+        if *at != *offset + data.len() as u64 || !(self.seals)(seal) {
             return;
         }
         let sectors = data.len().div_ceil(SECTOR);
@@ -247,7 +247,7 @@ impl<'a> States<'a> {
     }
 
     /// The writes of a state that are not durable yet.
-    fn writes(&self, from: usize, state: &State) -> Vec<(u64, &'a [u8])> {
+    fn writes(&self, from: usize, state: &State) -> Vec<(ByteOffset, &'a [u8])> {
         let mut writes = Vec::new();
         let end = state.at + usize::from(matches!(state.kind, Kind::Torn(_)));
         for (at, op) in self.record.iter().enumerate().take(end).skip(from) {
@@ -257,7 +257,7 @@ impl<'a> States<'a> {
                 Kind::Omitted(lost) if lost.contains(&at) => continue,
                 Kind::Unsealed(write, lost) if *write == at => {
                     let behind = (lost.end * SECTOR).min(data.len());
-                    writes.push((offset + behind as u64, &data[behind..]));
+                    writes.push((*offset + behind as u64, &data[behind..]));
                     &data[..lost.start * SECTOR]
                 }
                 _ => data,
@@ -278,7 +278,7 @@ impl<'a> States<'a> {
     fn sum_of(&self, from: usize, state: &State) -> u64 {
         let mut changed: HashMap<u64, u64> = HashMap::new();
         for (offset, bytes) in self.writes(from, state) {
-            for_sectors(offset, bytes, |sector, hash| {
+            for_sectors(offset.0, bytes, |sector, hash| {
                 changed.insert(sector, hash);
             });
         }
@@ -293,7 +293,7 @@ impl<'a> States<'a> {
         for (offset, bytes) in self.writes(from, &state) {
             self.durable.write_at(offset, bytes)?;
             let sectors = &mut self.sectors;
-            for_sectors(offset, bytes, |sector, hash| {
+            for_sectors(offset.0, bytes, |sector, hash| {
                 sectors.insert(sector, hash);
             });
         }
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     fn write(offset: u64, byte: u8, sectors: usize, fua: bool) -> Recorded {
-        Recorded::Write { offset, data: vec![byte; sectors * SECTOR].into(), fua }
+        Recorded::Write { offset: ByteOffset(offset), data: vec![byte; sectors * SECTOR].into(), fua }
     }
 
     fn shown(record: &[Recorded]) -> Vec<(State, Vec<u8>)> {
@@ -326,7 +326,7 @@ mod tests {
                 |_| 0,
                 |state, device| {
                     let mut bytes = vec![0; 8 * SECTOR];
-                    device.read_at(0, &mut bytes)?;
+                    device.read_at(ByteOffset(0), &mut bytes)?;
                     all.push((state.clone(), bytes.iter().copied().step_by(SECTOR).collect()));
                     Ok(())
                 },
@@ -352,7 +352,7 @@ mod tests {
             let mut tears = Vec::new();
             let base = Arc::new(MemDevice::new(64 * SECTOR as u64));
             let data: Vec<u8> = (0..40).flat_map(|sector| [sector + 1; SECTOR]).collect();
-            let record = [Recorded::Write { offset: 0, data: data.into(), fua: false }];
+            let record = [Recorded::Write { offset: ByteOffset(0), data: data.into(), fua: false }];
             let states = States::new(base, &record, 1).torn_everywhere(everywhere);
             states
                 .each(

@@ -3,7 +3,7 @@
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
-use ivers_block::{Device, MemDevice};
+use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::io::Write;
@@ -131,13 +131,13 @@ fn base(path: &Path, kind: &str, bytes: u64, options: &str) -> anyhow::Result<Ve
         vfs.set_attr(&cred, &truncated, &SetAttr { size: Some(50_000), ..SetAttr::default() })?;
         vfs.sync()?;
         let mut image = vec![0; bytes as usize];
-        device.read_at(0, &mut image)?;
+        device.read_at(ByteOffset(0), &mut image)?;
         drop(orphan);
         return Ok(image);
     }
     vfs.unmount()?;
     let mut image = vec![0; bytes as usize];
-    device.read_at(0, &mut image)?;
+    device.read_at(ByteOffset(0), &mut image)?;
     std::fs::write(path, &image)?;
     let output = Command::new("e2fsck").arg("-fn").arg(path).output()?;
     if !output.status.success() {

@@ -8,7 +8,7 @@ use crate::input::{Flags, Input, Patch};
 use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
 use ivers_affs::layout::{head, put_tail32, put32, seal, tail};
 use ivers_affs::{Affs, OpenOptions, mkfs};
-use ivers_block::{Budget, Device, MemDevice, OverlayDevice};
+use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_vfs::*;
 use std::sync::{Arc, LazyLock};
 
@@ -133,7 +133,7 @@ pub fn run(input: &[u8]) {
 fn change(device: &dyn Device, block: usize, write: impl Fn(&mut [u8]), sealed: bool) {
     let mut bytes = vec![0; BLOCK];
     let at = (block * BLOCK) as u64;
-    device.read_at(at, &mut bytes).expect("places lie in the image");
+    device.read_at(ByteOffset(at), &mut bytes).expect("places lie in the image");
     // Bitmap blocks have the checksum in front, the partition list after its length; data blocks have none.
     let checksum = match &bytes[..4] {
         [0, 0, 0, 0..=33] => Some(head::CHECKSUM),
@@ -146,13 +146,13 @@ fn change(device: &dyn Device, block: usize, write: impl Fn(&mut [u8]), sealed: 
         let len = if checksum == 8 { 256 } else { BLOCK };
         seal(&mut bytes[..len], checksum);
     }
-    device.write_at(at, &bytes).expect("places lie in the image");
+    device.write_at(ByteOffset(at), &bytes).expect("places lie in the image");
 }
 
 fn mount(device: &Arc<dyn Device>, flags: Flags, partition: &str) -> Option<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(CACHE_BYTES));
     let mut magic = [0; 4];
-    device.read_at(0, &mut magic).ok()?;
+    device.read_at(ByteOffset(0), &mut magic).ok()?;
     let options = OpenOptions {
         read_only: flags.read_only(),
         partition: (magic == *b"RDSK").then(|| partition.to_owned()),
@@ -169,7 +169,9 @@ pub fn inputs() -> Vec<Vec<u8>> {
     for (number, base) in BASES.iter().enumerate() {
         for (index, block) in base.blocks.iter().enumerate().step_by(base.blocks.len().div_ceil(24)) {
             let mut bytes = vec![0; 96];
-            base.device.read_at((block * BLOCK) as u64, &mut bytes).expect("places lie in the image");
+            base.device
+                .read_at(ByteOffset((block * BLOCK) as u64), &mut bytes)
+                .expect("places lie in the image");
             let mut input = vec![number as u8, [0, 4, 8, 12][index % 4], 1];
             Patch { class: 0, place: index as u16, offset: 0, bytes: &bytes }.encode(&mut input);
             crate::inputs::all_calls(&mut input);

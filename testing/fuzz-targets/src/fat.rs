@@ -5,7 +5,7 @@
 use crate::input::{Flags, Input, Patch};
 use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
-use ivers_block::{Budget, Device, MemDevice, OverlayDevice};
+use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_fat::{Fat, OpenOptions};
 use ivers_vfs::Vfs;
 use std::io::Read;
@@ -53,7 +53,7 @@ pub fn run(input: &[u8]) {
         let sector = base.regions[region] + u64::from(patch.place) % sectors;
         let offset = u64::from(patch.offset) % SECTOR;
         let bytes = &patch.bytes[..patch.bytes.len().min((SECTOR - offset) as usize)];
-        device.write_at(sector * SECTOR + offset, bytes).expect("regions lie in the image");
+        device.write_at(ByteOffset(sector * SECTOR + offset), bytes).expect("regions lie in the image");
     }
     let calls = rest.calls();
     mount_twice(flags, &calls, |flags| mount(&device, flags));
@@ -81,7 +81,7 @@ pub fn inputs() -> Vec<Vec<u8>> {
             for place in (0..sectors).step_by(sectors.div_ceil(8) as usize) {
                 let mut bytes = [0; 96];
                 let at = (base.regions[region] + place) * SECTOR;
-                base.device.read_at(at, &mut bytes).expect("regions lie in the image");
+                base.device.read_at(ByteOffset(at), &mut bytes).expect("regions lie in the image");
                 let mut input = vec![number as u8, if place == 0 { 8 } else { 0 }, 1];
                 Patch { class: region as u8, place: place as u16, offset: 0, bytes: &bytes }
                     .encode(&mut input);

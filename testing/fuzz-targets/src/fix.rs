@@ -2,21 +2,22 @@
 
 use crate::base::Base;
 use crate::place::{Class, Place, le16, le32};
-use ivers_block::Device;
+use ivers_block::{ByteOffset, Device};
 use ivers_ext4::layout::csum::crc32c;
 use ivers_ext4::layout::group::desc_csum;
 use ivers_ext4::layout::inode::{inode_seed, seal_slot};
 
 fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    device.read_at(at, &mut bytes).expect("places lie in the image");
+    device.read_at(ByteOffset(at), &mut bytes).expect("places lie in the image");
     bytes
 }
 
 /// Corrects the checksum of the structure at `place`.
 pub fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
     let sb = &base.superblock;
-    let put = |at: u64, bytes: &[u8]| device.write_at(at, bytes).expect("places lie in the image");
+    let put =
+        |at: u64, bytes: &[u8]| device.write_at(ByteOffset(at), bytes).expect("places lie in the image");
     let word = |at: u64, sum: u32| put(at, &sum.to_le_bytes());
     if class == Class::GroupDescriptor && sb.has_group_csum() {
         let bytes = read(device, place.at, place.len);
@@ -65,7 +66,9 @@ pub fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
 fn fix_names(device: &dyn Device, place: &Place, seed: u32, size: usize) {
     let bytes = read(device, place.at, size);
     let put = |at: usize, sum: u32| {
-        device.write_at(place.at + at as u64, &sum.to_le_bytes()).expect("places lie in the image");
+        device
+            .write_at(ByteOffset(place.at + at as u64), &sum.to_le_bytes())
+            .expect("places lie in the image");
     };
     if bytes[size - 12..size - 4] == [0, 0, 0, 0, 12, 0, 0, 0xDE] {
         return put(size - 4, crc32c(seed, &bytes[..size - 12]));

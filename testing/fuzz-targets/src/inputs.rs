@@ -5,7 +5,7 @@ use crate::Target;
 use crate::base::BASES;
 use crate::input::Patch;
 use crate::journal;
-use ivers_block::Device;
+use ivers_block::{ByteOffset, Device};
 use ivers_vfs::epoch::EpochRecord;
 
 /// Appends calls of every kind, each on another inode.
@@ -17,7 +17,7 @@ pub(crate) fn all_calls(out: &mut Vec<u8>) {
 
 fn read(device: &dyn Device, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    device.read_at(at, &mut bytes).expect("places lie in the image");
+    device.read_at(ByteOffset(at), &mut bytes).expect("places lie in the image");
     bytes
 }
 

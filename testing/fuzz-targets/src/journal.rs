@@ -1,7 +1,7 @@
 //! Damaged logs of every kind: replays them, writes to them and replays again.
 
 use crate::input::{Flags, Input, Patch};
-use ivers_block::{Device, MemDevice, OverlayDevice};
+use ivers_block::{BlockNo, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_ext4::layout::csum::crc32c;
 use ivers_journal::jbd2::{FormatOptions, Jbd2Log, Jbd2Options, LogMap, format_superblock};
 use ivers_journal::{LogFormat, LogItem, LogTransaction};
@@ -34,7 +34,7 @@ fn put32(bytes: &mut [u8], at: usize, value: u32) {
 
 fn open(device: &Arc<dyn Device>) -> ivers_journal::Result<Jbd2Log> {
     let options = Jbd2Options { block_size: BLOCK as u32, fs_blocks: FS_BLOCKS, uuid: None };
-    Jbd2Log::open(device.clone(), LogMap::contiguous(FIRST, BLOCKS), options)
+    Jbd2Log::open(device.clone(), LogMap::contiguous(BlockNo(FIRST), BLOCKS), options)
 }
 
 fn transaction(blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) -> LogTransaction {
@@ -43,7 +43,10 @@ fn transaction(blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) -> LogTr
         ranges: std::iter::once(0..BLOCK as u32).collect(),
         data: vec![fill; BLOCK].into(),
     };
-    LogTransaction { items: blocks.map(item).collect(), revokes: revokes.iter().copied().collect() }
+    LogTransaction {
+        items: blocks.map(BlockNo).map(item).collect(),
+        revokes: revokes.iter().copied().map(BlockNo).collect(),
+    }
 }
 
 fn log(compat: u32, incompat: u32) -> Arc<dyn Device> {
@@ -61,7 +64,7 @@ fn log(compat: u32, incompat: u32) -> Arc<dyn Device> {
     superblock[0x50] = if incompat & 0x18 != 0 { 4 } else { 0 };
     seal_superblock(&mut superblock);
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(FS_BLOCKS * BLOCK as u64));
-    device.write_at(FIRST * BLOCK as u64, &superblock).expect("memory does not fail");
+    device.write_at(ByteOffset(FIRST * BLOCK as u64), &superblock).expect("memory does not fail");
     let mut log = open(&device).expect("a fresh log");
     for n in 1..=4 {
         let revokes: &[u64] = if n == 3 { &[300, 401] } else { &[] };
@@ -114,10 +117,10 @@ pub fn run(input: &[u8]) {
         let number = u64::from(patch.place) % u64::from(BLOCKS);
         let offset = usize::from(patch.offset) % BLOCK;
         let bytes = &patch.bytes[..patch.bytes.len().min(BLOCK - offset)];
-        device.read_at(place(number), &mut block).expect("the block exists");
+        device.read_at(ByteOffset(place(number)), &mut block).expect("the block exists");
         block[offset..offset + bytes.len()].copy_from_slice(bytes);
         if !flags.keep_checksums() {
-            device.read_at(place(0), &mut superblock).expect("the block exists");
+            device.read_at(ByteOffset(place(0)), &mut superblock).expect("the block exists");
             let checksums = be32(&superblock, 0x28) & 0x18 != 0;
             if number == 0 {
                 seal_superblock(&mut block);
@@ -125,7 +128,7 @@ pub fn run(input: &[u8]) {
                 seal(&mut block, &superblock[0x30..0x40], checksums);
             }
         }
-        device.write_at(place(number), &block).expect("the block exists");
+        device.write_at(ByteOffset(place(number)), &block).expect("the block exists");
     }
     let Ok(mut log) = open(&device) else { return };
     let _ = log.prepare(true, true);
@@ -160,7 +163,8 @@ pub fn inputs() -> Vec<Vec<u8>> {
     for (kind, log) in LOGS.iter().enumerate() {
         for place in 0..BLOCKS as u16 {
             let mut bytes = vec![0; 64];
-            log.read_at((FIRST + u64::from(place)) * BLOCK as u64, &mut bytes).expect("the block exists");
+            log.read_at(ByteOffset((FIRST + u64::from(place)) * BLOCK as u64), &mut bytes)
+                .expect("the block exists");
             if bytes.starts_with(&0xC03B_3998u32.to_be_bytes()) {
                 let mut input = vec![kind as u8, 0, 1];
                 Patch { class: 0, place, offset: 0, bytes: &bytes }.encode(&mut input);

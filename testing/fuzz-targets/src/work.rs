@@ -4,7 +4,7 @@ use crate::base::{BASES, Base};
 use crate::fix::fix;
 use crate::input::{Call, Flags, Input};
 use crate::place::Class;
-use ivers_block::{Budget, Device, OverlayDevice};
+use ivers_block::{Budget, ByteOffset, Device, OverlayDevice};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
@@ -55,7 +55,7 @@ fn damage(base: &Base, device: &Arc<dyn Device>, classes: &[Class], flags: Flags
         let place = places[usize::from(patch.place) % places.len()];
         let offset = usize::from(patch.offset) % place.len;
         let bytes = &patch.bytes[..patch.bytes.len().min(place.len - offset)];
-        device.write_at(place.at + offset as u64, bytes).expect("places lie in the image");
+        device.write_at(ByteOffset(place.at + offset as u64), bytes).expect("places lie in the image");
         hit.push((class, place));
     }
     if !flags.keep_checksums() {

@@ -1,5 +1,7 @@
 //! Where the blocks of the journal's file lie.
 
+use ivers_block::{BlockNo, ByteOffset};
+
 use crate::{JournalError, Result};
 
 /// A run of the journal's blocks.
@@ -8,7 +10,7 @@ pub struct LogExtent {
     /// First block within the journal.
     pub log_block: u32,
     /// Where it lies in the filesystem.
-    pub fs_block: u64,
+    pub fs_block: BlockNo,
     /// How many blocks.
     pub len: u32,
 }
@@ -19,7 +21,7 @@ pub struct LogMap {
     /// Sorted by log block, without holes from 0 on: `check` sees to it.
     extents: Vec<LogExtent>,
     /// `(first, end)` filesystem blocks, sorted.
-    taken: Vec<(u64, u64)>,
+    taken: Vec<(BlockNo, BlockNo)>,
 }
 
 impl LogMap {
@@ -34,7 +36,7 @@ impl LogMap {
     }
 
     /// A journal in one piece.
-    pub fn contiguous(fs_block: u64, len: u32) -> Self {
+    pub fn contiguous(fs_block: BlockNo, len: u32) -> Self {
         Self::new(vec![LogExtent { log_block: 0, fs_block, len }])
     }
 
@@ -49,7 +51,7 @@ impl LogMap {
     }
 
     /// The filesystem block of a log block.
-    pub fn fs_block(&self, log_block: u32) -> Option<u64> {
+    pub fn fs_block(&self, log_block: u32) -> Option<BlockNo> {
         let at = self.extents.partition_point(|e| e.log_block <= log_block).checked_sub(1)?;
         let e = self.extents[at];
         let within = log_block - e.log_block;
@@ -57,12 +59,12 @@ impl LogMap {
     }
 
     /// The filesystem blocks of the journal: `(first, end)`, sorted.
-    pub fn taken(&self) -> &[(u64, u64)] {
+    pub fn taken(&self) -> &[(BlockNo, BlockNo)] {
         &self.taken
     }
 
     /// True if the filesystem block belongs to the journal.
-    pub fn contains(&self, fs_block: u64) -> bool {
+    pub fn contains(&self, fs_block: BlockNo) -> bool {
         let at = self.taken.partition_point(|&(first, _)| first <= fs_block);
         at > 0 && fs_block < self.taken[at - 1].1
     }
@@ -76,7 +78,9 @@ impl LogMap {
                 return corrupt("the journal has a hole, or a block mapped twice", next);
             }
             next += u64::from(e.len);
-            if e.fs_block == 0 || e.fs_block.checked_add(u64::from(e.len)).is_none_or(|end| end > fs_blocks) {
+            if e.fs_block == BlockNo(0)
+                || e.fs_block.checked_add(u64::from(e.len)).is_none_or(|end| end > BlockNo(fs_blocks))
+            {
                 return corrupt("the journal lies outside the filesystem", u64::from(e.log_block));
             }
         }
@@ -90,12 +94,10 @@ impl LogMap {
     }
 
     /// The byte offset of a log block on the device.
-    pub(super) fn offset(&self, log_block: u32, block_size: u32) -> Result<u64> {
-        self.fs_block(log_block).and_then(|b| b.checked_mul(u64::from(block_size))).ok_or_else(|| {
-            JournalError::Corrupt {
-                what: "not a block of the journal".into(),
-                log_block: u64::from(log_block),
-            }
+    pub(super) fn offset(&self, log_block: u32, block_size: u32) -> Result<ByteOffset> {
+        self.fs_block(log_block).map(|block| block.offset(block_size)).ok_or_else(|| JournalError::Corrupt {
+            what: "not a block of the journal".into(),
+            log_block: u64::from(log_block),
         })
     }
 }
@@ -107,13 +109,21 @@ mod tests {
     #[test]
     fn maps_and_refuses() {
         let e = |log_block, fs_block, len| LogExtent { log_block, fs_block, len };
-        let map = LogMap::new(vec![e(10, 50, 5), e(0, 100, 10)]);
+        let map = LogMap::new(vec![e(10, BlockNo(50), 5), e(0, BlockNo(100), 10)]);
         map.check(110).unwrap();
-        assert_eq!((map.fs_block(9), map.fs_block(10), map.fs_block(15)), (Some(109), Some(50), None));
-        assert!(map.contains(54) && map.contains(100) && !map.contains(55) && !map.contains(49));
+        assert_eq!(
+            (map.fs_block(9), map.fs_block(10), map.fs_block(15)),
+            (Some(BlockNo(109)), Some(BlockNo(50)), None)
+        );
+        assert!(
+            map.contains(BlockNo(54))
+                && map.contains(BlockNo(100))
+                && !map.contains(BlockNo(55))
+                && !map.contains(BlockNo(49))
+        );
         assert!(map.check(109).is_err());
-        assert!(LogMap::new(vec![e(1, 50, 5)]).check(1000).is_err());
-        assert!(LogMap::new(vec![e(0, 50, 5), e(5, 54, 5)]).check(1000).is_err());
-        assert!(LogMap::new(vec![e(0, u64::MAX, 5)]).check(u64::MAX).is_err());
+        assert!(LogMap::new(vec![e(1, BlockNo(50), 5)]).check(1000).is_err());
+        assert!(LogMap::new(vec![e(0, BlockNo(50), 5), e(5, BlockNo(54), 5)]).check(1000).is_err());
+        assert!(LogMap::new(vec![e(0, BlockNo(u64::MAX), 5)]).check(u64::MAX).is_err());
     }
 }

@@ -2,6 +2,8 @@
 
 use crc::{CRC_32_MPEG_2, Crc, Table};
 
+use ivers_block::BlockNo;
+
 use super::superblock::{
     COMPAT_CHECKSUM, INCOMPAT_64BIT, INCOMPAT_CSUM_V2, INCOMPAT_CSUM_V3, JournalSuperblock,
 };
@@ -78,7 +80,7 @@ pub(super) struct Layout {
 /// One entry of a descriptor block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag {
-    pub block: u64,
+    pub block: BlockNo,
     pub flags: u32,
     /// 32 bits in version 3, 16 in version 2.
     pub checksum: u32,
@@ -142,7 +144,7 @@ impl Layout {
                 (word & 0xFFFF, word >> 16, high)
             };
             let high = if self.wide { u64::from(high) << 32 } else { 0 };
-            tags.push(Tag { block: high | low, flags, checksum });
+            tags.push(Tag { block: BlockNo(high | low), flags, checksum });
             at += self.tag_bytes();
             if flags & TAG_SAME_UUID == 0 {
                 at += UUID_BYTES;
@@ -166,15 +168,15 @@ impl Layout {
             if i + 1 == tags.len() {
                 flags |= TAG_LAST;
             }
-            put32(&mut block, at, tag.block as u32);
+            put32(&mut block, at, tag.block.0 as u32);
             if self.csum_v3 {
                 put32(&mut block, at + 4, flags);
-                put32(&mut block, at + 8, (tag.block >> 32) as u32);
+                put32(&mut block, at + 8, (tag.block.0 >> 32) as u32);
                 put32(&mut block, at + 12, tag.checksum);
             } else {
                 put32(&mut block, at + 4, (tag.checksum & 0xFFFF) << 16 | flags & 0xFFFF);
                 if self.wide {
-                    put32(&mut block, at + 8, (tag.block >> 32) as u32);
+                    put32(&mut block, at + 8, (tag.block.0 >> 32) as u32);
                 }
             }
             at += self.tag_bytes();
@@ -188,22 +190,22 @@ impl Layout {
     }
 
     /// The blocks that a revocation block names; `None` if its length makes no sense.
-    pub fn parse_revokes(&self, block: &[u8]) -> Option<Vec<u64>> {
+    pub fn parse_revokes(&self, block: &[u8]) -> Option<Vec<BlockNo>> {
         let count = be32(block, HEADER_BYTES) as usize;
         if !(REVOKE_HEADER_BYTES..=self.block_size - self.tail_bytes()).contains(&count) {
             return None;
         }
         let entries = block[REVOKE_HEADER_BYTES..count].chunks_exact(self.revoke_bytes());
-        Some(entries.map(|e| e.iter().fold(0, |n, &byte| n << 8 | u64::from(byte))).collect())
+        Some(entries.map(|e| BlockNo(e.iter().fold(0, |n, &byte| n << 8 | u64::from(byte)))).collect())
     }
 
     /// A revocation block of these blocks, which must fit.
-    pub fn revocation(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
+    pub fn revocation(&self, sequence: u32, blocks: &[BlockNo]) -> Vec<u8> {
         let mut block = self.block(BLOCK_REVOKE, sequence);
         let mut at = REVOKE_HEADER_BYTES;
         for revoked in blocks {
             let size = self.revoke_bytes();
-            block[at..at + size].copy_from_slice(&revoked.to_be_bytes()[8 - size..]);
+            block[at..at + size].copy_from_slice(&revoked.0.to_be_bytes()[8 - size..]);
             at += size;
         }
         put32(&mut block, HEADER_BYTES, at as u32);

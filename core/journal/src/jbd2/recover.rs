@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use ivers_block::BlockNo;
+
 use super::Jbd2Log;
 use super::records::{
     BLOCK_COMMIT, BLOCK_DESCRIPTOR, BLOCK_REVOKE, JBD2_MAGIC, Layout, TAG_ESCAPED, Tag, be32, crc32_be,
@@ -51,7 +53,7 @@ struct Scan {
 enum Step<'a> {
     /// A block described by a tag, as it lies in the log.
     Data(Tag, &'a [u8]),
-    Revoked(&'a [u64]),
+    Revoked(&'a [BlockNo]),
     /// The end of a transaction.
     Commit,
 }
@@ -91,7 +93,7 @@ impl Jbd2Log {
         let end_sequence = self.walk(None, &mut damaged, |sequence, log_block, step| {
             match step {
                 Step::Data(tag, _)
-                    if tag.block >= self.options.fs_blocks || self.map.contains(tag.block) =>
+                    if tag.block.0 >= self.options.fs_blocks || self.map.contains(tag.block) =>
                 {
                     foreign.get_or_insert((tag.block, log_block));
                 }
@@ -110,8 +112,8 @@ impl Jbd2Log {
         Ok(Scan { end_sequence, damaged })
     }
 
-    fn collect_revokes(&self, end: u32) -> Result<HashMap<u64, u32>> {
-        let mut revoked: HashMap<u64, u32> = HashMap::new();
+    fn collect_revokes(&self, end: u32) -> Result<HashMap<BlockNo, u32>> {
+        let mut revoked: HashMap<BlockNo, u32> = HashMap::new();
         self.walk(Some(end), &mut None, |sequence, log_block, step| {
             let Step::Revoked(blocks) = step else { return Ok(()) };
             for &block in blocks {
@@ -129,7 +131,7 @@ impl Jbd2Log {
         Ok(revoked)
     }
 
-    fn replay(&self, end: u32, revoked: &HashMap<u64, u32>) -> Result<Recovered> {
+    fn replay(&self, end: u32, revoked: &HashMap<BlockNo, u32>) -> Result<Recovered> {
         let mut done = Recovered::default();
         let mut copy = Vec::new();
         self.walk(Some(end), &mut None, |sequence, _, step| {
@@ -146,7 +148,7 @@ impl Jbd2Log {
                     if tag.flags & TAG_ESCAPED != 0 {
                         copy[..4].copy_from_slice(&JBD2_MAGIC.to_be_bytes());
                     }
-                    self.device.write_at(tag.block * u64::from(self.options.block_size), &copy)?;
+                    self.device.write_at(tag.block.offset(self.options.block_size), &copy)?;
                     done.blocks += 1;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ivers_block::{Device, MemDevice, OverlayDevice};
+use ivers_block::{BlockNo, ByteOffset, Device, MemDevice, OverlayDevice};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -31,23 +31,23 @@ fn device(blocks: u32, edit: impl FnOnce(&mut [u8])) -> Arc<MemDevice> {
     let mut sb = format_superblock(&format).unwrap();
     edit(&mut sb);
     let device = Arc::new(MemDevice::new(4096 * u64::from(BLOCK)));
-    device.write_at(u64::from(BLOCK), &sb).unwrap();
+    device.write_at(ByteOffset(u64::from(BLOCK)), &sb).unwrap();
     device
 }
 
 fn open(device: Arc<dyn Device>, blocks: u32) -> crate::Result<Jbd2Log> {
-    Jbd2Log::open(device, LogMap::contiguous(1, blocks), options())
+    Jbd2Log::open(device, LogMap::contiguous(BlockNo(1), blocks), options())
 }
 
 fn put(log: &mut Jbd2Log, blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) {
     let items = blocks
         .map(|block| LogItem {
-            block,
+            block: BlockNo(block),
             ranges: std::iter::once(0..BLOCK).collect(),
             data: vec![fill; BLOCK as usize].into(),
         })
         .collect();
-    let transaction = LogTransaction { items, revokes: revokes.iter().copied().collect() };
+    let transaction = LogTransaction { items, revokes: revokes.iter().copied().map(BlockNo).collect() };
     let needed = log.blocks_for(transaction.items.len() as u64, transaction.revokes.len() as u64);
     let body = log.write_items(&transaction).unwrap();
     let record = log.write_commit().unwrap();
@@ -56,7 +56,7 @@ fn put(log: &mut Jbd2Log, blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64
 
 fn byte(device: &dyn Device, block: u64) -> u8 {
     let mut b = [0];
-    device.read_at(block * u64::from(BLOCK), &mut b).unwrap();
+    device.read_at(BlockNo(block).offset(BLOCK), &mut b).unwrap();
     b[0]
 }
 
@@ -126,7 +126,7 @@ fn the_log_wraps_around() {
                 log.release_all().unwrap();
             }
         }
-        (500..508).for_each(|b| dev.write_at(b * 1024, &[99; 1024]).unwrap());
+        (500..508).for_each(|b| dev.write_at(ByteOffset(b * 1024), &[99; 1024]).unwrap());
         let done = open(dev.clone(), 32).unwrap().recover().unwrap();
         assert_eq!((done.transactions, done.blocks, done.revoked), (2, 7, 1));
         assert_eq!((byte(&*dev, 500), byte(&*dev, 501), byte(&*dev, 507)), (19, 99, 19));
@@ -147,8 +147,8 @@ fn damage_is_found_by_the_checksums() {
         let image = Arc::new(OverlayDevice::new(base.clone()));
         let at = rng.random_range(2 * 1024..30 * 1024);
         let mut b = [0];
-        image.read_at(at, &mut b).unwrap();
-        image.write_at(at, &[b[0] ^ 1 << rng.random_range(0..8)]).unwrap();
+        image.read_at(ByteOffset(at), &mut b).unwrap();
+        image.write_at(ByteOffset(at), &[b[0] ^ 1 << rng.random_range(0..8)]).unwrap();
         let done = open(image.clone(), 64).unwrap().recover().unwrap();
         let n = done.transactions as u8;
         assert!((500..503).all(|b| byte(&*image, b) == n), "byte {at}: {done:?}");
@@ -174,7 +174,7 @@ fn hostile_logs() {
                 let within =
                     if rng.random_bool(0.8) { rng.random_range(0..80) } else { rng.random_range(0..1024) };
                 let at = rng.random_range(1..30) * 1024 + within;
-                image.write_at(at, &[rng.random_range(0..=255)]).unwrap();
+                image.write_at(ByteOffset(at), &[rng.random_range(0..=255)]).unwrap();
             }
             if let Ok(mut log) = open(image.clone(), 40) {
                 let _ = log.prepare(true, true);
@@ -194,13 +194,13 @@ fn a_stale_commit_record_completes_nothing() {
     // Descriptor lost, data and commit record there: as a crash of an unordered medium leaves it.
     let descriptor = log.head;
     put(&mut log, 501..502, 2, &[]);
-    dev.write_at(u64::from(1 + descriptor) * 1024, &[0; 1024]).unwrap();
+    dev.write_at(ByteOffset(u64::from(1 + descriptor) * 1024), &[0; 1024]).unwrap();
     let mut log = open(dev.clone(), 64).unwrap();
     assert_eq!(log.recover().unwrap().transactions, 1);
     // The log starts anew. A descriptor and four blocks end where the stale record lies. Cut before the new one is written.
     let items = (501..505)
         .map(|block| LogItem {
-            block,
+            block: BlockNo(block),
             ranges: std::iter::once(0..BLOCK).collect(),
             data: vec![4; BLOCK as usize].into(),
         })
@@ -221,7 +221,7 @@ fn what_lies_behind_damage_is_never_replayed() {
             put(&mut log, 500..503, n, &[]);
         }
         // The commit record of the first: nothing is replayed.
-        dev.write_at((1 + 5) * 1024, &[0; 1024]).unwrap();
+        dev.write_at(ByteOffset((1 + 5) * 1024), &[0; 1024]).unwrap();
         let mut log = open(dev.clone(), 64).unwrap();
         assert_eq!(log.recover().unwrap().transactions, 0);
         // As long as the first two together: the third, which lies behind, has the number that would follow without care.
@@ -252,8 +252,11 @@ fn refusals_name_the_reason() {
     );
     assert!(refused(&|sb| sb.fill(0)).contains("magic"));
     let uuid = Some([9; 16]);
-    let other =
-        Jbd2Log::open(device(64, |_| ()), LogMap::contiguous(1, 64), Jbd2Options { uuid, ..options() });
+    let other = Jbd2Log::open(
+        device(64, |_| ()),
+        LogMap::contiguous(BlockNo(1), 64),
+        Jbd2Options { uuid, ..options() },
+    );
     assert!(matches!(other, Err(JournalError::External { .. })));
 }
 
@@ -283,10 +286,10 @@ fn a_torn_descriptor_without_a_commit_is_the_end_of_the_log() {
             ranges: std::iter::once(0..BLOCK).collect(),
             data: vec![2; BLOCK as usize].into(),
         };
-        let items = (500..600).map(item).collect();
+        let items = (500..600).map(BlockNo).map(item).collect();
         log.write_items(&LogTransaction { items, revokes: Default::default() }).unwrap();
         // Seen as tags: blocks far outside, and none of them the last.
-        dev.write_at(descriptor * 1024 + 512, &[0xA6; 512]).unwrap();
+        dev.write_at(ByteOffset(descriptor * 1024 + 512), &[0xA6; 512]).unwrap();
         let done = open(dev.clone(), 256).unwrap().recover().unwrap();
         assert_eq!((done.transactions, byte(&*dev, 500)), (1, 1), "{compat} {incompat}");
     }
@@ -313,7 +316,7 @@ fn pending_fast_commits_are_refused() {
         fc[16..20].copy_from_slice(&tid.to_le_bytes());
         let sum = crc32c(0, &fc[..20]) ^ u32::from(!complete);
         fc[20..24].copy_from_slice(&sum.to_le_bytes());
-        dev.write_at(area * 1024, &fc).unwrap();
+        dev.write_at(ByteOffset(area * 1024), &fc).unwrap();
         let result = open(dev.clone(), 1100).unwrap().recover();
         assert_eq!(matches!(result, Err(JournalError::FastCommitPending { .. })), pending, "{result:?}");
         assert_eq!(byte(&*dev, 3000), u8::from(!pending));

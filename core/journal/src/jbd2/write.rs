@@ -1,5 +1,6 @@
 //! Writing a log.
 
+use ivers_block::BlockNo;
 use std::sync::Arc;
 
 use super::Jbd2Log;
@@ -100,7 +101,7 @@ impl LogFormat for Jbd2Log {
         let layout = Layout::of(&self.sb);
         let sequence = self.next_sequence;
         let widest = transaction.items.last().map(|i| i.block).max(transaction.revokes.last().copied());
-        if !layout.wide && widest.is_some_and(|block| block > u64::from(u32::MAX)) {
+        if !layout.wide && widest.is_some_and(|block| block > BlockNo(u64::from(u32::MAX))) {
             return Err(JournalError::Incompatible { features: "64bit, for blocks beyond 2^32".into() });
         }
         if !self.live {
@@ -108,7 +109,7 @@ impl LogFormat for Jbd2Log {
             self.store_superblock(self.head, sequence)?;
         }
         let mut blocks: Vec<Arc<[u8]>> = Vec::new();
-        let revokes: Vec<u64> = transaction.revokes.iter().copied().collect();
+        let revokes: Vec<BlockNo> = transaction.revokes.iter().copied().collect();
         for part in revokes.chunks(layout.revokes_per_block()) {
             blocks.push(layout.revocation(sequence, part).into());
         }

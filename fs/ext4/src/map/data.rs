@@ -6,6 +6,7 @@ use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::map::node::Extent;
 use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
+use ivers_block::ByteOffset;
 use ivers_vfs::{
     BlockMapOps, BlockPool, FileOps, FileType, Inode, MappedRange, NameError, RangeKind, Result,
 };
@@ -212,7 +213,7 @@ impl FileOps for Ext4 {
             let len = run.min((on_device - at) as u64) as usize;
             let part = &mut buf[at..at + len];
             if mapping.kind == RangeKind::Data {
-                self.dev.read_at((mapping.block << bits) + in_block, part)?;
+                self.dev.read_at(ByteOffset((mapping.block << bits) + in_block), part)?;
             } else {
                 part.fill(0);
             }

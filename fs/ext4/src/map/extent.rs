@@ -501,7 +501,7 @@ impl Ext4 {
         let left = self.with_node(core, step, entries) - 1;
         if left == 0 && level > 0 {
             let block = step.buffer.as_ref().expect("only the root has no buffer").block();
-            self.free_blocks(h, block, 1, true)?;
+            self.free_blocks(h, block.0, 1, true)?;
             self.charge_blocks(inode, core, -1);
             return self.remove_entry(h, inode, core, path, level - 1);
         }

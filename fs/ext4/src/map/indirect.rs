@@ -151,7 +151,7 @@ impl Ext4 {
         let root = self.checked(inode, pointer(&core.i_block, place.slot))?;
         let mut node = if root == 0 {
             let buffer = self.new_indirect(h, inode, core)?;
-            put(&mut core.i_block, place.slot, buffer.block() as u32);
+            put(&mut core.i_block, place.slot, buffer.block().0 as u32);
             buffer
         } else {
             self.indirect_node(root)?
@@ -160,7 +160,7 @@ impl Ext4 {
             let next = self.checked(inode, pointer(&node.read(), index))?;
             node = if next == 0 {
                 let buffer = self.new_indirect(h, inode, core)?;
-                h.modify(&node, |bytes| put(bytes, index, buffer.block() as u32))?;
+                h.modify(&node, |bytes| put(bytes, index, buffer.block().0 as u32))?;
                 buffer
             } else {
                 self.indirect_node(next)?
@@ -224,7 +224,7 @@ impl Ext4 {
             if node.read().iter().any(|&byte| byte != 0) {
                 break;
             }
-            self.free_blocks(h, node.block(), 1, true)?;
+            self.free_blocks(h, node.block().0, 1, true)?;
             self.charge_blocks(inode, core, -1);
             match nodes.last() {
                 Some(parent) => h.modify(parent, |bytes| put(bytes, place.levels[nodes.len() - 1], 0))?,

@@ -22,7 +22,7 @@ mod write;
 
 use crate::fs::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
 use node::Extent;
 pub(crate) use node::empty_root;
@@ -66,7 +66,7 @@ impl Ext4 {
     fn map_in(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
         let mapping = self.map_unchecked(inode, core, file_block)?;
         if mapping.kind != RangeKind::Hole {
-            self.check_not_own(inode, mapping.block, mapping.len)?;
+            self.check_not_own(inode, BlockNo(mapping.block), mapping.len)?;
         }
         Ok(mapping)
     }

@@ -9,7 +9,7 @@ use crate::layout::group::{BLOCK_UNINIT, INODE_UNINIT, ITABLE_ZEROED, desc_csum}
 use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
 use crate::layout::raw::{RawGroupDesc, RawSuperblock};
 use crate::transaction::journal_error;
-use ivers_block::Device;
+use ivers_block::{ByteOffset, Device};
 use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::{FromZeros, IntoBytes};
@@ -86,7 +86,7 @@ impl Maker<'_> {
     }
 
     fn put(&self, block: u64, bytes: &[u8]) -> Result<()> {
-        Ok(self.device.write_at(block << self.sb.block_bits, bytes)?)
+        Ok(self.device.write_at(ByteOffset(block << self.sb.block_bits), bytes)?)
     }
 
     fn zero(&self, block: u64, blocks: u64) -> Result<()> {
@@ -97,7 +97,7 @@ impl Maker<'_> {
         let (mut at, end) = (block << self.sb.block_bits, (block + blocks) << self.sb.block_bits);
         while at < end {
             let len = (end - at).min(zeros.len() as u64);
-            self.device.write_at(at, &zeros[..len as usize])?;
+            self.device.write_at(ByteOffset(at), &zeros[..len as usize])?;
             at += len;
         }
         Ok(())
@@ -184,7 +184,7 @@ impl Maker<'_> {
         let mut slot = vec![0; self.sb.inode_size as usize];
         image.encode(&self.sb, ino, &mut slot);
         let place = (self.table_of(0) << self.sb.block_bits) + u64::from(ino - 1) * slot.len() as u64;
-        Ok(self.device.write_at(place, &slot)?)
+        Ok(self.device.write_at(ByteOffset(place), &slot)?)
     }
 
     /// Maps a file by at most four extents in its inode; sets size and block count.
@@ -387,7 +387,7 @@ impl Maker<'_> {
         self.device.flush()?;
         raw.s_block_group_nr = 0.into();
         seal(raw);
-        self.device.write_at(1024, raw.as_bytes())?;
+        self.device.write_at(ByteOffset(1024), raw.as_bytes())?;
         self.device.flush()?;
         Ok(())
     }

@@ -51,7 +51,7 @@ impl Ext4 {
         match self.attribute_block(inode)? {
             None => Ok(Vec::new()),
             Some(buffer) => {
-                Table::Block.parse(&buffer.read()).map_err(|what| self.corrupt_block(what, buffer.block()))
+                Table::Block.parse(&buffer.read()).map_err(|what| self.corrupt_block(what, buffer.block().0))
             }
         }
     }
@@ -66,7 +66,7 @@ impl Ext4 {
         let result = h.modify(buffer, |block| {
             let result = change(block);
             if self.has_csum() {
-                let sum = self.attribute_block_checksum(number, block);
+                let sum = self.attribute_block_checksum(number.0, block);
                 put32(block, CHECKSUM, sum);
             }
             result
@@ -137,7 +137,7 @@ impl Ext4 {
             for gone in self.block_attributes(inode)? {
                 dead.extend(self.put_value(h, &gone.value)?);
             }
-            self.free_blocks(h, buffer.block(), 1, true)?;
+            self.free_blocks(h, buffer.block().0, 1, true)?;
         }
         core_of(inode).write().file_acl = 0;
         self.add_blocks_512(inode, -1);

@@ -2,7 +2,7 @@
 //! Every change reads the clock between becoming visible and its bump, with its locks held: a wait there lets
 //! other operations overlap at the worst time.
 
-use ivers_block::{BlockError, Device};
+use ivers_block::{BlockError, ByteOffset, Device};
 use ivers_vfs::{Clock, CoarseClock, Timestamp};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -47,12 +47,12 @@ impl Device for SlowDevice {
         self.inner.size_bytes()
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), BlockError> {
+    fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<(), BlockError> {
         wait(&self.turn);
         self.inner.read_at(offset, buf)
     }
 
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<(), BlockError> {
+    fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<(), BlockError> {
         wait(&self.turn);
         self.inner.write_at(offset, buf)
     }
@@ -62,7 +62,7 @@ impl Device for SlowDevice {
         self.inner.flush()
     }
 
-    fn discard(&self, offset: u64, len: u64) -> Result<(), BlockError> {
+    fn discard(&self, offset: ByteOffset, len: u64) -> Result<(), BlockError> {
         self.inner.discard(offset, len)
     }
 

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use crate::{Device, Result};
+use crate::{BlockNo, Device, Result};
 
 /// At most this much is written in one write.
 const RUN_BYTES: usize = 1 << 20;
 
 /// Writes blocks of `block_size` bytes, sorted by number, neighbours together.
-pub fn write_home(device: &dyn Device, block_size: u32, blocks: &[(u64, Arc<[u8]>)]) -> Result<()> {
+pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, Arc<[u8]>)]) -> Result<()> {
     let size = block_size as usize;
     let mut rest = blocks;
     while let Some((first, _)) = rest.first() {
         let mut run = 1;
-        while run < rest.len() && rest[run].0 == first + run as u64 && run * size < RUN_BYTES {
+        while run < rest.len() && rest[run].0 == *first + run as u64 && run * size < RUN_BYTES {
             run += 1;
         }
         let (now, later) = rest.split_at(run);
-        let offset = first * size as u64;
+        let offset = first.offset(block_size);
         if let [(_, data)] = now {
             device.write_at(offset, data)?;
         } else {
