@@ -273,7 +273,7 @@ fn images_and_state_in_use_are_refused() {
     let (image, other) = (image_with_file(), image_with_file());
     let state = image.dir().join("state");
     let server = Server::start(&state, [image.path()]);
-    refused(command(&state).arg(other.path()), 6, "another server keeps its state");
+    refused(command(&state).arg(other.path()), 6, "another server uses the state directory");
     refused(command(&image.dir().join("other")).arg(image.path()), 6, "in use");
     let address = server.address().to_string();
     let mut same_port = Command::new(IVERS);

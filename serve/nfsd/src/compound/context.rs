@@ -126,7 +126,7 @@ impl Context {
     /// An object of an export with the access that the export grants to this request. Fails with
     /// NFS4ERR_ACCESS if the export excludes the caller's address.
     pub fn export_object(&self, export: &Arc<Export<Filesystem>>, inode: InodeRef) -> Res<Object> {
-        let access = export.policy.admit(self.origin.who());
+        let access = export.policy.admit(self.origin.caller_info());
         if let Err(why) = access {
             self.service.denials.record(&export.path, self.origin.address, why);
             if why == Refusal::Address {

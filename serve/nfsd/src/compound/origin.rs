@@ -26,7 +26,7 @@ pub struct Origin {
 
 impl Origin {
     /// The caller, as the export rules need it.
-    pub fn who(&self) -> CallerInfo<'_> {
+    pub fn caller_info(&self) -> CallerInfo<'_> {
         CallerInfo { address: self.address, credential: &self.credential, tls: self.tls.as_ref() }
     }
 }

@@ -157,7 +157,7 @@ impl StateFrontEnd {
     fn lock(&self, context: &mut Context, args: &LockArgs) -> Step<OpResult> {
         let file = regular(context)?.file();
         let locker = match &args.locker {
-            Locker::Known(known) => state::Locker::Old(context.resolve_stateid(&known.stateid)?),
+            Locker::Known(known) => state::Locker::Existing(context.resolve_stateid(&known.stateid)?),
             Locker::New(new) => state::Locker::New {
                 open: context.resolve_stateid(&new.open_stateid)?,
                 owner: &new.lock_owner.owner.0,

@@ -1,4 +1,4 @@
-//! What is kept, and the records that say so.
+//! The contents of stable storage, and its records.
 
 use std::collections::BTreeMap;
 
@@ -6,48 +6,48 @@ use ivers_nfs4::xdr::{Decoder, Encoder, Result, Xdr, XdrError};
 
 use crate::state::{ClientRecord, Principal, RecordChange};
 
-/// Random numbers that are made once.
+/// Random numbers that identify a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerIdentity {
-    /// Under which filehandles are tagged.
+    /// The key that authenticates filehandles.
     pub secret: [u8; 16],
-    /// `so_major_id`: clients take two servers for one if it is the same.
+    /// `so_major_id`. It differs between servers, because clients take two servers with the same one for one.
     pub owner: [u8; 16],
     /// `server_scope`.
     pub scope: [u8; 16],
 }
 
-/// A filesystem that was exported once.
+/// A filesystem that was exported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportRecord {
-    /// Its number in filehandles.
+    /// Its identity in filehandles.
     pub identity: u32,
-    /// The filesystem's, which may be zero or cloned.
+    /// The UUID of the filesystem, which may be zero or cloned.
     pub uuid: [u8; 16],
-    /// Where it is.
+    /// The name of its device.
     pub device: Vec<u8>,
     /// The write verifier.
     pub verifier: u64,
-    /// It is served, or was when the server ended without a flush.
+    /// Whether it is served, or was served when the server crashed.
     pub open: bool,
 }
 
-/// One change of what is kept.
+/// One change of the contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Record {
-    /// Made once.
+    /// Written once.
     ServerIdentity(ServerIdentity),
-    /// How often the server has started.
+    /// The boot count.
     Boot(u32),
-    /// The longest lease that a client on record may have been told, in milliseconds.
+    /// The longest lease time that a client on record may know, in milliseconds.
     Lease(u64),
-    /// An export, in place of the one of its identity.
+    /// Adds or replaces an export.
     Export(ExportRecord),
-    /// A client, in place of the one of its name.
+    /// Adds or replaces a client.
     Client(ClientRecord),
-    /// Clients that are gone, where they are still of the same boot.
-    Strike(Vec<ClientRecord>),
-    /// The pseudo-root: its digest, and its change attribute.
+    /// Removes clients whose records are still of the same boot.
+    Remove(Vec<ClientRecord>),
+    /// Digest and change attribute of the pseudo-root.
     Pseudo(u64, u64),
 }
 
@@ -96,7 +96,7 @@ impl Xdr for Record {
                 to.word(5);
                 put_client(client, to);
             }
-            Self::Strike(clients) => {
+            Self::Remove(clients) => {
                 to.word(6);
                 to.word(clients.len() as u32);
                 clients.iter().for_each(|client| put_client(client, to));
@@ -128,7 +128,7 @@ impl Xdr for Record {
             5 => Self::Client(take_client(from)?),
             6 => {
                 let count = from.count(usize::MAX)?;
-                Self::Strike((0..count).map(|_| take_client(from)).collect::<Result<_>>()?)
+                Self::Remove((0..count).map(|_| take_client(from)).collect::<Result<_>>()?)
             }
             7 => Self::Pseudo(Xdr::take(from)?, Xdr::take(from)?),
             other => return Err(XdrError::BadValue(other)),
@@ -140,12 +140,12 @@ impl From<&RecordChange> for Record {
     fn from(change: &RecordChange) -> Self {
         match change {
             RecordChange::Put(client) => Self::Client(client.clone()),
-            RecordChange::Remove(clients) => Self::Strike(clients.clone()),
+            RecordChange::Remove(clients) => Self::Remove(clients.clone()),
         }
     }
 }
 
-/// All that is kept.
+/// All contents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contents {
     pub identity: Option<ServerIdentity>,
@@ -157,7 +157,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// After a record.
+    /// Applies a record.
     pub fn apply(&mut self, record: Record) {
         match record {
             Record::ServerIdentity(identity) => self.identity = Some(identity),
@@ -169,7 +169,7 @@ impl Contents {
             Record::Client(client) => {
                 self.clients.insert((client.sessions, client.owner.clone()), client);
             }
-            Record::Strike(clients) => {
+            Record::Remove(clients) => {
                 for client in clients {
                     let key = (client.sessions, client.owner.clone());
                     if self.clients.get(&key).is_some_and(|known| known.is_same_boot(&client)) {
@@ -181,7 +181,7 @@ impl Contents {
         }
     }
 
-    /// Whether a record says anything new.
+    /// Returns whether a record changes anything.
     pub fn changed_by(&self, record: &Record) -> bool {
         let known = |client: &ClientRecord| self.clients.get(&(client.sessions, client.owner.clone()));
         match record {
@@ -190,14 +190,14 @@ impl Contents {
             Record::Lease(ms) => self.lease_ms != *ms,
             Record::Export(export) => self.exports.get(&export.identity) != Some(export),
             Record::Client(client) => known(client) != Some(client),
-            Record::Strike(clients) => {
+            Record::Remove(clients) => {
                 clients.iter().any(|client| known(client).is_some_and(|known| known.is_same_boot(client)))
             }
             Record::Pseudo(digest, change) => self.pseudo != (*digest, *change),
         }
     }
 
-    /// Records that say all of it.
+    /// Returns records that produce these contents.
     pub fn records(&self) -> Vec<Record> {
         let once = [
             Record::Boot(self.boot),

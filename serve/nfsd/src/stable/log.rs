@@ -1,34 +1,46 @@
-//! Records, one behind the other, in one file.
+//! The log: a file of records.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `ivers-st` |
 //! | 4 | version: 1 |
 //! | 8 | length of the base |
-//! | 16 | salt, another one in each file |
-//! | 8 | check of all that |
-//! | ... | the base: records that were written with the head |
-//! | ... | records that were appended since |
+//! | 16 | salt, different in each file |
+//! | 8 | checksum of the above |
+//! | ... | the base: records written with the header |
+//! | ... | appended records |
 //!
-//! A record is the first half of the salt (8), its length (4), its bytes, and its check (8): SipHash-2-4 under the salt, of where it stands and of all before the check. Numbers are
-//! big-endian. No client knows the salt: nothing that he has put into a record looks like another one.
+//! A record consists of the first half of the salt (8), its length (4), its body, and its checksum (8). The
+//! checksum is SipHash-2-4 with the salt as key, over the record's offset and everything before the checksum.
+//! Numbers are big-endian. Clients do not know the salt, so data from a client cannot look like a record.
 //!
-//! # Why a log, and why it is also replaced
+//! # Appending and replacing
 //!
-//! A change is a few hundred bytes, and a client waits for it: appended, it costs one write and one flush, however many other clients are on record. A file written anew for
-//! each would cost two flushes and all the rest. But a log grows, and after a failed flush nobody knows what is in it. So at each start, when
-//! it has become long, before the next change after any failure, and when somebody has taken the file away, everything is written to another file, which is flushed and
-//! takes the log's place: a file of one state or of the other, never of both.
+//! A change has a few hundred bytes, and a client waits for it. Appending it costs one write and one flush,
+//! independent of the number of clients. Writing the whole file would cost two flushes and all records.
 //!
-//! # What a crash leaves, and what it does not
+//! However, a log grows, and its contents are unknown after a failed flush. The log is therefore replaced in
+//! these cases:
 //!
-//! | found | what it was | what is done |
+//! - at each start,
+//! - when it has become long,
+//! - before the next change after an error,
+//! - when the file has been removed.
+//!
+//! A replacement is a new file, which is flushed and renamed to the name of the log. A reader finds one of
+//! the two files, never a mixture.
+//!
+//! # Crashes and damage
+//!
+//! | found | cause | action |
 //! |---|---|---|
-//! | another file beside the log | a replacement that did not take place | it is overwritten |
-//! | the last appended record is cut, or its check is wrong | an append that nobody was told had ended | it is discarded |
-//! | a wrong record in the base, or with a good one behind it | no crash: the base was flushed before it got its name, and an append begins after the last was flushed | the server does not start, and says so |
+//! | a second file beside the log | an incomplete replacement | overwrite it |
+//! | the last appended record is cut or has a wrong checksum | an unacknowledged append | discard it |
+//! | a bad record in the base, or before a good one | damage, not a crash | refuse to start |
 //!
-//! The salt keeps what an older file left on the disk from looking like a record of this one.
+//! A crash cannot damage the base, which is flushed before the rename, nor an earlier record, because an
+//! append begins after the last flush. Because of the salt, remains of an older file on the disk do not look
+//! like records.
 
 use std::hash::Hasher;
 use std::io;
@@ -42,18 +54,18 @@ use super::log_file::LogFile;
 const MAGIC: &[u8; 8] = b"ivers-st";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 44;
-/// The mark and the length.
+/// Salt and length.
 const BEGIN_BYTES: usize = 12;
 const CHECK_BYTES: usize = 8;
-/// A log is replaced when what was appended is longer than its base and this.
+/// A log is replaced when the appended records are longer than its base and than this.
 const APPENDED_BYTES: u64 = 1 << 20;
 
-/// Why a log cannot be read, and where.
+/// The reason why a log cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum BadLog {
-    /// Written by a version that knew more.
+    /// Written by a later version.
     Newer(u32),
-    /// Something that no crash does.
+    /// Damage that no crash causes, and its byte offset.
     Damaged(usize),
 }
 
@@ -73,30 +85,30 @@ fn put(record: &Record, salt: &[u8; 16], at: usize) -> Vec<u8> {
     bytes
 }
 
-/// The record at a place, and where the next one is.
+/// Returns the record at an offset, and the offset of the next record.
 fn take<'a>(log: &'a [u8], salt: &[u8; 16], at: usize) -> Option<(&'a [u8], usize)> {
     let rest = log.get(at..).filter(|rest| rest.starts_with(&salt[..8]))?;
     let length = u32::from_be_bytes(*rest[8..].first_chunk()?) as usize;
     let checked = rest.get(..BEGIN_BYTES.checked_add(length)?)?;
-    let told = rest.get(checked.len()..checked.len() + CHECK_BYTES)?;
-    (check(salt, at, checked) == told).then(|| (&checked[BEGIN_BYTES..], at + checked.len() + CHECK_BYTES))
+    let stored = rest.get(checked.len()..checked.len() + CHECK_BYTES)?;
+    (check(salt, at, checked) == stored).then(|| (&checked[BEGIN_BYTES..], at + checked.len() + CHECK_BYTES))
 }
 
-/// What a log says, and how many bytes at its end were never acknowledged.
+/// Reads a log. Returns its contents and the length of the unacknowledged record at its end.
 pub(super) fn read(log: &[u8]) -> Result<(Contents, usize), BadLog> {
     let damaged = BadLog::Damaged;
     let head = log.first_chunk::<HEAD_BYTES>().ok_or(damaged(log.len()))?;
-    let (told, told_check) = head.split_at(HEAD_BYTES - CHECK_BYTES);
-    if &told[..8] != MAGIC {
+    let (header, stored_check) = head.split_at(HEAD_BYTES - CHECK_BYTES);
+    if &header[..8] != MAGIC {
         return Err(damaged(0));
     }
     let mut salt = [0; 16];
-    salt.copy_from_slice(&told[20..]);
-    if check(&salt, 0, told) != told_check {
+    salt.copy_from_slice(&header[20..]);
+    if check(&salt, 0, header) != stored_check {
         return Err(damaged(8));
     }
     let mut words =
-        told[8..20].chunks_exact(4).map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
+        header[8..20].chunks_exact(4).map(|word| u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
     let (version, high, low) = (words.next(), words.next(), words.next());
     if version != Some(VERSION) {
         return Err(BadLog::Newer(version.unwrap_or_default()));
@@ -110,7 +122,7 @@ pub(super) fn read(log: &[u8]) -> Result<(Contents, usize), BadLog> {
         else {
             break;
         };
-        // Checked and yet not understood: this version did not write it.
+        // The checksum is correct, but this version cannot decode it: a later version wrote it.
         contents.apply(Record::from_bytes(body).map_err(|_| BadLog::Newer(VERSION))?);
         at = next;
     }
@@ -120,31 +132,32 @@ pub(super) fn read(log: &[u8]) -> Result<(Contents, usize), BadLog> {
     Ok((contents, log.len() - at))
 }
 
-/// A log that is written to.
+/// A log that is open for writing.
 pub(super) struct Log<M> {
     log_file: M,
     contents: Contents,
     salt: [u8; 16],
     base_end: u64,
     end: u64,
-    /// What the log_file holds is not known: only a replacement can be trusted.
+    /// The contents of the file are unknown after an error: it must be replaced.
     suspect: bool,
 }
 
 impl<M: LogFile> Log<M> {
-    /// A log of these contents, in the place of what is there.
+    /// Creates a log with these contents, and replaces the existing one.
     pub fn create(log_file: M, contents: Contents, salt: [u8; 16]) -> io::Result<Self> {
         let mut log = Self { log_file, contents, salt, base_end: 0, end: 0, suspect: true };
         log.replace(log.contents.clone())?;
         Ok(log)
     }
 
-    /// What is kept, durably.
+    /// Returns the durable contents.
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// Keep one thing more. When this returns it is durable; if it fails it may be or not, and what is kept is as before for whoever asks.
+    /// Applies a record durably. On error, `contents` stays unchanged, but the file may or may not contain
+    /// the record.
     pub fn append(&mut self, record: Record) -> io::Result<()> {
         if !self.suspect && !self.contents.changed_by(&record) {
             return Ok(());
@@ -165,7 +178,8 @@ impl<M: LogFile> Log<M> {
         Ok(())
     }
 
-    /// Look whether it is still where the next start will look for it, and write it there again if it is not. True: it was.
+    /// Checks that the next start will find the file, and otherwise writes it again. Returns whether it was
+    /// there.
     pub fn ensure_in_place(&mut self) -> io::Result<bool> {
         self.suspect |= !self.log_file.is_in_place()?;
         if !self.suspect {
@@ -177,7 +191,7 @@ impl<M: LogFile> Log<M> {
 
     fn replace(&mut self, contents: Contents) -> io::Result<()> {
         self.suspect = true;
-        // Another salt without another source of randomness: what the old one makes of where the old file ended.
+        // Derive the next salt from the old one and the file's length, which needs no randomness.
         let (first, second) =
             (check(&self.salt, self.end as usize, b"1"), check(&self.salt, self.end as usize, b"2"));
         let mut salt = [0; 16];
@@ -206,7 +220,7 @@ impl<M: LogFile> Log<M> {
     }
 }
 
-/// The same log as if another version had written it.
+/// Returns the log with another version in its header.
 #[cfg(test)]
 pub(super) fn of_version(log: &[u8], version: u32) -> Vec<u8> {
     let mut bytes = log.to_vec();

@@ -1,4 +1,4 @@
-//! What the log is written to: the steps of which each can be the last before a crash.
+//! The files of a log. Each method is one step, after which a crash may happen.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -8,58 +8,59 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 
-/// The log, and the file that will take its place.
+/// The log and its replacement.
 pub(super) trait LogFile: Send {
-    /// All of the log; nothing if there is none.
+    /// Returns the contents of the log, or `None` if it does not exist.
     fn read(&mut self) -> io::Result<Option<Vec<u8>>>;
-    /// Write the file that will take the log's place.
+    /// Writes the replacement.
     fn write_next(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Make it durable.
+    /// Makes the replacement durable.
     fn sync_next(&mut self) -> io::Result<()>;
-    /// Put it in the log's place, in one step.
+    /// Replaces the log atomically.
     fn rename_next(&mut self) -> io::Result<()>;
-    /// Make that durable.
+    /// Makes the replacement of the name durable.
     fn sync_names(&mut self) -> io::Result<()>;
-    /// Write behind the first `at` bytes of the log.
+    /// Writes to the log at an offset.
     fn write_at(&mut self, at: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Make that durable.
+    /// Makes the written bytes durable.
     fn sync_log(&mut self) -> io::Result<()>;
-    /// Whether what is written is where the next start will look for it. `Ok(false)`: it is not, but it can be written there anew.
+    /// Returns whether the next start will find the log. `Ok(false)` means that it can be written there
+    /// again.
     fn is_in_place(&mut self) -> io::Result<bool>;
 }
 
-/// Files of a directory.
+/// A log in a directory.
 pub(super) struct Directory {
     path: PathBuf,
     names: File,
     log: Option<File>,
     next: Option<File>,
-    /// Held as long as this lives: another server here would write over what this one knows.
+    /// Held for the lifetime of this value. It excludes other servers.
     lock: File,
 }
 
-/// A child that another thread is starting has every descriptor until it runs its program: closing ours would leave the directory
-/// locked for that long.
+/// Unlocks explicitly: a child process that another thread is starting may hold a copy of the descriptor,
+/// which would keep the lock.
 impl Drop for Directory {
     fn drop(&mut self) {
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
-/// The log's name.
+/// The name of the log.
 pub(super) const LOG: &str = "state";
 const NEXT: &str = "state.new";
 const LOCK: &str = "lock";
 
 impl Directory {
-    /// In a directory, which is made if there is none. Nothing if another server has it.
+    /// Opens a directory, and creates it if necessary. Returns `None` if another server uses it.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let mut made = path;
         while let Some(parent) = made.parent().filter(|_| !made.exists()) {
             made = parent;
         }
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        // The names of those that were made are durable, too: up to the first that was there.
+        // The names of new directories must be durable, too, up to the first one that existed.
         let mut above = path;
         while let Some(parent) = above.parent().filter(|_| above != made) {
             File::open(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?.sync_all()?;
@@ -70,7 +71,7 @@ impl Directory {
         Ok(Some(Self { path: path.to_owned(), names, log: None, next: None, lock }))
     }
 
-    /// Nothing if another server has it.
+    /// Locks the directory. Returns `None` if another server uses it.
     fn lock(path: &Path) -> io::Result<Option<File>> {
         let lock = Self::options().write(true).create(true).open(path.join(LOCK))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -80,7 +81,8 @@ impl Directory {
         }
     }
 
-    /// What a path leads to; nothing if it leads nowhere. Not by stat(2), which the sandbox knows only of what is open.
+    /// Returns the identity of a file, or `None` if it does not exist. Not by stat(2), which the sandbox
+    /// permits only for open files.
     fn at(path: &Path) -> io::Result<Option<(u64, u64)>> {
         match openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
             Ok(there) => Self::number(there).map(Some),
@@ -98,7 +100,7 @@ impl Directory {
         Ok(Self::at(path)? == Some(Self::number(open)?))
     }
 
-    /// Nobody else reads secrets, and nothing outside is written to by way of a link.
+    /// Only the owner can read the file, and a symbolic link is not followed.
     fn options() -> OpenOptions {
         let mut options = OpenOptions::new();
         options.mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
@@ -161,7 +163,7 @@ impl LogFile for Directory {
         };
         let anew = there != Self::number(&self.names)?;
         if anew || !Self::leads_to(&self.path.join(LOCK), &self.lock)? {
-            // Another server may have it by now.
+            // Another server may use the directory meanwhile.
             let names = if anew { Some(File::open(&self.path)?) } else { None };
             let busy = || io::Error::new(io::ErrorKind::ResourceBusy, "another server has taken its place");
             self.lock = Self::lock(&self.path)?.ok_or_else(busy)?;

@@ -1,17 +1,19 @@
-//! What survives a restart, in a directory of the server's own.
+//! Stable storage: what survives a restart, in a directory of the server.
 //!
-//! | what | why | changed |
+//! | content | purpose | written |
 //! |---|---|---|
-//! | secret, owner, scope | handles that nobody guesses; clients that know the server again, and never take two for one | never |
-//! | boot count | stateids and client ids of another boot are known as such | at each start, before anything is served |
-//! | clients | what they held they may claim again | [`StableStorage::change_clients`] |
-//! | lease time | how long grace is: what clients were told, not what they are told now | [`StableStorage::set_lease`] |
-//! | exports: identity, UUID and device | handles mean the same after a restart; filesystems with no UUID, or a cloned one, are told apart by where they are | [`StableStorage::identify`] |
-//! | exports: write verifier, and whether it is served | another verifier after an end that did not flush, the same one after an end that did | [`StableStorage::attach`], [`StableStorage::detach`] |
-//! | the pseudo-root: digest, change | `change` grows when the table of exports is another one | [`StableStorage::pseudo_change`] |
+//! | secret, owner, scope | unpredictable handles; clients recognize the server | once |
+//! | boot count | recognizes stateids and client IDs of other boots | at each start, before serving |
+//! | clients | reclaim after a restart | [`StableStorage::change_clients`] |
+//! | lease time | length of the next grace period | [`StableStorage::set_lease`] |
+//! | exports: identity, UUID, device | handles that survive a restart | [`StableStorage::identify`] |
+//! | exports: write verifier, open flag | a new verifier after a crash | `attach` and `detach` |
+//! | pseudo-root: digest, change | grows with each new table of exports | [`StableStorage::pseudo_change`] |
 //!
-//! Each method returns when what it says is durable (`log` says how); what fails is as it was. A filesystem whose device is named otherwise than before is another export: its old handles are
-//! stale, which is safe, where taking a clone for what it was cloned from would not be.
+//! Each method returns when its change is durable, as the module `log` describes. On error, nothing changes.
+//!
+//! A filesystem whose device has another name is another export, and its old handles are stale. That is safe,
+//! while confusing a clone with its original would not be.
 
 mod contents;
 mod log;
@@ -33,59 +35,61 @@ use log_file::{Directory, LOG, LogFile};
 
 pub use contents::ServerIdentity;
 
-/// Far more than writes are lost in one boot: the verifiers of two boots never meet.
+/// The step between the write verifiers of two boots. One boot loses far fewer writes, so verifiers never
+/// repeat.
 const BOOT_STRIDE: u64 = 1 << 32;
 
-/// Why nothing can be kept, and what to do about it.
+/// An error of stable storage, with what to do about it.
 #[derive(Debug, Error)]
 pub enum StableError {
-    /// Somebody else has the directory.
+    /// Another server uses the directory.
     #[error(
-        "another server keeps its state in {}: end it, or give this one a directory of its own", path.display()
+        "another server uses the state directory {}: stop it, or use another directory", path.display()
     )]
     Busy {
         /// The directory.
         path: PathBuf,
     },
-    /// The system says no.
+    /// An I/O error.
     #[error(
-        "{} in the state directory {}: {source}. The server needs it durable before it serves: make it writable and free some \
-        space, or give it another directory (clients then mount again, and cannot claim what they hold)", doing, path.display()
+        "state directory {}: {doing}: {source}. Make it writable and free some space, or use another \
+        directory: clients then mount again and lose their state",
+        path.display()
     )]
     Io {
-        /// What failed.
+        /// The action that failed.
         doing: &'static str,
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The error.
         source: io::Error,
     },
-    /// Not what a crash leaves.
+    /// Damage that no crash causes.
     #[error(
-        "{} is damaged at byte {at}, and not by a crash: it cannot be told which clients hold what. To go on without it, move it away: \
-        clients then mount again, and cannot claim what they hold. Do not put an older copy in its place: \
-        it would vouch for what is over", path.display()
+        "{} is damaged at byte {at}, which no crash explains. To start without it, move it away: clients \
+        then mount again and lose their state. Do not restore an older copy: its clients could reclaim \
+        what others hold", path.display()
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The byte offset.
         at: usize,
     },
-    /// A later version was here.
+    /// A later version wrote the file.
     #[error(
-        "{} was written by a later version (format {version}): serve with that one, or move the file away: clients then mount again, and \
-        cannot claim what they hold", path.display()
+        "{} was written by a later version (format {version}): use that version, or move it away: clients \
+        then mount again and lose their state", path.display()
     )]
     Newer {
         /// The file.
         path: PathBuf,
-        /// Its format.
+        /// Its format version.
         version: u32,
     },
-    /// After four thousand million starts.
+    /// The boot count is at its maximum.
     #[error(
-        "{} counts as many starts as there can be: move it away; clients then mount again, and cannot claim what they hold",
+        "{}: the boot count is at its maximum: move it away: clients then mount again and lose their state",
         path.display()
     )]
     Boots {
@@ -94,7 +98,7 @@ pub enum StableError {
     },
 }
 
-/// What is kept. One server at a time has a directory.
+/// The stable storage of one server. Only one server at a time can open a directory.
 pub struct StableStorage {
     path: PathBuf,
     identity: ServerIdentity,
@@ -111,14 +115,15 @@ impl std::fmt::Debug for StableStorage {
 }
 
 impl StableStorage {
-    /// Read what was kept, and begin another boot.
+    /// Reads the storage, or creates it, and begins another boot.
     pub fn open(path: &Path) -> Result<Self, StableError> {
         let io = |doing| move |source| StableError::Io { doing, path: path.to_owned(), source };
         let file = || path.join(LOG);
         let directory = Directory::open(path).map_err(io("cannot open"))?;
         let mut log_file = directory.ok_or_else(|| StableError::Busy { path: path.to_owned() })?;
         let (mut contents, discarded) = match log_file.read().map_err(io("cannot read"))? {
-            // From anywhere: if somebody has moved the directory away, clients may still come with what an earlier one's boots gave them.
+            // A random start: if the directory was moved away, clients may still have client IDs and stateids
+            // of its boots.
             None => (Contents { boot: rand::random::<u32>() >> 1, ..Contents::default() }, 0),
             Some(bytes) => log::read(&bytes).map_err(|bad| match bad {
                 BadLog::Newer(version) => StableError::Newer { path: file(), version },
@@ -138,31 +143,33 @@ impl StableStorage {
         Ok(Self { path: path.to_owned(), identity, boot, previous, discarded, log: Mutex::new(log) })
     }
 
-    /// Numbers that were made once.
+    /// Returns the random numbers that identify the server.
     pub fn identity(&self) -> ServerIdentity {
         self.identity
     }
 
-    /// Which start this is. They are counted, from anywhere.
+    /// Returns the boot count. It starts at a random number.
     pub fn boot(&self) -> u32 {
         self.boot
     }
 
-    /// What the last boot has left.
+    /// Returns what the last boot left.
     pub fn previous_boot(&self) -> PreviousBoot {
         self.previous.clone()
     }
 
-    /// Bytes of a change that was under way when the last boot crashed, and is discarded: nobody was told that it had taken place.
+    /// Returns the size of a change that a crash of the last boot interrupted. It is discarded, because it
+    /// was never acknowledged.
     pub fn discarded_bytes(&self) -> usize {
         self.discarded
     }
 
-    /// Look whether everything is still where the next start will look for it. False: it was not, and has been written there again.
+    /// Checks that the next start will find everything. Returns false if something was missing; then it has
+    /// been written again.
     pub fn ensure_in_place(&self) -> Result<bool, StableError> {
-        let doing = "cannot keep what has to outlive the server";
-        let settled = self.log.lock().ensure_in_place();
-        settled.map_err(|source| StableError::Io { doing, path: self.path.clone(), source })
+        let doing = "cannot write";
+        let in_place = self.log.lock().ensure_in_place();
+        in_place.map_err(|source| StableError::Io { doing, path: self.path.clone(), source })
     }
 
     fn keep(&self, log: &mut Log<Directory>, record: Record) -> Result<(), StableError> {
@@ -170,8 +177,9 @@ impl StableStorage {
         log.append(record).map_err(|source| StableError::Io { doing, path: self.path.clone(), source })
     }
 
-    /// What clients are told now. While those of an earlier boot may claim what they held, the longer of what they were told and this is kept: a crash within
-    /// grace must not make the next grace shorter. To be called at the start, and with `settled` when grace is over.
+    /// Stores the lease time. Until the grace period is over, keeps the maximum of this and the stored one: a
+    /// crash within the grace period must not shorten the next one. Call it at the start, and with `settled`
+    /// when the grace period is over.
     pub fn set_lease(&self, lease: Millis, settled: bool) -> Result<(), StableError> {
         let mut log = self.log.lock();
         let kept = log.contents().lease_ms;
@@ -179,36 +187,37 @@ impl StableStorage {
         self.keep(&mut log, Record::Lease(both))
     }
 
-    /// Another list of clients.
+    /// Changes the list of clients.
     pub fn change_clients(&self, change: &RecordChange) -> Result<(), StableError> {
         self.keep(&mut self.log.lock(), Record::from(change))
     }
 
-    /// The identity of a filesystem, for its handles: the one that it had, or a new one. Never 0.
+    /// Returns the identity of a filesystem for its handles: the known one or a new one, never 0.
     pub fn identify(&self, uuid: [u8; 16], device: &[u8]) -> Result<u32, StableError> {
         let mut log = self.log.lock();
         let exports = &log.contents().exports;
         if let Some(known) = exports.values().find(|export| export.uuid == uuid && export.device == device) {
             return Ok(known.identity);
         }
-        let identity = fresh(log.contents());
+        let identity = unused_identity(log.contents());
         let export =
             ExportRecord { identity, uuid, device: device.to_owned(), verifier: rand::random(), open: false };
         self.keep(&mut log, Record::Export(export))?;
         Ok(identity)
     }
 
-    /// An identity for what stores nothing: after a restart its handles are stale, not another's.
+    /// Returns a new identity for a filesystem that stores nothing. After a restart, its handles are stale.
     pub fn identify_volatile(&self) -> u32 {
-        fresh(self.log.lock().contents())
+        unused_identity(self.log.lock().contents())
     }
 
-    /// An export is going to be served. Its write verifier, which is another one if it was served before and [`Self::detach`] was not said: unstable
-    /// writes may be lost. What is lost while it is served is for the caller to add.
+    /// Marks an export as open and returns its write verifier. The verifier is a new one if the last boot did
+    /// not [`Self::detach`] the export, because unstable writes may be lost. The caller changes it when
+    /// writes are lost while the export is served.
     pub fn attach(&self, identity: u32) -> Result<u64, StableError> {
         let mut log = self.log.lock();
         let Some(mut export) = log.contents().exports.get(&identity).cloned() else {
-            // One that stores nothing.
+            // A filesystem that stores nothing.
             return Ok(rand::random());
         };
         if export.open {
@@ -220,7 +229,7 @@ impl StableStorage {
         Ok(verifier)
     }
 
-    /// An export is served no longer, and everything was flushed. `verifier` is the last one that clients were told.
+    /// Marks an export as closed after a complete flush. `verifier` is the last one that clients were told.
     pub fn detach(&self, identity: u32, verifier: u64) -> Result<(), StableError> {
         let mut log = self.log.lock();
         match log.contents().exports.get(&identity).cloned() {
@@ -231,7 +240,7 @@ impl StableStorage {
         }
     }
 
-    /// `change` of the pseudo-root for a table of exports with this digest.
+    /// Returns `change` of the pseudo-root for a table of exports with this digest.
     pub fn pseudo_change(&self, digest: u64) -> Result<u64, StableError> {
         let mut log = self.log.lock();
         let (known, change) = log.contents().pseudo;
@@ -243,7 +252,7 @@ impl StableStorage {
     }
 }
 
-fn fresh(contents: &Contents) -> u32 {
+fn unused_identity(contents: &Contents) -> u32 {
     loop {
         let identity = rand::random();
         if identity != 0 && !contents.exports.contains_key(&identity) {

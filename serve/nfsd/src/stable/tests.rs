@@ -1,4 +1,4 @@
-//! Crashes at every step, files cut at every byte, media that fail, and what is said then.
+//! Crashes at every step, files cut at every byte, failing media, and error messages.
 
 use std::io;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ struct Data {
     written: Vec<u8>,
 }
 
-/// A disk on which nothing is durable before it was flushed.
+/// A disk whose writes are durable only after a flush.
 #[derive(Default)]
 struct Disk {
     log: Option<Data>,
     next: Option<Data>,
-    /// What the name stood for, until that it stands for something else is durable.
+    /// The file that the name referred to before a rename that is not durable yet.
     before: Option<Option<Data>>,
     steps: usize,
-    /// This step fails, its effect being there or not, and a failed flush flushes nothing.
+    /// The step that fails, and whether it takes effect nevertheless. A failed flush flushes nothing.
     fails: Option<(usize, bool)>,
-    /// And so do all behind it.
+    /// Whether all later steps fail, too.
     dies: bool,
 }
 
@@ -72,7 +72,7 @@ impl LogFile for Fake {
         self.step(|disk| {
             let next = disk.next.take();
             let old = std::mem::replace(&mut disk.log, next);
-            // Of several names that are not durable the oldest may come back.
+            // After several renames that are not durable, a crash may restore the oldest file.
             disk.before.get_or_insert(old);
         })
     }
@@ -100,7 +100,7 @@ impl LogFile for Fake {
 }
 
 impl Disk {
-    /// What may be found after a crash now.
+    /// Returns the possible contents after a crash now.
     fn images(&self) -> Vec<Option<Vec<u8>>> {
         let mut found = Vec::new();
         for log in self.before.iter().chain([&self.log]) {
@@ -109,7 +109,7 @@ impl Disk {
                 continue;
             };
             let same = durable.iter().zip(written).take_while(|(one, other)| one == other).count();
-            // Some of what was not flushed: cut, or with zeros or something else where the rest should be.
+            // Unflushed bytes: cut, or replaced by zeros or other data.
             for end in same.max(durable.len().min(written.len()))..=written.len() {
                 let mut image = written[..end].to_vec();
                 found.push(Some(image.clone()));
@@ -147,14 +147,14 @@ fn script() -> Vec<Record> {
         Record::Export(export(7, 1, true)),
         Record::Client(client("two", 4)),
         Record::Client(client("one", 6)),
-        Record::Strike(vec![client("one", 2), client("two", 4)]),
+        Record::Remove(vec![client("one", 2), client("two", 4)]),
         Record::Export(export(7, 1 << 32, false)),
         Record::Pseudo(5, 1),
         Record::Boot(2),
     ]
 }
 
-/// What is kept after each step of the script.
+/// The contents after each record of the script.
 fn histories() -> Vec<Contents> {
     let mut all = vec![Contents::default()];
     for record in script() {
@@ -220,7 +220,7 @@ fn a_medium_that_fails_once_loses_nothing_that_was_acknowledged() {
             }
             assert_eq!(log.contents(), &expected, "step {at}");
         }
-        // Something that says nothing new still puts right what is suspect.
+        // A record without a change repairs the file, too.
         log.append(Record::Boot(expected.boot)).unwrap();
         for image in fake.0.lock().images() {
             assert_eq!(read(&image.unwrap()), Ok((expected.clone(), 0)), "step {at}");
@@ -243,14 +243,14 @@ fn a_long_log_is_replaced() {
     }
     assert!((1 << 20..(1 << 20) + 1000).contains(&longest), "{longest}");
     let steps = fake.0.lock().steps;
-    log.append(Record::Strike(vec![client("nobody", 2)])).unwrap();
+    log.append(Record::Remove(vec![client("nobody", 2)])).unwrap();
     assert_eq!(fake.0.lock().steps, steps, "nothing new costs nothing");
     let written = fake.0.lock().log.clone().unwrap().written;
     assert_eq!(&read(&written).unwrap().0, log.contents());
 }
 
 #[test]
-fn damage_is_no_crash() {
+fn damage_is_told_from_a_crash() {
     let fake = Fake::default();
     let mut log = Log::create(fake.clone(), histories()[5].clone(), [9; 16]).unwrap();
     let base = fake.0.lock().log.clone().unwrap().written.len();
@@ -259,7 +259,7 @@ fn damage_is_no_crash() {
     let acknowledged = log.contents().clone();
     log.append(Record::Client(client("fourth", 10))).unwrap();
     let whole = fake.0.lock().log.clone().unwrap().written;
-    // A bit anywhere: in the last record it looks like a crash, anywhere else like what it is.
+    // A flipped bit in the last record looks like a crash, anywhere else like damage.
     for bit in 0..whole.len() * 8 {
         let mut bytes = whole.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -280,7 +280,7 @@ fn damage_is_no_crash() {
 }
 
 impl BadLog {
-    /// Damage is reported where the file ends, or before.
+    /// Damage is reported at the end of the file, or before.
     fn min_at(self, cut: usize) -> Self {
         match self {
             Self::Damaged(at) => Self::Damaged(at.min(cut)),
@@ -298,7 +298,7 @@ proptest! {
 }
 
 #[test]
-fn records_survive_the_disk() {
+fn records_survive_encoding() {
     use ivers_nfs4::xdr::Xdr;
     for record in script() {
         assert_eq!(Record::from_bytes(&record.to_bytes()), Ok(record));
@@ -317,7 +317,7 @@ fn open(path: &Path) -> StableStorage {
 }
 
 #[test]
-fn what_is_kept_is_there_after_a_restart() {
+fn contents_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep/er");
     let first = open(&path);
@@ -340,7 +340,8 @@ fn what_is_kept_is_there_after_a_restart() {
     let past = PreviousBoot { clients: vec![two.clone(), one.clone()], lease: Millis(90_000) };
     assert_eq!(second.previous_boot(), past);
     assert_eq!(second.identify([1; 16], b"/b").unwrap(), clone);
-    // Grace of the longer lease again, should it crash now; of its own, once those are gone.
+    // A crash now leads to another grace period of the longer lease; after the grace period, the new lease
+    // counts.
     second.set_lease(Millis(10_000), false).unwrap();
     second.change_clients(&RecordChange::Remove(vec![one])).unwrap();
     drop(second);
@@ -360,13 +361,13 @@ fn the_verifier_changes_when_writes_may_be_lost() {
     let stable = open(dir.path());
     let export = stable.identify([1; 16], b"/a").unwrap();
     let first = stable.attach(export).unwrap();
-    // Two losses, and then an end in good order.
+    // Two lost writes, then a clean end.
     stable.detach(export, first + 2).unwrap();
     drop(stable);
     let stable = open(dir.path());
     assert_eq!(stable.attach(export).unwrap(), first + 2);
     drop(stable);
-    // No end at all, twice.
+    // Two crashes.
     let mut seen = vec![first, first + 1, first + 2];
     for _ in 0..2 {
         let verifier = open(dir.path()).attach(export).unwrap();
@@ -387,7 +388,7 @@ fn the_pseudo_root_changes_with_the_exports() {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_read_or_refused_with_what_to_do() {
+fn a_truncated_file_is_read_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let stable = open(dir.path());
     let boot = stable.boot();
@@ -422,27 +423,27 @@ fn a_file_cut_anywhere_is_read_or_refused_with_what_to_do() {
             }
         }
     }
-    // Moved away, all begins anew.
+    // Without the file, everything starts again.
     std::fs::rename(dir.path().join("state"), dir.path().join("moved")).unwrap();
     let anew = open(dir.path()).boot();
     assert!(anew.abs_diff(boot) > 1, "clients of the one boot would be taken for those of the other");
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn errors_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, b"").unwrap();
     let text = StableStorage::open(&file).unwrap_err().to_string();
     assert!(text.contains("file") && text.contains("another directory"), "{text}");
-    // A link would have the server write elsewhere.
+    // A symbolic link would lead the server elsewhere.
     let path = dir.path().join("state-dir");
     drop(open(&path));
     let elsewhere = dir.path().join("elsewhere");
     std::fs::rename(path.join("state"), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, path.join("state")).unwrap();
     assert!(matches!(StableStorage::open(&path), Err(StableError::Io { doing: "cannot read", .. })));
-    // A later version's.
+    // A file of a later version.
     let mut bytes = std::fs::read(&elsewhere).unwrap();
     std::fs::remove_file(path.join("state")).unwrap();
     bytes = super::log::of_version(&bytes, 2);
@@ -452,14 +453,14 @@ fn what_cannot_be_done_is_said() {
 }
 
 #[test]
-fn what_is_taken_away_is_missed_and_written_anew() {
+fn removed_files_are_written_again() {
     let parent = tempfile::tempdir().unwrap();
     let (path, aside) = (parent.path().join("kept"), parent.path().join("aside"));
     let stable = open(&path);
     let put = |name: &str| stable.change_clients(&RecordChange::Put(client(name, 1)));
     put("one").unwrap();
     assert!(stable.ensure_in_place().unwrap());
-    // Its file alone: whoever is written down next is, with all others.
+    // Only the file is removed: the next write restores it with all clients.
     std::fs::remove_file(path.join("state")).unwrap();
     put("two").unwrap();
     assert!(path.join("state").exists() && stable.ensure_in_place().unwrap());
@@ -469,7 +470,7 @@ fn what_is_taken_away_is_missed_and_written_anew() {
     std::fs::remove_file(path.join("lock")).unwrap();
     assert!(!stable.ensure_in_place().unwrap());
     assert!(matches!(StableStorage::open(&path), Err(StableError::Busy { .. })));
-    // All of it, for a while.
+    // The directory is moved away and back.
     std::fs::rename(&path, &aside).unwrap();
     for failed in [stable.ensure_in_place().unwrap_err(), put("three").unwrap_err()] {
         assert!(failed.to_string().contains("removed, or moved away"), "{failed}");
@@ -477,13 +478,13 @@ fn what_is_taken_away_is_missed_and_written_anew() {
     std::fs::rename(&aside, &path).unwrap();
     assert!(stable.ensure_in_place().unwrap());
     put("three").unwrap();
-    // For good, and another one is made.
+    // The directory is removed, and another one created.
     std::fs::remove_dir_all(&path).unwrap();
     assert!(put("four").is_err());
     std::fs::create_dir(&path).unwrap();
     assert!(!stable.ensure_in_place().unwrap());
     put("five").unwrap();
-    // By another server, who was told to.
+    // Another server has created it.
     std::fs::rename(&path, &aside).unwrap();
     let other = open(&path);
     let failed = put("six").unwrap_err().to_string();

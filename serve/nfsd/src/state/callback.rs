@@ -1,4 +1,4 @@
-//! Callbacks: over which connection, with which number (RFC 8881 sections 2.10.6.3, 20.9).
+//! Callbacks: connection, slot and sequence number (RFC 8881 sections 2.10.6.3, 20.9).
 
 use ivers_nfs4::callback::{CbSequenceArgs, ReferringCall, ReferringCalls};
 use ivers_nfs4::ops::v40::CallbackClient;
@@ -9,12 +9,12 @@ use super::session::CallbackCred;
 use super::stateids::EntryKind;
 use super::{Callback, ConnId, Effect, StateManager};
 
-/// A slot of a backchannel: here the server is the one who asks.
+/// A slot of a back channel, in which the server is the requester.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BackSlot {
     sequence: u32,
     busy: bool,
-    /// The connection broke before an answer came: only the same question may be asked under this number.
+    /// The connection broke before the reply. Only the same callback may use this sequence number.
     unanswered: Option<Callback>,
 }
 
@@ -28,43 +28,43 @@ impl BackSlot {
     }
 }
 
-/// How a client is called back. It has to be [ended](StateManager::end_callback).
+/// The path of a callback. It must be [ended](StateManager::end_callback).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "its slot is busy until it is ended"]
 pub enum CallbackPath {
-    /// Over a connection that he has made.
+    /// A connection of the client.
     Session {
-        /// Which.
+        /// The connection.
         conn: ConnId,
-        /// The first operation of the call.
+        /// The first operation of the callback.
         sequence: CbSequenceArgs,
         /// The RPC program.
         program: u32,
         /// The minor version.
         minor: u32,
-        /// What the server says that it is.
+        /// The credentials of the server.
         identity: CallbackCred,
     },
-    /// NFSv4.0: over one that the server makes.
+    /// NFSv4.0: a connection that the server opens.
     V40 {
-        /// Where to.
+        /// The address.
         callback: CallbackClient,
         /// `callback_ident`.
         ident: u32,
     },
 }
 
-/// WhyNoDelegation a client cannot be called now.
+/// The reason why a callback is impossible at present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoCallbackPath {
-    /// All slots are in use: when a call ends.
+    /// All slots are busy. Retry when a callback ends.
     Busy,
-    /// There is no connection. When there is one, what still matters comes as an effect again.
+    /// There is no connection. When there is one, the state repeats the effects that still matter.
     Down,
 }
 
 impl StateManager {
-    /// Whether there is a way to call a client.
+    /// Returns whether callbacks to a client are possible.
     pub(super) fn can_call(&self, id: ClientId) -> bool {
         let Some(client) = self.clients.get(&id) else { return false };
         match &client.v40 {
@@ -76,7 +76,7 @@ impl StateManager {
         }
     }
 
-    /// A way to make a call.
+    /// Returns a path for a callback, and occupies its slot.
     pub fn begin_callback(&mut self, id: ClientId, call: &Callback) -> Result<CallbackPath, NoCallbackPath> {
         let Some(client) = self.clients.get(&id) else { return Err(NoCallbackPath::Down) };
         if let Some(v40) = &client.v40 {
@@ -93,7 +93,7 @@ impl StateManager {
             let (Some(conn), Some(identity)) = (session.back_connection(), session.identity.clone()) else {
                 continue;
             };
-            // [RFC7862 16.1.3] It is of NFSv4.2.
+            // [RFC7862 16.1.3] CB_OFFLOAD requires NFSv4.2.
             if matches!(call, Callback::Offload { .. }) && session.minor < 2 {
                 continue;
             }
@@ -125,7 +125,7 @@ impl StateManager {
         Err(none)
     }
 
-    /// A call is over: answered in whatever way, or lost with its connection.
+    /// Ends a callback. `answered` is false if the connection broke before the reply.
     pub fn end_callback(&mut self, id: ClientId, call: &Callback, channel: &CallbackPath, answered: bool) {
         match channel {
             CallbackPath::Session { sequence, .. } => {
@@ -149,7 +149,7 @@ impl StateManager {
         }
     }
 
-    /// What did not get through is said again: recalls, and ends of copies.
+    /// Repeats recalls and copy results that did not get through.
     pub(super) fn callback_path_up(&mut self, id: ClientId) {
         self.resend_copy_results(id);
         let Some(client) = self.clients.get(&id).filter(|client| client.delegations > 0) else { return };
@@ -167,7 +167,8 @@ impl StateManager {
         }
     }
 
-    /// The request in which a delegation was given, or a copy begun, as long as the client may not have seen its reply: he waits for that first.
+    /// Returns the request that granted the delegation or began the copy, unless the client has seen its
+    /// reply. The client waits for that reply before it handles the callback.
     fn referring(&self, id: ClientId, call: &Callback) -> Vec<ReferringCalls> {
         let (Callback::Recall { stateid, .. }
         | Callback::GetAttr { stateid, .. }

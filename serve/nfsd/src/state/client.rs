@@ -1,4 +1,4 @@
-//! Clients: who they say they are (RFC 8881 sections 2.4, 18.35, 18.50, 18.51).
+//! Client identities (RFC 8881 sections 2.4, 18.35, 18.50, 18.51).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,10 +27,10 @@ const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
     | exchgid::USE_PNFS_DS
     | exchgid::UPD_CONFIRMED_REC_A;
 
-/// So many stateids of expired clients are remembered: NFSv4.0 has an error of its own for them.
+/// Maximum number of stateids of expired clients to remember. NFSv4.0 has a separate error for them.
 const EXPIRED: usize = 4096;
 
-/// Those who call themselves by one name: at most one is confirmed, and one wants to take his place.
+/// The clients with one name: at most one is confirmed, and at most one waits to replace it.
 #[derive(Debug, Default)]
 pub(super) struct Incarnations {
     pub confirmed: Option<ClientId>,
@@ -56,24 +56,25 @@ pub(super) struct Client {
     pub principal: Principal,
     pub confirmed: bool,
     pub renewed: Time,
-    /// Requests of his that are under way: permits, plans, slots, turns.
+    /// Number of permits, plans, busy slots and owner requests of the client.
     pub busy: u32,
     pub revocation_mark: RevocationMark,
-    /// He is being struck out; until that is durable nothing of his goes to others, and he gets nothing.
+    /// The client's record is being removed. Until that is durable, others cannot get its state, and it gets
+    /// nothing.
     pub evicting: Option<Ticket>,
-    /// All that there was to reclaim is.
+    /// The client has reclaimed everything.
     pub reclaim_completed: bool,
     pub create: CreateSlot,
     pub sessions: BTreeSet<SessionId>,
     pub reply_cache_bytes: u64,
-    /// What NFSv4.0 has instead of sessions.
+    /// The equivalent of sessions in NFSv4.0.
     pub v40: Option<V40>,
-    /// He held something before the restart.
+    /// The client held state before the restart.
     pub may_reclaim: bool,
     pub entries: BTreeSet<u32>,
     pub owners: BTreeMap<(OwnerKind, Vec<u8>), u64>,
     pub delegations: usize,
-    /// Delegations that were taken away, and he has not said that he knows.
+    /// Number of revoked delegations that the client has not acknowledged.
     pub revoked: usize,
     pub ranges: usize,
     pub waiters: usize,
@@ -91,7 +92,7 @@ impl Client {
         }
     }
 
-    /// Whether he holds something that others may be in want of.
+    /// Returns whether the client holds state that others may need.
     pub fn holds_state(&self) -> bool {
         !self.entries.is_empty()
     }
@@ -147,7 +148,8 @@ impl StateManager {
                 self.renew(now, id);
                 return Ok(self.exchanged(id));
             }
-            // Otherwise he has restarted: what he held goes when the new one is confirmed, not before.
+            // Otherwise the client has restarted. Its old state goes when the new boot is confirmed, not
+            // before.
         }
         self.make_room_for_client(now, host)?;
         let id = self.new_client(now, host, true, &args.owner.id.0, verifier, principal);
@@ -168,7 +170,7 @@ impl StateManager {
         }
     }
 
-    /// A client who is not confirmed yet, in the place of any other such one of his name.
+    /// Adds an unconfirmed client. It replaces another unconfirmed one of the same name.
     pub(super) fn new_client(
         &mut self,
         now: Time,
@@ -178,7 +180,7 @@ impl StateManager {
         verifier: Verifier,
         principal: &Principal,
     ) -> ClientId {
-        // Who knows one does not know the next: whoever can name a client can ask for sessions of his.
+        // Client IDs are unpredictable, because anybody who knows one could ask for sessions of the client.
         let id = loop {
             let id = u64::from(self.boot) << 32 | u64::from(self.rng.next_u64() as u32);
             if !self.clients.contains_key(&id) {
@@ -219,7 +221,8 @@ impl StateManager {
         id
     }
 
-    /// A client is confirmed; the one who had the name before goes, with all that he held. Nothing happens if he cannot go now.
+    /// Confirms a client, and removes the one that had its name with all its state. Changes nothing if that
+    /// one is busy.
     pub(super) fn confirm(&mut self, now: Time, id: ClientId) -> Step<()> {
         let client = &self.clients[&id];
         let key = (client.with_sessions, client.owner.clone());
@@ -227,7 +230,7 @@ impl StateManager {
             if self.clients[&old].busy > 0 {
                 return fail(NfsStat::Delay);
             }
-            // Nothing waits for that: his record names a boot of his that is over, so nobody can claim anything by it.
+            // No need to wait: the old record names a boot that is over, so nobody can reclaim with it.
             let client = &self.clients[&old];
             let record = client.as_record();
             self.forget_record(record);
@@ -245,8 +248,8 @@ impl StateManager {
         Ok(())
     }
 
-    /// Without state protection any user of a client's machine may speak for the client once he is confirmed (RFC 8881 section 18.36.3). Which machine that is only
-    /// a certificate can say.
+    /// Without state protection, any user of a confirmed client's machine may act for the client (RFC 8881
+    /// section 18.36.3). Only a certificate identifies the machine.
     pub(super) fn check_principal(&self, principal: &Principal, id: ClientId) -> Step<()> {
         match self.clients.get(&id) {
             // [RFC8881 15.1.10.3]
@@ -255,7 +258,7 @@ impl StateManager {
         }
     }
 
-    /// DESTROY_CLIENTID (RFC 8881 section 18.50), inside this request if it is one of a session.
+    /// DESTROY_CLIENTID (RFC 8881 section 18.50). `inside` is the session request that contains it, if any.
     pub fn destroy_clientid(
         &mut self,
         principal: &Principal,
@@ -277,7 +280,8 @@ impl StateManager {
         Ok(())
     }
 
-    /// RECLAIM_COMPLETE (RFC 8881 section 18.51). Of one filesystem (`one_fs`): none of ours ever moves, so there is nothing to it.
+    /// RECLAIM_COMPLETE (RFC 8881 section 18.51). With `one_fs` it has no effect, because filesystems do not
+    /// migrate.
     pub fn reclaim_complete(&mut self, now: Time, id: ClientId, one_fs: bool) -> Step<()> {
         let Some(client) = self.clients.get(&id) else { return fail(NfsStat::StaleClientid) };
         if one_fs {
@@ -297,21 +301,21 @@ impl StateManager {
         Ok(())
     }
 
-    /// A boot of a client is over, and nothing waits for that.
+    /// Removes the record of a boot that is over, without waiting.
     fn forget_record(&mut self, record: ClientRecord) {
         if self.stable_clients.of(&record) != RecordStatus::Absent {
             self.persist(Pending::Nothing, RecordChange::Remove(vec![record]));
         }
     }
 
-    /// Go on only when stable storage knows the client.
+    /// Succeeds if the client's record is durable; otherwise writes it.
     pub(super) fn ensure_recorded(&mut self, id: ClientId) -> Step<()> {
         if let Some(ticket) = self.clients[&id].evicting {
             return Err(Stop::Wait(ticket));
         }
         let record = self.clients[&id].as_record();
         match self.stable_clients.of(&record) {
-            _ if fault_injection::is_planted(Fault::TrustStartupRecords)
+            _ if fault_injection::is_injected(Fault::TrustStartupRecords)
                 && self.grace.was_on_record(&record) =>
             {
                 Ok(())
@@ -324,12 +328,12 @@ impl StateManager {
         }
     }
 
-    /// Go on only when it is durable that this client has lost a delegation: otherwise he could claim it again after a restart, not knowing
-    /// that others had the file since.
+    /// Succeeds if it is durable that this client has lost a delegation. Otherwise the client could reclaim
+    /// the delegation after a restart, although others had the file since.
     pub(super) fn ensure_revocation_marked(&mut self, id: ClientId) -> Step<()> {
         let Some(client) = self.clients.get_mut(&id) else { return Ok(()) };
         if let Some(ticket) = client.evicting {
-            // Written now it would come behind his being struck out, and bring him back.
+            // A write now would follow the removal of the record and restore it.
             return Err(Stop::Wait(ticket));
         }
         let record = ClientRecord { revoked: true, ..client.as_record() };
@@ -337,7 +341,7 @@ impl StateManager {
             (RevocationMark::Durable, _) => Ok(()),
             (RevocationMark::Writing(ticket), _) => Err(Stop::Wait(ticket)),
             (RevocationMark::None, RecordStatus::Absent) => {
-                // Should he ever be on record, then so.
+                // If the client's record is ever written, it includes the mark.
                 client.revocation_mark = RevocationMark::Durable;
                 Ok(())
             }
@@ -360,7 +364,7 @@ impl StateManager {
         }
     }
 
-    /// He knows what he has lost.
+    /// Removes the mark when the client has acknowledged all its revoked delegations.
     pub(super) fn clear_revocation_mark(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.revoked > 0 || client.revocation_mark == RevocationMark::None {
@@ -373,7 +377,7 @@ impl StateManager {
         }
     }
 
-    /// What a client holds goes.
+    /// Drops all state of a client.
     fn drop_client_state(&mut self, id: ClientId) {
         let Some(client) = self.clients.get(&id) else { return };
         let (entries, files) = (client.entries.clone(), client.waits_on.clone());
@@ -403,7 +407,7 @@ impl StateManager {
         }
     }
 
-    /// Forget a client and all that he has.
+    /// Removes a client with all that it has.
     pub(super) fn remove_client(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let sessions = std::mem::take(&mut client.sessions);

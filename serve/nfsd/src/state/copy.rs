@@ -1,7 +1,8 @@
-//! Copies that go on behind their reply (RFC 7862 sections 4.8, 15.8, 15.9, 16.1).
+//! Asynchronous copies (RFC 7862 sections 4.8, 15.8, 15.9, 16.1).
 //!
-//! A copy is done in slices. Each takes its own leave to read and to write, by the stateids of the request: in between, others come to their right, and a copy whose
-//! files were closed or whose client is gone ends. Slices renew no lease: only the client does.
+//! A copy is done in slices. Each slice gets its own permits for reading and writing, with the stateids of
+//! the request. In between, other requests run, and a copy ends if its files were closed or its client is
+//! gone. Slices do not renew the lease.
 
 use ivers_nfs4::callback::OffloadInfo;
 use ivers_nfs4::ops::v42::{OffloadStatusOk, WriteResponse};
@@ -16,10 +17,10 @@ use super::{
     Ticket, Time, fail,
 };
 
-/// So many lease times the outcome of a copy is remembered for a client who has not said that he knows it.
+/// Lease times for which the result of a copy is kept if the client does not acknowledge it.
 const REMEMBERED_LEASES: u64 = 2;
 
-/// A copy that is going on, or has ended and its client may not know it.
+/// A copy that is running, or whose result the client may not know.
 #[derive(Debug)]
 pub(super) struct Copy {
     source: (FileId, StateId),
@@ -27,26 +28,27 @@ pub(super) struct Copy {
     verifier: Verifier,
     pub request_id: Option<RequestId>,
     count: u64,
-    /// A slice is under way.
+    /// A slice is running.
     busy: bool,
-    /// Somebody waits for that slice to end: he has cancelled it.
+    /// The ticket of an OFFLOAD_CANCEL that waits for the slice.
     cancelled: Option<Ticket>,
     ended: Option<(Time, NfsStat)>,
 }
 
-/// What is to be copied, by which right.
+/// The files of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyRequest {
-    /// From which file, and the stateid for that.
+    /// The source and its stateid.
     pub source: (FileId, StateId),
-    /// Into which file, and the stateid for that.
+    /// The target and its stateid.
     pub target: (FileId, StateId),
     /// The write verifier from before the first byte.
     pub verifier: Verifier,
 }
 
 impl StateManager {
-    /// Begin a copy, and give its stateid. None: it is to be done before it is answered, since nobody could be told of its end, or too many are going on.
+    /// Begins a copy and returns its stateid. `None` means that the copy must be synchronous, because
+    /// callbacks are impossible or too many copies are running.
     pub fn copy_begin(
         &mut self,
         now: Time,
@@ -69,7 +71,7 @@ impl StateManager {
             return fail(NfsStat::Delay);
         }
         self.check_room_for_entry(now, id)?;
-        // What was looked at has to hold for later editions of the same open, too.
+        // The stateids must stay valid when their seqids change.
         let newest = |(file, stateid): (FileId, StateId)| (file, StateId { seqid: 0, ..stateid });
         let copy = Copy {
             source: newest(wanted.source),
@@ -86,7 +88,7 @@ impl StateManager {
         Ok(Some(self.stateid(index)))
     }
 
-    /// The copy that a stateid of ours is of, if it is still known.
+    /// Finds a copy by its stateid.
     fn copy_at(&mut self, stateid: &StateId) -> Step<(u32, ClientId)> {
         let index = Self::index_of(stateid);
         match self.entries.get(&index) {
@@ -104,11 +106,12 @@ impl StateManager {
         }
     }
 
-    /// Leave for the next slice: to read and to write. NFS4ERR_BAD_STATEID: there is nothing to do any more.
+    /// Returns the permits for the next slice, for reading and for writing. Fails with NFS4ERR_BAD_STATEID if
+    /// the copy is over.
     pub fn copy_slice(&mut self, now: Time, stateid: &StateId) -> Step<(Permit, Permit)> {
         let (index, client) = self.copy_at(stateid)?;
         if self.lease_expired(now, client) {
-            // Nobody waits for it: what he has asked for while he lived is not done for him now.
+            // The client has expired, so the copy is not continued.
             self.drop_copy(index);
             return fail(NfsStat::BadStateid);
         }
@@ -131,7 +134,7 @@ impl StateManager {
         Ok((read, write))
     }
 
-    /// A slice is done, whose permits are ended; `end`: it was the last one.
+    /// Ends a slice whose permits are ended. `end` is the status of the copy if it was the last slice.
     pub fn copy_progress(&mut self, now: Time, stateid: &StateId, bytes: u64, end: Option<NfsStat>) {
         let Ok((index, _)) = self.copy_at(stateid) else { return };
         let Some(copy) = self.copy(index) else { return };
@@ -145,7 +148,7 @@ impl StateManager {
         }
     }
 
-    /// A copy has come to its end, or cannot go on: its client is told.
+    /// Ends a copy and sends its result to the client.
     pub fn finish_copy(&mut self, now: Time, stateid: &StateId, status: NfsStat) {
         let Ok((index, client)) = self.copy_at(stateid) else { return };
         let Some(copy) = self.copy(index).filter(|copy| copy.ended.is_none()) else { return };
@@ -171,14 +174,14 @@ impl StateManager {
         self.effects.push(Effect::Callback { client, call: Callback::Offload { stateid, file, info } });
     }
 
-    /// He has said that he knows how a copy has ended.
+    /// The client has acknowledged the result of a copy.
     pub fn copy_acknowledged(&mut self, stateid: &StateId) {
         if let Ok((index, _)) = self.copy_at(stateid) {
             self.drop_copy(index);
         }
     }
 
-    /// Clients who could not be told of an end are told when they can be called.
+    /// Sends results again when callbacks are possible.
     pub(super) fn resend_copy_results(&mut self, id: ClientId) {
         let ended = |index: &&u32| {
             let entry = &self.entries[*index];
@@ -193,15 +196,15 @@ impl StateManager {
     pub fn copy_status(&self, id: ClientId, file: FileId, stateid: &StateId) -> Step<OffloadStatusOk> {
         let index = self.find_copy(id, file, stateid)?;
         let EntryKind::Copy(copy) = &self.entries[&index].kind else { return fail(NfsStat::BadStateid) };
-        // [RFC7862 15.9.3] How it ended is said once it has.
+        // [RFC7862 15.9.3] The status is present only when the copy has ended.
         let complete = copy.ended.iter().map(|(_, status)| *status).collect();
         Ok(OffloadStatusOk { count: copy.count, complete: List(complete) })
     }
 
-    /// OFFLOAD_CANCEL (RFC 7862 section 15.8): when it is answered nothing more is written.
+    /// OFFLOAD_CANCEL (RFC 7862 section 15.8). After its reply, nothing more is written.
     pub fn copy_cancel(&mut self, id: ClientId, file: FileId, stateid: &StateId) -> Step<()> {
         let index = self.find_copy(id, file, stateid)?;
-        // [RFC7862 15.8.3] A copy that has ended can be cancelled, too: then nobody has to be told of it any more.
+        // [RFC7862 15.8.3] Cancelling a copy that has ended drops its result.
         match self.copy(index) {
             Some(Copy { busy: true, cancelled: Some(ticket), .. }) => Err(Stop::Wait(*ticket)),
             Some(Copy { busy: true, cancelled: None, .. }) => {
@@ -219,7 +222,7 @@ impl StateManager {
     }
 
     fn find_copy(&self, id: ClientId, file: FileId, stateid: &StateId) -> Step<u32> {
-        // [RFC7862 4.8] There is no newest edition of a copy.
+        // [RFC7862 4.8] The seqid of a copy must not be 0.
         if stateid.seqid == 0 {
             return fail(NfsStat::BadStateid);
         }
@@ -230,7 +233,7 @@ impl StateManager {
         }
     }
 
-    /// Nothing is known of a copy any more; if it goes on, its next slice is not begun.
+    /// Forgets a copy. If it is running, no further slice begins.
     pub(super) fn drop_copy(&mut self, index: u32) {
         let ticket = self.copy(index).and_then(|copy| copy.cancelled);
         self.copies.remove(&index);
@@ -240,17 +243,20 @@ impl StateManager {
         }
     }
 
-    /// Whoever has cancelled a copy and waits goes on.
+    /// Wakes the OFFLOAD_CANCEL that waits for a copy.
     fn wake_copy_canceller(&mut self, ticket: Ticket) {
         if self.pending.remove(&ticket).is_some() {
             self.effects.push(Effect::Wake { ticket });
         }
     }
 
-    /// Outcomes that nobody asks for are forgotten.
+    /// Forgets results that the client has not acknowledged in time.
     pub(super) fn forget_copies(&mut self, now: Time) {
         let patience = self.config.lease.times(REMEMBERED_LEASES);
-        let old = |index: &&u32| matches!(&self.entries[*index].kind, EntryKind::Copy(Copy { ended: Some((at, _)), .. }) if now.since(*at) > patience);
+        let old = |index: &&u32| {
+            matches!(&self.entries[*index].kind, EntryKind::Copy(Copy { ended: Some((at, _)), .. })
+                if now.since(*at) > patience)
+        };
         let old: Vec<u32> = self.copies.iter().filter(old).copied().collect();
         old.into_iter().for_each(|index| self.drop_copy(index));
     }

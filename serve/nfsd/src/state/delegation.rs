@@ -1,4 +1,4 @@
-//! Delegations: given, asked about, recalled, returned, revoked (RFC 8881 sections 10.2, 10.4, 20.1, 20.2).
+//! Delegations: granted, queried, recalled, returned, revoked (RFC 8881 sections 10.2, 10.4, 20.1, 20.2).
 
 use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
@@ -14,10 +14,10 @@ use super::{
     Ticket, Time, fail,
 };
 
-/// So many lease times a delegation may be out behind its recall, however busily its holder writes back.
+/// Maximum lease times between recall and revocation, even if the holder keeps writing back.
 const RECALL_LEASES: u64 = 4;
 
-/// In which request it was given: until the client is known to have seen the reply, a callback about it says so.
+/// The request in which a delegation was granted. Callbacks refer to it until the client has seen the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequestId {
     pub session: SessionId,
@@ -34,79 +34,80 @@ impl From<&SessionRequest> for RequestId {
 #[derive(Debug)]
 pub(super) struct Recall {
     pub since: Time,
-    /// When it is looked at again.
+    /// The time of the next check.
     pub check: Time,
-    /// The client has said that he got it.
+    /// The client has acknowledged the recall.
     pub delivered: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Delegation {
     pub write: bool,
-    /// Change attribute and size that the holder was given.
+    /// Change attribute and size at the grant.
     granted_attrs: Option<(u64, u64)>,
-    /// It is from before a restart: what the holder was given then says nothing any more.
+    /// Reclaimed after a restart: `granted_attrs` is unknown.
     reclaimed: bool,
-    /// Somebody was told that the holder has written.
+    /// The server has reported changes of the holder to another client.
     reported_modified: bool,
     pub request_id: Option<RequestId>,
     pub recall: Option<Recall>,
-    /// When the holder last wrote back or opened under it.
+    /// When the holder last wrote or opened with the delegation.
     pub last_used: Time,
     getattr: Option<Ticket>,
-    /// What he has said is on its way.
+    /// The holder's reply is being passed on.
     reply_in_flight: Option<Ticket>,
     pub revoked: bool,
 }
 
-/// A delegation, or none.
+/// The result of a request for a delegation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DelegationGrant {
-    /// None.
+    /// No delegation.
     None(WhyNoDelegation),
-    /// For reading.
+    /// A read delegation.
     Read(StateId),
-    /// For writing. [`StateManager::set_granted_attrs`] has to be told what the holder is told, before he is.
+    /// A write delegation. Call [`StateManager::set_granted_attrs`] before the reply.
     Write(StateId),
 }
 
-/// `why_no_delegation4`, as far as it happens here.
+/// The reasons of `why_no_delegation4` that this server uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhyNoDelegation {
-    /// Nobody asked for one.
+    /// The client did not ask for one.
     NotWanted,
-    /// Somebody else uses the file, or just has.
+    /// Another client uses the file, or did recently.
     Contention,
-    /// There are too many, or the client cannot be called back.
+    /// Too many delegations, or the client cannot receive callbacks.
     Resource,
 }
 
-/// What the holder of a write delegation says of the file.
+/// What the holder of a write delegation says about the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HolderAttrs {
-    /// Its change attribute.
+    /// The change attribute.
     pub change: u64,
-    /// Its size.
+    /// The size.
     pub size: u64,
 }
 
-/// What those are told who asked about a file under a write delegation.
+/// The result of asking the holder of a write delegation, for all requests that waited.
 #[derive(Debug, PartialEq, Eq)]
 pub enum GetattrOutcome {
-    /// The holder has written nothing: the VFS's attributes are right. When all who have asked have read them the permit is ended.
+    /// The holder has not changed the file: the attributes of the VFS are correct. End the permit when all
+    /// waiting requests have read them.
     Unmodified(Permit),
-    /// He has. In one step of the VFS the change attribute is raised and the times are set; what that gives goes out, with his size. Once
-    /// for all who have asked. Then the permit is ended.
+    /// The holder has changed the file. Bump the change attribute and set the times in one step of the VFS,
+    /// reply with the result and the holder's size to all waiting requests, and end the permit.
     Modified {
-        /// His size.
+        /// The size that the holder reported.
         size: u64,
-        /// The delegation stays until then, and nobody else looks.
+        /// Keeps the delegation and excludes other queries until the replies are complete.
         permit: Permit,
     },
 }
 
 impl StateManager {
-    /// Make the delegations of others stand aside: all, or only those for writing. What is in the way is recalled.
+    /// Recalls conflicting delegations of other clients: all, or only those for writing.
     pub(super) fn recall_conflicting(
         &mut self,
         now: Time,
@@ -115,7 +116,7 @@ impl StateManager {
         readers_too: bool,
         truncate: bool,
     ) -> Step<()> {
-        if fault_injection::is_planted(Fault::IgnoreDelegations) {
+        if fault_injection::is_injected(Fault::IgnoreDelegations) {
             return Ok(());
         }
         let Some(state) = self.files.get(&file) else { return Ok(()) };
@@ -147,7 +148,7 @@ impl StateManager {
         }
     }
 
-    /// Ask for a delegation back, once.
+    /// Recalls a delegation, if that has not happened yet.
     fn recall(&mut self, now: Time, index: u32, truncate: bool) {
         let check = now + self.config.lease;
         let Some(entry) = self.entries.get(&index) else { return };
@@ -166,7 +167,7 @@ impl StateManager {
         self.effects.push(Effect::Callback { client, call: Callback::Recall { stateid, file, truncate } });
     }
 
-    /// Whether a delegation has been waited for long enough; then it is revoked.
+    /// Revokes a delegation if its recall is overdue. Returns whether it is gone.
     pub(super) fn revoke_if_overdue(&mut self, now: Time, index: u32) -> Step<bool> {
         let lease = self.config.lease;
         let Some(entry) = self.entries.get(&index) else { return Ok(true) };
@@ -187,7 +188,7 @@ impl StateManager {
         Ok(true)
     }
 
-    /// What was not returned is taken away. The stateid stays, as a revoked one, until the client says that he knows.
+    /// Revokes a delegation. A client with sessions keeps its stateid as a revoked one until FREE_STATEID.
     fn revoke(&mut self, index: u32) {
         let Some(entry) = self.entries.get(&index) else { return };
         let with_sessions = self.clients.get(&entry.client).is_some_and(|client| client.with_sessions);
@@ -211,7 +212,8 @@ impl StateManager {
         self.forget_file_if_idle(file);
     }
 
-    /// Take a delegation off its file. Whether that has to end with a bump: somebody was shown what may never arrive.
+    /// Removes a delegation from its file. Returns whether a bump must follow, because reported changes may
+    /// never arrive.
     fn unlink_delegation(&mut self, index: u32) -> bool {
         let Some(entry) = self.entries.get(&index) else { return false };
         let (client, file) = (entry.client, entry.file);
@@ -227,10 +229,10 @@ impl StateManager {
         if let Some(client) = self.clients.get_mut(&client) {
             client.delegations -= 1;
         }
-        bump && !fault_injection::is_planted(Fault::SkipFinalBump)
+        bump && !fault_injection::is_injected(Fault::SkipFinalBump)
     }
 
-    /// A delegation ends.
+    /// Ends a delegation.
     pub(super) fn end_delegation(&mut self, index: u32) {
         let Some(entry) = self.entries.get(&index) else { return };
         let file = entry.file;
@@ -243,10 +245,14 @@ impl StateManager {
         self.forget_file_if_idle(file);
     }
 
-    /// The server stops: what was shown and has not arrived must not look as if it had.
+    /// Ends delegations with reported changes when the server stops, so that the reported changes do not look
+    /// as if they had arrived.
     pub fn shut_down(&mut self) {
-        let reported_modified = |index: &&u32| matches!(&self.entries[index].kind, EntryKind::Delegation(it) if !it.revoked && (it.reported_modified || it.reclaimed));
-        let indices: Vec<u32> = self.entries.keys().filter(reported_modified).copied().collect();
+        let needs_bump = |index: &&u32| {
+            matches!(&self.entries[index].kind, EntryKind::Delegation(it)
+                if !it.revoked && (it.reported_modified || it.reclaimed))
+        };
+        let indices: Vec<u32> = self.entries.keys().filter(needs_bump).copied().collect();
         for index in indices {
             self.end_delegation(index);
         }
@@ -258,7 +264,7 @@ impl StateManager {
         if !matches!(self.entries[&index].kind, EntryKind::Delegation(_)) {
             return fail(NfsStat::BadStateid);
         }
-        // The last bump has to come behind the one for an answer that is on its way, which says his size.
+        // The last bump must follow the one for the reply in progress, which reports the holder's size.
         if let Some(ticket) = self.delegation(index).and_then(|delegation| delegation.reply_in_flight) {
             return Err(Stop::Wait(ticket));
         }
@@ -268,7 +274,7 @@ impl StateManager {
         Ok(())
     }
 
-    /// Delegations that nobody returns are revoked, a slice at a time. When the next one is due.
+    /// Revokes up to `slice` overdue delegations. Returns when the next one is due.
     pub(super) fn sweep_recalls(&mut self, now: Time, slice: usize) -> Option<Time> {
         for _ in 0..slice {
             let (check, index) = *self.recalls.first()?;
@@ -287,7 +293,7 @@ impl StateManager {
         Some(now)
     }
 
-    /// Give a delegation with an open, if nothing speaks against it.
+    /// Grants a delegation for an OPEN, if possible.
     pub(super) fn grant(
         &mut self,
         now: Time,
@@ -357,20 +363,20 @@ impl StateManager {
         if write { DelegationGrant::Write(stateid) } else { DelegationGrant::Read(stateid) }
     }
 
-    /// Whether somebody uses a file in a way that a delegation would have to stop.
+    /// Returns whether a delegation would conflict with the use of a file.
     fn is_contended(&self, file: FileId, by: ClientId, write: bool) -> bool {
         let Some(state) = self.files.get(&file) else { return false };
         let open = state.opens.iter().any(|index| {
             let writes = self.open_at(*index).is_some_and(|open| open.access & share::WRITE != 0);
             if write { self.entries[index].client != by } else { writes }
         });
-        // One a client and file: he would not know which one a recall means.
+        // One delegation per client and file: otherwise a recall would be ambiguous.
         let delegated = state.delegations.iter().any(|index| {
             let entry = &self.entries[index];
             let writes = matches!(&entry.kind, EntryKind::Delegation(it) if it.write);
             entry.client == by || write || writes
         });
-        let in_flight = !fault_injection::is_planted(Fault::IgnoreInFlight)
+        let in_flight = !fault_injection::is_injected(Fault::IgnoreInFlight)
             && state.in_flight.iter().any(|number| {
                 let it = &self.in_flight[number];
                 let harmless = match &it.kind {
@@ -386,8 +392,8 @@ impl StateManager {
         open || delegated || in_flight
     }
 
-    /// What the holder of a new write delegation is told about the file: what he says later is compared with it. Queried last of all,
-    /// so that nothing is between.
+    /// Sets what the holder of a new write delegation is told about the file, for comparison with its later
+    /// replies. Query these attributes last, so that no change falls in between.
     pub fn set_granted_attrs(&mut self, stateid: &StateId, base: HolderAttrs) {
         let index = self
             .entries
@@ -405,10 +411,11 @@ impl StateManager {
         self.entries.get(&Self::index_of(stateid)).map(|entry| entry.client)
     }
 
-    /// Look at change attribute, size and times of a file, as the VFS has them. If somebody else holds a write delegation he is asked.
+    /// Permits reading change attribute, size and times from the VFS. If another client holds a write
+    /// delegation, asks that client.
     ///
-    /// A permit, too: otherwise a delegation could be given, written under and asked about meanwhile, and the old contents be seen under
-    /// the value of that answer.
+    /// The permit keeps the server from granting a delegation meanwhile. Otherwise, the client could see old
+    /// contents with a change attribute that the new holder reported.
     pub fn begin_getattr(&mut self, now: Time, caller: Caller, file: FileId) -> Step<Permit> {
         self.query_holder(now, caller, file)?;
         self.check_room_for_permit(caller.client())?;
@@ -450,7 +457,7 @@ impl StateManager {
             return self.recall_conflicting(now, file, caller.client(), false, false);
         }
         if delegation.granted_attrs.is_none() && !delegation.reclaimed {
-            // He is just being told.
+            // The reply with the grant is not complete yet.
             return fail(NfsStat::Delay);
         }
         let stateid = self.stateid(index);
@@ -463,8 +470,8 @@ impl StateManager {
         Err(Stop::AskHolder(ticket))
     }
 
-    /// What the holder of a write delegation has said; nothing if he did not say it in time. All requests that wait for the ticket are
-    /// told what comes of it.
+    /// Handles the holder's reply to CB_GETATTR, or its timeout (`None`). All requests that wait for the
+    /// ticket get the result.
     pub fn getattr_reply(
         &mut self,
         now: Time,
@@ -476,7 +483,7 @@ impl StateManager {
         let (file, holder) = (entry.file, entry.client);
         let Some(delegation) = self.delegation(index).filter(|it| it.getattr == Some(ticket) && !it.revoked)
         else {
-            // It ended meanwhile: what he said may be old by now.
+            // The delegation has ended, so the reply may be outdated.
             return fail(NfsStat::Delay);
         };
         delegation.getattr = None;
@@ -497,7 +504,7 @@ impl StateManager {
             delegation.reply_in_flight = Some(out);
         }
         let kind = InFlightKind::HolderReply(index, out);
-        // An answer about somebody is no word of his.
+        // A reply to a callback does not renew the lease.
         let permit = Permit(self.begin_in_flight(InFlight {
             client: Some(holder),
             file: Some(file),
@@ -511,7 +518,7 @@ impl StateManager {
         })
     }
 
-    /// What the holder has said is out.
+    /// The holder's reply has been passed on.
     pub(super) fn holder_reply_sent(&mut self, index: u32) {
         if let Some(delegation) = self.delegation(index) {
             delegation.reply_in_flight = None;

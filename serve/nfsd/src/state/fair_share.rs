@@ -1,8 +1,11 @@
-//! What all clients share, and how: nobody at one address can keep the others from it.
+//! Fair sharing of limits: clients at one host cannot exhaust what all clients share.
 //!
-//! Names cost nothing: a machine can make up thousands of clients, and each of them hold what one client may. So room is shared among the addresses at which clients
-//! are at home. Up to the bound whoever comes first gets it; beyond, those at whose address less than half of a fair share is held, until there is half as much again. What
-//! is held by all stays below one and a half times the bound.
+//! A machine can create thousands of clients, and each could hold as much as one client may. Limits are
+//! therefore shared among the hosts of the clients.
+//!
+//! - Up to the limit, first come, first served.
+//! - Above the limit, a host gets more only while it holds less than half of a fair share.
+//! - In total, at most one and a half times the limit is held.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +14,11 @@ use ivers_nfs4::types::ClientId;
 use super::client::Client;
 use super::{ClientHost, StateManager};
 
-/// How much is held where, of something that there is so much of.
+/// The use of one limit by host.
 pub(super) struct FairShare {
     bound: u64,
     total: u64,
-    /// Those who hold something, and those who were asked about.
+    /// Hosts that hold something, and the host that asks.
     hosts: BTreeMap<ClientHost, u64>,
 }
 
@@ -33,12 +36,12 @@ impl FairShare {
         self.bound / self.hosts.len() as u64 / 2
     }
 
-    /// Whether less than half of a fair share is held there.
+    /// Returns whether a host holds less than half of a fair share.
     pub fn holds_little(&self, host: ClientHost) -> bool {
         self.hosts.get(&host).is_none_or(|held| *held < self.half_share())
     }
 
-    /// How much more may be held there.
+    /// Returns how much more a host may hold.
     pub fn available(&self, host: ClientHost) -> u64 {
         let held = self.hosts.get(&host).copied().unwrap_or_default();
         let beyond = (self.bound + self.bound / 2).saturating_sub(self.total);
@@ -47,7 +50,8 @@ impl FairShare {
 }
 
 impl StateManager {
-    /// Whether a client may have so many more of what all share up to a bound. The tables of all clients are looked at only where the bound is near.
+    /// Returns whether a client may have `more` of something with a common limit. Sums up all clients only
+    /// near the limit.
     pub(super) fn within_share(
         &self,
         id: ClientId,
@@ -69,12 +73,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_holds_little_gets_some_beyond_the_bound() {
+    fn hosts_that_hold_little_may_exceed_the_limit() {
         let at = |n: u8| ClientHost(std::net::IpAddr::from([192, 0, 2, n]));
         let shares = |held: &[(u8, u64)], asking| {
             FairShare::new(100, at(asking), held.iter().map(|&(n, held)| (at(n), held)))
         };
-        // Up to the bound nobody is asked where he is from.
+        // Below the limit, the host does not matter.
         assert_eq!(shares(&[(1, 90)], 1).available(at(1)), 10);
         assert_eq!(shares(&[(1, 90)], 2).available(at(2)), 25);
         let full = shares(&[(1, 60), (1, 40)], 2);
@@ -82,7 +86,7 @@ mod tests {
         assert!(full.holds_little(at(2)) && !full.holds_little(at(1)));
         assert_eq!(shares(&[(1, 100), (2, 24)], 2).available(at(2)), 1);
         assert_eq!(shares(&[(1, 100), (2, 25)], 2).available(at(2)), 0);
-        // Nor do many addresses have more than half as much again.
+        // Many hosts together hold at most one and a half times the limit.
         let many: Vec<(u8, u64)> = (1..=10).map(|n| (n, 14 + u64::from(n % 2))).collect();
         assert_eq!(shares(&many, 11).available(at(11)), 4);
         assert_eq!(shares(&[(1, 150)], 2).available(at(2)), 0);

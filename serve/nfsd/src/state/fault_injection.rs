@@ -1,43 +1,43 @@
-//! Mistakes that tests plant, to see that they are found. In what is shipped there are none.
+//! Faults that tests inject to check that they detect them. Other builds contain none.
 
-/// What can be planted.
+/// A fault to inject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "only tests plant them"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "only tests inject them"))]
 pub(super) enum Fault {
     None,
-    /// A repeated request looks new.
+    /// A retry looks like a new request.
     ReexecuteRequests,
-    /// Share modes stop nobody.
+    /// Share modes are ignored.
     IgnoreDeny,
-    /// Locks stop nobody.
+    /// Locks are ignored.
     IgnoreLocks,
-    /// Delegations stop nobody.
+    /// Delegations are ignored.
     IgnoreDelegations,
-    /// A delegation is given while somebody is about to change the file.
+    /// A delegation is granted while a change of the file is in progress.
     IgnoreInFlight,
-    /// A delegation that was shown as written ends without a bump.
+    /// A delegation with reported changes ends without a bump.
     SkipFinalBump,
-    /// Everything is given out in grace.
+    /// New state is granted in the grace period.
     IgnoreGrace,
-    /// A client goes before he is struck out.
+    /// A client is evicted before its record is removed.
     EvictBeforeRemoval,
-    /// Who was on record at the start is taken to be there still.
+    /// Clients on record at the start are trusted to be on record still.
     TrustStartupRecords,
 }
 
 #[cfg(test)]
 thread_local! {
-    pub(super) static PLANTED: std::cell::Cell<Fault> = const { std::cell::Cell::new(Fault::None) };
+    pub(super) static INJECTED: std::cell::Cell<Fault> = const { std::cell::Cell::new(Fault::None) };
 }
 
-/// Whether this one is planted.
+/// Returns whether a fault is injected.
 #[cfg(test)]
-pub(super) fn is_planted(mistake: Fault) -> bool {
-    PLANTED.get() == mistake
+pub(super) fn is_injected(fault: Fault) -> bool {
+    INJECTED.get() == fault
 }
 
-/// None is.
+/// Without tests, no fault is injected.
 #[cfg(not(test))]
-pub(super) const fn is_planted(_: Fault) -> bool {
+pub(super) const fn is_injected(_: Fault) -> bool {
     false
 }

@@ -1,11 +1,11 @@
-//! What is known of a file: who has it open, who locks it, who caches it, who is at it just now.
+//! The state of a file: opens, locks, delegations and operations in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::range::Ranges;
 use super::{FileId, StateManager, Step, Stop, Ticket, Time};
 
-/// Files that nobody holds are remembered only as long as there is something to remember.
+/// The state of a file. It exists only while it is not empty.
 #[derive(Debug, Default)]
 pub(super) struct FileState {
     pub opens: BTreeSet<u32>,
@@ -14,9 +14,9 @@ pub(super) struct FileState {
     pub waiters: Vec<super::lock::Waiter>,
     /// Permits and plans.
     pub in_flight: BTreeSet<u64>,
-    /// Its change attribute has to be raised before anybody looks at it or changes it.
+    /// Bumps of its change attribute that must be done before anybody queries or changes it.
     pub pending_bumps: BTreeSet<Ticket>,
-    /// When a delegation was last in somebody's way.
+    /// The last conflict with a delegation.
     pub last_conflict: Option<Time>,
 }
 
@@ -32,14 +32,14 @@ impl FileState {
 }
 
 impl StateManager {
-    /// Forget a file that there is nothing to say about. A conflict is something for a while: [`StateManager::tick`] forgets it.
+    /// Forgets the state of a file if it is empty. [`StateManager::tick`] forgets a conflict after a while.
     pub(super) fn forget_file_if_idle(&mut self, file: FileId) {
         if self.files.get(&file).is_some_and(|state| state.is_idle() && state.last_conflict.is_none()) {
             self.files.remove(&file);
         }
     }
 
-    /// Old conflicts are forgotten, a slice at a time. Whether there is more to do.
+    /// Forgets old conflicts and waiters of up to `slice` files. Returns whether there are more.
     pub(super) fn forget_conflicts(&mut self, now: Time, slice: usize) -> bool {
         let from = self.files_at;
         let range = match from {
@@ -61,7 +61,7 @@ impl StateManager {
         more
     }
 
-    /// Nobody gets at a file between the end of a delegation that was shown as written and the bump for it.
+    /// Succeeds if no bump is pending after the end of a delegation whose changes were reported.
     pub(super) fn check_no_pending_bump(&self, file: FileId) -> Step<()> {
         match self.files.get(&file).and_then(|state| state.pending_bumps.first()) {
             Some(ticket) => Err(Stop::Wait(*ticket)),

@@ -1,4 +1,5 @@
-//! Grace: after a restart nobody gets what somebody may claim again (RFC 8881 section 8.4.2; RFC 7530 section 9.6.2).
+//! The grace period: after a restart, clients reclaim their state before others get it (RFC 8881 section
+//! 8.4.2; RFC 7530 section 9.6.2).
 
 use std::collections::BTreeMap;
 
@@ -12,32 +13,32 @@ use super::{
     ClientRecord, LogEvent, Millis, Pending, Principal, RecordChange, StateManager, Step, Ticket, Time, fail,
 };
 
-/// What the last boot has left.
+/// What the last boot left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PreviousBoot {
     /// The clients on record.
     pub clients: Vec<ClientRecord>,
-    /// Their lease time.
+    /// The lease time that they know.
     pub lease: Millis,
 }
 
-/// How far one of them is.
+/// The progress of a client on record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReclaimProgress {
-    /// Not back yet, or still at it.
+    /// It has not returned, or has not reclaimed anything yet.
     Waiting,
-    /// NFSv4.0: he has reclaimed something; whether that was all he does not say.
+    /// NFSv4.0: it has reclaimed something. Only NFSv4.1 tells when that is all.
     Some,
-    /// He has said that it was all.
+    /// It has sent RECLAIM_COMPLETE.
     All,
-    /// He has restarted, too: what he held he does not want.
+    /// It has restarted, too, and does not reclaim.
     Restarted,
 }
 
 #[derive(Debug)]
 enum GracePhase {
     Open,
-    /// Who did not reclaim is being struck out.
+    /// Removing the records of clients that did not reclaim.
     Ending(Ticket),
     Over,
 }
@@ -57,7 +58,7 @@ impl Grace {
             .map(|record| ((record.sessions, record.owner.clone()), (record, ReclaimProgress::Waiting)))
             .collect();
         let phase = if clients.is_empty() { GracePhase::Over } else { GracePhase::Open };
-        // Theirs, not ours: it was the old lease that they were told.
+        // Clients know the lease time of the last boot.
         Self { phase, until: now + Millis(past.lease.0.saturating_add(past.lease.0 / 2)), clients }
     }
 
@@ -65,7 +66,7 @@ impl Grace {
         matches!(self.phase, GracePhase::Over)
     }
 
-    /// Whether this boot of a client was on record when the server started.
+    /// Returns whether this boot of a client was on record when the server started.
     pub fn was_on_record(&self, record: &ClientRecord) -> bool {
         self.clients.get(&record.key()).is_some_and(|(known, _)| known.is_same_boot(record))
     }
@@ -76,22 +77,22 @@ impl Grace {
 }
 
 impl StateManager {
-    /// Whether only what was held before the restart is given out.
+    /// Returns whether the grace period lasts.
     pub fn in_grace(&self) -> bool {
         !self.grace.is_over()
     }
 
-    /// Go on only if nobody may claim anything any more.
+    /// Succeeds after the grace period.
     pub(super) fn check_grace_over(&self) -> Step<()> {
         // [RFC8881 8.4.2.1]
-        if self.in_grace() && !fault_injection::is_planted(Fault::IgnoreGrace) {
+        if self.in_grace() && !fault_injection::is_injected(Fault::IgnoreGrace) {
             fail(NfsStat::Grace)
         } else {
             Ok(())
         }
     }
 
-    /// The same, for something that this client wants to hold.
+    /// Succeeds if this client may get new state.
     pub(super) fn check_may_acquire(&self, id: ClientId) -> Step<()> {
         self.check_grace_over()?;
         // [RFC8881 18.51.3]
@@ -101,7 +102,7 @@ impl StateManager {
         Ok(())
     }
 
-    /// Go on only if this client may claim what he held.
+    /// Succeeds if this client may reclaim.
     pub(super) fn check_may_reclaim(&self, id: ClientId) -> Step<()> {
         let open = matches!(self.grace.phase, GracePhase::Open);
         // [RFC8881 8.4.3]
@@ -109,7 +110,7 @@ impl StateManager {
         if open && may { Ok(()) } else { fail(NfsStat::NoGrace) }
     }
 
-    /// Go on only if this name is not somebody else's who may claim what he held: as long as he may, it counts as held.
+    /// Succeeds unless a client of another principal on record may still reclaim under this name.
     pub(super) fn check_name_unclaimed(&self, key: &(bool, Vec<u8>), principal: &Principal) -> Step<()> {
         let claimed = self.grace.clients.get(key).is_some_and(|(record, progress)| {
             record.principal != *principal
@@ -120,14 +121,15 @@ impl StateManager {
         if claimed { fail(NfsStat::ClidInuse) } else { Ok(()) }
     }
 
-    /// A client is confirmed: is he one of those?
+    /// Determines whether a newly confirmed client may reclaim.
     pub(super) fn match_previous_boot(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let now = client.as_record();
         let Some((record, progress)) = self.grace.clients.get_mut(&now.key()) else { return };
         if now.is_same_boot(record) {
-            // He was there when the server started. Since then he may have been struck out, or somebody else of his name written down: what he claims now could
-            // be given away after another crash.
+            // The client was on record at the start. Since then its record may have been removed or replaced.
+            // Without a durable record it must not reclaim: after another crash, its state could go to
+            // others.
             let kept = self.stable_clients.of(&now) == RecordStatus::Durable;
             client.revocation_mark =
                 if kept && record.revoked { RevocationMark::Durable } else { RevocationMark::None };
@@ -138,13 +140,13 @@ impl StateManager {
     }
 
     pub(super) fn note_reclaim(&mut self, id: ClientId) {
-        // What was under way while he said that it was all takes nothing back.
+        // A reclaim that ran during RECLAIM_COMPLETE does not reset the progress.
         if self.clients.get(&id).is_some_and(|client| !client.reclaim_completed) {
             self.progress(id, ReclaimProgress::Some);
         }
     }
 
-    /// He is on record, and stays there.
+    /// A client with a durable record has reclaimed everything.
     pub(super) fn note_all_reclaimed(&mut self, id: ClientId) {
         self.progress(id, ReclaimProgress::All);
     }
@@ -158,7 +160,8 @@ impl StateManager {
         }
     }
 
-    /// End grace when everybody has what he held, or its time is over: who has not reclaimed is struck out first.
+    /// Ends the grace period when all clients have reclaimed or its time is over. First, removes the records
+    /// of those that did not reclaim.
     pub(super) fn end_grace_if_due(&mut self, now: Time) {
         if !matches!(self.grace.phase, GracePhase::Open) {
             return;
@@ -194,7 +197,7 @@ impl StateManager {
         self.note(LogEvent::GraceOver);
     }
 
-    /// They could not be struck out: the next [`StateManager::tick`] tries again.
+    /// The records could not be removed. The next [`StateManager::tick`] tries again.
     pub(super) fn retry_grace_end(&mut self, ticket: Ticket) {
         if matches!(self.grace.phase, GracePhase::Ending(of) if of == ticket) {
             self.grace.phase = GracePhase::Open;

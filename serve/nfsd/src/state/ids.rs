@@ -1,4 +1,4 @@
-//! What everything here is made of: times, random numbers, who asks, which file.
+//! Basic types: time, random numbers, callers and files.
 
 use std::net::IpAddr;
 use std::ops::Add;
@@ -9,21 +9,21 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 use ivers_nfs4::xdr::Encoder;
 
-/// A moment: milliseconds since the server started, by a clock that never goes back.
+/// A point in time: milliseconds since the server started, by a monotonic clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
-/// A length of time, in milliseconds.
+/// A duration in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// So many seconds.
+    /// Converts seconds.
     pub const fn seconds(seconds: u64) -> Self {
         Self(seconds.saturating_mul(1000))
     }
 
-    /// So many times as long.
+    /// Returns a multiple of the duration.
     pub const fn times(self, factor: u64) -> Self {
         Self(self.0.saturating_mul(factor))
     }
@@ -38,43 +38,45 @@ impl Add<Millis> for Time {
 }
 
 impl Time {
-    /// How long ago another moment was; nothing if it is yet to come.
+    /// Returns the time since `earlier`, or 0 if `earlier` is in the future.
     pub fn since(self, earlier: Self) -> Millis {
         Millis(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Where random numbers come from.
+/// A source of random numbers.
 pub trait Rng: Send {
-    /// The next one.
+    /// Returns the next random number.
     fn next_u64(&mut self) -> u64;
 }
 
-/// A connection, by a number that no other one ever has.
+/// The number of a connection. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
-/// A file, as its filehandle names it.
+/// The file of a filehandle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
-    /// Which export.
+    /// The identity of the export.
     pub export: u32,
-    /// Which inode.
+    /// The inode number.
     pub inode: u64,
-    /// Which file in that inode.
+    /// The inode's generation.
     pub generation: u32,
 }
 
-/// Where a client is at home: an address that stands for all that one machine can easily have. The room for clients is shared among these.
+/// The network that a client's address belongs to, as one machine can easily use many addresses. Limits for
+/// clients are shared among hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClientHost(pub IpAddr);
 
-/// Who a request is from, as RPC and TLS say it.
+/// The sender of a request, according to RPC and TLS.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Principal(Arc<[u8]>);
 
 impl Principal {
-    /// A user as RPC names him (nobody: AUTH_NONE), and the certificate of the machine, if TLS has shown one.
+    /// Creates a principal from the RPC user (`None` for AUTH_NONE) and the certificate of the TLS client, if
+    /// any.
     pub fn of(user: Option<u32>, certificate: Option<&[u8]>) -> Self {
         let mut bytes = u32::from(user.is_some()).to_be_bytes().to_vec();
         bytes.extend(user.into_iter().flat_map(u32::to_be_bytes));
@@ -86,40 +88,41 @@ impl Principal {
         Self::new(&bytes)
     }
 
-    /// As it was written down.
+    /// Creates a principal from the stored form.
     pub fn new(bytes: &[u8]) -> Self {
         Self(bytes.into())
     }
 
-    /// The part that says of which machine he is; empty: anybody's.
+    /// Returns the part that identifies the machine. It is empty without a certificate.
     fn machine(&self) -> &[u8] {
         let user = if self.0.starts_with(&[0; 4]) { 4 } else { 8 };
         self.0.get(user..).unwrap_or_default()
     }
 
-    /// Whether another one may speak for his machine: one that has shown a certificate is spoken for by nobody without it.
+    /// Returns whether `other` may act for the machine of this principal. Without the machine's certificate
+    /// nobody may.
     pub(super) fn accepts_machine_of(&self, other: &Self) -> bool {
         self.machine().is_empty() || self.machine() == other.machine()
     }
 
-    /// What it was made of.
+    /// Returns the stored form.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// What tells a request from another one under the same sequence number: a hash of its bytes.
+/// A hash of a request. It distinguishes a retry from another request with the same sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub u64);
 
-/// Something that has been asked for outside and is not done yet.
+/// An action that the server has to perform and that is not done yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Who asks for an operation on a file.
+/// The client that requests an operation on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
-    /// NFSv4.0: whoever the stateid belongs to; nobody if there is none.
+    /// NFSv4.0: the stateid determines the client.
     V40,
     /// NFSv4.1 and later: the client of the session.
     Client(ClientId),
@@ -134,28 +137,30 @@ impl Caller {
     }
 }
 
-/// WhyNoDelegation an operation does not go on.
+/// The reason why an operation cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
-    /// It ends like this.
+    /// The operation fails.
     Fail(NfsStat),
-    /// Nothing has happened yet. When the ticket is [`done`](super::StateManager::effect_done), or comes as [`Effect::Wake`](super::Effect::Wake), the
-    /// same call is made again; if that takes too long, the client is told NFS4ERR_DELAY.
+    /// Nothing has happened yet. Repeat the call when the ticket is
+    /// [`done`](super::StateManager::effect_done) or comes as [`Effect::Wake`](super::Effect::Wake). If that
+    /// takes too long, reply NFS4ERR_DELAY.
     Wait(Ticket),
-    /// The holder of a write delegation is being asked. The request waits for [`told`](super::StateManager::getattr_reply), whose answer is its own.
+    /// The server is asking the holder of a write delegation. The result of
+    /// [`getattr_reply`](super::StateManager::getattr_reply) is the result of the request.
     AskHolder(Ticket),
-    /// A lock of somebody else is in the way.
+    /// A lock of another owner conflicts.
     Denied(Box<LockDenied>),
-    /// NFSv4.0: it was done already, and this was the reply.
+    /// NFSv4.0: a retry of the owner's last request, with its reply.
     Replay(Arc<CachedReply>),
 }
 
-/// The reply to an operation of NFSv4.0 that is kept for repetitions.
+/// The reply to an NFSv4.0 operation, kept for retries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedReply {
     /// The encoded result.
     pub bytes: Vec<u8>,
-    /// The current filehandle that it left behind.
+    /// The current filehandle after the operation.
     pub file: Option<FileId>,
 }
 
@@ -165,10 +170,10 @@ impl From<NfsStat> for Stop {
     }
 }
 
-/// The outcome of a step, or why there is none.
+/// The result of a step.
 pub type Step<T> = Result<T, Stop>;
 
-/// Stop with a status.
+/// Returns an error with this status.
 pub(super) fn fail<T>(status: NfsStat) -> Step<T> {
     Err(Stop::Fail(status))
 }
@@ -177,7 +182,7 @@ pub(super) fn fail<T>(status: NfsStat) -> Step<T> {
 mod tests {
     use super::*;
 
-    /// What is kept over restarts has to stay what it was.
+    /// Stable storage contains these bytes, so they must not change.
     #[test]
     fn machines_with_certificates_are_spoken_for_by_themselves() {
         let [ann, bob] = [Some(1000), Some(1001)];
@@ -194,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn times_do_not_run_over() {
+    fn time_arithmetic_saturates() {
         assert_eq!(Time(u64::MAX) + Millis::seconds(1), Time(u64::MAX));
         assert_eq!(Time(5).since(Time(7)), Millis(0));
         assert_eq!((Time(5) + Millis(2)).since(Time(5)), Millis(2));

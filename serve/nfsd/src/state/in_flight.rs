@@ -1,4 +1,4 @@
-//! Permits: what was decided about a file stays so until the VFS has acted on it.
+//! Permits: a decision about a file stays valid until the VFS has acted on it.
 
 use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
@@ -10,7 +10,7 @@ use super::open::PlannedOpen;
 use super::stateids::EntryKind;
 use super::{Caller, Effect, FileId, StateManager, Step, Ticket, Time, fail};
 
-/// What an operation is going to do to a file.
+/// The effect of an operation on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// READ, READ_PLUS, SEEK, the source of COPY and CLONE.
@@ -19,9 +19,9 @@ pub enum Access {
     Write,
     /// SETATTR of the size.
     Resize,
-    /// SETATTR of anything else, SETXATTR, REMOVEXATTR: no stateid is needed.
+    /// SETATTR of anything else, SETXATTR, REMOVEXATTR: requires no stateid.
     Metadata,
-    /// REMOVE, LINK, RENAME: no stateid is needed.
+    /// REMOVE, LINK, RENAME: requires no stateid.
     Namespace,
 }
 
@@ -35,35 +35,36 @@ impl Access {
     }
 }
 
-/// Leave to do something to a file. It has to be [ended](StateManager::end_permit), also if whoever has it fails.
+/// Permission for one operation on a file. It must be [ended](StateManager::end_permit), even if the
+/// operation fails.
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "the file is entry up until it is ended"]
+#[must_use = "the permit blocks others until it is ended"]
 pub struct Permit(pub(super) u64);
 
-/// What is under way at a file.
+/// An operation in progress.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub client: Option<ClientId>,
     pub file: Option<FileId>,
     pub kind: InFlightKind,
-    /// It is no word of the client's: his lease is as it was.
+    /// It does not renew the client's lease.
     pub no_renewal: bool,
 }
 
 #[derive(Debug)]
 pub(super) enum InFlightKind {
-    /// A permit, and by which open, lock or delegation.
+    /// A permit, and the open, lock or delegation that it is based on.
     Permit { access: Access, by: Option<u32> },
-    /// An OPEN that is not committed.
+    /// An OPEN that is neither committed nor aborted.
     Open(PlannedOpen),
-    /// Somebody reads change attribute, size and times.
+    /// Reading change attribute, size and times.
     Getattr,
-    /// What the holder of this delegation has said is on its way to those who have asked; others wait here.
+    /// Passing on what the holder of this delegation replied. Others wait for the ticket.
     HolderReply(u32, Ticket),
 }
 
 impl StateManager {
-    /// Look at the stateid, the share modes and the delegations; if nothing is against it, nothing comes in between until
+    /// Checks stateid, share modes and delegations. If it succeeds, nothing conflicting happens until
     /// [`StateManager::end_permit`].
     pub fn permit(
         &mut self,
@@ -76,7 +77,8 @@ impl StateManager {
         self.permit_as(now, caller, file, stateid, access, false)
     }
 
-    /// The same for what a client has asked for long ago: it renews nothing.
+    /// Like [`StateManager::permit`], but does not renew the lease, because the client requested the
+    /// operation earlier.
     pub(super) fn permit_without_renewal(
         &mut self,
         now: Time,
@@ -145,7 +147,7 @@ impl StateManager {
         Ok(())
     }
 
-    /// It is done, or will not be.
+    /// Ends a permit.
     pub fn end_permit(&mut self, now: Time, permit: Permit) {
         if let Some(InFlight { kind: InFlightKind::HolderReply(index, ticket), .. }) =
             self.end_in_flight(now, permit.0)
@@ -188,7 +190,7 @@ impl StateManager {
         Some(in_flight)
     }
 
-    /// By which right, and who it is.
+    /// Returns the state that a stateid identifies and the client, and checks the access mode.
     fn resolve_stateid(
         &self,
         caller: Caller,
@@ -217,7 +219,8 @@ impl StateManager {
         if access.share_bits() & share::WRITE != 0 && granted & share::WRITE == 0 {
             return fail(NfsStat::Openmode);
         }
-        // Reading under an open for writing is allowed, for the sake of those who write pages (section 18.22.3), unless somebody denies it.
+        // Reading with an open for writing is allowed, because clients read whole pages to write parts of
+        // them (section 18.22.3), unless another open denies reading.
         if access == Access::Read && granted & share::READ == 0 {
             let own = match &entry.kind {
                 EntryKind::Lock(lock) => lock.open,
@@ -234,14 +237,14 @@ impl StateManager {
         Ok((Some(index), Some(entry.client)))
     }
 
-    /// Whether share modes are against access by a special stateid (RFC 8881 section 8.2.3).
+    /// Checks share modes for an operation with a special stateid (RFC 8881 section 8.2.3).
     fn check_not_denied(&mut self, now: Time, file: FileId, stateid: &StateId, access: Access) -> Step<()> {
         let bits = match access.share_bits() {
-            // It goes past the locks for reading.
+            // READ bypass ignores share modes.
             share::READ if *stateid == StateId::READ_BYPASS => 0,
             bits => bits,
         };
-        if bits == 0 || fault_injection::is_planted(Fault::IgnoreDeny) {
+        if bits == 0 || fault_injection::is_injected(Fault::IgnoreDeny) {
             return Ok(());
         }
         let Some(state) = self.files.get(&file) else { return Ok(()) };
@@ -258,10 +261,11 @@ impl StateManager {
                 false => fail(NfsStat::Locked),
             };
         }
-        let planned = state
-            .in_flight
-            .iter()
-            .any(|number| matches!(&self.in_flight[number].kind, InFlightKind::Open(plan) if plan.deny & bits != 0));
-        if planned { fail(NfsStat::Delay) } else { Ok(()) }
+        let denies = |kind: &InFlightKind| matches!(kind, InFlightKind::Open(plan) if plan.deny & bits != 0);
+        if state.in_flight.iter().any(|number| denies(&self.in_flight[number].kind)) {
+            fail(NfsStat::Delay)
+        } else {
+            Ok(())
+        }
     }
 }

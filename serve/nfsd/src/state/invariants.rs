@@ -1,4 +1,4 @@
-//! What must be true of the tables at any time.
+//! Checks of the invariants of the tables.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use super::*;
 use ivers_nfs4::ops::v40::share;
 
 impl StateManager {
-    /// Panics if something is not as it must be.
+    /// Panics if an invariant is violated.
     pub(crate) fn check_invariants(&self) {
         self.check_files();
         self.check_counts();
         self.check_incarnations();
     }
 
-    /// Whether nothing is under way: no permit, no plan, no request of a session, no owner's turn.
+    /// Returns whether no permit, plan, session request or owner request is active.
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.is_empty() && self.clients.values().all(|client| client.busy == 0)
     }
@@ -63,7 +63,7 @@ impl StateManager {
                 state.waiters.is_empty() && state.in_flight.is_empty() && state.pending_bumps.is_empty();
             assert!(
                 !(idle && no_renewal && state.last_conflict.is_none()),
-                "{file:?} is remembered for nothing"
+                "{file:?} has state, but it is empty"
             );
         }
     }

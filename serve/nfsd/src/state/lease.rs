@@ -1,4 +1,5 @@
-//! Leases: how long a client is waited for, and how one goes (RFC 8881 sections 8.3, 8.4; RFC 7530 section 9.5).
+//! Leases: how long the server waits for a client, and how it evicts one (RFC 8881 sections 8.3, 8.4; RFC
+//! 7530 section 9.5).
 
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
@@ -11,7 +12,7 @@ use super::{
     ClientHost, ClientRecord, LogEvent, Millis, Pending, RecordChange, StateManager, Step, Stop, Time, fail,
 };
 
-/// Clients that one [`StateManager::tick`] looks at.
+/// Maximum number of clients that one [`StateManager::tick`] checks.
 const SLICE: usize = 64;
 
 impl StateManager {
@@ -21,15 +22,15 @@ impl StateManager {
         }
     }
 
-    /// Whether a client has been silent for longer than a lease, and nothing of his is under way.
+    /// Returns whether a client's lease is over and no request of it is running.
     pub(super) fn lease_expired(&self, now: Time, id: ClientId) -> bool {
         self.clients
             .get(&id)
             .is_none_or(|client| client.busy == 0 && now.since(client.renewed) > self.config.lease)
     }
 
-    /// Make a client go, for good. If stable storage knows him he is struck out there first: otherwise he could come back after a
-    /// restart and claim what somebody else has got.
+    /// Evicts a client. If it is on record, its record is removed first: otherwise it could reclaim after a
+    /// restart what another client holds.
     pub(super) fn evict(&mut self, id: ClientId) -> Step<()> {
         let Some(client) = self.clients.get(&id) else { return Ok(()) };
         if let Some(ticket) = client.evicting {
@@ -48,7 +49,7 @@ impl StateManager {
                 Ok(())
             }
             RecordStatus::Pending(ticket) => Err(Stop::Wait(ticket)),
-            RecordStatus::Durable if fault_injection::is_planted(Fault::EvictBeforeRemoval) => {
+            RecordStatus::Durable if fault_injection::is_injected(Fault::EvictBeforeRemoval) => {
                 self.remove_client(id);
                 Ok(())
             }
@@ -63,9 +64,11 @@ impl StateManager {
         }
     }
 
-    /// Room for one more client: those who never confirmed go first, then the expired ones, each time the one silent for longest.
+    /// Makes room for one more client. Unconfirmed clients go first, then expired ones, those with the oldest
+    /// lease first.
     ///
-    /// Whoever is at home where there are [few](FairShare) gets in beyond the bound, and is not sent away for somebody else before he has confirmed.
+    /// A client of a host that holds [little](FairShare) is admitted above the limit, and is not removed for
+    /// other hosts before it confirms.
     pub(super) fn make_room_for_client(&mut self, now: Time, host: ClientHost) -> Step<()> {
         let bound = self.config.limits.clients;
         if self.clients.len() < bound {
@@ -88,7 +91,7 @@ impl StateManager {
         }
     }
 
-    /// ReplyMemory is short: the expired client who is silent for longest goes.
+    /// Evicts the client with the oldest lease if it is expired.
     pub(super) fn evict_longest_expired(&mut self, now: Time) -> Step<()> {
         let oldest = self
             .clients
@@ -102,10 +105,10 @@ impl StateManager {
         }
     }
 
-    /// The server stops, and nothing is under way any more: who holds nothing has nothing to claim, and the next start need not wait for him.
-    /// Nothing may be granted afterwards.
+    /// Removes the records of clients without state when the server stops, so that the next grace period does
+    /// not wait for them. No request may be running, and none may follow.
     pub fn remove_idle_records(&mut self) {
-        // Those of the last boot who have not come back yet stay as they are.
+        // Clients of the last boot that have not returned yet keep their records.
         if self.in_grace() {
             return;
         }
@@ -118,21 +121,21 @@ impl StateManager {
         }
     }
 
-    /// Do what is due, a slice of it. Says when to come again at the latest.
+    /// Does what is due, limited per call. Returns when to call it again at the latest.
     pub fn tick(&mut self, now: Time) -> Time {
         let slice: Vec<ClientId> =
             self.clients.range(self.sweep_at..).map(|(id, _)| *id).take(SLICE).collect();
         for id in &slice {
             let client = &self.clients[id];
             let patience = if client.confirmed { self.config.courtesy } else { self.config.lease };
-            // An expired client who holds nothing is of no use to anybody.
+            // An expired client without state has no use for courtesy.
             let patience = if client.confirmed && client.sessions.is_empty() && !client.holds_state() {
                 self.config.lease
             } else {
                 patience
             };
             if client.busy == 0 && now.since(client.renewed) > patience {
-                // If it takes a while, a later sweep or a later conflict finds him gone.
+                // If the removal takes a while, a later sweep or conflict completes it.
                 let _ = self.evict(*id);
             }
         }

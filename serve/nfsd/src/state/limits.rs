@@ -1,19 +1,19 @@
-//! How much of everything there may be, a client and in all: one client does not starve the others.
+//! Limits per client and in total, so that one client does not starve others.
 
 use super::Millis;
 
-/// What the server was told to be.
+/// Configuration of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// How long a client keeps what he holds without a word.
+    /// How long a client's state is protected after its last request.
     pub lease: Millis,
-    /// How long an expired client is tolerated when nobody is in need of what he holds.
+    /// How long an expired client keeps its state if no other client needs it.
     pub courtesy: Millis,
     /// `so_major_id`.
     pub server_major: Vec<u8>,
     /// `eir_server_scope`.
     pub scope: Vec<u8>,
-    /// Bounds.
+    /// The limits.
     pub limits: Limits,
 }
 
@@ -29,40 +29,41 @@ impl Default for Config {
     }
 }
 
-/// Bounds. Where two stand side by side, the first is for one client, the other for all; half as much again goes to those who have little (`share`).
+/// Limits. In a pair, the first is per client and the second in total. `fair_share` describes how hosts that
+/// hold little may exceed the total.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Clients, confirmed or not; half as many more, likewise.
+    /// Clients, confirmed or not. Hosts that hold little may exceed it likewise.
     pub clients: usize,
-    /// Sessions of a client.
+    /// Sessions per client.
     pub sessions: usize,
-    /// Slots of a session.
+    /// Slots per session.
     pub slots: u32,
-    /// Slots of a backchannel.
+    /// Slots per back channel.
     pub back_slots: u32,
-    /// Connections of a session.
+    /// Connections per session.
     pub connections: usize,
-    /// Bytes of a request.
+    /// Bytes per request.
     pub request_bytes: u32,
-    /// Bytes of a reply.
+    /// Bytes per reply.
     pub reply_bytes: u32,
-    /// Bytes of a reply that is kept.
+    /// Bytes per cached reply.
     pub cached_reply_bytes: u32,
-    /// Bytes reserved for kept replies: of a client, and in all.
+    /// Bytes reserved for cached replies.
     pub reply_cache_bytes: (u64, u64),
-    /// Operations of a request.
+    /// Operations per request.
     pub operations: u32,
-    /// Opens, lock-owners of a file, and delegations: of a client, and in all.
+    /// Opens, lock states, delegations and copies.
     pub stateids: (usize, usize),
-    /// Delegations: of a client, and in all.
+    /// Delegations.
     pub delegations: (usize, usize),
-    /// Ranges that are locked: of a client, and in all.
+    /// Locked ranges.
     pub ranges: (usize, usize),
-    /// Locks that are waited for: of a client, and in all.
+    /// Blocked lock requests that wait for a callback.
     pub waiters: (usize, usize),
-    /// Copies that go on behind their reply: of a client, and in all. Others are done before it.
+    /// Asynchronous copies. Further copies are synchronous.
     pub copies: (usize, usize),
-    /// Owners of NFSv4.0, and permits: of a client, and in all.
+    /// NFSv4.0 owners, and permits.
     pub owners: (usize, usize),
 }
 

@@ -1,4 +1,5 @@
-//! Byte-range locks (RFC 8881 sections 9.1 to 9.6, 18.10 to 18.12, 20.11). They are advisory: no READ or WRITE is stopped by them.
+//! Byte-range locks (RFC 8881 sections 9.1 to 9.6, 18.10 to 18.12, 20.11). They are advisory: no READ or
+//! WRITE checks them.
 
 use ivers_nfs4::ops::v40::{LockDenied, share};
 use ivers_nfs4::status::NfsStat;
@@ -12,11 +13,11 @@ use super::{Callback, Caller, Effect, FileId, StateManager, Step, Stop, Time, fa
 #[derive(Debug)]
 pub(super) struct LockState {
     pub owner: u64,
-    /// The open that the locks are under.
+    /// The open that the locks belong to.
     pub open: u32,
 }
 
-/// Somebody who wants to know when a lock may be free. Nothing is kept for him.
+/// A lock-owner to notify when a lock may be free. The lock is not reserved for it.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub client: ClientId,
@@ -26,32 +27,32 @@ pub(super) struct Waiter {
     since: Time,
 }
 
-/// For whom a lock is.
+/// The lock-owner of a LOCK.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Locker<'a> {
-    /// A lock-owner's first one under an open.
+    /// The first lock of a lock-owner under an open.
     New {
         /// The open.
         open: StateId,
         /// The lock-owner.
         owner: &'a [u8],
     },
-    /// One who has a stateid.
-    Old(StateId),
+    /// A lock-owner with a lock stateid.
+    Existing(StateId),
 }
 
-/// What LOCK asks for.
+/// The arguments of LOCK.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockRequest<'a> {
-    /// For whom.
+    /// The lock-owner.
     pub locker: Locker<'a>,
-    /// Which kind.
+    /// The type of lock.
     pub kind: LockType,
-    /// It was held before the restart.
+    /// Whether to reclaim a lock from before the restart.
     pub reclaim: bool,
-    /// From here.
+    /// First byte.
     pub offset: u64,
-    /// So many bytes.
+    /// Number of bytes.
     pub length: u64,
 }
 
@@ -72,7 +73,7 @@ impl StateManager {
         let write = writes(request.kind);
         let stateid = match &request.locker {
             Locker::New { open, .. } => open,
-            Locker::Old(lock) => lock,
+            Locker::Existing(lock) => lock,
         };
         let index = self.find_for_file(caller, file, stateid)?;
         let client = self.entries[&index].client;
@@ -80,7 +81,9 @@ impl StateManager {
             (Locker::New { owner, .. }, EntryKind::Open(_)) if self.is_confirmed(index) => {
                 (index, owner.to_vec())
             }
-            (Locker::Old(_), EntryKind::Lock(lock)) => (lock.open, self.owners[&lock.owner].name.clone()),
+            (Locker::Existing(_), EntryKind::Lock(lock)) => {
+                (lock.open, self.owners[&lock.owner].name.clone())
+            }
             _ => return fail(NfsStat::BadStateid),
         };
         self.caller(client)?;
@@ -114,8 +117,9 @@ impl StateManager {
             return fail(NfsStat::Delay);
         }
         let existing = owner.and_then(|owner| {
-            let same =
-                |at: &&u32| matches!(&self.entries[*at].kind, EntryKind::Lock(lock) if lock.open == open_index);
+            let same = |at: &&u32| {
+                matches!(&self.entries[*at].kind, EntryKind::Lock(lock) if lock.open == open_index)
+            };
             self.owners[&owner].entries.iter().find(same).copied()
         });
         if existing.is_none() {
@@ -190,7 +194,7 @@ impl StateManager {
         let EntryKind::Lock(LockState { owner, .. }) = self.entries[&index].kind else {
             return fail(NfsStat::BadStateid);
         };
-        // A hole in the middle makes two of one. Whoever is at his limit can only unlock what does not.
+        // A hole in the middle splits a range in two. At its limit, a client cannot do that.
         let splits = self.files.get(&file).and_then(|state| state.locks.get(&owner)).is_some_and(|ranges| {
             ranges.iter().any(|(it, _)| it.first < range.first && it.last > range.last)
         });
@@ -206,7 +210,7 @@ impl StateManager {
         Ok(self.stateid(index))
     }
 
-    /// Whether nobody else's lock is in the way.
+    /// Checks for a conflicting lock. Evicts expired holders.
     fn check_lock_conflict(
         &mut self,
         now: Time,
@@ -220,7 +224,7 @@ impl StateManager {
             let mut others = state.locks.iter().filter(|(of, _)| Some(**of) != owner);
             let against = others.find_map(|(of, ranges)| Some((*of, ranges.conflict(range, write)?)));
             let Some((of, (range, write))) =
-                against.filter(|_| !fault_injection::is_planted(Fault::IgnoreLocks))
+                against.filter(|_| !fault_injection::is_injected(Fault::IgnoreLocks))
             else {
                 return Ok(());
             };
@@ -265,7 +269,7 @@ impl StateManager {
         self.forget_file_if_idle(file);
     }
 
-    /// A lock-owner's stateid under an open goes, and what it locked, unless it locked that under another open too.
+    /// Drops a lock stateid, and the owner's locks unless it has another lock stateid for the file.
     pub(super) fn drop_lock_state(&mut self, index: u32) {
         let Some(entry) = self.remove_entry(index) else { return };
         let EntryKind::Lock(lock) = entry.kind else { return };
@@ -288,7 +292,7 @@ impl StateManager {
         let limits = self.config.limits.waiters;
         let room = self.within_share(waiter.client, 1, (self.waiters, limits.1), |client| client.waiters);
         let Some(client) = self.clients.get_mut(&waiter.client) else { return };
-        // Without a place he asks again after a while, as he does anyway.
+        // Without notification, the client polls, which it does anyway.
         if client.waiters >= limits.0 || !room {
             return;
         }
@@ -322,7 +326,7 @@ impl StateManager {
         dropped
     }
 
-    /// Those are told for whom a lock may be free now.
+    /// Notifies waiters whose lock may be free.
     fn notify_waiters(&mut self, file: FileId) {
         let Some(state) = self.files.get(&file).filter(|state| !state.waiters.is_empty()) else { return };
         let free: Vec<bool> = state
@@ -345,7 +349,7 @@ impl StateManager {
         }
     }
 
-    /// Waiters who have not asked again for a lease time have given up.
+    /// Forgets waiters that have not asked again for a lease time.
     pub(super) fn forget_waiters(&mut self, now: Time, file: FileId) {
         let lease = self.config.lease;
         self.drop_waiters(file, |waiter| now.since(waiter.since) > lease);

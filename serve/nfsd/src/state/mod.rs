@@ -1,47 +1,74 @@
-//! Who the clients are and what they hold: plain data. Time is passed in, random numbers come from a source that is passed in, and
-//! nothing is sent, opened or waited for. `docs/nfsd.md` says what it keeps to.
+//! The state of the clients and what they hold, as plain data. The caller passes in the time and a source of
+//! random numbers. This module sends, opens and waits for nothing. `docs/nfsd.md` lists the requirements.
 //!
-//! # How it is used
+//! # Usage
 //!
-//! One mutex around one [`StateManager`]. Each method is a short critical section: it looks, decides, changes tables, and returns. Under the same
-//! hold of the mutex the caller takes the [`effects`](StateManager::take_effects), lets go, and carries them out:
+//! One mutex protects one [`StateManager`]. Each method is a short critical section: it decides, changes
+//! tables, and returns. Before the caller releases the mutex, it takes the
+//! [`effects`](StateManager::take_effects). After that, it performs them:
 //!
 //! | effect | what to do | then |
 //! |---|---|---|
-//! | [`Effect::Persist`] | make it durable, one behind the other in this order | [`StateManager::effect_done`], or [`StateManager::effect_failed`] |
-//! | [`Effect::Bump`] | raise the file's change attribute, whether somebody looked or not; before the reply goes out | [`StateManager::effect_done`] |
-//! | [`Effect::Wake`] | let those go on who wait at this gate | |
-//! | [`Effect::Callback`] | [`StateManager::begin_callback`], send, wait | [`StateManager::end_callback`]; for CB_GETATTR [`StateManager::getattr_reply`], too |
+//! | [`Effect::Persist`] | make it durable, in this order | [`effect_done`] or [`effect_failed`] |
+//! | [`Effect::Bump`] | force a bump of the file's change attribute before the reply | [`effect_done`] |
+//! | [`Effect::Wake`] | repeat the requests that wait for this ticket | |
+//! | [`Effect::Pin`], [`Effect::Unpin`] | keep the file while it is open; release it | |
+//! | [`Effect::Callback`] | [`StateManager::begin_callback`], send, wait | [`StateManager::end_callback`] |
 //!
-//! What does not go on says why: [`Stop`].
+//! After the reply to a CB_GETATTR, call [`StateManager::getattr_reply`] too. A method that cannot continue
+//! returns a [`Stop`].
 //!
 //! | operation | calls |
 //! |---|---|
-//! | EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION, DESTROY_*, RECLAIM_COMPLETE, TEST_STATEID, FREE_STATEID | one of that name |
-//! | SEQUENCE | [`StateManager::sequence`] before, [`StateManager::finish`] after all operations of the request |
-//! | READ, WRITE, SETATTR, REMOVE, ... | [`StateManager::permit`], the VFS, [`StateManager::end_permit`]: what was decided holds until then |
-//! | GETATTR, VERIFY, READDIR of change, size and times | [`StateManager::begin_getattr`], the VFS, [`StateManager::end_permit`] |
-//! | OPEN | [`StateManager::open_plan`]; [`StateManager::open_claim`] as soon as the file is known, before anybody else can reach it; the VFS; [`StateManager::open_commit`] or [`StateManager::open_abort`] |
-//! | LOCK, LOCKT, LOCKU, CLOSE, OPEN_DOWNGRADE, DELEGRETURN | one of that name |
-//! | COPY that goes on behind its reply | [`StateManager::copy_begin`]; for each slice [`StateManager::copy_slice`], the VFS, [`StateManager::end_permit`] twice, [`StateManager::copy_progress`] |
-//! | operations with a seqid (4.0) | [`StateManager::begin_owner_request`] before, [`StateManager::end_owner_request`] after |
+//! | EXCHANGE_ID, CREATE_SESSION, DESTROY_*, RECLAIM_COMPLETE | the method of that name |
+//! | BIND_CONN_TO_SESSION, TEST_STATEID, FREE_STATEID | the method of that name |
+//! | SEQUENCE | [`sequence`] before, [`finish`] after all operations of the request |
+//! | READ, WRITE, SETATTR, REMOVE, ... | [`permit`], the VFS, [`end_permit`] |
+//! | GETATTR, VERIFY, READDIR of change, size and times | [`begin_getattr`], the VFS, [`end_permit`] |
+//! | OPEN | [`open_plan`], [`open_claim`], the VFS, [`open_commit`] or [`open_abort`] |
+//! | LOCK, LOCKT, LOCKU, CLOSE, OPEN_DOWNGRADE, DELEGRETURN | the method of that name |
+//! | asynchronous COPY | [`copy_begin`] |
+//! | each slice of it | [`copy_slice`], the VFS, [`end_permit`] twice, [`copy_progress`] |
+//! | operations with a seqid (4.0) | [`begin_owner_request`] before, [`end_owner_request`] after |
 //!
-//! From time to time, and at the moment that it last asked for: [`StateManager::tick`].
+//! The decision of `permit` holds until `end_permit`. Call `open_claim` as soon as the file is known and
+//! before another client can reach it.
+//!
+//! Call [`StateManager::tick`] periodically, at the latest at the time that it returned.
+//!
+//! [`effect_done`]: StateManager::effect_done
+//! [`effect_failed`]: StateManager::effect_failed
+//! [`sequence`]: StateManager::sequence
+//! [`finish`]: StateManager::finish
+//! [`permit`]: StateManager::permit
+//! [`end_permit`]: StateManager::end_permit
+//! [`begin_getattr`]: StateManager::begin_getattr
+//! [`open_plan`]: StateManager::open_plan
+//! [`open_claim`]: StateManager::open_claim
+//! [`open_commit`]: StateManager::open_commit
+//! [`open_abort`]: StateManager::open_abort
+//! [`copy_begin`]: StateManager::copy_begin
+//! [`copy_slice`]: StateManager::copy_slice
+//! [`copy_progress`]: StateManager::copy_progress
+//! [`begin_owner_request`]: StateManager::begin_owner_request
+//! [`end_owner_request`]: StateManager::end_owner_request
 //!
 //! # Invariants
 //!
+//! "invariants" is `check_invariants`, which tests call; "driver" is the randomized test in `tests/driver`.
+//!
 //! | | statement | established by | checked by |
 //! |---|---|---|---|
-//! | S1 | two opens of one file by different owners do not deny each other's access | `open_claim` | driver, `audit` |
-//! | S2 | two locks of different owners that overlap are both for reading | `lock` | driver, `audit` |
-//! | S3 | a write delegation is alone; nobody else's open, permit or delegation is beside it | `grant`, `permit`, `open_claim` | driver, `audit` |
-//! | S4 | while there is a read delegation nobody else has the file open for writing | the same | driver, `audit` |
-//! | S5 | a request of a slot or an owner is executed once | `sequence`, `turn` | driver |
-//! | S6 | in grace nothing new is granted | `fresh` | driver |
-//! | S7 | what a client held in the last boot goes to others only after he is struck out durably, or an expired one's record is gone | `Gate` | driver |
-//! | S8 | a client with a permit, a plan, a slot or a turn out does not go | `evict` | `audit` |
-//! | S9 | counts are what is counted, and within the limits | everywhere | `audit` |
-//! | S10 | who has said that he has claimed all is on record until he is struck out | `be_recorded`, `StableClients` | driver |
+//! | S1 | two opens of one file do not deny each other's access | `open_claim` | both |
+//! | S2 | two overlapping locks of different owners are both for reading | `lock` | both |
+//! | S3 | a write delegation excludes opens, permits, delegations of others | `grant`, `permit_as` | both |
+//! | S4 | a read delegation excludes opens for writing by others | `grant`, `open_claim` | both |
+//! | S5 | a request of a slot or an owner is executed once | `sequence`, `begin_owner_request` | driver |
+//! | S6 | in the grace period nothing new is granted | `check_grace_over`, `check_may_acquire` | driver |
+//! | S7 | reclaimable state goes to others only after durable removal | `end_grace_if_due` | driver |
+//! | S8 | a client with a permit, plan, busy slot or owner request is not evicted | `evict` | invariants |
+//! | S9 | counters equal what they count, and respect the limits | everywhere | invariants |
+//! | S10 | RECLAIM_COMPLETE succeeds only when the client's record is durable | `ensure_recorded` | driver |
 
 mod callback;
 mod client;
@@ -102,49 +129,53 @@ use session::Session;
 use stable_clients::StableClients;
 use stateids::{Owner, StateEntry};
 
-/// What has to be done outside, in this order. What a request has caused is carried out before it is answered.
+/// An action for the server to perform, in this order. It performs the effects of a request before it
+/// replies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Write to stable storage, behind what was to be written before, then say [`done`](StateManager::effect_done).
+    /// Write to stable storage after all earlier changes, then call
+    /// [`effect_done`](StateManager::effect_done).
     Persist {
-        /// Which.
+        /// The ticket to report.
         ticket: Ticket,
-        /// What.
+        /// The change.
         change: RecordChange,
     },
-    /// Raise the change attribute of a file, whether somebody has looked or not, then say [`done`](StateManager::effect_done). If the file is gone
-    /// there is nothing to raise.
+    /// Force a bump of a file's change attribute, then call [`effect_done`](StateManager::effect_done). A
+    /// file that no longer exists needs no bump.
     Bump {
-        /// Which.
+        /// The ticket to report.
         ticket: Ticket,
         /// The file.
         file: FileId,
     },
-    /// A [`Stop::Wait`] that nothing outside stands for has opened: whoever waits there makes his call again.
+    /// The ticket of a [`Stop::Wait`] is done without an action of the server: repeat the calls that wait for
+    /// it.
     Wake {
-        /// Which.
+        /// The ticket.
         ticket: Ticket,
     },
-    /// Somebody has opened a file that nobody had open: until [`Effect::Unpin`] it stays, whatever happens to its names.
+    /// The first open of a file. The file must stay until [`Effect::Unpin`], even if its last name is
+    /// removed.
     Pin {
         /// The file.
         file: FileId,
     },
-    /// Nobody has it open any more.
+    /// The last close of a file.
     Unpin {
         /// The file.
         file: FileId,
     },
-    /// Ask something of a client.
+    /// Send a callback to a client.
     Callback {
-        /// Whom.
+        /// The client.
         client: ClientId,
-        /// What.
+        /// The callback.
         call: Callback,
     },
 }
 
-/// A callback.
+/// A callback operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Callback {
     /// CB_RECALL.
@@ -153,12 +184,12 @@ pub enum Callback {
         stateid: StateId,
         /// Its file.
         file: FileId,
-        /// The file is going to be truncated.
+        /// Whether the conflicting operation truncates the file.
         truncate: bool,
     },
-    /// CB_GETATTR of change attribute and size: the answer is for [`StateManager::getattr_reply`].
+    /// CB_GETATTR of change attribute and size. The reply goes to [`StateManager::getattr_reply`].
     GetAttr {
-        /// Whose answer it is.
+        /// The ticket for the reply.
         ticket: Ticket,
         /// The file.
         file: FileId,
@@ -169,73 +200,75 @@ pub enum Callback {
     NotifyLock {
         /// The file.
         file: FileId,
-        /// The lock-owner who wanted it.
+        /// The lock-owner that waits for the lock.
         owner: Vec<u8>,
     },
-    /// CB_OFFLOAD: a copy has ended. If he has heard it: [`StateManager::copy_acknowledged`].
+    /// CB_OFFLOAD: a copy has ended. When the client has acknowledged it, call
+    /// [`StateManager::copy_acknowledged`].
     Offload {
         /// The copy.
         stateid: StateId,
-        /// Into which file.
+        /// The file that it copied to.
         file: FileId,
-        /// How.
+        /// The result.
         info: OffloadInfo,
     },
 }
 
-/// A client as stable storage knows him: what he held when the server stops he may claim again.
+/// A client on stable storage. After a restart it may reclaim what it held.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClientRecord {
-    /// NFSv4.1 or later.
+    /// Whether the client uses sessions (NFSv4.1 or later).
     pub sessions: bool,
-    /// His own name for himself.
+    /// The client's own name: `co_ownerid`, or `id` in NFSv4.0.
     pub owner: Vec<u8>,
-    /// Which of his boots.
+    /// Identifies the boot of the client.
     pub verifier: [u8; 8],
-    /// Who he was.
+    /// The principal that created the client.
     pub principal: Principal,
-    /// A delegation of his was revoked, and he may not know: he must not claim any again (section 8.4.3).
+    /// A delegation of the client was revoked, and the client may not know: it must not reclaim delegations
+    /// (section 8.4.3).
     pub revoked: bool,
 }
 
 impl ClientRecord {
-    /// Under what it is kept.
+    /// The key of the record.
     fn key(&self) -> (bool, Vec<u8>) {
         (self.sessions, self.owner.clone())
     }
 
-    /// Whether both are of one boot of one client.
+    /// Returns whether both records are of one boot of one client.
     pub fn is_same_boot(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.sessions, it.verifier);
         key(self) == key(other) && self.owner == other.owner && self.principal == other.principal
     }
 }
 
-/// A change of the list of clients. There is one record for each `sessions` and `owner`.
+/// A change of the list of clients, which has one record for each `sessions` and `owner`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordChange {
-    /// Add, or put in the place of the one of the same name.
+    /// Add a record, or replace the one with the same key.
     Put(ClientRecord),
-    /// Take out those that are still [of the same boot](ClientRecord::is_same_boot).
+    /// Remove the records that are still [of the same boot](ClientRecord::is_same_boot).
     Remove(Vec<ClientRecord>),
 }
 
-/// What a ticket is for.
+/// The purpose of a ticket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Pending {
-    /// A client's record is being written.
+    /// Writing a client's record.
     RecordPut,
-    /// It is being written that a client has lost a delegation.
+    /// Recording that a client has lost a delegation.
     RevocationMark(ClientId),
-    /// A client is struck out, then he goes.
+    /// Removing a client's record; then the client is removed.
     Evicting(ClientId),
-    /// Who did not reclaim is struck out, then grace is over.
+    /// Removing the records of clients that did not reclaim; then the grace period ends.
     GraceEnd,
-    /// A file's change attribute is raised.
+    /// Bumping a file's change attribute.
     Bump(FileId),
-    /// The holder of this write delegation is asked.
+    /// Asking the holder of this write delegation for attributes.
     Getattr(u32),
-    /// Nothing has to be done when it is.
+    /// Nothing to do when it is done.
     Nothing,
 }
 
@@ -255,17 +288,17 @@ pub struct StateManager {
     reply_memory: ReplyMemory,
     entries: BTreeMap<u32, StateEntry>,
     last_index: u32,
-    /// Stateids of NFSv4.0 whose clients have expired: the newest ones.
+    /// Indexes of NFSv4.0 stateids of expired clients, limited to the newest.
     expired: BTreeSet<u32>,
     owners: BTreeMap<u64, Owner>,
     last_owner: u64,
-    /// Stateids of NFSv4.0 that an owner's last CLOSE took away, and in which turn.
+    /// NFSv4.0 stateids that an owner's last CLOSE ended, with the owner and the seqid of that CLOSE.
     closed: BTreeMap<[u8; 12], (u64, u32)>,
     files: BTreeMap<FileId, FileState>,
     in_flight: BTreeMap<u64, InFlight>,
     last_in_flight: u64,
     delegations: usize,
-    /// Delegations that are recalled, by when they are looked at again.
+    /// Recalled delegations by the time of their next check.
     recalls: BTreeSet<(Time, u32)>,
     copies: BTreeSet<u32>,
     ranges: usize,
@@ -273,14 +306,14 @@ pub struct StateManager {
     grace: Grace,
     events: EventCounts,
     notes: Vec<LogEvent>,
-    // Where the sweeps of `tick` go on.
+    // Where the sweeps of `tick` continue.
     sweep_at: ClientId,
     owners_at: u64,
     files_at: Option<FileId>,
 }
 
 impl StateManager {
-    /// The state of a server that starts, for the `boot`th time, after a past.
+    /// Creates the state of a starting server. `boot` is its boot count, `past` what the last boot left.
     pub fn new(now: Time, config: Config, boot: u32, past: PreviousBoot, rng: Box<dyn Rng>) -> Self {
         Self {
             config,
@@ -318,17 +351,17 @@ impl StateManager {
         }
     }
 
-    /// What has to be done outside since this was last asked. To be taken before the mutex is let go.
+    /// Returns the effects since the last call. Call it before releasing the mutex.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Whether what a ticket is for is still to come.
+    /// Returns whether a ticket is not done yet.
     pub fn is_pending(&self, ticket: Ticket) -> bool {
         self.pending.contains_key(&ticket)
     }
 
-    /// What a ticket was for is done. False: nothing waits for it any more.
+    /// Reports that the action for a ticket is done. Returns false if nothing waits for it.
     pub fn effect_done(&mut self, ticket: Ticket) -> bool {
         self.stable_clients.settle(ticket, true);
         match self.pending.remove(&ticket) {
@@ -347,7 +380,8 @@ impl StateManager {
         true
     }
 
-    /// It could not be done. Whoever waits for it and comes again makes it be tried again.
+    /// Reports that the action for a ticket failed. A caller that waits for it repeats its call, which tries
+    /// again.
     pub fn effect_failed(&mut self, ticket: Ticket) -> bool {
         self.stable_clients.settle(ticket, false);
         match self.pending.remove(&ticket) {

@@ -1,7 +1,7 @@
 //! Opens (RFC 8881 sections 9.7 to 9.11, 18.2, 18.16, 18.18).
 //!
-//! An OPEN is planned, claims its file, and is committed or aborted; between these the VFS does its part. What is refused is refused before
-//! anything was made.
+//! An OPEN is planned, claims its file, and is committed or aborted. In between, the VFS does its part. A
+//! request that must be refused is refused before anything is created.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use super::{
     Caller, Effect, FileId, OwnerRequest, Principal, SessionRequest, StateManager, Step, Time, fail,
 };
 
-/// So many users of one owner are remembered; the others are looked at each time.
+/// Maximum number of principals to remember per open. Others are checked for each request.
 const OPENERS: usize = 8;
 
 #[derive(Debug)]
@@ -25,11 +25,12 @@ pub(super) struct Open {
     pub owner: u64,
     pub access: u32,
     pub deny: u32,
-    /// Which (access, deny) it was opened with: a downgrade can only go back to some of them. Bit `access * 4 + deny`.
+    /// The (access, deny) pairs of its OPENs: bit `access * 4 + deny`. A downgrade must return to some of
+    /// them.
     combinations: u16,
-    /// Lock-owners' stateids under it.
+    /// The lock stateids under this open.
     pub locks: BTreeSet<u32>,
-    /// Who has opened it so.
+    /// The principals that opened it.
     openers: BTreeSet<Principal>,
 }
 
@@ -40,7 +41,7 @@ impl Open {
         self.combinations |= 1 << (access * 4 + deny);
     }
 
-    /// What is left if everything beyond (access, deny) goes; nothing if that is not what is left.
+    /// Returns the combinations within (access, deny), or `None` if their union is different.
     fn reduced(&self, access: u32, deny: u32) -> Option<u16> {
         let within = |bit: &u32| (bit / 4) & !access == 0 && (bit % 4) & !deny == 0;
         let left = (4..16).filter(|bit| self.combinations & 1 << bit != 0).filter(within);
@@ -53,44 +54,45 @@ impl Open {
     }
 }
 
-/// By what right a file is opened.
+/// The claim of an OPEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
     /// CLAIM_NULL, CLAIM_FH.
     Null,
-    /// CLAIM_PREVIOUS, and for which delegation it asks (`open_delegation_type4`).
+    /// CLAIM_PREVIOUS, with the requested delegation (`open_delegation_type4`).
     Previous(u32),
     /// CLAIM_DELEGATE_CUR, CLAIM_DELEG_CUR_FH.
     DelegateCur(StateId),
 }
 
-/// What OPEN asks for.
+/// The arguments of OPEN.
 #[derive(Debug)]
 pub struct OpenRequest<'a> {
-    /// Who.
+    /// The client.
     pub client: ClientId,
-    /// Which open-owner of his.
+    /// Its open-owner.
     pub owner: &'a [u8],
-    /// Bits of [`share`], without what is wanted.
+    /// Bits of [`share`], without the delegation that it wants.
     pub access: u32,
     /// Bits of [`share`].
     pub deny: u32,
-    /// What is wanted: [`share::WANT_MASK`] of the access.
+    /// The delegation that it wants: [`share::WANT_MASK`] of the access.
     pub wants: u32,
-    /// By what right.
+    /// The claim.
     pub claim: Claim,
-    /// The request of a session that it is in.
+    /// The session request that contains it.
     pub running: Option<&'a SessionRequest>,
-    /// The owner's turn (NFSv4.0).
+    /// The request of the owner (NFSv4.0).
     pub turn: Option<&'a OwnerRequest>,
 }
 
-/// An OPEN that is under way. It has to be [committed](StateManager::open_commit) or [aborted](StateManager::open_abort).
+/// An OPEN in progress. It must be [committed](StateManager::open_commit) or
+/// [aborted](StateManager::open_abort).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "it counts as under way until it is committed or aborted"]
 pub struct OpenPlan(pub(super) u64);
 
-/// What a plan is for.
+/// The arguments of a planned OPEN.
 #[derive(Debug, Clone)]
 pub(super) struct PlannedOpen {
     pub client: ClientId,
@@ -100,23 +102,23 @@ pub(super) struct PlannedOpen {
     pub wants: u32,
     pub claim: Claim,
     pub request_id: Option<super::delegation::RequestId>,
-    /// What it does to the file: a truncation is a write, whatever it is opened for.
+    /// Its access to the file, including the write access of a truncation.
     pub effective_access: u32,
 }
 
-/// An OPEN that was committed.
+/// A committed OPEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
-    /// The open.
+    /// The open's stateid.
     pub stateid: StateId,
-    /// NFSv4.0: OPEN_CONFIRM has to follow.
+    /// NFSv4.0: OPEN_CONFIRM must follow.
     pub confirm: bool,
-    /// The delegation, or why there is none.
+    /// The delegation, or the reason for none.
     pub delegation: DelegationGrant,
 }
 
 impl StateManager {
-    /// Everything that can refuse an OPEN before its file is known.
+    /// Checks everything that does not depend on the file.
     pub fn open_plan(&mut self, now: Time, request: &OpenRequest<'_>) -> Step<OpenPlan> {
         let id = request.client;
         if request.access & !share::BOTH != 0 || request.access == 0 || request.deny & !share::BOTH != 0 {
@@ -160,8 +162,9 @@ impl StateManager {
         })))
     }
 
-    /// The file is known, and nobody else can reach it, or the VFS will say that it was another one by then. If it is going to be
-    /// truncated that counts as writing.
+    /// Reserves the file for a planned OPEN, with its share modes. A truncation counts as writing. Call it
+    /// before other clients can reach the file; otherwise the VFS must check that the name still leads to
+    /// this file.
     pub fn open_claim(&mut self, now: Time, plan: &OpenPlan, file: FileId, truncates: bool) -> Step<()> {
         let Some(InFlight { kind: InFlightKind::Open(planned), file: claimed, .. }) =
             self.in_flight.get(&plan.0)
@@ -202,8 +205,8 @@ impl StateManager {
                 let conflicts = open.deny & access != 0 || open.access & deny != 0;
                 conflicts.then(|| self.owners[&open.owner].client)
             });
-            // [RFC7530 9.9] [RFC8881 9.7] His own opens are no exception.
-            let Some(holder) = against.filter(|_| !fault_injection::is_planted(Fault::IgnoreDeny)) else {
+            // [RFC7530 9.9] [RFC8881 9.7] This includes the owner's own opens.
+            let Some(holder) = against.filter(|_| !fault_injection::is_injected(Fault::IgnoreDeny)) else {
                 break;
             };
             if !self.lease_expired(now, holder) {
@@ -228,7 +231,7 @@ impl StateManager {
             in_flight.file.replace(file)
         });
         if let Some(before) = before {
-            // The name led elsewhere meanwhile, and the operation started over.
+            // The name changed concurrently, and the operation started again.
             if let Some(state) = self.files.get_mut(&before) {
                 state.in_flight.remove(&plan.0);
             }
@@ -259,8 +262,8 @@ impl StateManager {
         }
     }
 
-    /// The VFS has done its part. If the file was not claimed before, it is now, and that can fail: then the plan goes on and has to be
-    /// aborted.
+    /// Commits a planned OPEN when the VFS has done its part. Claims the file first if necessary; if that
+    /// fails, the caller must abort the returned plan.
     pub fn open_commit(
         &mut self,
         now: Time,
@@ -313,7 +316,7 @@ impl StateManager {
         Ok(Opened { stateid: self.stateid(index), confirm, delegation })
     }
 
-    /// Who has opened it: he was looked at then, and is not each time he reads or writes.
+    /// Remembers the principal of an OPEN, so that its access is not checked for each READ and WRITE.
     pub fn opened_as(&mut self, stateid: &StateId, principal: &Principal) {
         let index = Self::index_of(stateid);
         if let Some(EntryKind::Open(open)) = self.entries.get_mut(&index).map(|entry| &mut entry.kind)
@@ -323,7 +326,7 @@ impl StateManager {
         }
     }
 
-    /// Whether somebody has opened what he uses a stateid of, or locks it, himself.
+    /// Returns whether a principal is one of those that opened the file of this stateid.
     pub fn is_opener(&self, caller: Caller, stateid: &StateId, principal: &Principal) -> bool {
         let Ok(index) = self.find(caller, stateid) else { return false };
         let open = match &self.entries[&index].kind {
@@ -334,7 +337,7 @@ impl StateManager {
         open.is_some_and(|open| open.openers.contains(principal))
     }
 
-    /// It came to nothing.
+    /// Aborts a planned OPEN.
     pub fn open_abort(&mut self, now: Time, plan: OpenPlan) {
         self.end_in_flight(now, plan.0);
     }
@@ -364,7 +367,7 @@ impl StateManager {
         Ok(self.stateid(index))
     }
 
-    /// CLOSE (RFC 8881 section 18.2): locks under it go with it.
+    /// CLOSE (RFC 8881 section 18.2). It releases locks under the open.
     pub fn close(&mut self, now: Time, caller: Caller, file: FileId, stateid: &StateId) -> Step<StateId> {
         let index = self.find_for_file(caller, file, stateid)?;
         if self.open_at(index).is_none() {
@@ -382,7 +385,7 @@ impl StateManager {
         Ok(last)
     }
 
-    /// An open goes, with the lock-owners under it.
+    /// Drops an open and its lock state.
     pub(super) fn drop_open(&mut self, index: u32) {
         let locks = self.open_at(index).map(|open| open.locks.clone()).unwrap_or_default();
         for lock in locks {

@@ -1,4 +1,5 @@
-//! NFSv4.0: an owner's requests are numbered, and the last reply is kept (RFC 7530 sections 9.1.3 to 9.1.9).
+//! NFSv4.0: requests of an owner have sequence numbers, and the last reply is cached (RFC 7530 sections 9.1.3
+//! to 9.1.9).
 
 use std::sync::Arc;
 
@@ -14,10 +15,10 @@ pub(super) struct OwnerSeqid {
     last: u32,
     reply: Option<Arc<CachedReply>>,
     busy: bool,
-    /// OPEN_CONFIRM was there: its first OPEN was no old repetition.
+    /// The owner is confirmed: its first OPEN was not an old retransmission.
     pub confirmed: bool,
     last_used: Time,
-    /// The stateid that CLOSE took away: a repeated CLOSE comes with it.
+    /// The stateid of the last CLOSE, which a retry of that CLOSE contains.
     closed: Option<[u8; 12]>,
 }
 
@@ -27,18 +28,18 @@ impl super::stateids::Owner {
     }
 }
 
-/// Whose turn it is.
+/// The owner of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqidOwner<'a> {
-    /// An open-owner, perhaps a new one.
+    /// An open-owner, possibly new.
     Open(ClientId, &'a [u8]),
-    /// A lock-owner, perhaps a new one.
+    /// A lock-owner, possibly new.
     Lock(ClientId, &'a [u8]),
-    /// The owner of what this stateid names.
+    /// The owner of the state that this stateid identifies.
     Stateid(&'a StateId),
 }
 
-/// An owner's request that is under way. It has to be [ended](StateManager::end_owner_request).
+/// A running request of an owner. It must be [ended](StateManager::end_owner_request).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "its owner waits until it is ended"]
 pub struct OwnerRequest {
@@ -46,7 +47,7 @@ pub struct OwnerRequest {
     seqid: u32,
 }
 
-/// Errors behind which an owner's next request has the same number.
+/// Returns whether a status does not consume the sequence number.
 fn keeps_seqid(status: NfsStat) -> bool {
     use NfsStat::*;
     // [RFC7530 9.1.7]
@@ -57,7 +58,7 @@ fn keeps_seqid(status: NfsStat) -> bool {
 }
 
 impl StateManager {
-    /// Whether this is the owner's next request. [`Stop::Replay`]: it is his last one again.
+    /// Begins an owner's next request. Returns [`Stop::Replay`] for a retry of the last one.
     pub fn begin_owner_request(&mut self, now: Time, of: &SeqidOwner<'_>, seqid: u32) -> Step<OwnerRequest> {
         let number = match *of {
             SeqidOwner::Open(client, name) => {
@@ -76,7 +77,7 @@ impl StateManager {
             return fail(NfsStat::Delay);
         }
         // [RFC7530 9.1.7]
-        if seqid == sequence.last && !fault_injection::is_planted(Fault::ReexecuteRequests) {
+        if seqid == sequence.last && !fault_injection::is_injected(Fault::ReexecuteRequests) {
             return match &sequence.reply {
                 Some(reply) => Err(Stop::Replay(reply.clone())),
                 None => fail(NfsStat::BadSeqid),
@@ -104,7 +105,7 @@ impl StateManager {
         Ok(OwnerRequest { owner: number, seqid })
     }
 
-    /// The request is over; its reply is kept, unless it ended in a way that leaves the number as it was.
+    /// Ends a request and caches its reply, unless its status does not consume the sequence number.
     pub fn end_owner_request(&mut self, now: Time, turn: OwnerRequest, status: NfsStat, reply: CachedReply) {
         let Some(owner) = self.owners.get_mut(&turn.owner) else { return };
         let client = owner.client;
@@ -115,7 +116,7 @@ impl StateManager {
         let closed = sequence.closed;
         if !keeps_seqid(status) {
             sequence.last = turn.seqid;
-            // Its own CLOSE may have to be repeated; an earlier one no more.
+            // The stateid stays known while this request's own CLOSE can be retried.
             let bytes_closed =
                 closed.filter(|other| self.closed.get(other) == Some(&(turn.owner, turn.seqid)));
             if bytes_closed.is_none() {
@@ -134,7 +135,7 @@ impl StateManager {
         self.renew(now, client);
     }
 
-    /// CLOSE of NFSv4.0, in its turn: a repetition comes with a stateid that is gone.
+    /// CLOSE of NFSv4.0. Remembers the stateid for retries.
     pub fn close_v40(
         &mut self,
         now: Time,
@@ -171,13 +172,13 @@ impl StateManager {
         Ok(self.stateid(index))
     }
 
-    /// Whether an open may be used: its owner is confirmed.
+    /// Returns whether an open may be used, because its owner is confirmed.
     pub(super) fn is_confirmed(&self, index: u32) -> bool {
         let owner = self.open_at(index).and_then(|open| self.owners.get(&open.owner));
         owner.and_then(|owner| owner.sequence.as_ref()).is_none_or(|sequence| sequence.confirmed)
     }
 
-    /// The owner of this name, made with the number before this one if there is none.
+    /// Returns the owner with this name. A new one expects this sequence number.
     fn owner_with_seqid(
         &mut self,
         now: Time,
@@ -212,7 +213,8 @@ impl StateManager {
         Ok(number)
     }
 
-    /// Whose stateid this is, or was before his last request. Its edition does not matter: a repetition has an old one.
+    /// Returns the owner of a stateid, or of the one that its last request closed. The seqid does not matter,
+    /// because a retry has an old one.
     fn owner_of(&self, stateid: &StateId) -> Step<u64> {
         if let Some((owner, _)) = self.closed.get(&stateid.other) {
             return Ok(*owner);
@@ -237,7 +239,7 @@ impl StateManager {
         self.remove_owner(number);
     }
 
-    /// Owners who have owned nothing for a lease time are forgotten, a slice at a time. Whether there is more to do.
+    /// Forgets up to `slice` owners that had no state for a lease time. Returns whether there are more.
     pub(super) fn forget_owners(&mut self, now: Time, slice: usize) -> bool {
         let numbers: Vec<u64> =
             self.owners.range(self.owners_at..).map(|(number, _)| *number).take(slice).collect();

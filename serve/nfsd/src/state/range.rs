@@ -1,4 +1,4 @@
-//! Ranges of bytes that an owner has locked: split and merged as POSIX does.
+//! Locked byte ranges of an owner, split and merged as POSIX requires.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use ivers_nfs4::status::NfsStat;
 
 use super::{Step, fail};
 
-/// Bytes from the first to the last, both included.
+/// First to last byte, inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Range {
     pub first: u64,
@@ -14,13 +14,13 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// As the wire has it: all ones are *to the end*.
+    /// Creates a range from wire values. A length of all ones means to the end.
     pub fn new(offset: u64, length: u64) -> Step<Self> {
         // [RFC8881 18.10.3]
         let last = match length {
             0 => None,
             u64::MAX => Some(u64::MAX),
-            // The last byte of all is locked only by who locks to the end.
+            // Only a lock to the end includes the last byte.
             length => offset.checked_add(length).map(|end| end - 1),
         };
         match last {
@@ -34,7 +34,8 @@ impl Range {
     }
 }
 
-/// What one owner has locked: by first byte, the last one and whether for writing. Neighbours of one kind are one.
+/// The locked ranges of one owner: first byte to last byte and whether for writing. Adjacent ranges of one
+/// type are merged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ranges(BTreeMap<u64, (u64, bool)>);
 
@@ -53,12 +54,12 @@ impl Ranges {
         before.into_iter().chain(inside).map(|(&first, &(last, write))| (Range { first, last }, write))
     }
 
-    /// What is in the way of a lock.
+    /// Returns a conflicting range.
     pub fn conflict(&self, range: Range, write: bool) -> Option<(Range, bool)> {
         self.overlapping(range).find(|(_, held)| write || *held)
     }
 
-    /// Lock a range, or unlock it.
+    /// Locks a range for writing (`Some(true)`) or reading, or unlocks it (`None`).
     pub fn set(&mut self, range: Range, lock: Option<bool>) {
         let old: Vec<_> = self.overlapping(range).collect();
         for (it, write) in old {
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn ranges_agree_with_an_array() {
         const SIZE: usize = 24;
-        // The last byte of the model is the last byte of all.
+        // The last byte of the model is either the 24th byte or the last possible byte.
         let shift = u64::MAX - (SIZE as u64 - 1);
         for (seed, base) in (0..400).map(|seed| (seed, if seed % 2 == 0 { 0 } else { shift })) {
             let mut rng = Seeded(seed);

@@ -1,9 +1,13 @@
-//! ReplyMemory for kept replies: who gives it up when it is short, and who gets it back (RFC 8881 section 2.10.6.1).
+//! Memory for cached replies: which clients give it up when it is short, and which get it back (RFC 8881
+//! section 2.10.6.1).
 //!
-//! It is short when more than three quarters of the bound are held. First expired clients go, those who are silent for longest before the others, and while one of
-//! them is still there nobody else gives up anything. Then sessions are asked for half of their slots, step by step, where more than a fair share is held at their
-//! client's address; whoever holds no more than that keeps all he has. Below five eighths of the bound sessions grow back to what was agreed: between the two
-//! nothing happens, so that nobody is asked for what he has just been given.
+//! Memory is short when more than three quarters of the limit are reserved. First, the server evicts expired
+//! clients, those with the oldest lease first. While any of them is left, no other client gives up memory.
+//! After that, it asks sessions for half of their slots, repeatedly, at hosts that hold more than a fair
+//! share.
+//!
+//! Below five eighths of the limit, sessions grow back to the agreed size. The gap between the two thresholds
+//! prevents oscillation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,26 +16,26 @@ use ivers_nfs4::types::{ClientId, SessionId};
 use super::client::Client;
 use super::{ClientHost, StateManager, Stop, Time};
 
-/// Clients that one look makes go.
+/// Maximum number of clients to evict in one round.
 const SLICE: usize = 64;
 
-/// What was seen when it was last looked at.
+/// The result of the last check.
 #[derive(Debug, Default)]
 pub(super) struct ReplyMemory {
-    /// How often it was looked at: a session changes its size once each time.
+    /// Number of checks. A session changes its size at most once per round.
     round: u64,
-    /// Where too much of it is held.
+    /// Hosts that hold more than a fair share.
     over_share: BTreeSet<ClientHost>,
 }
 
 impl StateManager {
-    /// So much is held before reply_memory is short, and before sessions grow no further.
+    /// Returns the bytes above which memory is short, and those up to which sessions grow.
     fn reply_memory_marks(&self) -> (u64, u64) {
         let eighth = self.config.limits.reply_cache_bytes.1 / 8;
         (eighth * 6, eighth * 5)
     }
 
-    /// See who has to give up reply_memory.
+    /// Determines which hosts must give up memory.
     pub(super) fn balance_reply_memory(&mut self, now: Time) {
         self.reply_memory.round += 1;
         self.reply_memory.over_share.clear();
@@ -48,7 +52,8 @@ impl StateManager {
             held.into_iter().filter(|(_, held)| *held > fair).map(|(host, _)| host).collect();
     }
 
-    /// Make expired clients go until no more than so much is held, or will be when they are struck out. Whether that is enough, or there are more of them.
+    /// Evicts expired clients until at most `most` bytes are reserved, counting evictions in progress.
+    /// Returns whether that suffices or more clients are expired.
     fn evict_expired(&mut self, now: Time, most: u64) -> bool {
         let expired = self.clients.values().filter(|client| client.confirmed && client.reply_cache_bytes > 0);
         let expired = expired.filter(|client| self.lease_expired(now, client.id));
@@ -69,7 +74,7 @@ impl StateManager {
         more || self.reply_cache_bytes - going <= most
     }
 
-    /// Change the size of a session, if that is due.
+    /// Changes the size of a session, if that is due.
     pub(super) fn resize_session(&mut self, sessionid: &SessionId) {
         let (_, low) = self.reply_memory_marks();
         let (round, limit) = (self.reply_memory.round, self.config.limits.reply_cache_bytes.0);
@@ -85,7 +90,7 @@ impl StateManager {
             }
         } else if self.reply_cache_bytes <= low {
             if session.target < slots {
-                // He may as well keep them.
+                // The client may keep its slots.
                 session.set_target(slots, round);
             } else if slots < session.fore.max_requests {
                 let more = slots.min(session.fore.max_requests - slots);

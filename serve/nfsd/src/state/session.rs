@@ -15,31 +15,31 @@ use super::fair_share::FairShare;
 use super::slot::Slot;
 use super::{ConnId, Limits, Principal, SessionRequest, StateManager, Step, Stop, Time, fail};
 
-/// Less does not hold a SEQUENCE and its RPC header, nor what is answered to it.
+/// Minimum size for a SEQUENCE with its RPC header, and for its reply.
 pub(super) const SMALLEST_MESSAGE: u32 = 128;
-/// Less does not hold a CB_SEQUENCE and what comes behind it.
+/// Minimum size for a CB_SEQUENCE and the operation after it.
 const SMALLEST_CALLBACK: u32 = 256;
-/// Bytes that are set aside for a kept reply, at least: SEQUENCE alone is always kept.
+/// Minimum bytes reserved for a cached reply. The reply to a lone SEQUENCE is always cached.
 pub(super) const SMALLEST_KEPT: u32 = 512;
-/// CB_SEQUENCE, and what it is there for.
+/// CB_SEQUENCE and one other operation.
 const CALLBACK_OPERATIONS: u32 = 2;
-/// `CDFC4_*` and `CDFS4_*`: which way a connection is used.
+/// `CDFC4_*` and `CDFS4_*`: the direction of a connection.
 const FORE: u32 = 1;
 const BACK: u32 = 2;
 const BOTH: u32 = 3;
 const BACK_OR_BOTH: u32 = 7;
 
-/// What the server says in callbacks.
+/// The credentials of the server in callbacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallbackCred {
     /// AUTH_NONE.
     None,
-    /// AUTH_SYS, as the client asked for.
+    /// AUTH_SYS with the values that the client chose.
     Sys(ivers_nfs4::rpc::AuthSys),
 }
 
 impl CallbackCred {
-    /// The first that is possible. Without any, nobody can be called.
+    /// Returns the first supported credentials. Without any, callbacks are impossible.
     fn choose(offered: &List<CallbackSecurity>) -> Option<Self> {
         offered.0.iter().find_map(|security| match security {
             CallbackSecurity::None => Some(Self::None),
@@ -49,7 +49,7 @@ impl CallbackCred {
     }
 }
 
-/// CREATE_SESSION's own slot: the last number, and what was answered.
+/// The slot of CREATE_SESSION: the last sequence number and its reply.
 #[derive(Debug)]
 pub(super) struct CreateSlot {
     sequence: u32,
@@ -63,7 +63,7 @@ impl Default for CreateSlot {
 }
 
 impl CreateSlot {
-    /// The number that the client has to use.
+    /// Returns the sequence number that the client must use next.
     pub fn next(&self) -> u32 {
         self.sequence.wrapping_add(1)
     }
@@ -74,31 +74,31 @@ pub(super) struct Session {
     pub client: ClientId,
     pub fore: ChannelAttrs,
     pub slots: Vec<Slot>,
-    /// The last numbers of the slots behind those, which were given up.
+    /// Last sequence numbers of the retired slots, which follow `slots`.
     pub retired: Vec<u32>,
-    /// Slots from here on are to be given up.
+    /// The number of slots that the server asks the client to keep.
     pub target: u32,
-    /// How often that was another number.
+    /// Number of changes of `target`.
     pub target_version: u32,
-    /// When that was, in [rounds](super::reply_memory::ReplyMemory).
+    /// The [round](super::reply_memory::ReplyMemory) of the last change.
     pub resized: u64,
     pub back_slots: Vec<BackSlot>,
     pub back_wanted: bool,
     pub program: u32,
-    /// Callbacks are of the version in which the session was made: to a client of another one they mean nothing.
+    /// The minor version that created the session. Callbacks use the same one.
     pub minor: u32,
     pub identity: Option<CallbackCred>,
-    /// Which way each connection is used.
+    /// The directions of each connection.
     pub connections: BTreeMap<ConnId, u32>,
 }
 
 impl Session {
-    /// Every slot waits for a client who never answered: he has to make a new session.
+    /// Returns whether every slot waits for a reply that never came. Only a new session helps.
     pub fn back_is_stuck(&self) -> bool {
         self.back_slots.iter().all(BackSlot::is_stuck)
     }
 
-    /// A connection that carries callbacks.
+    /// Returns a connection for callbacks.
     pub fn back_connection(&self) -> Option<ConnId> {
         self.identity.as_ref()?;
         self.connections.iter().find(|(_, way)| **way & BACK != 0).map(|(conn, _)| *conn)
@@ -114,7 +114,7 @@ impl Session {
     }
 }
 
-/// The fore channel that the server agrees to.
+/// Returns the fore channel that the server agrees to.
 fn fore_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
     if asked.max_requests == 0 || asked.max_operations == 0 {
         return Err(NfsStat::Inval);
@@ -135,7 +135,8 @@ fn fore_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
 }
 
 fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
-    // [RFC8881 18.36.3] Also if nobody wants it yet: BIND_CONN_TO_SESSION may put a connection behind it later, and asks nothing then.
+    // [RFC8881 18.36.3] Checked even if no callbacks are requested: BIND_CONN_TO_SESSION may add a back
+    // channel later without negotiation.
     let too_small = asked.max_request < SMALLEST_CALLBACK
         || asked.max_response < SMALLEST_CALLBACK
         || asked.max_operations < CALLBACK_OPERATIONS;
@@ -153,7 +154,7 @@ fn back_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {
     })
 }
 
-/// What the server agrees to, or why these arguments cannot be agreed to by anybody.
+/// Returns the channels that the server agrees to, or the error if no server could.
 fn negotiate(args: &CreateSessionArgs, limits: &Limits) -> Res<(ChannelAttrs, ChannelAttrs)> {
     if args.flags & !(session_flags::PERSIST | session_flags::CONN_BACK_CHAN | session_flags::CONN_RDMA) != 0
     {
@@ -163,7 +164,7 @@ fn negotiate(args: &CreateSessionArgs, limits: &Limits) -> Res<(ChannelAttrs, Ch
 }
 
 impl StateManager {
-    /// CREATE_SESSION (RFC 8881 section 18.36.4), with exactly-once semantics of its own.
+    /// CREATE_SESSION (RFC 8881 section 18.36.4), with its own exactly-once semantics.
     pub fn create_session(
         &mut self,
         now: Time,
@@ -181,7 +182,8 @@ impl StateManager {
         if client.confirmed {
             self.check_principal(principal, args.clientid)?;
         } else if client.principal != *principal {
-            // [RFC8881 18.36.4] Before his number is looked at: what a stranger is told is no answer to the owner's next request.
+            // [RFC8881 18.36.4] Checked before the sequence number, so that another principal does not get a
+            // cached reply.
             return fail(NfsStat::ClidInuse);
         }
         // [RFC8881 18.36.4]
@@ -191,9 +193,9 @@ impl StateManager {
         if args.sequence != client.create.next() {
             return fail(NfsStat::SeqMisordered);
         }
-        // [RFC8881 18.36.4] The next number is the one behind the last that was used successfully: what is refused for its arguments alone uses none up.
+        // [RFC8881 18.36.4] A request with invalid arguments consumes no sequence number.
         let channels = negotiate(args, &self.config.limits)?;
-        // What may go better the next time is not remembered: the client would be told so for ever.
+        // Temporary errors are not cached: a retry would get them forever.
         let created = self.new_session(now, conn, minor, args, channels)?;
         if let Some(client) = self.clients.get_mut(&args.clientid) {
             client.create = CreateSlot { sequence: args.sequence, reply: Ok(created.clone()) };
@@ -215,7 +217,7 @@ impl StateManager {
         if client.sessions.len() >= limits.sessions {
             return fail(NfsStat::Delay);
         }
-        // The reply_memory for kept replies is set aside now: when an operation is done it is too late to say no.
+        // Reserve memory for cached replies now: after an operation it is too late to refuse.
         let each = u64::from(fore.max_response_cached.max(SMALLEST_KEPT));
         let held = self.clients.values().map(|client| (client.host, client.reply_cache_bytes));
         let room = FairShare::new(limits.reply_cache_bytes.1, client.host, held).available(client.host);
@@ -264,7 +266,7 @@ impl StateManager {
         Ok(CreateSessionOk { sessionid, sequence: args.sequence, flags, fore, back })
     }
 
-    /// DESTROY_SESSION (RFC 8881 section 18.37), over this connection, inside this request if it is one of a session.
+    /// DESTROY_SESSION (RFC 8881 section 18.37). `inside` is the session request that contains it, if any.
     pub fn destroy_session(
         &mut self,
         conn: ConnId,
@@ -326,7 +328,7 @@ impl StateManager {
         Ok(BindConn { sessionid: args.sessionid, direction, rdma: false })
     }
 
-    /// BACKCHANNEL_CTL (RFC 8881 section 18.33), of the session of this request.
+    /// BACKCHANNEL_CTL (RFC 8881 section 18.33) for the session of this request.
     pub fn backchannel_ctl(&mut self, inside: &SessionRequest, args: &BackchannelCtlArgs) -> Step<()> {
         let Some(session) = self.sessions.get_mut(&inside.session) else { return fail(NfsStat::Badsession) };
         // [RFC8881 18.33.3]
@@ -338,14 +340,14 @@ impl StateManager {
         Ok(())
     }
 
-    /// A connection carries requests of a session from now on: without state protection a SEQUENCE over it is enough (section 2.10.3.1).
+    /// Binds a connection to a session. Without state protection, a SEQUENCE suffices (section 2.10.3.1).
     pub(super) fn bind_fore_channel(&mut self, conn: ConnId, sessionid: &SessionId) -> Step<()> {
         let limit = self.config.limits.connections;
         let Some(session) = self.sessions.get_mut(sessionid) else { return fail(NfsStat::Badsession) };
         session.bind(conn, FORE, limit).map(|_| ())
     }
 
-    /// A connection is gone.
+    /// Removes a closed connection.
     pub fn disconnected(&mut self, conn: ConnId) {
         for session in self.sessions.values_mut() {
             session.connections.remove(&conn);

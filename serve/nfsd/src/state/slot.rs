@@ -11,31 +11,31 @@ use super::fault_injection::{self, Fault};
 use super::session::{SMALLEST_KEPT, SMALLEST_MESSAGE, Session};
 use super::{ConnId, Digest, Principal, StateManager, Step, Time, fail};
 
-/// What a request looks like before its operations.
+/// A request before its operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Who sent it.
+    /// The sender.
     pub principal: Principal,
-    /// Tells it from another one.
+    /// Distinguishes it from another request.
     pub digest: Digest,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u32,
-    /// How many operations it has, SEQUENCE too.
+    /// The number of operations, including SEQUENCE.
     pub operations: u32,
 }
 
-/// Where a request of a session stands.
+/// The outcome of SEQUENCE.
 #[derive(Debug)]
 pub enum SequenceOutcome {
-    /// It is new: do the rest, then [`StateManager::finish`].
+    /// A new request: execute it, then call [`StateManager::finish`].
     New(SessionRequest, SequenceOk),
-    /// It was done already: this COMPOUND was the reply.
+    /// A retry, with the cached COMPOUND.
     Replay(Arc<[u8]>),
-    /// It was done already, and its reply was not kept: the second operation says NFS4ERR_RETRY_UNCACHED_REP.
+    /// A retry without a cached reply: the second operation returns NFS4ERR_RETRY_UNCACHED_REP.
     Uncached(SequenceOk),
 }
 
-/// A request of a session that is under way. It has to be [finished](StateManager::finish), also if whoever works on it fails.
+/// A running request of a session. It must be [finished](StateManager::finish), even on errors.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the slot stays busy until it is finished"]
 pub struct SessionRequest {
@@ -47,9 +47,9 @@ pub struct SessionRequest {
     pub slot: u32,
     /// Its sequence number in that slot.
     pub sequence: u32,
-    /// Whether its reply is to be kept.
+    /// Whether to cache its reply.
     pub keep: bool,
-    /// How large its reply may be.
+    /// Maximum size of its reply.
     pub reply_bytes: u32,
 }
 
@@ -64,7 +64,7 @@ struct Completed {
 enum SlotContent {
     #[default]
     Unused,
-    /// It was given up, and is there again: the client counts on, or begins anew.
+    /// The slot was retired and restored: the client continues its sequence numbers or starts again at 1.
     Restored,
     Busy {
         principal: Principal,
@@ -77,8 +77,8 @@ enum SlotContent {
 pub(super) struct Slot {
     sequence: u32,
     content: SlotContent,
-    /// Which of the session's targets the last reply of this slot target_told.
-    target_told: u32,
+    /// The `target_version` of the session that the slot's last reply contained.
+    advertised_version: u32,
 }
 
 impl Slot {
@@ -96,37 +96,37 @@ impl Slot {
         matches!(self.content, SlotContent::Busy { .. })
     }
 
-    /// Whether the client is known to have seen the reply to this request: he has sent another one since.
+    /// Returns whether the client has seen the reply to this request, because it has sent a later one.
     pub fn is_past(&self, sequence: u32) -> bool {
         self.sequence != sequence
     }
 }
 
 impl Session {
-    /// Bytes set aside for kept replies.
+    /// Returns the bytes reserved for cached replies.
     pub fn reserved(&self) -> u64 {
         self.reserved_each() * self.slots.len() as u64
     }
 
-    /// The same of one slot.
+    /// Returns the bytes reserved for one slot.
     pub fn reserved_each(&self) -> u64 {
         u64::from(self.fore.max_response_cached.max(SMALLEST_KEPT))
     }
 
-    /// Another target.
+    /// Sets another target.
     pub fn set_target(&mut self, target: u32, round: u64) {
         (self.target, self.resized) = (target, round);
         self.target_version = self.target_version.wrapping_add(1);
     }
 
-    /// Slots that were given up are there again.
+    /// Restores retired slots.
     pub fn grow(&mut self, more: usize) {
         let numbers: Vec<u32> = self.retired.drain(..more.min(self.retired.len())).collect();
-        let target_told = self.target_version;
+        let advertised_version = self.target_version;
         self.slots.extend(numbers.into_iter().map(|sequence| Slot {
             sequence,
             content: SlotContent::Restored,
-            target_told,
+            advertised_version,
         }));
     }
 
@@ -166,7 +166,6 @@ impl StateManager {
             return fail(NfsStat::Delay);
         }
         if !session.connections.contains_key(&conn) && self.check_principal(&request.principal, id).is_err() {
-            // He is target_told why when he asks for it.
             return fail(NfsStat::ConnNotBoundToSession);
         }
         // [RFC8881 18.46.3]
@@ -181,7 +180,7 @@ impl StateManager {
             return fail(NfsStat::BadHighSlot);
         }
         // [RFC8881 2.10.6.1]
-        let forgetful = fault_injection::is_planted(Fault::ReexecuteRequests) && !slot.is_busy();
+        let forgetful = fault_injection::is_injected(Fault::ReexecuteRequests) && !slot.is_busy();
         let anew = matches!(slot.content, SlotContent::Restored) && args.sequenceid == 1;
         if args.sequenceid == slot.sequence && !anew && !forgetful {
             return match &slot.content {
@@ -206,7 +205,7 @@ impl StateManager {
         if slot.is_busy() || !next && !forgetful {
             return fail(NfsStat::SeqMisordered);
         }
-        // [RFC8881 2.10.6.4] Not even what is said of this would fit; the slot stays as it was.
+        // [RFC8881 2.10.6.4] Not even the error would fit. The slot stays unchanged.
         if args.cache_this && session.fore.max_response_cached < SMALLEST_MESSAGE {
             return fail(NfsStat::RepTooBigToCache);
         }
@@ -223,7 +222,7 @@ impl StateManager {
         } else {
             session.fore.max_response
         };
-        let target_told = session.target_version;
+        let advertised_version = session.target_version;
         if let Some(slot) = self
             .sessions
             .get_mut(&args.sessionid)
@@ -231,7 +230,7 @@ impl StateManager {
         {
             slot.sequence = args.sequenceid;
             slot.content = SlotContent::Busy { principal: request.principal.clone(), digest: request.digest };
-            slot.target_told = target_told;
+            slot.advertised_version = advertised_version;
         }
         if let Some(client) = self.clients.get_mut(&id) {
             client.busy += 1;
@@ -247,9 +246,9 @@ impl StateManager {
         Ok(SequenceOutcome::New(running, ok))
     }
 
-    /// A request is over. `reply` is the encoded COMPOUND; it is kept if the client asked for that.
+    /// Ends a request. `reply` is the encoded COMPOUND, which is cached if the client asked for it.
     pub fn finish(&mut self, now: Time, running: SessionRequest, reply: &[u8]) {
-        // Its session may have been destroyed by the request itself.
+        // The request may have destroyed its own session.
         let Some(session) = self.sessions.get_mut(&running.session) else { return };
         let fits = reply.len() as u64 <= u64::from(session.fore.max_response_cached.max(SMALLEST_KEPT));
         let Some(slot) = session.slots.get_mut(running.slot as usize) else { return };
@@ -262,15 +261,15 @@ impl StateManager {
         if let Some(client) = self.clients.get_mut(&running.client) {
             client.busy -= 1;
         }
-        // The lease runs from the end: a request may have taken longer than that.
+        // The lease starts at the end: a request may take longer than a lease.
         self.renew(now, running.client);
     }
 
-    /// What a session is to give up goes when the client has shown that he knows (section 2.10.6.1).
+    /// Retires the slots above the target when the client has acknowledged it (section 2.10.6.1).
     fn shrink(&mut self, args: &SequenceArgs) {
         let Some(session) = self.sessions.get_mut(&args.sessionid) else { return };
         let slots = session.slots.len() as u32;
-        let knows = session.slots[args.slotid as usize].target_told == session.target_version;
+        let knows = session.slots[args.slotid as usize].advertised_version == session.target_version;
         if session.target == slots || !knows || args.highest_slotid >= session.target {
             return;
         }

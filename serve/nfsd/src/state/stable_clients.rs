@@ -1,33 +1,33 @@
-//! Who is on record: what stable storage holds of clients, as far as it has answered.
+//! The client records on stable storage, including pending writes.
 //!
-//! Whether a client may be believed to be on record is asked here each time, and nowhere remembered: a record goes when he gives up his number, when he is
-//! struck out, and when somebody else of his name is written down.
+//! Callers ask here each time whether a client is on record. A record disappears when the client ID is
+//! destroyed, when it is removed, and when a record of another client with the same name replaces it.
 
 use std::collections::BTreeMap;
 
 use super::{ClientRecord, RecordChange, Ticket};
 
-/// Whether stable storage knows a client.
+/// The status of a client's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecordStatus {
-    /// It does not.
+    /// No record.
     Absent,
-    /// Something is being written of his name: until then it is not known.
+    /// A write for its name is pending, so the status is unknown.
     Pending(Ticket),
-    /// It does, durably.
+    /// Durable.
     Durable,
 }
 
-/// NFSv4.1 or later, and the client's own name.
+/// Whether it uses sessions, and its own name.
 type Key = (bool, Vec<u8>);
 
-/// What stable storage holds, and what it was asked for.
+/// Durable records and pending writes.
 #[derive(Debug, Default)]
 pub(super) struct StableClients {
     kept: BTreeMap<Key, ClientRecord>,
-    /// Not answered yet. Tickets are in the order in which it is written.
+    /// Pending writes. The order of the tickets is the order of the writes.
     asked: BTreeMap<Ticket, RecordChange>,
-    /// The last of those, of each name.
+    /// The last pending write for each name.
     last: BTreeMap<Key, Ticket>,
 }
 
@@ -49,7 +49,7 @@ impl StableClients {
         self.asked.insert(ticket, change.clone());
     }
 
-    /// What was asked for is durable, or has not taken place.
+    /// Completes a pending write, successfully or not.
     pub fn settle(&mut self, ticket: Ticket, durable: bool) {
         let Some(change) = self.asked.remove(&ticket) else { return };
         for key in keys(&change) {
@@ -81,7 +81,7 @@ impl StableClients {
         }
     }
 
-    /// What is going to be there of this boot of a client, if nothing fails.
+    /// Returns the record of this boot of a client after all pending writes, if they succeed.
     pub fn expected(&self, record: &ClientRecord) -> Option<&ClientRecord> {
         let key = record.key();
         let mut there = self.kept.get(&key);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_counts_when_it_is_durable() {
+    fn only_durable_records_count() {
         let [one, two] = [record(1, 1), record(2, 1)];
         let mut records = StableClients::new([&one].into_iter());
         assert_eq!((records.of(&one), records.of(&two)), (RecordStatus::Durable, RecordStatus::Absent));
@@ -128,7 +128,7 @@ mod tests {
         records.ask(Ticket(3), &RecordChange::Put(two.clone()));
         records.settle(Ticket(3), true);
         assert_eq!((records.of(&one), records.of(&two)), (RecordStatus::Absent, RecordStatus::Durable));
-        // Somebody else, who calls himself so: he is not struck out in the place of this one.
+        // A record of another principal with the same name does not match.
         records.ask(Ticket(4), &RecordChange::Remove(vec![record(2, 9)]));
         assert_eq!(records.expected(&two), Some(&two));
         records.settle(Ticket(4), true);

@@ -1,4 +1,5 @@
-//! What a client holds, and the stateids that name it (RFC 8881 sections 8.2, 18.38, 18.48; RFC 7530 section 9.1.4).
+//! State of clients, and the stateids that identify it (RFC 8881 sections 8.2, 18.38, 18.48; RFC 7530 section
+//! 9.1.4).
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use super::lock::LockState;
 use super::open::Open;
 use super::{Caller, FileId, StateManager, Step, Time, fail};
 
-/// What an index names.
+/// The state that an index identifies.
 #[derive(Debug)]
 pub(super) enum EntryKind {
     Open(Open),
@@ -20,7 +21,7 @@ pub(super) enum EntryKind {
     Copy(Copy),
 }
 
-/// A piece of state. Its stateid is: boot count, index, random word.
+/// A piece of state. Its stateid consists of boot count, index and random number.
 #[derive(Debug)]
 pub(super) struct StateEntry {
     pub client: ClientId,
@@ -31,13 +32,13 @@ pub(super) struct StateEntry {
 }
 
 impl StateEntry {
-    /// A new edition; 0 means *the newest* and is left out.
+    /// Increments the seqid. It skips 0, which means "the current one" in requests.
     pub fn changed(&mut self) {
         self.seqid = self.seqid.checked_add(1).unwrap_or(1);
     }
 }
 
-/// What an owner owns.
+/// The kind of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum OwnerKind {
     Open,
@@ -51,7 +52,7 @@ pub(super) struct Owner {
     pub kind: OwnerKind,
     pub name: Vec<u8>,
     pub entries: BTreeSet<u32>,
-    /// NFSv4.0 counts his requests.
+    /// The sequence of its requests in NFSv4.0.
     pub sequence: Option<super::owner::OwnerSeqid>,
 }
 
@@ -65,13 +66,13 @@ impl StateManager {
         StateId { seqid: entry.seqid, other }
     }
 
-    /// The number in a stateid. Whether it means anything is to be looked at.
+    /// Returns the index in a stateid, without validating it.
     pub(super) fn index_of(stateid: &StateId) -> u32 {
         let bytes = &stateid.other[4..8];
         u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 
-    /// What a stateid names, if it is this caller's and not too old.
+    /// Finds the state of a stateid. Fails if it belongs to another caller or has the wrong seqid.
     pub(super) fn find(&self, caller: Caller, stateid: &StateId) -> Step<u32> {
         let v40 = caller == Caller::V40;
         let word = |at: usize| {
@@ -106,7 +107,7 @@ impl StateManager {
         Ok(index)
     }
 
-    /// The same, for an operation on a file.
+    /// Finds the state of a stateid for an operation on a file.
     pub(super) fn find_for_file(&self, caller: Caller, file: FileId, stateid: &StateId) -> Step<u32> {
         let index = self.find(caller, stateid)?;
         if self.entries[&index].file != file {
@@ -122,7 +123,7 @@ impl StateManager {
         }
     }
 
-    /// Whether one more piece of state may be held, or planned.
+    /// Checks the limits for one more piece of state, held or planned.
     pub(super) fn check_room_for_entry(&mut self, now: Time, id: ClientId) -> Step<()> {
         let limits = self.config.limits.stateids;
         let client = &self.clients[&id];
@@ -157,7 +158,7 @@ impl StateManager {
         index
     }
 
-    /// Take a piece of state out of the tables that all kinds are in.
+    /// Removes a piece of state from the tables that are common to all kinds.
     pub(super) fn remove_entry(&mut self, index: u32) -> Option<StateEntry> {
         let entry = self.entries.remove(&index)?;
         if let Some(client) = self.clients.get_mut(&entry.client) {
@@ -166,7 +167,7 @@ impl StateManager {
         Some(entry)
     }
 
-    /// The owner of this name, made if there is none.
+    /// Returns the owner with this name. Creates it if necessary.
     pub(super) fn owner(&mut self, client: ClientId, kind: OwnerKind, name: &[u8]) -> u64 {
         let Some(of) = self.clients.get_mut(&client) else { return 0 };
         if let Some(owner) = of.owners.get(&(kind, name.to_vec())) {
@@ -179,7 +180,7 @@ impl StateManager {
         self.last_owner
     }
 
-    /// An owner who owns nothing is forgotten; one of NFSv4.0 only after a while, for his sequence's sake.
+    /// Forgets an owner without state. NFSv4.0 owners stay for a while, because of their sequence.
     pub(super) fn remove_owner_if_idle(&mut self, number: u64) {
         let Some(owner) = self.owners.get(&number) else { return };
         if owner.entries.is_empty() && owner.sequence.is_none() {
@@ -194,7 +195,7 @@ impl StateManager {
         }
     }
 
-    /// TEST_STATEID: a status for each (RFC 8881 section 18.48).
+    /// TEST_STATEID (RFC 8881 section 18.48): a status for each stateid.
     pub fn test_stateid(&self, client: ClientId, stateids: &[StateId]) -> Vec<NfsStat> {
         let status = |stateid: &StateId| match self.find(Caller::Client(client), stateid) {
             Err(super::Stop::Fail(status)) => status,

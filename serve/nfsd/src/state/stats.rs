@@ -1,66 +1,66 @@
-//! What an administrator is told: how many there are of everything, what has happened, and what is worth a line.
+//! Statistics for administrators: current counts, events since the start, and log events.
 
 use ivers_nfs4::types::ClientId;
 
 use super::stateids::EntryKind;
 use super::{FileId, StateManager};
 
-/// So many notes wait to be taken; beyond that they are counted only.
+/// Maximum number of log events to keep. Further ones are only counted.
 const NOTES_MAX: usize = 256;
 
-/// How many there are.
+/// Current counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StateCounts {
-    /// Clients that are confirmed.
+    /// Confirmed clients.
     pub clients: usize,
     /// Sessions.
     pub sessions: usize,
     /// Opens.
     pub opens: usize,
-    /// Lock-owners that have locked something, each counted for each of its files.
+    /// Lock stateids: lock-owners, counted once per file.
     pub lock_owners: usize,
-    /// Ranges that are locked.
+    /// Locked ranges.
     pub locks: usize,
-    /// Delegations for reading.
+    /// Read delegations.
     pub delegations_read: usize,
-    /// Delegations for writing.
+    /// Write delegations.
     pub delegations_write: usize,
-    /// Copies that go on, or of whose end the client may not know.
+    /// Copies that are running, or whose result the client may not know.
     pub copies: usize,
-    /// Delegations that were asked back and are still out.
+    /// Recalled delegations that are not returned.
     pub recalls_pending: usize,
-    /// What was held before the restart may still be claimed.
+    /// Whether the grace period lasts.
     pub in_grace: bool,
 }
 
-/// What has happened since the start.
+/// Events since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EventCounts {
-    /// Clients were confirmed.
+    /// Confirmations of clients.
     pub clients_confirmed: u64,
-    /// Clients went: they were silent for too long, or somebody else has their name.
+    /// Evictions of clients.
     pub clients_evicted: u64,
-    /// Delegations were asked back.
+    /// Recalls of delegations.
     pub recalls: u64,
-    /// Delegations were not given back in time, and taken away.
+    /// Revocations of delegations.
     pub revocations: u64,
 }
 
-/// What is worth a line in the log.
+/// An event for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LogEvent {
-    /// A client went: he was silent for too long, or somebody else has his name.
+    /// A client was evicted.
     Evicted(ClientId),
-    /// A delegation is asked back.
+    /// A delegation is recalled.
     Recalled(ClientId, FileId),
-    /// It was not given back in time.
+    /// A delegation was not returned in time, and is revoked.
     Revoked(ClientId, FileId),
-    /// Nothing can be claimed any more.
+    /// The grace period is over.
     GraceOver,
 }
 
 impl StateManager {
-    /// How many there are of everything. Looks at all that is held.
+    /// Counts the state. Takes time proportional to its size.
     pub fn counts(&self) -> StateCounts {
         let mut counts = StateCounts {
             clients: self.clients.values().filter(|client| client.confirmed).count(),
@@ -83,17 +83,17 @@ impl StateManager {
         counts
     }
 
-    /// What has happened.
+    /// Returns the events since the start.
     pub fn events(&self) -> EventCounts {
         self.events
     }
 
-    /// What a client calls himself.
+    /// Returns a client's own name.
     pub fn name_of(&self, client: ClientId) -> Option<&[u8]> {
         self.clients.get(&client).map(|client| &*client.owner)
     }
 
-    /// What is worth a line since this was last asked.
+    /// Returns the log events since the last call.
     pub fn take_log_events(&mut self) -> Vec<LogEvent> {
         std::mem::take(&mut self.notes)
     }

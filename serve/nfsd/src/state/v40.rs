@@ -7,20 +7,21 @@ use ivers_nfs4::types::{ClientId, Verifier};
 use super::stateids::OwnerKind;
 use super::{Caller, ClientHost, Principal, StateManager, Step, Time, fail};
 
-/// What a client of NFSv4.0 has beside.
+/// The parts of a client that are specific to NFSv4.0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct V40 {
     pub callback: CallbackClient,
     pub ident: u32,
     confirm: Verifier,
-    /// Where he wants to be called from now on, when he has confirmed it.
+    /// A new callback address that the client has not confirmed yet.
     update: Option<(CallbackClient, u32, Verifier)>,
-    /// Whether he has answered.
+    /// Whether callbacks work.
     pub path_up: bool,
 }
 
 impl StateManager {
-    /// SETCLIENTID: the five cases of RFC 7530 section 16.33.5. NFS4ERR_CLID_INUSE is answered with the address that `in_use_by` names.
+    /// SETCLIENTID: the five cases of RFC 7530 section 16.33.5. `in_use_by` returns the address for
+    /// NFS4ERR_CLID_INUSE.
     pub fn set_client_id(
         &mut self,
         now: Time,
@@ -44,7 +45,8 @@ impl StateManager {
                 }
                 self.evict(id)?;
             } else if client.verifier == args.client.verifier {
-                // The same boot: only where he is called back may be new. Whoever else wanted the name is forgotten.
+                // The same boot with a new callback address. Another client that waits for the name is
+                // forgotten.
                 let unconfirmed = self.incarnations.get_mut(&key).and_then(|name| name.unconfirmed.take());
                 if let Some(other) = unconfirmed {
                     self.clients.remove(&other);
@@ -70,7 +72,8 @@ impl StateManager {
         Ok(ConfirmArgs { clientid: id, confirm })
     }
 
-    /// SETCLIENTID_CONFIRM (RFC 7530 section 16.34). Afterwards the way back is to be tried: [`StateManager::set_callback_path`].
+    /// SETCLIENTID_CONFIRM (RFC 7530 section 16.34). Test the callback path after it:
+    /// [`StateManager::set_callback_path`].
     pub fn set_client_id_confirm(
         &mut self,
         now: Time,
@@ -119,13 +122,13 @@ impl StateManager {
         Ok(())
     }
 
-    /// Where a client of NFSv4.0 is called back, to try it.
+    /// Returns the callback address of an NFSv4.0 client, for a test.
     pub fn callback_address(&self, id: ClientId) -> Option<(CallbackClient, u32)> {
         let v40 = self.clients.get(&id)?.v40.as_ref()?;
         Some((v40.callback.clone(), v40.ident))
     }
 
-    /// Whether he has answered.
+    /// Reports whether callbacks to a client work.
     pub fn set_callback_path(&mut self, id: ClientId, works: bool) {
         let Some(v40) = self.clients.get_mut(&id).and_then(|client| client.v40.as_mut()) else { return };
         let was = std::mem::replace(&mut v40.path_up, works);
@@ -154,7 +157,7 @@ impl StateManager {
         Ok(())
     }
 
-    /// How this client's stateids are looked up; nothing if he is none, or is just going.
+    /// Returns how to look up this client's stateids. Fails if it is unknown or being evicted.
     pub(super) fn caller(&self, id: ClientId) -> Step<Caller> {
         let Some(client) = self.clients.get(&id).filter(|client| client.confirmed) else {
             // [RFC7530 9.1.1]

@@ -7,7 +7,7 @@ use super::*;
 const FROM: FileId = FileId { export: 1, inode: 2, generation: 3 };
 const TO: FileId = FileId { export: 1, inode: 4, generation: 3 };
 
-/// A client with both files open, and a copy that he has begun.
+/// A client with two open files and a running copy between them.
 struct Begun {
     state: StateManager,
     a: ClientId,
@@ -36,7 +36,7 @@ fn slice(state: &mut StateManager, now: Time, copy: &StateId, bytes: u64, end: O
     state.check_invariants();
 }
 
-/// How the client was told that it ended.
+/// Returns the results that were sent to the client.
 fn told(state: &mut StateManager) -> Vec<OffloadInfo> {
     let ends = |effect: Effect| match effect {
         Effect::Callback { call: Callback::Offload { info, file, .. }, .. } => {
@@ -50,7 +50,7 @@ fn told(state: &mut StateManager) -> Vec<OffloadInfo> {
 
 /// [RFC7862 15.9.3] [RFC7862 16.1.3] [RFC7862 4.8]
 #[test]
-fn a_copy_tells_how_far_it_is_and_how_it_ended() {
+fn a_copy_reports_progress_and_result() {
     let Begun { mut state, a, copy, .. } = begin(Config::default());
     assert_eq!(state.counts().copies, 1);
     let status = |state: &StateManager| state.copy_status(a, TO, &copy).unwrap();
@@ -61,7 +61,7 @@ fn a_copy_tells_how_far_it_is_and_how_it_ended() {
     let [OffloadInfo::Ok(response)] = &told(&mut state)[..] else { panic!() };
     assert_eq!((response.count, response.verifier), (15, [9; 8]));
     assert_eq!(failed(state.copy_slice(T, &copy)), NfsStat::BadStateid, "there is no more to do");
-    // It is known until he knows it: by a seqid of its own, of this file, to him alone.
+    // The result is kept until the client acknowledges it: by seqid, file and client.
     assert_eq!(failed(state.copy_status(a, TO, &StateId { seqid: 0, ..copy })), NfsStat::BadStateid);
     assert_eq!(failed(state.copy_status(a, FROM, &copy)), NfsStat::BadStateid);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -74,9 +74,9 @@ fn a_copy_tells_how_far_it_is_and_how_it_ended() {
     state.check_invariants();
 }
 
-/// A copy's stateid is none for reading, closing or locking.
+/// The stateid of a copy is not valid for reading, closing or locking.
 #[test]
-fn a_copy_is_no_open() {
+fn a_copy_is_not_an_open() {
     let Begun { mut state, a, copy, .. } = begin(Config::default());
     let me = Caller::Client(a);
     assert_eq!(failed(state.permit(T, me, TO, &copy, Access::Write)), NfsStat::BadStateid);
@@ -84,7 +84,7 @@ fn a_copy_is_no_open() {
     assert_eq!(failed(state.deleg_return(T, me, TO, &copy)), NfsStat::BadStateid);
     assert_eq!(failed(state.free_stateid(a, &copy)), NfsStat::LocksHeld);
     let request = LockRequest {
-        locker: Locker::Old(copy),
+        locker: Locker::Existing(copy),
         kind: ivers_nfs4::types::LockType::Read,
         reclaim: false,
         offset: 0,
@@ -96,7 +96,7 @@ fn a_copy_is_no_open() {
 
 /// [RFC7862 15.8.3]
 #[test]
-fn a_cancelled_copy_has_stopped_when_that_is_answered() {
+fn a_cancelled_copy_has_stopped_before_the_reply() {
     let Begun { mut state, a, copy, wanted, .. } = begin(Config::default());
     state.copy_cancel(a, TO, &copy).unwrap();
     assert_eq!(failed(state.copy_slice(T, &copy)), NfsStat::BadStateid);
@@ -119,7 +119,7 @@ fn wanted_of(state: &mut StateManager) -> Vec<Effect> {
     super::wanted(state)
 }
 
-/// [RFC7862 4.8] Who says nothing for a lease time has no copies, and those that go on are no word of his.
+/// [RFC7862 4.8] The copies of a client end with its lease, and do not renew it.
 #[test]
 fn copies_go_with_the_lease() {
     let Begun { mut state, a, copy, .. } = begin(Config::default());
@@ -132,7 +132,7 @@ fn copies_go_with_the_lease() {
     assert!(told(&mut state).is_empty());
     state.check_invariants();
 
-    // Gone in the middle of one: with all that he had.
+    // The client expires during a copy, and loses everything.
     let Begun { mut state, a, session, wanted, copy } = begin(Config::default());
     let (read, write) = state.copy_slice(T, &copy).unwrap();
     assert_eq!(state.evict(a), Err(Stop::Fail(NfsStat::Delay)), "not while something of his is under way");
@@ -147,10 +147,10 @@ fn copies_go_with_the_lease() {
 }
 
 #[test]
-fn a_copy_ends_with_the_open_that_it_is_done_by() {
+fn a_copy_ends_with_its_open() {
     let Begun { mut state, a, copy, wanted, .. } = begin(Config::default());
     slice(&mut state, T, &copy, 10, None);
-    // Another edition of it is as good.
+    // Another seqid of the open is valid, too.
     open(&mut state, a, "o", FROM, share::BOTH, 0).unwrap();
     slice(&mut state, T, &copy, 10, None);
     let newest = StateId { seqid: 0, ..wanted.source.1 };
@@ -164,9 +164,9 @@ fn a_copy_ends_with_the_open_that_it_is_done_by() {
     state.check_invariants();
 }
 
-/// What somebody else has for himself is waited for, slice by slice.
+/// A copy waits for conflicting delegations at each slice.
 #[test]
-fn a_copy_stands_aside_for_delegations() {
+fn a_copy_waits_for_delegations() {
     let Begun { mut state, copy, .. } = begin(Config::default());
     let (b, _) = client(&mut state, T, "b", 2);
     let read = open_as(&mut state, T, b, "o", FROM, (share::READ, 0), share::WANT_READ_DELEG, Claim::Null);
@@ -180,7 +180,7 @@ fn a_copy_stands_aside_for_delegations() {
 }
 
 #[test]
-fn who_could_not_be_told_is_told_later_and_not_for_ever() {
+fn results_are_sent_again_for_a_while() {
     let Begun { mut state, a, session, copy, .. } = begin(Config::default());
     slice(&mut state, T, &copy, 10, Some(NfsStat::Nospc));
     assert_eq!(told(&mut state), [OffloadInfo::Failed(NfsStat::Nospc, 10)]);
@@ -195,7 +195,7 @@ fn who_could_not_be_told_is_told_later_and_not_for_ever() {
 }
 
 #[test]
-fn copies_are_bounded() {
+fn copies_are_limited() {
     let limits = Limits { copies: (2, 3), ..Limits::default() };
     let Begun { mut state, a, wanted, .. } = begin(Config { limits, ..Config::default() });
     assert!(state.copy_begin(T, a, None, &wanted).unwrap().is_some());

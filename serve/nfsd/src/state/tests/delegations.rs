@@ -20,7 +20,7 @@ fn two() -> (StateManager, ClientId, ClientId) {
     (state, a, b)
 }
 
-/// Look, and be done with it.
+/// Queries the attributes.
 fn look(state: &mut StateManager, now: Time, caller: Caller) -> Step<()> {
     let permit = state.begin_getattr(now, caller, F)?;
     state.end_permit(now, permit);
@@ -39,7 +39,7 @@ fn bumps(state: &mut StateManager) -> usize {
 }
 
 #[test]
-fn delegations_are_given_when_nobody_minds() {
+fn delegations_are_granted_without_contention() {
     let (mut state, a, b) = two();
     assert_eq!(
         want(&mut state, T, a, share::READ, share::WANT_NO_DELEG),
@@ -54,7 +54,7 @@ fn delegations_are_given_when_nobody_minds() {
     assert_eq!(want(&mut state, T, a, share::WRITE, 0), DelegationGrant::None(WhyNoDelegation::Contention));
     assert_eq!(want(&mut state, T, b, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Contention));
     let (mut state, a, _) = two();
-    // Without a way to call him there is none.
+    // Without a callback path there is no delegation.
     state.disconnected(ConnId(1));
     assert_eq!(want(&mut state, T, a, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Resource));
     let (mut state, a, b) = two();
@@ -77,14 +77,14 @@ fn delegations_are_given_when_nobody_minds() {
 
 /// [RFC8881 10.4.5] [RFC8881 10.4.4]
 #[test]
-fn what_conflicts_is_recalled() {
+fn conflicting_delegations_are_recalled() {
     let (mut state, a, b) = two();
     let DelegationGrant::Read(held) = want(&mut state, T, a, share::READ, 0) else { panic!() };
     let me = Caller::Client(a);
     let other = Caller::Client(b);
     let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Access::Read).unwrap();
     state.end_permit(T, permit);
-    // The holder himself is not in his own way.
+    // The holder does not conflict with itself.
     for does in [Access::Metadata, Access::Namespace, Access::Write] {
         let permit = state.permit(T, me, F, &StateId::ANONYMOUS, does).unwrap();
         state.end_permit(T, permit);
@@ -108,7 +108,7 @@ fn what_conflicts_is_recalled() {
     assert_eq!(failed(state.deleg_return(T, me, F, &held)), NfsStat::BadStateid);
     let permit = state.permit(T, other, F, &StateId::ANONYMOUS, Access::Namespace).unwrap();
     state.end_permit(T, permit);
-    // Not again so soon.
+    // No new delegation so soon after a conflict.
     assert_eq!(want(&mut state, T, a, share::READ, 0), DelegationGrant::None(WhyNoDelegation::Contention));
     let late = T + state.config.lease + Millis(1);
     assert!(matches!(want(&mut state, late, a, share::READ, 0), DelegationGrant::Read(_)));
@@ -117,20 +117,20 @@ fn what_conflicts_is_recalled() {
 
 /// [RFC8881 10.4.6] [RFC8881 18.46.3]
 #[test]
-fn what_is_not_returned_is_revoked() {
+fn overdue_delegations_are_revoked() {
     let (mut state, a, b) = two();
     let held = writer(&mut state, a);
     let (me, other) = (Caller::Client(a), Caller::Client(b));
     assert_eq!(failed(state.permit(T, other, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Delay);
     let lease = state.config.lease;
-    // He writes back: there is more time.
+    // The holder writes back, which extends the time.
     let middle = T + Millis(lease.0 / 2);
     let permit = state.permit(middle, me, F, &held, Access::Write).unwrap();
     let late = T + lease + Millis(1);
     state.tick(late);
     state.end_permit(late, permit);
     assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Delay);
-    // But not for ever.
+    // But not forever.
     let mut now = late;
     while now < T + lease.times(4) {
         now = now + Millis(lease.0 / 2);
@@ -140,7 +140,7 @@ fn what_is_not_returned_is_revoked() {
         state.tick(now);
         state.check_invariants();
     }
-    // First it is written that he has lost it: he could claim it after a restart.
+    // The revocation becomes durable first: otherwise the client could reclaim after a restart.
     let effects = wanted(&mut state);
     let Some(Effect::Persist { ticket, change: RecordChange::Put(record) }) = effects.last() else {
         panic!()
@@ -175,12 +175,12 @@ fn what_is_not_returned_is_revoked() {
 
 /// [RFC8881 10.4.3]
 #[test]
-fn the_holder_is_asked_and_each_answer_bumps_once() {
+fn each_reply_of_the_holder_bumps_once() {
     let (mut state, a, b) = two();
     let DelegationGrant::Write(held) = want(&mut state, T, a, share::BOTH, 0) else { panic!() };
     let (me, other) = (Caller::Client(a), Caller::Client(b));
     look(&mut state, T, me).unwrap();
-    // Nobody knows yet what he was told.
+    // The grant is not complete yet.
     assert_eq!(failed(state.begin_getattr(T, other, F)), NfsStat::Delay);
     state.set_granted_attrs(&held, BASE);
     let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, other, F) else { panic!() };
@@ -202,14 +202,14 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
             panic!()
         };
         assert_eq!(size, answer.size);
-        // What he says stays true until it is out.
+        // The reply stays valid until it is passed on.
         let Err(Stop::Wait(gate)) = state.deleg_return(T, me, F, &held) else { panic!() };
         assert_eq!(state.begin_getattr(T, other, F), Err(Stop::Wait(gate)));
         state.check_invariants();
         state.end_permit(T, permit);
         assert_eq!(wanted(&mut state), [Effect::Wake { ticket: gate }]);
     }
-    // It was shown: it ends with one more, and nobody gets between.
+    // The change was reported: the delegation ends with one more bump, and queries wait for it.
     state.deleg_return(T, me, F, &held).unwrap();
     assert!(matches!(state.begin_getattr(T, other, F), Err(Stop::Wait(_))));
     assert!(matches!(open(&mut state, b, "o", F, share::READ, 0), Err(Stop::Wait(_))));
@@ -220,9 +220,9 @@ fn the_holder_is_asked_and_each_answer_bumps_once() {
     state.check_invariants();
 }
 
-/// What is being looked at is not given away: the value would be that of an answer, the contents those of before.
+/// No delegation is granted during a query: its contents and its change attribute could differ.
 #[test]
-fn nothing_is_delegated_under_a_look() {
+fn no_delegation_is_granted_during_a_query() {
     let (mut state, a, b) = two();
     let permit = state.begin_getattr(T, Caller::Client(b), F).unwrap();
     assert_eq!(want(&mut state, T, a, share::BOTH, 0), DelegationGrant::None(WhyNoDelegation::Contention));
@@ -232,7 +232,7 @@ fn nothing_is_delegated_under_a_look() {
 }
 
 #[test]
-fn what_was_not_shown_ends_without_a_bump() {
+fn unreported_changes_end_without_a_bump() {
     let (mut state, a, b) = two();
     let held = writer(&mut state, a);
     let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, Caller::Client(b), F) else { panic!() };
@@ -245,7 +245,7 @@ fn what_was_not_shown_ends_without_a_bump() {
 }
 
 #[test]
-fn who_does_not_answer_is_recalled() {
+fn a_silent_holder_is_recalled() {
     let (mut state, a, b) = two();
     let held = writer(&mut state, a);
     let other = Caller::Client(b);
@@ -256,7 +256,7 @@ fn who_does_not_answer_is_recalled() {
     assert_eq!(failed(state.begin_getattr(T, other, F)), NfsStat::Delay);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     look(&mut state, T, other).unwrap();
-    // An answer that comes when the delegation is over is worth nothing.
+    // A reply after the end of the delegation is ignored.
     let late = T + state.config.lease + Millis(1);
     let DelegationGrant::Write(held) =
         open_as(&mut state, late, a, "o", F, (3, 0), 0, Claim::Null).unwrap().delegation
@@ -271,7 +271,7 @@ fn who_does_not_answer_is_recalled() {
 }
 
 #[test]
-fn shown_and_lost_with_the_client() {
+fn reported_changes_of_a_lost_client_end_with_a_bump() {
     let (mut state, a, b) = two();
     writer(&mut state, a);
     let other = Caller::Client(b);
@@ -280,7 +280,7 @@ fn shown_and_lost_with_the_client() {
     let told = state.getattr_reply(T, ticket, Some(HolderAttrs { change: 11, ..BASE })).unwrap();
     let GetattrOutcome::Modified { permit, .. } = told else { panic!() };
     let late = T + state.config.lease + Millis(1);
-    // The answer is on its way: he cannot go yet.
+    // The reply is being passed on: the client cannot be evicted yet.
     assert_eq!(failed(state.permit(late, other, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Delay);
     state.end_permit(late, permit);
     let late = late + state.config.lease.times(4);
@@ -295,7 +295,7 @@ fn shown_and_lost_with_the_client() {
 }
 
 #[test]
-fn a_stop_ends_what_was_shown() {
+fn a_stop_ends_delegations_with_reported_changes() {
     let (mut state, a, b) = two();
     writer(&mut state, a);
     let Err(Stop::AskHolder(ticket)) = state.begin_getattr(T, Caller::Client(b), F) else { panic!() };
@@ -310,7 +310,7 @@ fn a_stop_ends_what_was_shown() {
 
 /// [RFC8881 2.10.6.3]
 #[test]
-fn callbacks_say_what_they_are_about() {
+fn callbacks_refer_to_requests() {
     let mut state = state();
     let (a, session) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -340,7 +340,7 @@ fn callbacks_say_what_they_are_about() {
     assert_eq!((*conn, sequence.sequenceid, sequence.referring.0.len()), (ConnId(1), 1, 1));
     let referring = &sequence.referring.0[0].calls.0[0];
     assert_eq!((referring.slotid, referring.sequenceid), (2, 1));
-    // It is lost with its connection; the same call comes again, under the same number.
+    // The connection breaks. The same callback uses the same sequence number.
     state.disconnected(ConnId(1));
     state.end_callback(a, call, &channel, false);
     assert_eq!(state.begin_callback(a, call), Err(NoCallbackPath::Down));
@@ -350,16 +350,14 @@ fn callbacks_say_what_they_are_about() {
     let other = Callback::NotifyLock { file: F, owner: Vec::new() };
     let elsewhere = state.begin_callback(a, &other).unwrap();
     let again = state.begin_callback(a, call).unwrap();
-    let (CallbackPath::Session { sequence: first, .. }, CallbackPath::Session { sequence: second, conn, .. }) =
-        (&channel, &again)
-    else {
-        panic!()
-    };
+    let CallbackPath::Session { sequence: first, .. } = &channel else { panic!() };
+    let CallbackPath::Session { sequence: second, conn, .. } = &again else { panic!() };
     assert_eq!((first.slotid, first.sequenceid, *conn), (second.slotid, second.sequenceid, ConnId(5)));
     assert_eq!(state.begin_callback(a, &other), Err(NoCallbackPath::Busy));
     state.end_callback(a, call, &again, true);
     state.end_callback(a, &other, &elsewhere, true);
-    // It was told: it does not come again. And when the client goes on in that slot he has seen the reply.
+    // The recall is acknowledged and not repeated. The client's next request in that slot shows that it has
+    // seen the reply.
     state.bind_conn_to_session(T, ConnId(6), &who(1), &bind).unwrap();
     assert_eq!(wanted(&mut state), []);
     let args = sequence_args(session, 2, 2);

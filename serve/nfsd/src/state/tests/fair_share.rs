@@ -1,4 +1,4 @@
-//! One address floods, another one comes after it.
+//! One host takes as much as it can, then another one comes.
 
 use ivers_nfs4::ops::v40::{CallbackClient, SetClientIdArgs};
 use ivers_nfs4::types::{NetAddr, StateId};
@@ -17,7 +17,7 @@ const SHARED: usize = 1_000_000;
 
 fn opened(state: &mut StateManager, id: ClientId, owner: &str, inode: usize) -> Step<StateId> {
     match open(state, id, owner, file(inode), share::BOTH, 0) {
-        // A client of NFSv4.0 is written down first.
+        // The record of an NFSv4.0 client is written first.
         Err(Stop::Wait(_)) => {
             settle(state);
             open(state, id, owner, file(inode), share::BOTH, 0)
@@ -48,7 +48,7 @@ fn lock(state: &mut StateManager, id: ClientId, owner: &str, kind: LockType, off
     state.lock(T, Caller::Client(id), file(SHARED), &request)
 }
 
-/// Something of which clients can have many: its bounds, how one gets one more, and how many there are.
+/// A resource with limits: how to take one more, and how many there are.
 struct Kind {
     name: &'static str,
     bound: fn(&mut Limits, (usize, usize)),
@@ -128,7 +128,7 @@ const KINDS: [Kind; 6] = [
 ];
 
 impl Kind {
-    /// So many clients of an address take as much as they get. How much that is.
+    /// Clients of a host take as much as they get. Returns how much that is.
     fn flood(&self, state: &mut StateManager, host: ClientHost, clients: usize) -> usize {
         let mut got = 0;
         for number in 0..clients {
@@ -144,15 +144,15 @@ impl Kind {
 }
 
 #[test]
-fn one_address_leaves_the_others_their_share() {
+fn one_host_leaves_the_others_their_share() {
     for kind in KINDS {
         let mut state = state();
         (kind.bound)(&mut state.config.limits, (8, 32));
         let flood = kind.flood(&mut state, HERE, 6);
-        // A lock may make two ranges of one, and keeps room for that.
+        // An unlock may split a range, and keeps room for that.
         assert!((31..=32).contains(&flood), "{}: {flood}", kind.name);
         state.check_invariants();
-        // Half of what would be his if each had the same.
+        // Half of an equal share.
         let first = kind.flood(&mut state, there(1), 2);
         assert!((7..=8).contains(&first), "{}: {first}", kind.name);
         assert_eq!(kind.flood(&mut state, HERE, 0), 0);
@@ -167,7 +167,7 @@ fn one_address_leaves_the_others_their_share() {
 }
 
 #[test]
-fn what_is_given_back_can_be_had_again() {
+fn released_resources_are_available_again() {
     let mut state = state();
     state.config.limits.stateids = (8, 32);
     assert_eq!(KINDS[0].flood(&mut state, HERE, 4), 32);
@@ -176,7 +176,7 @@ fn what_is_given_back_can_be_had_again() {
     let (other, _) = client_at(&mut state, there(1), T, "other", 91);
     let theirs = opened(&mut state, other, "o", 0).unwrap();
     state.close(T, Caller::Client(other), file(0), &theirs).unwrap();
-    // What others hold beyond the bound is nobody's loss but for his who is over his share.
+    // What others hold above the limit only costs hosts that are over their share.
     assert_eq!(failed(opened(&mut state, late, "o", 0)), NfsStat::Delay);
     let first = state.entries.values().next().map(|held| held.client).unwrap();
     state.remove_client(first);
@@ -203,9 +203,9 @@ fn memory_for_replies_is_shared() {
     state.check_invariants();
 }
 
-/// With the bounds as they are: an address of sixteen clients has all the opens that there are, and another one comes.
+/// The default limits: sixteen clients of one host take all opens, then another host comes.
 #[test]
-fn a_flood_by_the_defaults_leaves_the_others_theirs() {
+fn a_flood_with_default_limits_leaves_the_others_their_share() {
     let mut state = state();
     let limits = state.config.limits.clone();
     assert_eq!(limits.stateids, (65_536, 16 * 65_536));

@@ -28,13 +28,13 @@ fn reclaim(state: &mut StateManager, id: ClientId, access: u32, deny: u32, deleg
 }
 
 #[test]
-fn without_a_past_there_is_no_grace() {
+fn without_records_there_is_no_grace_period() {
     assert!(!restarted(&[]).in_grace());
 }
 
 /// [RFC8881 8.4.2.1] [RFC8881 8.4.3] [RFC8881 18.51.3]
 #[test]
-fn in_grace_only_what_was_held_is_given() {
+fn in_grace_only_reclaims_succeed() {
     let mut state = restarted(&[record("a", 1), record("b", 1)]);
     let a = back(&mut state, "a", 1);
     let stranger = back(&mut state, "c", 1);
@@ -60,14 +60,14 @@ fn in_grace_only_what_was_held_is_given() {
     assert_eq!(failed(reclaim(&mut state, b, share::WRITE, 0, 0)), NfsStat::ReclaimConflict);
     reclaim(&mut state, b, share::READ, 0, 0).unwrap();
     state.check_invariants();
-    // He is on record from before: nothing has to be written.
+    // The client is on record already, so nothing is written.
     state.reclaim_complete(T, a, false).unwrap();
     assert_eq!(failed(reclaim(&mut state, a, 1, 0, 0)), NfsStat::NoGrace);
     assert!(state.in_grace());
     state.reclaim_complete(T, b, false).unwrap();
     assert!(!state.in_grace());
     assert_eq!(wanted(&mut state), []);
-    // The stranger has to say first that there is nothing to reclaim.
+    // The new client must send RECLAIM_COMPLETE first.
     assert_eq!(failed(open(&mut state, stranger, "o", F, 1, 0)), NfsStat::Grace);
     assert!(state.reclaim_complete(T, stranger, false).is_err());
     settle(&mut state);
@@ -78,13 +78,13 @@ fn in_grace_only_what_was_held_is_given() {
 }
 
 #[test]
-fn who_did_not_come_is_struck_out_first() {
+fn records_of_absent_clients_are_removed_first() {
     let mut state = restarted(&[record("a", 1), record("b", 1), record("d", 1)]);
     let a = back(&mut state, "a", 1);
     state.reclaim_complete(T, a, false).unwrap();
     let d = back(&mut state, "d", 1);
     reclaim(&mut state, d, share::READ, 0, 0).unwrap();
-    // The old lease counts, and half of it more.
+    // The old lease counts, plus one half.
     let end = T + Millis::seconds(90);
     assert_eq!(state.tick(Time(end.0 - 1)), end);
     assert!(wanted(&mut state).is_empty());
@@ -100,7 +100,7 @@ fn who_did_not_come_is_struck_out_first() {
     state.tick(end);
     settle(&mut state);
     open_at(&mut state, end, a, "o", F, 2, 0).unwrap();
-    // Who did not finish in time has to be written anew.
+    // A client that did not finish in time needs a new record.
     assert!(matches!(state.reclaim_complete(end, d, false), Err(Stop::Wait(_))));
     let put = RecordChange::Put(record("d", 1));
     assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change, .. }] if *change == put));
@@ -108,12 +108,12 @@ fn who_did_not_come_is_struck_out_first() {
 }
 
 #[test]
-fn who_restarted_too_wants_nothing() {
+fn a_restarted_client_does_not_reclaim() {
     let mut state = restarted(&[record("a", 1)]);
     let a = back(&mut state, "a", 2);
     assert_eq!(failed(reclaim(&mut state, a, 1, 0, 0)), NfsStat::NoGrace);
     state.tick(T);
-    // Nobody else is waited for; but the old one is struck out, and before that the new one is written.
+    // No other client is expected. The old record is removed, and before that the new one is written.
     assert!(state.in_grace());
     let effects = settle(&mut state);
     assert!(matches!(&effects[..], [Effect::Persist { change: RecordChange::Remove(_), .. }]));
@@ -122,10 +122,11 @@ fn who_restarted_too_wants_nothing() {
 }
 
 #[test]
-fn a_stranger_of_that_name_reclaims_nothing() {
+fn another_principal_of_that_name_reclaims_nothing() {
     let mut state = restarted(&[record("a", 1)]);
     let strange = |state: &mut StateManager| state.exchange_id(T, HERE, &who(9), &exchange("a", 1, 0));
-    // [RFC8881 18.35.4] As long as he may claim it, what he held counts as held: before he is back, and before he has claimed all.
+    // [RFC8881 18.35.4] The name stays reserved until the client returns, and until it has reclaimed
+    // everything.
     assert_eq!(failed(strange(&mut state)), NfsStat::ClidInuse);
     let a = back(&mut state, "a", 1);
     assert_eq!(failed(strange(&mut state)), NfsStat::ClidInuse);
@@ -133,7 +134,7 @@ fn a_stranger_of_that_name_reclaims_nothing() {
     state.reclaim_complete(T, a, false).unwrap();
     assert!(!state.in_grace());
     state.check_invariants();
-    // Who says that it was all, and holds nothing, has no more claim to the name than at any other time.
+    // After RECLAIM_COMPLETE, a client without state has no more claim to its name than at any other time.
     let mut state = restarted(&[record("a", 1), record("b", 1)]);
     let a = back(&mut state, "a", 1);
     state.reclaim_complete(T, a, false).unwrap();
@@ -149,7 +150,7 @@ fn a_stranger_of_that_name_reclaims_nothing() {
 
 /// [RFC7530 16.33.5]
 #[test]
-fn a_name_of_old_is_kept_for_who_may_claim_too() {
+fn a_v40_name_is_reserved_while_reclaim_is_possible() {
     let mut state = restarted(&[ClientRecord { sessions: false, ..record("a", 1) }]);
     let strange = super::v40::set("a", 1, 1);
     assert_eq!(failed(state.set_client_id(T, HERE, &who(9), &strange)), NfsStat::ClidInuse);
@@ -163,7 +164,7 @@ fn a_name_of_old_is_kept_for_who_may_claim_too() {
     state.check_invariants();
 }
 
-/// Give up what a client has, and his number.
+/// Destroys a client with its session.
 fn unmount(state: &mut StateManager, id: ClientId) {
     for session in state.clients[&id].sessions.clone() {
         state.destroy_session(ConnId(1), &who(1), None, &session).unwrap();
@@ -171,9 +172,9 @@ fn unmount(state: &mut StateManager, id: ClientId) {
     state.destroy_clientid(&who(1), None, id).unwrap();
 }
 
-/// Otherwise he would have nothing to claim after the next crash.
+/// Otherwise the client could not reclaim after the next crash.
 #[test]
-fn who_unmounts_in_grace_is_written_down_again() {
+fn a_client_destroyed_in_grace_gets_a_new_record() {
     let put = RecordChange::Put(record("a", 1));
     let strike = RecordChange::Remove(vec![record("a", 1)]);
     let changes = |effects: Vec<Effect>| -> Vec<RecordChange> {
@@ -183,7 +184,7 @@ fn who_unmounts_in_grace_is_written_down_again() {
         };
         effects.into_iter().filter_map(change).collect()
     };
-    // He is back when he is struck out, or before.
+    // The client returns before or after the removal of its record.
     for settled in [true, false] {
         let mut state = restarted(&[record("a", 1), record("b", 1)]);
         let a = back(&mut state, "a", 1);
@@ -193,7 +194,7 @@ fn who_unmounts_in_grace_is_written_down_again() {
             assert_eq!(changes(settle(&mut state)), std::slice::from_ref(&strike));
         }
         let a = back(&mut state, "a", 1);
-        // He gave it up.
+        // The client was destroyed.
         assert_eq!(failed(reclaim(&mut state, a, 1, 0, 0)), NfsStat::NoGrace);
         assert!(matches!(state.reclaim_complete(T, a, false), Err(Stop::Wait(_))));
         if !settled {
@@ -210,9 +211,9 @@ fn who_unmounts_in_grace_is_written_down_again() {
     }
 }
 
-/// He was one of those who are being struck out.
+/// The client's record is among those being removed.
 #[test]
-fn who_comes_when_grace_ends_is_written_down_again() {
+fn a_client_that_returns_when_grace_ends_gets_a_new_record() {
     let mut state = restarted(&[record("a", 1)]);
     let end = T + Millis::seconds(90);
     state.tick(end);
@@ -228,9 +229,9 @@ fn who_comes_when_grace_ends_is_written_down_again() {
     state.check_invariants();
 }
 
-/// A claim that is under way when he says that it was all makes him no one who has not said so, and is struck out.
+/// A reclaim in progress during RECLAIM_COMPLETE must not make the client one whose record is removed.
 #[test]
-fn who_has_claimed_all_stays_on_record() {
+fn a_client_that_reclaimed_everything_stays_on_record() {
     let mut state = restarted(&[record("a", 1), record("b", 1)]);
     let a = back(&mut state, "a", 1);
     let claim = Claim::Previous(0);
@@ -255,7 +256,7 @@ fn who_has_claimed_all_stays_on_record() {
 }
 
 #[test]
-fn a_delegation_from_before_counts_as_written() {
+fn a_reclaimed_delegation_counts_as_modified() {
     let mut state = restarted(&[record("a", 1), record("b", 1)]);
     let a = back(&mut state, "a", 1);
     let b = back(&mut state, "b", 1);
@@ -267,7 +268,7 @@ fn a_delegation_from_before_counts_as_written() {
     for id in [a, b] {
         state.reclaim_complete(T, id, false).unwrap();
     }
-    // He is being asked for it; it ends with a bump although nobody was shown anything.
+    // The holder is asked to return it. It ends with a bump, although nothing was reported.
     assert_eq!(failed(state.begin_getattr(T, Caller::Client(b), F)), NfsStat::Delay);
     state.deleg_return(T, Caller::Client(a), F, &held).unwrap();
     assert!(matches!(&settle(&mut state)[..], [Effect::Bump { .. }]));
@@ -277,12 +278,12 @@ fn a_delegation_from_before_counts_as_written() {
 
 /// [RFC8881 8.4.3]
 #[test]
-fn what_was_revoked_is_not_claimed_again() {
+fn revoked_delegations_are_not_reclaimed() {
     let mut state = restarted(&[ClientRecord { revoked: true, ..record("a", 1) }, record("b", 1)]);
     let a = back(&mut state, "a", 1);
     let opened = reclaim(&mut state, a, share::BOTH, 0, 2).unwrap();
     assert_eq!(opened.delegation, DelegationGrant::None(WhyNoDelegation::Contention));
-    // Now he knows.
+    // The client acknowledges the revocation.
     state.reclaim_complete(T, a, false).unwrap();
     let put = RecordChange::Put(record("a", 1));
     assert!(matches!(&wanted(&mut state)[..], [Effect::Persist { change, .. }] if *change == put));
@@ -290,7 +291,7 @@ fn what_was_revoked_is_not_claimed_again() {
 }
 
 #[test]
-fn who_holds_nothing_at_a_stop_is_not_waited_for() {
+fn clients_without_state_at_a_stop_are_not_waited_for() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     client(&mut state, T, "b", 2);

@@ -43,7 +43,7 @@ fn locks_exclude_each_other() {
     assert!(matches!(state.lockt(T, b, F, other, LockType::Read, (49, 10)), Err(Stop::Denied(_))));
     assert!(state.lockt(T, a, F, b"l", LockType::Write, (0, 50)).is_ok());
     state.check_invariants();
-    // CLOSE takes the locks along.
+    // CLOSE releases the locks.
     state.close(T, Caller::Client(a), F, &of_a).unwrap();
     assert!(state.lockt(T, b, F, other, LockType::Write, (0, 50)).is_ok());
     assert_eq!(state.ranges, 1);
@@ -52,7 +52,7 @@ fn locks_exclude_each_other() {
 
 /// [RFC8881 20.11]
 #[test]
-fn who_waits_is_told() {
+fn waiters_are_notified() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -68,7 +68,7 @@ fn who_waits_is_told() {
     state.locku(T, Caller::Client(a), F, &held, (5, 40)).unwrap();
     let call = Callback::NotifyLock { file: F, owner: b"l".to_vec() };
     assert_eq!(wanted(&mut state), [Effect::Callback { client: b, call }]);
-    // Nothing is kept for him.
+    // The lock is not reserved for the waiter.
     lock(&mut state, a, of_a, "l", LockType::Write, (10, 1)).unwrap();
     assert!(matches!(lock(&mut state, b, of_b, "l", LockType::WriteW, (10, 10)), Err(Stop::Denied(_))));
     state.config.limits.waiters = (1, 1);

@@ -1,4 +1,4 @@
-//! The state machine with a clock, rng and clients of the test's own.
+//! Tests of the state with their own clock, random numbers and clients.
 
 mod copies;
 mod delegations;
@@ -19,7 +19,7 @@ use ivers_nfs4::xdr::List;
 
 use super::*;
 
-/// A generator of the test's own: the same seed, the same numbers (splitmix64).
+/// A deterministic random generator (splitmix64).
 #[derive(Debug, Clone)]
 pub(super) struct Seeded(pub u64);
 
@@ -84,14 +84,14 @@ pub(super) fn request(digest: u64) -> RequestHeader {
     RequestHeader { principal: who(1), digest: Digest(digest), bytes: 200, operations: 3 }
 }
 
-/// What there is to do, but for keeping open files: that is the driver's to check, and it happens all the time.
+/// Returns the effects without Pin and Unpin, which the driver checks.
 pub(super) fn wanted(state: &mut StateManager) -> Vec<Effect> {
     let mut effects = state.take_effects();
     effects.retain(|effect| !matches!(effect, Effect::Pin { .. } | Effect::Unpin { .. }));
     effects
 }
 
-/// Carry the effects out; whatever they were for is done.
+/// Performs the effects.
 pub(super) fn settle(state: &mut StateManager) -> Vec<Effect> {
     let effects = wanted(state);
     for effect in &effects {
@@ -105,12 +105,12 @@ pub(super) fn settle(state: &mut StateManager) -> Vec<Effect> {
     effects
 }
 
-/// A client with a session, who has nothing to reclaim.
+/// Creates a client with a session that has nothing to reclaim.
 pub(super) fn client(state: &mut StateManager, now: Time, name: &str, conn: u64) -> (ClientId, SessionId) {
     client_at(state, HERE, now, name, conn)
 }
 
-/// Likewise, from somewhere.
+/// Creates a client at a host.
 pub(super) fn client_at(
     state: &mut StateManager,
     host: ClientHost,
@@ -127,7 +127,7 @@ pub(super) fn client_at(
     (id.clientid, session.sessionid)
 }
 
-/// WhyNoDelegation it failed.
+/// Returns the error of a step.
 pub(super) fn failed<T: std::fmt::Debug>(step: Step<T>) -> NfsStat {
     match step {
         Err(Stop::Fail(status)) => status,
@@ -135,10 +135,10 @@ pub(super) fn failed<T: std::fmt::Debug>(step: Step<T>) -> NfsStat {
     }
 }
 
-/// When most tests are.
+/// The time of most tests.
 pub(super) const T: Time = Time(1000);
 
-/// Open a file, with no delegation.
+/// Opens a file without a delegation.
 pub(super) fn open(
     state: &mut StateManager,
     client: ClientId,

@@ -5,7 +5,7 @@ const F: FileId = FileId { export: 1, inode: 2, generation: 3 };
 
 /// [RFC8881 9.7]
 #[test]
-fn share_modes_are_kept() {
+fn share_modes_are_enforced() {
     for access in 1..4 {
         for deny in 0..4 {
             for (other, its_deny) in (1..4).flat_map(|access| (0..4).map(move |deny| (access, deny))) {
@@ -27,7 +27,7 @@ fn share_modes_are_kept() {
 
 /// [RFC7530 9.9] [RFC8881 9.7]
 #[test]
-fn an_owner_denies_himself_too() {
+fn an_owner_denies_itself_too() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let first = open(&mut state, a, "o", F, share::BOTH, share::WRITE).unwrap();
@@ -38,7 +38,7 @@ fn an_owner_denies_himself_too() {
 }
 
 #[test]
-fn who_has_opened_it_is_remembered() {
+fn openers_are_remembered() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -58,7 +58,7 @@ fn who_has_opened_it_is_remembered() {
 
 /// [RFC8881 18.18.3] [RFC8881 18.2.4] [RFC8881 8.2.2]
 #[test]
-fn opens_grow_and_shrink() {
+fn opens_are_upgraded_and_downgraded() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let one = open(&mut state, a, "o", F, 1, 0).unwrap().stateid;
@@ -86,7 +86,7 @@ fn opens_grow_and_shrink() {
 }
 
 #[test]
-fn what_is_planned_is_in_the_way() {
+fn plans_conflict() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -114,7 +114,7 @@ fn what_is_planned_is_in_the_way() {
     state.open_abort(T, one);
     state.open_claim(T, &two, F, false).unwrap();
     let opened = state.open_commit(T, two, F, false).unwrap();
-    // A truncation writes, whatever else it is.
+    // A truncation is a write, whatever the access.
     let three = plan(&mut state, a, share::READ, share::WRITE);
     assert_eq!(failed(state.open_claim(T, &three, F, false)), NfsStat::ShareDenied);
     state.open_abort(T, three);
@@ -123,13 +123,13 @@ fn what_is_planned_is_in_the_way() {
     state.open_claim(T, &four, F, true).unwrap();
     let five = plan(&mut state, b, share::READ, share::WRITE);
     assert_eq!(failed(state.open_claim(T, &five, F, false)), NfsStat::Delay);
-    // The name leads elsewhere by now.
+    // The name refers to another file meanwhile.
     let elsewhere = FileId { inode: 9, ..F };
     state.open_claim(T, &four, elsewhere, true).unwrap();
     state.open_claim(T, &five, F, false).unwrap();
     state.check_invariants();
     state.open_abort(T, four);
-    // Committed without a claim, and refused then: the plan is still there.
+    // The commit claims the file and fails: the plan still exists.
     let six = plan(&mut state, a, share::WRITE, 0);
     let Err((six, Stop::Fail(NfsStat::Delay))) = state.open_commit(T, six, F, false) else { panic!() };
     state.open_abort(T, six);
@@ -140,7 +140,7 @@ fn what_is_planned_is_in_the_way() {
 
 /// [RFC8881 18.32.3]
 #[test]
-fn permits_go_by_the_stateid() {
+fn permits_check_the_stateid() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -158,7 +158,7 @@ fn permits_go_by_the_stateid() {
     assert_eq!(failed(state.permit(T, me, F, &StateId::ANONYMOUS, Access::Read)), NfsStat::Locked);
     let permit = state.permit(T, me, F, &StateId::READ_BYPASS, Access::Read).unwrap();
     state.end_permit(T, permit);
-    // Whoever is about to read is not denied it in between.
+    // A permit for reading conflicts with an open that denies reading.
     state.close(T, Caller::Client(b), F, &denying).unwrap();
     let permit = state.permit(T, me, F, &StateId::ANONYMOUS, Access::Read).unwrap();
     assert_eq!(failed(open(&mut state, b, "d", F, share::READ, share::READ)), NfsStat::Delay);
@@ -196,7 +196,7 @@ fn stateids_are_tested_and_freed() {
 }
 
 #[test]
-fn an_expired_client_is_tolerated_until_he_is_in_the_way() {
+fn an_expired_client_is_tolerated_until_a_conflict() {
     let mut state = state();
     let (a, session) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -205,13 +205,13 @@ fn an_expired_client_is_tolerated_until_he_is_in_the_way() {
     assert!(state.tick(late) > late && state.clients.contains_key(&a));
     let elsewhere = FileId { inode: 9, ..F };
     open_at(&mut state, late, b, "o", elsewhere, share::WRITE, 0).unwrap();
-    // The conflicting open waits until nobody could claim the old one after a crash.
+    // The conflicting open waits until the old client's record is durably removed.
     let Err(Stop::Wait(ticket)) = open_at(&mut state, late, b, "o", F, share::WRITE, 0) else { panic!() };
     assert_eq!(open_at(&mut state, late, b, "o", F, share::WRITE, 0), Err(Stop::Wait(ticket)));
     let args = sequence_args(session, 0, 1);
     assert_eq!(failed(state.sequence(late, ConnId(1), &request(1), &args)), NfsStat::Delay);
     state.check_invariants();
-    // If he cannot be struck out he stays.
+    // If the removal fails, the client stays.
     state.effect_failed(ticket);
     wanted(&mut state);
     let SequenceOutcome::New(running, _) = state.sequence(late, ConnId(1), &request(1), &args).unwrap()
@@ -229,7 +229,7 @@ fn an_expired_client_is_tolerated_until_he_is_in_the_way() {
 }
 
 #[test]
-fn whoever_works_does_not_expire() {
+fn a_busy_client_does_not_expire() {
     let mut state = state();
     let (a, session) = client(&mut state, T, "a", 1);
     let stateid = open(&mut state, a, "o", F, share::BOTH, share::BOTH).unwrap().stateid;
@@ -255,7 +255,7 @@ fn whoever_works_does_not_expire() {
 }
 
 #[test]
-fn there_are_limits() {
+fn limits_are_enforced() {
     let mut state = state();
     state.config.limits.stateids = (3, 5);
     let (a, _) = client(&mut state, T, "a", 1);

@@ -3,24 +3,24 @@ use super::*;
 
 /// [RFC8881 18.35.3] [RFC8881 18.35.4]
 #[test]
-fn exchange_id_knows_all_cases() {
+fn exchange_id_handles_all_cases() {
     let mut state = state();
-    // 7: an update of nobody.
+    // Case 7: an update of an unknown client.
     assert_eq!(
         failed(state.exchange_id(T, HERE, &who(1), &exchange("a", 1, exchgid::UPD_CONFIRMED_REC_A))),
         NfsStat::Noent
     );
-    // 1: a new name.
+    // Case 1: a new name.
     let first = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     assert_eq!(first.flags & exchgid::CONFIRMED_R, 0);
-    // 4: in the place of an unconfirmed one, whoever that was.
+    // Case 4: replaces an unconfirmed client of any principal.
     let second = state.exchange_id(T, HERE, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_ne!(first.clientid, second.clientid);
     assert_eq!(
         failed(state.create_session(T, ConnId(1), 1, &who(1), &create(first.clientid, first.sequenceid))),
         NfsStat::StaleClientid
     );
-    // Confirmed only by whom it was made by; a stranger uses none of his numbers up.
+    // Only its principal can confirm a client. Others do not consume its sequence numbers.
     for sequence in [second.sequenceid - 1, second.sequenceid, second.sequenceid + 1] {
         assert_eq!(
             failed(state.create_session(T, ConnId(1), 1, &who(3), &create(second.clientid, sequence))),
@@ -29,20 +29,20 @@ fn exchange_id_knows_all_cases() {
     }
     let session =
         state.create_session(T, ConnId(1), 1, &who(2), &create(second.clientid, second.sequenceid)).unwrap();
-    // 2: the same again.
+    // Case 2: the same client again.
     let again = state.exchange_id(T, HERE, &who(2), &exchange("a", 1, 0)).unwrap();
     assert_eq!((again.clientid, again.flags & exchgid::CONFIRMED_R), (second.clientid, exchgid::CONFIRMED_R));
-    // 6, 8, 9: updates.
+    // Cases 6, 8 and 9: updates.
     let update = |state: &mut StateManager, user, verifier| {
         state.exchange_id(T, HERE, &who(user), &exchange("a", verifier, exchgid::UPD_CONFIRMED_REC_A))
     };
     assert_eq!(update(&mut state, 2, 1).unwrap().clientid, second.clientid);
     assert_eq!(failed(update(&mut state, 2, 9)), NfsStat::NotSame);
     assert_eq!(failed(update(&mut state, 3, 1)), NfsStat::Perm);
-    // 5: a restart; the old one lives until the new one is confirmed.
+    // Case 5: a restart. The old client stays until the new one is confirmed.
     let restarted = state.exchange_id(T, HERE, &who(2), &exchange("a", 2, 0)).unwrap();
     assert!(state.sequence(T, ConnId(1), &request(1), &sequence_args(session.sessionid, 0, 1)).is_ok());
-    // He works on a request: he cannot go, and that answer is not remembered.
+    // A running request keeps the old client. That error is not cached.
     let args = create(restarted.clientid, restarted.sequenceid);
     assert_eq!(failed(state.create_session(T, ConnId(1), 1, &who(2), &args)), NfsStat::Delay);
     let running = SessionRequest {
@@ -59,15 +59,16 @@ fn exchange_id_knows_all_cases() {
         failed(state.sequence(T, ConnId(1), &request(1), &sequence_args(session.sessionid, 0, 2))),
         NfsStat::Badsession
     );
-    // 3: a stranger of that name; nothing is held, so it is his.
+    // Case 3: another principal. The name is free, because the old client holds nothing.
     let stranger = state.exchange_id(T, HERE, &who(7), &exchange("a", 2, 0)).unwrap();
     assert_eq!(stranger.flags & exchgid::CONFIRMED_R, 0);
     assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0x10))), NfsStat::Inval);
 }
 
-/// [RFC8881 15.1.10.3] [RFC8881 18.36.3] A machine with a certificate is spoken for over connections with that certificate; any user of it may.
+/// [RFC8881 15.1.10.3] [RFC8881 18.36.3] Only connections with a machine's certificate may act for it, as any
+/// of its users.
 #[test]
-fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
+fn only_the_certificate_of_a_client_acts_for_it() {
     let mut state = state();
     let [me, friend, plain, thief] = [(1, Some("m")), (2, Some("m")), (1, None), (1, Some("t"))]
         .map(|(user, certificate)| Principal::of(Some(user), certificate.map(str::as_bytes)));
@@ -97,16 +98,16 @@ fn who_has_shown_a_certificate_is_spoken_for_by_nobody_else() {
         state.destroy_session(ConnId(1), &friend, None, &session).unwrap();
     }
     state.destroy_clientid(&friend, None, id.clientid).unwrap();
-    // Who has shown none is anybody's whom his address lets in (section 2.10.8.3).
+    // Without a certificate, any principal that has access may act for the client (section 2.10.8.3).
     let id = state.exchange_id(T, HERE, &plain, &exchange("b", 1, 0)).unwrap();
     state.create_session(T, ConnId(1), 1, &plain, &create(id.clientid, id.sequenceid)).unwrap();
     state.create_session(T, ConnId(1), 1, &friend, &create(id.clientid, id.sequenceid + 1)).unwrap();
     state.check_invariants();
 }
 
-/// Nobody can count to another one's number.
+/// Client IDs do not reveal the next client ID.
 #[test]
-fn numbers_of_clients_are_not_in_order() {
+fn client_ids_are_unpredictable() {
     let mut state = state();
     let ids = [1, 2, 3].map(|at: u8| {
         state.exchange_id(T, HERE, &who(1), &exchange(&at.to_string(), 1, 0)).unwrap().clientid
@@ -119,7 +120,7 @@ fn numbers_of_clients_are_not_in_order() {
 
 /// [RFC8881 18.36.3] [RFC8881 18.36.4] [RFC8881 2.10.6.4]
 #[test]
-fn create_session_is_done_once() {
+fn create_session_is_executed_once() {
     let mut state = state();
     let id = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     let args = create(id.clientid, id.sequenceid);
@@ -137,7 +138,7 @@ fn create_session_is_done_once() {
     let two =
         state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid + 1)).unwrap();
     assert_ne!(one.sessionid, two.sessionid);
-    // What nobody could agree to uses no number up, asked for a way back or not.
+    // Invalid channels consume no sequence number, whether or not callbacks are requested.
     let mut small = create(id.clientid, id.sequenceid + 2);
     small.fore.max_request = 10;
     assert_eq!(failed(state.create_session(T, ConnId(1), 1, &who(1), &small)), NfsStat::Toosmall);
@@ -217,7 +218,7 @@ fn a_slot_executes_once() {
 }
 
 #[test]
-fn numbers_of_slots_run_over() {
+fn slot_sequence_numbers_wrap() {
     let mut state = state();
     let (_, session) = client(&mut state, T, "a", 1);
     let slot = &mut state.sessions.get_mut(&session).unwrap().slots[0];
@@ -230,7 +231,7 @@ fn numbers_of_slots_run_over() {
 
 /// [RFC8881 18.37.3] [RFC8881 18.50.3] [RFC8881 18.33.3]
 #[test]
-fn sessions_and_clients_end() {
+fn sessions_and_clients_are_destroyed() {
     let mut state = state();
     let (id, session) = client(&mut state, T, "a", 1);
     let Ok(SequenceOutcome::New(running, _)) =
@@ -247,7 +248,7 @@ fn sessions_and_clients_end() {
     assert_eq!(failed(state.destroy_session(ConnId(1), &who(1), None, &session)), NfsStat::Delay);
     assert_eq!(failed(state.destroy_clientid(&who(1), None, id)), NfsStat::ClientidBusy);
     state.destroy_session(ConnId(1), &who(1), Some(&running), &session).unwrap();
-    // Not by a request that names him, though its session is no more.
+    // A request that contains the client cannot destroy it, even after destroying its session.
     assert_eq!(failed(state.destroy_clientid(&who(1), Some(&running), id)), NfsStat::ClientidBusy);
     state.finish(T, running, b"x");
     assert_eq!(failed(state.destroy_session(ConnId(1), &who(1), None, &session)), NfsStat::Badsession);
@@ -288,7 +289,7 @@ fn connections_are_bound() {
 
 /// [RFC8881 18.51.3]
 #[test]
-fn a_client_is_durable_before_he_is_told_so() {
+fn reclaim_complete_waits_for_a_durable_record() {
     let mut state = state();
     let id = state.exchange_id(T, HERE, &who(1), &exchange("a", 1, 0)).unwrap();
     state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
@@ -306,7 +307,7 @@ fn a_client_is_durable_before_he_is_told_so() {
 }
 
 #[test]
-fn the_silent_go_in_slices() {
+fn expired_clients_are_evicted_in_slices() {
     let mut state = state();
     state.config.limits.clients = 300;
     for number in 0..200 {
@@ -319,7 +320,7 @@ fn the_silent_go_in_slices() {
         rounds += 1;
     }
     assert_eq!(rounds, 4);
-    // A confirmed one is tolerated, and is back by his next request.
+    // A confirmed client is tolerated, and its next request renews its lease.
     assert_eq!(state.clients.keys().copied().collect::<Vec<_>>(), [kept]);
     assert!(state.lease_expired(late, kept));
     let very_late = T + state.config.courtesy + Millis(1);
@@ -339,7 +340,7 @@ fn the_silent_go_in_slices() {
 }
 
 #[test]
-fn room_is_made_by_those_who_need_it_least() {
+fn unconfirmed_and_expired_clients_make_room() {
     let mut state = state();
     state.config.limits.clients = 2;
     let (old, _) = client(&mut state, T, "old", 1);
@@ -355,7 +356,7 @@ fn room_is_made_by_those_who_need_it_least() {
 }
 
 #[test]
-fn one_address_does_not_keep_the_others_out() {
+fn one_host_does_not_keep_the_others_out() {
     let there = |n: u8| ClientHost(std::net::IpAddr::from([192, 0, 2, n]));
     let mut state = state();
     state.config.limits.clients = 16;
@@ -363,14 +364,15 @@ fn one_address_does_not_keep_the_others_out() {
         client(&mut state, T, &format!("{number}"), 1);
     }
     assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("more", 1, 0))), NfsStat::Delay);
-    // Neither of two who come at the same time sends the other away, nor does who has had his share.
+    // Two clients that come at the same time do not remove each other, nor does a host that has had its
+    // share.
     let first = state.exchange_id(T, there(1), &who(1), &exchange("first", 1, 0)).unwrap();
     let second = state.exchange_id(T, there(2), &who(1), &exchange("second", 1, 0)).unwrap();
     assert_eq!(failed(state.exchange_id(T, HERE, &who(1), &exchange("more", 1, 0))), NfsStat::Delay);
     for id in [first, second] {
         state.create_session(T, ConnId(2), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     }
-    // It is a share, and there is an end to it.
+    // The share has a limit.
     let mut room = 0;
     for n in 1..=200 {
         for number in 0..4 {
@@ -385,7 +387,7 @@ fn one_address_does_not_keep_the_others_out() {
 }
 
 #[test]
-fn slots_are_given_up_when_memory_is_short() {
+fn sessions_shrink_when_memory_is_short() {
     let mut state = state();
     state.config.limits.reply_cache_bytes = (1 << 20, 5 * 4096);
     let bytes = |state: &StateManager| state.reply_cache_bytes / 4096;
@@ -414,7 +416,8 @@ fn slots_are_given_up_when_memory_is_short() {
     assert_eq!(go(&mut state, 3, 1), (1, 1));
     assert_eq!(bytes(&state), 2);
     state.check_invariants();
-    // There is more of it: they come back, and what the client counts them by may be what it was, or begin anew.
+    // Memory is free again: the slots come back, and the client may continue its sequence numbers or restart
+    // them.
     assert_eq!(failed(other(&mut state, 2, 3)), NfsStat::Badslot);
     let scarce = std::mem::replace(&mut state.config.limits.reply_cache_bytes.1, 1 << 20);
     assert_eq!(go(&mut state, 4, 1), (1, 1));
@@ -426,28 +429,28 @@ fn slots_are_given_up_when_memory_is_short() {
     assert_eq!(failed(other(&mut state, 2, 1)), NfsStat::SeqMisordered);
     other(&mut state, 3, 1).unwrap();
     other(&mut state, 3, 2).unwrap();
-    // And again.
+    // Once more.
     state.config.limits.reply_cache_bytes.1 = scarce;
     state.tick(T);
     assert_eq!(go(&mut state, 6, 1), (3, 1), "it was told so long ago, and something else since");
     assert_eq!(go(&mut state, 7, 1), (1, 1));
     state.check_invariants();
-    // What is left is shared out.
+    // The rest is shared.
     let id = state.exchange_id(T, HERE, &who(1), &exchange("b", 1, 0)).unwrap();
     let created =
         state.create_session(T, ConnId(1), 1, &who(1), &create(id.clientid, id.sequenceid)).unwrap();
     assert_eq!(created.fore.max_requests, 3);
 }
 
-/// Nobody who is there gives up a slot for the sake of those who are not, nor for those who have more than he.
+/// A client with a valid lease gives up no slot for expired ones, nor for those that hold more.
 #[test]
-fn memory_is_given_up_by_those_who_need_it_least() {
+fn expired_clients_give_up_memory_first() {
     let there = ClientHost(std::net::IpAddr::from([192, 0, 2, 1]));
     let mut state = state();
     state.config.limits.reply_cache_bytes = (1 << 20, 24 * 4096);
     let bytes = |state: &StateManager| state.reply_cache_bytes / 4096;
     let (_, mine) = client(&mut state, T, "mine", 1);
-    // The second one is silent for longest.
+    // The second client has the oldest lease.
     let theirs: Vec<_> = (0..4)
         .map(|number| (number, T + Millis(u64::from(number != 1))))
         .map(|(number, now)| client_at(&mut state, there, now, &format!("{number}"), 2).1)
@@ -465,14 +468,14 @@ fn memory_is_given_up_by_those_who_need_it_least() {
     assert_eq!(go(&mut state, late, mine, 1, 3), (3, 3));
     assert_eq!(go(&mut state, late, theirs[0], 1, 3), (3, 3));
     state.tick(late);
-    // One is enough, and until he is struck out as well.
+    // One eviction suffices, even while its record is still being removed.
     assert_eq!(go(&mut state, late, theirs[0], 2, 3), (3, 3));
     let struck = settle(&mut state);
     assert!(matches!(&struck[..], [Effect::Persist { change: RecordChange::Remove(_), .. }]), "{struck:?}");
     assert_eq!(bytes(&state), 16);
     state.tick(late);
     assert!(wanted(&mut state).is_empty(), "the others are tolerated");
-    // All who are left are there.
+    // No other client is expired.
     for session in &theirs[2..] {
         assert_eq!(go(&mut state, late, *session, 1, 3), (3, 3));
     }

@@ -3,7 +3,7 @@ use super::*;
 const F: FileId = FileId { export: 1, inode: 2, generation: 3 };
 
 #[test]
-fn everything_is_counted_and_noted() {
+fn everything_is_counted_and_logged() {
     let mut state = state();
     let (a, _) = client(&mut state, T, "a", 1);
     let (b, _) = client(&mut state, T, "b", 2);
@@ -26,7 +26,7 @@ fn everything_is_counted_and_noted() {
     assert_eq!(failed(open(&mut state, b, "o", F, share::READ, 0)), NfsStat::Delay);
     assert_eq!(state.counts(), StateCounts { recalls_pending: 1, ..counts });
     assert_eq!(state.take_log_events(), [LogEvent::Recalled(a, F)]);
-    // The holder falls silent.
+    // The holder does not return it.
     settle(&mut state);
     let late = T + state.config.lease.times(2);
     assert!(matches!(open_at(&mut state, late, b, "o", F, share::READ, 0), Err(Stop::Wait(_))));
@@ -39,7 +39,7 @@ fn everything_is_counted_and_noted() {
 }
 
 #[test]
-fn notes_that_nobody_takes_are_bounded() {
+fn log_events_are_bounded() {
     let mut state = state();
     for _ in 0..1000 {
         state.note(LogEvent::Evicted(1));

@@ -26,7 +26,7 @@ fn reply(text: &str) -> CachedReply {
     CachedReply { bytes: text.into(), file: Some(F) }
 }
 
-/// An OPEN in its owner's turn, and its confirmation if it takes one.
+/// An OPEN with its OPEN_CONFIRM, if required.
 fn open40(state: &mut StateManager, id: ClientId, owner: &str, seqid: u32, access: u32) -> Step<StateId> {
     let turn = state.begin_owner_request(T, &SeqidOwner::Open(id, owner.as_bytes()), seqid)?;
     let opened = match open(state, id, owner, F, access, 0) {
@@ -53,9 +53,9 @@ fn open40(state: &mut StateManager, id: ClientId, owner: &str, seqid: u32, acces
 
 /// [RFC7530 16.33.5] [RFC7530 16.34.5] [RFC7530 9.1.1]
 #[test]
-fn setclientid_knows_all_cases() {
+fn setclientid_handles_all_cases() {
     let mut state = state();
-    // 5: nobody of that name; then 4: one who never confirmed.
+    // Case 5: an unknown name. Case 4: an unconfirmed client.
     let first = state.set_client_id(T, HERE, &who(1), &set("a", 1, 1)).unwrap();
     let second = state.set_client_id(T, HERE, &who(1), &set("a", 1, 1)).unwrap();
     assert_ne!(first.clientid, second.clientid);
@@ -65,14 +65,14 @@ fn setclientid_knows_all_cases() {
     assert_eq!(failed(state.set_client_id_confirm(T, &who(2), &second)), NfsStat::ClidInuse);
     state.set_client_id_confirm(T, &who(1), &second).unwrap();
     state.set_client_id_confirm(T, &who(1), &second).unwrap();
-    // 1: a new way back.
+    // Case 1: a new callback address.
     let third = state.set_client_id(T, HERE, &who(1), &set("a", 1, 7)).unwrap();
     assert_eq!(third.clientid, second.clientid);
     assert_eq!(state.callback_address(third.clientid).unwrap().1, 1);
     state.set_client_id_confirm(T, &who(1), &third).unwrap();
     state.set_client_id_confirm(T, &who(1), &third).unwrap();
     assert_eq!(state.callback_address(third.clientid).unwrap().1, 7);
-    // 2 and 3: a restart, confirmed the second time.
+    // Cases 2 and 3: a restart, confirmed the second time.
     let id = third.clientid;
     open40(&mut state, id, "o", 1, share::READ).unwrap();
     let lost = state.set_client_id(T, HERE, &who(1), &set("a", 2, 1)).unwrap();
@@ -108,7 +108,7 @@ fn an_owners_request_is_executed_once() {
     state.check_invariants();
     let Err(Stop::Replay(again)) = state.begin_owner_request(T, &of, 5) else { panic!() };
     assert_eq!(*again, reply("first"));
-    // Until it is confirmed nothing can be done with it, and another OPEN takes its place.
+    // Without confirmation the open is unusable, and another OPEN replaces it.
     assert_eq!(failed(state.permit(T, Caller::V40, F, &opened.stateid, Access::Read)), NfsStat::BadStateid);
     assert_eq!(
         failed(state.begin_owner_request(T, &SeqidOwner::Stateid(&opened.stateid), 9)),
@@ -127,13 +127,13 @@ fn an_owners_request_is_executed_once() {
     let permit = state.permit(T, Caller::V40, F, &stateid, Access::Read).unwrap();
     state.end_permit(T, permit);
     assert_eq!(failed(state.begin_owner_request(T, &of, 23)), NfsStat::BadSeqid);
-    // An error that does not count, and one that does.
+    // An error that consumes no seqid, and one that does.
     let turn = state.begin_owner_request(T, &of, 22).unwrap();
     state.end_owner_request(T, turn, NfsStat::BadStateid, reply("no"));
     let turn = state.begin_owner_request(T, &of, 22).unwrap();
     state.end_owner_request(T, turn, NfsStat::Inval, reply("inval"));
     assert!(matches!(state.begin_owner_request(T, &of, 22), Err(Stop::Replay(_))));
-    // CLOSE can be repeated though its stateid is gone.
+    // CLOSE can be retried, although its stateid is gone.
     let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23).unwrap();
     state.close_v40(T, &turn, F, &stateid).unwrap();
     state.end_owner_request(T, turn, NfsStat::Ok, reply("closed"));
@@ -144,9 +144,9 @@ fn an_owners_request_is_executed_once() {
     state.check_invariants();
 }
 
-/// [RFC7530 9.1.11] Whoever claims what he held cannot be asked whether he means it.
+/// [RFC7530 9.1.11] A reclaim cannot be an old retransmission.
 #[test]
-fn a_claim_needs_no_confirmation() {
+fn a_reclaim_needs_no_confirmation() {
     let record = ClientRecord {
         sessions: false,
         owner: "a".into(),
@@ -168,7 +168,7 @@ fn a_claim_needs_no_confirmation() {
 
 /// [RFC7530 16.37.4] [RFC7530 9.1.4.2]
 #[test]
-fn lock_owners_of_old() {
+fn v40_lock_owners() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let opened = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
@@ -189,7 +189,7 @@ fn lock_owners_of_old() {
     let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2).unwrap();
     let unlocked = state.locku(T, Caller::V40, F, &lock, (0, 10)).unwrap();
     state.end_owner_request(T, turn, NfsStat::Ok, reply("unlocked"));
-    // Repeated: with the old edition of the stateid.
+    // A retry, with the old seqid of the stateid.
     assert!(matches!(state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2), Err(Stop::Replay(_))));
     assert_eq!(failed(state.locku(T, Caller::V40, F, &lock, (0, 10))), NfsStat::OldStateid);
     let stale = StateId { other: [9; 12], ..unlocked };
@@ -201,7 +201,7 @@ fn lock_owners_of_old() {
 
 /// [RFC7530 9.1.4.4] [RFC7530 9.5] [RFC7530 16.28.3]
 #[test]
-fn leases_of_old() {
+fn v40_leases() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let stateid = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
@@ -216,13 +216,13 @@ fn leases_of_old() {
     );
     state.set_callback_path(id, false);
     assert_eq!(failed(state.renew_client(T, id)), NfsStat::CbPathDown);
-    // Any use of a stateid renews.
+    // Any use of a stateid renews the lease.
     let late = T + Millis(state.config.lease.0 * 3 / 4);
     let permit = state.permit(late, Caller::V40, F, &stateid, Access::Read).unwrap();
     state.end_permit(late, permit);
     let later = late + Millis(state.config.lease.0 * 3 / 4);
     assert!(!state.lease_expired(later, id));
-    // When he is gone, his stateids are not just unknown.
+    // The stateids of an expired client have their own error.
     let (b, _) = client(&mut state, later, "b", 1);
     let very_late = later + state.config.lease.times(2);
     let session = *state.clients[&b].sessions.first().unwrap();
@@ -255,7 +255,7 @@ fn owners_are_forgotten_after_a_while() {
     state.check_invariants();
 }
 
-/// What an owner asks for, and what came of it.
+/// A request of an owner, and its reply.
 struct Asked {
     seqid: u32,
     open: bool,
@@ -263,9 +263,10 @@ struct Asked {
     reply: Vec<u8>,
 }
 
-/// Owners who repeat their requests, behind replies that got lost: each is executed once, and is always answered the same. S5
+/// Owners retry requests whose replies were lost: each request is executed once, and all its replies are
+/// equal. S5
 #[test]
-fn owners_repeat_themselves() {
+fn owners_retry_requests() {
     let (mut replays, mut executed) = (0, 0);
     for seed in 0..200 {
         let mut rng = Seeded(seed);
@@ -295,7 +296,7 @@ fn owners_repeat_themselves() {
                     } else {
                         held = state.open_downgrade(T, Caller::V40, F, &held, share::BOTH, 0).unwrap();
                     }
-                    // Whatever else comes while it is under way waits.
+                    // Other requests wait while it runs.
                     assert_eq!(failed(state.begin_owner_request(T, &of, asked.seqid)), NfsStat::Delay);
                     let reply = CachedReply { bytes: asked.reply.clone(), file: Some(F) };
                     state.end_owner_request(T, turn, NfsStat::Ok, reply);

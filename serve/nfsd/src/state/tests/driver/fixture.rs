@@ -1,4 +1,4 @@
-//! The server with everything around it.
+//! The server and its surroundings.
 
 mod copying;
 mod leaving;
@@ -44,7 +44,7 @@ impl Disk {
     }
 }
 
-/// A request that the server works on.
+/// A request in progress.
 #[derive(Debug)]
 struct Job {
     peer: usize,
@@ -54,7 +54,7 @@ struct Job {
     op: Op,
     at: Stage,
     wait: Option<Ticket>,
-    /// He holds the delegation himself: what he sees is his own affair.
+    /// The peer itself holds the write delegation, so its view of the file is its own.
     own: bool,
 }
 
@@ -65,12 +65,12 @@ enum Stage {
     Claimed(OpenPlan),
     Permitted(Permit),
     Acted(Permit),
-    /// Looked at, and by which permit, if it is not one for all who have asked.
-    Looked(Option<Permit>),
+    /// The attributes were queried, with this permit unless the permit is shared.
+    Queried(Option<Permit>),
     Asked(Ticket),
 }
 
-/// What has happened, so that nobody takes silence for success.
+/// Counts of events, to check that the test exercised them.
 #[derive(Debug, Clone, Default)]
 pub struct Done(BTreeMap<&'static str, u64>);
 
@@ -124,7 +124,7 @@ impl Done {
     }
 }
 
-/// An answer that is on its way: whose question, what he said, what his file held then.
+/// A holder's reply in transit: ticket, file, attributes, and the contents that the holder has.
 type AnswerOut = (Ticket, usize, Option<HolderAttrs>, u64);
 
 pub struct Fixture {
@@ -134,7 +134,7 @@ pub struct Fixture {
     state: StateManager,
     stable: BTreeMap<(bool, Vec<u8>), ClientRecord>,
     disks: Vec<Disk>,
-    /// Which contents a change value has vouched for.
+    /// The contents for each value of a file's change attribute.
     vouched: BTreeMap<(usize, u64), u64>,
     next_content: u64,
     next_digest: u64,
@@ -142,11 +142,11 @@ pub struct Fixture {
     peers: Vec<Peer>,
     jobs: Vec<Job>,
     todo: VecDeque<Effect>,
-    /// Files that are kept because somebody has them open.
+    /// Pinned files.
     open: BTreeSet<FileId>,
     answers: Vec<AnswerOut>,
     copies: Vec<Copying>,
-    /// Answers that are known, and not yet out: permit, file, what the holder's file held.
+    /// Replies of holders to be passed on: ticket, permit, file, and the holder's contents if modified.
     written: Vec<(Ticket, Permit, usize, Option<u64>)>,
     shadow: Shadow,
     old: Shadow,
@@ -155,7 +155,7 @@ pub struct Fixture {
     replies: BTreeMap<u64, Reply>,
     known: BTreeMap<ClientId, ClientRecord>,
     hash: DefaultHasher,
-    /// A record that nobody needs could not be struck out: the next grace does it.
+    /// The removal of a record that nobody needs failed. The next grace period removes it.
     litter: bool,
     pub done: Done,
 }
@@ -230,7 +230,7 @@ impl Fixture {
             }
             3 => self.reconnect(),
             4 if self.chance(3) => {
-                // A peer restarts: what he had written and not sent is lost.
+                // A peer restarts and loses what it has written but not sent.
                 let peer = self.pick(self.peers.len());
                 let peer = &mut self.peers[peer];
                 peer.verifier += 1;
@@ -263,7 +263,7 @@ impl Fixture {
         self.state.check_invariants();
     }
 
-    /// Nobody asks for anything any more: what is under way comes to an end, and nothing is left behind.
+    /// Stops new requests, completes the running ones, and checks that nothing remains.
     pub fn wind_down(&mut self) {
         for _ in 0..2000 {
             for _ in 0..self.todo.len() {
@@ -294,7 +294,7 @@ impl Fixture {
         assert!(self.written.is_empty() && self.state.pending.is_empty(), "{:?}", self.state.pending);
         assert!(self.state.in_flight.is_empty());
         self.state.check_invariants();
-        // And when the last lease is over, so is everything.
+        // After the last lease, no state remains.
         for _ in 0..20 {
             self.now = self.now + config().courtesy;
             self.state.tick(self.now);
@@ -311,7 +311,7 @@ impl Fixture {
         );
     }
 
-    /// What the state has done by itself.
+    /// Handles the effects of the state.
     fn observe(&mut self) {
         for effect in self.state.take_effects() {
             match effect {
@@ -358,7 +358,7 @@ impl Fixture {
             self.known.remove(&id);
             let key = (record.sessions, record.owner.clone());
             let superseded = self.state.incarnations.get(&key).is_some_and(|name| name.confirmed.is_some());
-            // Until grace is over he is struck out with all others who did not come, and before that nothing new is given.
+            // In the grace period, the record stays until the end of it, and nothing new is granted before.
             let superseded = superseded || self.state.in_grace();
             assert!(
                 superseded || self.stable.get(&key).is_none_or(|it| !it.is_same_boot(&record)),
@@ -372,7 +372,7 @@ impl Fixture {
         }
         let state = &self.state;
         self.shadow.retain(|id| state.clients.contains_key(&id));
-        // What may still be claimed: of those on record, who have not said that they have it all.
+        // A client may reclaim if it is on record and has not sent RECLAIM_COMPLETE.
         let stable = &self.stable;
         let records = self.old.records.clone();
         let complete = &self.complete;
@@ -388,14 +388,14 @@ impl Fixture {
 
     fn restart(&mut self) {
         self.done.note("restart");
-        // What was asked of stable storage may have got there, in this order.
+        // Some pending writes may have reached stable storage, in order.
         while !self.todo.is_empty() && !self.chance(3) {
             if let Some(Effect::Persist { change, .. }) = self.todo.pop_front() {
                 self.store(change);
             }
         }
         let mut old = std::mem::take(&mut self.shadow);
-        // What could be claimed before and was not yet is not lost by a second crash.
+        // A second crash keeps what could be reclaimed before.
         let before = std::mem::take(&mut self.old);
         old.opens.extend(before.opens);
         old.locks.extend(before.locks);
@@ -436,7 +436,7 @@ impl Fixture {
         }
     }
 
-    /// A peer does something.
+    /// A peer acts.
     fn act(&mut self, at: usize) {
         if self.peers[at].silent_until > self.now {
             return;
@@ -447,7 +447,7 @@ impl Fixture {
         }
         let dirty = self.chance(6);
         if dirty {
-            // He writes under a delegation, and nobody knows.
+            // It writes under a delegation, which the server does not notice.
             let content = self.next_content + 1;
             let peer = &mut self.peers[at];
             if let Some(it) = peer.delegations.values_mut().find(|it| it.write && !it.recalled) {
@@ -462,7 +462,7 @@ impl Fixture {
             let sent = Sent { sequence: self.peers[at].next[slot], digest: self.next_digest, op };
             self.peers[at].sent[slot] = Some(sent);
             if self.chance(10) {
-                // It does not arrive; he sends it again later.
+                // The request is lost. The peer sends it again later.
                 return;
             }
         }
@@ -543,7 +543,7 @@ impl Fixture {
                 assert!(!cache_this);
                 self.done.note("uncached");
                 let reply = self.replies[&sent.digest].clone();
-                // He has to find out by other means; here he is just told.
+                // A real client would find out otherwise; here it gets the reply.
                 self.receive(at, slot, &sent, &reply);
             }
             Err(Stop::Fail(NfsStat::Delay)) => self.done.note("delay"),
@@ -570,7 +570,7 @@ impl Fixture {
         }
     }
 
-    /// One of the things that the state wants done. Stable storage works in order, the others as they come.
+    /// Performs an effect. Stable storage works in order, other effects in any order.
     fn carry_out(&mut self) {
         let at = self.pick(self.todo.len());
         let first = self.todo.iter().position(|effect| matches!(effect, Effect::Persist { .. }));
@@ -610,7 +610,7 @@ impl Fixture {
             Ok(channel) => channel,
             Err(NoCallbackPath::Busy) => {
                 match call {
-                    // It takes too long.
+                    // The callback times out.
                     Callback::GetAttr { ticket, file, .. } if self.chance(4) => {
                         self.answers.push((ticket, number(file), None, 0));
                     }
@@ -661,7 +661,7 @@ impl Fixture {
         }
     }
 
-    /// An answer arrives.
+    /// Delivers a holder's reply.
     fn tell(&mut self) {
         let at = self.pick(self.answers.len());
         let (ticket, at, answer, content) = self.answers.swap_remove(at);
@@ -688,7 +688,7 @@ impl Fixture {
         self.jobs.extract_if(.., asked).collect()
     }
 
-    /// What the holder has written goes out: one bump for all who have asked.
+    /// Passes on a holder's reply: one bump for all waiting requests.
     fn answer_out(&mut self) {
         let at = self.pick(self.written.len());
         let (ticket, permit, at, content) = self.written.swap_remove(at);

@@ -1,8 +1,11 @@
-//! Several clients, a server that is cut into its halves, and a shadow that says what must not have happened.
+//! A randomized test: several clients, a server whose requests run in steps, and a shadow of what it has
+//! granted.
 //!
-//! One seed decides everything: who sends what, which half of which request goes on, which reply is lost, which request is repeated, how
-//! far the clock goes, what reaches stable storage before a crash. Beside the tables under test the driver keeps its own: what was granted, what
-//! the files hold, which change value vouched for which contents. A panic is a finding.
+//! One seed decides everything: which client sends what, which request continues, which reply is lost, which
+//! request is retried, how far the clock advances, and what reaches stable storage before a crash.
+//!
+//! The driver keeps its own tables: what was granted, what the files contain, and which contents belong to
+//! each value of the change attribute. A panic means that an invariant is violated.
 
 mod fixture;
 mod peer;
@@ -10,7 +13,7 @@ mod shadow;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::super::fault_injection::{Fault, PLANTED};
+use super::super::fault_injection::{Fault, INJECTED};
 use fixture::Fixture;
 
 fn run(seed: u64, steps: u32) -> u64 {
@@ -21,7 +24,7 @@ fn run(seed: u64, steps: u32) -> u64 {
     fixture.digest()
 }
 
-/// S1 to S10 of the module, and that a change value never vouches for two contents.
+/// S1 to S10 of the module, and that no change attribute stands for two different contents.
 #[test]
 fn many_clients_at_once() {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
@@ -47,7 +50,7 @@ fn many_clients_at_once() {
             }
         }
     }
-    // A driver that does nothing finds nothing.
+    // Check that the driver exercised everything.
     if count > 1 {
         done.check();
     }
@@ -62,8 +65,8 @@ fn the_same_seed_gives_the_same_bytes() {
 }
 
 #[test]
-fn planted_mistakes_are_found() {
-    for mistake in [
+fn injected_faults_are_found() {
+    for fault in [
         Fault::ReexecuteRequests,
         Fault::IgnoreDeny,
         Fault::IgnoreLocks,
@@ -74,9 +77,9 @@ fn planted_mistakes_are_found() {
         Fault::EvictBeforeRemoval,
         Fault::TrustStartupRecords,
     ] {
-        PLANTED.set(mistake);
+        INJECTED.set(fault);
         let found = (0..200).find(|seed| catch_unwind(AssertUnwindSafe(|| run(*seed, 3000))).is_err());
-        PLANTED.set(Fault::None);
-        assert!(found.is_some(), "{mistake:?} was not found");
+        INJECTED.set(Fault::None);
+        assert!(found.is_some(), "{fault:?} was not found");
     }
 }

@@ -1,4 +1,4 @@
-//! A client: what he believes to hold, and what he asks for next.
+//! A client: what it believes to hold, and its next request.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub const FILES: usize = 3;
 pub const SLOTS: usize = 2;
 const OWNERS: u64 = 2;
 
-/// What a request does.
+/// An operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     Open {
@@ -79,7 +79,7 @@ pub enum Op {
     Complete,
 }
 
-/// What comes back.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     Status(NfsStat),
@@ -101,7 +101,7 @@ pub struct Believed {
     pub stateid: StateId,
     pub write: bool,
     pub base: HolderAttrs,
-    /// Written here, not there.
+    /// Written by the holder and not sent yet.
     pub dirty: Option<u64>,
     pub ever: bool,
     pub recalled: bool,
@@ -128,7 +128,7 @@ pub struct Peer {
     pub phase: Phase,
     pub silent_until: Time,
     pub opens: BTreeMap<(usize, u8), (StateId, u32, u32)>,
-    /// By file and owner: the stateid, for writing or not, and which bytes.
+    /// By file and owner: stateid, whether for writing, and byte range.
     pub locks: BTreeMap<(usize, u8), Locked>,
     pub delegations: BTreeMap<usize, Believed>,
     pub to_reclaim: Vec<Op>,
@@ -160,11 +160,11 @@ impl Peer {
         self.to_reclaim.clear();
     }
 
-    /// The session is no more.
+    /// The session is lost.
     pub fn lose(&mut self) {
         self.session = None;
         self.phase = Phase::Lost;
-        // What he was giving up he may not claim: it may have been given up.
+        // State that an unanswered request released must not be reclaimed.
         for sent in self.sent.iter().flatten() {
             match &sent.op {
                 Op::Close { file, owner, .. } => {
@@ -189,7 +189,7 @@ impl Peer {
         self.to_reclaim.clear();
     }
 
-    /// He has a new number: what he held before he has to claim.
+    /// The client has a new ID and reclaims what it held.
     pub fn plan_reclaims(&mut self) {
         self.to_reclaim = self
             .opens
@@ -211,13 +211,13 @@ impl Peer {
         self.delegations.clear();
     }
 
-    /// What he asks for next.
+    /// Chooses the next operation.
     pub fn choose(&mut self, rng: &mut Seeded) -> Option<Op> {
         if self.phase == Phase::Reclaiming {
             if let Some(op) = self.to_reclaim.pop() {
                 return Some(op);
             }
-            // One after the other.
+            // Reclaims first.
             if self.sent.iter().any(Option::is_some) {
                 return None;
             }
@@ -306,10 +306,10 @@ impl Peer {
         })
     }
 
-    /// A reply has come.
+    /// Handles a reply.
     pub fn learn(&mut self, op: &Op, reply: &Reply) {
         if *reply == Reply::Status(NfsStat::NoGrace) {
-            // He was gone for too long.
+            // Its lease has expired.
             self.to_reclaim.clear();
             self.opens.clear();
             self.locks.clear();

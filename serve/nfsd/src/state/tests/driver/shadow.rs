@@ -1,4 +1,4 @@
-//! What the server has granted, kept by somebody else.
+//! What the server has granted, recorded independently.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use ivers_nfs4::types::{ClientId, StateId};
 
 use super::super::super::*;
 
-/// Bytes of a file that locks are tried on.
+/// Number of bytes of a file that locks use.
 pub const BYTES: usize = 6;
 
 #[derive(Debug, Clone)]
@@ -27,18 +27,18 @@ pub struct Delegated {
     pub recalled: Option<Time>,
 }
 
-/// Everything that is out.
+/// Everything that is granted.
 #[derive(Debug, Clone, Default)]
 pub struct Shadow {
     pub opens: Vec<OpenGrant>,
     pub locks: BTreeMap<(usize, ClientId, u8), [Option<bool>; BYTES]>,
     pub delegations: Vec<Delegated>,
-    /// Whose it all is.
+    /// The clients.
     pub records: BTreeMap<ClientId, ClientRecord>,
 }
 
 impl Shadow {
-    /// Leave only what some clients have.
+    /// Keeps only the state of some clients.
     pub fn retain(&mut self, keep: impl Fn(ClientId) -> bool) {
         self.opens.retain(|open| keep(open.client));
         self.locks.retain(|(_, client, _), _| keep(*client));
@@ -46,7 +46,7 @@ impl Shadow {
         self.records.retain(|client, _| keep(*client));
     }
 
-    /// An open may be granted: whose record this is may differ from whose it was before a restart.
+    /// Checks that an open may be granted. A client may have another ID than before a restart.
     pub fn check_open(&self, new: &OpenGrant, record: &ClientRecord, what: &str) {
         for open in self.opens.iter().filter(|open| open.file == new.file) {
             if self.records[&open.client].is_same_boot(record) && (open.owner == new.owner || what == "S6") {
@@ -67,7 +67,7 @@ impl Shadow {
         }
     }
 
-    /// A file may be read, or changed.
+    /// Checks that a file may be read or changed.
     pub fn check_act(&self, file: usize, record: &ClientRecord, changes: bool, what: &str) {
         for it in self.delegations.iter().filter(|it| it.file == file) {
             let other = !self.records[&it.client].is_same_boot(record);
@@ -75,7 +75,7 @@ impl Shadow {
         }
     }
 
-    /// Somebody without an open may read or write: access 1 or 2.
+    /// Checks that access without an open is not denied: 1 for reading, 2 for writing.
     pub fn check_denied(&self, file: usize, access: u32, what: &str) {
         for open in self.opens.iter().filter(|open| open.file == file) {
             assert!(open.deny & access == 0, "{what}: {open:?} denies {access}");
