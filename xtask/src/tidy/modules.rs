@@ -117,7 +117,10 @@ fn modules_of_cli_use_only_lower_modules() {
         ("commands/cp", "stream reader writer"),
         ("commands/measure", "policy storage protocol host image"),
         ("commands/mount", "help args measurement protocol worker background"),
-        ("commands/serve", "help args config_files helper plan exports reload stats stats_server notify"),
+        (
+            "commands/serve",
+            "help config_file args config_files helper plan exports reload stats stats_server notify",
+        ),
     ];
     for (folder, order) in orders {
         let order: Vec<_> = order.split_whitespace().collect();

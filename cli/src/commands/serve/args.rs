@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use ivers_nfsd::exports::config::{Address, Domain};
+use super::config_file::{Address, Domain};
 
 /// Options of `serve`.
 #[derive(Debug, clap::Args)]

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_descriptor_is_read_once() {
+    fn a_descriptor_is_read_once() {
         let (reader, mut writer) = io::pipe().unwrap();
         io::Write::write_all(&mut writer, b"text").unwrap();
         drop(writer);

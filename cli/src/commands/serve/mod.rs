@@ -8,7 +8,8 @@
 //! | module | contents |
 //! |---|---|
 //! | [`args`] | options |
-//! | [`config_files`] | reading configuration files |
+//! | [`config_file`] | the format of the configuration file |
+//! | [`config_files`] | reading files that the configuration names |
 //! | [`helper`] | the helper process |
 //! | [`plan`] | the configuration |
 //! | [`exports`] | the images |
@@ -17,6 +18,7 @@
 //! | [`notify`] | messages to systemd |
 
 mod args;
+mod config_file;
 mod config_files;
 mod exports;
 mod help;
@@ -35,7 +37,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use ivers_nfsd::compound::NameTables;
-use ivers_nfsd::exports::config::{ExportConfig, LogFormat};
+use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen::{self, ListenError};
 use ivers_nfsd::net::tls::Tls;
 use ivers_nfsd::server::{Dial, NfsServer, Setup, StartError};
@@ -48,6 +50,7 @@ pub use args::Args;
 
 use crate::output::failure::{BUSY, CORRUPT, FAILED, REFUSED, USAGE, failure, line, usage};
 use crate::output::{log as output_log, print};
+use config_file::LogFormat;
 use config_files::Contents;
 use exports::{Mounted, Opened, mount_all, open_all, requires_tls, unmount_all};
 use helper::Helper;

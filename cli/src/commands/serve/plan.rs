@@ -5,15 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use ivers_nfsd::exports::config::{
-    ConfigError, ExportConfig, LimitsConfig, LogFormat, Mode, OwnersConfig, ServerConfig, TlsConfig,
-};
+use ivers_nfsd::exports::config::{ExportConfig, Mode};
 use ivers_nfsd::net::Limits;
 use ivers_nfsd::net::tls::TlsFiles;
 use ivers_nfsd::state;
 use ivers_vfs::{InodeFlags, MountOptions};
 
 use super::args::Args;
+use super::config_file::{self, LimitsConfig, LogFormat, OwnersConfig, ServerConfig, TlsConfig};
 use super::config_files;
 use crate::arguments::split_options;
 use crate::image::mount_options::{is_export_option, parse_for_export};
@@ -139,10 +138,10 @@ impl Plan {
 pub fn parse_file(path: &Path, bytes: &[u8]) -> Result<ServerConfig> {
     let text = std::str::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))?;
     let dir = if config_files::is_descriptor(path) { None } else { path.parent() };
-    ServerConfig::of(path, dir, text).map_err(refused)
+    config_file::parse(path, dir, text).map_err(refused)
 }
 
-fn refused(error: ConfigError) -> anyhow::Error {
+fn refused(error: impl std::fmt::Display) -> anyhow::Error {
     failure(USAGE, error.to_string())
 }
 

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use ivers_nfsd::compound::NameTables;
-use ivers_nfsd::exports::config::{ExportConfig, OwnersConfig, ServerConfig};
+use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::tls::{Tls, TlsFiles, TlsPem};
 use ivers_nfsd::server::NfsServer;
 
 use super::args::Args;
+use super::config_file::{OwnersConfig, ServerConfig};
 use super::config_files::Contents;
 use super::exports::{Mounted, requires_tls};
 use super::helper::Helper;

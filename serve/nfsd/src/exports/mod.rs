@@ -3,7 +3,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`config`] | the configuration |
+//! | [`config`] | the configuration of an export |
 //! | [`policy`] | access rules of an export, and the identity of a caller |
 //! | [`table`] | the exports, and the pseudo-filesystem above them |
 //! | [`handle`] | filehandles |

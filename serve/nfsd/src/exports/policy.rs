@@ -118,7 +118,7 @@ impl Rule {
 }
 
 fn loopback() -> Vec<Network> {
-    ["127.0.0.0/8", "::1"].into_iter().filter_map(|net| Network::try_from(net.to_owned()).ok()).collect()
+    ["127.0.0.0/8", "::1"].into_iter().filter_map(|net| net.parse().ok()).collect()
 }
 
 /// Compares DNS names without case. `*` matches one label.
@@ -274,29 +274,16 @@ mod tests {
 
     #[test]
     fn the_first_rule_that_includes_the_address_applies() {
-        let config = super::super::config::ServerConfig::parse(
-            r#"
-            [[export]]
-            name = "/a"
-            image = "i"
-            access = "ro"
-            anonuid = 5
-            async = true
-            clients = ["192.0.2.0/24"]
-            tls = "certificate"
-            names = ["a.example"]
-            [[export.rule]]
-            clients = ["192.0.2.7"]
-            access = "rw"
-            tls = "optional"
-            [[export.rule]]
-            clients = ["192.0.2.0/29", "198.51.100.1"]
-            root_squash = false
-            tls = "required"
-            async = false
-            "#,
-        );
-        let policy = Policy::new(&config.unwrap().exports[0]);
+        let settings = |flag: &str| ExportConfig::from_flag(&format!("i,{flag}")).unwrap().settings;
+        let mut config = ExportConfig::from_flag(
+            "i,ro,anonuid=5,async,clients=192.0.2.0/24,tls=certificate,names=a.example",
+        )
+        .unwrap();
+        let optional = Settings { tls: Some(Secured::Optional), ..settings("clients=192.0.2.7,rw") };
+        let flag = "clients=192.0.2.0/29;198.51.100.1,no_root_squash,tls=required";
+        let required = Settings { deferred: Some(false), ..settings(flag) };
+        config.rules = vec![optional, required];
+        let policy = Policy::new(&config);
         let root = sys(0, 0, &[]);
         let secured = TlsPeer::default();
         let access = |address, tls| {

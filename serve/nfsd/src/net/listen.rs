@@ -4,7 +4,7 @@
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
-use ivers_nfs4::NFS_PORT;
+pub use ivers_nfs4::NFS_PORT;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 use thiserror::Error;
 
