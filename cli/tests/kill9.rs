@@ -162,7 +162,7 @@ fn check(dir: &Path, known: &HashMap<String, Known>) {
 }
 
 #[test]
-fn what_was_fsynced_survives_kill_9() {
+fn synced_data_survives_kill_9() {
     let kills: u32 = std::env::var("IVERS_KILLS").ok().and_then(|v| v.parse().ok()).unwrap_or(4);
     let seed: u64 = std::env::var("IVERS_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(0x1ce5);
     println!("IVERS_KILLS={kills} IVERS_SEED={seed}");

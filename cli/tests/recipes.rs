@@ -55,12 +55,15 @@ fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
     sh(
         dir,
         "rmdir mnt/lost+found
-         mkdir mnt/d mnt/was-dir; echo 1 > mnt/same; echo 1 > mnt/d/changed; echo 1 > mnt/d/gone; echo 1 > mnt/was-dir/f
+         mkdir mnt/d mnt/was-dir; echo 1 > mnt/same; echo 1 > mnt/d/changed
+         echo 1 > mnt/d/gone; echo 1 > mnt/was-dir/f
          touch -d 2001-01-01 mnt/same
          cp -a mnt copy; cp -a mnt restored; cp -a mnt helped; restic init -q -r repo
          ivers changed mnt --save state; cp state first
-         echo 2 > mnt/d/changed; rm mnt/d/gone; rm -r mnt/was-dir; echo 2 > mnt/was-dir; mkdir mnt/new; ln -s same mnt/new/link
-         echo 2 > $'mnt/new/odd \\n name'; for odd in '#' ';' -; do echo 2 > \"mnt/$odd\"; mkdir \"mnt/$odd d\"; done
+         echo 2 > mnt/d/changed; rm mnt/d/gone; rm -r mnt/was-dir; echo 2 > mnt/was-dir
+         mkdir mnt/new; ln -s same mnt/new/link
+         echo 2 > $'mnt/new/odd \\n name'
+         for odd in '#' ';' -; do echo 2 > \"mnt/$odd\"; mkdir \"mnt/$odd d\"; done
          chmod 750 mnt",
     );
     let recipes = recipes();
@@ -72,7 +75,8 @@ fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
         sh(
             dir,
             &format!(
-                "cp first state; {program}() {{ false; }}; if {recipe} then false; fi; cmp first state; unset {program}
+                "cp first state; {program}() {{ false; }}; if {recipe} then false; fi
+                 cmp first state; unset {program}
                  {recipe}
                  test -z \"$(ivers changed mnt --since state)\""
             ),
@@ -81,7 +85,8 @@ fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
     sh(
         dir,
         &format!(
-            "cp first state; mkdir all; mv copy all/; cp -a helped copy; {}; mv copy helped.new; mv all/copy copy",
+            "cp first state; mkdir all; mv copy all/; cp -a helped copy; {}
+             mv copy helped.new; mv all/copy copy",
             of_help()
         ),
     );
@@ -94,7 +99,8 @@ fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
          (cd restored && xargs -0r rm -rf -- < ../removed && tar -xf ../changed.tar)
          diff -r --no-dereference mnt restored; test \"$(stat -c %a restored)\" = 750
          restic -q -r repo restore latest --target unpacked
-         test \"$(cat unpacked/d/changed)\" = 2; test -L unpacked/new/link; test ! -e unpacked/same; test -f 'unpacked/#'",
+         test \"$(cat unpacked/d/changed)\" = 2; test -L unpacked/new/link
+         test ! -e unpacked/same; test -f 'unpacked/#'",
     );
     place.unmount();
     place.image.check().unwrap();

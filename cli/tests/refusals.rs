@@ -401,7 +401,7 @@ fn an_image_is_in_use_under_all_its_names() {
 }
 
 #[test]
-fn what_has_no_contents_is_named() {
+fn files_without_contents_are_named() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }

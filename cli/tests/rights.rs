@@ -186,7 +186,8 @@ fn access_control_lists() {
     does(&place, OWNER, "umask 077; touch d/f; mkdir d/sub");
     assert_eq!(perm(&place, "d/f"), 0o660);
     let named = format!(
-        "user::rw- user:{OTHER}:rwx #effective:rw- group::rwx #effective:rw- group:{GROUP}:r-- mask::rw- other::---"
+        "user::rw- user:{OTHER}:rwx #effective:rw- group::rwx #effective:rw- group:{GROUP}:r-- mask::rw- \
+         other::---"
     );
     assert_eq!(list("d/f").split_whitespace().collect::<Vec<_>>().join(" "), named);
     let default = does(&place, 0, "getfacl -cnpd d");

@@ -220,7 +220,7 @@ fn writes_and_addresses_without_access_are_refused() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_line() {
+fn errors_name_their_line() {
     let dir = tempfile::tempdir().unwrap();
     let (file, state) = (dir.path().join("serve.toml"), dir.path().join("state"));
     let missing = dir.path().join("missing");

@@ -142,7 +142,7 @@ fn unmount_says_that_it_waits() {
             || String::from_utf8_lossy(&told.lock().unwrap()).contains("waiting until the image is closed");
         wait_until("it is out of the tree", || mount_line(&place.dir).is_none());
         if shown {
-            wait_until("it is told", is_told);
+            wait_until("the message appears", is_told);
         } else {
             std::thread::sleep(Duration::from_millis(1500));
         }

@@ -247,7 +247,7 @@ fn a_user_copies_all_but_files_that_only_root_may_create() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.lines().count() == 1 && told.contains("out/device: not copied: only root"), "{told}");
     let meta = fs::metadata(out.join("program")).unwrap();
-    assert_eq!((meta.uid(), meta.mode() & 0o7777), (home.user, 0o755), "set-id bits of somebody else");
+    assert_eq!((meta.uid(), meta.mode() & 0o7777), (home.user, 0o755), "set-id bits of another owner");
     assert_eq!(xattr::get(out.join("program"), "user.note").unwrap().unwrap(), b"anybody's");
     assert_eq!(xattr::get(out.join("program"), "trusted.note").unwrap(), None);
     assert!(fs::symlink_metadata(out.join("fifo")).unwrap().mode() & 0o170000 == 0o010000);

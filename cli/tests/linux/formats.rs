@@ -40,7 +40,8 @@ fn work(client: &mut Client, dir: &str) -> Result<()> {
         format!("cd {dir} && truncate -s 100 second && truncate -s 200000 second && sync"),
         "echo 3 > /proc/sys/vm/drop_caches".to_owned(),
         format!(
-            "cd {dir} && head -c 100 /tmp/data > /tmp/want && truncate -s 200000 /tmp/want && cmp second /tmp/want"
+            "cd {dir} && head -c 100 /tmp/data > /tmp/want && truncate -s 200000 /tmp/want && \
+             cmp second /tmp/want"
         ),
         format!("cd {dir} && printf '2\\nmore\\n' > /tmp/two && cmp file-2 /tmp/two && cd /"),
     ];

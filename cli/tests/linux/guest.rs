@@ -128,7 +128,8 @@ impl Client {
         let port = self.port;
         self.guest.run(&format!(
             "mkdir -p {at} && mount -i -t nfs4 -o \
-             vers={version},proto=tcp,port={port},sec=sys,addr=10.0.2.2,clientaddr=10.0.2.15{options} 10.0.2.2:/{export} {at}"
+             vers={version},proto=tcp,port={port},sec=sys,addr=10.0.2.2,clientaddr=10.0.2.15{options} \
+             10.0.2.2:/{export} {at}"
         ))?;
         let there = self.guest.run(&format!("grep ' {at} ' /proc/mounts"))?;
         ensure!(there.contains(&format!("vers={version},")), "{there}");
@@ -173,8 +174,8 @@ impl Client {
 
     fn errors(&mut self) -> Result<BTreeMap<(u32, String), usize>> {
         let said = self.guest.run(
-            "sed -n 's/.*nfs4_xdr_status: .*error=[-0-9]* (\\([A-Za-z0-9_]*\\)) operation=\\([0-9]*\\).*/\\2 \\1/p' \
-             /sys/kernel/tracing/trace | sort | uniq -c",
+            "sed -n 's/.*nfs4_xdr_status: .*error=[-0-9]* (\\([A-Za-z0-9_]*\\)) \
+             operation=\\([0-9]*\\).*/\\2 \\1/p' /sys/kernel/tracing/trace | sort | uniq -c",
         )?;
         let mut errors = BTreeMap::new();
         for line in said.lines() {

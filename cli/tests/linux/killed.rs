@@ -55,7 +55,8 @@ fn is_written(bytes: &[u8], records: usize, kind: usize) -> Result<()> {
 fn begin(client: &mut Client, round: usize) -> Result<()> {
     for (kind, version) in VERSIONS.iter().enumerate() {
         client.guest.run(&format!(
-            "try write-records /mnt{kind} r{round}-{version} /tmp/said-{kind} {RECORDS} {kind} > /tmp/err-{kind} 2>&1 & true"
+            "try write-records /mnt{kind} r{round}-{version} /tmp/said-{kind} {RECORDS} {kind} \
+             > /tmp/err-{kind} 2>&1 & true"
         ))?;
     }
     for kind in 0..VERSIONS.len() {

@@ -26,14 +26,14 @@ fn run() -> Result<()> {
     client.guest.run("echo first > /mnt0/file && cat /mnt0/file")?;
     // The server grants delegations only after the client has answered a callback.
     eventually(&mut client, "cat /mnt0/file && grep -q ' nfs4_set_delegation: ' /sys/kernel/tracing/trace")?;
-    ensure!(client.events("nfs4_cb_recall")? == 0, "nobody needs it yet");
+    ensure!(client.events("nfs4_cb_recall")? == 0, "recalled without a conflict");
     client.guest.run("echo second > /mnt2/file")?;
     ensure!(client.events("nfs4_cb_recall")? > 0, "the other one did not wait for it");
     let seen = client.guest.run("cat /mnt0/file")?;
     ensure!(seen == "second", "{seen:?}");
     let stats = server.stats()?;
     ensure!(stats["total"]["recalls"].as_u64() > Some(0), "{stats}");
-    ensure!(stats["total"]["revocations"] == 0, "he was not heard: {stats}");
+    ensure!(stats["total"]["revocations"] == 0, "a holder did not respond in time: {stats}");
     client.unmount("/mnt0")?;
     ends_with_the_tree(client, "/mnt2", server, image.path(), &EXPECTED)
 }

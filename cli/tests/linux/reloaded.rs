@@ -33,14 +33,14 @@ fn certificate(dir: &Path) -> Result<()> {
     ivers_oracle::run("openssl", words.chain(files).collect::<Vec<std::ffi::OsString>>()).map(drop)
 }
 
-struct Told<'a> {
+struct Config<'a> {
     dir: &'a Path,
     images: [&'a Image; 2],
 }
 
-impl Told<'_> {
+impl Config<'_> {
     /// Writes the configuration, with or without the second export.
-    fn say(&self, both: bool) -> Result<()> {
+    fn write(&self, both: bool) -> Result<()> {
         let mut text =
             "lease_s = 15\n[tls]\ncertificate = \"certificate.pem\"\nkey = \"key.pem\"\n".to_owned();
         for (image, name) in self.images.iter().zip(["data", "more"]).take(if both { 2 } else { 1 }) {
@@ -50,7 +50,7 @@ impl Told<'_> {
         Ok(fs::write(self.dir.join("serve.toml"), text)?)
     }
 
-    fn read_again(&self, server: &served::Server) -> Result<()> {
+    fn reload(&self, server: &served::Server) -> Result<()> {
         let done = |server: &served::Server| server.log().matches("reloaded").count();
         let (before, begin) = (done(server), Instant::now());
         signal(server.pid(), Signal::HUP);
@@ -69,9 +69,9 @@ fn run() -> Result<()> {
     }
     let dir = tempfile::tempdir()?;
     let images = [image(), image()];
-    let told = Told { dir: dir.path(), images: [&images[0], &images[1]] };
+    let config = Config { dir: dir.path(), images: [&images[0], &images[1]] };
     certificate(dir.path())?;
-    told.say(true)?;
+    config.write(true)?;
     let mut command = Command::new(IVERS);
     command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--state"]).arg(dir.path().join("state"));
     let server = served::Server::of(command.arg("--config").arg(dir.path().join("serve.toml")));
@@ -83,17 +83,17 @@ fn run() -> Result<()> {
     eventually(&mut client, "test -s /tmp/said")?;
 
     certificate(dir.path())?;
-    told.say(false)?;
-    told.read_again(&server)?;
+    config.write(false)?;
+    config.reload(&server)?;
     // Files of a removed export are stale; all others are valid.
     eventually(&mut client, "! cat /more/file > /dev/null 2>&1")?;
     client.guest.run("! grep . /tmp/err && echo still > /mnt/still")?;
-    told.say(true)?;
-    told.read_again(&server)?;
+    config.write(true)?;
+    config.reload(&server)?;
     eventually(&mut client, "grep -q kept /more/file")?;
     client.guest.run("echo anew > /more/file && grep -q anew /more/file")?;
     for _ in 0..5 {
-        told.read_again(&server)?;
+        config.reload(&server)?;
     }
     eventually(&mut client, "grep -q done /tmp/said")?;
     client.guest.run("! grep . /tmp/err")?;
@@ -102,7 +102,7 @@ fn run() -> Result<()> {
     client.unmount("/mnt")?;
     client.was_told(&EXPECTED)?;
     client.end()?;
-    ensure!(server.stop().success(), "it did not end well");
+    ensure!(server.stop().success(), "the server failed at its end");
     for (image, seen) in images.iter().zip(seen) {
         holds(image.path(), &seen?)?;
     }

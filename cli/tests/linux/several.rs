@@ -89,14 +89,14 @@ fn delegations(a: &mut Client, b: &mut Client) -> Result<()> {
     a.guest.run("try hold-dirty /mnt dirty > /tmp/a 2>&1 & echo $! > /tmp/pid")?;
     eventually(a, "grep -q held /tmp/a")?;
     let size = b.guest.run("stat -c %s /mnt/dirty")?;
-    ensure!(size == "4096", "b is told {size}");
+    ensure!(size == "4096", "b sees the size {size}");
     ensure!(a.events("nfs4_cb_getattr")? > asked, "the holder was not asked");
-    ensure!(a.events("nfs4_cb_recall")? == recalled, "nobody needs it yet");
+    ensure!(a.events("nfs4_cb_recall")? == recalled, "recalled without a conflict");
     // After close the data may still be dirty; only after the recall may the other client write.
     a.guest.run("kill $(cat /tmp/pid)")?;
     let sum = a.guest.run("md5sum < /mnt/dirty")?;
     eventually(b, &format!("test \"$(md5sum < /mnt/dirty)\" = '{sum}'"))?;
-    ensure!(a.events("nfs4_cb_recall")? > recalled, "the holder has kept it");
+    ensure!(a.events("nfs4_cb_recall")? > recalled, "the delegation was not recalled");
     let given = [a.events("nfs4_set_delegation")?, b.events("nfs4_set_delegation")?];
     let returned = [a.events("nfs4_delegreturn")?, b.events("nfs4_delegreturn")?];
     println!("delegations given {given:?}, returned {returned:?}");
@@ -136,7 +136,10 @@ fn run(version: &str) -> Result<()> {
     let stats = server.stats()?;
     let total = |what: &str| stats["total"][what].as_u64().unwrap_or(u64::MAX);
     println!("recalls {}, callbacks {}", total("recalls"), total("callbacks"));
-    ensure!(total("revocations") == 0 && total("callbacks_late") == 0, "a holder was not heard: {stats}");
+    ensure!(
+        total("revocations") == 0 && total("callbacks_late") == 0,
+        "a holder did not respond in time: {stats}"
+    );
     ensure!(version == "4.0" || total("recalls") > 0, "nothing was recalled: {stats}");
     a.mount(version, "/mnt", "")?;
     let seen = a.guest.run(&format!("cd /mnt && {DIGEST}"))?;

@@ -88,7 +88,7 @@ fn of_many_files_one_is_read_again() {
 }
 
 #[test]
-fn what_is_touched_without_change_is_not_read() {
+fn touched_files_without_changes_are_not_read() {
     if !can_mount() {
         return;
     }

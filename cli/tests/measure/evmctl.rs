@@ -174,7 +174,7 @@ fn signatures_of_evmctl_are_checked() {
     let ascii = fs::read_to_string(shown).unwrap();
     let line = ascii.lines().find(|line| line.contains("/p256-sha512 ")).unwrap();
     assert!(line.contains(" ima-sig sha512:") && line.contains(" 030206"), "{line}");
-    assert_eq!(sums["refused"], 0, "nobody asked");
+    assert_eq!(sums["refused"], 0, "nothing was refused");
     // Keys without a policy check every signed file.
     words.drain(..2);
     let (good, bad, sums) = verified(&kept, &words);

@@ -19,7 +19,7 @@ use rand::rngs::StdRng;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Inodes whose stored counter is compared with debugfs, which starts anew for each.
+/// Inodes whose stored counter is compared with debugfs, which starts again for each.
 const VERSIONS_COMPARED: usize = 40;
 
 fn knob(name: &str, default: u64) -> u64 {

@@ -371,7 +371,8 @@ fn the_generation_by_ioctl_is_an_int() {
     let m = mounted();
     fs::write(m.path("f"), b"").unwrap();
     let script = format!(
-        "import fcntl,sys\nroom=bytearray(b'\\xff'*8)\nfcntl.ioctl(open(sys.argv[1]),{FS_IOC_GETVERSION},room)\n\
+        "import fcntl,sys\nroom=bytearray(b'\\xff'*8)\n\
+        fcntl.ioctl(open(sys.argv[1]),{FS_IOC_GETVERSION},room)\n\
         print(int.from_bytes(room[:4],sys.byteorder),room[4:].hex())"
     );
     let said = std::process::Command::new("python3").args(["-c", &script]).arg(m.path("f")).output().unwrap();

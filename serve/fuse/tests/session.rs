@@ -39,7 +39,7 @@ fn unmounting_a_busy_mount_is_refused() {
     m.session.detach().unwrap();
     assert!(!m.path("f").exists(), "out of the tree");
     file.write_all(b" and after").unwrap();
-    assert!(!m.session.wait_for(Duration::from_millis(100)), "somebody still has a file open");
+    assert!(!m.session.wait_for(Duration::from_millis(100)), "the mount ended with a file open");
     drop(file);
     m.session.wait().unwrap();
     let inode = m.vfs.resolve(&ivers_vfs::Cred::root(), "/f", false).unwrap();

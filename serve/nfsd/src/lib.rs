@@ -10,7 +10,7 @@
 //! | [`exports`] | exported filesystems, their names, who may use them; filehandles | operations |
 //! | [`state`] | clients, sessions, opens, locks, delegations, the grace period | sockets, files, clocks |
 //! | [`stable`] | stable storage: secrets, the boot count, clients, write verifiers | sockets |
-//! | [`compound`] | what the operations of one COMPOUND share: current filehandle, caller, caches | operations |
+//! | [`compound`] | the context of one COMPOUND: current filehandle, caller, caches | operations |
 //! | [`ops`] | operations on files | the tables of clients |
 //! | [`executor`] | the loop over the operations of a COMPOUND | sockets, threads |
 //! | [`server`] | operations on clients' state, callbacks, threads: the complete server | |

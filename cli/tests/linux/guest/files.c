@@ -14,7 +14,7 @@ static void contents(void)
 	memset(bytes, 0, LEN);
 	must(pread(fd, bytes, LEN, 0) == LEN);
 	must(is_filled(bytes, LEN, 0, 1));
-	/* The middle anew, with ends that lie in no page's. */
+	/* Overwrite the middle, not aligned to pages. */
 	fill(bytes, 70001, 123457, 2);
 	must(pwrite(fd, bytes, 70001, 123457) == 70001);
 	forget(fd);
@@ -48,7 +48,7 @@ static void attributes(void)
 	time_t now = time(NULL);
 	must(utimensat(AT_FDCWD, "data", NULL, 0) == 0 && stat("data", &st) == 0);
 	must(st.st_mtim.tv_sec >= now - 5 && st.st_mtim.tv_sec <= now + 5);
-	/* Others than root have no more rights than the mode says. */
+	/* The mode limits users other than root. */
 	must(chmod("data", 0600) == 0 && chown("data", 0, 0) == 0);
 	pid_t child = fork();
 	if (child == 0) {
@@ -59,7 +59,7 @@ static void attributes(void)
 		must(access("data", R_OK) < 0);
 		_exit(0);
 	}
-	child_is_well(child);
+	child_succeeds(child);
 	must(mkdir("open", 0777) == 0 && chmod("open", 01777) == 0);
 	child = fork();
 	if (child == 0) {
@@ -69,7 +69,7 @@ static void attributes(void)
 		must_fail(open("open/theirs", O_RDWR), EACCES);
 		_exit(0);
 	}
-	child_is_well(child);
+	child_succeeds(child);
 	must(stat("open/theirs", &st) == 0);
 	must(st.st_uid == 1001 && st.st_gid == 1001 && st.st_size == 6 && (st.st_mode & 0777) == 0400);
 }

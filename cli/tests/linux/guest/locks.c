@@ -1,4 +1,4 @@
-/* Locks of ranges between processes of one machine, and one that is held for others to meet: `hold-lock FILE`. */
+/* Byte-range locks between processes of one machine; `hold-lock FILE` holds one for other machines. */
 #include "try.h"
 
 static int lock(int fd, int how, short type, off_t start, off_t len)
@@ -7,7 +7,7 @@ static int lock(int fd, int how, short type, off_t start, off_t len)
 	return fcntl(fd, how, &range);
 }
 
-/* The type of what is in the way of a write lock there. */
+/* Returns the type of the lock that conflicts with a write lock. */
 static short in_the_way(int fd, off_t start, off_t len)
 {
 	struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = len};
@@ -29,13 +29,13 @@ static void other(int fd, int wait_for, int tell)
 	must_fail(lock(fd, F_SETLK, F_RDLCK, 99, 1), EAGAIN);
 	must(lock(fd, F_SETLK, F_WRLCK, 100, 0) == 0);
 	must(write(tell, "1", 1) == 1);
-	/* Blocks until the whole range is let go. */
+	/* Blocks until the whole range is unlocked. */
 	must(lock(fd, F_SETLKW, F_WRLCK, 40, 20) == 0);
 	must(write(tell, "2", 1) == 1);
 	must_fail(lock(fd, F_SETLK, F_WRLCK, 39, 1), EAGAIN);
 	must_fail(lock(fd, F_SETLK, F_WRLCK, 60, 1), EAGAIN);
 	in_turn(wait_for);
-	/* The other one has let his write lock become one for reading. */
+	/* The other process has changed its write lock into a read lock. */
 	must(lock(fd, F_SETLK, F_RDLCK, 0, 40) == 0);
 	must(in_the_way(fd, 0, 40) == F_RDLCK);
 	must_fail(lock(fd, F_SETLK, F_WRLCK, 0, 40), EAGAIN);
@@ -57,7 +57,7 @@ int try_locks(void)
 	must(write(there[1], "1", 1) == 1);
 	in_turn(back[0]);
 	must_fail(lock(fd, F_SETLK, F_WRLCK, 1000, 1), EAGAIN);
-	/* Long enough for the other one to wait. */
+	/* Long enough for the other process to block. */
 	usleep(300000);
 	must(fcntl(back[0], F_SETFL, O_NONBLOCK) == 0);
 	must_fail(read(back[0], &word, 1), EAGAIN);
@@ -68,10 +68,10 @@ int try_locks(void)
 	must(lock(fd, F_SETLK, F_RDLCK, 0, 40) == 0);
 	must(write(there[1], "2", 1) == 1);
 	in_turn(back[0]);
-	child_is_well(child);
-	/* What belonged to the process has gone with it. */
+	child_succeeds(child);
+	/* The locks of the process ended with it. */
 	must(lock(fd, F_SETLK, F_WRLCK, 0, 0) == 0);
-	/* Locks of an open file conflict with those of another, of the same process too. */
+	/* Locks of an open file description conflict with those of another one, even in one process. */
 	int second = open("locked", O_RDWR), third = open("locked", O_RDWR);
 	must(second >= 0 && third >= 0 && lock(fd, F_SETLK, F_UNLCK, 0, 0) == 0);
 	must(lock(second, F_OFD_SETLK, F_WRLCK, 0, 10) == 0);
@@ -81,7 +81,7 @@ int try_locks(void)
 	return 0;
 }
 
-/* Keeps the first ten bytes locked until it is killed. */
+/* Holds a lock of the first ten bytes until it is killed. */
 int hold_lock(int argc, char **argv)
 {
 	must(argc == 1);
@@ -92,7 +92,7 @@ int hold_lock(int argc, char **argv)
 		pause();
 }
 
-/* Adds one to the number in a file, so often, each time under a lock: `count FILE TIMES`. */
+/* `count FILE TIMES` increments the number in a file under a lock, repeatedly. */
 int count_up(int argc, char **argv)
 {
 	must(argc == 2);

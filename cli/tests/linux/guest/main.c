@@ -44,6 +44,6 @@ int main(int argc, char **argv)
 		return hold_lock(argc, argv);
 	if (!strcmp(what, "hold-dirty"))
 		return hold_dirty(argc, argv);
-	printf("%s: nobody knows how to try that\n", what);
+	printf("%s: unknown program\n", what);
 	return 2;
 }

@@ -1,4 +1,4 @@
-/* A directory of many names: `names COUNT`. Every third stays. */
+/* `names COUNT`: a directory of many names, of which every third stays. */
 #include "try.h"
 
 static int seen(unsigned char *counts, int count)
@@ -31,7 +31,7 @@ int try_names(int argc, char **argv)
 		must(mknod(name, S_IFREG | 0644, 0) == 0);
 	}
 	must(seen(counts, count) == count);
-	/* What is removed behind the cursor moves nothing of what lies before it. */
+	/* Removing entries that were listed does not move the remaining ones. */
 	DIR *dir = opendir(".");
 	int found = 0;
 	memset(counts, 0, count);

@@ -11,7 +11,7 @@ static int hidden(void)
 	return found;
 }
 
-/* What was kept for whoever had it open goes when he closes it, or a moment later. */
+/* Files kept for a process that had them open disappear at the close, or shortly after it. */
 static void nothing_hidden(void)
 {
 	for (int tries = 0; hidden() != 0; tries++) {
@@ -83,7 +83,7 @@ int try_mapped(void)
 	return 0;
 }
 
-/* Writes a page into a file that it keeps open, and does not say so to the server before it is killed: `hold-dirty FILE`. */
+/* `hold-dirty FILE` writes a page and keeps the file open, so that the page stays in the cache. */
 int hold_dirty(int argc, char **argv)
 {
 	unsigned char bytes[4096];

@@ -45,7 +45,7 @@ int try_sparse(void)
 	must(pread(fd, bytes, 65536, MB) == 65536);
 	must(is_filled(bytes, 8192, MB, 1) && is_zero(bytes + 8192, 32768));
 	must(is_filled(bytes + 40960, 24576, MB + 40960, 1));
-	/* Ends within blocks become zeros. */
+	/* Partial blocks are filled with zeros. */
 	must(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 3 * MB + 100, 10000) == 0);
 	forget(fd);
 	must(pread(fd, bytes, 65536, 3 * MB) == 65536);
@@ -58,7 +58,7 @@ int try_sparse(void)
 
 int try_copies(void)
 {
-	/* Long enough to go on behind its reply. */
+	/* Long enough for an asynchronous copy. */
 	size_t len = 12 * MB;
 	unsigned char *bytes = malloc(len + 10);
 	int from = open("copied-from", O_RDWR | O_CREAT, 0644), to = open("copied-to", O_RDWR | O_CREAT, 0644);
@@ -73,7 +73,7 @@ int try_copies(void)
 	forget(to);
 	must(pread(to, bytes, len + 10, 0) == (ssize_t)len + 7);
 	must(is_zero(bytes, 10) && is_filled(bytes + 10, len - 3, 3, 2));
-	/* Behind the end there is nothing to be copied. */
+	/* There is nothing to copy after the end. */
 	in = len;
 	must(copy_file_range(from, &in, to, &out, 100, 0) == 0);
 	/* ext4 shares no extents. */
@@ -83,7 +83,7 @@ int try_copies(void)
 	return 0;
 }
 
-/* A file to be copied: `make-source FILE MIBS`. */
+/* `make-source FILE MIBS` creates a file to copy. */
 int make_source(int argc, char **argv)
 {
 	unsigned char *bytes = malloc(MB);
@@ -99,7 +99,7 @@ int make_source(int argc, char **argv)
 	return 0;
 }
 
-/* Copied as a whole by the server, or with an error that is told, and never otherwise than it was: `copy-over FROM TO SAYS`. */
+/* `copy-over FROM TO SAYS` copies a file on the server, which must succeed completely or report an error. */
 int copy_over(int argc, char **argv)
 {
 	unsigned char *bytes = malloc(MB);
@@ -156,7 +156,8 @@ static void append(char who)
 	int fd = open("appended", O_WRONLY | O_APPEND);
 	must(fd >= 0);
 	for (int i = 0; i < RECORDS; i++) {
-		int len = snprintf(line, sizeof line, "%c %d %.*s\n", who, i, i % 50, "..................................................");
+		const char *dots = "..................................................";
+		int len = snprintf(line, sizeof line, "%c %d %.*s\n", who, i, i % 50, dots);
 		must(write(fd, line, len) == len);
 		if (i % 100 == 99)
 			must(fsync(fd) == 0);
@@ -175,7 +176,7 @@ int try_append(void)
 		_exit(0);
 	}
 	append('a');
-	child_is_well(child);
+	child_succeeds(child);
 	FILE *file = fopen("appended", "r");
 	must(file != NULL);
 	while (fgets(line, sizeof line, file) != NULL) {
@@ -187,7 +188,7 @@ int try_append(void)
 	return 0;
 }
 
-/* Appends records of 4000 bytes, each synced, and says so in a file of this machine: `write-records FILE SAYS COUNT KIND`. */
+/* `write-records FILE SAYS COUNT KIND` appends synced records of 4000 bytes, and reports each in SAYS. */
 int write_records(int argc, char **argv)
 {
 	unsigned char bytes[4000];
@@ -199,7 +200,7 @@ int write_records(int argc, char **argv)
 		off_t at = (off_t)i * sizeof bytes;
 		fill(bytes, sizeof bytes, at, kind);
 		must(pwrite(fd, bytes, sizeof bytes, at) == sizeof bytes);
-		/* Half of them wait for the next one. */
+		/* One sync for two records. */
 		if (i % 2 == 0)
 			continue;
 		must(fsync(fd) == 0);

@@ -1,5 +1,5 @@
-/* What the programs for the emulated machine share. Each works in the directory or on the file that it is given, and ends with an error at the first
- * thing that is not as it must be. */
+/* Common code of the programs for the emulated machine. Each works on the given file or directory, and ends
+ * with an error at the first failed check. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -20,22 +20,22 @@
 #include <time.h>
 #include <unistd.h>
 
-#define must(holds)                                                                                                    \
-	do {                                                                                                           \
-		if (!(holds)) {                                                                                        \
-			printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #holds, strerror(errno));                        \
-			exit(1);                                                                                       \
-		}                                                                                                      \
+#define must(holds) \
+	do { \
+		if (!(holds)) { \
+			printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #holds, strerror(errno)); \
+			exit(1); \
+		} \
 	} while (0)
 
-#define must_fail(call, why)                                                                                           \
-	do {                                                                                                           \
-		errno = 0;                                                                                             \
-		must((call) < 0);                                                                                      \
-		must(errno == (why));                                                                                  \
+#define must_fail(call, why) \
+	do { \
+		errno = 0; \
+		must((call) < 0); \
+		must(errno == (why)); \
 	} while (0)
 
-/* Bytes of which each says where it is and of which kind. */
+/* Fills in bytes that depend on their position and the kind. */
 static inline void fill(unsigned char *bytes, size_t len, uint64_t at, unsigned kind)
 {
 	for (size_t i = 0; i < len; i++) {
@@ -67,14 +67,14 @@ static inline int is_zero(const unsigned char *bytes, size_t len)
 	return 1;
 }
 
-/* From here on what is read comes from the server. */
+/* Drops the cache, so that reads go to the server. */
 static inline void forget(int fd)
 {
 	must(fsync(fd) == 0);
 	must(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
 }
 
-static inline void child_is_well(pid_t child)
+static inline void child_succeeds(pid_t child)
 {
 	int status;
 	must(waitpid(child, &status, 0) == child);

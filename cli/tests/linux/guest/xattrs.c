@@ -25,10 +25,12 @@ int try_xattrs(void)
 	must_fail(getxattr("attributed", "user.one", back, 2), ERANGE);
 	must(setxattr("attributed", "user.one", "second!", 7, XATTR_REPLACE) == 0);
 	must(getxattr("attributed", "user.one", back, sizeof back) == 7 && !memcmp(back, "second!", 7));
-	must(setxattr("attributed", "user.empty", "", 0, 0) == 0 && getxattr("attributed", "user.empty", back, 10) == 0);
+	must(setxattr("attributed", "user.empty", "", 0, 0) == 0);
+	must(getxattr("attributed", "user.empty", back, 10) == 0);
 	fill((unsigned char *)value, sizeof value, 0, 8);
 	must(setxattr("attributed", "user.long", value, sizeof value, 0) == 0);
-	must(getxattr("attributed", "user.long", back, sizeof back) == sizeof value && !memcmp(back, value, sizeof value));
+	must(getxattr("attributed", "user.long", back, sizeof back) == sizeof value);
+	must(!memcmp(back, value, sizeof value));
 	must(removexattr("attributed", "user.long") == 0 && !listed("user.long"));
 	must_fail(removexattr("attributed", "user.long"), ENODATA);
 	for (int i = 0; i < 40; i++) {
@@ -43,7 +45,7 @@ int try_xattrs(void)
 	must(mkdir("attributed-dir", 0755) == 0 && setxattr("attributed-dir", "user.d", "dir", 3, 0) == 0);
 	must(getxattr("attributed-dir", "user.d", back, sizeof back) == 3);
 	must(getxattr(".", "user.d", back, sizeof back) < 0 && errno == ENODATA);
-	/* Not of a user: not over NFS. */
+	/* NFS carries only the user namespace. */
 	must(setxattr("attributed", "trusted.x", "1", 1, 0) < 0 && errno == EOPNOTSUPP);
 	return 0;
 }

@@ -119,7 +119,8 @@ impl Tls {
         let authorities = files.client_authorities.as_deref().zip(pem.client_authorities);
         let clients = match (authorities, files.client_required) {
             (None, true) => {
-                let why = "client certificates are required, but no authorities verify them; set client_authorities";
+                let why = "client certificates are required, but no authorities verify them; \
+                           set client_authorities";
                 return Err(TlsError::Config(why.into()));
             }
             (None, false) => ClientCertificates::NotRequested,

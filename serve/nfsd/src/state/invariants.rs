@@ -48,23 +48,20 @@ impl StateManager {
                 }
                 for (at, open) in &opens {
                     let other = self.entries[at].client != entry.client;
-                    assert!(!(other && delegation.write), "S3: beside somebody else's open");
+                    assert!(!(other && delegation.write), "S3: beside another client's open");
                     assert!(!(other && open.access & share::WRITE != 0), "S4");
                 }
                 for number in &state.in_flight {
                     let it = &self.in_flight[number];
                     let (other, answer) =
                         (it.client != Some(entry.client), matches!(it.kind, InFlightKind::HolderReply(..)));
-                    assert!(!(other && delegation.write) || answer, "S3: beside somebody else's permit");
+                    assert!(!(other && delegation.write) || answer, "S3: beside another client's permit");
                 }
             }
             let idle = state.opens.is_empty() && state.delegations.is_empty() && state.locks.is_empty();
-            let no_renewal =
+            let quiet =
                 state.waiters.is_empty() && state.in_flight.is_empty() && state.pending_bumps.is_empty();
-            assert!(
-                !(idle && no_renewal && state.last_conflict.is_none()),
-                "{file:?} has state, but it is empty"
-            );
+            assert!(!(idle && quiet && state.last_conflict.is_none()), "{file:?} has state, but it is empty");
         }
     }
 

@@ -117,9 +117,8 @@ impl StateManager {
         if !keeps_seqid(status) {
             sequence.last = turn.seqid;
             // The stateid stays known while this request's own CLOSE can be retried.
-            let bytes_closed =
-                closed.filter(|other| self.closed.get(other) == Some(&(turn.owner, turn.seqid)));
-            if bytes_closed.is_none() {
+            let own_close = closed.filter(|other| self.closed.get(other) == Some(&(turn.owner, turn.seqid)));
+            if own_close.is_none() {
                 sequence.closed = None;
                 if let Some(other) = closed {
                     self.closed.remove(&other);

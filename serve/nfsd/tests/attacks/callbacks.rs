@@ -1,10 +1,10 @@
-//! Holders of delegations who are called back and say nothing, or go.
+//! Holders of delegations that do not answer callbacks, or disconnect.
 
 use super::*;
 
 const FILES: usize = 40;
 
-/// Somebody who holds delegations, and what it takes to ask for their files.
+/// A holder of delegations, and clients that request its files.
 fn holder(target: &Target, name: &str) -> (Client, Vec<(String, FileHandle)>) {
     let mut client = Client::new(target.address, name);
     let mut files = Vec::new();
@@ -18,12 +18,12 @@ fn holder(target: &Target, name: &str) -> (Client, Vec<(String, FileHandle)>) {
     (client, files)
 }
 
-/// Everybody gets his file in the end.
+/// All other clients get their files in the end.
 fn get_on(client: &mut Client, files: &[(String, FileHandle)]) {
     let begun = Instant::now();
     let mut left: Vec<&str> = files.iter().map(|(name, _)| &**name).collect();
     while !left.is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(40), "for ever in the way: {left:?}");
+        assert!(begun.elapsed() < Duration::from_secs(40), "the silent holder keeps delegations: {left:?}");
         left.retain(|name| {
             let open = open("o", share::READ | share::WANT_NO_DELEG, OpenHow::NoCreate, named(name));
             client.call([data(), vec![open]].concat()).0 != NfsStat::Ok
@@ -32,11 +32,11 @@ fn get_on(client: &mut Client, files: &[(String, FileHandle)]) {
     }
 }
 
-/// He reads nothing, and answers nothing.
+/// The holder neither reads nor replies.
 pub fn say_nothing(target: &Target) {
     let (silent, files) = holder(target, "silent");
     let mut curious = Client::new(target.address, "curious");
-    // More questions than there are slots for them; each waits for as long as callbacks may take.
+    // More callbacks than slots. Each waits for the time limit of callbacks.
     let (mut known, mut delayed) = (0, 0);
     let ask = |number: u64| vec![Op::PutFh(files[number as usize % FILES].1.clone()), change_and_size()];
     curious.stream(16, 32, ask, |status, _| match status {
@@ -44,12 +44,12 @@ pub fn say_nothing(target: &Target) {
         NfsStat::Delay => delayed += 1,
         other => panic!("{other:?}"),
     });
-    assert!(delayed > 0, "{known} answers that nobody gave");
+    assert!(delayed > 0, "{known} attributes without a reply of the holder");
     get_on(&mut curious, &files);
     drop(silent);
 }
 
-/// His connection ends while he is asked.
+/// The holder disconnects during a callback.
 pub fn die(target: &Target) {
     let (dying, files) = holder(target, "dying");
     let mut curious = Client::new(target.address, "curious of the dying");

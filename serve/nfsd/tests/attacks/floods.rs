@@ -1,4 +1,4 @@
-//! As much as there may be of everything, and more.
+//! The maximum of everything, and more.
 
 use ivers_nfs4::ops::SetClientIdRes;
 use ivers_nfs4::ops::v41::*;
@@ -19,13 +19,13 @@ fn create(clientid: ClientId, sequence: u32, count: u32) -> Op {
     create_session(clientid, sequence, channel)
 }
 
-/// Far more names than there may be clients; nobody confirms them.
+/// Far more names than the limit of clients; none is confirmed.
 pub fn names(target: &Target) {
     let mut client = Client::connect(target.address, "names");
     for number in 0..6000 {
         let name = format!("{number} {}", "x".repeat(900));
         let (status, _) = client.compound(1, vec![exchange([3; 8], &name)]);
-        assert_eq!(status, NfsStat::Ok, "one who never confirmed makes room");
+        assert_eq!(status, NfsStat::Ok, "an unconfirmed client makes room");
         let args = SetClientIdArgs {
             client: ClientOwner { verifier: [4; 8], id: Opaque(name.into_bytes()) },
             callback: CallbackClient {
@@ -40,7 +40,7 @@ pub fn names(target: &Target) {
     newcomer(target.address, "among the names");
 }
 
-/// More sessions than a client may have, as large as they can be; then more clients than there may be.
+/// More sessions than a client may have, of the maximum size; then more clients than the limit.
 pub fn sessions(target: &Target) {
     let mut client = Client::connect(target.address, "sessions");
     let (_, results) = client.compound(1, vec![exchange([3; 8], "sessions")]);
@@ -61,7 +61,7 @@ pub fn sessions(target: &Target) {
     for number in 0..5000 {
         let (status, results) = client.compound(1, vec![exchange([3; 8], &format!("client {number}"))]);
         let Some(OpResult::ExchangeId(Ok(known))) = results.last() else {
-            // Until the first of them have been silent for a lease time.
+            // Until the lease of the first clients is over.
             assert_eq!(status, NfsStat::Delay);
             continue;
         };
@@ -74,10 +74,10 @@ pub fn sessions(target: &Target) {
     newcomer(target.address, "behind the sessions");
 }
 
-/// Requests of one client that are under way at the same time.
+/// Number of concurrent requests of one client.
 const AT_ONCE: u64 = 16;
 
-/// How many were granted, and what the others were told.
+/// Returns the number of successes and the errors of the others.
 fn granted(client: &mut Client, total: u64, make: impl FnMut(u64) -> Vec<Op>) -> u64 {
     let mut count = 0;
     client.stream(AT_ONCE as usize, total, make, |status, results| match status {
@@ -88,7 +88,7 @@ fn granted(client: &mut Client, total: u64, make: impl FnMut(u64) -> Vec<Op>) ->
     count
 }
 
-/// Opens of one file by thousands of owners; whoever has them goes without a word.
+/// Opens of one file by thousands of owners, whose client disappears without closing them.
 pub fn opens(target: &Target) {
     for round in 0..2 {
         let mut client = Client::new(target.address, &format!("opens {round}"));
@@ -97,14 +97,14 @@ pub fn opens(target: &Target) {
             let access = share::BOTH | share::WANT_NO_DELEG;
             [data(), vec![open(&format!("o{number}"), access, OpenHow::NoCreate, named("opened"))]].concat()
         };
-        // One was there before, and each OPEN under way has room kept for it, also one that is refused then.
+        // One open existed before. Each running OPEN reserves one, even if it fails later.
         let count = granted(&mut client, 4_200, by);
-        assert!((4_000 - 2 * AT_ONCE..4_000).contains(&count), "{count} opens, as many as a client may have");
+        assert!((4_000 - 2 * AT_ONCE..4_000).contains(&count), "{count} opens, the limit of a client");
     }
     newcomer(target.address, "behind the opens");
 }
 
-/// Ranges that do not touch, by one owner; then owners of one range each; then all of it is let go at once.
+/// Separate ranges of one owner; then one range for each of many owners; then all are released at once.
 pub fn locks(target: &Target) {
     let mut client = Client::new(target.address, "locks");
     let (stateid, handle) = make(&mut client, "locked");
@@ -118,18 +118,15 @@ pub fn locks(target: &Target) {
     let (_, results) = client.call(lock("ranges", LockType::Read, 0));
     let Some(OpResult::Lock(Locked::Ok(held))) = results.last() else { panic!("{results:?}") };
     let ranges = granted(&mut client, 20_100, |number| lock("ranges", LockType::Read, 2 + 2 * number));
-    // One was there before, and one LOCK may make two of one.
-    assert!(
-        (20_000 - 2 * AT_ONCE..20_000).contains(&ranges),
-        "{ranges} ranges, as many as a client may have"
-    );
-    // Whichever state of it is the newest.
+    // One range existed before, and one LOCK may split a range.
+    assert!((20_000 - 2 * AT_ONCE..20_000).contains(&ranges), "{ranges} ranges, the limit of a client");
+    // With the current seqid, whatever it is.
     let stateid = StateId { seqid: 0, ..*held };
     let all = UnlockArgs { kind: LockType::Read, seqid: 0, stateid, offset: 0, length: u64::MAX };
     assert_eq!(client.call(vec![Op::PutFh(handle.clone()), Op::LockU(all)]).0, NfsStat::Ok);
     let owners = granted(&mut client, 3_000, |number| lock(&format!("l{number}"), LockType::Read, 0));
     assert_eq!(owners, 3_000);
-    // Each of them is asked about.
+    // Each file is queried.
     for number in 0..200 {
         let owner = Owner { clientid: 0, owner: Opaque(format!("t{number}").into_bytes()) };
         let test = LockTestArgs { kind: LockType::Write, offset: 0, length: u64::MAX, owner };

@@ -1,5 +1,5 @@
-//! Clients that do their worst with NFS itself, over sockets, against the whole server: those beside them are served all the time. What concerns bytes and
-//! connections alone is in `tests/net/hostile.rs`.
+//! Attacks on NFS over sockets against the complete server, which must serve other clients all the time.
+//! `tests/net/hostile.rs` covers attacks that concern only bytes and connections.
 
 mod callbacks;
 mod floods;
@@ -22,19 +22,20 @@ use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_nfsd::stable::StableStorage;
 use ivers_nfsd::state;
 
-/// No answer to a client who behaves takes longer, on a slow machine that does other things as well.
+/// Time limit of a reply to a well-behaved client, also on a slow and busy machine.
 const SLOWEST: Duration = Duration::from_secs(5);
-/// What the process may grow by while it is attacked: requests and replies under way (1.5 times the bound of `net`), and what clients hold.
+/// Memory growth limit during an attack: running requests and replies (1.5 times the limit of `net`), and
+/// state of clients.
 const GROWTH_KIB: u64 = 768 << 10;
-/// So long each attack is looked at, at least.
+/// Minimum duration of each attack.
 const LEAST: Duration = Duration::from_secs(1);
 const LEASE_SECONDS: u32 = 3;
 
-/// What is attacked.
+/// The attacked server.
 struct Target {
     server: NfsServer,
     address: SocketAddr,
-    /// What the first of the well-behaved clients has open, and how.
+    /// The open file of the first well-behaved client.
     handle: FileHandle,
     stateid: StateId,
     session: SessionId,
@@ -64,7 +65,7 @@ fn serve(state: &std::path::Path) -> (NfsServer, SocketAddr) {
     (server, address)
 }
 
-/// A connection from another address of this machine: for the server somebody else.
+/// Connects from another address of this machine, which is another client for the server.
 fn from_elsewhere(to: SocketAddr) -> TcpStream {
     let socket =
         rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
@@ -73,7 +74,7 @@ fn from_elsewhere(to: SocketAddr) -> TcpStream {
     TcpStream::from(socket)
 }
 
-/// A new client, when there is room for him.
+/// Creates a client when there is room.
 fn newcomer(address: SocketAddr, name: &str) -> Client {
     let mut client = Client::over(from_elsewhere(address), name);
     client.start_session();
@@ -92,14 +93,14 @@ fn write(handle: &FileHandle, stateid: StateId, data: Vec<u8>) -> Vec<Op> {
     vec![Op::PutFh(handle.clone()), Op::Write(args)]
 }
 
-/// KiB of memory that the process has.
+/// Returns the memory of the process in KiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// What was seen while somebody attacked.
+/// Observations during an attack.
 #[derive(Default)]
 struct Seen {
     stop: AtomicBool,
@@ -109,7 +110,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Write a little and look at it, over and over.
+    /// Writes a little and reads it back, repeatedly.
     fn behave(&self, mut client: Client, stateid: StateId, handle: &FileHandle) -> Client {
         let mut last = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -120,7 +121,7 @@ impl Seen {
                     assert_eq!(status, NfsStat::Ok, "{results:?}");
                 } else {
                     let change = client.attrs(handle).change.unwrap();
-                    assert!(change > last, "it was written");
+                    assert!(change > last, "the change attribute did not grow");
                     last = change;
                 }
                 let ms = u64::try_from(begun.elapsed().as_millis()).unwrap();
@@ -151,7 +152,7 @@ const ATTACKS: &[(&str, Attack)] = &[
 ];
 
 #[test]
-fn the_others_are_served_whatever_somebody_does() {
+fn other_clients_are_served_during_attacks() {
     let dir = tempfile::tempdir().unwrap();
     let (server, address) = serve(dir.path());
     let mut neighbour = Client::new(address, "neighbour");
@@ -160,7 +161,7 @@ fn the_others_are_served_whatever_somebody_does() {
     let (others, other_handle) = make(&mut other, "other");
     let target = Target { server, address, handle, stateid, session: neighbour.session };
     let before = resident();
-    // One that finds something does not hide what the others find.
+    // Run all attacks even if one fails.
     let mut found = Vec::new();
     for (what, attack) in ATTACKS {
         let seen = Seen::default();
@@ -168,7 +169,7 @@ fn the_others_are_served_whatever_somebody_does() {
         (neighbour, other) = std::thread::scope(|scope| {
             let one = scope.spawn(|| seen.behave(neighbour, stateid, &target.handle));
             let two = scope.spawn(|| seen.behave(other, others, &other_handle));
-            // Stopped whatever comes of it: a test that hangs says nothing.
+            // End the attack in any case, so that the test does not hang.
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attack(&target)));
             std::thread::sleep(LEAST.saturating_sub(begun.elapsed()));
             seen.stop.store(true, Ordering::Relaxed);
@@ -194,7 +195,7 @@ fn the_others_are_served_whatever_somebody_does() {
         }
     }
     assert!(found.is_empty(), "{found:#?}");
-    // And somebody new.
+    // A new client is served, too.
     let mut late = newcomer(address, "late");
     assert_eq!(late.attrs(&target.handle).size, Some(64));
 }

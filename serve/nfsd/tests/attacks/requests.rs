@@ -1,4 +1,4 @@
-//! Requests that are out of order, or too much.
+//! Requests that are out of order or too large.
 
 use std::io::{Read, Write};
 
@@ -14,7 +14,7 @@ fn sequence(sessionid: SessionId, sequenceid: u32, slotid: u32) -> Op {
     Op::Sequence(SequenceArgs { sessionid, sequenceid, slotid, highest_slotid: slotid, cache_this: true })
 }
 
-/// Numbers that are skipped, repeated and made up.
+/// Sequence numbers that are skipped, repeated and made up.
 pub fn out_of_order(target: &Target) {
     let mut client = Client::new(target.address, "out of order");
     let session = client.session;
@@ -28,7 +28,7 @@ pub fn out_of_order(target: &Target) {
         assert_eq!(ends(vec![sequence(session, u32::MAX, 1), put()]).0, NfsStat::SeqMisordered);
         assert_eq!(ends(vec![sequence(session, round, 1), put()]).0, NfsStat::SeqFalseRetry);
         let again = ends(vec![sequence(session, round, 1), put(), Op::GetFh(())]);
-        assert_eq!(again, first, "the reply that was kept");
+        assert_eq!(again, first, "the cached reply");
         assert_eq!(ends(vec![sequence(session, 1, 100_000), put()]).0, NfsStat::Badslot);
         assert_eq!(ends(vec![sequence([0xee; 16], 1, 0), put()]).0, NfsStat::Badsession);
         assert_eq!(ends(vec![put()]).0, NfsStat::OpNotInSession);
@@ -37,10 +37,10 @@ pub fn out_of_order(target: &Target) {
         assert_eq!(ends(vec![Op::DestroyClientId(u64::from(round))]).0, NfsStat::StaleClientid);
         assert_eq!(ends(vec![Op::DestroySession([round as u8; 16])]).0, NfsStat::Badsession);
     }
-    assert_eq!(client.call(vec![put()]).0, NfsStat::Ok, "the other slots are as they were");
+    assert_eq!(client.call(vec![put()]).0, NfsStat::Ok, "another slot was affected");
 }
 
-/// A call whose arguments are whatever they are; the COMPOUND that it is answered with, if it is.
+/// Sends a call with arbitrary arguments. Returns the status of the COMPOUND reply, if there is one.
 struct Raw {
     stream: TcpStream,
     records: Records,
@@ -54,7 +54,7 @@ impl Raw {
         let mut buffer = vec![0; 1 << 16];
         loop {
             let len = self.stream.read(&mut buffer).unwrap();
-            assert!(len > 0, "the server has hung up");
+            assert!(len > 0, "the server closed the connection");
             if let Some(message) = self.records.feed(&mut &buffer[..len]).unwrap() {
                 let mut from = Decoder::new(&message);
                 let (xid, reply) = Reply::take(&mut from).unwrap();
@@ -73,7 +73,7 @@ impl Raw {
     }
 }
 
-/// Counts that nothing can hold, and requests that are as large as may be.
+/// Counts that are too large, and requests of the maximum size.
 pub fn huge(target: &Target) {
     let mut client = Client::new(target.address, "huge");
     let (stateid, handle) = make(&mut client, "huge");
@@ -82,7 +82,7 @@ pub fn huge(target: &Target) {
     let stream = TcpStream::connect(target.address).unwrap();
     let mut raw = Raw { stream, records: Records::new(4 << 20), xid: 0 };
     for round in 0..8u64 {
-        // As many operations as a word can say, and none of them there.
+        // The maximum count of operations, without any operation.
         for count in [u32::MAX, 1 << 30, 1000] {
             let mut arguments = Encoder::default();
             arguments.opaque(b"");
@@ -103,11 +103,11 @@ pub fn huge(target: &Target) {
             (NfsStat::Resource, 3),
             "one of a MiB fits, another one does not"
         );
-        // A session has bounds of its own.
+        // A session has its own limits.
         let fresh = sequence(client.session, 1, 1);
         let many = [vec![fresh.clone()], vec![Op::PutRootFh(()); 100]].concat();
         assert_eq!(client.compound(1, many).0, NfsStat::TooManyOps);
-        // More than it takes: its bytes are read, to say so.
+        // Above the limit, the server reads the bytes in order to reply.
         let large = [vec![fresh], write(&handle, stateid, vec![1; (1 << 20) + 8192])].concat();
         assert_eq!(client.compound(1, large).0, NfsStat::ReqTooBig);
         for offset in [0, 1 << 20, u64::MAX, u64::MAX - round] {

@@ -1,4 +1,4 @@
-//! Clients that ask and do not listen, and connections that come to nothing.
+//! Clients that do not read replies, and useless connections.
 
 use std::io::Write;
 use std::sync::atomic::AtomicUsize;
@@ -12,7 +12,7 @@ fn encoded(ops: Vec<Op>) -> Vec<u8> {
     CompoundArgs { header: CompoundHeader { tag: Vec::new(), minor_version: 0 }, ops }.to_bytes()
 }
 
-/// Reads of a MiB each, over many connections, of which nobody reads the replies.
+/// READs of 1 MiB over many connections, without reading the replies.
 pub fn deaf(target: &Target) {
     let mut maker = Client::new(target.address, "deaf");
     let (stateid, handle) = make(&mut maker, "large");
@@ -26,14 +26,14 @@ pub fn deaf(target: &Target) {
                 let mut stream = TcpStream::connect(target.address).unwrap();
                 stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
                 let begun = Instant::now();
-                // Until it is closed for that.
+                // Until the server closes the connection.
                 for xid in 0..u32::MAX {
                     match stream.write_all(&request(xid, 0, &arguments)) {
                         Ok(()) => drop(written.fetch_add(1, Ordering::Relaxed)),
                         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                         Err(_) => break,
                     }
-                    assert!(begun.elapsed() < Duration::from_secs(30), "nobody minds");
+                    assert!(begun.elapsed() < Duration::from_secs(30), "the connection was not closed");
                 }
             });
         }
@@ -41,7 +41,7 @@ pub fn deaf(target: &Target) {
     assert!(written.into_inner() > 12);
 }
 
-/// Calls that never end, calls that nobody waits for, and connections without a word.
+/// Incomplete calls, calls whose replies nobody reads, and idle connections.
 pub fn storms(target: &Target) {
     let call = request(1, 0, &encoded(vec![Op::PutRootFh(()), Op::GetFh(())]));
     let connect = || TcpStream::connect(target.address).unwrap();
@@ -55,7 +55,7 @@ pub fn storms(target: &Target) {
     for number in 0..1500 {
         let mut stream = connect();
         match number % 3 {
-            // Gone by a reset before the answer.
+            // Reset before the reply.
             0 => {
                 let _ = stream.write_all(&call);
                 let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));

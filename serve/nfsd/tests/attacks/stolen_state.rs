@@ -1,4 +1,4 @@
-//! What belongs to somebody else.
+//! Use of other clients' state.
 
 use ivers_nfs4::ops::v41::*;
 
@@ -34,7 +34,7 @@ pub fn steal(target: &Target) {
         for op in tries.clone() {
             assert_eq!(thief.call(vec![put(), op.clone()]).0, NfsStat::BadStateid, "{op:?}");
         }
-        // Nor does anybody guess one.
+        // Guessing fails, too.
         for index in 0..20 {
             let mut guess = stateid;
             guess.other[8..].copy_from_slice(&u32::to_be_bytes(index * 77));
@@ -54,11 +54,11 @@ pub fn steal(target: &Target) {
         let destroyed = thief.compound(1, vec![Op::DestroySession(session)]).0;
         assert_eq!(destroyed, NfsStat::ConnNotBoundToSession);
     }
-    // Under his name, as somebody else; and as himself after a restart, which nobody confirms.
+    // As another principal with the victim's name; and as the victim after a restart, without confirmation.
     thief.user = 1000;
     assert_eq!(thief.compound(1, vec![exchange([7; 8], "neighbour")]).0, NfsStat::ClidInuse);
     thief.user = 0;
     let (status, results) = thief.compound(1, vec![exchange([1; 8], "neighbour")]);
     let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{status:?}") };
-    assert_ne!(known.clientid.to_be_bytes(), target.session[..8], "the one who is there is another one");
+    assert_ne!(known.clientid.to_be_bytes(), target.session[..8], "the session belongs to another client");
 }

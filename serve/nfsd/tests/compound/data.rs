@@ -304,8 +304,8 @@ fn ranges_are_copied() {
     });
 }
 
-/// The rules of Linux: a change of data removes file capabilities for every caller, and set-id bits for a caller
-/// other than root. A change of owner removes both for every caller.
+/// The rules of Linux: a change of data removes file capabilities for every caller, and set-id bits for a
+/// caller other than root. A change of owner removes both for every caller.
 #[test]
 fn changes_of_data_and_owner_remove_privileges() {
     const CAPABILITY: &str = "security.capability";

@@ -1,4 +1,4 @@
-//! A program to be called, and somebody who calls it with bytes of his own.
+//! An RPC program, and a client that sends raw bytes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,30 +18,30 @@ use ivers_nfsd::rpc::{Call, Callbacks, Credential, Procedure, Program, ReplyHand
 pub const PROGRAM: u32 = 400_000;
 pub const VERSION: u32 = 4;
 
-/// The arguments come back.
+/// Returns its arguments.
 pub const ECHO: u32 = 1;
-/// They come back after so many milliseconds as the first word says, a thread being blocked.
+/// Returns its arguments after the number of milliseconds in the first word, and blocks a thread meanwhile.
 pub const SLEEP: u32 = 2;
-/// The server makes a mistake.
+/// Panics.
 pub const PANIC: u32 = 3;
-/// StateReply after 50 ms, without a thread.
+/// Replies after 50 ms, without a thread.
 pub const LATER: u32 = 4;
-/// The caller is called back with the arguments; what he answers comes back, or nothing if he does not within 300 ms.
+/// Calls the caller back with the arguments. Returns the reply, or nothing after 300 ms.
 pub const CALL_BACK: u32 = 5;
-/// As many bytes as the first word says.
+/// Returns the number of bytes in the first word.
 pub const LARGE: u32 = 6;
-/// No such procedure.
+/// An unknown procedure.
 pub const UNKNOWN: u32 = 7;
-/// Who calls: flavour, uid, count of groups; then the TLS names, one behind the other.
+/// Returns the caller: flavor, uid, number of groups, and the TLS names.
 pub const WHO: u32 = 8;
-/// Somebody is called at the port of 127.0.0.1 that the first word says, and his answer comes back.
+/// Calls the port of 127.0.0.1 in the first word. Returns the reply.
 pub const DIAL: u32 = 9;
-/// The connection is kept, whatever it does not do.
+/// Keeps the connection, even if it is idle.
 pub const KEEP: u32 = 10;
 
-/// What is answered where there is no room.
+/// The reply when the limits are exceeded.
 pub const BUSY: &[u8] = b"busy";
-/// What is answered where a callback was not.
+/// The reply when a callback failed.
 pub const NO_ANSWER: &[u8] = b"none";
 
 pub struct Echo {
@@ -92,7 +92,7 @@ impl Echo {
             }
             PANIC => {
                 self.running.fetch_sub(1, Ordering::SeqCst);
-                panic!("as asked");
+                panic!("requested by the test");
             }
             LATER => {
                 std::thread::spawn(move || {
@@ -146,7 +146,7 @@ impl Echo {
     }
 }
 
-/// A server on a port of its own.
+/// A server on its own port.
 pub struct Served {
     pub server: Server,
     pub echo: Arc<Echo>,
@@ -215,7 +215,7 @@ impl<S: Read + Write> Peer<S> {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// The next record, or nothing if the connection ends.
+    /// Returns the next record, or `None` at the end of the connection.
     pub fn receive(&mut self) -> Option<Vec<u8>> {
         loop {
             let mut rest = &self.pending[..];
@@ -235,7 +235,7 @@ impl<S: Read + Write> Peer<S> {
         }
     }
 
-    /// The next reply: whose, what kind, and its results.
+    /// Returns the next reply: xid, status and results.
     pub fn reply(&mut self) -> (u32, Reply, Vec<u8>) {
         let message = self.receive().expect("a reply");
         assert!(matches!(Kind::of(&message), Ok(Kind::Reply(_))));
@@ -245,7 +245,7 @@ impl<S: Read + Write> Peer<S> {
         (xid, reply, results)
     }
 
-    /// Call, and wait for the results.
+    /// Makes a call and waits for the results.
     pub fn call(&mut self, procedure: u32, arguments: &[u8]) -> Vec<u8> {
         self.send(&call_to(77, procedure, sys(1000), arguments));
         let (xid, reply, results) = self.reply();
@@ -254,7 +254,7 @@ impl<S: Read + Write> Peer<S> {
     }
 }
 
-/// Wait until something is so.
+/// Waits until a condition holds.
 pub fn until(what: &str, so: impl Fn() -> bool) {
     for _ in 0..2000 {
         if so() {

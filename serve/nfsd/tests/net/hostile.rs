@@ -1,4 +1,4 @@
-//! Clients that want the server to fall, to hang, or to serve nobody else.
+//! Clients that try to crash the server, to make it hang, or to keep it from serving others.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ fn served_still(served: &Served) {
     assert_eq!(served.server.counters().panics.load(Ordering::Relaxed), 0);
 }
 
-/// Whether the other side has closed it, within what the test allows.
+/// Returns whether the server closes the connection in time.
 fn ended(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut bytes = vec![0; 1 << 20];
@@ -39,14 +39,14 @@ fn ended(mut stream: &TcpStream) -> bool {
 }
 
 #[test]
-fn any_bytes_do_no_harm() {
+fn random_bytes_are_harmless() {
     let served = serve(Limits { record_bytes: 1 << 16, ..Limits::default() }, None);
     let mut random = StdRng::seed_from_u64(seed());
     let valid = call_to(1, ECHO, sys(1000), b"some arguments...");
     for round in 0..600 {
         let mut stream = TcpStream::connect(served.address).unwrap();
         let mut bytes = match round % 3 {
-            // Anything at all; anything in a record; a call with some bytes changed, cut or repeated.
+            // Random bytes; random bytes in a record; a call with some bytes changed, cut or repeated.
             0 => (0..random.random_range(1..300)).map(|_| random.random()).collect(),
             1 => framed(&(0..random.random_range(0..300)).map(|_| random.random()).collect::<Vec<u8>>()),
             _ => valid.repeat(random.random_range(1..4)),
@@ -65,11 +65,11 @@ fn any_bytes_do_no_harm() {
         }
     }
     served_still(&served);
-    until("all is forgotten", || served.server.held() == (0, 0));
+    until("all connections are closed", || served.server.held() == (0, 0));
 }
 
 #[test]
-fn a_record_that_says_it_is_huge_ends_the_connection() {
+fn a_huge_record_ends_the_connection() {
     let served = serve(Limits::default(), None);
     for word in [u32::MAX, i32::MAX as u32, (2 << 20) + 1, 0] {
         let mut stream = TcpStream::connect(served.address).unwrap();
@@ -80,7 +80,7 @@ fn a_record_that_says_it_is_huge_ends_the_connection() {
 }
 
 #[test]
-fn who_does_not_end_or_does_not_speak_is_closed() {
+fn incomplete_and_idle_connections_are_closed() {
     let limits = Limits {
         record_time: Duration::from_secs(1),
         idle_time: Duration::from_secs(2),
@@ -97,7 +97,7 @@ fn who_does_not_end_or_does_not_speak_is_closed() {
     for (number, half) in halves.iter_mut().enumerate() {
         half.write_all(&call_to(1, ECHO, sys(0), b"done")[..number + 1]).unwrap();
     }
-    // A byte now and then is no record either.
+    // Single bytes at long intervals do not make a record either.
     let mut slow = TcpStream::connect(served.address).unwrap();
     let begun = Instant::now();
     let bytes = call_to(1, ECHO, sys(0), &[0; 1000]);
@@ -109,11 +109,11 @@ fn who_does_not_end_or_does_not_speak_is_closed() {
     assert!(begun.elapsed() < Duration::from_secs(10));
     assert!(halves.iter().all(ended) && ended(&silent) && ended(&half_kept.stream));
     assert_eq!(kept.call(ECHO, b"here"), b"here");
-    until("only one is left", || served.server.held().0 == 1);
+    until("one connection is left", || served.server.held().0 == 1);
 }
 
 #[test]
-fn who_does_not_read_costs_little_and_is_closed() {
+fn unread_replies_cost_little_and_the_connection_is_closed() {
     let limits = Limits { unread_time: Duration::from_secs(2), ..Limits::default() };
     let served = serve(limits, None);
     let mut deaf = connect(served.address);
@@ -127,11 +127,11 @@ fn who_does_not_read_costs_little_and_is_closed() {
         most = most.max(served.server.held().1);
         assert_eq!(other.call(ECHO, b"here"), b"here");
     }
-    // What makes it choke, and what was being worked on then: not 200 MiB.
+    // The limit of unread replies plus the running requests: less than 200 MiB.
     assert!(most > 1 << 20, "{most}");
     assert!(most < 16 << 20, "{most}");
-    until("it is closed", || served.server.held() == (1, 0));
-    // Who reads slowly, but does, gets everything.
+    until("the connection is closed", || served.server.held() == (1, 0));
+    // A slow reader gets everything.
     let mut slow = connect(served.address);
     for xid in 0..30 {
         slow.send(&call_to(xid, LARGE, sys(0), &(1u32 << 20).to_be_bytes()));
@@ -143,22 +143,22 @@ fn who_does_not_read_costs_little_and_is_closed() {
 }
 
 #[test]
-fn a_client_that_took_turns_and_takes_none_any_more_does_not_wait_for_itself() {
+fn a_client_that_stops_sending_does_not_wait_for_itself() {
     let served = serve(Limits::default(), None);
     let mut client = connect(served.address);
-    // Long enough for a thread to stay with it.
+    // Long enough for a thread to busy-poll the connection.
     for _ in 0..100 {
         assert_eq!(client.call(ECHO, b"turn"), b"turn");
     }
     client.send(&call_to(1, SLEEP, sys(0), &5000u32.to_be_bytes()));
     std::thread::sleep(Duration::from_millis(20));
     client.send(&call_to(2, ECHO, sys(0), b"late"));
-    assert_eq!(client.reply().0, 2, "the one that takes long has not been waited for");
+    assert_eq!(client.reply().0, 2, "the slow call delayed this one");
     assert_eq!(client.reply().0, 1);
 }
 
 #[test]
-fn who_floods_without_listening_is_closed() {
+fn a_flood_without_reading_is_closed() {
     let bounds = Bounds { connection_bytes: 100_000, ..Limits::default().bounds };
     let served = serve(Limits { bounds, choke_bytes: 1 << 16, ..Limits::default() }, None);
     let flood = TcpStream::connect(served.address).unwrap();
@@ -169,11 +169,11 @@ fn who_floods_without_listening_is_closed() {
         assert!(sent < 10_000_000);
     }
     served_still(&served);
-    until("it is forgotten", || served.server.held().1 == 0);
+    until("the connection is closed", || served.server.held().1 == 0);
 }
 
 #[test]
-fn a_flood_of_requests_leaves_the_others_served() {
+fn a_flood_of_requests_does_not_starve_others() {
     let served = serve(Limits { threads: 9, ..Limits::default() }, None);
     let mut floods: Vec<_> = (0..4).map(|_| connect(served.address)).collect();
     for xid in 0..2000 {
@@ -181,7 +181,7 @@ fn a_flood_of_requests_leaves_the_others_served() {
             flood.send(&call_to(xid, SLEEP, sys(0), &20u32.to_be_bytes()));
         }
     }
-    // From another address of this machine: for the server somebody else.
+    // Another address of this machine, which is another client for the server.
     let other =
         rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
     rustix::net::bind(&other, &std::net::SocketAddr::from(([127, 0, 0, 2], 0))).unwrap();
@@ -191,19 +191,22 @@ fn a_flood_of_requests_leaves_the_others_served() {
     for _ in 0..20 {
         let begun = Instant::now();
         assert_eq!(other.call(ECHO, b"here"), b"here");
-        assert!(begun.elapsed() < Duration::from_millis(500), "somebody else");
-        // Behind one of each flood at most, and those that are under way.
+        assert!(begun.elapsed() < Duration::from_millis(500), "a client at another address was delayed");
+        // At most one request of each flood and the running ones come first.
         let begun = Instant::now();
         assert_eq!(neighbour.call(ECHO, b"here"), b"here");
-        assert!(begun.elapsed() < Duration::from_secs(2), "somebody else on the same address");
+        assert!(begun.elapsed() < Duration::from_secs(2), "a client at the same address was delayed");
     }
-    assert!(served.echo.most_running.load(Ordering::SeqCst) <= 5, "half of the threads, and the other's");
+    assert!(
+        served.echo.most_running.load(Ordering::SeqCst) <= 5,
+        "half of the threads, and the other client's"
+    );
     drop(floods);
-    until("the flood is forgotten", || served.server.held() == (2, 0));
+    until("the flood is over", || served.server.held() == (2, 0));
 }
 
 #[test]
-fn bytes_without_room_are_refused_politely_and_the_others_find_room() {
+fn excess_bytes_get_a_retry_and_others_find_room() {
     let bounds = Bounds { connection_bytes: 1 << 20, client_bytes: 3 << 19, ..Limits::default().bounds };
     let served = serve(Limits { bounds, ..Limits::default() }, None);
     let mut greedy: Vec<_> = (0..2).map(|_| connect(served.address)).collect();
@@ -214,7 +217,7 @@ fn bytes_without_room_are_refused_politely_and_the_others_find_room() {
             peer.send(&call_to(xid, SLEEP, sys(0), &arguments));
         }
     }
-    // So much is not left, but the third has none yet.
+    // Not enough is left for one more request, but the third client has none yet.
     assert_eq!(connect(served.address).call(ECHO, &[5; 40_000]).len(), 40_000);
     let mut counts = [0, 0];
     for peer in &mut greedy {
@@ -230,31 +233,31 @@ fn bytes_without_room_are_refused_politely_and_the_others_find_room() {
 }
 
 #[test]
-fn connections_without_use_make_room_for_others() {
+fn idle_connections_make_room_for_others() {
     let bounds = Bounds { total_connections: 20, client_connections: 20, ..Limits::default().bounds };
     let served = serve(Limits { bounds, ..Limits::default() }, None);
     let mut kept = connect(served.address);
     kept.call(KEEP, b"");
     let mut busy = connect(served.address);
     busy.send(&call_to(1, SLEEP, sys(0), &1000u32.to_be_bytes()));
-    until("it is under way", || served.echo.running.load(Ordering::SeqCst) == 1);
-    // As many as an address may have are turned away; the address is the same for all here.
+    until("the call runs", || served.echo.running.load(Ordering::SeqCst) == 1);
+    // The limit per address applies, because all clients here have the same address.
     let idle: Vec<_> = (0..18).map(|_| TcpStream::connect(served.address).unwrap()).collect();
     until("all were accepted", || served.server.held().0 == 20);
     assert!(ended(&TcpStream::connect(served.address).unwrap()));
     drop(idle);
     let bounds = Bounds { total_connections: 5, ..bounds };
     let other = serve(Limits { bounds, ..Limits::default() }, None);
-    let mut keeper = connect(other.address);
-    keeper.call(KEEP, b"");
+    let mut kept_open = connect(other.address);
+    kept_open.call(KEEP, b"");
     for _ in 0..50 {
         let mut peer = connect(other.address);
         assert_eq!(peer.call(ECHO, b"here"), b"here");
-        // Whoever answered it may be at it still: then nobody makes room yet.
-        until("nobody works for it", || other.server.held().1 == 0);
+        // While the connection is busy, it does not make room.
+        until("the connection is idle", || other.server.held().1 == 0);
         std::mem::forget(peer);
     }
-    assert_eq!(keeper.call(ECHO, b"here"), b"here");
+    assert_eq!(kept_open.call(ECHO, b"here"), b"here");
     assert_eq!(other.server.held().0, 5);
     assert_eq!(kept.call(ECHO, b"here"), b"here");
     assert_eq!(busy.reply().2, 1000u32.to_be_bytes());
@@ -271,7 +274,7 @@ fn many_clients_at_once_lose_nothing() {
                 let mut random = StdRng::seed_from_u64(seed + number);
                 let mut peer = connect(address);
                 for _ in 0..20 {
-                    // Several under way at once, answered in any order.
+                    // Several requests at once, with replies in any order.
                     let mut expected = std::collections::HashMap::new();
                     let mut bytes = Vec::new();
                     for xid in 0..random.random_range(1..12u32) {
@@ -293,6 +296,6 @@ fn many_clients_at_once_lose_nothing() {
             });
         }
     });
-    until("all is forgotten", || served.server.held() == (0, 0));
+    until("all connections are closed", || served.server.held() == (0, 0));
     assert_eq!(served.server.counters().panics.load(Ordering::Relaxed), 0);
 }

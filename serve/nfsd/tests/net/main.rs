@@ -1,4 +1,4 @@
-//! The lower floors over real sockets.
+//! The lower layers over real sockets.
 
 mod common;
 mod hostile;

@@ -1,4 +1,4 @@
-//! RPC over TCP, with others' bytes: who is answered what.
+//! RPC over TCP with raw bytes.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -47,7 +47,7 @@ fn a_call_is_answered_as_rfc_5531_says() {
         let (xid, reply, results) = peer.reply();
         assert_eq!((xid, reply, results), (5, expected, Vec::new()), "{header:?}");
     }
-    // Another version of RPC, and a credential that is longer than any may be.
+    // Another version of RPC, and a credential that is too long.
     let mut encoder = Encoder::default();
     [5, 0, 3, PROGRAM, VERSION, 0].iter().for_each(|word| encoder.word(*word));
     peer.send(&framed(encoder.as_bytes()));
@@ -57,11 +57,11 @@ fn a_call_is_answered_as_rfc_5531_says() {
     peer.send(&framed(encoder.as_bytes()));
     assert_eq!(peer.reply().1, auth(AuthStat::BadCred));
     let panics = || served.server.counters().panics.load(std::sync::atomic::Ordering::Relaxed);
-    until("the mistake is counted", || panics() == 1);
+    until("the panic is counted", || panics() == 1);
 }
 
 #[test]
-fn who_calls_is_known() {
+fn callers_are_identified() {
     let served = serve(Limits::default(), None);
     let mut peer = connect(served.address);
     assert_eq!(peer.call(WHO, b""), [0, 0, 0, 1, 0, 0, 3, 232, 0, 0, 0, 2]);
@@ -70,10 +70,11 @@ fn who_calls_is_known() {
 }
 
 #[test]
-fn replies_come_as_they_are_made_and_large_ones_whole() {
+fn replies_come_in_any_order_and_large_ones_complete() {
     let served = serve(Limits::default(), None);
     let mut peer = connect(served.address);
-    // In one write: one that blocks a thread, one that is answered by nobody's thread later, one at once.
+    // In one write: a call that blocks a thread, one with a reply from another thread, and one with an
+    // immediate reply.
     let calls = [(1, SLEEP, 150u32), (2, LATER, 0), (3, ECHO, 0)];
     let bytes: Vec<u8> =
         calls.iter().flat_map(|(xid, what, ms)| call_to(*xid, *what, sys(0), &ms.to_be_bytes())).collect();
@@ -82,7 +83,7 @@ fn replies_come_as_they_are_made_and_large_ones_whole() {
     assert_eq!(order, [3, 2, 1]);
     let large: Vec<u8> = (0..1 << 20).map(|at| (at * 31 % 251) as u8).collect();
     assert_eq!(peer.call(ECHO, &large), large);
-    // A byte at a time; and in fragments.
+    // Byte by byte, and in fragments.
     for byte in call_to(9, ECHO, sys(0), b"slow") {
         peer.send(&[byte]);
     }
@@ -94,7 +95,7 @@ fn replies_come_as_they_are_made_and_large_ones_whole() {
         peer.send(piece);
     }
     assert_eq!(peer.reply().2, b"abcd");
-    until("nothing is held any more", || served.server.held().1 == 0);
+    until("no bytes are held", || served.server.held().1 == 0);
 }
 
 fn answer(xid: u32, results: &[u8]) -> Vec<u8> {
@@ -114,14 +115,15 @@ fn call_in<S: std::io::Read + Write>(peer: &mut Peer<S>) -> (u32, Vec<u8>) {
 
 #[test]
 fn a_client_is_called_back_over_its_own_connection() {
-    // Three threads: two could work, one of them for one client. More requests wait for answers than there are threads.
+    // Three threads, of which one client may occupy one. More requests wait for replies than there are
+    // threads.
     let served = serve(Limits { threads: 3, ..Limits::default() }, None);
     let mut peer = connect(served.address);
     for xid in 1..=20u32 {
         peer.send(&call_to(xid, CALL_BACK, sys(0), &xid.to_be_bytes()));
     }
     let mut calls: Vec<_> = (0..20).map(|_| call_in(&mut peer)).collect();
-    // An answer that nobody asked for is nobody's, and so is another client's.
+    // An unexpected reply is ignored, and so is the reply of another client.
     peer.send(&answer(calls[0].0 ^ 0x8000_0000, b"????"));
     connect(served.address).send(&answer(calls[0].0, b"????"));
     calls.reverse();
@@ -132,14 +134,14 @@ fn a_client_is_called_back_over_its_own_connection() {
         let (xid, _, results) = peer.reply();
         assert_eq!(results, [&xid.to_be_bytes()[..], b"seen"].concat());
     }
-    // Who does not answer is waited for by nobody but his own request.
+    // A client without a reply delays only its own request.
     peer.send(&call_to(1, CALL_BACK, sys(0), b"void"));
     call_in(&mut peer);
     assert_eq!(peer.call(ECHO, b"mean"), b"mean");
     let begun = Instant::now();
     assert_eq!(peer.reply().2, NO_ANSWER);
     assert!(begun.elapsed() < Duration::from_secs(5));
-    // Who refuses, or answers with less than a reply.
+    // Refused calls, and replies that are too short.
     for bad in [&Reply::ProgramUnavailable, &Reply::GarbageArgs] {
         peer.send(&call_to(1, CALL_BACK, sys(0), b"what"));
         let mut encoder = Encoder::default();
@@ -154,7 +156,7 @@ fn a_client_is_called_back_over_its_own_connection() {
 }
 
 #[test]
-fn a_client_that_leaves_is_not_waited_for() {
+fn a_disconnected_client_is_not_waited_for() {
     let served = serve(Limits::default(), None);
     let mut peer = connect(served.address);
     for xid in 0..50 {
@@ -162,7 +164,7 @@ fn a_client_that_leaves_is_not_waited_for() {
     }
     call_in(&mut peer);
     drop(peer);
-    until("the connection is gone, and all it held", || served.server.held() == (0, 0));
+    until("the connection is closed and holds no bytes", || served.server.held() == (0, 0));
     assert_eq!(served.echo.closed.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
@@ -177,16 +179,16 @@ fn a_client_is_called_back_over_a_connection_to_it() {
     let (xid, arguments) = call_in(&mut back);
     back.send(&answer(xid, &arguments));
     assert_eq!(peer.reply().2, port.to_be_bytes());
-    // Calls are not taken there.
+    // This connection takes no calls.
     back.send(&call_to(1, ECHO, sys(0), b"wait"));
     assert_eq!(back.receive(), None);
-    // Nobody listens there any more.
+    // Nothing listens there.
     drop(listener);
     assert_eq!(peer.call(DIAL, &port.to_be_bytes()), NO_ANSWER);
 }
 
 #[test]
-fn the_end_is_in_good_order() {
+fn stopping_completes_running_calls() {
     let served = serve(Limits::default(), None);
     let mut peer = connect(served.address);
     let mut other = connect(served.address);
@@ -194,11 +196,11 @@ fn the_end_is_in_good_order() {
     peer.send(&call_to(1, SLEEP, sys(0), &300u32.to_be_bytes()));
     peer.send(&call_to(2, LARGE, sys(0), &(8u32 << 20).to_be_bytes()));
     let calls = || served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed);
-    until("both are under way", || calls() == 3);
+    until("both calls run", || calls() == 3);
     std::thread::scope(|scope| {
         let drain = scope.spawn(|| served.server.drain(Duration::from_secs(10), Duration::from_secs(1)));
         std::thread::sleep(Duration::from_millis(50));
-        // No new connections, and no new calls.
+        // No new connections and no new calls.
         assert!(std::net::TcpStream::connect(served.address).is_err());
         other.send(&call_to(3, ECHO, sys(0), b"late"));
         let mut replies = [peer.reply(), peer.reply()];
@@ -209,19 +211,17 @@ fn the_end_is_in_good_order() {
         assert_eq!(other.receive(), None);
         assert!(drain.join().unwrap());
     });
-    // What does not end in time is not waited for.
+    // Calls that take too long are not waited for.
     let served = serve(Limits::default(), None);
     let mut peer = connect(served.address);
     peer.send(&call_to(1, LATER, sys(0), b"long"));
-    until("it is under way", || {
-        served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1
-    });
+    until("the call runs", || served.server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1);
     assert!(!served.server.drain(Duration::from_millis(5), Duration::ZERO));
 }
 
-/// The same program once more: what it finds in its environment is what systemd would put there.
+/// Runs this program again, with the environment that systemd would set.
 #[test]
-fn sockets_are_handed_over() {
+fn inherited_sockets_are_used() {
     if std::env::var_os("LISTEN_FDS").is_some() {
         let listeners = listen::inherited().unwrap();
         let callbacks = ivers_nfsd::rpc::Callbacks::new();
@@ -229,7 +229,7 @@ fn sockets_are_handed_over() {
             ivers_nfsd::rpc::Server::start(Limits::default(), listeners, None, Vec::new(), callbacks)
                 .unwrap();
         assert_eq!(server.addresses().len(), 1);
-        until("somebody has called", || {
+        until("the call was made", || {
             server.counters().calls.load(std::sync::atomic::Ordering::Relaxed) == 1
         });
         assert!(server.drain(Duration::from_secs(5), Duration::from_secs(1)));
@@ -238,7 +238,7 @@ fn sockets_are_handed_over() {
     let run = |script: &str, stdin: std::process::Stdio| {
         let mut command = std::process::Command::new("sh");
         let program = std::env::current_exe().unwrap();
-        command.args(["-c", script, "sh"]).arg(program).args(["--exact", "rpc::sockets_are_handed_over"]);
+        command.args(["-c", script, "sh"]).arg(program).args(["--exact", "rpc::inherited_sockets_are_used"]);
         command.stdin(stdin).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         command.spawn().unwrap()
     };
@@ -251,13 +251,13 @@ fn sockets_are_handed_over() {
     assert_eq!(peer.reply().1, Reply::ProgramUnavailable);
     assert_eq!(peer.receive(), None);
     assert!(server.wait().unwrap().success());
-    // What is no socket that listens is refused.
+    // Anything but a listening socket is refused.
     let mut server = run(HAND_OVER, std::process::Stdio::null());
     assert!(!server.wait().unwrap().success());
 }
 
 #[test]
-fn both_families_are_listened_to_each_for_itself() {
+fn both_address_families_are_served_separately() {
     let v6 = listen::on("[::1]:0".parse().unwrap()).unwrap();
     let port = v6.local_addr().unwrap().port();
     let v4 = listen::on(([127, 0, 0, 1], port).into()).unwrap();

@@ -103,7 +103,7 @@ fn unasked(_: &Authority) -> ClientCertificates {
 
 /// [RFC9289 4.1] [RFC9289 5] [RFC9289 8.2]
 #[test]
-fn everything_works_inside_of_tls() {
+fn calls_work_inside_tls() {
     let case = case(Limits::default(), unasked);
     let mut peer = case.secured(&["sunrpc"], None).unwrap();
     assert_eq!(peer.stream.conn.alpn_protocol(), Some(&b"sunrpc"[..]));
@@ -113,11 +113,12 @@ fn everything_works_inside_of_tls() {
         assert!(peer.call(ECHO, &large) == large);
         assert_eq!(peer.call(LARGE, &(3u32 << 20).to_be_bytes()).len(), 3 << 20);
     }
-    // No certificate, no name; but the connection is known to be secured.
+    // No certificate and no name, but the connection is known to use TLS.
     assert_eq!(peer.call(WHO, b""), [0, 0, 0, 1, 0, 0, 3, 232, 0, 0, 0, 2, 0, 0, 0, 0]);
     peer.send(&[call_to(1, LATER, sys(0), b"1st."), call_to(2, ECHO, sys(0), b"2nd.")].concat());
     assert_eq!((peer.reply().2, peer.reply().2), (b"2nd.".to_vec(), b"1st.".to_vec()));
-    // A second question inside of TLS (RFC 9289 section 4.1: MUST reject), and one that is no NULL call.
+    // A second AUTH_TLS probe inside TLS (RFC 9289 section 4.1: must be rejected), and one in another
+    // procedure.
     peer.send(&probe());
     assert_eq!(peer.reply().1, Reply::AuthError(AuthStat::BadCred));
     let mut plain = connect(case.served.address);
@@ -125,11 +126,11 @@ fn everything_works_inside_of_tls() {
     assert_eq!(plain.reply().1, Reply::AuthError(AuthStat::BadCred));
     assert_eq!(plain.call(ECHO, b"fine"), b"fine");
     drop((peer, plain));
-    until("all is forgotten", || case.served.server.held() == (0, 0));
+    until("all connections are closed", || case.served.server.held() == (0, 0));
 }
 
 #[test]
-fn who_reads_slowly_inside_of_tls_gets_everything_and_costs_little() {
+fn a_slow_reader_inside_tls_gets_everything_and_costs_little() {
     let case = case(Limits { choke_bytes: 1 << 20, ..Limits::default() }, unasked);
     let mut peer = case.secured(&["sunrpc"], None).unwrap();
     for xid in 0..60 {
@@ -144,7 +145,7 @@ fn who_reads_slowly_inside_of_tls_gets_everything_and_costs_little() {
         assert!(case.served.server.held().1 < 12 << 20);
     }
     assert_eq!(seen.len(), 60);
-    // Others do not wait meanwhile; and both directions at once do not wait for each other.
+    // Others are not delayed, and both directions work at the same time.
     let mut other = case.secured(&["sunrpc"], None).unwrap();
     let large = vec![3; 1 << 20];
     for xid in 0..4 {
@@ -165,7 +166,7 @@ fn the_linux_client_offers_no_protocol_and_others_offer_the_wrong_one() {
 }
 
 #[test]
-fn clients_show_who_they_are() {
+fn clients_present_certificates() {
     let stranger = Authority::new();
     let identity = |authority: &Authority| Some(authority.issue(&["one.example", "two.example"]));
     let names = |peer: &mut Secured| String::from_utf8(peer.call(WHO, b"")[16..].to_vec()).unwrap();
@@ -176,7 +177,8 @@ fn clients_show_who_they_are() {
     let required = case(Limits::default(), |own| ClientCertificates::Required(vec![own.certificate()]));
     let mut peer = required.secured(&["sunrpc"], identity(&required.authority)).unwrap();
     assert_eq!(names(&mut peer).trim_end_matches('\0'), "one.example,two.example");
-    // TLS 1.3 has the client think that all is well until the server has looked: what comes then is an end, not an answer.
+    // With TLS 1.3, the client's handshake succeeds before the server has checked the certificate. The
+    // connection ends before the first reply.
     for (case, identity) in
         [(&required, None), (&required, identity(&stranger)), (&optional, identity(&stranger))]
     {
@@ -187,16 +189,17 @@ fn clients_show_who_they_are() {
     }
 }
 
-/// [RFC9289 4.1] What is sent in the clear behind the question could be somebody else's, and would be taken for what was secured.
+/// [RFC9289 4.1] Cleartext after the probe could come from an attacker, and would be taken for protected
+/// data.
 #[test]
-fn nothing_goes_before_the_handshake() {
+fn data_before_the_handshake_is_refused() {
     let case = case(Limits::default(), unasked);
     let call = call_to(2, ECHO, sys(0), b"evil");
     // In the same segment.
     let mut peer = connect(case.served.address);
     peer.send(&[probe(), call.clone()].concat());
     assert_eq!(peer.receive(), None);
-    // A part of a record is enough.
+    // A part of a record suffices.
     let mut peer = connect(case.served.address);
     peer.send(&[&probe()[..], &call[..1]].concat());
     assert_eq!(peer.receive(), None);
@@ -207,30 +210,30 @@ fn nothing_goes_before_the_handshake() {
         let mut byte = [0];
         std::io::Read::read(&mut peer.stream, &mut byte).ok().filter(|len| *len > 0)
     } {
-        assert_eq!(alert, 1, "an alert, no answer");
+        assert_eq!(alert, 1, "an alert instead of a reply");
     }
-    // With another call under way, whose answer was not to be secured.
+    // While another call runs, whose reply would be protected although its caller asked without TLS.
     let mut peer = connect(case.served.address);
     peer.send(&call_to(1, SLEEP, sys(0), &200u32.to_be_bytes()));
-    until("it is under way", || case.served.echo.running.load(std::sync::atomic::Ordering::SeqCst) > 0);
+    until("the call runs", || case.served.echo.running.load(std::sync::atomic::Ordering::SeqCst) > 0);
     peer.send(&probe());
     assert_eq!(peer.receive(), None);
     assert_eq!(case.served.server.counters().panics.load(std::sync::atomic::Ordering::Relaxed), 0);
 }
 
 #[test]
-fn a_handshake_that_does_not_end_is_ended() {
+fn an_incomplete_handshake_times_out() {
     let case = case(Limits { handshake_time: Duration::from_secs(2), ..Limits::default() }, unasked);
     let mut peer = Peer::new(case.probed());
     assert_eq!(peer.receive(), None);
-    // One that took place is over.
+    // A completed handshake has no time limit.
     let mut peer = case.secured(&["sunrpc"], None).unwrap();
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(peer.call(ECHO, b"here"), b"here");
 }
 
 #[test]
-fn another_certificate_is_for_those_who_come_later() {
+fn a_new_certificate_is_used_for_new_connections() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let tls = |by: &Authority| {
         let (certificate, key) = by.issue(&["server.example"]);
@@ -240,14 +243,14 @@ fn another_certificate_is_for_those_who_come_later() {
     let case = Case { served: serve(Limits::default(), Some(offered.clone())), authority };
     let mut first = case.secured(&["sunrpc"], None).unwrap();
     offered.replace(&tls(&stranger));
-    assert!(case.secured(&["sunrpc"], None).is_err(), "he does not know who that is");
+    assert!(case.secured(&["sunrpc"], None).is_err(), "the client does not trust the new certificate");
     assert_eq!(first.call(ECHO, b"here"), b"here");
     offered.replace(&tls(&case.authority));
     assert_eq!(case.secured(&["sunrpc"], None).unwrap().call(ECHO, b"anew"), b"anew");
 }
 
 #[test]
-fn files_that_do_not_do_are_named() {
+fn invalid_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, contents: &str| {
         std::fs::write(dir.path().join(name), contents).unwrap();

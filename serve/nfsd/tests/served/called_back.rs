@@ -1,4 +1,4 @@
-//! NFSv4.0: clients who are called back over a connection that the server makes.
+//! NFSv4.0: callbacks over connections that the server opens.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,10 +17,10 @@ use ivers_nfs4::xdr::{Decoder, Encoder, List, Xdr};
 
 use crate::{ext4, serve};
 
-/// A callback program, which is what it was introduced as.
+/// The program number that the client passed to SETCLIENTID.
 const PROGRAM: u32 = 0x4000_3039;
 
-/// Where a client is called back.
+/// The callback service of a client.
 struct Back {
     listener: TcpListener,
     stream: Option<TcpStream>,
@@ -34,13 +34,13 @@ impl Back {
         Self { listener, stream: None, records: Records::new(1 << 20) }
     }
 
-    /// As SETCLIENTID writes it.
+    /// The address in the format of SETCLIENTID.
     fn location(&self, host: &str) -> NetAddr {
         let [high, low] = self.listener.local_addr().unwrap().port().to_be_bytes();
         NetAddr { netid: b"tcp".to_vec(), addr: format!("{host}.{high}.{low}").into_bytes() }
     }
 
-    /// Whether the server comes here.
+    /// Returns whether the server connects.
     fn accept(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         while self.stream.is_none() && Instant::now() < until {
@@ -56,13 +56,13 @@ impl Back {
         self.stream.is_some()
     }
 
-    /// The next call is taken and answered.
+    /// Receives the next call and answers it.
     fn answer(&mut self, results: impl FnOnce(&CallHeader, &mut Decoder<'_>) -> Option<CbCompoundRes>) {
         let stream = self.stream.as_mut().unwrap();
         let message = loop {
             let mut bytes = [0; 4096];
             let len = stream.read(&mut bytes).unwrap();
-            assert_ne!(len, 0, "the server has hung up");
+            assert_ne!(len, 0, "the server closed the connection");
             let mut rest = &bytes[..len];
             if let Some(message) = self.records.feed(&mut rest).unwrap() {
                 assert!(rest.is_empty());
@@ -88,7 +88,7 @@ impl Back {
         });
     }
 
-    /// A recall, and the `callback_ident` that came with it.
+    /// Receives a recall. Returns it with its `callback_ident`.
     fn answer_recall(&mut self) -> (u32, CbRecallArgs) {
         let mut found = None;
         self.answer(|_, from| {
@@ -118,7 +118,7 @@ fn introduce(address: SocketAddr, name: &str, location: NetAddr) -> (Client, Cli
     (client, confirm.clientid)
 }
 
-/// Open a file with an owner who is confirmed by a first open of it.
+/// Opens a file with an owner that a first open has confirmed.
 fn open_twice(client: &mut Client, id: ClientId, access: u32, name: &str) -> (Opened, FileHandle) {
     let open = |seqid| {
         let open = open_v40(seqid, id, name, access, unchecked(), named(name));
@@ -133,14 +133,14 @@ fn open_twice(client: &mut Client, id: ClientId, access: u32, name: &str) -> (Op
 
 /// [RFC7530 16.33.5] [RFC7530 10.2.1]
 #[test]
-fn a_delegation_is_recalled_over_a_connection_of_the_servers() {
+fn a_delegation_is_recalled_over_a_connection_of_the_server() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let mut back = Back::new();
     let (mut holder, id) = introduce(address, "hold", back.location("127.0.0.1"));
     assert!(back.accept(Duration::from_secs(10)));
     back.answer_null();
-    // That he can be called is known when the answer has been read.
+    // The server knows that callbacks work when it has read the reply.
     let delegated = (0..100).find_map(|at| {
         std::thread::sleep(Duration::from_millis(20));
         let (open, handle) = open_twice(&mut holder, id, share::READ, &format!("f{at}"));
@@ -164,7 +164,7 @@ fn a_delegation_is_recalled_over_a_connection_of_the_servers() {
 
 /// [RFC7530 16.33.5]
 #[test]
-fn nobody_is_called_at_a_host_that_is_not_his() {
+fn the_server_connects_only_to_the_host_of_the_client() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let listener = TcpListener::bind("127.0.0.2:0").unwrap();

@@ -1,4 +1,4 @@
-//! Copies that go on behind their reply.
+//! Asynchronous copies.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn byte(at: u64) -> u8 {
 
 type Handle = (StateId, FileHandle);
 
-/// A file of so many bytes that differ.
+/// Creates a file of this size without repeated blocks.
 fn fill(client: &mut Client, name: &str, len: u64) -> Handle {
     let (stateid, handle) = make(client, name);
     for from in (0..len).step_by(MIB as usize) {
@@ -78,12 +78,12 @@ fn hear(client: &mut Client) {
             return;
         }
     }
-    panic!("nobody says that it has ended");
+    panic!("the copy does not end");
 }
 
 /// [RFC7862 15.2.3] [RFC7862 16.1.3]
 #[test]
-fn a_long_copy_goes_on_behind_its_reply() {
+fn a_long_copy_is_asynchronous() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let mut client = Client::with_minor(address, "a", 2);
@@ -98,7 +98,7 @@ fn a_long_copy_goes_on_behind_its_reply() {
     assert_eq!((ended.stateid, &ended.file), (stateid, &to.1));
     let OffloadInfo::Ok(response) = &ended.info else { panic!("{ended:?}") };
     assert_eq!((response.count, response.verifier), (len, begun.response.verifier));
-    // He has said that he knows it; when that has arrived nothing is left of it.
+    // The client has acknowledged the result. After that, the copy is unknown.
     let forgotten = (0..100).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         status(&mut client, &to, stateid) == Err(NfsStat::BadStateid)
@@ -106,7 +106,7 @@ fn a_long_copy_goes_on_behind_its_reply() {
     assert!(forgotten);
     is_copied(&mut client, &to, len);
 
-    // At once, if he likes that better, or if it is short.
+    // Synchronous, if the client requests it or the copy is short.
     let other = make(&mut client, "other");
     let done = copied(client.call(copy(&from, &other, true)));
     assert!(done.response.callback.0.is_empty() && done.requirements.synchronous);
@@ -121,7 +121,7 @@ fn a_long_copy_goes_on_behind_its_reply() {
 
 /// [RFC7862 15.8.3] [RFC7862 15.9.3]
 #[test]
-fn copies_are_asked_about_and_cancelled() {
+fn copies_are_queried_and_cancelled() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let mut client = Client::with_minor(address, "a", 2);
@@ -134,17 +134,17 @@ fn copies_are_asked_about_and_cancelled() {
         let known = status(&mut client, &to, stateid);
         assert!(known.is_err() || known.is_ok_and(|known| known.count <= 9 * MIB));
         let (ended, _) = client.call(vec![Op::PutFh(to.1.clone()), Op::OffloadCancel(stateid)]);
-        // It may have been faster.
+        // The copy may have ended already.
         assert!(ended == NfsStat::Ok || ended == NfsStat::BadStateid, "{ended:?}");
         cancelled += usize::from(ended == NfsStat::Ok);
         assert_eq!(status(&mut client, &to, stateid), Err(NfsStat::BadStateid));
-        // Nothing is written any more.
+        // Nothing more is written.
         let change = client.attrs(&to.1).change;
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(client.attrs(&to.1).change, change);
     }
     println!("{cancelled} of 5 in time");
-    // Closed in the middle: what cannot go on says so.
+    // The file is closed during the copy, which ends with an error.
     let begun = copied(client.call(copy(&from, &to, false)));
     let close = Op::Close(SeqState { seqid: 0, stateid: to.0 });
     assert_eq!(client.call_with_retry(&[Op::PutFh(to.1.clone()), close]).0, NfsStat::Ok);
@@ -156,7 +156,7 @@ fn copies_are_asked_about_and_cancelled() {
     vfs.unmount().unwrap();
 }
 
-/// The server ends in the middle of copies, and who asks for many at once gets them.
+/// The server stops during copies, and a client with many copies gets all of them.
 #[test]
 fn many_copies_and_a_server_that_stops() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());

@@ -1,4 +1,4 @@
-//! The whole server over a socket, with clients that are made of the wire alone.
+//! The complete server over a socket, with clients that use the wire protocol only.
 
 mod called_back;
 mod copies;
@@ -58,7 +58,7 @@ fn write(handle: &FileHandle, stateid: StateId, text: &[u8]) -> Vec<Op> {
 }
 
 #[test]
-fn a_file_is_made_written_read_and_closed() {
+fn a_file_is_created_written_read_and_closed() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let mut client = Client::new(address, "a");
@@ -91,7 +91,7 @@ fn a_file_is_made_written_read_and_closed() {
     let Some(OpResult::Read(Ok(read))) = results.last() else { panic!("{results:?}") };
     assert_eq!((read.eof, &read.data[..]), (true, &b"hello"[..]));
 
-    // A repetition is answered as the first time, and done once.
+    // A retry gets the same reply and is executed once.
     let close = vec![Op::PutFh(handle.clone()), Op::Close(SeqState { seqid: 0, stateid: opened.stateid })];
     let first = client.call(close.clone());
     assert_eq!(first.0, NfsStat::Ok, "{first:?}");
@@ -101,9 +101,9 @@ fn a_file_is_made_written_read_and_closed() {
     server.stop().unwrap();
 }
 
-/// [RFC8881 18.36.3] What a session bounds is the call, with its head.
+/// [RFC8881 18.36.3] The limit of a session includes the header of the call.
 #[test]
-fn a_request_is_measured_with_its_head() {
+fn request_size_includes_the_header() {
     const MOST: u32 = 1000;
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
@@ -136,7 +136,7 @@ fn a_request_is_measured_with_its_head() {
 
 /// [RFC8881 18.16.3]
 #[test]
-fn files_are_made_once_and_emptied() {
+fn files_are_created_once_and_truncated() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
     let mut client = Client::new(address, "a");
@@ -149,12 +149,16 @@ fn files_are_made_once_and_emptied() {
     let (made, handle) = opened(&client.call(exclusive(1)));
     assert!(made.attrset.contains(attr::MODE) && made.attrset.contains(attr::TIME_MODIFY));
     let (again, same) = opened(&client.call(exclusive(1)));
-    assert_eq!((again.stateid.other, same), (made.stateid.other, handle.clone()), "asked again");
-    // The first answer may have been lost: this one says as well that the times say nothing.
+    assert_eq!(
+        (again.stateid.other, same),
+        (made.stateid.other, handle.clone()),
+        "a repeated exclusive OPEN"
+    );
+    // The first reply may be lost. This one also reports that the times were not set.
     assert_eq!(again.attrset, made.attrset);
     assert_eq!(client.call(exclusive(2)).0, NfsStat::Exist);
     assert_eq!(client.call(write(&handle, again.stateid, b"12345")).0, NfsStat::Ok);
-    assert_eq!(client.call(exclusive(1)).0, NfsStat::Exist, "not just made any more");
+    assert_eq!(client.call(exclusive(1)).0, NfsStat::Exist, "the file is not new");
 
     let before = client.attrs(&handle);
     assert_eq!(before.size, Some(5));
@@ -163,7 +167,7 @@ fn files_are_made_once_and_emptied() {
     let truncate = open("o", share::WRITE | NO_DELEGATION, how, named("once"));
     let (emptied, same) = opened(&client.call([data(), vec![truncate, Op::GetFh(())]].concat()));
     assert_eq!((emptied.attrset, &same), (Bitmap::of([attr::SIZE]), &handle));
-    assert_eq!(emptied.cinfo.before, emptied.cinfo.after, "the directory is as it was");
+    assert_eq!(emptied.cinfo.before, emptied.cinfo.after, "the directory did not change");
     let after = client.attrs(&handle);
     assert!(after.size == Some(0) && after.change > before.change);
 
@@ -186,13 +190,13 @@ fn sessions_see_each_others_changes() {
         assert_eq!(a.call(write(&handle, stateid, &[round; 10])).0, NfsStat::Ok);
         let now = b.attrs(&handle).change.unwrap();
         assert!(now > last, "round {round}");
-        assert_eq!(b.attrs(&handle).change, Some(now), "nothing has happened since");
+        assert_eq!(b.attrs(&handle).change, Some(now), "nothing changed");
         last = now;
     }
 }
 
 #[test]
-fn share_modes_and_locks_are_kept() {
+fn share_modes_and_locks_are_enforced() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
     let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
@@ -213,17 +217,17 @@ fn share_modes_and_locks_are_kept() {
     assert_eq!((denied.offset, denied.length, &denied.owner.owner.0[..]), (0, 10, &b"l"[..]));
     let unlock = UnlockArgs { kind: LockType::Write, seqid: 0, stateid: *held, offset: 0, length: 10 };
     assert_eq!(a.call(vec![Op::PutFh(handle.clone()), Op::LockU(unlock)]).0, NfsStat::Ok);
-    // He is told that it may be free now.
+    // The client is notified that the lock may be free.
     assert!(b.serve(Duration::from_secs(5)));
     assert_eq!(b.notified, 1);
     assert_eq!(b.call(lock(theirs.stateid, LockType::WriteW)).0, NfsStat::Ok);
 }
 
 #[test]
-fn a_delegation_is_given_asked_about_and_recalled() {
+fn a_delegation_is_granted_queried_and_recalled() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
-    // Which is called back in its own version.
+    // Callbacks use the minor version of the session.
     let (mut a, mut b) = (Client::with_minor(address, "a", 2), Client::new(address, "b"));
     let open_a = open("o", share::BOTH, guarded(), named("f"));
     let made = a.call([data(), vec![open_a, Op::GetFh(()), change_and_size()]].concat());
@@ -231,19 +235,19 @@ fn a_delegation_is_given_asked_about_and_recalled() {
     let (opened_a, handle) = opened(&(made.0, made.1[..made.1.len() - 1].to_vec()));
     let OpenDelegation::Write(delegation) = opened_a.delegation else { panic!("{opened_a:?}") };
 
-    // Asked about, and he has not written: the value stays.
+    // Queried without changes of the holder: the change attribute stays.
     let ask = vec![Op::PutFh(handle.clone()), change_and_size()];
     a.delegated_attrs = Some((base.change.unwrap(), 0));
     b.send(ask.clone());
-    assert!(a.serve(Duration::from_secs(5)), "he is asked");
+    assert!(a.serve(Duration::from_secs(5)), "no CB_GETATTR");
     let (status, results) = b.reply();
     assert_eq!((status, decoded(results.last()).change), (NfsStat::Ok, base.change));
-    // He has: another value each time, with his size.
+    // Queried after changes: another change attribute each time, and the holder's size.
     a.delegated_attrs = Some((base.change.unwrap() + 1, 77));
     let mut last = base.change.unwrap();
     for _ in 0..3 {
         b.send(ask.clone());
-        assert!(a.serve(Duration::from_secs(5)), "he is asked");
+        assert!(a.serve(Duration::from_secs(5)), "no CB_GETATTR");
         let (status, results) = b.reply();
         let shown = decoded(results.last());
         assert_eq!((status, shown.size), (NfsStat::Ok, Some(77)));
@@ -251,21 +255,21 @@ fn a_delegation_is_given_asked_about_and_recalled() {
         last = shown.change.unwrap();
     }
 
-    // Somebody opens the file: recalled, and there when it has come back.
+    // Another open recalls the delegation and succeeds after its return.
     let open_b = open("o", share::READ, OpenHow::NoCreate, named("f"));
     let open_b = [data(), vec![open_b, Op::GetFh(())]].concat();
     assert_eq!(b.call(open_b.clone()).0, NfsStat::Delay);
-    assert!(a.serve(Duration::from_secs(5)), "it is recalled");
+    assert!(a.serve(Duration::from_secs(5)), "no CB_RECALL");
     assert_eq!((a.recalled[0].stateid, &a.recalled[0].file), (delegation.stateid, &handle));
     assert_eq!(b.call(open_b.clone()).0, NfsStat::Delay);
     let back = vec![Op::PutFh(handle.clone()), Op::DelegReturn(delegation.stateid)];
     assert_eq!(a.call(back).0, NfsStat::Ok);
     opened(&b.call_with_retry(&open_b));
-    assert!(b.attrs(&handle).change.unwrap() > last, "what was shown never came");
+    assert!(b.attrs(&handle).change.unwrap() > last, "no bump after reported changes that never arrived");
 }
 
 #[test]
-fn a_holder_who_says_nothing_loses_his_delegation() {
+fn a_silent_holder_loses_its_delegation() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (_server, address) = serve(dir.path(), &vfs);
     let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
@@ -282,11 +286,11 @@ fn a_holder_who_says_nothing_loses_his_delegation() {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(got, "for ever in the way");
+    assert!(got, "the silent holder keeps its delegation");
 }
 
 #[test]
-fn what_was_open_is_claimed_after_a_restart() {
+fn opens_are_reclaimed_after_a_restart() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let mut a = Client::new(address, "a");
@@ -295,7 +299,7 @@ fn what_was_open_is_claimed_after_a_restart() {
     let (_, results) = a.call(write(&handle, stateid, b"x"));
     let Some(OpResult::Write(Ok(first))) = results.last() else { panic!("{results:?}") };
     assert!(a.attrs(&handle).change > before);
-    // As in a crash.
+    // A crash.
     drop(server);
 
     let (server, address) = serve(dir.path(), &vfs);
@@ -304,19 +308,19 @@ fn what_was_open_is_claimed_after_a_restart() {
     assert_eq!(b.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
     let open_b = open("o", share::READ | NO_DELEGATION, OpenHow::NoCreate, named("f"));
     let open_b = [data(), vec![open_b, Op::GetFh(())]].concat();
-    assert_eq!(b.call(open_b.clone()).0, NfsStat::Grace, "nobody gets what may be claimed");
+    assert_eq!(b.call(open_b.clone()).0, NfsStat::Grace, "new state was granted in the grace period");
     let mut a = Client::connect(address, "a");
     a.create_session();
     let claim = open("o", share::BOTH, OpenHow::NoCreate, OpenClaim::Previous(0));
     let claim = vec![Op::PutFh(handle.clone()), claim, Op::GetFh(())];
     let (claimed, same) = opened(&a.call(claim));
-    assert_eq!(same, handle, "handles outlive the server");
+    assert_eq!(same, handle, "the filehandle changed with the restart");
     assert_eq!(a.call(vec![Op::ReclaimComplete(false)]).0, NfsStat::Ok);
     opened(&b.call_with_retry(&open_b));
     assert_eq!(a.call(write(&handle, stateid, b"y")).0, NfsStat::BadStateid);
     let (_, results) = a.call(write(&handle, claimed.stateid, b"y"));
     let Some(OpResult::Write(Ok(second))) = results.last() else { panic!("{results:?}") };
-    assert_ne!(first.verifier, second.verifier, "it did not flush");
+    assert_ne!(first.verifier, second.verifier, "a crash must change the verifier");
     server.stop().unwrap();
 
     let (_server, address) = serve(dir.path(), &vfs);
@@ -326,10 +330,10 @@ fn what_was_open_is_claimed_after_a_restart() {
     let (claimed, _) = opened(&a.call(vec![Op::PutFh(handle.clone()), claim, Op::GetFh(())]));
     let (_, results) = a.call(write(&handle, claimed.stateid, b"z"));
     let Some(OpResult::Write(Ok(third))) = results.last() else { panic!("{results:?}") };
-    assert_eq!(second.verifier, third.verifier, "it did flush");
+    assert_eq!(second.verifier, third.verifier, "a clean end must keep the verifier");
 }
 
-/// Opens with delegations, changes and looks of several clients at one file: everybody gets on.
+/// Opens with delegations, changes and queries of several clients on one file: all make progress.
 #[test]
 fn several_clients_contend_for_one_file() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
@@ -363,7 +367,7 @@ fn several_clients_contend_for_one_file() {
 }
 
 #[test]
-fn what_is_open_stays_without_a_name() {
+fn an_open_file_stays_without_a_name() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let (mut a, mut b) = (Client::new(address, "a"), Client::new(address, "b"));
@@ -379,12 +383,12 @@ fn what_is_open_stays_without_a_name() {
     assert!(b.attrs(&handle).change > change);
     let close = Op::Close(SeqState { seqid: 0, stateid });
     assert_eq!(a.call(vec![Op::PutFh(handle.clone()), close]).0, NfsStat::Ok);
-    // It goes with its last open, a moment later.
+    // The file is deleted shortly after its last close.
     let gone = (0..100).any(|_| {
         std::thread::sleep(Duration::from_millis(20));
         a.call(vec![Op::PutFh(handle.clone()), change_and_size()]).0 == NfsStat::Stale
     });
-    assert!(gone, "nobody has it open");
+    assert!(gone, "the file was not deleted after its last close");
     let (_, another) = make(&mut a, "g");
     assert_eq!(b.call([data(), vec![Op::Remove(b"g".to_vec())]].concat()).0, NfsStat::Ok);
     assert_eq!(a.attrs(&another).size, Some(0));
@@ -394,7 +398,7 @@ fn what_is_open_stays_without_a_name() {
 
 /// [RFC8881 18.35.3]
 #[test]
-fn flags_of_later_versions_are_unknown_to_earlier_ones() {
+fn flags_of_later_versions_are_refused_in_earlier_ones() {
     let (dir, vfs) = (tempfile::tempdir().unwrap(), ext4());
     let (server, address) = serve(dir.path(), &vfs);
     let mut client = Client::connect(address, "a");

@@ -1,4 +1,4 @@
-//! NFSv4.0: owners with numbers.
+//! NFSv4.0: owners with sequence numbers.
 
 use ivers_nfs4::ops::v40::*;
 use ivers_nfs4::ops::{Op, OpResult, SetClientIdRes};
@@ -32,7 +32,7 @@ fn a_client_without_sessions_is_served() {
     let (made, handle) = opened(&old.compound(0, open.clone()));
     assert!(made.rflags & rflags::CONFIRM != 0);
     assert_eq!(made.delegation, OpenDelegation::None);
-    // Once more: the kept reply, and the file that it left behind.
+    // A retry: the cached reply and its current filehandle.
     assert_eq!(opened(&old.compound(0, open)), (made.clone(), handle.clone()));
     // [RFC7530 16.16.5]
     let fifo = CreateArgs { kind: CreateType::Fifo, name: b"p".to_vec(), attrs: Default::default() };

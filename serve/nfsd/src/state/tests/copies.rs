@@ -108,7 +108,7 @@ fn a_cancelled_copy_has_stopped_before_the_reply() {
     state.end_permit(T, read);
     state.end_permit(T, write);
     state.copy_progress(T, &copy, 7, None);
-    assert_eq!(wanted_of(&mut state), [Effect::Wake { ticket }], "and nobody is told of an end");
+    assert_eq!(wanted_of(&mut state), [Effect::Wake { ticket }], "no result is sent");
     assert_eq!(failed(state.copy_slice(T, &copy)), NfsStat::BadStateid);
     state.copy_cancel(a, TO, &copy).unwrap();
     assert_eq!(failed(state.copy_cancel(a, TO, &copy)), NfsStat::BadStateid);
@@ -135,11 +135,11 @@ fn copies_go_with_the_lease() {
     // The client expires during a copy, and loses everything.
     let Begun { mut state, a, session, wanted, copy } = begin(Config::default());
     let (read, write) = state.copy_slice(T, &copy).unwrap();
-    assert_eq!(state.evict(a), Err(Stop::Fail(NfsStat::Delay)), "not while something of his is under way");
+    assert_eq!(state.evict(a), Err(Stop::Fail(NfsStat::Delay)), "a slice is running");
     state.end_permit(T, read);
     state.end_permit(T, write);
     state.destroy_session(ConnId(1), &who(1), None, &session).unwrap();
-    assert_eq!(state.copy_begin(T, a, None, &wanted), Ok(None), "nobody could be told");
+    assert_eq!(state.copy_begin(T, a, None, &wanted), Ok(None), "callbacks are impossible");
     state.remove_client(a);
     state.copy_progress(T, &copy, 1, Some(NfsStat::Ok));
     assert!(told(&mut state).is_empty() && state.counts().copies == 0);
@@ -172,7 +172,7 @@ fn a_copy_waits_for_delegations() {
     let read = open_as(&mut state, T, b, "o", FROM, (share::READ, 0), share::WANT_READ_DELEG, Claim::Null);
     let DelegationGrant::Read(_) = read.unwrap().delegation else { panic!() };
     slice(&mut state, T, &copy, 10, None);
-    assert!(settle(&mut state).is_empty(), "reading is in nobody's way");
+    assert!(settle(&mut state).is_empty(), "reading does not conflict");
     let permit = state.permit(T, Caller::Client(b), TO, &StateId::ANONYMOUS, Access::Read).unwrap();
     slice(&mut state, T, &copy, 10, None);
     state.end_permit(T, permit);

@@ -314,5 +314,5 @@ fn clients_without_state_at_a_stop_are_not_waited_for() {
     let mut state = restarted(&[record("a", 1)]);
     back(&mut state, "a", 1);
     state.remove_idle_records();
-    assert_eq!(struck(&mut state), None, "he has not said that he has claimed all");
+    assert_eq!(struck(&mut state), None, "the client has not sent RECLAIM_COMPLETE");
 }

@@ -432,7 +432,7 @@ fn sessions_shrink_when_memory_is_short() {
     // Once more.
     state.config.limits.reply_cache_bytes.1 = scarce;
     state.tick(T);
-    assert_eq!(go(&mut state, 6, 1), (3, 1), "it was told so long ago, and something else since");
+    assert_eq!(go(&mut state, 6, 1), (3, 1), "an old target does not count");
     assert_eq!(go(&mut state, 7, 1), (1, 1));
     state.check_invariants();
     // The rest is shared.

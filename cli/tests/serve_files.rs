@@ -29,7 +29,7 @@ fn root(client: &mut Client) -> NfsStat {
 }
 
 #[test]
-fn a_pipe_is_not_waited_for_but_one_that_was_handed_over_is_read() {
+fn a_fifo_is_refused_but_an_inherited_pipe_is_read() {
     let dir = tempfile::tempdir().unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("pipe"), 0o600.into()).unwrap();
     let begin = Instant::now();
@@ -49,7 +49,7 @@ fn a_pipe_is_not_waited_for_but_one_that_was_handed_over_is_read() {
     let mut client = Client::new(server.address(), "a");
     assert_eq!(root(&mut client), NfsStat::Ok);
     signal(server.pid(), Signal::HUP);
-    wait_until("it has refused", || server.log().contains("nothing is changed"));
+    wait_until("the reload failed", || server.log().contains("nothing is changed"));
     assert!(server.log().contains("passed as a descriptor at the start"), "{}", server.log());
     assert_eq!(root(&mut client), NfsStat::Ok);
     // Numbers in the log are JSON numbers.
@@ -71,7 +71,7 @@ fn a_removed_state_directory_is_noticed() {
         let server = Server::of(&mut command(dir.path(), "serve.toml"));
         let mut client = Client::new(server.address(), "a");
         fs::rename(&kept, &aside).unwrap();
-        wait_until("it is missed", || server.log().contains("removed, or moved away"));
+        wait_until("the removal is noticed", || server.log().contains("removed, or moved away"));
         assert!(server.log().contains("\"error\""), "{}", server.log());
         // A recorded client goes on; a new one, which would have to be recorded, gets NFS4ERR_DELAY.
         assert_eq!(root(&mut client), NfsStat::Ok);
@@ -87,7 +87,7 @@ fn a_removed_state_directory_is_noticed() {
         assert_eq!(late.call_with_retry(&[Op::ReclaimComplete(false)]).0, NfsStat::Ok);
         // If only one of its files is removed, the server writes it again.
         fs::remove_file(kept.join("state")).unwrap();
-        wait_until("it is written anew", || kept.join("state").exists());
+        wait_until("the file is written again", || kept.join("state").exists());
         drop((client, late));
         assert!(server.stop().success());
         let server = Server::of(&mut command(dir.path(), "serve.toml"));
