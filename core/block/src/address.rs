@@ -66,7 +66,8 @@ macro_rules! arithmetic {
 arithmetic!(BlockNo FileBlock ByteOffset);
 
 impl BlockNo {
-    /// The byte offset of the block's start. A product of more than 64 bits saturates: no device contains that offset.
+    /// The byte offset of the block's start. A product of more than 64 bits saturates: no device contains
+    /// that offset.
     pub const fn offset(self, block_size: u32) -> ByteOffset {
         ByteOffset(self.0.saturating_mul(block_size as u64))
     }

@@ -1,11 +1,11 @@
-//! One memory bound for several caches.
+//! A memory bound for several caches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A bound on memory that several caches share (pages, buffers, inodes, dentries): each charges what it keeps.
+/// A memory bound that several caches share: pages, buffers, inodes, dentries. Each charges what it keeps.
 ///
-/// The bound is advisory: a charge never fails, but whoever finds the budget [`over`](Budget::over) must give something
-/// back before it keeps more. The counter guards no data, so every access is relaxed.
+/// The bound is advisory: a charge never fails. While the budget is [`over`](Budget::over), a cache must
+/// evict before it keeps more. The counter guards no data, so every access is relaxed.
 #[derive(Debug)]
 pub struct Budget {
     limit_bytes: AtomicU64,
@@ -13,28 +13,28 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A budget of `limit_bytes`.
+    /// Creates a budget of `limit_bytes`.
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes: AtomicU64::new(limit_bytes), used_bytes: AtomicU64::new(0) }
     }
 
-    /// A budget that is never over.
+    /// Creates a budget that is never over.
     pub fn unlimited() -> Self {
         Self::new(u64::MAX)
     }
 
-    /// Counts `bytes` more as used.
+    /// Adds `bytes` to the bytes in use.
     pub fn charge(&self, bytes: u64) {
         self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Gives `bytes` back.
+    /// Subtracts `bytes` from the bytes in use.
     pub fn uncharge(&self, bytes: u64) {
         let before = self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "more memory given back than was charged");
+        debug_assert!(before >= bytes, "more memory uncharged than charged");
     }
 
-    /// Bytes in use.
+    /// The bytes in use.
     pub fn used(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
     }
@@ -44,12 +44,12 @@ impl Budget {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes the bound; caches shrink as they are next used.
+    /// Changes the bound. Caches shrink at their next use.
     pub fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
 
-    /// True while more is used than allowed.
+    /// True while more bytes are in use than the bound allows.
     pub fn over(&self) -> bool {
         self.used() > self.limit()
     }

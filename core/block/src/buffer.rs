@@ -1,4 +1,4 @@
-//! One block in memory.
+//! A block in memory.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,29 +8,29 @@ use parking_lot::RwLock;
 
 use crate::BlockNo;
 
-/// The data was read from the device, or set.
+/// The contents were read from the device or set.
 const UPTODATE: u32 = 1;
-/// Must be written home by the cache (no-journal mode only: a journal writes its own blocks home).
+/// The cache must write the block in place. Without a journal only: a journal writes its own blocks.
 const DIRTY: u32 = 1 << 1;
-/// The format's verifier has passed these contents since they were loaded.
+/// The contents passed the format's verifier since they were loaded.
 const VERIFIED: u32 = 1 << 2;
-/// Used since the eviction clock last came by.
+/// Used since the eviction clock last passed.
 const REFERENCED: u32 = 1 << 3;
-/// The cache is writing it. Set before DIRTY is taken away by a write, so that whoever clears DIRTY (`forget`) and then finds
-/// no WRITING knows that no write will follow: both sides use SeqCst.
+/// The cache is writing the block. A write sets this before it clears DIRTY, so that `forget`, which clears
+/// DIRTY and then finds WRITING clear, knows that no write follows. Both sides use SeqCst.
 const WRITING: u32 = 1 << 4;
 
-/// One block of a device in memory.
+/// A block of a device in memory.
 ///
-/// Its contents are an `Arc<[u8]>` that a change replaces if anybody still holds it (copy on write): a snapshot costs one reference
-/// count and never changes. Reading therefore never blocks a writer, nor the other way round.
+/// The contents are an `Arc<[u8]>`. A change replaces it if there are other references (copy on write): a
+/// snapshot costs one reference count and never changes. Readers and writers do not block each other.
 pub struct Buffer {
     block: BlockNo,
     data: RwLock<Arc<[u8]>>,
     flags: AtomicU32,
 }
 
-/// The contents of a buffer at one moment; see [`Buffer::read`].
+/// The contents of a buffer at one time; see [`Buffer::read`].
 #[derive(Clone, Debug)]
 pub struct BufferRead(Arc<[u8]>);
 
@@ -62,44 +62,47 @@ impl Buffer {
         Self { block, data: RwLock::new(Arc::from([])), flags: AtomicU32::new(REFERENCED) }
     }
 
-    /// The block's number on its device.
+    /// The number of the block on its device.
     pub fn block(&self) -> BlockNo {
         self.block
     }
 
-    /// The contents as they are now. Drop it before changing the buffer, or the change has to copy the block.
+    /// Returns the current contents. Drop them before you change the buffer, or the change copies the block.
     pub fn read(&self) -> BufferRead {
         BufferRead(self.snapshot())
     }
 
-    /// The contents as they are now, to keep: later changes do not show in it.
+    /// Returns the current contents, which later changes do not affect.
     pub fn snapshot(&self) -> Arc<[u8]> {
         self.data.read().clone()
     }
 
-    /// Changes the contents in memory **and nothing else**: neither the cache nor a journal learns of it.
+    /// Changes the contents in memory **and nothing else**: neither the cache nor a journal is told.
     ///
-    /// This is for the journal engine. Drivers change buffers through a journal handle (`ivers_journal::Handle::modify`).
+    /// For `ivers_journal` and `ivers_write_ordering` only: drivers change buffers through a handle or a
+    /// change of those.
     pub fn modify<R>(&self, f: impl FnOnce(&mut [u8]) -> R) -> R {
         f(Arc::make_mut(&mut self.data.write()))
     }
 
-    /// Marks the buffer to be written home by [`crate::BufferCache::sync`]. For the journal engine in no-journal mode.
+    /// Marks the buffer for [`crate::BufferCache::sync`], which writes it in place. For a journal in
+    /// no-journal mode.
     pub fn mark_dirty(&self) {
         self.flags.fetch_or(DIRTY, Ordering::SeqCst);
     }
 
-    /// True if [`crate::BufferCache::sync`] would write it.
+    /// True if [`crate::BufferCache::sync`] would write the buffer.
     pub fn is_dirty(&self) -> bool {
         self.flags.load(Ordering::SeqCst) & DIRTY != 0
     }
 
-    /// True if [`set_verified`](Self::set_verified) was called since the contents were loaded: checksums are checked once a load.
+    /// True if [`set_verified`](Self::set_verified) was called since the contents were loaded. Drivers
+    /// check a checksum once per load.
     pub fn is_verified(&self) -> bool {
         self.flags.load(Ordering::Acquire) & VERIFIED != 0
     }
 
-    /// Notes that the contents passed the format's verifier.
+    /// Records that the contents passed the format's verifier.
     pub fn set_verified(&self) {
         self.flags.fetch_or(VERIFIED, Ordering::Release);
     }
@@ -108,8 +111,8 @@ impl Buffer {
         self.flags.load(Ordering::Acquire) & UPTODATE != 0
     }
 
-    /// Loads the contents unless somebody else has: the others wait here for the one who reads.
-    /// Returns whether it was this call that loaded.
+    /// Loads the contents unless they are loaded already. Concurrent calls wait for the one that reads.
+    /// Returns whether this call read.
     pub(crate) fn load<E>(&self, read: impl FnOnce() -> Result<Arc<[u8]>, E>) -> Result<bool, E> {
         let mut data = self.data.write();
         if self.is_uptodate() {
@@ -121,7 +124,7 @@ impl Buffer {
         Ok(true)
     }
 
-    /// Replaces the contents by fresh ones that need no verification.
+    /// Replaces the contents by new ones that need no verification.
     pub(crate) fn replace(&self, contents: Arc<[u8]>) {
         let mut data = self.data.write();
         *data = contents;
@@ -134,12 +137,12 @@ impl Buffer {
         }
     }
 
-    /// Clears and returns the clock's mark.
+    /// Clears REFERENCED and returns whether it was set.
     pub(crate) fn take_referenced(&self) -> bool {
         self.flags.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
     }
 
-    /// Starts a write if the buffer is dirty: gives the contents to be written.
+    /// Starts a write if the buffer is dirty; returns the contents to write.
     pub(crate) fn start_write(&self) -> Option<Arc<[u8]>> {
         self.flags.fetch_or(WRITING, Ordering::SeqCst);
         if self.flags.fetch_and(!DIRTY, Ordering::SeqCst) & DIRTY == 0 {
@@ -149,7 +152,7 @@ impl Buffer {
         Some(self.snapshot())
     }
 
-    /// Ends a write; a failed one leaves the buffer dirty.
+    /// Ends a write. After a failed one the buffer is dirty again.
     pub(crate) fn end_write(&self, ok: bool) {
         if !ok {
             self.mark_dirty();
@@ -157,7 +160,7 @@ impl Buffer {
         self.flags.fetch_and(!WRITING, Ordering::SeqCst);
     }
 
-    /// Gives up what was to be written. True if a write is under way, which the caller has to wait for.
+    /// Clears DIRTY. Returns true if a write is in progress, for which the caller must wait.
     pub(crate) fn clear_dirty(&self) -> bool {
         self.flags.fetch_and(!DIRTY, Ordering::SeqCst) & WRITING != 0
     }
@@ -168,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn snapshots_stay() {
+    fn a_snapshot_never_changes() {
         let b = Buffer::unloaded(BlockNo(3));
         b.replace(Arc::from(vec![1; 16]));
         let before = b.snapshot();

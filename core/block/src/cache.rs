@@ -1,4 +1,4 @@
-//! Metadata blocks in memory.
+//! The buffer cache: metadata blocks in memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,23 +9,24 @@ use parking_lot::Mutex;
 use crate::{BlockError, BlockNo, Budget, Buffer, Device, Result};
 
 const SHARDS: usize = 32;
-/// What a cached block costs beside its contents: the buffer, its reference counts, the map's and the clock's entries.
+/// Memory of a cached block beside its contents: the buffer, its reference counts, its entries in map and
+/// clock.
 const OVERHEAD_BYTES: u64 = 144;
-/// At most this much is written home in one write.
+/// Longest write, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Blocks of one device, cached.
+/// A cache of the blocks of one device.
 ///
-/// A block is found in one of several maps, each with its own lock, which is never held across device I/O. Clean buffers that nobody holds
-/// are evicted by the clock algorithm while the [`Budget`] is over. Whoever keeps an `Arc<Buffer>` pins the buffer: that is how a journal
-/// keeps blocks from being evicted before they are home.
+/// Blocks are spread over several maps. Each map has its own lock, which is never held across device I/O.
+/// While the [`Budget`] is over, the clock algorithm evicts clean buffers without other references. An
+/// `Arc<Buffer>` pins its buffer: a journal keeps one until the block is written in place.
 pub struct BufferCache {
     device: Arc<dyn Device>,
     block_size: u32,
     blocks: u64,
     budget: Arc<Budget>,
     shards: [Mutex<Shard>; SHARDS],
-    /// Held while dirty buffers are written, so that an older write of a block cannot overtake a newer one.
+    /// Held while dirty buffers are written, so that an older write of a block cannot follow a newer one.
     writeback: Mutex<()>,
     reads: AtomicU64,
     hits: AtomicU64,
@@ -33,39 +34,40 @@ pub struct BufferCache {
     evicted: AtomicU64,
 }
 
-/// Counts since the cache was made; see [`BufferCache::stats`].
+/// Counts since the cache was created; see [`BufferCache::stats`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Blocks read from the device.
     pub reads: u64,
     /// Requests that found the block in memory.
     pub hits: u64,
-    /// Blocks written home by the cache (a journal counts its own).
+    /// Blocks that the cache wrote in place. A journal counts its own.
     pub writes: u64,
-    /// Buffers evicted to stay within the budget.
+    /// Buffers evicted because the budget was over.
     pub evicted: u64,
-    /// Buffers in memory now.
+    /// Buffers in memory.
     pub buffers: u64,
 }
 
 #[derive(Default)]
 struct Shard {
     map: HashMap<BlockNo, Arc<Buffer>>,
-    /// Blocks in the order in which the clock's hand visits them; entries that have left the map are skipped.
+    /// Blocks in the order in which the clock's hand visits them. Entries that are not in the map are
+    /// skipped.
     clock: VecDeque<BlockNo>,
 }
 
 impl Shard {
-    /// Evicts up to `want` buffers, looking at no more than `look`.
-    fn evict(&mut self, want: usize, look: usize) -> usize {
+    /// Evicts up to `wanted` buffers; examines at most `limit`. Returns how many it evicted.
+    fn evict(&mut self, wanted: usize, limit: usize) -> usize {
         let mut evicted = 0;
-        for _ in 0..look.min(self.clock.len()) {
-            if evicted == want {
+        for _ in 0..limit.min(self.clock.len()) {
+            if evicted == wanted {
                 break;
             }
             let Some(block) = self.clock.pop_front() else { break };
             let Some(buffer) = self.map.get(&block) else { continue };
-            // Under the shard's lock nobody can get a new reference from the map, so a count of one stays one.
+            // New references come from the map only, under this lock: a count of one stays one.
             if Arc::strong_count(buffer) == 1 && !buffer.is_dirty() && !buffer.take_referenced() {
                 self.map.remove(&block);
                 evicted += 1;
@@ -86,7 +88,10 @@ impl Shard {
 }
 
 impl BufferCache {
-    /// A cache of `device` by blocks of `block_size` bytes, which must be a power of two.
+    /// Creates a cache of `device`, in blocks of `block_size` bytes.
+    ///
+    /// # Panics
+    /// If `block_size` is not a power of two.
     pub fn new(device: Arc<dyn Device>, block_size: u32, budget: Arc<Budget>) -> Self {
         assert!(block_size.is_power_of_two(), "the block size must be a power of two");
         let blocks = device.size_bytes() / u64::from(block_size);
@@ -104,27 +109,27 @@ impl BufferCache {
         }
     }
 
-    /// The device below.
+    /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// Size of a block in bytes.
+    /// The size of a block in bytes.
     pub fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// Number of whole blocks on the device.
+    /// The number of whole blocks on the device.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// The memory bound that this cache shares.
+    /// The memory bound, which other caches share.
     pub fn budget(&self) -> &Arc<Budget> {
         &self.budget
     }
 
-    /// The buffer of `block`, read from the device if it is not in memory.
+    /// Returns the buffer of `block`; reads it from the device if it is not in memory.
     pub fn get(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         let buffer = self.find_or_insert(block)?;
         if buffer.is_uptodate() {
@@ -144,33 +149,32 @@ impl BufferCache {
         Ok(buffer)
     }
 
-    /// The buffer of `block` filled with zeros and without a read, for fresh metadata: verified, not dirty.
-    ///
-    /// The zeros are in memory only, until a journal handle modifies the buffer.
+    /// Returns the buffer of `block` filled with zeros, without a read, for new metadata. It is verified
+    /// and not dirty: the zeros are in memory only until a journal handle modifies the buffer.
     pub fn get_zeroed(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         let buffer = self.find_or_insert(block)?;
         buffer.replace(vec![0; self.block_size as usize].into());
         Ok(buffer)
     }
 
-    /// The buffer of `block` if it is in memory.
+    /// Returns the buffer of `block` if it is in memory.
     pub fn peek(&self, block: BlockNo) -> Option<Arc<Buffer>> {
         self.shard(block).lock().map.get(&block).filter(|b| b.is_uptodate()).cloned()
     }
 
-    /// Drops `block` without writing it, because it was freed. When this returns, no write of it by the cache is under way.
-    /// Whoever still holds the buffer keeps an orphan that is never written.
+    /// Drops `block`, which was freed, without writing it. When this returns, no write of it by the cache
+    /// is in progress. A reference that another thread still holds is never written.
     pub fn forget(&self, block: BlockNo) {
         let Some(buffer) = self.shard(block).lock().map.remove(&block) else { return };
         self.budget.uncharge(self.cost());
         if buffer.clear_dirty() {
             drop(self.writeback.lock());
         }
-        // A write that failed meanwhile has marked it dirty again.
+        // A write that failed meanwhile marked it dirty again.
         buffer.clear_dirty();
     }
 
-    /// Drops `block` if it is clean and nobody holds it: its contents mean nothing any more.
+    /// Drops `block`, whose contents are obsolete, if it is clean and has no other reference.
     pub fn forget_unused(&self, block: BlockNo) {
         let mut shard = self.shard(block).lock();
         if shard.map.get(&block).is_some_and(|b| Arc::strong_count(b) == 1 && !b.is_dirty()) {
@@ -179,13 +183,13 @@ impl BufferCache {
         }
     }
 
-    /// Writes every dirty buffer home, in order of blocks, then flushes the device.
+    /// Writes every dirty buffer in place, in ascending order of blocks, then flushes the device.
     pub fn sync(&self) -> Result<()> {
         self.write_dirty()?;
         self.device.flush()
     }
 
-    /// Writes every dirty buffer home without a flush.
+    /// Writes every dirty buffer in place, without a flush.
     pub fn write_dirty(&self) -> Result<()> {
         let _order = self.writeback.lock();
         let mut dirty = Vec::new();
@@ -196,7 +200,7 @@ impl BufferCache {
         self.write_sorted(&dirty)
     }
 
-    /// Writes these blocks home if they are dirty, without a flush: what an fsync needs where there is no journal.
+    /// Writes those of `blocks` that are dirty in place, without a flush, for an fsync without a journal.
     pub fn write_blocks(&self, blocks: &[BlockNo]) -> Result<()> {
         let _order = self.writeback.lock();
         let mut dirty: Vec<_> =
@@ -206,7 +210,8 @@ impl BufferCache {
         self.write_sorted(&dirty)
     }
 
-    /// Drops every clean buffer that nobody holds, whatever the budget says: the device was changed behind the cache.
+    /// Drops every clean buffer without other references. Call it after the device was written past the
+    /// cache.
     pub fn invalidate(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -216,29 +221,30 @@ impl BufferCache {
         }
     }
 
-    /// Evicts until the budget is no longer over or nothing more can go; writes dirty buffers home if that is what it takes.
+    /// Evicts until the budget is not over or nothing more can be evicted. Writes dirty buffers in place if
+    /// clean ones do not suffice.
     pub fn shrink(&self) {
         for attempt in 0..2 {
-            // Two rounds of the clock: the first may only take the marks away.
+            // Two rounds of the clock: the first may only clear REFERENCED.
             for _ in 0..2 {
                 for shard in &self.shards {
                     while self.budget.over() {
                         let mut shard = shard.lock();
-                        let look = shard.clock.len();
-                        if self.evicted_some(shard.evict(32, look)) == 0 {
+                        let all = shard.clock.len();
+                        if self.count_evicted(shard.evict(32, all)) == 0 {
                             break;
                         }
                     }
                 }
             }
-            // A failed write leaves its buffers dirty and shows again in `sync`.
+            // A failed write leaves its buffers dirty: `sync` reports it.
             if !self.budget.over() || attempt == 1 || self.write_dirty().is_err() {
                 return;
             }
         }
     }
 
-    /// Counts so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> CacheStats {
         CacheStats {
             reads: self.reads.load(Ordering::Relaxed),
@@ -254,12 +260,12 @@ impl BufferCache {
     }
 
     fn shard(&self, block: BlockNo) -> &Mutex<Shard> {
-        // Neighbours go to different shards, and so do blocks a power of two apart.
+        // Neighbours map to different shards, and so do blocks at a distance of a power of two.
         let mixed = block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 59;
         &self.shards[mixed as usize % SHARDS]
     }
 
-    fn evicted_some(&self, n: usize) -> usize {
+    fn count_evicted(&self, n: usize) -> usize {
         self.evicted.fetch_add(n as u64, Ordering::Relaxed);
         self.budget.uncharge(n as u64 * self.cost());
         n
@@ -280,22 +286,22 @@ impl BufferCache {
             buffer.touch();
             return Ok(buffer.clone());
         }
-        let mut stuck = false;
+        let mut full = false;
         if self.budget.over() {
-            stuck = self.evicted_some(shard.evict(4, 64)) == 0;
+            full = self.count_evicted(shard.evict(4, 64)) == 0;
         }
         let buffer = Arc::new(Buffer::unloaded(block));
         shard.insert(block, buffer.clone());
         self.budget.charge(self.cost());
         drop(shard);
-        // Nothing here could go: once in a while look everywhere, and write dirty buffers if need be.
-        if stuck && self.budget.over() && block.0.is_multiple_of(64) {
+        // This shard has nothing to evict: for one block in 64, search all shards.
+        if full && self.budget.over() && block.0.is_multiple_of(64) {
             self.shrink();
         }
         Ok(buffer)
     }
 
-    /// Writes buffers sorted by block, neighbours together. The caller holds `writeback`.
+    /// Writes buffers, sorted by block; joins neighbours. The caller holds `writeback`.
     fn write_sorted(&self, dirty: &[Arc<Buffer>]) -> Result<()> {
         let size = self.block_size as usize;
         let mut result = Ok(());
@@ -315,8 +321,8 @@ impl BufferCache {
             written
         };
         for buffer in dirty {
-            let joins = run.last().is_some_and(|(b, _)| b.block() + 1 == buffer.block());
-            if !joins || run.len() * size >= RUN_BYTES {
+            let adjacent = run.last().is_some_and(|(b, _)| b.block() + 1 == buffer.block());
+            if !adjacent || run.len() * size >= RUN_BYTES {
                 result = result.and(write_run(&mut run));
             }
             if let Some(data) = buffer.start_write() {
@@ -351,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_spares_dirty_and_held() {
+    fn eviction_spares_dirty_and_referenced_buffers() {
         let (device, cache) = cache(64 << 10);
         let held = cache.get(BlockNo(1)).unwrap();
         held.modify(|bytes| bytes[0] = 1);
@@ -365,7 +371,7 @@ mod tests {
         let stats = cache.stats();
         assert!(stats.evicted > 3000 && stats.reads == 3902, "{stats:?}");
         drop(held);
-        // Dirty buffers alone: shrink writes them home to make room.
+        // Only dirty buffers: `shrink` writes them in place.
         (4000..4200).for_each(|block| dirty(&cache, BlockNo(block), 3));
         cache.shrink();
         assert!(!cache.budget().over());

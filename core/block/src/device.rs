@@ -1,28 +1,28 @@
-//! What a device is.
+//! The interface of a device.
 
 use std::sync::Arc;
 
 use crate::{BlockError, ByteOffset, Result};
 
-/// A medium of fixed size that is read and written at byte offsets, by several threads at once.
+/// A medium of fixed size that several threads read and write at byte offsets.
 ///
-/// # Promises
+/// # Contract
 ///
-/// - A write that returned is seen by every later read, but survives a crash only after a later [`flush`](Device::flush)
-///   returned (or if it was a [`write_fua`](Device::write_fua)). Between flushes writes may reach the medium in any order,
-///   or in part.
-/// - Every access lies inside the device or fails with [`BlockError::OutOfRange`]; there are no short reads or writes.
+/// - Every later read sees a write that returned. The write survives a crash only after a later
+///   [`flush`](Device::flush) returned, or if it was a [`write_fua`](Device::write_fua). Between flushes,
+///   writes may reach the medium in any order, or in part.
+/// - An access outside the device fails with [`BlockError::OutOfRange`]. There are no short reads or writes.
 pub trait Device: Send + Sync {
-    /// Size in bytes; does not change while the device is open.
+    /// The size in bytes, which does not change while the device is open.
     fn size_bytes(&self) -> u64;
 
-    /// Fills `buf` from byte `offset` on.
+    /// Fills `buf` from `offset` on.
     fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()>;
 
-    /// Writes `buf` at byte `offset`.
+    /// Writes `buf` at `offset`.
     fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()>;
 
-    /// Writes `buf` at byte `offset` and returns when these bytes are durable. Says nothing about earlier writes.
+    /// Writes `buf` at `offset` and returns when these bytes are durable. Earlier writes may not be.
     fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
         self.write_at(offset, buf)?;
         self.flush()
@@ -31,11 +31,11 @@ pub trait Device: Send + Sync {
     /// Makes every write that returned before this call durable.
     fn flush(&self) -> Result<()>;
 
-    /// Says that the contents of a range are no longer needed. Afterwards they may read as anything; a device that cannot
-    /// make use of it returns success.
+    /// Declares the contents of a range unneeded. Afterwards they may read as anything. A device that cannot
+    /// discard returns success.
     fn discard(&self, offset: ByteOffset, len: u64) -> Result<()>;
 
-    /// True if writes will be refused.
+    /// True if the device refuses writes.
     fn is_read_only(&self) -> bool;
 
     /// The device's name for messages.

@@ -1,14 +1,14 @@
-//! What can go wrong between us and a device.
+//! Errors of devices.
 
 use std::io;
 use std::sync::Arc;
 
 use crate::ByteOffset;
 
-/// Result of everything in this crate.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, BlockError>;
 
-/// An error of a device; names what was tried, on which device and where.
+/// An error of a device. It names the operation, the device and the position.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockError {
@@ -19,9 +19,9 @@ pub enum BlockError {
         what: &'static str,
         /// The device, as [`crate::Device::describe`] names it.
         device: String,
-        /// Byte offset of the access.
+        /// The position of the access.
         offset: ByteOffset,
-        /// Length of the access in bytes.
+        /// The length of the access in bytes.
         len: u64,
         /// The cause.
         source: Arc<io::Error>,
@@ -33,24 +33,24 @@ pub enum BlockError {
         what: &'static str,
         /// The device.
         device: String,
-        /// Byte offset of the access.
+        /// The position of the access.
         offset: ByteOffset,
-        /// Length of the access in bytes.
+        /// The length of the access in bytes.
         len: u64,
-        /// Size of the device.
+        /// The size of the device in bytes.
         size_bytes: u64,
     },
-    /// A change of a device that was opened for reading.
+    /// A write to a device that is open for reading only.
     #[error("{device}: cannot {what} at byte {offset}: the device is open for reading only")]
     ReadOnly {
         /// `write` or `discard`.
         what: &'static str,
         /// The device.
         device: String,
-        /// Byte offset of the access.
+        /// The position of the access.
         offset: ByteOffset,
     },
-    /// Somebody else has the image open for writing (or we want to write and somebody has it open at all).
+    /// Another process has the image open for writing, or has it open at all and this open is for writing.
     #[error("{device}: in use by another process; unmount it there first")]
     Busy {
         /// The device.
@@ -67,7 +67,7 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// An [`BlockError::Io`].
+    /// Creates a [`BlockError::Io`].
     pub fn io(
         what: &'static str,
         device: impl Into<String>,
@@ -78,7 +78,7 @@ impl BlockError {
         Self::Io { what, device: device.into(), offset, len, source: Arc::new(source) }
     }
 
-    /// The byte offset at which it happened, where there is one.
+    /// The position of the failed access, if the error has one.
     pub fn offset(&self) -> Option<ByteOffset> {
         match self {
             Self::Io { offset, .. } | Self::OutOfRange { offset, .. } | Self::ReadOnly { offset, .. } => {
@@ -88,7 +88,7 @@ impl BlockError {
         }
     }
 
-    /// The operating system's number for the error, where it gave one.
+    /// The operating system's error number, if there is one.
     pub fn raw_os_error(&self) -> Option<i32> {
         match self {
             Self::Io { source, .. } | Self::Open { source, .. } => source.raw_os_error(),

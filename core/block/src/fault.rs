@@ -1,4 +1,4 @@
-//! A device that records what it is told, fails on request, and shows what a crash would leave behind.
+//! A device for tests: it records writes, injects faults, and reconstructs the device after a crash.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,40 +10,40 @@ use parking_lot::Mutex;
 use crate::device::check_range;
 use crate::{BlockError, ByteOffset, Device, OverlayDevice, Result};
 
-/// What is done to one write. Writes are counted from 0 since the device was made; FUA writes count too.
+/// A fault of one write. Writes, FUA writes included, are numbered from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The write reports an error and changes nothing.
     Fail,
-    /// The first so many bytes are written, then it reports an error.
+    /// Only this many bytes are written; the write reports an error.
     Tear(usize),
-    /// The write reports success and changes nothing: the medium lies.
+    /// The write reports success and changes nothing, as a faulty medium does.
     Drop,
-    /// The write succeeds, is seen by reads, and reaches the medium only with the next flush (or never, if there is none).
+    /// The write succeeds and reads see it, but it reaches the medium only with the next flush.
     Delay,
-    /// The writer is made to wait this long, for tests of what goes on beside it.
+    /// The write takes this long, for tests of concurrent operations.
     Stall(Duration),
 }
 
-/// One recorded operation, in the order in which it reached the medium.
+/// A recorded operation. Operations are recorded in the order in which they reach the medium.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recorded {
     /// Bytes were written.
     Write {
-        /// Where.
+        /// The position.
         offset: ByteOffset,
-        /// What.
+        /// The bytes.
         data: Arc<[u8]>,
-        /// Durable when it returned.
+        /// Whether the write was durable when it returned.
         fua: bool,
     },
-    /// Everything before is durable.
+    /// All earlier operations are durable.
     Flush,
-    /// A range was given up. Images keep its old contents.
+    /// A range was discarded. Images keep its old contents.
     Discard {
-        /// Where.
+        /// The position.
         offset: ByteOffset,
-        /// How many bytes.
+        /// The length in bytes.
         len: u64,
     },
 }
@@ -60,20 +60,20 @@ struct State {
     fail_reads: Vec<(ByteOffset, u64)>,
 }
 
-/// Records every change over a base device that is itself never written.
+/// Records every change over a base device, which it never writes.
 pub struct FaultDevice {
     base: Arc<dyn Device>,
-    now: OverlayDevice,
+    current: OverlayDevice,
     state: Mutex<State>,
 }
 
 impl FaultDevice {
-    /// A device that shows `base`, and keeps changes in memory and in its record.
+    /// Creates a device with the contents of `base`. Changes stay in memory and in the record.
     pub fn new(base: Arc<dyn Device>) -> Self {
-        Self { now: OverlayDevice::new(base.clone()), base, state: Mutex::default() }
+        Self { current: OverlayDevice::new(base.clone()), base, state: Mutex::default() }
     }
 
-    /// Does `fault` to the `nth` write, counted from 0 since the device was made.
+    /// Injects `fault` into the `nth` write, counted from 0.
     pub fn inject(&self, nth: u64, fault: Fault) {
         self.state.lock().faults.insert(nth, fault);
     }
@@ -83,7 +83,7 @@ impl FaultDevice {
         self.state.lock().fail_flush = Some(nth);
     }
 
-    /// Fails every write from the `nth` on; `None` heals the device.
+    /// Fails every write from the `nth` on; `None` ends the failures.
     pub fn fail_writes_from(&self, nth: Option<u64>) {
         self.state.lock().fail_writes_from = nth;
     }
@@ -93,33 +93,33 @@ impl FaultDevice {
         self.state.lock().fail_reads.push((offset, len));
     }
 
-    /// Number of writes so far.
+    /// The number of writes so far.
     pub fn writes(&self) -> u64 {
         self.state.lock().writes
     }
 
-    /// Length of the record: valid prefixes are `0..=len()`.
+    /// The length of the record: valid prefixes are `0..=len()`.
     pub fn len(&self) -> usize {
         self.state.lock().log.len()
     }
 
-    /// True if nothing was recorded yet.
+    /// True if nothing is recorded yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A copy of the record.
+    /// Returns a copy of the record.
     pub fn record(&self) -> Vec<Recorded> {
         self.state.lock().log.clone()
     }
 
-    /// The device as the first `prefix` recorded operations left it.
+    /// Returns the device after the first `prefix` recorded operations.
     pub fn image(&self, prefix: usize) -> Result<OverlayDevice> {
         self.image_where(prefix, |_| true)
     }
 
-    /// The device after a crash at `prefix`, where of the writes that no flush had made durable only those happened for whose index in
-    /// the record `kept` says so.
+    /// Returns the device after a crash at `prefix`. Of the writes that no flush made durable, it contains
+    /// those for whose index in the record `kept` returns true.
     pub fn image_where(&self, prefix: usize, kept: impl Fn(usize) -> bool) -> Result<OverlayDevice> {
         let ops: Vec<Recorded> = self.state.lock().log[..prefix].to_vec();
         let durable = ops.iter().rposition(|op| *op == Recorded::Flush).map_or(0, |i| i + 1);
@@ -159,8 +159,8 @@ impl FaultDevice {
             _ => buf,
         };
         let op = Recorded::Write { offset, data: Arc::from(kept), fua };
-        // Recorded and applied under one lock, so that the record's order is the order of effects.
-        self.now.write_at(offset, kept)?;
+        // Under the lock, so that the order of the record is the order of the effects.
+        self.current.write_at(offset, kept)?;
         match fault {
             Some(Fault::Delay) if !fua => state.delayed.push(op),
             _ => state.log.push(op),
@@ -188,7 +188,7 @@ impl Device for FaultDevice {
         {
             return Err(self.failure("read", offset, buf.len() as u64));
         }
-        self.now.read_at(offset, buf)
+        self.current.read_at(offset, buf)
     }
 
     fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_do_what_they_say() {
+    fn each_fault_has_its_effect() {
         let device = FaultDevice::new(Arc::new(MemDevice::new(1 << 16)));
         for (nth, fault) in [Fault::Fail, Fault::Tear(2), Fault::Drop, Fault::Delay].into_iter().enumerate() {
             device.inject(nth as u64, fault);

@@ -15,32 +15,33 @@ use rustix::io::{Errno, ReadWriteFlags};
 use crate::device::check_range;
 use crate::{BlockError, ByteOffset, Device, Result, loop_device};
 
-/// How a [`FileDevice`] is opened.
+/// The access that a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode {
-    /// For reading; any number of readers may have the image open at once.
+    /// Reading. Any number of processes may read an image at the same time.
     ReadOnly,
-    /// For reading and writing; nobody else may have the image open through this crate.
+    /// Reading and writing. No other process may have the image open through this crate.
     ReadWrite,
 }
 
-/// An image file, or a block device, accessed with positional I/O and locked with `flock(2)` while it is open.
+/// An image file or a block device, accessed with positional I/O and locked with `flock(2)` while it is open.
 ///
-/// The lock is what keeps two mounts of one image apart; it is the same that `udev` and `mkfs` honour on block devices. A block device
-/// that is opened for writing is also claimed, so that the kernel does not mount it meanwhile, nor we what the kernel has mounted.
+/// The lock prevents two mounts of one image; `udev` and `mkfs` honour the same lock on block devices. A
+/// block device that is open for writing is also claimed (`O_EXCL`): the kernel does not mount it
+/// meanwhile, and a device that the kernel has mounted cannot be opened.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
     path: PathBuf,
     size_bytes: u64,
     mode: OpenMode,
-    /// Writes that have returned since it was opened.
+    /// Writes that returned since the open.
     written: AtomicU64,
-    /// How many of them a flush has made durable. Held while one is under way: who waits for it may find its own writes
-    /// among those.
+    /// How many of them a flush made durable. Locked during a flush: a thread that waits for it may find
+    /// its own writes among them.
     flushed: Mutex<u64>,
-    /// No other process was given the open file, so that nobody else counts on its lock.
-    alone: AtomicBool,
+    /// No other process has the open file, so none depends on its lock.
+    unshared: AtomicBool,
 }
 
 impl FileDevice {
@@ -49,7 +50,7 @@ impl FileDevice {
         let path = path.as_ref().to_path_buf();
         let device = || path.display().to_string();
         let open_error = |e: io::Error| BlockError::Open { device: device(), source: Arc::new(e) };
-        // A FIFO or a tty must not be opened at all: opening can block or have effects.
+        // Opening a FIFO or a tty can block or have effects.
         let kind = std::fs::metadata(&path).map_err(open_error)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(open_error(io::Error::other("neither a regular file nor a block device")));
@@ -57,7 +58,7 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         options.read(true).write(mode == OpenMode::ReadWrite);
         if kind.is_block_device() && mode == OpenMode::ReadWrite {
-            // The kernel's own mounts, its swap and its RAIDs claim a device this way, and honour no other lock.
+            // The kernel's mounts, swap and RAIDs claim a device this way and honour no other lock.
             options.custom_flags(OFlags::EXCL.bits().cast_signed());
         }
         let busy = || BlockError::Busy { device: device() };
@@ -68,9 +69,9 @@ impl FileDevice {
         if kind.is_block_device() && mode == OpenMode::ReadWrite {
             let number = file.metadata().map_err(open_error)?.rdev();
             if is_write_protected(number) {
-                // The kernel lets root open such a device for writing, and fails the writes.
-                let why = "the block device is read-only";
-                return Err(open_error(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, why)));
+                // The kernel lets root open such a device for writing and fails the writes.
+                let cause = "the block device is read-only";
+                return Err(open_error(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, cause)));
             }
         }
         let lock = match mode {
@@ -80,7 +81,7 @@ impl FileDevice {
         match rustix::fs::flock(&file, lock) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(busy()),
-            // Some network filesystems know no locks: reading is still safe.
+            // Some network filesystems have no locks; reading is still safe.
             Err(Errno::NOTSUP | Errno::NOSYS | Errno::NOLCK) if mode == OpenMode::ReadOnly => {}
             Err(e) => return Err(open_error(e.into())),
         }
@@ -88,18 +89,18 @@ impl FileDevice {
             return Err(busy());
         }
         let device = Self::adopt(file, path, mode)?;
-        device.alone.store(true, Ordering::Relaxed);
+        device.unshared.store(true, Ordering::Relaxed);
         Ok(device)
     }
 
-    /// Takes over a file that [`FileDevice::open`] opened with `mode` in another process, and its lock with it: that belongs to the open
-    /// file, and ends when the last process has closed it.
+    /// Takes over a file that [`FileDevice::open`] opened with `mode` in another process, with its lock.
+    /// The lock belongs to the open file and ends when the last process closes it.
     pub fn adopt(mut file: File, path: PathBuf, mode: OpenMode) -> Result<Self> {
-        // Seeking to the end tells the size of block devices as well.
+        // The position of the end is the size of block devices too.
         let size_bytes = file
             .seek(SeekFrom::End(0))
             .map_err(|e| BlockError::Open { device: path.display().to_string(), source: Arc::new(e) })?;
-        // Who had it open before may have left something unflushed: the first flush counts for that too.
+        // The other process may have unflushed writes: count one, so that the first flush is not skipped.
         Ok(Self {
             file,
             path,
@@ -107,17 +108,18 @@ impl FileDevice {
             mode,
             written: AtomicU64::new(1),
             flushed: Mutex::new(0),
-            alone: AtomicBool::new(false),
+            unshared: AtomicBool::new(false),
         })
     }
 
-    /// To be sent to another process, for [`FileDevice::adopt`]. From then on the lock outlives this device.
+    /// Returns the descriptor to send to another process, for [`FileDevice::adopt`]. From then on the lock
+    /// may outlive this device.
     pub fn lend(&self) -> BorrowedFd<'_> {
-        self.alone.store(false, Ordering::Relaxed);
+        self.unshared.store(false, Ordering::Relaxed);
         self.file.as_fd()
     }
 
-    /// The path it was opened by.
+    /// The path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -140,12 +142,12 @@ impl FileDevice {
     }
 }
 
-/// A child that another thread is starting has every descriptor until it runs its program: closing ours would leave the image locked
-/// for that long.
+/// Unlocks explicitly: a child process that another thread is starting has a copy of every descriptor until
+/// it runs its program, and would keep the image locked until then.
 impl Drop for FileDevice {
     fn drop(&mut self) {
-        if *self.alone.get_mut() {
-            // What fails here was never locked, or is unlocked by closing.
+        if *self.unshared.get_mut() {
+            // If this fails, the file was never locked, or closing it unlocks it.
             let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
         }
     }
@@ -191,12 +193,12 @@ impl Device for FileDevice {
         if self.mode == OpenMode::ReadOnly {
             return Ok(());
         }
-        // Before the lock: whoever waited for it while another flush covered all of his writes needs none, whatever others have written since.
-        let mine = self.written.load(Ordering::Acquire);
+        // Read before the lock: if a flush that this thread waited for covers its writes, it needs no other.
+        let own_writes = self.written.load(Ordering::Acquire);
         let mut flushed = self.flushed.lock();
-        if *flushed < mine {
+        if *flushed < own_writes {
             let written = self.written.load(Ordering::Acquire);
-            // Somebody cut the image under us: what lay there is gone, whatever was written since.
+            // Another process truncated the image: blocks beyond its end are lost.
             let size = rustix::fs::fstat(&self.file).map_err(|e| self.error("flush", ByteOffset(0), 0, e))?;
             let is_file = rustix::fs::FileType::from_raw_mode(size.st_mode).is_file();
             if is_file && u64::try_from(size.st_size).is_ok_and(|size| size < self.size_bytes) {
@@ -235,7 +237,8 @@ impl Device for FileDevice {
     }
 }
 
-/// What BLKROGET tells, without an ioctl (Documentation/ABI/stable/sysfs-block). Without sysfs the first write tells.
+/// The answer of BLKROGET, without an ioctl (Documentation/ABI/stable/sysfs-block). False without sysfs:
+/// then the first write fails.
 fn is_write_protected(number: u64) -> bool {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).is_ok_and(|ro| ro.trim() == "1")
@@ -268,9 +271,9 @@ mod tests {
         assert_eq!(adopted.size_bytes(), 65536);
         assert!(matches!(FileDevice::open(&path, OpenMode::ReadOnly), Err(BlockError::Busy { .. })));
         drop(adopted);
-        // Nor does a child that is just being started hold it.
+        // A copy of the descriptor, as in a child process that is being started, does not keep the lock.
         let dev = FileDevice::open(&path, OpenMode::ReadWrite).unwrap();
-        let _childs = dev.file.try_clone().unwrap();
+        let _copy = dev.file.try_clone().unwrap();
         drop(dev);
         let a = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();
         let _b = FileDevice::open(&path, OpenMode::ReadOnly).unwrap();

@@ -1,22 +1,24 @@
 //! Block devices and the buffer cache of `ivers`.
 //!
-//! This crate knows bytes, offsets and blocks, and no filesystem. It holds
+//! This crate knows bytes, offsets and blocks, and no filesystem. It provides
 //!
-//! - [`Device`], what every driver reads and writes through, with [`FileDevice`] (images and block devices, locked while
-//!   open), [`MemDevice`], [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records what it is told, fails
-//!   on request, and shows what a crash would leave behind);
-//! - [`BufferCache`], metadata blocks in memory, bounded by a [`Budget`] that other caches share;
-//! - [`Timer`] and [`write_in_place`], for whoever brings cached blocks home by himself.
+//! - [`BlockNo`], [`FileBlock`] and [`ByteOffset`]: addresses that do not mix;
+//! - [`Device`]: the interface through which every driver reads and writes;
+//! - its implementations: [`FileDevice`] (image files and block devices, locked while open), [`MemDevice`],
+//!   [`OffsetDevice`] (a partition), [`OverlayDevice`] (copy on write in memory) and [`FaultDevice`] (records
+//!   writes, injects faults, and reconstructs the device after a crash);
+//! - [`BufferCache`]: metadata blocks in memory, bounded by a [`Budget`] that other caches share;
+//! - [`write_in_place`] and [`Timer`]: for a journal or a write order, which write cached blocks themselves.
 //!
 //! # Invariants
 //!
 //! | # | statement | established by | checked by |
 //! |---|---|---|---|
-//! | B1 | a buffer that is dirty, or that anyone holds, is never evicted | `Shard::evict` looks at the strong count under the shard's lock | `cache::tests::eviction_spares_dirty_and_held` |
-//! | B2 | no lock of the cache is held across device reads; reads of different blocks run in parallel | `BufferCache::get` | - |
-//! | B3 | after `forget` returned, no write of that block is under way or will start | the `WRITING` flag, see `buffer` | `cache::tests::forgotten_blocks_are_not_written` |
-//! | B4 | a snapshot never changes | data is `Arc<[u8]>`, changed by copy on write | `buffer::tests::snapshots_stay` |
-//! | B5 | every access is inside the device | `check_range` in every device | `file::tests`, `memory::tests` |
+//! | B1 | a buffer that is dirty or referenced is never evicted | `Shard::evict` | `cache::tests` |
+//! | B2 | a read of the device holds no lock of the cache | `BufferCache::get` | - |
+//! | B3 | after `forget`, no write of that block is in progress or starts | `WRITING` | `cache::tests` |
+//! | B4 | a snapshot never changes | copy on write in `Buffer::modify` | `buffer::tests` |
+//! | B5 | every access lies inside the device | `check_range` | `file::tests`, `memory::tests` |
 #![forbid(unsafe_code)]
 
 mod address;

@@ -1,4 +1,4 @@
-//! Devices that live in memory.
+//! Devices in memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::{ByteOffset, Device, Result};
 
 const SHARDS: usize = 16;
 
-/// Sparse bytes, kept by chunks; several threads work on different chunks at once.
+/// Sparse bytes in chunks. Threads access different chunks in parallel.
 struct Chunks {
     chunk_bytes: usize,
     shards: [RwLock<HashMap<u64, Box<[u8]>>>; SHARDS],
@@ -21,7 +21,7 @@ impl Chunks {
         Self { chunk_bytes, shards: std::array::from_fn(|_| RwLock::new(HashMap::new())) }
     }
 
-    /// Calls `f(chunk number, start within the chunk, range of the request)` for every chunk that a request touches.
+    /// Calls `f(chunk number, start within the chunk, range of the request)` for each chunk of a request.
     fn each(
         &self,
         offset: ByteOffset,
@@ -43,7 +43,7 @@ impl Chunks {
         &self.shards[(chunk % SHARDS as u64) as usize]
     }
 
-    /// Reads; `miss(offset, part)` fills what is not here.
+    /// Reads; `miss(offset, part)` fills a part whose chunk is absent.
     fn read(
         &self,
         offset: ByteOffset,
@@ -61,7 +61,7 @@ impl Chunks {
         })
     }
 
-    /// Writes; `fill(offset, chunk)` supplies the first contents of a chunk that is written in part.
+    /// Writes; `fill(offset, chunk)` fills a new chunk of which only a part is written.
     fn write(
         &self,
         offset: ByteOffset,
@@ -85,31 +85,31 @@ impl Chunks {
         })
     }
 
-    fn bytes_kept(&self) -> u64 {
+    fn memory_bytes(&self) -> u64 {
         self.shards.iter().map(|s| s.read().len() as u64).sum::<u64>() * self.chunk_bytes as u64
     }
 }
 
-/// A sparse device in memory: costs memory only where it was written.
+/// A sparse device in memory. Only chunks that were written take memory.
 pub struct MemDevice {
     size_bytes: u64,
     chunks: Chunks,
 }
 
 impl MemDevice {
-    /// A device of `size_bytes` zeros.
+    /// Creates a device of `size_bytes` zeros.
     pub fn new(size_bytes: u64) -> Self {
         Self { size_bytes, chunks: Chunks::new(65536) }
     }
 
-    /// A device that holds a copy of `image`.
+    /// Creates a device with a copy of `image`.
     pub fn from_bytes(image: &[u8]) -> Self {
         let dev = Self::new(image.len() as u64);
         dev.chunks.write(ByteOffset(0), image, |_, _| Ok(())).expect("memory does not fail");
         dev
     }
 
-    /// A copy of everything, for writing it to a file or comparing it. As long as the device.
+    /// Returns a copy of all bytes of the device.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut all = vec![0; self.size_bytes as usize];
         self.read_at(ByteOffset(0), &mut all).expect("memory does not fail");
@@ -157,28 +157,28 @@ impl Device for MemDevice {
     }
 }
 
-/// Copy on write in memory over a device that is never written.
+/// Copy on write in memory over a base device, which is never written.
 ///
-/// A read-only mount of a filesystem that was not unmounted replays the journal into one of these.
+/// A read-only mount of a filesystem that needs recovery replays the journal into an overlay.
 pub struct OverlayDevice {
     base: Arc<dyn Device>,
     chunks: Chunks,
 }
 
 impl OverlayDevice {
-    /// An overlay without changes yet.
+    /// Creates an overlay without changes.
     pub fn new(base: Arc<dyn Device>) -> Self {
         Self { base, chunks: Chunks::new(4096) }
     }
 
-    /// The device below.
+    /// The base device.
     pub fn base(&self) -> &Arc<dyn Device> {
         &self.base
     }
 
-    /// Memory held by changes, in bytes.
-    pub fn bytes_kept(&self) -> u64 {
-        self.chunks.bytes_kept()
+    /// The memory that the changes take, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.chunks.memory_bytes()
     }
 
     fn fill(&self, offset: ByteOffset, chunk: &mut [u8]) -> Result<()> {
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlay_leaves_the_base_alone() {
+    fn an_overlay_does_not_change_its_base() {
         let base = Arc::new(MemDevice::from_bytes(&vec![1; 10_000]));
         let over = OverlayDevice::new(base.clone());
         over.write_at(ByteOffset(4090), &[2; 10]).unwrap();
@@ -238,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_sparse() {
+    fn a_memory_device_is_sparse() {
         let dev = MemDevice::new(1 << 40);
         dev.write_at(ByteOffset((1 << 40) - 3), &[5; 3]).unwrap();
         let mut buf = [0; 6];
         dev.read_at(ByteOffset((1 << 40) - 6), &mut buf).unwrap();
         assert_eq!(buf, [0, 0, 0, 5, 5, 5]);
-        assert_eq!(dev.chunks.bytes_kept(), 65536);
+        assert_eq!(dev.chunks.memory_bytes(), 65536);
     }
 }

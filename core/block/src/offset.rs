@@ -1,15 +1,15 @@
-//! A device inside another one.
+//! A device inside another device.
 
 use crate::{BlockError, ByteOffset, Device, Result};
 
-/// What lies behind a byte offset of a device: a partition of a disk image, say.
+/// A device from a byte offset on, for example a partition of a disk image.
 pub struct OffsetDevice<D> {
     base: D,
     start: ByteOffset,
 }
 
 impl<D: Device> OffsetDevice<D> {
-    /// All of `base` from byte `start` on. Fails if nothing is there.
+    /// Creates a device of all bytes of `base` from `start` on. Fails if there are none.
     pub fn new(base: D, start: ByteOffset) -> Result<Self> {
         let size_bytes = base.size_bytes();
         if start.0 >= size_bytes {
@@ -24,9 +24,9 @@ impl<D: Device> OffsetDevice<D> {
         Ok(Self { base, start })
     }
 
-    /// Where that is in the device below. Checked against our own size first: a range that wraps around must not reach
-    /// what lies before the start.
-    fn below(&self, what: &'static str, offset: ByteOffset, len: u64) -> Result<ByteOffset> {
+    /// Returns the position of a range on the base. Checks it against the size of this device first: a
+    /// range that wraps around must not reach bytes before the start.
+    fn on_base(&self, what: &'static str, offset: ByteOffset, len: u64) -> Result<ByteOffset> {
         crate::device::check_range(self, what, offset, len)?;
         Ok(self.start + offset.0)
     }
@@ -38,15 +38,15 @@ impl<D: Device> Device for OffsetDevice<D> {
     }
 
     fn read_at(&self, offset: ByteOffset, buf: &mut [u8]) -> Result<()> {
-        self.base.read_at(self.below("read", offset, buf.len() as u64)?, buf)
+        self.base.read_at(self.on_base("read", offset, buf.len() as u64)?, buf)
     }
 
     fn write_at(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
-        self.base.write_at(self.below("write", offset, buf.len() as u64)?, buf)
+        self.base.write_at(self.on_base("write", offset, buf.len() as u64)?, buf)
     }
 
     fn write_fua(&self, offset: ByteOffset, buf: &[u8]) -> Result<()> {
-        self.base.write_fua(self.below("write", offset, buf.len() as u64)?, buf)
+        self.base.write_fua(self.on_base("write", offset, buf.len() as u64)?, buf)
     }
 
     fn flush(&self) -> Result<()> {
@@ -54,7 +54,7 @@ impl<D: Device> Device for OffsetDevice<D> {
     }
 
     fn discard(&self, offset: ByteOffset, len: u64) -> Result<()> {
-        self.base.discard(self.below("discard", offset, len)?, len)
+        self.base.discard(self.on_base("discard", offset, len)?, len)
     }
 
     fn is_read_only(&self) -> bool {
@@ -72,7 +72,7 @@ mod tests {
     use crate::MemDevice;
 
     #[test]
-    fn nothing_before_the_start_is_reached() {
+    fn bytes_before_the_start_are_unreachable() {
         assert!(OffsetDevice::new(MemDevice::new(8192), ByteOffset(8192)).is_err());
         let device = OffsetDevice::new(MemDevice::new(8192), ByteOffset(1000)).unwrap();
         assert_eq!(device.size_bytes(), 7192);

@@ -1,4 +1,4 @@
-//! A thread that does at intervals, or when it is asked to, what nobody waits for.
+//! A thread for periodic and requested background work.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
@@ -10,44 +10,45 @@ use parking_lot::{Condvar, Mutex};
 use crate::{BlockError, ByteOffset, Result};
 
 #[derive(Default)]
-struct Wanted {
+struct Requests {
     stop: bool,
-    wishes: u32,
+    bits: u32,
 }
 
-/// The thread and the requests to it. It holds what it works on weakly, so that it ends with that.
+/// A background thread. It holds a weak reference to the object that it works on, and ends when that is gone.
 #[derive(Default)]
 pub struct Timer {
-    wanted: Arc<(Mutex<Wanted>, Condvar)>,
+    requests: Arc<(Mutex<Requests>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Timer {
-    /// Starts the thread: `work` is called at least once an interval with the wishes since the last call, until it breaks.
+    /// Starts the thread. It calls `work` at least once per interval, with the bits requested since the
+    /// last call, until `work` breaks.
     pub fn start<T: Send + Sync + 'static>(
         &self,
         name: &str,
-        of: Weak<T>,
+        object: Weak<T>,
         interval: Duration,
         work: impl Fn(&T, u32) -> ControlFlow<()> + Send + 'static,
     ) -> Result<()> {
-        let wanted = self.wanted.clone();
+        let requests = self.requests.clone();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 loop {
-                    let wishes = {
-                        let mut wanted_now = wanted.0.lock();
-                        if !wanted_now.stop && wanted_now.wishes == 0 {
-                            wanted.1.wait_for(&mut wanted_now, interval);
+                    let bits = {
+                        let mut current = requests.0.lock();
+                        if !current.stop && current.bits == 0 {
+                            requests.1.wait_for(&mut current, interval);
                         }
-                        if wanted_now.stop {
+                        if current.stop {
                             return;
                         }
-                        std::mem::take(&mut wanted_now.wishes)
+                        std::mem::take(&mut current.bits)
                     };
-                    let Some(of) = of.upgrade() else { return };
-                    if work(&of, wishes).is_break() {
+                    let Some(object) = object.upgrade() else { return };
+                    if work(&object, bits).is_break() {
                         return;
                     }
                 }
@@ -57,20 +58,20 @@ impl Timer {
         Ok(())
     }
 
-    /// Wakes the thread up to do these, bits that its work knows.
-    pub fn wish(&self, wishes: u32) {
-        self.wanted.0.lock().wishes |= wishes;
-        self.wanted.1.notify_one();
+    /// Requests work and wakes the thread. The caller defines the bits.
+    pub fn request(&self, bits: u32) {
+        self.requests.0.lock().bits |= bits;
+        self.requests.1.notify_one();
     }
 
-    /// Ends the thread and waits for it, unless this is it.
+    /// Ends the thread and waits for it, unless the caller is that thread.
     pub fn stop(&self) {
-        self.wanted.0.lock().stop = true;
-        self.wanted.1.notify_one();
+        self.requests.0.lock().stop = true;
+        self.requests.1.notify_one();
         if let Some(thread) = self.thread.lock().take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic there has been reported already, and nobody has been told of anything that did not happen.
+            // The thread reported its own panic, and no caller waits for its work.
             let _ = thread.join();
         }
     }

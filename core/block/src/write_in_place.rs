@@ -1,13 +1,13 @@
-//! Writing blocks home.
+//! Writing blocks in place.
 
 use std::sync::Arc;
 
 use crate::{BlockNo, Device, Result};
 
-/// At most this much is written in one write.
+/// Longest write, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Writes blocks of `block_size` bytes, sorted by number, neighbours together.
+/// Writes blocks of `block_size` bytes, sorted by number. Joins neighbours into one write.
 pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, Arc<[u8]>)]) -> Result<()> {
     let size = block_size as usize;
     let mut rest = blocks;
@@ -16,13 +16,13 @@ pub fn write_in_place(device: &dyn Device, block_size: u32, blocks: &[(BlockNo, 
         while run < rest.len() && rest[run].0 == *first + run as u64 && run * size < RUN_BYTES {
             run += 1;
         }
-        let (now, later) = rest.split_at(run);
+        let (adjacent, later) = rest.split_at(run);
         let offset = first.offset(block_size);
-        if let [(_, data)] = now {
+        if let [(_, data)] = adjacent {
             device.write_at(offset, data)?;
         } else {
             let mut bytes = Vec::with_capacity(run * size);
-            now.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
+            adjacent.iter().for_each(|(_, data)| bytes.extend_from_slice(data));
             device.write_at(offset, &bytes)?;
         }
         rest = later;

@@ -19,18 +19,18 @@ pub(crate) struct Timer(ivers_block::Timer);
 impl Timer {
     /// Starts the thread.
     pub fn start(&self, journal: Weak<Inner>, interval: Duration) -> Result<()> {
-        let work = move |journal: &Inner, wishes| work(journal, wishes, interval);
+        let work = move |journal: &Inner, bits| work(journal, bits, interval);
         Ok(self.0.start("ivers-commit", journal, interval, work)?)
     }
 
     /// Commits as soon as possible.
     pub fn want_commit(&self) {
-        self.0.wish(COMMIT);
+        self.0.request(COMMIT);
     }
 
     /// Checkpoints as soon as possible.
     pub fn want_checkpoint(&self) {
-        self.0.wish(CHECKPOINT);
+        self.0.request(CHECKPOINT);
     }
 
     /// Ends the thread and waits for it, unless this is it.
@@ -39,7 +39,7 @@ impl Timer {
     }
 }
 
-fn work(journal: &Inner, wishes: u32, interval: Duration) -> ControlFlow<()> {
+fn work(journal: &Inner, bits: u32, interval: Duration) -> ControlFlow<()> {
     let old = {
         let state = journal.state.lock();
         if state.aborted.is_some() {
@@ -49,10 +49,10 @@ fn work(journal: &Inner, wishes: u32, interval: Duration) -> ControlFlow<()> {
         since.is_some_and(|since| since.elapsed() >= interval / 2)
     };
     // An error stops the journal, which is how everybody learns of it.
-    if wishes & COMMIT != 0 || old {
+    if bits & COMMIT != 0 || old {
         let _ = journal.commit_background();
     }
-    if wishes & CHECKPOINT != 0 {
+    if bits & CHECKPOINT != 0 {
         let _ = journal.checkpoint();
     }
     ControlFlow::Continue(())

@@ -198,25 +198,20 @@ impl Ordered {
             blocks: AtomicU64::new(0),
             flushes: AtomicU64::new(0),
         });
-        inner.timer.start(
-            "ivers-order",
-            Arc::downgrade(&inner),
-            interval,
-            move |inner: &Inner, wishes| {
-                let due = {
-                    let state = inner.state.lock();
-                    if state.check().is_err() {
-                        return ControlFlow::Break(());
-                    }
-                    state.batch.since.is_some_and(|since| since.elapsed() >= interval / 2)
-                };
-                if wishes & RUN != 0 || due {
-                    // An error stops all writing, and later calls report it.
-                    let _ = inner.run();
+        inner.timer.start("ivers-order", Arc::downgrade(&inner), interval, move |inner: &Inner, bits| {
+            let due = {
+                let state = inner.state.lock();
+                if state.check().is_err() {
+                    return ControlFlow::Break(());
                 }
-                ControlFlow::Continue(())
-            },
-        )?;
+                state.batch.since.is_some_and(|since| since.elapsed() >= interval / 2)
+            };
+            if bits & RUN != 0 || due {
+                // An error stops all writing, and later calls report it.
+                let _ = inner.run();
+            }
+            ControlFlow::Continue(())
+        })?;
         Ok(Self { inner })
     }
 
@@ -247,7 +242,7 @@ impl Ordered {
         if waiting > 2 * limit {
             self.inner.run()?;
         } else if waiting > limit {
-            self.inner.timer.wish(RUN);
+            self.inner.timer.request(RUN);
         }
         let gate = self.inner.gate.read();
         self.inner.state.lock().check()?;
