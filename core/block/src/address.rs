@@ -19,6 +19,11 @@ pub struct ByteOffset(pub u64);
 macro_rules! arithmetic {
     ($($address:ident)*) => {$(
         impl $address {
+            /// The `count` addresses from this one on.
+            pub fn run(self, count: u64) -> impl Iterator<Item = Self> + Clone {
+                (self.0..self.0 + count).map(Self)
+            }
+
             /// The address `count` further, or `None` if it exceeds 64 bits.
             pub const fn checked_add(self, count: u64) -> Option<Self> {
                 match self.0.checked_add(count) {
@@ -71,23 +76,6 @@ impl BlockNo {
     pub const fn offset(self, block_size: u32) -> ByteOffset {
         ByteOffset(self.0.saturating_mul(block_size as u64))
     }
-
-    /// The `count` blocks from this one on.
-    pub fn run(self, count: u64) -> impl ExactSizeIterator<Item = Self> + DoubleEndedIterator {
-        (0..count as usize).map(move |n| self + n as u64)
-    }
-}
-
-impl FileBlock {
-    /// The block that contains byte `offset` of a file.
-    pub const fn containing(offset: u64, block_size: u32) -> Self {
-        Self(offset / block_size as u64)
-    }
-
-    /// The offset in the file of the block's first byte. A product of more than 64 bits saturates.
-    pub const fn file_offset(self, block_size: u32) -> u64 {
-        self.0.saturating_mul(block_size as u64)
-    }
 }
 
 impl ByteOffset {
@@ -106,8 +94,7 @@ mod tests {
         assert_eq!(BlockNo(3).offset(4096), ByteOffset(12288));
         assert_eq!(BlockNo(u64::MAX).offset(512), ByteOffset(u64::MAX));
         assert_eq!(ByteOffset(12287).block(4096), BlockNo(2));
-        assert_eq!(FileBlock::containing(4095, 1024), FileBlock(3));
-        assert_eq!(FileBlock(3).file_offset(1024), 3072);
+
         assert_eq!(BlockNo(7).run(3).collect::<Vec<_>>(), [BlockNo(7), BlockNo(8), BlockNo(9)]);
         assert_eq!((BlockNo(9) - BlockNo(7), BlockNo(u64::MAX).checked_add(1)), (2, None));
         assert_eq!(BlockNo(u64::MAX).saturating_add(9).to_string(), u64::MAX.to_string());

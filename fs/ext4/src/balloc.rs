@@ -7,7 +7,7 @@
 
 use crate::fs::{Ext4, Ext4Inode, Handle};
 use crate::groups::{Groups, fill, next_clear, next_set};
-use ivers_block::BlockNo;
+use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{BlockPool, FileType, Inode, NameError, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,14 +24,14 @@ const MAX_WINDOW: u64 = 2048;
 #[derive(Debug, Default)]
 pub struct InodeAlloc {
     /// The block after its last allocation, or 0.
-    pub(crate) next: u64,
+    pub(crate) next: BlockNo,
 }
 
 /// Blocks that are allocated in memory and not yet on the device. Dropping it releases them.
 #[derive(Debug)]
 pub struct Reserved {
     /// First block.
-    pub start: u64,
+    pub start: BlockNo,
     /// Number of blocks.
     pub len: u32,
     group: u32,
@@ -75,7 +75,7 @@ enum Fit {
 
 impl Ext4 {
     /// Reserves up to `max_len` contiguous blocks near `goal`, in memory only.
-    pub fn reserve_blocks(&self, inode: &Inode, goal: u64, max_len: u32) -> Result<Reserved> {
+    pub fn reserve_blocks(&self, inode: &Inode, goal: BlockNo, max_len: u32) -> Result<Reserved> {
         loop {
             if let Some(reserved) = self.try_reserve(inode, goal, max_len)? {
                 return Ok(reserved);
@@ -91,8 +91,8 @@ impl Ext4 {
     pub(crate) fn reserve_growing(
         &self,
         inode: &Inode,
-        goal: u64,
-        file_block: u64,
+        goal: BlockNo,
+        file_block: FileBlock,
         max_len: u32,
     ) -> Result<Reserved> {
         let ino = inode.ino.0 as u32;
@@ -100,7 +100,7 @@ impl Ext4 {
             return Ok(reserved);
         }
         // A file that is written in one go needs no window, and most files are.
-        let window = if file_block == 0 { 0 } else { file_block.clamp(MIN_WINDOW, MAX_WINDOW) as u32 };
+        let window = if file_block.0 == 0 { 0 } else { file_block.0.clamp(MIN_WINDOW, MAX_WINDOW) as u32 };
         let mut reserved = self.reserve_blocks(inode, goal, max_len.saturating_add(window))?;
         if let Some(rest) = reserved.split_off(max_len) {
             self.reservation_windows.keep(ino, rest);
@@ -108,7 +108,7 @@ impl Ext4 {
         Ok(reserved)
     }
 
-    fn try_reserve(&self, inode: &Inode, goal: u64, max_len: u32) -> Result<Option<Reserved>> {
+    fn try_reserve(&self, inode: &Inode, goal: BlockNo, max_len: u32) -> Result<Option<Reserved>> {
         let goal = if self.sb.is_valid_block(goal) { goal } else { self.goal_for(inode) };
         let max_len = max_len.clamp(1, self.sb.blocks_per_group);
         if self.groups.free_blocks.load(Ordering::Relaxed) <= 0 {
@@ -200,7 +200,7 @@ impl Ext4 {
     }
 
     /// Allocates one block for an extent tree, a directory or attributes: both steps.
-    pub fn alloc_meta_block(&self, h: &mut Handle, inode: &Inode, goal: u64) -> Result<u64> {
+    pub fn alloc_meta_block(&self, h: &mut Handle, inode: &Inode, goal: BlockNo) -> Result<BlockNo> {
         let reserved = self.reserve_blocks(inode, goal, 1)?;
         let block = reserved.start;
         self.commit_reserved(h, reserved)?;
@@ -209,7 +209,7 @@ impl Ext4 {
 
     /// Allocates one metadata block that has no reservation: for names, attributes or links. Leaves the
     /// blocks that are reserved for delayed writes.
-    pub(crate) fn alloc_own_block(&self, h: &mut Handle, inode: &Inode) -> Result<u64> {
+    pub(crate) fn alloc_own_block(&self, h: &mut Handle, inode: &Inode) -> Result<BlockNo> {
         let groups = &self.groups;
         let free = groups.free_blocks.load(Ordering::Relaxed) + self.reservation_windows.blocks();
         if free <= groups.delayed.load(Ordering::Relaxed) {
@@ -219,15 +219,15 @@ impl Ext4 {
     }
 
     /// Frees a run of blocks; `metadata` says whether they were written through the journal.
-    pub fn free_blocks(&self, h: &mut Handle, start: u64, len: u32, metadata: bool) -> Result<()> {
+    pub fn free_blocks(&self, h: &mut Handle, start: BlockNo, len: u32, metadata: bool) -> Result<()> {
         if !self.sb.is_valid_run(start, u64::from(len)) {
             return Err(self.corrupt_block(format!("freeing {len} blocks outside the filesystem"), start));
         }
-        if let Some(own) = self.own_block_in(BlockNo(start), u64::from(len)) {
-            return Err(self.corrupt_block("freeing blocks of the filesystem's own structures", own.0));
+        if let Some(own) = self.own_block_in(start, u64::from(len)) {
+            return Err(self.corrupt_block("freeing blocks of the filesystem's own structures", own));
         }
         if metadata {
-            for block in start..start + u64::from(len) {
+            for block in start.run(u64::from(len)) {
                 h.forget(block)?;
             }
         }
@@ -296,7 +296,7 @@ impl Ext4 {
 
     /// The preferred position of an inode's next block: after its last block, else in its group, spread over
     /// the group by inode number.
-    pub fn goal_for(&self, inode: &Inode) -> u64 {
+    pub fn goal_for(&self, inode: &Inode) -> BlockNo {
         let next = inode.private::<Ext4Inode>().alloc.lock().next;
         if self.sb.is_valid_block(next) {
             return next;

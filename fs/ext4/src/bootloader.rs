@@ -5,7 +5,7 @@
 
 use crate::fs::{Ext4, Ext4Inode, core_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{
     Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode, Result, Touch,
 };
@@ -37,14 +37,15 @@ impl Ext4 {
             let (mut a, mut b) = (core_of(inode).write(), core_of(&boot).write());
             let (a, b) = (&mut *a, &mut *b);
             // No data is waiting for write-back: the remaining reservations are for the ends of pages.
-            self.end_reservations(a, 0, u64::MAX);
+            self.end_reservations(a, FileBlock(0), FileBlock(u64::MAX));
             std::mem::swap(&mut a.i_block, &mut b.i_block);
             std::mem::swap(&mut a.disk_size, &mut b.disk_size);
             let differ = (a.flags ^ b.flags) & FL_EXTENTS;
             a.flags ^= differ;
             b.flags ^= differ;
             // The attribute block is part of the block count and stays with its inode.
-            let of_attributes = |file_acl: u64| if file_acl == 0 { 0 } else { 1 << (self.sb.block_bits - 9) };
+            let of_attributes =
+                |file_acl| if file_acl == BlockNo(0) { 0 } else { 1 << (self.sb.block_bits - 9) };
             let (attributes_a, attributes_b) = (of_attributes(a.file_acl), of_attributes(b.file_acl));
             let (data_a, data_b) =
                 (a.blocks_512.saturating_sub(attributes_a), b.blocks_512.saturating_sub(attributes_b));
@@ -52,7 +53,7 @@ impl Ext4 {
             b.blocks_512 = data_a + attributes_b;
             for (inode, core) in [(inode, &*a), (&boot, &*b)] {
                 inode.with_attr(|attr| (attr.size, attr.blocks_512) = (core.disk_size, core.blocks_512));
-                inode.private::<Ext4Inode>().alloc.lock().next = 0;
+                inode.private::<Ext4Inode>().alloc.lock().next = BlockNo(0);
             }
         }
         self.adopt_nodes(&mut h, inode, &its)?;

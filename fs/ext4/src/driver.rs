@@ -3,11 +3,12 @@
 use crate::fs::{Ext4, Ext4Inode, Handle, ROOT_INO, core_of};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
+use ivers_block::FileBlock;
 use ivers_vfs::*;
 use std::sync::atomic::Ordering;
 
 /// Upper bound of the size of any file, in blocks: a file block has 32 bits.
-const ALL_BLOCKS: u64 = u32::MAX as u64;
+const ALL_BLOCKS: FileBlock = FileBlock(u32::MAX as u64);
 
 impl Ext4 {
     /// Frees an unused inode and the attribute inodes that lose their last reference. Those may refer to
@@ -33,7 +34,7 @@ impl Ext4 {
             _ => false,
         };
         if has_map && flags & FL_INLINE_DATA == 0 {
-            self.remove_blocks(inode, 0, ALL_BLOCKS)?;
+            self.remove_blocks(inode, FileBlock(0), ALL_BLOCKS)?;
         }
         let mut h: Handle = self.begin(32)?;
         let dead = self.xattr_delete_all(&mut h, inode)?;
@@ -50,7 +51,7 @@ impl Ext4 {
         *self.overhead.get_or_init(|| {
             let own = 2 + u64::from(self.sb.inode_table_blocks);
             let groups = (0..self.sb.groups).map(|group| u64::from(self.sb.base_meta_blocks(group)) + own);
-            groups.sum::<u64>() + self.sb.first_data_block
+            groups.sum::<u64>() + self.sb.first_data_block.0
         })
     }
 

@@ -81,7 +81,7 @@ pub struct InodeCore {
     /// 512-byte units, as `Attr::blocks_512`.
     pub blocks_512: u64,
     /// The block of extended attributes, or 0.
-    pub file_acl: u64,
+    pub file_acl: BlockNo,
     /// Bytes of extra fields.
     pub extra_isize: u16,
     /// The bytes after the extra fields, up to the end of the slot.
@@ -99,7 +99,7 @@ pub fn core_of(inode: &Inode) -> &RwLock<InodeCore> {
 
 impl Ext4 {
     /// An error for a corrupt block.
-    pub fn corrupt_block(&self, what: impl Into<String>, block: u64) -> Error {
+    pub fn corrupt_block(&self, what: impl Into<String>, block: BlockNo) -> Error {
         Error::corrupt(what, format!("{}, block {block}", self.place))
     }
 
@@ -109,19 +109,19 @@ impl Ext4 {
     }
 
     /// Returns a metadata block; reads it if necessary. A block number outside the filesystem is corruption.
-    pub fn block(&self, block: u64) -> Result<Arc<Buffer>> {
+    pub fn block(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         if !self.sb.is_valid_block(block) {
             return Err(self.corrupt_block("metadata refers to a block outside the filesystem", block));
         }
-        Ok(self.cache.get(BlockNo(block))?)
+        Ok(self.cache.get(block)?)
     }
 
     /// Returns the buffer of a newly allocated block: zeros, not read from the device.
-    pub fn new_block(&self, block: u64) -> Result<Arc<Buffer>> {
+    pub fn new_block(&self, block: BlockNo) -> Result<Arc<Buffer>> {
         if !self.sb.is_valid_block(block) {
             return Err(self.corrupt_block("a new block lies outside the filesystem", block));
         }
-        Ok(self.cache.get_zeroed(BlockNo(block))?)
+        Ok(self.cache.get_zeroed(block)?)
     }
 
     /// Starts a handle that changes at most `credits` blocks.
@@ -133,8 +133,8 @@ impl Ext4 {
     }
 
     /// Writes data of an inode directly to the device.
-    pub(crate) fn write_data(&self, inode: &Inode, byte: u64, data: &[u8]) -> Result<()> {
-        let written = self.dev.write_at(ByteOffset(byte), data);
+    pub(crate) fn write_data(&self, inode: &Inode, offset: ByteOffset, data: &[u8]) -> Result<()> {
+        let written = self.dev.write_at(offset, data);
         self.journal.data_written(&inode.private::<Ext4Inode>().last_change);
         written.map_err(Error::file_data)
     }

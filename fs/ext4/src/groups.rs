@@ -139,7 +139,7 @@ impl Groups {
     /// Reads one descriptor from the device.
     pub(crate) fn read_desc(&self, number: u32) -> Result<GroupDesc> {
         let (block, byte) = self.sb.desc_place(number);
-        let buffer = self.cache.get(BlockNo(block))?;
+        let buffer = self.cache.get(block)?;
         let bytes = buffer.read();
         let desc = GroupDesc::decode(&self.sb, number, &bytes[byte..byte + self.sb.desc_size as usize])
             .ok_or_else(|| self.corrupt("bad descriptor checksum", number))?;
@@ -205,7 +205,7 @@ impl Groups {
     /// Logs a changed descriptor.
     pub(crate) fn store(&self, h: &mut Handle, group: &Group) -> Result<()> {
         let (block, byte) = self.sb.desc_place(group.number);
-        let buffer = self.cache.get(BlockNo(block))?;
+        let buffer = self.cache.get(block)?;
         h.modify(&buffer, |bytes| {
             group.desc.encode(&self.sb, group.number, &mut bytes[byte..byte + self.sb.desc_size as usize]);
         })
@@ -213,7 +213,7 @@ impl Groups {
 
     /// The bitmaps and the inode table of a group: name of the descriptor's field, first block, number of
     /// blocks.
-    pub(crate) fn fixed_runs(&self, desc: &GroupDesc) -> [(&'static str, u64, u64); 3] {
+    pub(crate) fn fixed_runs(&self, desc: &GroupDesc) -> [(&'static str, BlockNo, u64); 3] {
         [
             ("bg_block_bitmap", desc.block_bitmap, 1),
             ("bg_inode_bitmap", desc.inode_bitmap, 1),
@@ -222,7 +222,7 @@ impl Groups {
     }
 
     /// Sets the bits of the part of a run of filesystem blocks that lies in a group.
-    fn mark_run(&self, number: u32, bits: &mut [u8], start: u64, len: u64) {
+    fn mark_run(&self, number: u32, bits: &mut [u8], start: BlockNo, len: u64) {
         let first = self.sb.group_first_block(number);
         let from = start.max(first);
         let to = (start + len).min(first + u64::from(self.sb.group_blocks(number)));
@@ -266,7 +266,7 @@ impl Groups {
 
     /// Reads and checks the block bitmap on the device.
     fn read_block_bitmap(&self, group: &Group) -> Result<Arc<Buffer>> {
-        let buffer = self.cache.get(BlockNo(group.desc.block_bitmap))?;
+        let buffer = self.cache.get(group.desc.block_bitmap)?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.block_bitmap_csum(&buffer.read()) != group.desc.block_bitmap_csum {
                 return Err(self.corrupt("bad block bitmap checksum", group.number));
@@ -334,7 +334,7 @@ impl Groups {
             return self.read_block_bitmap(group);
         }
         let bits = self.fresh_block_bitmap(group.number, &group.desc);
-        let buffer = self.cache.get_zeroed(BlockNo(group.desc.block_bitmap))?;
+        let buffer = self.cache.get_zeroed(group.desc.block_bitmap)?;
         group.desc.flags &= !BLOCK_UNINIT;
         group.desc.block_bitmap_csum = self.block_bitmap_csum(&bits);
         h.modify(&buffer, |bytes| bytes.copy_from_slice(&bits))?;
@@ -392,7 +392,7 @@ impl Groups {
         if group.desc.flags & INODE_UNINIT != 0 {
             return Ok(None);
         }
-        let buffer = self.cache.get(BlockNo(group.desc.inode_bitmap))?;
+        let buffer = self.cache.get(group.desc.inode_bitmap)?;
         if !buffer.is_verified() {
             if self.sb.has_csum() && self.inode_bitmap_csum(&buffer.read()) != group.desc.inode_bitmap_csum {
                 return Err(self.corrupt("bad inode bitmap checksum", group.number));
@@ -416,7 +416,7 @@ impl Groups {
             return Ok(buffer);
         }
         self.init_block_bitmap(h, group)?;
-        let buffer = self.cache.get_zeroed(BlockNo(group.desc.inode_bitmap))?;
+        let buffer = self.cache.get_zeroed(group.desc.inode_bitmap)?;
         let per = self.sb.inodes_per_group;
         let csum = h.modify(&buffer, |bytes| {
             bytes.fill(0);

@@ -4,6 +4,7 @@ use crate::fs::{Ext4, Ext4Inode, Handle, core_of};
 use crate::groups::next_clear;
 use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
+use ivers_block::BlockNo;
 use ivers_vfs::{
     Attr, FileType, InitialCounter, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
 };
@@ -154,7 +155,7 @@ impl Ext4 {
             version: stored,
             flags,
             i_block,
-            file_acl: 0,
+            file_acl: BlockNo(0),
             extra_isize: extra,
             body: vec![0; room - usize::from(extra)],
             dtime: 0,
@@ -172,7 +173,7 @@ impl Ext4 {
             let mut core = core_of(inode).write();
             core.disk_size = 0;
             core.i_block = [0; 60];
-            core.file_acl = 0;
+            core.file_acl = BlockNo(0);
             core.body_xattrs.fill(0);
             core.flags &= !FL_EXTENTS & !crate::layout::inode::FL_INLINE_DATA;
         }
@@ -196,7 +197,7 @@ impl Ext4 {
         }
         self.groups.store(h, &group)?;
         self.groups.free_inodes.fetch_add(1, Ordering::Relaxed);
-        inode.private::<Ext4Inode>().alloc.lock().next = 0;
+        inode.private::<Ext4Inode>().alloc.lock().next = BlockNo(0);
         Ok(())
     }
 }

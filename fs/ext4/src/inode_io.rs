@@ -216,9 +216,9 @@ impl Ext4 {
                 let len = core.body_xattrs.len().min(slot.len() - start);
                 slot[start..start + len].copy_from_slice(&core.body_xattrs[..len]);
             }
-            slot[0x68..0x6C].copy_from_slice(&(core.file_acl as u32).to_le_bytes());
+            slot[0x68..0x6C].copy_from_slice(&(core.file_acl.0 as u32).to_le_bytes());
             if wide {
-                slot[0x76..0x78].copy_from_slice(&((core.file_acl >> 32) as u16).to_le_bytes());
+                slot[0x76..0x78].copy_from_slice(&((core.file_acl.0 >> 32) as u16).to_le_bytes());
             }
             let blocks = core.blocks_512;
             if blocks <= u64::from(u32::MAX) {

@@ -17,7 +17,7 @@ use crate::layout::superblock::{
 };
 use crate::system_zone::SystemZone;
 use crate::transaction::{Handle, Transactions, journal_error};
-use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device, OverlayDevice};
+use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
 use ivers_vfs::{Clock, CoarseClock, Error, Result};
@@ -61,13 +61,13 @@ impl Default for OpenOptions {
 
 fn read_super(device: &dyn Device, place: &str) -> Result<(RawSuperblock, Superblock)> {
     let mut bytes = vec![0; SUPERBLOCK_LEN];
-    if device.size_bytes() < SUPERBLOCK_OFFSET + SUPERBLOCK_LEN as u64 {
+    if device.size_bytes() < (SUPERBLOCK_OFFSET + SUPERBLOCK_LEN as u64).0 {
         return Err(Error::Incompatible(format!(
             "{place} holds no ext2, ext3 or ext4 filesystem (the image has only {} bytes)",
             device.size_bytes()
         )));
     }
-    device.read_at(ByteOffset(SUPERBLOCK_OFFSET), &mut bytes)?;
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
     let sb = Superblock::parse(&bytes, device.size_bytes(), place)?;
     let raw = RawSuperblock::read_from_bytes(&bytes)
         .map_err(|_| Error::corrupt("the superblock is too short", place.to_owned()))?;
@@ -322,7 +322,7 @@ impl Ext4 {
 
     /// Changes the superblock within a transaction.
     pub(crate) fn modify_super(&self, h: &mut Handle, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
-        let buffer = self.cache.get(BlockNo(self.sb.superblock_place().0))?;
+        let buffer = self.cache.get(self.sb.superblock_place().0)?;
         h.modify(&buffer, |bytes| self.edit_super(bytes, f))
     }
 
@@ -342,10 +342,10 @@ impl Ext4 {
     /// transaction is open.
     pub(crate) fn write_super(&self, f: impl FnOnce(&mut RawSuperblock)) -> Result<()> {
         let (block, _) = self.sb.superblock_place();
-        let buffer = self.cache.get(BlockNo(block))?;
+        let buffer = self.cache.get(block)?;
         buffer.modify(|bytes| self.edit_super(bytes, f));
         let bytes = buffer.snapshot();
-        self.dev.write_fua(ByteOffset(block * u64::from(self.sb.block_size)), &bytes)?;
+        self.dev.write_fua(block.offset(self.sb.block_size), &bytes)?;
         Ok(self.dev.flush()?)
     }
 
@@ -393,7 +393,7 @@ impl Ext4 {
     /// The superblock fields as unmount will leave them: this mount counted, its time, the time of the last
     /// write.
     pub(crate) fn unmount_fields(&self) -> Result<[u32; 4]> {
-        let buffer = self.cache.get(BlockNo(self.sb.superblock_place().0))?;
+        let buffer = self.cache.get(self.sb.superblock_place().0)?;
         let bytes = buffer.read();
         let byte = self.sb.superblock_place().1;
         let (raw, _) = RawSuperblock::ref_from_prefix(&bytes[byte..])

@@ -10,7 +10,7 @@
 use crate::fs::{Ext4, Handle};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::slot_state;
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{Error, FileType, Inode, NameError, Result};
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ struct OrphanFile {
     /// Checksum seed of its blocks.
     seed: u32,
     /// Block numbers.
-    blocks: Vec<u64>,
+    blocks: Vec<BlockNo>,
     /// Slots in use.
     used: usize,
     /// The block that had a free slot last.
@@ -153,7 +153,7 @@ impl Ext4 {
         let inode = self.detached(self.load(self.sb.orphan_file_inum, true)?);
         let count = inode.attr().size >> self.sb.block_bits;
         let mut blocks = Vec::new();
-        for file_block in 0..count.min(MAX_FILE_BLOCKS) {
+        for file_block in FileBlock(0).run(count.min(MAX_FILE_BLOCKS)) {
             match self.map_block(&inode, file_block)? {
                 mapping if mapping.kind == ivers_vfs::RangeKind::Data => blocks.push(mapping.block),
                 _ => return Err(self.corrupt_inode("the orphan file has holes", &inode)),
@@ -163,8 +163,8 @@ impl Ext4 {
         Ok(OrphanFile { seed, blocks, used: 0, hint: 0 })
     }
 
-    fn orphan_csum(&self, file: &OrphanFile, block: u64, bytes: &[u8]) -> u32 {
-        self.csum(self.csum(file.seed, &block.to_le_bytes()), &bytes[..bytes.len() - FILE_TAIL])
+    fn orphan_csum(&self, file: &OrphanFile, block: BlockNo, bytes: &[u8]) -> u32 {
+        self.csum(self.csum(file.seed, &block.0.to_le_bytes()), &bytes[..bytes.len() - FILE_TAIL])
     }
 
     /// Returns a block of the orphan file, checked.
@@ -196,7 +196,7 @@ impl Ext4 {
         h.modify(buffer, |bytes| {
             bytes[byte..byte + 4].copy_from_slice(&ino.to_le_bytes());
             if self.has_csum() {
-                let csum = self.orphan_csum(file, buffer.block().0, bytes);
+                let csum = self.orphan_csum(file, buffer.block(), bytes);
                 let tail = bytes.len() - 4;
                 bytes[tail..].copy_from_slice(&csum.to_le_bytes());
             }
@@ -305,8 +305,8 @@ impl Ext4 {
         if inode.kind == FileType::Regular {
             self.remove_blocks(
                 inode,
-                inode.attr().size.div_ceil(u64::from(self.sb.block_size)),
-                u64::from(u32::MAX),
+                FileBlock(inode.attr().size.div_ceil(u64::from(self.sb.block_size))),
+                FileBlock(u64::from(u32::MAX)),
             )?;
             let mut h = self.begin(16)?;
             self.log(&mut h, inode)?;

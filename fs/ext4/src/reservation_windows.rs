@@ -8,6 +8,7 @@
 //! unlocked.
 
 use crate::balloc::Reserved;
+use ivers_block::BlockNo;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -38,7 +39,7 @@ impl ReservationWindows {
 
     /// Takes up to `most` blocks from an inode's window, if that starts at `goal`. Releases a window that
     /// starts elsewhere: the file continues at another position.
-    pub(crate) fn take(&self, ino: u32, goal: u64, most: u32) -> Option<Reserved> {
+    pub(crate) fn take(&self, ino: u32, goal: BlockNo, most: u32) -> Option<Reserved> {
         let (_, mut window) = self.map.lock().of.remove(&ino)?;
         self.blocks.fetch_sub(i64::from(window.len), Ordering::Relaxed);
         if window.start != goal {

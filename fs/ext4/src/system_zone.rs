@@ -64,17 +64,13 @@ impl Ext4 {
         let first = together * size;
         let mut ranges = Vec::new();
         for group in first..first.saturating_add(size).min(self.sb.groups) {
-            let start = BlockNo(self.sb.group_first_block(group));
+            let start = self.sb.group_first_block(group);
             let base = u64::from(self.sb.base_meta_blocks(group));
             if base > 0 {
                 ranges.push((start, start + base));
             }
             if let Ok(desc) = self.groups.read_desc(group) {
-                ranges.extend(
-                    self.groups
-                        .fixed_runs(&desc)
-                        .map(|(_, start, len)| (BlockNo(start), BlockNo(start) + len)),
-                );
+                ranges.extend(self.groups.fixed_runs(&desc).map(|(_, start, len)| (start, start + len)));
             }
         }
         let ranges = merged(ranges);
@@ -88,7 +84,7 @@ impl Ext4 {
         let end = start + len;
         let size =
             1u32.checked_shl(self.sb.log_groups_per_flex).unwrap_or(MAX_FLEX_GROUPS).min(MAX_FLEX_GROUPS);
-        let (first, last) = (self.sb.group_of_block(start.0).0, self.sb.group_of_block(end.0 - 1).0);
+        let (first, last) = (self.sb.group_of_block(start).0, self.sb.group_of_block(start + (len - 1)).0);
         first_overlap(&self.system_zone.journal, start, end).or_else(|| {
             (first / size..=last / size)
                 .find_map(|together| first_overlap(&self.system_ranges(together, size), start, end))

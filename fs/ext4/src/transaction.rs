@@ -178,9 +178,9 @@ impl Handle {
     }
 
     /// Drops a freed metadata block: it is no longer written, and replay does not restore it.
-    pub fn forget(&mut self, block: u64) -> Result<()> {
+    pub fn forget(&mut self, block: BlockNo) -> Result<()> {
         self.changed = true;
-        self.inner.forget(BlockNo(block));
+        self.inner.forget(block);
         Ok(())
     }
 

@@ -122,13 +122,13 @@ fn a_chain_of_attribute_inodes_is_deleted() {
     let mut tables = Vec::new();
     for group in 0..sb.groups {
         let (block, byte) = sb.desc_place(group);
-        let at = block as usize * 1024 + byte;
+        let at = block.0 as usize * 1024 + byte;
         let desc = GroupDesc::decode(&sb, group, &image[at..at + sb.desc_size as usize]).unwrap();
         let none_free = GroupDesc { free_inodes: 0, itable_unused: 0, ..desc };
         none_free.encode(&sb, group, &mut image[at..at + sb.desc_size as usize]);
-        let bitmap = desc.inode_bitmap as usize * 1024;
+        let bitmap = desc.inode_bitmap.0 as usize * 1024;
         image[bitmap..bitmap + sb.inodes_per_group as usize / 8].fill(0xFF);
-        tables.push(desc.inode_table as usize * 1024);
+        tables.push(desc.inode_table.0 as usize * 1024);
     }
     let (first, last) = (sb.first_ino + 1, sb.inodes_count);
     for ino in first..=last {

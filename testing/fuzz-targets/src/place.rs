@@ -91,14 +91,14 @@ pub fn places(image: &[u8], sb: &Superblock) -> HashMap<Class, Vec<Place>> {
     finder.add(Class::Superblock, 1024, 1024, 0, 0);
     for group in 0..sb.groups {
         let (block, byte) = sb.desc_place(group);
-        let (at, len) = (block as usize * block_size + byte, sb.desc_size as usize);
+        let (at, len) = (block.offset(sb.block_size).0 as usize + byte, sb.desc_size as usize);
         finder.add(Class::GroupDescriptor, at as u64, len, group, 0);
         let desc =
             GroupDesc::decode(sb, group, &image[at..at + len]).expect("a base's descriptors are sound");
-        finder.add(Class::Bitmap, desc.block_bitmap * block_size as u64, block_size, group, 0);
-        finder.add(Class::Bitmap, desc.inode_bitmap * block_size as u64, block_size, group, 0);
+        finder.add(Class::Bitmap, desc.block_bitmap.offset(sb.block_size).0, block_size, group, 0);
+        finder.add(Class::Bitmap, desc.inode_bitmap.offset(sb.block_size).0, block_size, group, 0);
         for index in 0..sb.inodes_per_group {
-            let at = desc.inode_table as usize * block_size + (index * sb.inode_size) as usize;
+            let at = desc.inode_table.offset(sb.block_size).0 as usize + (index * sb.inode_size) as usize;
             finder.inode(
                 group * sb.inodes_per_group + index + 1,
                 &image[at..at + sb.inode_size as usize],

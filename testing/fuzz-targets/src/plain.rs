@@ -22,7 +22,7 @@ pub fn superblock(input: &[u8]) {
         let (_, byte) = sb.desc_place(group);
         assert!(byte + sb.desc_size as usize <= sb.block_size as usize, "a descriptor crosses a block");
         let first = sb.group_first_block(group);
-        assert!(first < sb.blocks_count && sb.group_of_block(first).0 == group);
+        assert!(first.0 < sb.blocks_count && sb.group_of_block(first).0 == group);
         assert!(sb.group_blocks(group) > 0);
         sb.base_meta_blocks(group);
         let mut desc = vec![0; sb.desc_size as usize];

@@ -16,8 +16,9 @@
 use super::hash::NameHasher;
 use super::inline::Part;
 use super::linear::Entry;
-use super::{Shape, corrupt, place};
+use super::{FIRST, Shape, corrupt, place};
 use crate::fs::Ext4;
+use ivers_block::FileBlock;
 use ivers_vfs::{DirEntry, FileType, Ino, Inode, Result};
 use std::ops::ControlFlow;
 
@@ -113,11 +114,11 @@ impl Ext4 {
         if shape == Shape::Inline {
             for part in Part::ALL {
                 let area = self.inline_area(dir, part)?;
-                format.walk(&area, &|| place(dir, 0), &mut collect)?;
+                format.walk(&area, &|| place(dir, FIRST), &mut collect)?;
             }
         } else if self.dir_blocks(dir) > 0 {
-            let buffer = self.dir_leaf(dir, 0)?;
-            format.walk(&buffer.read()[..format.usable()], &|| place(dir, 0), &mut collect)?;
+            let buffer = self.dir_leaf(dir, FIRST)?;
+            format.walk(&buffer.read()[..format.usable()], &|| place(dir, FIRST), &mut collect)?;
         }
         let _ = emit_from(&mut names, cursor, emit);
         Ok(())
@@ -164,7 +165,7 @@ impl Ext4 {
                 return Ok(());
             }
         }
-        Err(corrupt(dir, 0, "an index has more rows than its directory has blocks"))
+        Err(corrupt(dir, FIRST, "an index has more rows than its directory has blocks"))
     }
 
     /// Reads a linear directory: the cursor is an offset, and names never move. Skips an entry that was
@@ -172,10 +173,10 @@ impl Ext4 {
     fn readdir_linear(&self, dir: &Inode, cursor: u64, emit: Emit<'_>) -> Result<()> {
         let format = self.dir_format();
         let bits = self.sb.block_bits;
-        for lblk in (cursor >> bits)..self.dir_blocks(dir) {
+        for lblk in ((cursor >> bits)..self.dir_blocks(dir)).map(FileBlock) {
             let buffer = self.dir_leaf(dir, lblk)?;
-            let base = lblk << bits;
-            let end = (lblk + 1) << bits;
+            let base = lblk.0 << bits;
+            let end = (lblk.0 + 1) << bits;
             let stopped = format.walk(&buffer.read()[..format.usable()], &|| place(dir, lblk), |entry| {
                 let at = base + entry.offset as u64;
                 if entry.ino == 0 || at < cursor {
@@ -204,7 +205,7 @@ impl Ext4 {
         let format = self.dir_format();
         for part in Part::ALL {
             let base = part.offset_in_block() as u64;
-            let stopped = format.walk(&self.inline_area(dir, part)?, &|| place(dir, 0), |entry| {
+            let stopped = format.walk(&self.inline_area(dir, part)?, &|| place(dir, FIRST), |entry| {
                 let at = base + entry.offset as u64;
                 if entry.ino == 0 || at < cursor {
                     return ControlFlow::Continue(());

@@ -10,11 +10,11 @@
 use super::hash::{NameHash, NameHasher};
 use super::index::{self, Table};
 use super::linear::entry_size;
-use super::{Found, corrupt, place};
+use super::{FIRST, Found, corrupt, place};
 use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::Incompat;
 use crate::layout::inode::FL_INDEX;
-use ivers_block::Buffer;
+use ivers_block::{Buffer, FileBlock};
 use ivers_vfs::{FileType, Inode, NameError, Result};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -39,8 +39,8 @@ impl Frame {
         (self.row + 1 < self.table.count).then(|| self.table.hash(&self.buffer.read(), self.row + 1))
     }
 
-    fn target(&self) -> u64 {
-        u64::from(self.table.block(&self.buffer.read(), self.row))
+    fn target(&self) -> FileBlock {
+        FileBlock(u64::from(self.table.block(&self.buffer.read(), self.row)))
     }
 }
 
@@ -53,9 +53,9 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// The leaf's block number in the directory.
-    pub(crate) fn leaf(&self) -> u64 {
-        self.frames.last().map_or(0, Frame::target)
+    /// The leaf's file block in the directory.
+    pub(crate) fn leaf(&self) -> FileBlock {
+        self.frames.last().map_or(FIRST, Frame::target)
     }
 
     /// The hash of the next leaf's row, if there is one.
@@ -80,19 +80,19 @@ impl Ext4 {
 
     /// Returns the verified root of a tree.
     pub(crate) fn htree_root(&self, dir: &Inode) -> Result<(Arc<Buffer>, index::Root)> {
-        let buffer = self.dir_block_at(dir, 0)?;
+        let buffer = self.dir_block_at(dir, FIRST)?;
         let block = buffer.read();
-        let root = index::parse_root(&self.dir_format(), &block).map_err(|what| corrupt(dir, 0, what))?;
+        let root = index::parse_root(&self.dir_format(), &block).map_err(|what| corrupt(dir, FIRST, what))?;
         if root.levels > self.max_levels() {
-            return Err(corrupt(dir, 0, "an index is too deep"));
+            return Err(corrupt(dir, FIRST, "an index is too deep"));
         }
-        self.verify_index(dir, 0, &buffer, &block, &root.table)?;
+        self.verify_index(dir, FIRST, &buffer, &block, &root.table)?;
         drop(block);
         Ok((buffer, root))
     }
 
-    fn htree_node(&self, dir: &Inode, lblk: u64) -> Result<Frame> {
-        if lblk == 0 {
+    fn htree_node(&self, dir: &Inode, lblk: FileBlock) -> Result<Frame> {
+        if lblk == FIRST {
             return Err(corrupt(dir, lblk, "an index points to its own root"));
         }
         let buffer = self.dir_block_at(dir, lblk)?;
@@ -106,8 +106,9 @@ impl Ext4 {
     /// Descends to the first leaf that may hold a hash.
     pub(crate) fn htree_path(&self, dir: &Inode, hash: impl FnOnce(&NameHasher) -> u32) -> Result<Path> {
         let (buffer, root) = self.htree_root(dir)?;
-        let hasher =
-            self.hasher(root.hash_version).ok_or_else(|| corrupt(dir, 0, "an index uses an unknown hash"))?;
+        let hasher = self
+            .hasher(root.hash_version)
+            .ok_or_else(|| corrupt(dir, FIRST, "an index uses an unknown hash"))?;
         let hash = hash(&hasher);
         let mut path = Path { frames: Vec::with_capacity(3), hasher, low: 0 };
         let mut frame = Frame { buffer, table: root.table, row: 0 };
@@ -139,15 +140,15 @@ impl Ext4 {
         frame.row += 1;
         path.low = frame.table.hash(&frame.buffer.read(), frame.row);
         while path.frames.len() < depth {
-            let target = path.frames.last().map_or(0, Frame::target);
+            let target = path.frames.last().map_or(FIRST, Frame::target);
             path.frames.push(self.htree_node(dir, target)?);
         }
         Ok(true)
     }
 
-    /// Returns a leaf by its block number in the directory.
-    pub(crate) fn htree_leaf(&self, dir: &Inode, lblk: u64) -> Result<Arc<Buffer>> {
-        if lblk == 0 {
+    /// Returns a leaf by its file block in the directory.
+    pub(crate) fn htree_leaf(&self, dir: &Inode, lblk: FileBlock) -> Result<Arc<Buffer>> {
+        if lblk == FIRST {
             return Err(corrupt(dir, lblk, "an index points to its own root"));
         }
         self.dir_leaf(dir, lblk)
@@ -174,7 +175,7 @@ impl Ext4 {
                 return Ok(None);
             }
         }
-        Err(corrupt(dir, 0, "a chain of equal hashes has no end"))
+        Err(corrupt(dir, FIRST, "a chain of equal hashes has no end"))
     }
 
     pub(crate) fn htree_add(
@@ -214,7 +215,7 @@ impl Ext4 {
             return Err(NameError::NoSpace.into());
         }
         let (lblk, buffer) = self.append_dir_block(h, dir)?;
-        Ok((lblk as u32, buffer))
+        Ok((lblk.0 as u32, buffer))
     }
 
     /// Moves the upper half of a full leaf's names to a new leaf.
@@ -272,7 +273,7 @@ impl Ext4 {
         let full = &path.frames[free + 1];
         let rows = full.table.rows(&full.buffer.read());
         let (lower, upper) = rows.split_at(rows.len() / 2);
-        let boundary = upper.first().ok_or_else(|| corrupt(dir, 0, "an index node is too small"))?.0;
+        let boundary = upper.first().ok_or_else(|| corrupt(dir, FIRST, "an index node is too small"))?.0;
         let (target, new_node) = self.append_for_index(h, dir)?;
         let format = self.dir_format();
         self.change_index(h, dir, &new_node, false, |block| index::init_node(&format, block, upper))?;
@@ -302,9 +303,9 @@ impl Ext4 {
     pub(crate) fn htree_convert(&self, h: &mut Handle, dir: &Inode) -> Result<bool> {
         let format = self.dir_format();
         let usable = format.usable();
-        let first = self.dir_leaf(dir, 0)?;
+        let first = self.dir_leaf(dir, FIRST)?;
         let mut entries = Vec::new();
-        format.walk::<()>(&first.read()[..usable], &|| place(dir, 0), |entry| {
+        format.walk::<()>(&first.read()[..usable], &|| place(dir, FIRST), |entry| {
             if entry.ino != 0 {
                 entries.push((entry.ino, entry.name.to_vec(), entry.kind));
             }

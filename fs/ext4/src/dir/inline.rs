@@ -5,7 +5,7 @@
 //! cursors refer to.
 
 use super::linear::{Format, entry_size, le32, put16};
-use super::{Found, Spot, place};
+use super::{FIRST, Found, Spot, place};
 use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::Incompat;
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
@@ -76,7 +76,7 @@ impl Ext4 {
         let format = self.dir_format();
         for part in Part::ALL {
             let area = self.inline_area(dir, part)?;
-            if let Some(entry) = format.find(&area, name, &|| place(dir, 0))? {
+            if let Some(entry) = format.find(&area, name, &|| place(dir, FIRST))? {
                 return Ok(Some(Found {
                     spot: Spot::Inline(part, entry.offset),
                     ino: entry.ino,
@@ -89,9 +89,10 @@ impl Ext4 {
 
     pub(crate) fn inline_is_empty(&self, dir: &Inode) -> Result<bool> {
         for part in Part::ALL {
-            let used = self.dir_format().walk(&self.inline_area(dir, part)?, &|| place(dir, 0), |entry| {
-                if entry.ino == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-            })?;
+            let used =
+                self.dir_format().walk(&self.inline_area(dir, part)?, &|| place(dir, FIRST), |entry| {
+                    if entry.ino == 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                })?;
             if used.is_some() {
                 return Ok(false);
             }
@@ -103,7 +104,7 @@ impl Ext4 {
     pub(crate) fn inline_add(&self, dir: &Inode, name: &[u8], ino: u32, kind: FileType) -> Result<bool> {
         let format = self.dir_format();
         for part in Part::ALL {
-            let room = format.room(&self.inline_area(dir, part)?, name.len(), &|| place(dir, 0))?;
+            let room = format.room(&self.inline_area(dir, part)?, name.len(), &|| place(dir, FIRST))?;
             if let Some(offset) = room {
                 self.inline_change(dir, part, |area| format.insert_at(area, offset, ino, name, kind))?;
                 return Ok(true);
@@ -114,7 +115,7 @@ impl Ext4 {
 
     pub(crate) fn inline_remove(&self, dir: &Inode, part: Part, offset: usize) -> Result<()> {
         let format = self.dir_format();
-        self.inline_change(dir, part, |area| format.remove_at(area, offset, &|| place(dir, 0)))
+        self.inline_change(dir, part, |area| format.remove_at(area, offset, &|| place(dir, FIRST)))
     }
 
     /// Moves the names to a block.
@@ -166,7 +167,7 @@ fn block_of_chains(format: &Format, dir: &Inode, chains: &[Vec<u8>; 2]) -> Resul
     format.write_entry(&mut block, 0, dot, dir.ino.0 as u32, b".", kind);
     let mut entries = vec![(dot, parent, b"..".to_vec(), kind)];
     for (part, chain) in Part::ALL.into_iter().zip(chains) {
-        format.walk::<()>(chain, &|| place(dir, 0), |entry| {
+        format.walk::<()>(chain, &|| place(dir, FIRST), |entry| {
             if entry.ino != 0 {
                 entries.push((
                     part.offset_in_block() + entry.offset,
@@ -182,7 +183,7 @@ fn block_of_chains(format: &Format, dir: &Inode, chains: &[Vec<u8>; 2]) -> Resul
     for (number, (offset, ino, name, kind)) in entries.iter().enumerate() {
         let end = entries.get(number + 1).map_or(format.usable(), |next| next.0);
         if offset + entry_size(name.len()) > end {
-            return Err(Error::corrupt("inline names do not fit a block", place(dir, 0)));
+            return Err(Error::corrupt("inline names do not fit a block", place(dir, FIRST)));
         }
         format.write_entry(&mut block, *offset, end - offset, *ino, name, *kind);
     }

@@ -16,7 +16,7 @@ use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::inode::{FL_INDEX, FL_INLINE_DATA};
 use crate::layout::{Compat, Incompat};
 use hash::NameHasher;
-use ivers_block::Buffer;
+use ivers_block::{Buffer, FileBlock};
 use ivers_vfs::{Error, FileType, Ino, Inode, NameError, Result};
 use linear::{Format, le32, put32};
 use std::ops::ControlFlow;
@@ -95,15 +95,15 @@ impl Ext4 {
     }
 
     /// Returns a directory block that must exist.
-    fn dir_block_at(&self, dir: &Inode, lblk: u64) -> Result<Arc<Buffer>> {
-        if lblk >= self.dir_blocks(dir) {
+    fn dir_block_at(&self, dir: &Inode, lblk: FileBlock) -> Result<Arc<Buffer>> {
+        if lblk.0 >= self.dir_blocks(dir) {
             return Err(corrupt(dir, lblk, "an index refers to a block after the end of its directory"));
         }
         self.dir_block(dir, lblk)?.ok_or_else(|| corrupt(dir, lblk, "a directory has a hole"))
     }
 
     /// Returns a block of entries; verifies its checksum.
-    pub(crate) fn dir_leaf(&self, dir: &Inode, lblk: u64) -> Result<Arc<Buffer>> {
+    pub(crate) fn dir_leaf(&self, dir: &Inode, lblk: FileBlock) -> Result<Arc<Buffer>> {
         let buffer = self.dir_block_at(dir, lblk)?;
         let format = self.dir_format();
         if format.checksum {
@@ -127,7 +127,7 @@ impl Ext4 {
     pub(crate) fn verify_index(
         &self,
         dir: &Inode,
-        lblk: u64,
+        lblk: FileBlock,
         buffer: &Buffer,
         block: &[u8],
         table: &index::Table,
@@ -199,7 +199,7 @@ impl Ext4 {
             Shape::Inline => self.inline_find(dir, name),
             Shape::Indexed => self.htree_find(dir, name),
             Shape::Linear => {
-                for lblk in 0..self.dir_blocks(dir) {
+                for lblk in FIRST.run(self.dir_blocks(dir)) {
                     let buffer = self.dir_leaf(dir, lblk)?;
                     if let Some(found) = self.find_in_leaf(dir, lblk, &buffer, name)? {
                         return Ok(Some(found));
@@ -213,7 +213,7 @@ impl Ext4 {
     pub(crate) fn find_in_leaf(
         &self,
         dir: &Inode,
-        lblk: u64,
+        lblk: FileBlock,
         buffer: &Arc<Buffer>,
         name: &[u8],
     ) -> Result<Option<Found>> {
@@ -268,7 +268,7 @@ impl Ext4 {
         let format = self.dir_format();
         let usable = format.usable();
         let blocks = self.dir_blocks(dir);
-        for lblk in 0..blocks {
+        for lblk in FIRST.run(blocks) {
             let buffer = self.dir_leaf(dir, lblk)?;
             let room = format.room(&buffer.read()[..usable], name.len(), &|| place(dir, lblk))?;
             if let Some(offset) = room {
@@ -330,10 +330,10 @@ impl Ext4 {
         if shape == Shape::Inline {
             return self.inline_is_empty(dir);
         }
-        for lblk in 0..self.dir_blocks(dir) {
+        for lblk in FIRST.run(self.dir_blocks(dir)) {
             let buffer = self.dir_block_at(dir, lblk)?;
             let block = buffer.read();
-            if shape == Shape::Indexed && (lblk == 0 || index::looks_like_node(&format, &block)) {
+            if shape == Shape::Indexed && (lblk == FIRST || index::looks_like_node(&format, &block)) {
                 continue;
             }
             self.dir_leaf(dir, lblk)?;
@@ -391,13 +391,13 @@ impl Ext4 {
         let buffer = if self.dir_shape(dir) == Shape::Indexed {
             self.htree_root(dir)?.0
         } else {
-            self.dir_leaf(dir, 0)?
+            self.dir_leaf(dir, FIRST)?
         };
         let block = buffer.read();
-        let first = format.entry(&block, 0).map_err(|what| corrupt(dir, 0, what))?;
-        let second = format.entry(&block, first.rec_len).map_err(|what| corrupt(dir, 0, what))?;
+        let first = format.entry(&block, 0).map_err(|what| corrupt(dir, FIRST, what))?;
+        let second = format.entry(&block, first.rec_len).map_err(|what| corrupt(dir, FIRST, what))?;
         if first.name != b"." || second.name != b".." {
-            return Err(corrupt(dir, 0, "a directory does not begin with . and .."));
+            return Err(corrupt(dir, FIRST, "a directory does not begin with . and .."));
         }
         let (offset, ino) = (second.offset, second.ino);
         drop(block);
@@ -412,16 +412,19 @@ impl Ext4 {
             self.dotdot(dir)?.2
         };
         if ino == 0 || ino > self.sb.inodes_count {
-            return Err(corrupt(dir, 0, ".. has an invalid inode number"));
+            return Err(corrupt(dir, FIRST, ".. has an invalid inode number"));
         }
         Ok(Ino(u64::from(ino)))
     }
 }
 
-pub(crate) fn place(dir: &Inode, lblk: u64) -> String {
+/// The first block of a directory.
+pub(crate) const FIRST: FileBlock = FileBlock(0);
+
+pub(crate) fn place(dir: &Inode, lblk: FileBlock) -> String {
     format!("directory inode {}, block {lblk}", dir.ino)
 }
 
-pub(crate) fn corrupt(dir: &Inode, lblk: u64, what: &str) -> Error {
+pub(crate) fn corrupt(dir: &Inode, lblk: FileBlock, what: &str) -> Error {
     Error::corrupt(what, place(dir, lblk))
 }

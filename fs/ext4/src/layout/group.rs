@@ -3,6 +3,7 @@
 use super::csum::{crc16, crc32c};
 use super::raw::RawGroupDesc;
 use super::superblock::Superblock;
+use ivers_block::BlockNo;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// `bg_flags`: the inode bitmap and table were never written.
@@ -16,11 +17,11 @@ pub const ITABLE_ZEROED: u16 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupDesc {
     /// Block number of the block bitmap.
-    pub block_bitmap: u64,
+    pub block_bitmap: BlockNo,
     /// Block number of the inode bitmap.
-    pub inode_bitmap: u64,
+    pub inode_bitmap: BlockNo,
     /// First block of the inode table.
-    pub inode_table: u64,
+    pub inode_table: BlockNo,
     /// Free blocks.
     pub free_blocks: u32,
     /// Free inodes.
@@ -63,7 +64,7 @@ impl GroupDesc {
         if sb.has_group_csum() && desc_csum(sb, group, bytes) != raw.bg_checksum.get() {
             return None;
         }
-        let wide = |lo: u32, hi: u32| u64::from(lo) | u64::from(hi) << 32;
+        let wide = |lo: u32, hi: u32| BlockNo(u64::from(lo) | u64::from(hi) << 32);
         let half = |lo: u16, hi: u16| u32::from(lo) | u32::from(hi) << 16;
         Some(Self {
             block_bitmap: wide(raw.bg_block_bitmap_lo.get(), raw.bg_block_bitmap_hi.get()),

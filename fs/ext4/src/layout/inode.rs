@@ -4,6 +4,7 @@ use super::csum::crc32c;
 use super::features::{Incompat, RoCompat};
 use super::raw::RawInode;
 use super::superblock::Superblock;
+use ivers_block::BlockNo;
 use ivers_vfs::{Attr, Error, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -54,7 +55,7 @@ pub struct InodeImage {
     /// `i_block`.
     pub i_block: [u8; 60],
     /// The block of extended attributes, or 0.
-    pub file_acl: u64,
+    pub file_acl: BlockNo,
     /// `i_extra_isize`.
     pub extra_isize: u16,
     /// The bytes after the extra fields.
@@ -237,8 +238,8 @@ impl InodeImage {
         } else {
             0
         };
-        let file_acl = u64::from(raw.i_file_acl_lo.get()) | acl_hi;
-        if file_acl != 0 && !sb.is_valid_block(file_acl) {
+        let file_acl = BlockNo(u64::from(raw.i_file_acl_lo.get()) | acl_hi);
+        if file_acl != BlockNo(0) && !sb.is_valid_block(file_acl) {
             return Err(bad(format!("i_file_acl is {file_acl}")));
         }
         let has_projects = sb.ro_compat.contains(RoCompat::PROJECT);
@@ -313,9 +314,9 @@ impl InodeImage {
             raw.i_block[4..8].copy_from_slice(&new.to_le_bytes());
         }
         raw.i_generation = self.generation.into();
-        raw.i_file_acl_lo = (self.file_acl as u32).into();
+        raw.i_file_acl_lo = (self.file_acl.0 as u32).into();
         if sb.incompat.contains(Incompat::BIT64) {
-            raw.i_file_acl_high = ((self.file_acl >> 32) as u16).into();
+            raw.i_file_acl_high = ((self.file_acl.0 >> 32) as u16).into();
         }
         let large = slot.len() > GOOD_OLD_SIZE;
         let time = |time, end| time_parts(time, extra >= end);

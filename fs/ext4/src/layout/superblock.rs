@@ -5,11 +5,12 @@ use std::mem::offset_of;
 use super::csum::crc32c;
 use super::features::{Compat, Incompat, RoCompat};
 use super::raw::RawSuperblock;
+use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::{Error, ReservedBlocks, Result};
 use zerocopy::FromBytes;
 
-/// Byte offset of the superblock on the device.
-pub const SUPERBLOCK_OFFSET: u64 = 1024;
+/// Position of the superblock on the device.
+pub const SUPERBLOCK_OFFSET: ByteOffset = ByteOffset(1024);
 /// Length of the superblock in bytes.
 pub const SUPERBLOCK_LEN: usize = 1024;
 /// `s_magic`.
@@ -25,7 +26,7 @@ const FLAG_UNSIGNED_HASH: u32 = 2;
 /// Whether the first bytes of a device contain the magic of ext2, ext3 or ext4. The magic has two bytes, so
 /// other data can match.
 pub fn probe(head: &[u8]) -> bool {
-    let at = SUPERBLOCK_OFFSET as usize + offset_of!(RawSuperblock, s_magic);
+    let at = SUPERBLOCK_OFFSET.0 as usize + offset_of!(RawSuperblock, s_magic);
     head.get(at..at + 2) == Some(&MAGIC.to_le_bytes())
 }
 
@@ -44,7 +45,7 @@ pub struct Superblock {
     /// none.
     pub reserve: ReservedBlocks,
     /// First block of group 0: 1 with 1 KiB blocks, else 0.
-    pub first_data_block: u64,
+    pub first_data_block: BlockNo,
     /// Blocks in a group; at most 8 * block_size.
     pub blocks_per_group: u32,
     /// Inodes in the filesystem.
@@ -110,7 +111,7 @@ pub struct Superblock {
     /// Blocks of metadata, or 0 if not computed.
     pub overhead_blocks: u32,
     /// The block of the multiple-mount protection.
-    pub mmp_block: u64,
+    pub mmp_block: BlockNo,
     /// The checksum is wrong. A session changes only fields in the first half, and the checksum is at the end
     /// of the second half, so a torn write looks like this. So does damage: the checksums of other structures
     /// must decide.
@@ -245,7 +246,7 @@ impl Superblock {
                 uid: raw.s_def_resuid.get().into(),
                 gid: Some(raw.s_def_resgid.get().into()).filter(|&gid| gid != 0),
             },
-            first_data_block,
+            first_data_block: BlockNo(first_data_block),
             blocks_per_group,
             inodes_count,
             inodes_per_group,
@@ -278,7 +279,7 @@ impl Superblock {
             want_extra_isize,
             state: raw.s_state.get(),
             overhead_blocks: raw.s_overhead_blocks.get(),
-            mmp_block: raw.s_mmp_block.get(),
+            mmp_block: BlockNo(raw.s_mmp_block.get()),
             torn,
         })
     }
@@ -294,18 +295,18 @@ impl Superblock {
     }
 
     /// The first block of a group.
-    pub fn group_first_block(&self, group: u32) -> u64 {
+    pub fn group_first_block(&self, group: u32) -> BlockNo {
         self.first_data_block + u64::from(group) * u64::from(self.blocks_per_group)
     }
 
     /// The number of blocks of a group: fewer in the last one.
     pub fn group_blocks(&self, group: u32) -> u32 {
-        let rest = self.blocks_count.saturating_sub(self.group_first_block(group));
+        let rest = self.blocks_count.saturating_sub(self.group_first_block(group).0);
         rest.min(u64::from(self.blocks_per_group)) as u32
     }
 
     /// The group of a block, and the block's bit in the group's bitmap.
-    pub fn group_of_block(&self, block: u64) -> (u32, u32) {
+    pub fn group_of_block(&self, block: BlockNo) -> (u32, u32) {
         let rel = block - self.first_data_block;
         let per = u64::from(self.blocks_per_group);
         ((rel / per) as u32, (rel % per) as u32)
@@ -318,13 +319,13 @@ impl Superblock {
     }
 
     /// Whether metadata may refer to a block.
-    pub fn is_valid_block(&self, block: u64) -> bool {
-        block > self.first_data_block && block < self.blocks_count
+    pub fn is_valid_block(&self, block: BlockNo) -> bool {
+        block > self.first_data_block && block.0 < self.blocks_count
     }
 
     /// Whether metadata may refer to a run.
-    pub fn is_valid_run(&self, block: u64, len: u64) -> bool {
-        len > 0 && self.is_valid_block(block) && len <= self.blocks_count - block
+    pub fn is_valid_run(&self, block: BlockNo, len: u64) -> bool {
+        len > 0 && self.is_valid_block(block) && len <= self.blocks_count - block.0
     }
 
     /// Whether a group holds the superblock or a copy of it.
@@ -361,7 +362,7 @@ impl Superblock {
     }
 
     /// The block that holds a group's descriptor, and its offset in the block.
-    pub fn desc_place(&self, group: u32) -> (u64, usize) {
+    pub fn desc_place(&self, group: u32) -> (BlockNo, usize) {
         let meta_group = group / self.descs_per_block;
         let byte = (group % self.descs_per_block * self.desc_size) as usize;
         let block = if meta_group < self.first_meta_bg {
@@ -376,7 +377,10 @@ impl Superblock {
     }
 
     /// The block that holds the superblock, and its offset in the block.
-    pub fn superblock_place(&self) -> (u64, usize) {
-        (SUPERBLOCK_OFFSET >> self.block_bits, (SUPERBLOCK_OFFSET % u64::from(self.block_size)) as usize)
+    pub fn superblock_place(&self) -> (BlockNo, usize) {
+        (
+            SUPERBLOCK_OFFSET.block(self.block_size),
+            (SUPERBLOCK_OFFSET.0 % u64::from(self.block_size)) as usize,
+        )
     }
 }

@@ -6,7 +6,7 @@ use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
 use crate::map::node::Extent;
 use crate::map::{MAP_CREDITS, empty_root};
 use crate::xattr::body::{inline_data_range, without_inline_data};
-use ivers_block::ByteOffset;
+use ivers_block::FileBlock;
 use ivers_vfs::{
     BlockMapOps, BlockPool, FileOps, FileType, Inode, MappedRange, NameError, RangeKind, Result,
 };
@@ -47,11 +47,11 @@ impl Ext4 {
         if let Some(reserved) = &reserved {
             let mut block = vec![0; self.sb.block_size as usize];
             block[..data.len()].copy_from_slice(&data);
-            self.write_data(inode, reserved.start << self.sb.block_bits, &block)?;
+            self.write_data(inode, reserved.start.offset(self.sb.block_size), &block)?;
         }
         let mut h = self.begin(MAP_CREDITS)?;
         let run = reserved.as_ref().map(|reserved| Extent {
-            file_block: 0,
+            file_block: FileBlock(0),
             len: 1,
             start: reserved.start,
             unwritten: false,
@@ -83,9 +83,9 @@ impl Ext4 {
         &self,
         inode: &Inode,
         core: &InodeCore,
-        first: u64,
-        last: u64,
-    ) -> Result<Vec<u64>> {
+        first: FileBlock,
+        last: FileBlock,
+    ) -> Result<Vec<FileBlock>> {
         let last = last.min(self.map_limit(core));
         let mut missing = Vec::new();
         let mut at = first;
@@ -93,7 +93,7 @@ impl Ext4 {
             let mapping = self.map_in(inode, core, at)?;
             let stop = at.saturating_add(mapping.len).min(last);
             if mapping.kind == RangeKind::Hole {
-                missing.extend((at..stop).filter(|block| !core.delayed.blocks.contains(block)));
+                missing.extend(at.run(stop - at).filter(|block| !core.delayed.blocks.contains(block)));
             }
             at = stop;
         }
@@ -101,7 +101,7 @@ impl Ext4 {
     }
 
     /// Ends the reservations of blocks that are now allocated, or never will be.
-    pub(crate) fn end_reservations(&self, core: &mut InodeCore, from: u64, to: u64) {
+    pub(crate) fn end_reservations(&self, core: &mut InodeCore, from: FileBlock, to: FileBlock) {
         if from >= to || core.delayed.blocks.is_empty() {
             return;
         }
@@ -109,7 +109,7 @@ impl Ext4 {
         let mut after = rest.split_off(&to);
         core.delayed.blocks.append(&mut after);
         if !rest.is_empty() {
-            let ended: Vec<u64> = rest.into_iter().collect();
+            let ended: Vec<FileBlock> = rest.into_iter().collect();
             self.release_delayed(self.reservation_for(core, &ended));
         }
     }
@@ -117,16 +117,16 @@ impl Ext4 {
     /// The free blocks to reserve for these blocks (sorted, none of them reserved): the blocks themselves,
     /// and one of the map for every stretch of the file that has no reservation yet. A stretch never needs
     /// more than one new node of the lowest level.
-    fn reservation_for(&self, core: &InodeCore, blocks: &[u64]) -> u64 {
+    fn reservation_for(&self, core: &InodeCore, blocks: &[FileBlock]) -> u64 {
         // The same for both kinds of map: a reservation must end with the size that it started with.
         let stretch = u64::from(self.sb.block_size) / 32;
         let mut nodes = 0;
         let mut last = None;
         for block in blocks {
-            let number = block / stretch;
+            let number = block.0 / stretch;
             if last != Some(number) {
                 last = Some(number);
-                let range = number * stretch..(number + 1) * stretch;
+                let range = FileBlock(number * stretch)..FileBlock((number + 1) * stretch);
                 nodes += u64::from(core.delayed.blocks.range(range).next().is_none());
             }
         }
@@ -149,7 +149,7 @@ impl Ext4 {
         }
         drop(core);
         // The block is journalled as metadata: the device may not hold it yet.
-        match self.dir_block(inode, 0)? {
+        match self.dir_block(inode, FileBlock(0))? {
             Some(buffer) => Ok(buffer.read()[..size].to_vec()),
             None => Err(self.corrupt_inode("a symbolic link without its block", inode)),
         }
@@ -178,7 +178,7 @@ impl Ext4 {
                 h,
                 inode,
                 &mut core,
-                Extent { file_block: 0, len: 1, start: block, unwritten: false },
+                Extent { file_block: FileBlock(0), len: 1, start: block, unwritten: false },
             )?;
             self.charge_blocks(inode, &mut core, 1);
             core.disk_size = size;
@@ -208,12 +208,12 @@ impl FileOps for Ext4 {
         while at < on_device {
             let position = offset + at as u64;
             let in_block = position & ((1 << bits) - 1);
-            let mapping = self.map_in(inode, &core, position >> bits)?;
+            let mapping = self.map_in(inode, &core, FileBlock(position >> bits))?;
             let run = (mapping.len.min(1 << 32) << bits) - in_block;
             let len = run.min((on_device - at) as u64) as usize;
             let part = &mut buf[at..at + len];
             if mapping.kind == RangeKind::Data {
-                self.dev.read_at(ByteOffset((mapping.block << bits) + in_block), part)?;
+                self.dev.read_at(mapping.block.offset(self.sb.block_size) + in_block, part)?;
             } else {
                 part.fill(0);
             }
@@ -233,11 +233,12 @@ impl FileOps for Ext4 {
         self.inline_to_blocks(inode)?;
         // Write-back writes whole pages: reserve the blocks of whole pages.
         let page = PAGE_BYTES.max(1 << bits);
-        let (first, last) = ((offset / page * page) >> bits, end.div_ceil(page).saturating_mul(page) >> bits);
+        let first = FileBlock((offset / page * page) >> bits);
+        let last = FileBlock(end.div_ceil(page).saturating_mul(page) >> bits);
         loop {
             let wanted = {
                 let core = core_of(inode).read();
-                if end.div_ceil(1 << bits) > self.map_limit(&core) {
+                if FileBlock(end.div_ceil(1 << bits)) > self.map_limit(&core) {
                     return Err(NameError::TooLarge.into());
                 }
                 let missing = self.without_reservation(inode, &core, first, last)?;
@@ -267,8 +268,8 @@ impl FileOps for Ext4 {
     /// Ends the reservations of the range.
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
         let bits = self.sb.block_bits;
-        let end = offset.saturating_add(len).div_ceil(1 << bits);
-        self.end_reservations(&mut core_of(inode).write(), offset >> bits, end);
+        let end = FileBlock(offset.saturating_add(len).div_ceil(1 << bits));
+        self.end_reservations(&mut core_of(inode).write(), FileBlock(offset >> bits), end);
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
@@ -284,7 +285,7 @@ impl FileOps for Ext4 {
         }
         let bits = self.sb.block_bits;
         // Space is reserved for whole pages; the blocks after the end of the file will not be used.
-        let beyond_end = core.delayed.blocks.range(size.div_ceil(1 << bits)..).count();
+        let beyond_end = core.delayed.blocks.range(FileBlock(size.div_ceil(1 << bits))..).count();
         core.blocks_512 + ((core.delayed.blocks.len() - beyond_end) as u64 * (1 << bits) / 512)
     }
 
@@ -306,8 +307,8 @@ impl BlockMapOps for Ext4 {
             });
         }
         let bits = self.sb.block_bits;
-        let mapping = self.map_in(inode, &core, offset >> bits)?;
-        let start = mapping.start << bits;
+        let mapping = self.map_in(inode, &core, FileBlock(offset >> bits))?;
+        let start = mapping.start.0 << bits;
         let len = mapping.len.saturating_mul(1 << bits).min(u64::MAX - start);
         Ok(MappedRange { start, len, kind: mapping.kind })
     }

@@ -4,11 +4,12 @@
 //! child; no node but the root is empty. A node that violates them is reported as corrupt and never followed.
 
 use super::node::{
-    ENTRY, Extent, HEADER, MAGIC, MAX_DEPTH, MIN_CAPACITY, capacity, child, depth, empty_root, entries,
-    entry, find, index_entry, insert_at, key, put_header, remove_at, set_entries, u16_at, u32_at,
+    END, ENTRY, Extent, HEADER, MAGIC, MAX_DEPTH, MIN_CAPACITY, capacity, child, depth, empty_root, entries,
+    entry, find, first_key, index_entry, insert_at, key, put_header, put_key, remove_at, set_entries, u16_at,
+    u32_at,
 };
 use crate::fs::{Ext4, Handle, InodeCore};
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
 
@@ -39,9 +40,9 @@ impl Ext4 {
         if count == 0 && (expected_depth.is_some() || deep > 0) {
             return bad("empty");
         }
-        let mut next = 0_u64;
+        let mut next = FileBlock(0);
         for index in 0..count {
-            let first = u64::from(key(node, index));
+            let first = key(node, index);
             if first < next {
                 return bad("entries out of order");
             }
@@ -53,7 +54,7 @@ impl Ext4 {
             } else {
                 let extent = Extent::decode(entry(node, index));
                 next = extent.end();
-                if extent.len == 0 || next > 1 << 32 {
+                if extent.len == 0 || next > END {
                     return bad("an extent has no blocks or ends after the largest file");
                 }
                 if !self.sb.is_valid_run(extent.start, u64::from(extent.len)) {
@@ -72,7 +73,7 @@ impl Ext4 {
     }
 
     /// Reads and checks a node that is not the root.
-    fn extent_node(&self, inode: &Inode, block: u64, expected_depth: u16) -> Result<Arc<Buffer>> {
+    fn extent_node(&self, inode: &Inode, block: BlockNo, expected_depth: u16) -> Result<Arc<Buffer>> {
         let buffer = self.block(block)?;
         if !buffer.is_verified() {
             let node = buffer.read();
@@ -133,7 +134,7 @@ impl Ext4 {
     ) -> Result<Option<Vec<Arc<Buffer>>>> {
         self.check_node(inode, &core.i_block, None)?;
         let mut nodes: Vec<Arc<Buffer>> = Vec::new();
-        let children = |node: &[u8]| -> Vec<(u64, u16)> {
+        let children = |node: &[u8]| -> Vec<(BlockNo, u16)> {
             let deep = depth(node);
             (0..if deep > 0 { entries(node) } else { 0 }).map(|nth| (child(node, nth), deep - 1)).collect()
         };
@@ -155,7 +156,7 @@ impl Ext4 {
     }
 
     /// Returns the path from the root to the leaf that holds `block` or would hold it.
-    pub(super) fn extent_path(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Path> {
+    pub(super) fn extent_path(&self, inode: &Inode, core: &InodeCore, block: FileBlock) -> Result<Path> {
         self.check_node(inode, &core.i_block, None)?;
         let mut deep = depth(&core.i_block);
         let mut path = vec![Step { buffer: None, index: find(&core.i_block, block) }];
@@ -184,13 +185,13 @@ impl Ext4 {
         &self,
         inode: &Inode,
         core: &InodeCore,
-        block: u32,
+        block: FileBlock,
     ) -> Result<Option<Extent>> {
         let found = self.extent_search(inode, core, block)?;
         match found {
             Some(extent)
                 if extent.len == 0
-                    || extent.end() > 1 << 32
+                    || extent.end() > END
                     || !self.sb.is_valid_run(extent.start, u64::from(extent.len)) =>
             {
                 Err(self.corrupt_inode("an extent lies outside the filesystem", inode))
@@ -199,14 +200,14 @@ impl Ext4 {
         }
     }
 
-    fn extent_search(&self, inode: &Inode, core: &InodeCore, block: u32) -> Result<Option<Extent>> {
+    fn extent_search(&self, inode: &Inode, core: &InodeCore, block: FileBlock) -> Result<Option<Extent>> {
         let path = self.extent_path(inode, core, block)?;
         let leaf = path.last().expect("a path has at least the root");
         let here = self.with_node(core, leaf, |node| {
             let count = entries(node);
             (leaf.index..count.min(leaf.index + 2))
                 .map(|index| Extent::decode(entry(node, index)))
-                .find(|extent| extent.end() > u64::from(block))
+                .find(|extent| extent.end() > block)
         });
         if here.is_some() {
             return Ok(here);
@@ -223,7 +224,7 @@ impl Ext4 {
                     (leaf.index < entries(node)).then(|| Extent::decode(entry(node, leaf.index)))
                 });
                 return match found {
-                    Some(extent) if extent.end() > u64::from(block) => Ok(Some(extent)),
+                    Some(extent) if extent.end() > block => Ok(Some(extent)),
                     _ => Err(self.corrupt_inode("extent node: a key without an extent", inode)),
                 };
             }
@@ -246,7 +247,7 @@ impl Ext4 {
             let parent = &path[level - 1];
             self.change_node(h, inode, core, parent, |node| {
                 let at = HEADER + parent.index * ENTRY;
-                node[at..at + 4].copy_from_slice(&first.to_le_bytes());
+                put_key(&mut node[at..], first);
             })?;
             if parent.index > 0 {
                 break;
@@ -271,7 +272,7 @@ impl Ext4 {
         core: &mut InodeCore,
         deep: u16,
         moved: &[u8],
-    ) -> Result<u64> {
+    ) -> Result<BlockNo> {
         let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
         self.charge_blocks(inode, core, 1);
         let buffer = self.new_block(block)?;
@@ -319,7 +320,7 @@ impl Ext4 {
             let keep = if at_end { count - 1 } else { count / 2 };
             (depth(node), node[HEADER + keep * ENTRY..HEADER + count * ENTRY].to_vec(), keep)
         });
-        let first = u32_at(&moved, 0);
+        let first = first_key(&moved);
         let block = self.new_node(h, inode, core, deep, &moved)?;
         self.change_node(h, inode, core, &path[level], |node| set_entries(node, keep))?;
         self.change_node(h, inode, core, parent, |node| {
@@ -352,8 +353,8 @@ impl Ext4 {
                 () if before_all => (None, left, 0),
                 () => (left, right, leaf.index + 1),
             };
-            if left.is_some_and(|left| left.end() > u64::from(new.file_block))
-                || right.is_some_and(|right| new.end() > u64::from(right.file_block))
+            if left.is_some_and(|left| left.end() > new.file_block)
+                || right.is_some_and(|right| new.end() > right.file_block)
             {
                 return Err(self.corrupt_inode("extent tree: a new extent overlaps an old one", inode));
             }
@@ -401,20 +402,19 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        from: u64,
-        to: u64,
+        from: FileBlock,
+        to: FileBlock,
     ) -> Result<Option<Extent>> {
-        if from >= to || from > u64::from(u32::MAX) {
+        if from >= to {
             return Ok(None);
         }
-        let Some(extent) = self.extent_at_or_after(inode, core, from as u32)? else { return Ok(None) };
-        let (first, last) = (from.max(u64::from(extent.file_block)), to.min(extent.end()));
+        let Some(extent) = self.extent_at_or_after(inode, core, from)? else { return Ok(None) };
+        let (first, last) = (from.max(extent.file_block), to.min(extent.end()));
         if first >= last {
             return Ok(None);
         }
         let taken = extent.part(first, last);
-        let head =
-            (first > u64::from(extent.file_block)).then(|| extent.part(u64::from(extent.file_block), first));
+        let head = (first > extent.file_block).then(|| extent.part(extent.file_block, first));
         let tail = (last < extent.end()).then(|| extent.part(last, extent.end()));
         let kept: Vec<Extent> = head.into_iter().chain(tail).collect();
         if kept.is_empty() {
@@ -434,7 +434,7 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        file_block: u32,
+        file_block: FileBlock,
         pieces: &[Extent],
     ) -> Result<()> {
         loop {
@@ -501,7 +501,7 @@ impl Ext4 {
         let left = self.with_node(core, step, entries) - 1;
         if left == 0 && level > 0 {
             let block = step.buffer.as_ref().expect("only the root has no buffer").block();
-            self.free_blocks(h, block.0, 1, true)?;
+            self.free_blocks(h, block, 1, true)?;
             self.charge_blocks(inode, core, -1);
             return self.remove_entry(h, inode, core, path, level - 1);
         }

@@ -1,7 +1,8 @@
 //! Changes of many extents: marking, shifting and splitting.
 
-use super::node::{ENTRY, Extent, HEADER, MAX_UNWRITTEN, entries, entry, key, remove_at};
+use super::node::{ENTRY, Extent, HEADER, MAX_UNWRITTEN, entries, entry, key, put_key, remove_at};
 use crate::fs::{Ext4, Handle, InodeCore};
+use ivers_block::FileBlock;
 use ivers_vfs::{Inode, Result};
 
 impl Ext4 {
@@ -11,7 +12,7 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        file_block: u32,
+        file_block: FileBlock,
     ) -> Result<()> {
         let path = self.extent_path(inode, core, file_block)?;
         let leaf = &path[path.len() - 1];
@@ -41,15 +42,14 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        from: u64,
-        to: u64,
+        from: FileBlock,
+        to: FileBlock,
         unwritten: bool,
     ) -> Result<()> {
         let mut at = from;
         while at < to {
-            let Ok(wanted) = u32::try_from(at) else { return Ok(()) };
-            let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(()) };
-            let start = u64::from(extent.file_block);
+            let Some(extent) = self.extent_at_or_after(inode, core, at)? else { return Ok(()) };
+            let start = extent.file_block;
             let first = at.max(start);
             let mut last = to.min(extent.end());
             if first >= last {
@@ -76,15 +76,14 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        from: u64,
-        by: u32,
-    ) -> Result<Option<u64>> {
-        let Ok(wanted) = u32::try_from(from) else { return Ok(None) };
-        let Some(extent) = self.extent_at_or_after(inode, core, wanted)? else { return Ok(None) };
+        from: FileBlock,
+        by: u64,
+    ) -> Result<Option<FileBlock>> {
+        let Some(extent) = self.extent_at_or_after(inode, core, from)? else { return Ok(None) };
         let path = self.extent_path(inode, core, extent.file_block)?;
         let level = path.len() - 1;
         let leaf = &path[level];
-        if extent.file_block < by || u64::from(extent.file_block) < from {
+        if extent.file_block.0 < by || extent.file_block < from {
             return Err(self.corrupt_inode("extent tree: an extent in the range that was removed", inode));
         }
         let end = self.change_node(h, inode, core, leaf, |node| {
@@ -93,7 +92,7 @@ impl Ext4 {
                 let extent = Extent::decode(entry(node, index));
                 end = extent.end();
                 let at = HEADER + index * ENTRY;
-                node[at..at + 4].copy_from_slice(&extent.file_block.saturating_sub(by).to_le_bytes());
+                put_key(&mut node[at..], FileBlock(extent.file_block.0.saturating_sub(by)));
             }
             end
         })?;
@@ -113,38 +112,37 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        from: u32,
-        limit: u64,
-        by: u32,
-    ) -> Result<Option<u64>> {
-        if limit <= u64::from(from) {
+        from: FileBlock,
+        limit: FileBlock,
+        by: u64,
+    ) -> Result<Option<FileBlock>> {
+        if limit <= from {
             return Ok(None);
         }
-        let path = self.extent_path(inode, core, (limit - 1) as u32)?;
+        let path = self.extent_path(inode, core, FileBlock(limit.0 - 1))?;
         let level = path.len() - 1;
         let leaf = &path[level];
         let (first, last_end) = self.with_node(core, leaf, |node| {
             let count = entries(node).min(leaf.index + 1);
-            let first =
-                (0..count).find(|&index| key(node, index) >= from && u64::from(key(node, index)) < limit);
+            let first = (0..count).find(|&index| (from..limit).contains(&key(node, index)));
             (first, first.map(|_| Extent::decode(entry(node, count - 1)).end()))
         });
         let (Some(first), Some(last_end)) = (first, last_end) else { return Ok(None) };
-        if last_end + u64::from(by) > u64::from(u32::MAX) {
+        if (last_end + by).0 > u64::from(u32::MAX) {
             return Err(ivers_vfs::NameError::TooLarge.into());
         }
         let next = self.change_node(h, inode, core, leaf, |node| {
             let next = key(node, first);
             for index in first..=leaf.index {
-                let moved = key(node, index).saturating_add(by);
+                let moved = key(node, index) + by;
                 let at = HEADER + index * ENTRY;
-                node[at..at + 4].copy_from_slice(&moved.to_le_bytes());
+                put_key(&mut node[at..], moved);
             }
             next
         })?;
         if first == 0 {
             self.update_parent_keys(h, inode, core, &path, level)?;
-            return Ok(Some(u64::from(next)));
+            return Ok(Some(next));
         }
         Ok(None)
     }
@@ -155,13 +153,11 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        at: u32,
+        at: FileBlock,
     ) -> Result<()> {
         match self.extent_at_or_after(inode, core, at)? {
             Some(extent) if extent.file_block < at => {
-                let middle = u64::from(at);
-                let pieces =
-                    [extent.part(u64::from(extent.file_block), middle), extent.part(middle, extent.end())];
+                let pieces = [extent.part(extent.file_block, at), extent.part(at, extent.end())];
                 self.extent_replace(h, inode, core, extent.file_block, &pieces)
             }
             _ => Ok(()),

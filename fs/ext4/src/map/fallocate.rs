@@ -3,10 +3,9 @@
 use crate::fs::{Ext4, core_of};
 use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
-use crate::map::node::{Extent, MAX_UNWRITTEN};
-use ivers_vfs::{
-    AllocateOps, BlockPool, Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch,
-};
+use crate::map::node::{END, Extent, MAX_UNWRITTEN};
+use ivers_block::FileBlock;
+use ivers_vfs::{AllocateOps, BlockPool, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch};
 
 impl Ext4 {
     /// Sets the size of the data; see [`ivers_vfs::FileOps::truncate`]. A shrink first logs the new size with
@@ -16,7 +15,7 @@ impl Ext4 {
         self.inline_to_blocks(inode)?;
         let old = {
             let core = core_of(inode).read();
-            if size.div_ceil(1 << bits) > self.map_limit(&core) {
+            if FileBlock(size.div_ceil(1 << bits)) > self.map_limit(&core) {
                 return Err(NameError::TooLarge.into());
             }
             core.disk_size
@@ -26,15 +25,15 @@ impl Ext4 {
             return self.changed_size(inode, size);
         }
         // Other code relies on zeros in a block after the end of the file.
-        let from = size.div_ceil(1 << bits);
-        self.zero_part(inode, size, from << bits)?;
+        let from = FileBlock(size.div_ceil(1 << bits));
+        self.zero_part(inode, size, from.0 << bits)?;
         let mut h = self.begin(MAP_CREDITS)?;
         core_of(inode).write().disk_size = size;
         self.orphan_add(&mut h, inode)?;
         inode.changed(Touch::Data, Logged::Anyway);
         self.log(&mut h, inode)?;
         drop(h);
-        let removed = self.remove_blocks(inode, from, u64::MAX);
+        let removed = self.remove_blocks(inode, from, FileBlock(u64::MAX));
         let mut h = self.begin(MAP_CREDITS)?;
         self.orphan_del(&mut h, inode)?;
         self.log(&mut h, inode)?;
@@ -53,19 +52,20 @@ impl Ext4 {
     /// new blocks.
     fn shift(&self, inode: &Inode, insert: bool, offset: u64, len: u64) -> Result<()> {
         let bits = self.sb.block_bits;
-        let out_of_range = |_| Error::from(NameError::TooLarge);
-        let from = u32::try_from(offset >> bits).map_err(out_of_range)?;
-        let by = u32::try_from(len >> bits).map_err(out_of_range)?;
-        let end = u64::from(from) + u64::from(by);
+        let (from, by) = (FileBlock(offset >> bits), len >> bits);
+        if from.0.max(by) > u64::from(u32::MAX) {
+            return Err(NameError::TooLarge.into());
+        }
+        let end = from + by;
         if !insert {
-            self.remove_blocks(inode, u64::from(from), end)?;
+            self.remove_blocks(inode, from, end)?;
         } else {
             let mut h = self.begin(MAP_CREDITS + 16)?;
             let cut = self.extent_cut(&mut h, inode, &mut core_of(inode).write(), from);
             self.log(&mut h, inode)?;
             cut?;
         }
-        let mut next = if insert { 1 << 32 } else { end };
+        let mut next = if insert { END } else { end };
         loop {
             let mut h = self.begin(MAP_CREDITS)?;
             let mut core = core_of(inode).write();
@@ -96,7 +96,7 @@ impl Ext4 {
         }
         self.zero_part(inode, offset, first << bits)?;
         self.zero_part(inode, last << bits, end)?;
-        self.remove_blocks(inode, first, last)
+        self.remove_blocks(inode, FileBlock(first), FileBlock(last))
     }
 
     /// Zeroes bytes inside one block on the device.
@@ -105,16 +105,26 @@ impl Ext4 {
             return Ok(());
         }
         let bits = self.sb.block_bits;
-        let mapping = self.map_block(inode, from >> bits)?;
+        let mapping = self.map_block(inode, FileBlock(from >> bits))?;
         if mapping.kind == RangeKind::Data {
             let in_block = from & ((1 << bits) - 1);
-            self.write_data(inode, (mapping.block << bits) + in_block, &vec![0; (to - from) as usize])?;
+            self.write_data(
+                inode,
+                mapping.block.offset(self.sb.block_size) + in_block,
+                &vec![0; (to - from) as usize],
+            )?;
         }
         Ok(())
     }
 
     /// Allocates unwritten blocks for every hole of the range.
-    fn allocate_unwritten(&self, inode: &Inode, from: u64, to: u64, pool: BlockPool) -> Result<()> {
+    fn allocate_unwritten(
+        &self,
+        inode: &Inode,
+        from: FileBlock,
+        to: FileBlock,
+        pool: BlockPool,
+    ) -> Result<()> {
         let mut at = from;
         while at < to {
             let mapping = self.map_block(inode, at)?;
@@ -129,8 +139,7 @@ impl Ext4 {
             let reserved = self.reserve_blocks(inode, self.goal_for(inode), most);
             self.release_delayed(u64::from(most));
             let reserved = reserved?;
-            let run =
-                Extent { file_block: at as u32, len: reserved.len, start: reserved.start, unwritten: true };
+            let run = Extent { file_block: at, len: reserved.len, start: reserved.start, unwritten: true };
             let mut h = self.begin(MAP_CREDITS + 16)?;
             self.commit_reserved(&mut h, reserved)?;
             let mut core = core_of(inode).write();
@@ -176,7 +185,7 @@ impl AllocateOps for Ext4 {
         if !extents {
             return Err(NameError::NotSupported.into());
         }
-        if end.div_ceil(block_size) > limit {
+        if FileBlock(end.div_ceil(block_size)) > limit {
             return Err(NameError::TooLarge.into());
         }
         if mode.intersects(FallocateMode::COLLAPSE_RANGE | FallocateMode::INSERT_RANGE) {
@@ -185,7 +194,7 @@ impl AllocateOps for Ext4 {
         if mode.contains(FallocateMode::ZERO_RANGE) {
             self.punch(inode, offset, end)?;
         }
-        self.allocate_unwritten(inode, offset >> bits, end.div_ceil(block_size), pool)?;
+        self.allocate_unwritten(inode, FileBlock(offset >> bits), FileBlock(end.div_ceil(block_size)), pool)?;
         let mut disk_size = core_of(inode).read().disk_size;
         if !mode.contains(FallocateMode::KEEP_SIZE) && end > inode.size() {
             self.zero_stale_tail(inode, end.next_multiple_of(block_size).saturating_add(1))?;

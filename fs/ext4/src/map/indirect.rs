@@ -2,8 +2,8 @@
 //! "Direct/Indirect Block Addressing"). Pointers have 32 bits; 0 is a hole.
 
 use crate::fs::{Ext4, Handle, InodeCore};
-use crate::map::Mapping;
-use ivers_block::Buffer;
+use crate::map::{HOLE, Mapping};
+use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
 use std::sync::Arc;
 
@@ -17,13 +17,18 @@ struct Place {
     levels: Vec<usize>,
 }
 
-fn pointer(bytes: &[u8], index: usize) -> u32 {
+fn pointer(bytes: &[u8], index: usize) -> BlockNo {
     let at = index * 4;
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    BlockNo(u64::from(u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])))
 }
 
-fn put(bytes: &mut [u8], index: usize, block: u32) {
-    bytes[index * 4..index * 4 + 4].copy_from_slice(&block.to_le_bytes());
+fn put(bytes: &mut [u8], index: usize, block: BlockNo) {
+    bytes[index * 4..index * 4 + 4].copy_from_slice(&(block.0 as u32).to_le_bytes());
+}
+
+/// Refuses a block beyond the range of a pointer.
+fn in_range(block: BlockNo) -> Result<()> {
+    if block.0 > u64::from(u32::MAX) { Err(NameError::NoSpace.into()) } else { Ok(()) }
 }
 
 impl Ext4 {
@@ -32,20 +37,20 @@ impl Ext4 {
     }
 
     /// The first file block beyond the range of a block map.
-    pub(super) fn indirect_limit(&self) -> u64 {
+    pub(super) fn indirect_limit(&self) -> FileBlock {
         let n = self.pointers();
-        (DIRECT + n + n * n + n * n * n).min(1 << 32)
+        FileBlock((DIRECT + n + n * n + n * n * n).min(1 << 32))
     }
 
-    fn place(&self, file_block: u64) -> Result<Place> {
+    fn place(&self, file_block: FileBlock) -> Result<Place> {
         let n = self.pointers();
         if file_block >= self.indirect_limit() {
             return Err(NameError::TooLarge.into());
         }
-        if file_block < DIRECT {
-            return Ok(Place { slot: file_block as usize, levels: Vec::new() });
+        if file_block.0 < DIRECT {
+            return Ok(Place { slot: file_block.0 as usize, levels: Vec::new() });
         }
-        let mut rest = file_block - DIRECT;
+        let mut rest = file_block.0 - DIRECT;
         let mut span = n;
         for depth in 1..=3 {
             if rest < span {
@@ -64,12 +69,8 @@ impl Ext4 {
         Err(NameError::TooLarge.into())
     }
 
-    fn indirect_node(&self, block: u32) -> Result<Arc<Buffer>> {
-        self.block(u64::from(block))
-    }
-
-    fn checked(&self, inode: &Inode, block: u32) -> Result<u32> {
-        if block != 0 && !self.sb.is_valid_block(u64::from(block)) {
+    fn checked(&self, inode: &Inode, block: BlockNo) -> Result<BlockNo> {
+        if block != HOLE && !self.sb.is_valid_block(block) {
             return Err(self
                 .corrupt_inode(format!("block map refers to block {block} outside the filesystem"), inode));
         }
@@ -77,14 +78,14 @@ impl Ext4 {
     }
 
     /// Returns the mapping at a file block, with as much of the run as one lookup sees.
-    pub(super) fn indirect_map(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
+    pub(super) fn indirect_map(
+        &self,
+        inode: &Inode,
+        core: &InodeCore,
+        file_block: FileBlock,
+    ) -> Result<Mapping> {
         if file_block >= self.indirect_limit() {
-            return Ok(Mapping {
-                start: file_block,
-                len: u64::MAX - file_block,
-                kind: RangeKind::Hole,
-                block: 0,
-            });
+            return Ok(Mapping::hole(file_block, u64::MAX - file_block.0));
         }
         let place = self.place(file_block)?;
         let Some((&last, upper)) = place.levels.split_last() else {
@@ -96,41 +97,36 @@ impl Ext4 {
         let mut offset_in_unit =
             place.levels.iter().fold(0, |sum, &index| sum * self.pointers() + index as u64);
         for &index in upper {
-            if block == 0 {
+            if block == HOLE {
                 break;
             }
-            block = self.checked(inode, pointer(&self.indirect_node(block)?.read(), index))?;
+            block = self.checked(inode, pointer(&self.block(block)?.read(), index))?;
             unit /= self.pointers();
             offset_in_unit %= unit;
         }
-        if block == 0 {
-            return Ok(Mapping {
-                start: file_block,
-                len: unit - offset_in_unit,
-                kind: RangeKind::Hole,
-                block: 0,
-            });
+        if block == HOLE {
+            return Ok(Mapping::hole(file_block, unit - offset_in_unit));
         }
-        self.run(inode, &self.indirect_node(block)?.read(), last, file_block)
+        self.run(inode, &self.block(block)?.read(), last, file_block)
     }
 
-    fn run(&self, inode: &Inode, pointers: &[u8], index: usize, file_block: u64) -> Result<Mapping> {
+    fn run(&self, inode: &Inode, pointers: &[u8], index: usize, file_block: FileBlock) -> Result<Mapping> {
         let first = self.checked(inode, pointer(pointers, index))?;
         let most = ((pointers.len() / 4 - index) as u64).min(MAX_RUN);
         let mut len = 1;
         while len < most {
             let next = pointer(pointers, index + len as usize);
-            let follows = if first == 0 { next == 0 } else { u64::from(next) == u64::from(first) + len };
+            let follows = if first == HOLE { next == HOLE } else { next == first + len };
             if !follows {
                 break;
             }
             len += 1;
         }
-        if first != 0 && !self.sb.is_valid_run(u64::from(first), len) {
+        if first != HOLE && !self.sb.is_valid_run(first, len) {
             return Err(self.corrupt_inode("block map refers to blocks outside the filesystem", inode));
         }
-        let kind = if first == 0 { RangeKind::Hole } else { RangeKind::Data };
-        Ok(Mapping { start: file_block, len, kind, block: u64::from(first) })
+        let kind = if first == HOLE { RangeKind::Hole } else { RangeKind::Data };
+        Ok(Mapping { start: file_block, len, kind, block: first })
     }
 
     /// Maps one file block that is a hole. Changes at most one block a level.
@@ -139,31 +135,31 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        file_block: u64,
-        target: u64,
+        file_block: FileBlock,
+        target: BlockNo,
     ) -> Result<()> {
-        let target = u32::try_from(target).map_err(|_| NameError::NoSpace)?;
+        in_range(target)?;
         let place = self.place(file_block)?;
         let Some((&last, upper)) = place.levels.split_last() else {
             put(&mut core.i_block, place.slot, target);
             return Ok(());
         };
         let root = self.checked(inode, pointer(&core.i_block, place.slot))?;
-        let mut node = if root == 0 {
+        let mut node = if root == HOLE {
             let buffer = self.new_indirect(h, inode, core)?;
-            put(&mut core.i_block, place.slot, buffer.block().0 as u32);
+            put(&mut core.i_block, place.slot, buffer.block());
             buffer
         } else {
-            self.indirect_node(root)?
+            self.block(root)?
         };
         for &index in upper {
             let next = self.checked(inode, pointer(&node.read(), index))?;
-            node = if next == 0 {
+            node = if next == HOLE {
                 let buffer = self.new_indirect(h, inode, core)?;
-                h.modify(&node, |bytes| put(bytes, index, buffer.block().0 as u32))?;
+                h.modify(&node, |bytes| put(bytes, index, buffer.block()))?;
                 buffer
             } else {
-                self.indirect_node(next)?
+                self.block(next)?
             };
         }
         h.modify(&node, |bytes| put(bytes, last, target))
@@ -171,9 +167,9 @@ impl Ext4 {
 
     fn new_indirect(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore) -> Result<Arc<Buffer>> {
         let block = self.alloc_meta_block(h, inode, self.goal_for(inode))?;
-        if block > u64::from(u32::MAX) {
+        if let Err(error) = in_range(block) {
             self.free_blocks(h, block, 1, true)?;
-            return Err(NameError::NoSpace.into());
+            return Err(error);
         }
         let buffer = self.new_block(block)?;
         // An all-zero node maps nothing; log it even if nothing is stored in it.
@@ -189,8 +185,8 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        from: u64,
-        to: u64,
+        from: FileBlock,
+        to: FileBlock,
     ) -> Result<Option<Mapping>> {
         let to = to.min(self.indirect_limit());
         let mut at = from;
@@ -208,27 +204,34 @@ impl Ext4 {
     }
 
     /// Zeroes the pointers of a run that lies in one node, then frees the nodes that become empty.
-    fn clear(&self, h: &mut Handle, inode: &Inode, core: &mut InodeCore, at: u64, len: u64) -> Result<()> {
+    fn clear(
+        &self,
+        h: &mut Handle,
+        inode: &Inode,
+        core: &mut InodeCore,
+        at: FileBlock,
+        len: u64,
+    ) -> Result<()> {
         let place = self.place(at)?;
         let Some((&last, upper)) = place.levels.split_last() else {
             core.i_block[place.slot * 4..(place.slot + len as usize) * 4].fill(0);
             return Ok(());
         };
-        let mut nodes = vec![self.indirect_node(pointer(&core.i_block, place.slot))?];
+        let mut nodes = vec![self.block(pointer(&core.i_block, place.slot))?];
         for &index in upper {
             let next = self.checked(inode, pointer(&nodes[nodes.len() - 1].read(), index))?;
-            nodes.push(self.indirect_node(next)?);
+            nodes.push(self.block(next)?);
         }
         h.modify(&nodes[nodes.len() - 1], |bytes| bytes[last * 4..(last + len as usize) * 4].fill(0))?;
         while let Some(node) = nodes.pop() {
             if node.read().iter().any(|&byte| byte != 0) {
                 break;
             }
-            self.free_blocks(h, node.block().0, 1, true)?;
+            self.free_blocks(h, node.block(), 1, true)?;
             self.charge_blocks(inode, core, -1);
             match nodes.last() {
-                Some(parent) => h.modify(parent, |bytes| put(bytes, place.levels[nodes.len() - 1], 0))?,
-                None => put(&mut core.i_block, place.slot, 0),
+                Some(parent) => h.modify(parent, |bytes| put(bytes, place.levels[nodes.len() - 1], HOLE))?,
+                None => put(&mut core.i_block, place.slot, HOLE),
             }
         }
         Ok(())

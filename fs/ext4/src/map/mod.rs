@@ -17,77 +17,82 @@ mod extent;
 mod extent_range;
 mod fallocate;
 mod indirect;
-mod node;
+pub(crate) mod node;
 mod write;
 
 use crate::fs::{Ext4, Handle, InodeCore, core_of};
 use crate::layout::inode::{FL_EXTENTS, FL_INLINE_DATA};
-use ivers_block::{BlockNo, Buffer};
+use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{Inode, NameError, RangeKind, Result};
-use node::Extent;
-pub(crate) use node::empty_root;
+pub(crate) use node::{END, Extent, empty_root};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Blocks that one change of the map may change, beside the inode and bitmaps: three a level of a tree.
 pub(crate) const MAP_CREDITS: u32 = 24;
 
+/// The block of a hole: no file's data is in block 0.
+pub(crate) const HOLE: BlockNo = BlockNo(0);
+
 /// File blocks of one inode that have a reservation: each has one free block set aside.
 #[derive(Debug, Default)]
 pub struct Delayed {
-    blocks: BTreeSet<u64>,
+    blocks: BTreeSet<FileBlock>,
 }
 
 /// The mapping of a run of file blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mapping {
     /// The requested file block.
-    pub start: u64,
+    pub start: FileBlock,
     /// Length of the run in blocks.
     pub len: u64,
     /// Data, unwritten or hole.
     pub kind: RangeKind,
-    /// The first block, 0 in a hole.
-    pub block: u64,
+    /// The first block, [`HOLE`] in a hole.
+    pub block: BlockNo,
 }
 
 impl Mapping {
-    fn hole(start: u64, len: u64) -> Self {
-        Self { start, len, kind: RangeKind::Hole, block: 0 }
+    fn hole(start: FileBlock, len: u64) -> Self {
+        Self { start, len, kind: RangeKind::Hole, block: HOLE }
     }
 }
 
 impl Ext4 {
     /// Returns the mapping at a file block. A hole after the last block extends to the size limit.
-    pub fn map_block(&self, inode: &Inode, file_block: u64) -> Result<Mapping> {
+    pub fn map_block(&self, inode: &Inode, file_block: FileBlock) -> Result<Mapping> {
         self.map_in(inode, &core_of(inode).read(), file_block)
     }
 
-    fn map_in(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
+    fn map_in(&self, inode: &Inode, core: &InodeCore, file_block: FileBlock) -> Result<Mapping> {
         let mapping = self.map_unchecked(inode, core, file_block)?;
         if mapping.kind != RangeKind::Hole {
-            self.check_not_own(inode, BlockNo(mapping.block), mapping.len)?;
+            self.check_not_own(inode, mapping.block, mapping.len)?;
         }
         Ok(mapping)
     }
 
-    fn map_unchecked(&self, inode: &Inode, core: &InodeCore, file_block: u64) -> Result<Mapping> {
+    /// As [`Ext4::map_block`], without the check for the filesystem's own structures.
+    pub(crate) fn map_unchecked(
+        &self,
+        inode: &Inode,
+        core: &InodeCore,
+        file_block: FileBlock,
+    ) -> Result<Mapping> {
         if core.flags & FL_INLINE_DATA != 0 {
-            return Ok(Mapping::hole(file_block, u64::MAX - file_block));
+            return Ok(Mapping::hole(file_block, u64::MAX - file_block.0));
         }
         if core.flags & FL_EXTENTS == 0 {
             return self.indirect_map(inode, core, file_block);
         }
-        let Ok(wanted) = u32::try_from(file_block) else {
-            return Ok(Mapping::hole(file_block, u64::MAX - file_block));
-        };
-        Ok(match self.extent_at_or_after(inode, core, wanted)? {
-            None => Mapping::hole(file_block, u64::MAX - file_block),
-            Some(extent) if u64::from(extent.file_block) > file_block => {
-                Mapping::hole(file_block, u64::from(extent.file_block) - file_block)
+        Ok(match self.extent_at_or_after(inode, core, file_block)? {
+            None => Mapping::hole(file_block, u64::MAX - file_block.0),
+            Some(extent) if extent.file_block > file_block => {
+                Mapping::hole(file_block, extent.file_block - file_block)
             }
             Some(extent) => {
-                let skip = file_block - u64::from(extent.file_block);
+                let skip = file_block - extent.file_block;
                 Mapping {
                     start: file_block,
                     len: u64::from(extent.len) - skip,
@@ -99,8 +104,8 @@ impl Ext4 {
     }
 
     /// The first file block beyond the range of the inode's kind of map.
-    pub(crate) fn map_limit(&self, core: &InodeCore) -> u64 {
-        if core.flags & FL_EXTENTS == 0 { self.indirect_limit() } else { u64::from(u32::MAX) }
+    pub(crate) fn map_limit(&self, core: &InodeCore) -> FileBlock {
+        if core.flags & FL_EXTENTS == 0 { self.indirect_limit() } else { FileBlock(u64::from(u32::MAX)) }
     }
 
     /// Maps a run that is a hole; the inode owns its blocks afterwards.
@@ -108,7 +113,7 @@ impl Ext4 {
         if core.flags & FL_EXTENTS != 0 {
             self.extent_insert(h, inode, core, run)?;
         } else {
-            let first = u64::from(run.file_block);
+            let first = run.file_block;
             for index in 0..u64::from(run.len) {
                 if let Err(error) = self.indirect_set(h, inode, core, first + index, run.start + index) {
                     // The caller frees the blocks: none of them may stay in the map.
@@ -126,8 +131,8 @@ impl Ext4 {
         h: &mut Handle,
         inode: &Inode,
         core: &mut InodeCore,
-        from: u64,
-        to: u64,
+        from: FileBlock,
+        to: FileBlock,
     ) -> Result<Option<Extent>> {
         if core.flags & FL_INLINE_DATA != 0 {
             return Ok(None);
@@ -136,7 +141,7 @@ impl Ext4 {
             return self.extent_take(h, inode, core, from, to);
         }
         Ok(self.indirect_take(h, inode, core, from, to)?.map(|found| Extent {
-            file_block: found.start as u32,
+            file_block: found.start,
             len: found.len as u32,
             start: found.block,
             unwritten: false,
@@ -145,7 +150,7 @@ impl Ext4 {
 
     /// Frees the mapped blocks in `from..to`, in as many transactions as necessary. Each leaves a consistent
     /// filesystem. If the inode's size exceeds `from`, the inode must be an orphan meanwhile.
-    pub(crate) fn remove_blocks(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+    pub(crate) fn remove_blocks(&self, inode: &Inode, from: FileBlock, to: FileBlock) -> Result<()> {
         // The values of attribute inodes are journalled too.
         let metadata = inode.kind != ivers_vfs::FileType::Regular
             || core_of(inode).read().flags & crate::layout::inode::FL_EA_INODE != 0;
@@ -173,7 +178,7 @@ impl Ext4 {
     }
 
     /// Returns a block of a directory; `None` in a hole.
-    pub(crate) fn dir_block(&self, dir: &Inode, file_block: u64) -> Result<Option<Arc<Buffer>>> {
+    pub(crate) fn dir_block(&self, dir: &Inode, file_block: FileBlock) -> Result<Option<Arc<Buffer>>> {
         let mapping = self.map_block(dir, file_block)?;
         match mapping.kind {
             RangeKind::Data => Ok(Some(self.block(mapping.block)?)),
@@ -183,14 +188,16 @@ impl Ext4 {
 
     /// Appends a zeroed block to a directory. Updates size and disk size; the caller fills the block and logs
     /// the directory.
-    pub(crate) fn append_dir_block(&self, h: &mut Handle, dir: &Inode) -> Result<(u64, Arc<Buffer>)> {
+    pub(crate) fn append_dir_block(&self, h: &mut Handle, dir: &Inode) -> Result<(FileBlock, Arc<Buffer>)> {
         let size = dir.size().next_multiple_of(u64::from(self.sb.block_size));
-        let file_block = size >> self.sb.block_bits;
-        let number = u32::try_from(file_block).map_err(|_| NameError::NoSpace)?;
+        let file_block = FileBlock(size >> self.sb.block_bits);
+        if file_block >= END {
+            return Err(NameError::NoSpace.into());
+        }
         let block = self.alloc_own_block(h, dir)?;
         let buffer = self.new_block(block)?;
         let mut core = core_of(dir).write();
-        let run = Extent { file_block: number, len: 1, start: block, unwritten: false };
+        let run = Extent { file_block, len: 1, start: block, unwritten: false };
         if let Err(error) = self.map_run(h, dir, &mut core, run) {
             drop(core);
             self.free_blocks(h, block, 1, true)?;

@@ -6,6 +6,8 @@
 //!
 //! This module does not check bounds: callers have verified the node, or made it.
 
+use ivers_block::{BlockNo, FileBlock};
+
 pub(super) const MAGIC: u16 = 0xF30A;
 pub(super) const HEADER: usize = 12;
 pub(super) const ENTRY: usize = 12;
@@ -16,28 +18,30 @@ pub(super) const MIN_CAPACITY: usize = 4;
 pub(crate) const MAX_LEN: u32 = 32_768;
 /// Longest unwritten extent, in blocks.
 pub(crate) const MAX_UNWRITTEN: u32 = 32_767;
+/// The end of the largest file.
+pub(crate) const END: FileBlock = FileBlock(1 << 32);
 
 /// A run of file blocks and its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
-    pub file_block: u32,
+    pub file_block: FileBlock,
     pub len: u32,
-    pub start: u64,
+    pub start: BlockNo,
     pub unwritten: bool,
 }
 
 impl Extent {
-    pub fn end(&self) -> u64 {
-        u64::from(self.file_block) + u64::from(self.len)
+    pub fn end(&self) -> FileBlock {
+        self.file_block + u64::from(self.len)
     }
 
     pub fn decode(bytes: &[u8]) -> Self {
         let len = u32::from(u16_at(bytes, 4));
         let unwritten = len > MAX_LEN;
         Self {
-            file_block: u32_at(bytes, 0),
+            file_block: first_key(bytes),
             len: if unwritten { len - MAX_LEN } else { len },
-            start: u64::from(u32_at(bytes, 8)) | u64::from(u16_at(bytes, 6)) << 32,
+            start: BlockNo(u64::from(u32_at(bytes, 8)) | u64::from(u16_at(bytes, 6)) << 32),
             unwritten,
         }
     }
@@ -45,10 +49,10 @@ impl Extent {
     pub fn encode(&self) -> [u8; ENTRY] {
         let mut bytes = [0; ENTRY];
         let len = if self.unwritten { self.len + MAX_LEN } else { self.len };
-        bytes[..4].copy_from_slice(&self.file_block.to_le_bytes());
+        put_key(&mut bytes, self.file_block);
         bytes[4..6].copy_from_slice(&(len as u16).to_le_bytes());
-        bytes[6..8].copy_from_slice(&((self.start >> 32) as u16).to_le_bytes());
-        bytes[8..].copy_from_slice(&(self.start as u32).to_le_bytes());
+        bytes[6..8].copy_from_slice(&((self.start.0 >> 32) as u16).to_le_bytes());
+        bytes[8..].copy_from_slice(&(self.start.0 as u32).to_le_bytes());
         bytes
     }
 
@@ -56,17 +60,17 @@ impl Extent {
     pub fn joins(&self, next: &Extent) -> bool {
         let max = if self.unwritten { MAX_UNWRITTEN } else { MAX_LEN };
         self.unwritten == next.unwritten
-            && self.end() == u64::from(next.file_block)
+            && self.end() == next.file_block
             && self.start + u64::from(self.len) == next.start
             && self.len + next.len <= max
     }
 
     /// The part of the extent from `from` to `to`, file blocks inside it.
-    pub fn part(&self, from: u64, to: u64) -> Extent {
+    pub fn part(&self, from: FileBlock, to: FileBlock) -> Extent {
         Extent {
-            file_block: from as u32,
+            file_block: from,
             len: (to - from) as u32,
-            start: self.start + (from - u64::from(self.file_block)),
+            start: self.start + (from - self.file_block),
             ..*self
         }
     }
@@ -96,20 +100,30 @@ pub(super) fn entry(node: &[u8], index: usize) -> &[u8] {
     &node[HEADER + index * ENTRY..HEADER + (index + 1) * ENTRY]
 }
 
-pub(super) fn key(node: &[u8], index: usize) -> u32 {
-    u32_at(entry(node, index), 0)
+pub(super) fn key(node: &[u8], index: usize) -> FileBlock {
+    first_key(entry(node, index))
 }
 
-pub(super) fn child(node: &[u8], index: usize) -> u64 {
+/// The key at the start of entries.
+pub(super) fn first_key(entries: &[u8]) -> FileBlock {
+    FileBlock(u64::from(u32_at(entries, 0)))
+}
+
+/// Sets the key at the start of an entry.
+pub(super) fn put_key(entry: &mut [u8], key: FileBlock) {
+    entry[..4].copy_from_slice(&(key.0 as u32).to_le_bytes());
+}
+
+pub(super) fn child(node: &[u8], index: usize) -> BlockNo {
     let bytes = entry(node, index);
-    u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32
+    BlockNo(u64::from(u32_at(bytes, 4)) | u64::from(u16_at(bytes, 8)) << 32)
 }
 
-pub(super) fn index_entry(key: u32, block: u64) -> [u8; ENTRY] {
+pub(super) fn index_entry(key: FileBlock, block: BlockNo) -> [u8; ENTRY] {
     let mut bytes = [0; ENTRY];
-    bytes[..4].copy_from_slice(&key.to_le_bytes());
-    bytes[4..8].copy_from_slice(&(block as u32).to_le_bytes());
-    bytes[8..10].copy_from_slice(&((block >> 32) as u16).to_le_bytes());
+    put_key(&mut bytes, key);
+    bytes[4..8].copy_from_slice(&(block.0 as u32).to_le_bytes());
+    bytes[8..10].copy_from_slice(&((block.0 >> 32) as u16).to_le_bytes());
     bytes
 }
 
@@ -125,7 +139,7 @@ pub(super) fn put_header(node: &mut [u8], capacity: usize, depth: u16) {
     node[8..12].fill(0);
 }
 
-pub(super) fn insert_at(node: &mut [u8], index: usize, bytes: &[u8; ENTRY]) {
+pub(crate) fn insert_at(node: &mut [u8], index: usize, bytes: &[u8; ENTRY]) {
     let count = entries(node);
     let (from, to) = (HEADER + index * ENTRY, HEADER + count * ENTRY);
     node.copy_within(from..to, from + ENTRY);
@@ -140,7 +154,7 @@ pub(super) fn remove_at(node: &mut [u8], index: usize) {
 }
 
 /// The last entry whose key is not above `block`; 0 if all are.
-pub(super) fn find(node: &[u8], block: u32) -> usize {
+pub(super) fn find(node: &[u8], block: FileBlock) -> usize {
     let (mut low, mut high) = (0, entries(node));
     while low < high {
         let middle = (low + high) / 2;

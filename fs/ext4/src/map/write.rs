@@ -5,6 +5,7 @@ use crate::fs::{Ext4, Handle, core_of};
 use crate::map::data::PAGE_BYTES;
 use crate::map::node::{Extent, MAX_UNWRITTEN};
 use crate::map::{MAP_CREDITS, Mapping};
+use ivers_block::{BlockNo, FileBlock};
 use ivers_vfs::{Inode, RangeKind, Result};
 
 /// Limit of the runs that one transaction maps, to bound its size.
@@ -13,7 +14,7 @@ const RUNS_PER_TRANSACTION: usize = 16;
 /// A run whose data is on the device and whose map entry is not updated yet.
 enum Pending {
     /// These blocks fill a hole.
-    New(u64, Reserved),
+    New(FileBlock, Reserved),
     /// Unwritten blocks become written.
     Written(Mapping),
 }
@@ -24,8 +25,8 @@ impl Ext4 {
         self.inline_to_blocks(inode)?;
         let bits = self.sb.block_bits;
         self.zero_stale_tail(inode, offset)?;
-        let end = (offset + data.len() as u64).div_ceil(1 << bits);
-        let mut at = offset >> bits;
+        let end = FileBlock((offset + data.len() as u64).div_ceil(1 << bits));
+        let mut at = FileBlock(offset >> bits);
         while at < end {
             let mut pending = Vec::new();
             while at < end && pending.len() < RUNS_PER_TRANSACTION {
@@ -40,7 +41,7 @@ impl Ext4 {
                     RangeKind::Hole => {
                         let most = mapping.len.min(u64::from(MAX_UNWRITTEN)) as u32;
                         let goal = self.goal_after(inode, at)?;
-                        let grows = at << bits >= core_of(inode).read().disk_size;
+                        let grows = at.0 << bits >= core_of(inode).read().disk_size;
                         let reserved = if grows {
                             self.reserve_growing(inode, goal, at, most)?
                         } else {
@@ -55,22 +56,22 @@ impl Ext4 {
                 self.put_data(inode, &mapping, written, offset, data)?;
                 at += written;
             }
-            let covered = (at << bits).min(offset + data.len() as u64);
+            let covered = (at.0 << bits).min(offset + data.len() as u64);
             self.finish(inode, pending, covered)?;
         }
         // Space was reserved for whole pages; release the blocks after the end of the file.
         let data_end = offset + data.len() as u64;
         if data_end >= inode.size() {
-            let page_end = data_end.next_multiple_of(PAGE_BYTES) >> bits;
+            let page_end = FileBlock(data_end.next_multiple_of(PAGE_BYTES) >> bits);
             self.end_reservations(&mut core_of(inode).write(), end, page_end);
         }
         Ok(())
     }
 
     /// The goal for a file block: the block after the previous file block, which avoids fragmentation.
-    fn goal_after(&self, inode: &Inode, file_block: u64) -> Result<u64> {
-        if file_block > 0 {
-            let before = self.map_block(inode, file_block - 1)?;
+    fn goal_after(&self, inode: &Inode, file_block: FileBlock) -> Result<BlockNo> {
+        if file_block > FileBlock(0) {
+            let before = self.map_block(inode, FileBlock(file_block.0 - 1))?;
             if before.kind != RangeKind::Hole {
                 return Ok(before.block + 1);
             }
@@ -89,9 +90,9 @@ impl Ext4 {
         data: &[u8],
     ) -> Result<()> {
         let bits = self.sb.block_bits;
-        let start = ((mapping.start << bits) - offset) as usize;
+        let start = ((mapping.start.0 << bits) - offset) as usize;
         let stop = (start + (blocks << bits) as usize).min(data.len());
-        let place = mapping.block << bits;
+        let place = mapping.block.offset(self.sb.block_size);
         let whole = (stop - start) & !((1 << bits) - 1);
         if whole > 0 {
             self.write_data(inode, place, &data[start..start + whole])?;
@@ -119,7 +120,7 @@ impl Ext4 {
             };
             result = self.map_pending(&mut h, inode, run);
             if result.is_err() {
-                size = size.min(start << self.sb.block_bits);
+                size = size.min(start.0 << self.sb.block_bits);
                 break;
             }
         }
@@ -137,12 +138,8 @@ impl Ext4 {
     fn map_pending(&self, h: &mut Handle, inode: &Inode, run: Pending) -> Result<()> {
         match run {
             Pending::New(file_block, reserved) => {
-                let extent = Extent {
-                    file_block: file_block as u32,
-                    len: reserved.len,
-                    start: reserved.start,
-                    unwritten: false,
-                };
+                let extent =
+                    Extent { file_block, len: reserved.len, start: reserved.start, unwritten: false };
                 self.commit_reserved(h, reserved)?;
                 let mut core = core_of(inode).write();
                 if let Err(error) = self.map_run(h, inode, &mut core, extent) {
@@ -170,10 +167,10 @@ impl Ext4 {
         if in_block == 0 || new_data_at >> bits <= disk_size >> bits {
             return Ok(());
         }
-        let mapping = self.map_block(inode, disk_size >> bits)?;
+        let mapping = self.map_block(inode, FileBlock(disk_size >> bits))?;
         if mapping.kind == RangeKind::Data {
             let zeros = vec![0; (1 << bits) - in_block as usize];
-            self.write_data(inode, (mapping.block << bits) + in_block, &zeros)?;
+            self.write_data(inode, mapping.block.offset(self.sb.block_size) + in_block, &zeros)?;
         }
         Ok(())
     }

@@ -1,27 +1,28 @@
 //! The used blocks of a filesystem under construction.
 
+use ivers_block::BlockNo;
 use ivers_vfs::{Error, Result};
 use std::collections::BTreeMap;
 
 /// The used blocks: first block and end of each run, adjacent runs joined.
 #[derive(Debug)]
 pub(super) struct Space {
-    used: BTreeMap<u64, u64>,
-    end: u64,
+    used: BTreeMap<BlockNo, BlockNo>,
+    end: BlockNo,
 }
 
 impl Space {
     /// Starts with all blocks from `first` to `end` free.
-    pub fn new(first: u64, end: u64) -> Self {
+    pub fn new(first: BlockNo, end: BlockNo) -> Self {
         let mut used = BTreeMap::new();
-        if first > 0 {
-            used.insert(0, first);
+        if first > BlockNo(0) {
+            used.insert(BlockNo(0), first);
         }
         Self { used, end }
     }
 
     /// Marks a free run as used.
-    pub fn take(&mut self, start: u64, len: u64) {
+    pub fn take(&mut self, start: BlockNo, len: u64) {
         let mut start = start;
         let mut end = start + len;
         if let Some((&before, &before_end)) = self.used.range(..=start).next_back()
@@ -37,7 +38,7 @@ impl Space {
     }
 
     /// The first free run at `goal` or later.
-    fn free_run(&self, goal: u64) -> Option<(u64, u64)> {
+    fn free_run(&self, goal: BlockNo) -> Option<(BlockNo, u64)> {
         let mut start = goal;
         if let Some((_, &end)) = self.used.range(..=start).next_back() {
             start = start.max(end);
@@ -47,8 +48,8 @@ impl Space {
     }
 
     /// Allocates `len` contiguous blocks at the goal or later, else anywhere.
-    pub fn allocate(&mut self, goal: u64, len: u64) -> Result<u64> {
-        for from in [goal, 0] {
+    pub fn allocate(&mut self, goal: BlockNo, len: u64) -> Result<BlockNo> {
+        for from in [goal, BlockNo(0)] {
             let mut at = from;
             while let Some((start, free)) = self.free_run(at) {
                 if free >= len {
@@ -64,12 +65,12 @@ impl Space {
     /// Allocates `len` blocks in at most `pieces` runs at the goal or later.
     pub fn allocate_pieces(
         &mut self,
-        goal: u64,
+        goal: BlockNo,
         len: u64,
         pieces: usize,
         longest: u64,
-    ) -> Result<Vec<(u64, u64)>> {
-        for from in [goal, 0] {
+    ) -> Result<Vec<(BlockNo, u64)>> {
+        for from in [goal, BlockNo(0)] {
             let mut at = from;
             let mut runs = Vec::new();
             let mut missing = len;
@@ -89,12 +90,12 @@ impl Space {
                 return Ok(runs);
             }
         }
-        let start = self.allocate(0, len)?;
+        let start = self.allocate(BlockNo(0), len)?;
         Ok(vec![(start, len)])
     }
 
     /// Used runs inside `start..end`, clipped to it.
-    pub fn used_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+    pub fn used_in(&self, start: BlockNo, end: BlockNo) -> impl Iterator<Item = (BlockNo, BlockNo)> + '_ {
         let first = self.used.range(..=start).next_back().map_or(start, |(&s, _)| s);
         self.used.range(first..end).map(move |(&s, &e)| (s.max(start), e.min(end))).filter(|(s, e)| s < e)
     }

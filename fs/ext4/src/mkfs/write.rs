@@ -8,8 +8,10 @@ use crate::layout::csum::crc32c;
 use crate::layout::group::{BLOCK_UNINIT, INODE_UNINIT, ITABLE_ZEROED, desc_csum};
 use crate::layout::inode::{FL_EXTENTS, InodeImage, StoredVersion, inode_seed};
 use crate::layout::raw::{RawGroupDesc, RawSuperblock};
+use crate::layout::superblock::SUPERBLOCK_OFFSET;
+use crate::map::node::{Extent, MAX_LEN, empty_root, insert_at};
 use crate::transaction::journal_error;
-use ivers_block::{ByteOffset, Device};
+use ivers_block::{BlockNo, Device, FileBlock};
 use ivers_journal::jbd2::{FormatOptions, format_superblock};
 use ivers_vfs::{Attr, FileType, InodeFlags, Result, Timestamp};
 use zerocopy::{FromZeros, IntoBytes};
@@ -19,7 +21,6 @@ const RESIZE_INO: u32 = 7;
 const JOURNAL_INO: u32 = 8;
 /// Initial size of `lost+found`, so that a repair need not allocate.
 const LOST_FOUND_BYTES: u32 = 16_384;
-const EXTENT_MAX: u64 = 32_768;
 
 struct Maker<'a> {
     device: &'a dyn Device,
@@ -36,15 +37,15 @@ pub(super) fn write(device: &dyn Device, geometry: &Geometry, options: &MkfsOpti
     let mut raw = geometry.superblock.clone();
     seal(&mut raw);
     let sb = Superblock::parse(raw.as_bytes(), device.size_bytes(), &place)?;
-    let space = Space::new(sb.first_data_block, sb.blocks_count);
+    let space = Space::new(sb.first_data_block, BlockNo(sb.blocks_count));
     let table_blocks = u64::from(sb.inode_table_blocks);
     let mut maker = Maker { device, geometry, options, sb, space, descs: Vec::new(), table_blocks };
     maker.place_groups()?;
-    let metadata: u64 = maker.space.used_in(0, geometry.blocks).map(|(s, e)| e - s).sum();
+    let metadata: u64 = maker.space.used_in(BlockNo(0), BlockNo(geometry.blocks)).map(|(s, e)| e - s).sum();
 
     if !options.zeroed {
         // Erase old superblocks, boot sectors and partition tables, which programs would still find.
-        maker.zero(0, maker.sb.first_data_block + 1)?;
+        maker.zero(BlockNo(0), maker.sb.first_data_block.0 + 1)?;
     }
     maker.zero(maker.table_of(0), table_blocks)?;
     let journal = maker.make_journal()?;
@@ -85,32 +86,33 @@ impl Maker<'_> {
         self.geometry.block_size as usize
     }
 
-    fn put(&self, block: u64, bytes: &[u8]) -> Result<()> {
-        Ok(self.device.write_at(ByteOffset(block << self.sb.block_bits), bytes)?)
+    fn put(&self, block: BlockNo, bytes: &[u8]) -> Result<()> {
+        Ok(self.device.write_at(block.offset(self.sb.block_size), bytes)?)
     }
 
-    fn zero(&self, block: u64, blocks: u64) -> Result<()> {
+    fn zero(&self, block: BlockNo, blocks: u64) -> Result<()> {
         if self.options.zeroed {
             return Ok(());
         }
         let zeros = vec![0; 1 << 20];
-        let (mut at, end) = (block << self.sb.block_bits, (block + blocks) << self.sb.block_bits);
+        let mut at = block.offset(self.sb.block_size);
+        let end = (block + blocks).offset(self.sb.block_size);
         while at < end {
             let len = (end - at).min(zeros.len() as u64);
-            self.device.write_at(ByteOffset(at), &zeros[..len as usize])?;
+            self.device.write_at(at, &zeros[..len as usize])?;
             at += len;
         }
         Ok(())
     }
 
-    fn table_of(&self, group: usize) -> u64 {
+    fn table_of(&self, group: usize) -> BlockNo {
         let desc = &self.descs[group];
-        u64::from(desc.bg_inode_table_lo.get()) | u64::from(desc.bg_inode_table_hi.get()) << 32
+        BlockNo(u64::from(desc.bg_inode_table_lo.get()) | u64::from(desc.bg_inode_table_hi.get()) << 32)
     }
 
-    fn bitmap_of(&self, group: usize) -> (u64, u64) {
+    fn bitmap_of(&self, group: usize) -> (BlockNo, BlockNo) {
         let desc = &self.descs[group];
-        let wide = |lo: u32, hi: u32| u64::from(lo) | u64::from(hi) << 32;
+        let wide = |lo: u32, hi: u32| BlockNo(u64::from(lo) | u64::from(hi) << 32);
         (
             wide(desc.bg_block_bitmap_lo.get(), desc.bg_block_bitmap_hi.get()),
             wide(desc.bg_inode_bitmap_lo.get(), desc.bg_inode_bitmap_hi.get()),
@@ -133,18 +135,18 @@ impl Maker<'_> {
             let members = first as usize..groups.min(first + per_flex as u32) as usize;
             for group in members.clone() {
                 let block = self.space.allocate(goal, 1)?;
-                self.descs[group].bg_block_bitmap_lo = (block as u32).into();
-                self.descs[group].bg_block_bitmap_hi = ((block >> 32) as u32).into();
+                self.descs[group].bg_block_bitmap_lo = (block.0 as u32).into();
+                self.descs[group].bg_block_bitmap_hi = ((block.0 >> 32) as u32).into();
             }
             for group in members.clone() {
                 let block = self.space.allocate(goal, 1)?;
-                self.descs[group].bg_inode_bitmap_lo = (block as u32).into();
-                self.descs[group].bg_inode_bitmap_hi = ((block >> 32) as u32).into();
+                self.descs[group].bg_inode_bitmap_lo = (block.0 as u32).into();
+                self.descs[group].bg_inode_bitmap_hi = ((block.0 >> 32) as u32).into();
             }
             for group in members {
                 let block = self.space.allocate(goal, self.table_blocks)?;
-                self.descs[group].bg_inode_table_lo = (block as u32).into();
-                self.descs[group].bg_inode_table_hi = ((block >> 32) as u32).into();
+                self.descs[group].bg_inode_table_lo = (block.0 as u32).into();
+                self.descs[group].bg_inode_table_hi = ((block.0 >> 32) as u32).into();
             }
         }
         Ok(())
@@ -173,7 +175,7 @@ impl Maker<'_> {
             version: StoredVersion::Wide(0),
             flags: FL_EXTENTS,
             i_block: [0; 60],
-            file_acl: 0,
+            file_acl: BlockNo(0),
             extra_isize: 32,
             body: Vec::new(),
             dtime: 0,
@@ -183,25 +185,20 @@ impl Maker<'_> {
     fn put_inode(&self, ino: u32, image: &InodeImage) -> Result<()> {
         let mut slot = vec![0; self.sb.inode_size as usize];
         image.encode(&self.sb, ino, &mut slot);
-        let place = (self.table_of(0) << self.sb.block_bits) + u64::from(ino - 1) * slot.len() as u64;
-        Ok(self.device.write_at(ByteOffset(place), &slot)?)
+        let offset = self.table_of(0).offset(self.sb.block_size) + u64::from(ino - 1) * slot.len() as u64;
+        Ok(self.device.write_at(offset, &slot)?)
     }
 
     /// Maps a file by at most four extents in its inode; sets size and block count.
-    fn map(&self, image: &mut InodeImage, runs: &[(u64, u64)]) {
-        let header = [0xF30A_u16, runs.len() as u16, 4, 0, 0, 0];
-        for (bytes, word) in image.i_block.chunks_exact_mut(2).zip(header) {
-            bytes.copy_from_slice(&word.to_le_bytes());
+    fn map(&self, image: &mut InodeImage, runs: &[(BlockNo, u64)]) {
+        image.i_block = empty_root();
+        let mut file_block = FileBlock(0);
+        for (index, &(start, len)) in runs.iter().enumerate() {
+            let run = Extent { file_block, len: len as u32, start, unwritten: false };
+            insert_at(&mut image.i_block, index, &run.encode());
+            file_block = run.end();
         }
-        let mut file_block = 0_u32;
-        for (entry, &(start, len)) in image.i_block[12..].chunks_exact_mut(12).zip(runs) {
-            entry[..4].copy_from_slice(&file_block.to_le_bytes());
-            entry[4..6].copy_from_slice(&(len as u16).to_le_bytes());
-            entry[6..8].copy_from_slice(&((start >> 32) as u16).to_le_bytes());
-            entry[8..].copy_from_slice(&(start as u32).to_le_bytes());
-            file_block += len as u32;
-        }
-        image.attr.size = u64::from(file_block) << self.sb.block_bits;
+        image.attr.size = file_block.0 << self.sb.block_bits;
         image.attr.blocks_512 = image.attr.size / 512;
     }
 
@@ -211,7 +208,7 @@ impl Maker<'_> {
             return Ok(None);
         }
         let goal = self.sb.group_first_block(self.geometry.groups / 2);
-        let runs = self.space.allocate_pieces(goal, u64::from(blocks), 4, EXTENT_MAX)?;
+        let runs = self.space.allocate_pieces(goal, u64::from(blocks), 4, u64::from(MAX_LEN))?;
         for &(start, len) in &runs {
             self.zero(start, len)?;
         }
@@ -248,18 +245,18 @@ impl Maker<'_> {
         for index in 0..u64::from(reserved) {
             let block = first + index;
             let at = ((u64::from(self.geometry.desc_blocks) + index) % pointers) as usize * 4;
-            double_block[at..at + 4].copy_from_slice(&(block as u32).to_le_bytes());
+            double_block[at..at + 4].copy_from_slice(&(block.0 as u32).to_le_bytes());
             let mut names = vec![0; size];
             for (bytes, &group) in names.chunks_exact_mut(4).zip(&copies) {
                 let copy = block + u64::from(group) * u64::from(self.sb.blocks_per_group);
-                bytes.copy_from_slice(&(copy as u32).to_le_bytes());
+                bytes.copy_from_slice(&(copy.0 as u32).to_le_bytes());
             }
             self.put(block, &names)?;
         }
         self.put(double, &double_block)?;
         let mut image = self.new_inode(FileType::Regular, 0o600, 1);
         image.flags = 0;
-        image.i_block[13 * 4..14 * 4].copy_from_slice(&(double as u32).to_le_bytes());
+        image.i_block[13 * 4..14 * 4].copy_from_slice(&(double.0 as u32).to_le_bytes());
         image.attr.size = (pointers * pointers + pointers + 12) << self.sb.block_bits;
         let blocks = 1 + u64::from(reserved) * (1 + copies.len() as u64);
         image.attr.blocks_512 = blocks << (self.sb.block_bits - 9);
@@ -301,7 +298,7 @@ impl Maker<'_> {
         let blocks = u64::from(LOST_FOUND_BYTES / self.geometry.block_size).min(12);
         let start = self.space.allocate(goal, blocks)?;
         self.put(start, &self.dir_block(FIRST_INO, &[(FIRST_INO, b"."), (ROOT_INO, b"..")]))?;
-        for block in start + 1..start + blocks {
+        for block in (start + 1).run(blocks - 1) {
             self.put(block, &self.dir_block(FIRST_INO, &[(0, b"")]))?;
         }
         let mut image = self.new_inode(FileType::Directory, 0o700, 2);
@@ -387,7 +384,7 @@ impl Maker<'_> {
         self.device.flush()?;
         raw.s_block_group_nr = 0.into();
         seal(raw);
-        self.device.write_at(ByteOffset(1024), raw.as_bytes())?;
+        self.device.write_at(SUPERBLOCK_OFFSET, raw.as_bytes())?;
         self.device.flush()?;
         Ok(())
     }

@@ -6,7 +6,7 @@
 use super::body::{Attribute, MAGIC, Table, Value, block_hash};
 use crate::dir::linear::{le32, put32};
 use crate::fs::{Ext4, Handle, core_of};
-use ivers_block::Buffer;
+use ivers_block::{BlockNo, Buffer};
 use ivers_vfs::{Inode, Result};
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ const CHECKSUM: usize = 16;
 const REFCOUNT_MAX: u32 = 1024;
 
 impl Ext4 {
-    fn attribute_block_checksum(&self, number: u64, block: &[u8]) -> u32 {
-        let seed = self.csum(self.sb.csum_seed, &number.to_le_bytes());
+    fn attribute_block_checksum(&self, number: BlockNo, block: &[u8]) -> u32 {
+        let seed = self.csum(self.sb.csum_seed, &number.0.to_le_bytes());
         let head = self.csum(seed, &block[..CHECKSUM]);
         let field = self.csum(head, &[0; 4]);
         self.csum(field, &block[CHECKSUM + 4..])
@@ -28,7 +28,7 @@ impl Ext4 {
     /// Returns the verified attribute block of an inode.
     fn attribute_block(&self, inode: &Inode) -> Result<Option<Arc<Buffer>>> {
         let number = core_of(inode).read().file_acl;
-        if number == 0 {
+        if number == BlockNo(0) {
             return Ok(None);
         }
         let buffer = self.block(number)?;
@@ -51,7 +51,7 @@ impl Ext4 {
         match self.attribute_block(inode)? {
             None => Ok(Vec::new()),
             Some(buffer) => {
-                Table::Block.parse(&buffer.read()).map_err(|what| self.corrupt_block(what, buffer.block().0))
+                Table::Block.parse(&buffer.read()).map_err(|what| self.corrupt_block(what, buffer.block()))
             }
         }
     }
@@ -66,7 +66,7 @@ impl Ext4 {
         let result = h.modify(buffer, |block| {
             let result = change(block);
             if self.has_csum() {
-                let sum = self.attribute_block_checksum(number.0, block);
+                let sum = self.attribute_block_checksum(number, block);
                 put32(block, CHECKSUM, sum);
             }
             result
@@ -137,9 +137,9 @@ impl Ext4 {
             for gone in self.block_attributes(inode)? {
                 dead.extend(self.put_value(h, &gone.value)?);
             }
-            self.free_blocks(h, buffer.block().0, 1, true)?;
+            self.free_blocks(h, buffer.block(), 1, true)?;
         }
-        core_of(inode).write().file_acl = 0;
+        core_of(inode).write().file_acl = BlockNo(0);
         self.add_blocks_512(inode, -1);
         Ok(dead)
     }

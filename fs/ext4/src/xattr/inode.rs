@@ -8,6 +8,7 @@ use super::body::Value;
 use crate::dir::linear::{le16, le32, put16, put32};
 use crate::fs::{Ext4, Handle, core_of};
 use crate::layout::inode::FL_EA_INODE;
+use ivers_block::FileBlock;
 use ivers_vfs::{Error, FileType, Inode, NewInode, Result};
 
 /// Limit of the length of a value that is read, in bytes.
@@ -37,7 +38,7 @@ impl Ext4 {
         }
         // Read through the buffers: the journal may not have written the blocks in place yet.
         let mut value = Vec::with_capacity(size as usize);
-        for lblk in 0..u64::from(size.div_ceil(self.sb.block_size)) {
+        for lblk in FileBlock(0).run(u64::from(size.div_ceil(self.sb.block_size))) {
             match self.dir_block(&inode, lblk)? {
                 Some(buffer) => value.extend_from_slice(&buffer.read()),
                 None => value.resize(value.len() + self.sb.block_size as usize, 0),
