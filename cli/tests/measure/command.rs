@@ -67,7 +67,7 @@ fn one_is_read_again(name: &str, what: impl AsRef<OsStr>, change: impl FnOnce())
 }
 
 #[test]
-fn of_many_files_one_is_read_again() {
+fn one_changed_file_of_many_is_read() {
     if !can_mount() {
         return;
     }
@@ -157,12 +157,12 @@ fn a_crash_invalidates_all_measurements() {
     place.mount("");
     place.unmount();
     let (read, not_read) = kept.counts(root_of(&place));
-    assert_eq!((read, not_read), (20, 0), "everything is suspicious");
-    assert_eq!(kept.counts(root_of(&place)), (0, 20), "and settled");
+    assert_eq!((read, not_read), (20, 0), "all values may have changed");
+    assert_eq!(kept.counts(root_of(&place)), (0, 20), "all values are stored");
 }
 
 #[test]
-fn nothing_vouches_beyond_what_keeps_no_numbers() {
+fn filesystems_without_stored_counters_are_read_after_each_mount() {
     if !can_mount() {
         return;
     }
@@ -183,7 +183,7 @@ fn nothing_vouches_beyond_what_keeps_no_numbers() {
     for round in 0..2 {
         mount(&place.dir);
         fill(&place.dir, 5, 100);
-        assert_eq!(kept.counts(&place.dir), (5, 0), "round {round}: the same numbers, and another mount");
+        assert_eq!(kept.counts(&place.dir), (5, 0), "round {round}: the same inode numbers in another mount");
         assert_eq!(kept.counts(&place.dir), (0, 5), "round {round}: within the mount");
         place.unmount();
     }
@@ -197,7 +197,7 @@ fn nothing_vouches_beyond_what_keeps_no_numbers() {
 }
 
 #[test]
-fn a_number_that_is_used_again_is_another_file() {
+fn a_reused_inode_number_is_another_file() {
     if !can_mount() {
         return;
     }
@@ -223,7 +223,7 @@ fn a_number_that_is_used_again_is_another_file() {
 }
 
 #[test]
-fn an_interrupted_run_vouches_for_nothing_that_is_in_no_list() {
+fn an_interrupted_run_stores_only_listed_files() {
     if !can_mount() {
         return;
     }
@@ -326,7 +326,7 @@ impl Drop for Elsewhere<'_> {
 
 /// Formats without a stored counter vouch within one mount only: between mounts any program may have changed
 /// their files and set any times.
-fn vouches_within_a_mount_alone(image: &Path) {
+fn valid_within_a_mount_only(image: &Path) {
     let kept = Kept::new();
     let place = Elsewhere { image, dir: kept.path("mnt") };
     fs::create_dir(&place.dir).unwrap();
@@ -349,7 +349,7 @@ fn vouches_within_a_mount_alone(image: &Path) {
 }
 
 /// One changed file of many, on formats whose values end with the mount.
-fn of_many_files_within_a_mount(name: &str, image: &Path) {
+fn one_changed_file_of_many_is_read_within_a_mount(name: &str, image: &Path) {
     let (files, bytes) = large();
     let dir = image.with_extension("mnt");
     fs::create_dir(&dir).unwrap();
@@ -363,21 +363,21 @@ fn of_many_files_within_a_mount(name: &str, image: &Path) {
 }
 
 #[test]
-fn of_many_files_on_fat_and_affs_one_is_read_again() {
+fn one_changed_file_of_many_is_read_on_fat_and_affs() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat", "python3"]) {
         return;
     }
     let (files, bytes) = large();
     let size = (files * (bytes + 16384)) as u64 + (64 << 20);
     let image = ivers_oracle::fat::FatImage::mkfs(size, &["-F", "32"]).unwrap();
-    of_many_files_within_a_mount("FAT, mounted", &image.path());
+    one_changed_file_of_many_is_read_within_a_mount("FAT, mounted", &image.path());
     drop(image);
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image.hdf");
     let words = ["create".to_owned(), format!("size={}Mi", size >> 20)];
     let words: Vec<_> = words.iter().map(String::as_str).chain(["+", "format", "Measured", "DOS3"]).collect();
     amitools().xdftool(&image, &words).unwrap();
-    of_many_files_within_a_mount("AFFS, mounted", &image);
+    one_changed_file_of_many_is_read_within_a_mount("AFFS, mounted", &image);
 }
 
 fn amitools() -> ivers_oracle::affs::Amitools {
@@ -386,21 +386,21 @@ fn amitools() -> ivers_oracle::affs::Amitools {
 }
 
 #[test]
-fn of_fat_within_a_mount() {
+fn measurements_on_fat_are_valid_within_a_mount() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat"]) {
         return;
     }
     let image = ivers_oracle::fat::FatImage::mkfs(32 << 20, &[]).unwrap();
-    vouches_within_a_mount_alone(&image.path());
+    valid_within_a_mount_only(&image.path());
 }
 
 #[test]
-fn of_affs_within_a_mount() {
+fn measurements_on_affs_are_valid_within_a_mount() {
     if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image.hdf");
     amitools().xdftool(&image, &["create", "size=24Mi", "+", "format", "Measured", "DOS3"]).unwrap();
-    vouches_within_a_mount_alone(&image);
+    valid_within_a_mount_only(&image);
 }

@@ -82,7 +82,7 @@ impl Encoder {
         self.bytes.truncate(len);
     }
 
-    /// Encodes or decodes an unsigned 32-bit integer.
+    /// Appends an unsigned 32-bit integer.
     pub fn word(&mut self, value: u32) {
         self.bytes.extend_from_slice(&value.to_be_bytes());
     }
@@ -155,7 +155,7 @@ impl<'a> Decoder<'a> {
         if self.bytes.is_empty() { Ok(()) } else { Err(XdrError::Leftover) }
     }
 
-    /// Encodes or decodes an unsigned 32-bit integer.
+    /// Reads an unsigned 32-bit integer.
     pub fn word(&mut self) -> Result<u32> {
         let (word, rest) = self.bytes.split_first_chunk().ok_or(XdrError::Short)?;
         self.bytes = rest;

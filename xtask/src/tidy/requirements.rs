@@ -5,8 +5,6 @@ use super::{files, root};
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Tags in code without a test that names them. Remove one when its test exists.
-const UNTESTED: [&str; 3] = ["RFC7530 16.10.5", "RFC8881 10.2.1", "RFC8881 6.2.1.4.1"];
 /// Tags in tests that no code names: the code that meets them is general.
 const ONLY_TESTED: [&str; 3] = ["RFC7530 10.2.1", "RFC8881 18.32.4", "RFC8881 5.6"];
 
@@ -38,7 +36,7 @@ fn every_requirement_tag_has_a_test() {
         tested.extend(tags(tests).into_iter().map(str::to_owned));
     }
     let missing: Vec<&str> = answered.difference(&tested).map(String::as_str).collect();
-    assert_eq!(missing, UNTESTED, "tags that no test names (left) are not those of UNTESTED (right)");
+    assert!(missing.is_empty(), "tags that no test names: {missing:?}");
     let stray: Vec<&str> = tested.difference(&answered).map(String::as_str).collect();
     assert_eq!(stray, ONLY_TESTED, "tags that no code names (left) are not those of ONLY_TESTED (right)");
     assert!(answered.len() > 90);

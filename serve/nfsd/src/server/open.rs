@@ -14,8 +14,7 @@ use super::state_ops::{StateFrontEnd, client, principal};
 use crate::compound::{Context, CurrentFh};
 use crate::ops::open::{OpenTarget, OpenedFile, find};
 use crate::state::{
-    self, Claim, DelegationGrant, HolderAttrs, OpenPlan, OpenRequest, OwnerRequest, Principal, Step,
-    WhyNoDelegation,
+    self, Claim, DelegationGrant, HolderAttrs, OpenPlan, OpenRequest, Principal, Step, WhyNoDelegation,
 };
 
 /// Attempts to use a name that changes concurrently, before NFS4ERR_DELAY.
@@ -69,12 +68,7 @@ impl PlanGuard<'_> {
 
 impl StateFrontEnd {
     /// OPEN.
-    pub(super) fn open(
-        &self,
-        context: &mut Context,
-        args: &OpenArgs,
-        turn: Option<&OwnerRequest>,
-    ) -> Step<OpResult> {
+    pub(super) fn open(&self, context: &mut Context, args: &OpenArgs) -> Step<OpResult> {
         let claim = match &args.claim {
             OpenClaim::Null(_) | OpenClaim::Fh => Claim::Null,
             OpenClaim::Previous(kind) => Claim::Previous(*kind),
@@ -99,7 +93,6 @@ impl StateFrontEnd {
             wants: want_flags,
             claim,
             running: context.session.as_ref(),
-            turn,
         };
         let who = principal(&context.origin);
         let plan = self.0.with(|state, now| state.open_plan(now, &request))?;

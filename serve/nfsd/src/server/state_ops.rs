@@ -55,25 +55,25 @@ fn regular(context: &Context) -> Res<&Object> {
     context.object(NfsStat::Isdir)?.regular(context.minor)
 }
 
-/// The turn of an owner, which ends in any case.
-struct TurnGuard<'a> {
+/// A running request of an owner, which ends even after a panic.
+struct OwnerRequestGuard<'a> {
     core: &'a Arc<Core>,
-    turn: Option<OwnerRequest>,
+    request: Option<OwnerRequest>,
 }
 
-impl Drop for TurnGuard<'_> {
+impl Drop for OwnerRequestGuard<'_> {
     fn drop(&mut self) {
-        if let Some(turn) = self.turn.take() {
+        if let Some(request) = self.request.take() {
             let reply = CachedReply { bytes: Vec::new(), file: None };
             // The thread has panicked: leave the sequence number unchanged.
-            self.core.with(|state, now| state.end_owner_request(now, turn, NfsStat::Resource, reply));
+            self.core.with(|state, now| state.end_owner_request(now, request, NfsStat::Resource, reply));
         }
     }
 }
 
 impl StateFrontEnd {
     /// Performs an operation with an owner's sequence number (NFSv4.0), or without one.
-    pub(super) fn in_turn(
+    pub(super) fn with_owner_seqid(
         &self,
         context: &mut Context,
         op: u32,
@@ -84,12 +84,12 @@ impl StateFrontEnd {
         if context.minor > 0 {
             return work(context, None);
         }
-        let turn = self.0.with(|state, now| state.begin_owner_request(now, of, seqid))?;
-        let mut taken = TurnGuard { core: &self.0, turn: Some(turn) };
+        let request = self.0.with(|state, now| state.begin_owner_request(now, of, seqid))?;
+        let mut taken = OwnerRequestGuard { core: &self.0, request: Some(request) };
         let mut stop = Stop::Fail(NfsStat::Delay);
         for _ in 0..ATTEMPTS {
-            match work(context, taken.turn.as_ref()) {
-                Ok(result) => return Ok(self.end_turn(context, &mut taken, result)),
+            match work(context, taken.request.as_ref()) {
+                Ok(result) => return Ok(self.end_owner_request(context, &mut taken, result)),
                 Err(why) => {
                     if let Err(why) = self.0.retry_now(why) {
                         stop = why;
@@ -103,16 +103,21 @@ impl StateFrontEnd {
             Stop::Fail(status) => OpResult::failure(op, status),
             stop => return Err(stop),
         };
-        Ok(self.end_turn(context, &mut taken, result))
+        Ok(self.end_owner_request(context, &mut taken, result))
     }
 
-    fn end_turn(&self, context: &Context, taken: &mut TurnGuard<'_>, result: OpResult) -> OpResult {
+    fn end_owner_request(
+        &self,
+        context: &Context,
+        taken: &mut OwnerRequestGuard<'_>,
+        result: OpResult,
+    ) -> OpResult {
         let mut bytes = Encoder::default();
         result.put(&mut bytes);
         let file = context.current_fh().and_then(|fh| fh.object(NfsStat::Isdir)).ok().map(Object::file);
         let reply = CachedReply { bytes: bytes.into_bytes(), file };
-        if let Some(turn) = taken.turn.take() {
-            self.0.with(|state, now| state.end_owner_request(now, turn, result.status(), reply));
+        if let Some(request) = taken.request.take() {
+            self.0.with(|state, now| state.end_owner_request(now, request, result.status(), reply));
         }
         result
     }
@@ -171,10 +176,10 @@ impl StateFrontEnd {
         Ok(OpResult::Lock(Locked::Ok(stateid)))
     }
 
-    fn lock_in_turn(&self, context: &mut Context, args: &LockArgs) -> Step<OpResult> {
+    fn lock_with_seqid(&self, context: &mut Context, args: &LockArgs) -> Step<OpResult> {
         let mut work = |context: &mut Context, _: Option<&OwnerRequest>| self.lock(context, args);
         match &args.locker {
-            Locker::Known(known) => self.in_turn(
+            Locker::Known(known) => self.with_owner_seqid(
                 context,
                 number::LOCK,
                 &SeqidOwner::Stateid(&known.stateid),
@@ -184,9 +189,9 @@ impl StateFrontEnd {
             Locker::New(new) => {
                 let owner = SeqidOwner::Lock(new.lock_owner.clientid, &new.lock_owner.owner.0);
                 let open = SeqidOwner::Stateid(&new.open_stateid);
-                // [RFC7530 16.10.5] The turn of the open-owner contains the first turn of the lock-owner.
-                self.in_turn(context, number::LOCK, &open, new.open_seqid, &mut |context, _| {
-                    self.in_turn(context, number::LOCK, &owner, new.lock_seqid, &mut work)
+                // [RFC7530 16.10.5] A request of both the open-owner and the new lock-owner.
+                self.with_owner_seqid(context, number::LOCK, &open, new.open_seqid, &mut |context, _| {
+                    self.with_owner_seqid(context, number::LOCK, &owner, new.lock_seqid, &mut work)
                 })
             }
         }
@@ -209,11 +214,16 @@ impl StateFrontEnd {
         Ok(OpResult::LockU(Ok(stateid)))
     }
 
-    fn close(&self, context: &mut Context, stateid: &StateId, turn: Option<&OwnerRequest>) -> Step<OpResult> {
+    fn close(
+        &self,
+        context: &mut Context,
+        stateid: &StateId,
+        request: Option<&OwnerRequest>,
+    ) -> Step<OpResult> {
         let file = regular(context)?.file();
         let (stateid, caller) = (context.resolve_stateid(stateid)?, context.caller);
-        let closed = self.0.with(|state, now| match turn {
-            Some(turn) => state.close_v40(now, turn, file, &stateid),
+        let closed = self.0.with(|state, now| match request {
+            Some(request) => state.close_v40(now, request, file, &stateid),
             None => state.close(now, caller, file, &stateid),
         })?;
         context.stateid = closed;
@@ -228,13 +238,13 @@ impl StateFrontEnd {
         Ok(match op {
             Op::Open(args) => {
                 let of = SeqidOwner::Open(args.owner.clientid, &args.owner.owner.0);
-                self.in_turn(context, number, &of, args.seqid, &mut |context, turn| {
-                    self.open(context, args, turn)
+                self.with_owner_seqid(context, number, &of, args.seqid, &mut |context, _| {
+                    self.open(context, args)
                 })?
             }
             Op::OpenConfirm(args) => {
                 let of = SeqidOwner::Stateid(&args.stateid);
-                self.in_turn(context, number, &of, args.seqid, &mut |context, _| {
+                self.with_owner_seqid(context, number, &of, args.seqid, &mut |context, _| {
                     let file = regular(context)?.file();
                     let confirmed = core.with(|state, _| state.open_confirm(file, &args.stateid))?;
                     Ok(OpResult::OpenConfirm(Ok(confirmed)))
@@ -242,7 +252,7 @@ impl StateFrontEnd {
             }
             Op::OpenDowngrade(args) => {
                 let of = SeqidOwner::Stateid(&args.stateid);
-                self.in_turn(context, number, &of, args.seqid, &mut |context, _| {
+                self.with_owner_seqid(context, number, &of, args.seqid, &mut |context, _| {
                     let file = regular(context)?.file();
                     let stateid = context.resolve_stateid(&args.stateid)?;
                     let (access, deny) = (args.share_access, args.share_deny);
@@ -254,15 +264,17 @@ impl StateFrontEnd {
             }
             Op::Close(args) => {
                 let of = SeqidOwner::Stateid(&args.stateid);
-                self.in_turn(context, number, &of, args.seqid, &mut |context, turn| {
-                    self.close(context, &args.stateid, turn)
+                self.with_owner_seqid(context, number, &of, args.seqid, &mut |context, request| {
+                    self.close(context, &args.stateid, request)
                 })?
             }
-            Op::Lock(args) => self.lock_in_turn(context, args)?,
+            Op::Lock(args) => self.lock_with_seqid(context, args)?,
             Op::LockT(args) => self.lock_test(context, args)?,
             Op::LockU(args) => {
                 let of = SeqidOwner::Stateid(&args.stateid);
-                self.in_turn(context, number, &of, args.seqid, &mut |context, _| self.unlock(context, args))?
+                self.with_owner_seqid(context, number, &of, args.seqid, &mut |context, _| {
+                    self.unlock(context, args)
+                })?
             }
             Op::DelegReturn(stateid) => {
                 let file = regular(context)?.file();

@@ -73,8 +73,8 @@ impl StateManager {
             let slots = client.sessions.iter().flat_map(|at| &self.sessions[at].slots);
             let slots = slots.filter(|slot: &&Slot| slot.is_busy()).count();
             let in_flight = self.in_flight.values().filter(|it| it.client == Some(*id)).count();
-            let turns = client.owners.values().filter(|at| self.owners[*at].is_busy()).count();
-            assert_eq!(client.busy as usize, slots + in_flight + turns, "S8: {id}");
+            let owner_requests = client.owners.values().filter(|at| self.owners[*at].is_busy()).count();
+            assert_eq!(client.busy as usize, slots + in_flight + owner_requests, "S8: {id}");
             let bytes: u64 = client.sessions.iter().map(|at| self.sessions[at].reserved()).sum();
             assert_eq!(client.reply_cache_bytes, bytes);
             kept += bytes;

@@ -13,9 +13,7 @@ use super::delegation::DelegationGrant;
 use super::fault_injection::{self, Fault};
 use super::in_flight::{InFlight, InFlightKind};
 use super::stateids::{EntryKind, OwnerKind};
-use super::{
-    Caller, Effect, FileId, OwnerRequest, Principal, SessionRequest, StateManager, Step, Time, fail,
-};
+use super::{Caller, Effect, FileId, Principal, SessionRequest, StateManager, Step, Time, fail};
 
 /// Maximum number of principals to remember per open. Others are checked for each request.
 const OPENERS: usize = 8;
@@ -82,8 +80,6 @@ pub struct OpenRequest<'a> {
     pub claim: Claim,
     /// The session request that contains it.
     pub running: Option<&'a SessionRequest>,
-    /// The request of the owner (NFSv4.0).
-    pub turn: Option<&'a OwnerRequest>,
 }
 
 /// An OPEN in progress. It must be [committed](StateManager::open_commit) or

@@ -106,8 +106,14 @@ impl StateManager {
     }
 
     /// Ends a request and caches its reply, unless its status does not consume the sequence number.
-    pub fn end_owner_request(&mut self, now: Time, turn: OwnerRequest, status: NfsStat, reply: CachedReply) {
-        let Some(owner) = self.owners.get_mut(&turn.owner) else { return };
+    pub fn end_owner_request(
+        &mut self,
+        now: Time,
+        request: OwnerRequest,
+        status: NfsStat,
+        reply: CachedReply,
+    ) {
+        let Some(owner) = self.owners.get_mut(&request.owner) else { return };
         let client = owner.client;
         let Some(sequence) = &mut owner.sequence else { return };
         sequence.busy = false;
@@ -115,9 +121,10 @@ impl StateManager {
         let new = sequence.reply.is_none();
         let closed = sequence.closed;
         if !keeps_seqid(status) {
-            sequence.last = turn.seqid;
+            sequence.last = request.seqid;
             // The stateid stays known while this request's own CLOSE can be retried.
-            let own_close = closed.filter(|other| self.closed.get(other) == Some(&(turn.owner, turn.seqid)));
+            let own_close =
+                closed.filter(|other| self.closed.get(other) == Some(&(request.owner, request.seqid)));
             if own_close.is_none() {
                 sequence.closed = None;
                 if let Some(other) = closed {
@@ -126,7 +133,7 @@ impl StateManager {
             }
             sequence.reply = Some(Arc::new(reply));
         } else if new && owner.entries.is_empty() {
-            self.forget_owner(turn.owner);
+            self.forget_owner(request.owner);
         }
         if let Some(client) = self.clients.get_mut(&client) {
             client.busy -= 1;
@@ -138,16 +145,17 @@ impl StateManager {
     pub fn close_v40(
         &mut self,
         now: Time,
-        turn: &OwnerRequest,
+        request: &OwnerRequest,
         file: FileId,
         stateid: &StateId,
     ) -> Step<StateId> {
         let closed = self.close(now, Caller::V40, file, stateid)?;
-        if let Some(sequence) = self.owners.get_mut(&turn.owner).and_then(|owner| owner.sequence.as_mut()) {
+        if let Some(sequence) = self.owners.get_mut(&request.owner).and_then(|owner| owner.sequence.as_mut())
+        {
             if let Some(earlier) = sequence.closed.replace(stateid.other) {
                 self.closed.remove(&earlier);
             }
-            self.closed.insert(stateid.other, (turn.owner, turn.seqid));
+            self.closed.insert(stateid.other, (request.owner, request.seqid));
         }
         Ok(closed)
     }

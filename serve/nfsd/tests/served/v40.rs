@@ -59,10 +59,13 @@ fn a_client_without_sessions_is_served() {
     let lock = vec![put(), Op::Lock(lock)];
     let (_, first) = old.compound(0, lock.clone());
     let Some(OpResult::Lock(Locked::Ok(held))) = first.last() else { panic!("{first:?}") };
+    // [RFC7530 16.10.5] The retry consumes no seqid of either owner.
     assert_eq!(old.compound(0, lock).1, first);
     let unlock = UnlockArgs { kind: LockType::Write, seqid: 2, stateid: *held, offset: 0, length: u64::MAX };
     assert_eq!(old.compound(0, vec![put(), Op::LockU(unlock)]).0, NfsStat::Ok);
     assert_eq!(old.compound(0, vec![Op::Renew(id)]).0, NfsStat::Ok);
+    // [RFC8881 10.2.1]
+    assert_eq!(old.compound(0, vec![Op::DelegPurge(id)]).0, NfsStat::Notsupp);
 
     let close = vec![put(), Op::Close(SeqState { seqid: 4, stateid })];
     assert_eq!(old.compound(0, close.clone()).0, NfsStat::Ok);

@@ -189,6 +189,16 @@ mod tests {
         assert_eq!(write(FileType::Directory, WRITE_DATA | APPEND_DATA | DELETE_CHILD), 2);
     }
 
+    /// [RFC8881 6.2.1.4.1]
+    #[test]
+    fn only_directories_have_inherited_entries() {
+        for flag in [FILE_INHERIT, DIRECTORY_INHERIT] {
+            let aces = [ace(ALLOW, flag, READ_DATA, "OWNER@")];
+            assert_eq!(of(FileType::Regular, &aces).err(), Some(NfsStat::Attrnotsupp));
+            assert!(of(FileType::Directory, &aces).is_ok());
+        }
+    }
+
     #[test]
     fn inherited_entries_become_the_default_acl() {
         let inherit = FILE_INHERIT | DIRECTORY_INHERIT;

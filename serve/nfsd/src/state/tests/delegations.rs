@@ -326,7 +326,6 @@ fn callbacks_refer_to_requests() {
         wants: 0,
         claim: Claim::Null,
         running: Some(&running),
-        turn: None,
     };
     let plan = state.open_plan(T, &asks).unwrap();
     let DelegationGrant::Read(held) = state.open_commit(T, plan, F, true).unwrap().delegation else {

@@ -115,11 +115,17 @@ const KINDS: [Kind; 6] = [
         name: "owners",
         bound: |limits, to| limits.owners = to,
         take: |state, id, n| {
-            let Ok(turn) = state.begin_owner_request(T, &SeqidOwner::Open(id, format!("o{n}").as_bytes()), 1)
+            let Ok(owner_request) =
+                state.begin_owner_request(T, &SeqidOwner::Open(id, format!("o{n}").as_bytes()), 1)
             else {
                 return false;
             };
-            state.end_owner_request(T, turn, NfsStat::Access, CachedReply { bytes: Vec::new(), file: None });
+            state.end_owner_request(
+                T,
+                owner_request,
+                NfsStat::Access,
+                CachedReply { bytes: Vec::new(), file: None },
+            );
             true
         },
         count: |state| state.owners.len(),

@@ -235,16 +235,7 @@ fn a_client_that_reclaimed_everything_stays_on_record() {
     let mut state = restarted(&[record("a", 1), record("b", 1)]);
     let a = back(&mut state, "a", 1);
     let claim = Claim::Previous(0);
-    let request = OpenRequest {
-        client: a,
-        owner: b"o",
-        access: 1,
-        deny: 0,
-        wants: 0,
-        claim,
-        running: None,
-        turn: None,
-    };
+    let request = OpenRequest { client: a, owner: b"o", access: 1, deny: 0, wants: 0, claim, running: None };
     let plan = state.open_plan(T, &request).unwrap();
     state.reclaim_complete(T, a, false).unwrap();
     state.open_commit(T, plan, F, false).unwrap();

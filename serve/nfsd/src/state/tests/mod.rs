@@ -174,7 +174,7 @@ pub(super) fn open_as(
     claim: Claim,
 ) -> Step<Opened> {
     let owner = owner.as_bytes();
-    let request = OpenRequest { client, owner, access, deny, wants, claim, running: None, turn: None };
+    let request = OpenRequest { client, owner, access, deny, wants, claim, running: None };
     let plan = state.open_plan(now, &request)?;
     match state.open_claim(now, &plan, file, false) {
         Ok(()) => Ok(state.open_commit(now, plan, file, true).unwrap()),

@@ -99,7 +99,6 @@ fn plans_conflict() {
             wants: share::WANT_NO_DELEG,
             claim: Claim::Null,
             running: None,
-            turn: None,
         };
         state.open_plan(T, &request).unwrap()
     };

@@ -28,7 +28,7 @@ fn reply(text: &str) -> CachedReply {
 
 /// An OPEN with its OPEN_CONFIRM, if required.
 fn open40(state: &mut StateManager, id: ClientId, owner: &str, seqid: u32, access: u32) -> Step<StateId> {
-    let turn = state.begin_owner_request(T, &SeqidOwner::Open(id, owner.as_bytes()), seqid)?;
+    let owner_request = state.begin_owner_request(T, &SeqidOwner::Open(id, owner.as_bytes()), seqid)?;
     let opened = match open(state, id, owner, F, access, 0) {
         Err(Stop::Wait(_)) => {
             settle(state);
@@ -40,14 +40,14 @@ fn open40(state: &mut StateManager, id: ClientId, owner: &str, seqid: u32, acces
         Stop::Fail(status) => *status,
         other => panic!("{other:?}"),
     });
-    state.end_owner_request(T, turn, status, reply("open"));
+    state.end_owner_request(T, owner_request, status, reply("open"));
     let opened = opened?;
     if !opened.confirm {
         return Ok(opened.stateid);
     }
-    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&opened.stateid), seqid + 1)?;
+    let owner_request = state.begin_owner_request(T, &SeqidOwner::Stateid(&opened.stateid), seqid + 1)?;
     let stateid = state.open_confirm(F, &opened.stateid)?;
-    state.end_owner_request(T, turn, NfsStat::Ok, reply("confirm"));
+    state.end_owner_request(T, owner_request, NfsStat::Ok, reply("confirm"));
     Ok(stateid)
 }
 
@@ -94,7 +94,7 @@ fn an_owners_request_is_executed_once() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let of = SeqidOwner::Open(id, b"o");
-    let turn = state.begin_owner_request(T, &of, 5).unwrap();
+    let owner_request = state.begin_owner_request(T, &of, 5).unwrap();
     assert_eq!(failed(state.begin_owner_request(T, &of, 5)), NfsStat::Delay);
     let opened = match open(&mut state, id, "o", F, share::READ, 0) {
         Err(Stop::Wait(_)) => {
@@ -104,7 +104,7 @@ fn an_owners_request_is_executed_once() {
         other => panic!("not durable: {other:?}"),
     };
     assert!(opened.confirm);
-    state.end_owner_request(T, turn, NfsStat::Ok, reply("first"));
+    state.end_owner_request(T, owner_request, NfsStat::Ok, reply("first"));
     state.check_invariants();
     let Err(Stop::Replay(again)) = state.begin_owner_request(T, &of, 5) else { panic!() };
     assert_eq!(*again, reply("first"));
@@ -128,15 +128,15 @@ fn an_owners_request_is_executed_once() {
     state.end_permit(T, permit);
     assert_eq!(failed(state.begin_owner_request(T, &of, 23)), NfsStat::BadSeqid);
     // An error that consumes no seqid, and one that does.
-    let turn = state.begin_owner_request(T, &of, 22).unwrap();
-    state.end_owner_request(T, turn, NfsStat::BadStateid, reply("no"));
-    let turn = state.begin_owner_request(T, &of, 22).unwrap();
-    state.end_owner_request(T, turn, NfsStat::Inval, reply("inval"));
+    let owner_request = state.begin_owner_request(T, &of, 22).unwrap();
+    state.end_owner_request(T, owner_request, NfsStat::BadStateid, reply("no"));
+    let owner_request = state.begin_owner_request(T, &of, 22).unwrap();
+    state.end_owner_request(T, owner_request, NfsStat::Inval, reply("inval"));
     assert!(matches!(state.begin_owner_request(T, &of, 22), Err(Stop::Replay(_))));
     // CLOSE can be retried, although its stateid is gone.
-    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23).unwrap();
-    state.close_v40(T, &turn, F, &stateid).unwrap();
-    state.end_owner_request(T, turn, NfsStat::Ok, reply("closed"));
+    let owner_request = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23).unwrap();
+    state.close_v40(T, &owner_request, F, &stateid).unwrap();
+    state.end_owner_request(T, owner_request, NfsStat::Ok, reply("closed"));
     assert!(matches!(state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 23), Err(Stop::Replay(_))));
     state.check_invariants();
     open40(&mut state, id, "o", 24, share::READ).unwrap();
@@ -157,9 +157,9 @@ fn a_reclaim_needs_no_confirmation() {
     let past = PreviousBoot { clients: vec![record], lease: Millis::seconds(60) };
     let mut state = StateManager::new(T, Config::default(), 2, past, Box::new(Seeded(1)));
     let id = old_client(&mut state, "a");
-    let turn = state.begin_owner_request(T, &SeqidOwner::Open(id, b"o"), 1).unwrap();
+    let owner_request = state.begin_owner_request(T, &SeqidOwner::Open(id, b"o"), 1).unwrap();
     let opened = open_as(&mut state, T, id, "o", F, (share::BOTH, 0), 0, Claim::Previous(0)).unwrap();
-    state.end_owner_request(T, turn, NfsStat::Ok, reply("claimed"));
+    state.end_owner_request(T, owner_request, NfsStat::Ok, reply("claimed"));
     assert!(!opened.confirm);
     let permit = state.permit(T, Caller::V40, F, &opened.stateid, Access::Write).unwrap();
     state.end_permit(T, permit);
@@ -186,9 +186,9 @@ fn v40_lock_owners() {
     state.end_owner_request(T, open_turn, NfsStat::Ok, reply("lock"));
     state.check_invariants();
     assert_eq!(failed(state.release_lock_owner(T, id, b"l")), NfsStat::LocksHeld);
-    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2).unwrap();
+    let owner_request = state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2).unwrap();
     let unlocked = state.locku(T, Caller::V40, F, &lock, (0, 10)).unwrap();
-    state.end_owner_request(T, turn, NfsStat::Ok, reply("unlocked"));
+    state.end_owner_request(T, owner_request, NfsStat::Ok, reply("unlocked"));
     // A retry, with the old seqid of the stateid.
     assert!(matches!(state.begin_owner_request(T, &SeqidOwner::Stateid(&lock), 2), Err(Stop::Replay(_))));
     assert_eq!(failed(state.locku(T, Caller::V40, F, &lock, (0, 10))), NfsStat::OldStateid);
@@ -244,9 +244,9 @@ fn owners_are_forgotten_after_a_while() {
     let mut state = state();
     let id = old_client(&mut state, "a");
     let stateid = open40(&mut state, id, "o", 1, share::BOTH).unwrap();
-    let turn = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 3).unwrap();
-    state.close_v40(T, &turn, F, &stateid).unwrap();
-    state.end_owner_request(T, turn, NfsStat::Ok, reply("closed"));
+    let owner_request = state.begin_owner_request(T, &SeqidOwner::Stateid(&stateid), 3).unwrap();
+    state.close_v40(T, &owner_request, F, &stateid).unwrap();
+    state.end_owner_request(T, owner_request, NfsStat::Ok, reply("closed"));
     state.tick(T);
     assert_eq!((state.owners.len(), state.closed.len()), (1, 1));
     let late = T + state.config.lease + Millis(1);
@@ -287,7 +287,7 @@ fn owners_retry_requests() {
             let Some(asked) = &mut last else { continue };
             let of = if asked.open { SeqidOwner::Open(id, b"o") } else { SeqidOwner::Stateid(&stateid) };
             match state.begin_owner_request(T, &of, asked.seqid) {
-                Ok(turn) => {
+                Ok(owner_request) => {
                     asked.executed += 1;
                     assert_eq!(asked.executed, 1, "seed {seed}: executed twice");
                     executed += 1;
@@ -299,7 +299,7 @@ fn owners_retry_requests() {
                     // Other requests wait while it runs.
                     assert_eq!(failed(state.begin_owner_request(T, &of, asked.seqid)), NfsStat::Delay);
                     let reply = CachedReply { bytes: asked.reply.clone(), file: Some(F) };
-                    state.end_owner_request(T, turn, NfsStat::Ok, reply);
+                    state.end_owner_request(T, owner_request, NfsStat::Ok, reply);
                 }
                 Err(Stop::Replay(reply)) => {
                     assert!(repeat, "seed {seed}");
