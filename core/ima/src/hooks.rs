@@ -154,7 +154,7 @@ impl Hooks {
 
     fn record(&self, entry: &Entry) -> Result<()> {
         self.sink.record(entry).map_err(|error| {
-            Error::Io(format!("the measurement list takes no more, so nothing may be opened: {error}"))
+            Error::Io(format!("the measurement list takes no more, so nothing may be opened: {error}").into())
         })
     }
 

@@ -19,7 +19,14 @@ pub const EXECUTE: u32 = 1;
 
 /// The access ACL of an inode, once it was read.
 #[derive(Debug, Default)]
-pub(crate) struct AclCache(Mutex<Known>);
+pub(crate) struct AclCache(Mutex<Cached>);
+
+#[derive(Debug, Default)]
+struct Cached {
+    known: Known,
+    /// How often it was forgotten: what was read before is not kept after.
+    forgotten: u64,
+}
 
 #[derive(Debug, Default, Clone)]
 enum Known {
@@ -90,7 +97,8 @@ impl<'a> Asked<'a> {
 
 impl AclCache {
     pub(crate) fn forget(&self) {
-        *self.0.lock() = Known::Nothing;
+        let mut cached = self.0.lock();
+        *cached = Cached { known: Known::Nothing, forgotten: cached.forgotten + 1 };
     }
 }
 
@@ -124,30 +132,42 @@ impl Vfs {
     }
 
     pub(crate) fn access_acl(&self, inode: &Inode) -> Result<Option<Arc<Acl>>> {
-        let mut known = self.acl_cache(inode).0.lock();
-        if let Known::Nothing = *known {
-            *known = match self.stored_acl(inode, acl::ACCESS)? {
-                Some(acl) => Known::Some(Arc::new(acl)),
-                None => Known::None,
-            };
+        let cache = &inode.acl.0;
+        let forgotten = {
+            let cached = cache.lock();
+            match &cached.known {
+                Known::Some(acl) => return Ok(Some(acl.clone())),
+                Known::None => return Ok(None),
+                Known::Nothing => cached.forgotten,
+            }
+        };
+        let stored = self.stored_acl(inode, acl::ACCESS)?.map(Arc::new);
+        let mut cached = cache.lock();
+        if cached.forgotten == forgotten {
+            cached.known = stored.clone().map_or(Known::None, Known::Some);
         }
-        Ok(match &*known {
-            Known::Some(acl) => Some(acl.clone()),
-            _ => None,
-        })
+        Ok(stored)
     }
 
-    /// Whether the caller is granted the whole `mask` (R4 W2 X1).
+    /// Whether the caller is granted the whole `mask` (R4 W2 X1). Where a server decides, this is a round
+    /// trip: call it without inode locks.
     pub fn access(&self, cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
+        self.access_locked(cred, inode, mask)?;
+        match self.fs.server() {
+            Some(server) if !cred.checked && mask != 0 => server.permission(cred, inode, mask),
+            _ => Ok(()),
+        }
+    }
+
+    /// [`Vfs::access`] without a round trip, for checks under inode locks: a server checks the request that
+    /// follows.
+    pub(crate) fn access_locked(&self, cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         self.alive()?;
         if mask & WRITE != 0 {
             self.may_change(inode, inode.with_attr(|attr| attr.flags))?;
         }
-        if cred.checked || mask == 0 {
+        if cred.checked || mask == 0 || inode.server_managed {
             return Ok(());
-        }
-        if let Some(server) = self.fs.server() {
-            return server.permission(cred, inode, mask);
         }
         let asked = Asked::of(cred, inode);
         let acl = if asked.by_list() { self.access_acl(inode)? } else { None };
@@ -157,7 +177,7 @@ impl Vfs {
     /// Every mask that [`Vfs::access`] would grant, all at one moment.
     pub fn rights(&self, cred: &Cred, inode: &Inode) -> Result<Rights> {
         self.alive()?;
-        if self.fs.server().is_some() {
+        if self.fs.server().is_some() && !cred.checked {
             let granted = |mask: &u32| self.access(cred, inode, *mask).is_ok();
             return Ok(Rights((0..8).filter(granted).fold(0, |all, mask| all | 1 << mask)));
         }
@@ -185,9 +205,9 @@ impl Vfs {
         cred.privileged() || cred.uid == inode.with_attr(|attr| attr.uid)
     }
 
-    /// Whether the caller may remove a name of `victim` from `dir`.
+    /// Whether the caller may remove a name of `victim` from `dir`. The caller holds their locks.
     pub(crate) fn may_delete(&self, cred: &Cred, dir: &Inode, victim: &Inode) -> Result<()> {
-        self.access(cred, dir, WRITE | EXECUTE)?;
+        self.access_locked(cred, dir, WRITE | EXECUTE)?;
         let dir_attr = dir.with_attr(|attr| (attr.perm, attr.uid, attr.flags));
         let victim_attr = victim.with_attr(|attr| (attr.uid, attr.flags));
         let fixed = InodeFlags::IMMUTABLE | InodeFlags::APPEND;

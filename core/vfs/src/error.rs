@@ -1,5 +1,6 @@
 //! Errors of drivers and of the VFS. Front ends translate them to errno or nfsstat4.
 
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The result of every VFS and driver call.
@@ -21,16 +22,51 @@ pub enum Error {
     Incompatible(String),
     /// The device failed on a structure of the format.
     #[error("I/O error: {0}")]
-    Io(String),
+    Io(#[source] IoError),
     /// The device could not read or write bytes of a file. The structures of the format are sound.
     #[error("I/O error: {0}")]
-    FileData(String),
+    FileData(#[source] IoError),
+    /// Cached bytes of a file cannot be written, and another try would not help: no quota, no space, no
+    /// permission. Only write-back returns it.
+    #[error("written data is dropped: {0}")]
+    DataRefused(NameError),
     /// The server of a network filesystem did not do the request. The request may be repeated.
     #[error("{0}")]
     Server(#[from] ServerError),
     /// A namespace, permission or resource error with a meaning of its own.
     #[error("{0}")]
     Name(#[from] NameError),
+}
+
+/// What failed, with the error that caused it if there is one.
+#[derive(Debug, Clone)]
+pub struct IoError {
+    what: String,
+    cause: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl std::fmt::Display for IoError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.what.fmt(f)
+    }
+}
+
+impl std::error::Error for IoError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.cause.as_ref().map(|cause| &**cause as _)
+    }
+}
+
+impl From<String> for IoError {
+    fn from(what: String) -> Self {
+        Self { what, cause: None }
+    }
+}
+
+impl From<&str> for IoError {
+    fn from(what: &str) -> Self {
+        what.to_owned().into()
+    }
 }
 
 /// Why a server did not do a request.
@@ -45,6 +81,9 @@ pub enum ServerError {
     /// It lost the client's opens and locks, and they could not be reclaimed. EIO.
     #[error("the server has lost the state of this client")]
     StateLost,
+    /// It failed, for example on its own device. EIO.
+    #[error("the server reports an I/O error")]
+    Failed,
 }
 
 /// The request cannot be done; nothing is broken. Each names its errno.
@@ -83,6 +122,9 @@ pub enum NameError {
     /// ENOSPC.
     #[error("no space left in the filesystem")]
     NoSpace,
+    /// EDQUOT.
+    #[error("quota exceeded")]
+    Quota,
     /// EFBIG.
     #[error("file too large")]
     TooLarge,
@@ -127,17 +169,26 @@ impl Error {
     pub fn corrupt(what: impl Into<String>, place: impl Into<String>) -> Self {
         Error::Corrupt { what: what.into(), place: place.into() }
     }
+
+    /// A failure on a structure of the format.
+    pub fn io(cause: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Error::Io(IoError::caused_by(cause))
+    }
+
+    /// A device's error on bytes of a file.
+    pub fn file_data(cause: ivers_block::BlockError) -> Self {
+        Error::FileData(IoError::caused_by(cause))
+    }
 }
 
-impl Error {
-    /// A device's error on bytes of a file.
-    pub fn file_data(error: ivers_block::BlockError) -> Self {
-        Error::FileData(error.to_string())
+impl IoError {
+    fn caused_by(cause: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { what: cause.to_string(), cause: Some(Arc::new(cause)) }
     }
 }
 
 impl From<ivers_block::BlockError> for Error {
-    fn from(error: ivers_block::BlockError) -> Self {
-        Error::Io(error.to_string())
+    fn from(cause: ivers_block::BlockError) -> Self {
+        Error::io(cause)
     }
 }

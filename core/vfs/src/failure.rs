@@ -1,12 +1,13 @@
 //! The reaction to failures, the same for every format.
 //!
 //! - No space: running deletions end and the driver reclaims what it can; then the call is tried once more.
-//! - Data of a file could not be written: that is a write-back error of the file, which every descriptor's next fsync
-//!   reports once. The file shows what the device has, and everything else goes on.
-//! - A structure of the format is damaged or could not be written: the filesystem stops. The driver aborts, and
-//!   nothing changes until the next mount.
+//! - Data of a file could not be written, or was refused: that is a write-back error of the file, which every
+//!   descriptor's next fsync reports once. The file shows what the driver has, and everything else goes on.
+//! - A server did not do a request: written data stays in the cache and is written later.
+//! - A structure of the format is damaged or could not be written: the filesystem stops. The driver aborts,
+//!   and nothing changes until the next mount.
 //!
-//! The first and the last are here, the second is in [`crate::writeback`].
+//! The first and the last are here, the others are in [`crate::writeback`].
 
 use crate::driver::Health;
 use crate::error::{Error, NameError, Result};
@@ -35,8 +36,8 @@ impl Failure {
 }
 
 impl Vfs {
-    /// Runs a driver call that changes something. If it fails in a way that may leave a change half done, the filesystem
-    /// stops.
+    /// Runs a driver call that changes something. If it fails in a way that may leave a change half done, the
+    /// filesystem stops.
     pub(crate) fn guarded<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = call();
         if let Err(error @ (Error::Corrupt { .. } | Error::Io(_) | Error::FileData(_))) = &result {
@@ -45,7 +46,8 @@ impl Vfs {
         result
     }
 
-    /// [`Vfs::guarded`], with a second try where space was missing. Under the locks of inodes, with no handle open.
+    /// [`Vfs::guarded`], with a second try where space was missing. Under the locks of inodes, with no handle
+    /// open.
     pub(crate) fn with_space<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         self.guarded(|| self.retry_without_space(&mut call))
     }
@@ -74,7 +76,8 @@ impl Vfs {
         self.failure.stopped.store(true, Ordering::Release);
     }
 
-    /// What the filesystem can do at this moment: the driver's word, this mount's options and what has failed.
+    /// What the filesystem can do at this moment: the driver's word, this mount's options and what has
+    /// failed.
     pub fn health(&self) -> Health {
         let mut health = self.fs.health();
         if let Some(why) = self.failure.why() {

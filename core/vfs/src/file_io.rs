@@ -3,7 +3,7 @@
 use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
-use crate::pages::{PAGE, RUN_PAGES, Step};
+use crate::pages::{Loaded, PAGE, RUN_PAGES, Step};
 use crate::requests::*;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
@@ -36,6 +36,12 @@ impl Drop for Visible<'_> {
             log::warn!("inode {} is to be logged again: {error}", self.inode.ino);
         }
     }
+}
+
+/// The pages of a read that begin before the end of the file.
+fn in_file(data: &[u8], offset: u64, size: u64) -> &[u8] {
+    let len = size.saturating_sub(offset).next_multiple_of(PAGE64);
+    &data[..usize::try_from(len).unwrap_or(usize::MAX).min(data.len())]
 }
 
 impl Vfs {
@@ -75,26 +81,34 @@ impl Vfs {
     /// Reads the page at `offset`, and the following ones if the file is read in order, into the cache, and
     /// copies what was asked for.
     fn read_missing(&self, inode: &Inode, offset: u64, buf: &mut [u8], size: u64) -> Result<usize> {
-        let (start, len) = inode.pages.plan_read(offset, buf.len(), size);
-        let mut data = vec![0; len];
-        self.fs.read(inode, start, &mut data)?;
-        inode.pages.fill(start, &data, &self.memory);
+        let plan = inode.pages.plan_read(offset, buf.len(), size, &self.memory);
+        let mut data = vec![0; plan.len];
+        self.fs.read(inode, plan.offset, &mut data)?;
+        inode.pages.fill(plan.offset, in_file(&data, plan.offset, size), plan.generation, &self.memory);
         // Copy from what was read and not from the cache: a page may be evicted already, and must not be read
-        // for ever. No writer runs, so both are the same. Pages that were cached before are not in the plan.
-        let skip = (offset - start) as usize;
-        let bytes = buf.len().min(len - skip);
+        // for ever. No writer runs, so both are the same, except pages that were cached before: stop there.
+        let skip = (offset - plan.offset) as usize;
+        let bytes = buf.len().min((plan.missing_until - offset) as usize);
         buf[..bytes].copy_from_slice(&data[skip..skip + bytes]);
         self.reclaim();
         Ok(bytes)
     }
 
-    /// Loads the page at a page-aligned offset into the cache.
+    /// Reads the unit that contains `offset` from the driver.
+    fn read_unit(&self, inode: &Inode, offset: u64) -> Result<(u64, Vec<u8>)> {
+        let unit = self.memory.unit_bytes();
+        let (start, mut data) = (offset - offset % unit, vec![0; unit as usize]);
+        self.fs.read(inode, start, &mut data)?;
+        Ok((start, data))
+    }
+
+    /// Loads the page at `offset` into the cache, with the rest of its unit.
     pub(crate) fn load_page(&self, inode: &Inode, offset: u64, size: u64) -> Result<()> {
         let mut probe = [0];
         if offset < size && inode.pages.read(offset, &mut probe) == 0 {
-            let mut page = [0; PAGE];
-            self.fs.read(inode, offset, &mut page)?;
-            inode.pages.fill(offset, &page, &self.memory);
+            let generation = inode.pages.generation();
+            let (start, data) = self.read_unit(inode, offset)?;
+            inode.pages.fill(start, in_file(&data, start, size), generation, &self.memory);
         }
         Ok(())
     }
@@ -215,7 +229,7 @@ impl Vfs {
         if !inode.pages.all_dirty(offset, data.len() as u64) || more() {
             self.retry_without_space(|| self.fs.reserve(inode, offset, data.len() as u64, pool))?;
         }
-        let mut loaded = Vec::new();
+        let mut loaded = Loaded::default();
         loop {
             let grow = || {
                 if end > size {
@@ -230,16 +244,15 @@ impl Vfs {
                     }
                     return Ok(());
                 }
-                Step::NeedsRead(page) => {
-                    let mut bytes = Box::new([0; PAGE]);
-                    self.fs.read(inode, page * PAGE64, &mut bytes[..])?;
-                    loaded.push((page, bytes));
+                Step::NeedsRead { offset, generation } => {
+                    let (start, data) = self.read_unit(inode, offset)?;
+                    loaded.add(start, generation, &data);
                 }
             }
         }
     }
 
-    /// Writes around the cache if the piece consists of whole pages or reaches the end of the file. Otherwise
+    /// Writes around the cache if the piece consists of whole units or reaches the end of the file. Otherwise
     /// writes through the cache and then back.
     fn write_direct(
         &self,
@@ -251,7 +264,8 @@ impl Vfs {
     ) -> Result<()> {
         let inode = visible.inode;
         let end = offset + data.len() as u64;
-        let whole = offset.is_multiple_of(PAGE64) && (end.is_multiple_of(PAGE64) || end >= size);
+        let unit = self.memory.unit_bytes();
+        let whole = offset.is_multiple_of(unit) && (end.is_multiple_of(unit) || end >= size);
         if !whole {
             self.write_cached(visible, offset, data, size, pool)?;
             let _writeback = inode.writeback_lock.lock();
@@ -273,15 +287,12 @@ impl Vfs {
                 // were not written back are lost too: the next fsync reports that.
                 inode.with_attr(|attr| attr.size = size.max(at));
                 self.fs.unreserve(inode, at, end - at);
-                match &error {
-                    Error::FileData(_) => self.note_data_loss(inode, Vec::new(), &error),
-                    _ => self.note_writeback_error(inode, &error),
+                if matches!(error, Error::FileData(_) | Error::DataRefused(_)) {
+                    self.note_data_loss(inode, Vec::new(), &error);
+                    return Err(error);
                 }
-                return if matches!(error, Error::FileData(_)) {
-                    Err(error)
-                } else {
-                    self.guarded(|| Err(error))
-                };
+                self.note_writeback_error(inode, &error);
+                return self.guarded(|| Err(error));
             }
             self.policy.stats.mine().written_back_bytes.fetch_add(run.len() as u64, Ordering::Relaxed);
         }
@@ -293,7 +304,8 @@ impl Vfs {
         if inode.kind != FileType::Regular {
             return self.read(inode, offset, buf);
         }
-        if !offset.is_multiple_of(PAGE64) {
+        let unit = self.memory.unit_bytes();
+        if !offset.is_multiple_of(unit) {
             return self.read(inode, offset, buf);
         }
         let want = {
@@ -305,11 +317,10 @@ impl Vfs {
                 let _writeback = inode.writeback_lock.lock();
                 self.write_pages(inode, offset, offset + want as u64)?;
             }
-            let whole = want / PAGE * PAGE;
+            let whole = want - want % unit as usize;
             self.fs.read(inode, offset, &mut buf[..whole])?;
             if whole < want {
-                let mut tail = [0; PAGE];
-                self.fs.read(inode, offset + whole as u64, &mut tail)?;
+                let (_, tail) = self.read_unit(inode, offset + whole as u64)?;
                 buf[whole..want].copy_from_slice(&tail[..want - whole]);
             }
             want

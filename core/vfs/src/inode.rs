@@ -264,11 +264,17 @@ impl Inode {
         if self.server_managed { self.counter.peek_raw() } else { self.counter.peek() }
     }
 
-    /// The first write that is cached under a write delegation: the server's change attribute is raised once here, as
-    /// RFC 8881, section 10.4.3 asks for the answer to CB_GETATTR.
+    /// Raises the server's change attribute for the first write that is cached under a write delegation, as
+    /// RFC 8881, section 10.4.3, requires of the answer to CB_GETATTR.
     pub fn raise_server_change(&self) {
         debug_assert!(self.server_managed);
         self.counter.set_raw(self.counter.peek_raw().wrapping_add(1));
+    }
+
+    /// Whether a server owns it: its attributes are current only after
+    /// [`Vfs::get_attr`](crate::Vfs::get_attr).
+    pub fn is_server_managed(&self) -> bool {
+        self.server_managed
     }
 
     /// Whether data of it could not be written and is lost. A cache above the VFS may still show that data.

@@ -40,7 +40,7 @@ pub use driver::{
     FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LoadedInode, LockOwner, LockRequest,
     NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps, XattrMode, XattrOps,
 };
-pub use error::{Error, NameError, Result, ServerError};
+pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;
 pub use inode::{Dirtied, Inode, Logged, Touch};
 pub use lookup::Listed;

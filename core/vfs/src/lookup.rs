@@ -1,7 +1,7 @@
 //! Looking up names, resolving paths, reading directories.
 
 use crate::access::EXECUTE;
-use crate::driver::Child;
+use crate::driver::{Child, InitialCounter};
 use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
 use crate::requests::Cred;
@@ -61,8 +61,11 @@ impl Vfs {
         self.names.put_stamped(dir, name, child.as_ref().map(Child::ino), stamp);
         Ok(match child {
             None => None,
-            Some(Child::Number(ino)) => Some((ino, None)),
-            Some(Child::Inode(loaded)) => Some((loaded.ino, Some(self.insert_loaded(loaded)))),
+            // A local inode may be changed and evicted between its lookup and here: load it by number.
+            Some(Child::Inode(loaded)) if matches!(loaded.counter, InitialCounter::Server(_)) => {
+                Some((loaded.ino, Some(self.insert_loaded(loaded)?)))
+            }
+            Some(child) => Some((child.ino(), None)),
         })
     }
 
@@ -76,8 +79,8 @@ impl Vfs {
         }
     }
 
-    /// The shared lock under which names are read. A server keeps its names consistent itself, and nobody is to wait
-    /// for a round trip: then there is none.
+    /// The shared lock under which names are read. There is none where a server keeps its names consistent:
+    /// nobody waits for a round trip.
     pub(crate) fn names_lock<'a>(&self, dir: &'a Inode) -> Result<Option<RwLockReadGuard<'a, ()>>> {
         match self.fs.server() {
             Some(_) => self.alive().map(|()| None),

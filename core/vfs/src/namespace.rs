@@ -111,8 +111,10 @@ impl Vfs {
         result
     }
 
-    pub(crate) fn before(&self, dir: &Inode, want_info: bool) -> Option<u64> {
-        if want_info { self.change(dir) } else { None }
+    /// The change attribute before a change, under the lock of the inode. A server's inode has none here: two
+    /// questions around a change would not show what others change in between.
+    pub(crate) fn before(&self, inode: &Inode, want_info: bool) -> Option<u64> {
+        if want_info && !inode.server_managed { self.change(inode) } else { None }
     }
 
     pub(crate) fn info_since(&self, dir: &Inode, before: Option<u64>) -> Option<ChangeInfo> {
@@ -129,15 +131,15 @@ impl Vfs {
     }
 
     /// Checks that a name may be added to a directory whose exclusive lock is held. "Exists" comes before
-    /// "read-only".
+    /// "read-only". A server checks both itself.
     pub(crate) fn may_add(&self, cred: &Cred, dir: &Inode, name: &[u8]) -> Result<()> {
         self.dir_is_alive(dir)?;
-        self.access(cred, dir, EXECUTE)?;
-        if self.find(cred, dir, name)?.is_some() {
+        self.access_locked(cred, dir, EXECUTE)?;
+        if self.fs.server().is_none() && self.find(cred, dir, name)?.is_some() {
             return Err(NameError::Exists.into());
         }
         self.begin_change()?;
-        self.access(cred, dir, WRITE)
+        self.access_locked(cred, dir, WRITE)
     }
 
     /// Adds another name for an inode.
@@ -365,7 +367,9 @@ impl Vfs {
             let target_moves =
                 exchange && target.as_ref().is_some_and(|target| target.kind == FileType::Directory);
             let inode_moves = inode.kind == FileType::Directory;
-            let move_guard = (crosses && (inode_moves || target_moves)).then(|| self.move_lock.lock());
+            // A server refuses loops itself.
+            let may_loop = crosses && (inode_moves || target_moves) && self.fs.server().is_none();
+            let move_guard = may_loop.then(|| self.move_lock.lock());
             if move_guard.is_some() {
                 if inode_moves && self.is_below(new_dir, inode.ino)? {
                     return Err(NameError::Invalid.into());
@@ -467,7 +471,7 @@ impl Vfs {
                     return Err(NameError::IsDirectory.into());
                 }
             }
-            None => self.access(cred, new_dir, WRITE | EXECUTE)?,
+            None => self.access_locked(cred, new_dir, WRITE | EXECUTE)?,
         }
         check_project(new_dir, inode)?;
         if let Some(target) = target.filter(|_| exchange) {
@@ -476,10 +480,10 @@ impl Vfs {
         if old_dir.ino != new_dir.ino {
             // A directory that moves gets another `..`, which is a write to it.
             if is_dir(inode) {
-                self.access(cred, inode, WRITE)?;
+                self.access_locked(cred, inode, WRITE)?;
             }
             if let Some(target) = target.filter(|target| exchange && is_dir(target)) {
-                self.access(cred, target, WRITE)?;
+                self.access_locked(cred, target, WRITE)?;
             }
         }
         Ok(())

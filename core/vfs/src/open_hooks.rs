@@ -81,8 +81,8 @@ impl Vfs {
         }
     }
 
-    /// Gets a byte-range lock from the server ([`NameError::Busy`] if another owner has it). `NotSupported` where no server
-    /// grants locks: then the front end keeps them itself.
+    /// Gets a byte-range lock from the server ([`NameError::Busy`] if another owner has it). `NotSupported`
+    /// where no server grants locks: then the front end keeps them itself.
     pub fn lock(&self, inode: &InodeRef, lock: &LockRequest) -> Result<()> {
         self.fs.server().ok_or(NameError::NotSupported)?.lock(inode, lock)
     }

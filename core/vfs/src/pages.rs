@@ -7,6 +7,10 @@
 //! The map has one lock (rank: below the inode lock and the write-back lock, above `Inode::attr`); no driver
 //! is called under it. `Attr::size` grows under it together with the page that contains the new bytes: a
 //! write-back that sees the page sees the size.
+//!
+//! The driver reads and writes units of one or more pages ([`FsInfo::io_unit`](crate::FsInfo::io_unit)). The
+//! pages of a unit below the end of the file become dirty together, and are written together. So a page of a
+//! dirty unit that is not in the map was past the end when the unit became dirty: it consists of zeros.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,18 +25,25 @@ const PAGE64: u64 = PAGE as u64;
 pub(crate) const RUN_PAGES: usize = 256;
 const READAHEAD_MAX_PAGES: u32 = 256;
 
-/// Memory of a mount, and how much of it is dirty.
+/// Memory of a mount, how much of it is dirty, and the unit of its pages.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) budget: Arc<Budget>,
+    /// Pages of an [`FsInfo::io_unit`](crate::FsInfo::io_unit): a power of two, at most [`RUN_PAGES`].
+    unit_pages: u64,
     /// Dirty pages and pages under write-back, in bytes.
     dirty_bytes: AtomicU64,
     pub(crate) dirty_limit: u64,
 }
 
 impl Memory {
-    pub(crate) fn new(budget: Arc<Budget>, dirty_limit: u64) -> Self {
-        Self { budget, dirty_bytes: AtomicU64::new(0), dirty_limit }
+    pub(crate) fn new(budget: Arc<Budget>, dirty_limit: u64, unit_bytes: u64) -> Self {
+        Self { budget, unit_pages: unit_bytes / PAGE64, dirty_bytes: AtomicU64::new(0), dirty_limit }
+    }
+
+    /// The unit of the driver's reads and writes in bytes.
+    pub(crate) fn unit_bytes(&self) -> u64 {
+        self.unit_pages * PAGE64
     }
 
     pub(crate) fn dirty_bytes(&self) -> u64 {
@@ -52,6 +63,10 @@ struct Page {
 struct Map {
     pages: BTreeMap<u64, Page>,
     dirty: BTreeSet<u64>,
+    /// How many pages are under write-back.
+    writeback: u64,
+    /// Raised when clean pages became outdated: what was read from the driver before is not added after.
+    generation: u64,
     hand: u64,
     readahead_next: u64,
     readahead_pages: u32,
@@ -72,16 +87,59 @@ pub(crate) struct Run {
     pages: Vec<u64>,
 }
 
+/// What to read from the driver.
+pub(crate) struct ReadPlan {
+    /// Start of the first unit.
+    pub(crate) offset: u64,
+    /// Whole units, in bytes.
+    pub(crate) len: usize,
+    /// Pages from this offset on were cached, perhaps with newer bytes.
+    pub(crate) missing_until: u64,
+    /// See [`Pages::fill`].
+    pub(crate) generation: u64,
+}
+
+/// Pages that were read for a write which covers only a part of their units.
+#[derive(Default)]
+pub(crate) struct Loaded {
+    pages: Vec<(u64, Box<[u8; PAGE]>)>,
+    generation: u64,
+}
+
+impl Loaded {
+    /// Adds a unit that was read as [`Step::NeedsRead`] requested.
+    pub(crate) fn add(&mut self, offset: u64, generation: u64, data: &[u8]) {
+        self.generation = generation;
+        self.pages
+            .extend((index(offset)..).zip(data.chunks_exact(PAGE)).map(|(at, bytes)| (at, page_of(bytes))));
+    }
+
+    fn has(&self, page: u64) -> bool {
+        self.pages.iter().any(|(at, _)| *at == page)
+    }
+
+    fn take(&mut self, page: u64) -> Option<Box<[u8; PAGE]>> {
+        let found = self.pages.iter().position(|(at, _)| *at == page)?;
+        Some(self.pages.swap_remove(found).1)
+    }
+}
+
 /// Result of a write into the cache.
 pub(crate) enum Step {
     /// All bytes are in the cache. `newly_dirty`: a clean page became dirty.
     Done { newly_dirty: bool },
-    /// Read this page first: the write covers only a part of it.
-    NeedsRead(u64),
+    /// Read the unit at `offset` first, and add it to what is loaded: the write covers only a part of it.
+    NeedsRead { offset: u64, generation: u64 },
 }
 
 fn index(offset: u64) -> u64 {
     offset / PAGE64
+}
+
+fn page_of(bytes: &[u8]) -> Box<[u8; PAGE]> {
+    let mut page = Box::new([0; PAGE]);
+    page.copy_from_slice(bytes);
+    page
 }
 
 impl Pages {
@@ -108,49 +166,48 @@ impl Pages {
         (index(offset)..=index(offset + len - 1)).all(|at| map.pages.get(&at).is_some_and(|page| page.dirty))
     }
 
-    /// Writes into the cache. Pages that the write covers in part must be cached, be in `loaded`, or be past
-    /// `size` (then they are zeros). `grow` runs under the map's lock once the bytes are there.
+    /// Writes into the cache. Pages of units that the write covers in part must be cached, be in `loaded`, or
+    /// be past `size` (then they are zeros). `grow` runs under the map's lock once the bytes are there.
     pub(crate) fn write(
         &self,
         offset: u64,
         data: &[u8],
         size: u64,
-        loaded: &mut Vec<(u64, Box<[u8; PAGE]>)>,
+        loaded: &mut Loaded,
         memory: &Memory,
         grow: impl FnOnce(),
     ) -> Step {
         let end = offset + data.len() as u64;
+        let unit = memory.unit_pages;
         let (first, last) = (index(offset), index(end - 1));
+        let (begin, behind) = (first - first % unit, (last + 1).next_multiple_of(unit));
         let mut map = self.map.lock();
-        for at in [first, last] {
+        if loaded.generation != map.generation {
+            *loaded = Loaded { pages: Vec::new(), generation: map.generation };
+        }
+        for at in (begin..=first).chain(last..behind) {
             let (start, page_end) = (at * PAGE64, (at + 1) * PAGE64);
             let partial = offset > start || end < page_end;
-            if partial
-                && start < size
-                && !map.pages.contains_key(&at)
-                && !loaded.iter().any(|(page, _)| *page == at)
-            {
-                return Step::NeedsRead(at);
+            if partial && start < size && !map.pages.contains_key(&at) && !loaded.has(at) {
+                let offset = (at - at % unit) * PAGE64;
+                return Step::NeedsRead { offset, generation: map.generation };
             }
         }
         let mut newly_dirty = 0u64;
         let mut added = 0u64;
-        let mut from = 0usize;
-        for at in first..=last {
-            let start = (offset.max(at * PAGE64) - at * PAGE64) as usize;
-            let len = (PAGE - start).min(data.len() - from);
-            let bytes = &data[from..from + len];
-            from += len;
+        for at in begin..behind.min(size.max(end).div_ceil(PAGE64)) {
             let map = &mut *map;
             let page = map.pages.entry(at).or_insert_with(|| {
                 added += 1;
-                let data = match loaded.iter().position(|(page, _)| *page == at) {
-                    Some(found) => loaded.swap_remove(found).1,
-                    None => Box::new([0; PAGE]),
-                };
+                let data = loaded.take(at).unwrap_or_else(|| Box::new([0; PAGE]));
                 Page { data, dirty: false, writeback: false, referenced: true }
             });
-            page.data[start..start + len].copy_from_slice(bytes);
+            let (from, to) = (offset.max(at * PAGE64), end.min((at + 1) * PAGE64));
+            if from < to {
+                let start = (from % PAGE64) as usize;
+                let bytes = &data[(from - offset) as usize..(to - offset) as usize];
+                page.data[start..start + bytes.len()].copy_from_slice(bytes);
+            }
             page.referenced = true;
             if !page.dirty {
                 if !page.writeback {
@@ -186,9 +243,9 @@ impl Pages {
         done
     }
 
-    /// How many pages to read for a miss at `offset` when `wanted` bytes remain: those, more if the file is
-    /// read in order, fewer if a page in between is cached.
-    pub(crate) fn plan_read(&self, offset: u64, wanted: usize, size: u64) -> (u64, usize) {
+    /// What to read for a miss at `offset` when `wanted` bytes remain: the units of those, more if the file
+    /// is read in order, fewer if a page in between is cached.
+    pub(crate) fn plan_read(&self, offset: u64, wanted: usize, size: u64, memory: &Memory) -> ReadPlan {
         let first = index(offset);
         let last_wanted = index(offset + wanted.max(1) as u64 - 1);
         let wanted_pages = last_wanted - first + 1;
@@ -200,51 +257,81 @@ impl Pages {
         let file_pages = size.div_ceil(PAGE64).saturating_sub(first).max(1);
         let plan = plan.min(file_pages);
         let next_cached = map.pages.range(first + 1..).next().map_or(u64::MAX, |(at, _)| *at);
-        let pages = plan.min(next_cached - first);
-        (first * PAGE64, pages as usize * PAGE)
+        let unit = memory.unit_pages;
+        let (begin, end) =
+            (first - first % unit, (first + plan.min(next_cached - first)).next_multiple_of(unit));
+        ReadPlan {
+            offset: begin * PAGE64,
+            len: (end - begin) as usize * PAGE,
+            missing_until: next_cached.min(end) * PAGE64,
+            generation: map.generation,
+        }
     }
 
-    /// Adds pages that were read from the device, except those added meanwhile.
-    pub(crate) fn fill(&self, offset: u64, data: &[u8], memory: &Memory) {
+    /// The generation, to be taken before a read whose pages are added later.
+    pub(crate) fn generation(&self) -> u64 {
+        self.map.lock().generation
+    }
+
+    /// Adds pages that were read from the driver, except those added meanwhile. Adds nothing if clean pages
+    /// became outdated after `generation` was taken: these may be as old.
+    pub(crate) fn fill(&self, offset: u64, data: &[u8], generation: u64, memory: &Memory) {
         let mut map = self.map.lock();
+        if map.generation != generation {
+            return;
+        }
         let mut added = 0;
         for (at, bytes) in (index(offset)..).zip(data.chunks_exact(PAGE)) {
             map.pages.entry(at).or_insert_with(|| {
                 added += 1;
-                let mut data = Box::new([0; PAGE]);
-                data.copy_from_slice(bytes);
-                Page { data, dirty: false, writeback: false, referenced: false }
+                Page { data: page_of(bytes), dirty: false, writeback: false, referenced: false }
             });
         }
         memory.budget.charge(added * PAGE64);
         self.has_pages.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the next run of dirty pages from `from` on and before `to`. `size` is called under the map's
-    /// lock; pages past it stay.
-    pub(crate) fn begin_run(&self, from: u64, to: u64, size: impl FnOnce() -> u64) -> Option<Run> {
+    /// Takes the next run of dirty units that overlap `from..to`. `size` is called under the map's lock;
+    /// pages past it stay.
+    pub(crate) fn begin_run(
+        &self,
+        from: u64,
+        to: u64,
+        memory: &Memory,
+        size: impl FnOnce() -> u64,
+    ) -> Option<Run> {
+        let unit = memory.unit_pages;
+        let of_unit = |page: u64| page - page % unit;
         let mut map = self.map.lock();
+        let map = &mut *map;
         let size = size();
-        let to = to.min(size);
-        let first = *map.dirty.range(index(from)..).next()?;
-        if first * PAGE64 >= to {
+        let begin = of_unit(*map.dirty.range(of_unit(index(from))..).next()?);
+        let behind = to.min(size).div_ceil(PAGE64).min(begin + RUN_PAGES as u64);
+        if begin >= behind {
             return None;
         }
-        let mut run = Run { offset: first * PAGE64, data: Vec::new(), pages: Vec::new() };
-        let limit = to.div_ceil(PAGE64);
-        while run.pages.len() < RUN_PAGES {
-            let at = first + run.pages.len() as u64;
-            if at >= limit || !map.dirty.contains(&at) {
+        let mut run = Run { offset: begin * PAGE64, data: Vec::new(), pages: Vec::new() };
+        for first in (begin..behind).step_by(unit as usize) {
+            if map.dirty.range(first..first + unit).next().is_none() {
                 break;
             }
-            let page = map.pages.get_mut(&at).expect("a dirty page is in the map");
-            let len = (size - at * PAGE64).min(PAGE64) as usize;
-            run.data.extend_from_slice(&page.data[..len]);
-            page.dirty = false;
-            page.writeback = true;
-            map.dirty.remove(&at);
-            run.pages.push(at);
+            for at in first..(first + unit).min(size.div_ceil(PAGE64)) {
+                let len = (size - at * PAGE64).min(PAGE64) as usize;
+                match map.pages.get_mut(&at) {
+                    Some(page) => {
+                        run.data.extend_from_slice(&page.data[..len]);
+                        if page.dirty {
+                            page.dirty = false;
+                            page.writeback = true;
+                            map.dirty.remove(&at);
+                            run.pages.push(at);
+                        }
+                    }
+                    None => run.data.resize(run.data.len() + len, 0),
+                }
+            }
         }
+        map.writeback += run.pages.len() as u64;
         Some(run)
     }
 
@@ -255,7 +342,7 @@ impl Pages {
         let mut cleaned = 0;
         for at in &run.pages {
             let Some(page) = map.pages.get_mut(at) else { continue };
-            page.writeback = false;
+            map.writeback -= u64::from(std::mem::take(&mut page.writeback));
             if !arrived && !page.dirty {
                 page.dirty = true;
                 map.dirty.insert(*at);
@@ -274,8 +361,9 @@ impl Pages {
         let mut lost: Vec<(u64, u64)> = Vec::new();
         let mut pages = 0;
         for at in &run.pages {
+            let map = &mut *map;
             let Some(page) = map.pages.get_mut(at) else { continue };
-            page.writeback = false;
+            map.writeback -= u64::from(std::mem::take(&mut page.writeback));
             if page.dirty {
                 continue;
             }
@@ -294,8 +382,8 @@ impl Pages {
         lost
     }
 
-    /// Drops everything from `size` on and zeroes the rest of its page. Returns the dropped dirty ranges in
-    /// bytes.
+    /// Drops everything from `size` on and zeroes the rest of its page. Returns the dirty ranges in bytes
+    /// that were dropped, without the rest of a unit that is kept.
     pub(crate) fn truncate(&self, size: u64, memory: &Memory) -> Vec<(u64, u64)> {
         let tail = (size % PAGE64) as usize;
         if tail != 0 {
@@ -304,7 +392,14 @@ impl Pages {
                 page.data[tail..].fill(0);
             }
         }
-        self.drop_pages(size.div_ceil(PAGE64), u64::MAX, memory)
+        let kept = size.next_multiple_of(memory.unit_bytes());
+        let mut dropped = self.drop_pages(size.div_ceil(PAGE64), u64::MAX, memory);
+        dropped.retain_mut(|(start, len)| {
+            let cut = kept.saturating_sub(*start).min(*len);
+            (*start, *len) = (*start + cut, *len - cut);
+            *len > 0
+        });
+        dropped
     }
 
     /// Drops the pages `first..end`, also dirty ones. Returns the dropped dirty ranges in bytes.
@@ -323,6 +418,7 @@ impl Pages {
             if page.dirty || page.writeback {
                 uncounted += 1;
             }
+            map.writeback -= u64::from(page.writeback);
             if page.dirty {
                 map.dirty.remove(at);
                 match dirty.last_mut() {
@@ -339,9 +435,10 @@ impl Pages {
         dirty
     }
 
-    /// Drops all clean pages.
+    /// Drops all clean pages, which are outdated.
     pub(crate) fn drop_clean(&self, memory: &Memory) {
         let mut map = self.map.lock();
+        map.generation += 1;
         let before = map.pages.len();
         map.pages.retain(|_, page| page.dirty || page.writeback);
         if map.pages.is_empty() {
@@ -388,6 +485,12 @@ impl Pages {
         }
         let map = self.map.lock();
         !map.dirty.is_empty()
+    }
+
+    /// Runs `f` under the map's lock, with whether a page is dirty or under write-back.
+    pub(crate) fn with_unwritten<T>(&self, f: impl FnOnce(bool) -> T) -> T {
+        let map = self.map.lock();
+        f(!map.dirty.is_empty() || map.writeback > 0)
     }
 
     /// Whether there is any page.

@@ -42,8 +42,8 @@ impl PendingDeletes {
         Deletion { all: self, number }
     }
 
-    /// Calls `f`, and calls it once more after `NoSpace` when the deletions that were running have ended. When `f` lacks
-    /// space it leaves nothing half done and no handle open.
+    /// Calls `f`, and calls it once more after `NoSpace` when the deletions that were running have ended.
+    /// When `f` lacks space it leaves nothing half done and no handle open.
     pub(crate) fn retry<T>(&self, mut f: impl FnMut() -> Result<T>) -> Result<T> {
         let finished = self.finished.load(Ordering::Acquire);
         match f() {

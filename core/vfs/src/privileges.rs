@@ -1,4 +1,5 @@
-//! Removal of the privileges that a file grants to those who execute it: set-id bits and `security.capability`.
+//! Removal of the privileges that a file grants to those who execute it: set-id bits and
+//! `security.capability`.
 //!
 //! Every front end follows the rules of Linux. Root means user 0; Linux tests `CAP_FSETID`.
 //!
@@ -7,16 +8,18 @@
 //! | data of a file: write, truncate, fallocate, copy | removed | removed, unless the caller is root |
 //! | owner or group, also to the same one; not of a directory | removed | removed |
 //!
-//! - Set-group-ID without execution by the group once meant mandatory locking. It stays if the caller is root or in
-//!   the file's group.
+//! - Set-group-ID without execution by the group once meant mandatory locking. It stays if the caller is
+//!   root or in the file's group.
 //! - Privileges go before the data changes, and stay removed if the change then fails.
-//! - A front end whose kernel checks permissions ([`Cred::checked`]) says for each write whether set-id bits go
-//!   ([`WriteFlags::KILL_SET_ID`](crate::WriteFlags::KILL_SET_ID)): writes from that kernel's cache have no caller.
-//! - An inode remembers that it has no capability (`no_capability`), so that a write pays for one relaxed load. That
-//!   suffices because the flag changes only under the exclusive lock of the inode.
+//! - A front end whose kernel checks permissions ([`Cred::checked`]) says for each write whether set-id bits
+//!   go ([`WriteFlags::KILL_SET_ID`](crate::WriteFlags::KILL_SET_ID)): writes from that kernel's cache have
+//!   no caller.
+//! - An inode remembers that it has no capability (`no_capability`), so that a write pays for one relaxed
+//!   load. That suffices because the flag changes only under the exclusive lock of the inode.
 //!
-//! Sources: chown(2), write(2) and capabilities(7); in the kernel `file_remove_privs`, `setattr_should_drop_sgid`,
-//! `chown_common` and `cap_inode_killpriv`; `FUSE_HANDLE_KILLPRIV_V2` in `include/uapi/linux/fuse.h`.
+//! Sources: chown(2), write(2) and capabilities(7); in the kernel `file_remove_privs`,
+//! `setattr_should_drop_sgid`, `chown_common` and `cap_inode_killpriv`; `FUSE_HANDLE_KILLPRIV_V2` in
+//! `include/uapi/linux/fuse.h`.
 
 use crate::driver::XattrMode;
 use crate::error::{Error, Result};
@@ -29,8 +32,8 @@ use std::sync::atomic::Ordering;
 const CAPABILITY: &[u8] = b"security.capability";
 
 impl Vfs {
-    /// Removes privileges before the data of a regular file changes: the capability, and set-id bits if `set_id`. The
-    /// caller holds the exclusive lock.
+    /// Removes privileges before the data of a regular file changes: the capability, and set-id bits if
+    /// `set_id`. The caller holds the exclusive lock.
     pub(crate) fn remove_privileges(&self, cred: &Cred, inode: &Inode, set_id: bool) -> Result<()> {
         let removes_set_id = |attr: &mut Attr| {
             let perm = without_set_id(attr.perm, cred.may_set_gid(attr.gid));

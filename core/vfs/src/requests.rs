@@ -13,9 +13,9 @@ pub struct MountOptions {
     pub mode: ChangeMode,
     /// Whether changed times alone stay in memory for up to a day.
     pub lazytime: bool,
-    /// Whether a bump that only a query asked for is deferred: until something else logs the inode, it is written back,
-    /// or a day passes. `None`: where the driver keeps an epoch. A crash loses deferred bumps and raises the epoch, so no
-    /// earlier value vouches afterwards.
+    /// Whether a bump that only a query asked for is deferred: until something else logs the inode, it is
+    /// written back, or a day passes. `None`: where the driver keeps an epoch. A crash loses deferred bumps
+    /// and raises the epoch, so no earlier value vouches afterwards.
     pub lazyversion: Option<bool>,
     /// How access times are kept.
     pub atime: AtimeMode,
@@ -260,7 +260,7 @@ bitflags! {
         /// Accepted already, by a cache above or when the file was opened to append: an inode flag that
         /// forbids it comes too late.
         const ALREADY_ACCEPTED = 32;
-        /// Do not use reserved blocks ([`FsInfo::reserved`](crate::FsInfo::reserved)): whoever opened the
+        /// Do not use reserved blocks ([`FsInfo::reserved`](crate::FsInfo::reserved)): the opener of the
         /// file may not.
         const UNRESERVED_POOL = 64;
     }

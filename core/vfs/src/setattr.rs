@@ -2,7 +2,7 @@
 
 use crate::access::{READ, WRITE};
 use crate::acl;
-use crate::driver::XattrMode;
+use crate::driver::{ServerOps, XattrMode};
 use crate::error::{NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
 use crate::privileges::without_set_id;
@@ -28,8 +28,8 @@ impl Vfs {
         if set.size.is_some() {
             match inode.kind {
                 // Inode flags forbid it to an open file as well.
-                FileType::Regular if set.opened => self.access(&Cred::trusted(), inode, WRITE)?,
-                FileType::Regular => self.access(cred, inode, WRITE)?,
+                FileType::Regular if set.opened => self.access_locked(&Cred::trusted(), inode, WRITE)?,
+                FileType::Regular => self.access_locked(cred, inode, WRITE)?,
                 FileType::Directory => return Err(NameError::IsDirectory.into()),
                 _ => return Err(NameError::Invalid.into()),
             }
@@ -61,7 +61,7 @@ impl Vfs {
             if set.atime.is_none() || set.mtime.is_none() {
                 return Err(NameError::NotPermitted.into());
             }
-            self.access(cred, inode, WRITE)?;
+            self.access_locked(cred, inode, WRITE)?;
         }
         Ok(())
     }
@@ -69,25 +69,58 @@ impl Vfs {
     /// Sets attributes. Setting one to its present value is no change, except by chmod and chown.
     pub fn set_attr(&self, cred: &Cred, inode: &InodeRef, set: &SetAttr) -> Result<Attr> {
         self.reclaim();
-        let attr = {
+        let server = self.fs.server().filter(|_| inode.server_managed);
+        let attr = if let Some(server) = server {
+            self.set_attr_on_server(server, cred, inode, set)?
+        } else {
             let _lock = self.exclusive(inode)?;
             self.begin_change()?;
             self.check_set_attr(cred, inode, set)?;
+            if set.size.is_some_and(|size| size > self.info.max_file_size) {
+                return Err(NameError::TooLarge.into());
+            }
+            // One copy for all: a reader that moves the access time meanwhile must not look like a change.
+            let mut old = inode.attr();
+            if set.size.is_some() && !cred.keeps_set_id() {
+                // What the change of the size leaves.
+                old.perm = without_set_id(old.perm, cred.may_set_gid(old.gid));
+            }
+            // Refuse what the format cannot store before anything is done.
+            let new = self.planned(cred, inode, &old, set)?;
             if let Some(size) = set.size {
-                if size > self.info.max_file_size {
-                    return Err(NameError::TooLarge.into());
-                }
-                // Refuse what the format cannot store before anything is done.
-                self.planned(cred, inode, &inode.attr(), set)?;
                 self.remove_privileges(cred, inode, !cred.keeps_set_id())?;
                 self.set_size(inode, size)?;
             }
-            self.set_plain(cred, inode, set)?;
+            self.set_plain(cred, inode, set, &old, new)?;
             inode.attr()
         };
         self.notify(inode, if set.size.is_some() { ChangeKind::Data } else { ChangeKind::Metadata });
         self.sync_if_required(inode, InodeFlags::SYNC)?;
         Ok(attr)
+    }
+
+    /// Sends attributes to the server, which decides. Only a change of the size needs the lock of the inode.
+    fn set_attr_on_server(
+        &self,
+        server: &dyn ServerOps,
+        cred: &Cred,
+        inode: &Inode,
+        set: &SetAttr,
+    ) -> Result<Attr> {
+        self.begin_change()?;
+        let Some(size) = set.size else {
+            server.set_attr(cred, inode, set)?;
+            return Ok(inode.attr());
+        };
+        let _lock = self.exclusive(inode)?;
+        // No page is on its way to the server when it changes the size.
+        let _writeback = inode.writeback_lock.lock();
+        server.set_attr(cred, inode, set)?;
+        inode.with_attr(|attr| attr.size = size);
+        for (offset, len) in inode.pages.truncate(size, &self.memory) {
+            self.fs.unreserve(inode, offset, len);
+        }
+        Ok(inode.attr())
     }
 
     /// The attributes that `old` becomes, without the change time.
@@ -122,15 +155,19 @@ impl Vfs {
         Ok(new)
     }
 
-    fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
-        // One copy for both: a reader that moves the access time meanwhile must not look like a change.
-        let old = inode.attr();
-        let mut new = self.planned(cred, inode, &old, set)?;
+    /// Changes all but the size from `old` to `new`, as [`Vfs::planned`] returned it.
+    fn set_plain(&self, cred: &Cred, inode: &Inode, set: &SetAttr, old: &Attr, mut new: Attr) -> Result<()> {
         if set.is_chown() && inode.kind != FileType::Directory {
             self.remove_capability(inode)?;
         }
-        new.ctime = set.ctime.map_or(old.ctime, |ctime| ctime.truncate(self.info.time_granularity_ns));
-        if new == old {
+        // A change of the size has moved these.
+        let (mtime, ctime) = inode.with_attr(|attr| (attr.mtime, attr.ctime));
+        let moved = Attr { mtime, ctime, ..old.clone() };
+        if set.mtime.is_none() && new.mtime == old.mtime {
+            new.mtime = mtime;
+        }
+        new.ctime = set.ctime.map_or(ctime, |ctime| ctime.truncate(self.info.time_granularity_ns));
+        if new == moved {
             // By POSIX, a chown or chmod that changes nothing still changes ctime; utimensat(UTIME_OMIT) and
             // repeated times do not.
             if set.is_chown() || set.perm.is_some() {
@@ -168,12 +205,12 @@ impl Vfs {
     /// Changes the size, under the exclusive lock.
     fn set_size(&self, inode: &Inode, size: u64) -> Result<()> {
         let old = inode.size();
+        let _writeback = inode.writeback_lock.lock();
         if size == old {
             // On Linux this releases blocks allocated past the end.
             self.free_behind(inode)?;
             return self.changed(inode, Touch::Data, Logged::IfNeeded);
         }
-        let _writeback = inode.writeback_lock.lock();
         self.release_lost_reservations(inode);
         if size < old {
             let tail = size % crate::pages::PAGE as u64;

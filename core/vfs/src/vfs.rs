@@ -1,6 +1,5 @@
 //! A mounted filesystem: mount and unmount, access to inodes, and the change attribute.
 
-use crate::access::AclCache;
 use crate::dcache::NameCache;
 use crate::driver::{CacheHandle, EpochOps, FileSystem, FsInfo, JournalOps, LoadedInode};
 use crate::error::{Error, NameError, Result};
@@ -8,7 +7,7 @@ use crate::failure::Failure;
 use crate::icache::{Found, InodeCache};
 use crate::inode::{Inode, Logged, Touch};
 use crate::open_hooks::FileObserver;
-use crate::pages::Memory;
+use crate::pages::{Memory, PAGE, RUN_PAGES};
 use crate::path_hints::PathHints;
 use crate::pending_deletes::PendingDeletes;
 use crate::requests::*;
@@ -21,6 +20,10 @@ use crate::writeback::DirtyList;
 use ivers_block::Budget;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
+
+fn unmounted() -> Error {
+    Error::Io("the filesystem is unmounted".into())
+}
 
 /// The change counter has 63 bits.
 const COUNTER_MASK: u64 = u64::MAX >> 1;
@@ -119,11 +122,17 @@ impl Vfs {
             0 => budget.limit() / 2,
             bytes => bytes.min(budget.limit() / 2),
         };
-        let memory = Memory::new(budget.clone(), dirty_limit.max(64 << 10));
+        let unit = u64::from(info.io_unit);
+        if !unit.is_power_of_two() || !(PAGE as u64..=(RUN_PAGES * PAGE) as u64).contains(&unit) {
+            let supported = format!("a power of two from {PAGE} to {}", RUN_PAGES * PAGE);
+            return Err(Error::Incompatible(format!("blocks of {unit} bytes; this must be {supported}")));
+        }
+        let memory = Memory::new(budget.clone(), dirty_limit.max(64 << 10), unit);
         let dirty = Arc::new(DirtyList::new());
         let background = options.background && !read_only;
         let interval = options.writeback_interval;
-        // A server changes names behind the cache: they are valid while the directory's change attribute is the same.
+        // A server changes names outside the cache: they are valid while the directory's change attribute is
+        // the same.
         let validated = info.names_alias || fs.server().is_some();
         let names = NameCache::new(budget, validated, PathHints::new(options.observer.is_some()));
         let vfs = Arc::new_cyclic(|me| Vfs {
@@ -227,14 +236,18 @@ impl Vfs {
         if inode.generation != generation { Err(NameError::Stale.into()) } else { Ok(inode) }
     }
 
-    /// Puts an inode that a lookup returned into the cache, unless it is there.
-    pub(crate) fn insert_loaded(&self, loaded: LoadedInode) -> InodeRef {
+    /// Puts an inode that a server's lookup returned into the cache, unless it is there. `Stale` if the inode
+    /// that is there has another generation.
+    pub(crate) fn insert_loaded(&self, loaded: LoadedInode) -> Result<InodeRef> {
         match self.inodes.find(loaded.ino) {
-            Found::Ready(inode) => self.counted(inode),
+            Found::Ready(inode) => {
+                let inode = self.counted(inode);
+                if inode.generation == loaded.generation { Ok(inode) } else { Err(NameError::Stale.into()) }
+            }
             Found::Vacant(claim) => {
                 let inode = Arc::new(Inode::new(loaded, self.policy.clone()));
                 self.memory.budget.charge(INODE_BYTES);
-                self.counted(claim.fill(inode))
+                Ok(self.counted(claim.fill(inode)))
             }
         }
     }
@@ -327,14 +340,15 @@ impl Vfs {
         }
     }
 
-    // ---- the change attribute -------------------------------------------------------------------------------------
+    // ---- the change attribute ----------------------------------------------------------------------------
 
-    /// Queries the change attribute: the next change will raise it. `None`: there is no change attribute.
+    /// Queries the change attribute: the next change will raise it. `None`: there is no change attribute. A
+    /// server's inode is queried without its lock: written data and the question go to the server.
     pub fn change(&self, inode: &Inode) -> Option<u64> {
-        if inode.server_managed && self.revalidate(&Cred::trusted(), inode).is_err() {
+        if !self.serves() || self.settle_with_server(inode).is_err() {
             return None;
         }
-        self.serves().then(|| self.shown(inode))
+        Some(self.attribute_of(inode, inode.query()))
     }
 
     /// Queries the change attribute together with the attributes. No attribute is older than the value, and
@@ -344,7 +358,7 @@ impl Vfs {
         if !self.serves() {
             return (None, self.stat(inode));
         }
-        if inode.server_managed && self.revalidate(&Cred::trusted(), inode).is_err() {
+        if self.settle_with_server(inode).is_err() {
             return (None, self.stat(inode));
         }
         let (value, attr) = inode.observe();
@@ -357,8 +371,17 @@ impl Vfs {
             && self.fs.serves_change_attribute()
     }
 
-    fn shown(&self, inode: &Inode) -> u64 {
-        self.attribute_of(inode, inode.query())
+    /// Makes a server's inode current before it is queried. Cached writes go first: they are visible here, so
+    /// the value must count them.
+    fn settle_with_server(&self, inode: &Inode) -> Result<()> {
+        if !inode.server_managed {
+            return Ok(());
+        }
+        // Also waits for a write-back that is running: what it writes is not counted yet.
+        if inode.pages.has_pages() && !self.policy.read_only {
+            self.write_back_inode(inode)?;
+        }
+        self.revalidate(&Cred::trusted(), inode)
     }
 
     /// The change attribute for a queried counter.
@@ -391,11 +414,11 @@ impl Vfs {
         self.change(inode)
     }
 
-    // ---- changes ---------------------------------------------------------------------------------------------------
+    // ---- changes -----------------------------------------------------------------------------------------
 
     pub(crate) fn alive(&self) -> Result<()> {
         if self.state.load(Ordering::Acquire) == UNMOUNTED {
-            return Err(Error::Io("the filesystem is unmounted".into()));
+            return Err(unmounted());
         }
         Ok(())
     }
@@ -406,7 +429,7 @@ impl Vfs {
             return Err(NameError::ReadOnly.into());
         }
         if self.state.load(Ordering::Acquire) != MOUNTED {
-            return Err(Error::Io("the filesystem is unmounted".into()));
+            return Err(unmounted());
         }
         if self.policy.mode == ChangeMode::Off && !self.epoch_raised.load(Ordering::Acquire) {
             // Before the change is visible or durable, so that no value of an earlier mount vouches for it.
@@ -424,7 +447,7 @@ impl Vfs {
         // Unmount sets the state and then takes each lock once: a thread that gets the lock later must see
         // the state.
         if self.state.load(Ordering::Acquire) != MOUNTED {
-            return Err(Error::Io("the filesystem is unmounted".into()));
+            return Err(unmounted());
         }
         Ok(guard)
     }
@@ -467,10 +490,13 @@ impl Vfs {
         }
     }
 
-    // ---- figures ---------------------------------------------------------------------------------------------------
+    // ---- figures -----------------------------------------------------------------------------------------
 
-    /// Makes the cached state of an inode current where a server owns it.
+    /// Makes the cached state of an inode current where a server owns it. Called without inode locks.
     pub(crate) fn revalidate(&self, cred: &Cred, inode: &Inode) -> Result<()> {
+        if !inode.server_managed {
+            return Ok(());
+        }
         self.fs.server().map_or(Ok(()), |server| server.revalidate(cred, inode))
     }
 
@@ -483,18 +509,20 @@ impl Vfs {
     /// See [`CacheHandle::update`].
     pub(crate) fn update_from_server(&self, ino: Ino, attr: Attr, change: u64) -> bool {
         let Some(inode) = self.inodes.peek(ino).map(|inode| self.counted(inode)) else { return false };
-        let dirty = inode.pages.is_dirty();
-        let differs = inode.with_attr(|cached| {
-            let size = if dirty { cached.size.max(attr.size) } else { attr.size };
-            *cached = Attr { size, ..attr };
-            let differs = inode.counter.peek_raw() != change;
-            inode.counter.set_raw(change);
-            differs
-        });
+        let differs = inode.counter.peek_raw() != change;
         if differs {
+            // Before the new value is visible: it must not be served together with old bytes.
             inode.acl.forget();
             inode.pages.drop_clean(&self.memory);
         }
+        // A writer raises the size under the lock of the pages: it must not be lowered again.
+        inode.pages.with_unwritten(|unwritten| {
+            inode.with_attr(|cached| {
+                let size = if unwritten { cached.size.max(attr.size) } else { attr.size };
+                *cached = Attr { size, ..attr };
+                inode.counter.set_raw(change);
+            });
+        });
         differs
     }
 
@@ -543,13 +571,13 @@ impl Vfs {
         self.memory.dirty_bytes()
     }
 
-    // ---- the end ---------------------------------------------------------------------------------------------------
+    // ---- the end -----------------------------------------------------------------------------------------
 
     /// Writes everything back and closes the filesystem. Later calls fail; references may be kept and do
     /// nothing.
     pub fn unmount(&self) -> Result<()> {
         if self.state.compare_exchange(MOUNTED, UNMOUNTING, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return Err(Error::Io("the filesystem is unmounted".into()));
+            return Err(unmounted());
         }
         self.dirty.stop();
         let mut first_error = None;
@@ -586,17 +614,12 @@ impl Vfs {
         }
         self.state.store(UNMOUNTED, Ordering::Release);
         // After damage, or if something could not be written, the next mount must not find the filesystem
-        // clean.
-        let closed = match &first_error {
-            None | Some(Error::FileData(_)) if !self.failure.has_stopped() => self.fs.unmount(),
-            _ => Ok(()),
-        };
+        // clean. A server is left in any case: it has state of this client.
+        let intact = !self.failure.has_stopped()
+            && matches!(first_error, None | Some(Error::FileData(_) | Error::DataRefused(_)));
+        let closed = if intact || self.fs.server().is_some() { self.fs.unmount() } else { Ok(()) };
         let result = first_error.map_or(closed, Err);
         result.inspect_err(|error| log::error!("unmount: {error}"))
-    }
-
-    pub(crate) fn acl_cache<'a>(&self, inode: &'a Inode) -> &'a AclCache {
-        &inode.acl
     }
 }
 

@@ -75,7 +75,7 @@ impl DirtyList {
                     }
                 }
             })
-            .map_err(|error| Error::Io(format!("cannot start the write-back thread: {error}")))?;
+            .map_err(|error| Error::Io(format!("cannot start the write-back thread: {error}").into()))?;
         *vfs.dirty.thread.lock() = Some(thread);
         Ok(())
     }
@@ -126,8 +126,8 @@ impl Vfs {
         self.lost();
     }
 
-    /// The device refused data of a file. The file shows what the device has, and that is a change. Called
-    /// under the write-back lock. `ranges` are bytes (offset, length) that were dirty.
+    /// The device or the server refused data of a file. The file shows what the driver has, and that is a
+    /// change. Called under the write-back lock. `ranges` are bytes (offset, length) that were dirty.
     pub(crate) fn note_data_loss(&self, inode: &Inode, ranges: Vec<(u64, u64)>, error: &Error) {
         self.note_writeback_error(inode, error);
         log::error!("inode {}: data is lost: {error}", inode.ino);
@@ -137,8 +137,11 @@ impl Vfs {
             if let Some(epochs) = self.fs.epochs() {
                 epochs.keep_open();
             }
-            if self.failure.lost_files.fetch_add(1, Ordering::Relaxed) >= LOST_FILES_MAX {
-                self.stop(&Error::Io(format!("the device lost data of more than {LOST_FILES_MAX} files")));
+            // A device that loses this much is broken. A server, or a quota, may refuse files for ever.
+            let by_device = matches!(error, Error::FileData(_)) && !inode.server_managed;
+            if by_device && self.failure.lost_files.fetch_add(1, Ordering::Relaxed) >= LOST_FILES_MAX {
+                let why = format!("the device lost data of more than {LOST_FILES_MAX} files");
+                self.stop(&Error::Io(why.into()));
             }
         }
         if let Err(error) = self.changed(inode, Touch::Nothing, Logged::IfNeeded) {
@@ -151,7 +154,8 @@ impl Vfs {
         if !inode.data_lost.load(Ordering::Acquire) {
             return;
         }
-        for (offset, len) in std::mem::take(&mut *inode.lost_ranges.lock()) {
+        let lost = std::mem::take(&mut *inode.lost_ranges.lock());
+        for (offset, len) in lost {
             if inode.pages.next_dirty(offset, offset + len).is_none() {
                 self.fs.unreserve(inode, offset, len);
             }
@@ -172,7 +176,7 @@ impl Vfs {
     pub(crate) fn write_pages(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         let mut from = from;
         let mut first_error = None;
-        while let Some(run) = inode.pages.begin_run(from, to, || inode.size()) {
+        while let Some(run) = inode.pages.begin_run(from, to, &self.memory, || inode.size()) {
             let mut pending = RunGuard { inode, memory: &self.memory, run: &run, ended: false };
             match self.retry_without_space(|| self.fs.write_back(inode, run.offset, &run.data)) {
                 Ok(()) => {
@@ -180,7 +184,7 @@ impl Vfs {
                     let written = &self.policy.stats.mine().written_back_bytes;
                     written.fetch_add(run.data.len() as u64, Ordering::Relaxed);
                 }
-                Err(error @ Error::FileData(_)) => {
+                Err(error @ (Error::FileData(_) | Error::DataRefused(_))) => {
                     let lost = pending.end(|| inode.pages.lose_run(&run, &self.memory));
                     self.note_data_loss(inode, lost, &error);
                     first_error.get_or_insert(error);
@@ -440,7 +444,9 @@ impl Vfs {
     }
 
     fn try_evict(&self, inode: &Arc<Inode>) {
-        let stays = inode.users.load(Ordering::Acquire) != 0 || inode.data_lost.load(Ordering::Acquire);
+        // A server's inode reads the same after a reload.
+        let lost = inode.data_lost.load(Ordering::Acquire) && !inode.server_managed;
+        let stays = lost || inode.users.load(Ordering::Acquire) != 0;
         if stays || inode.recent.swap(false, Ordering::Relaxed) {
             return;
         }

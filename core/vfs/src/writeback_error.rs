@@ -21,8 +21,8 @@ struct Errors {
     without_descriptor: u64,
 }
 
-/// Which write-back errors a descriptor has been told of. Taken at open, given to each fsync. The default is that of a
-/// descriptor opened before any error.
+/// Which write-back errors a descriptor has been told of. Taken at open, given to each fsync. The default is
+/// that of a descriptor opened before any error.
 #[derive(Debug, Default)]
 pub struct ErrorCursor(AtomicU64);
 

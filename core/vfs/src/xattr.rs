@@ -113,7 +113,7 @@ impl Vfs {
                 if sticky && !self.owns(cred, inode) {
                     return Err(NameError::NotPermitted.into());
                 }
-                self.access(cred, inode, WRITE)?;
+                self.access_locked(cred, inode, WRITE)?;
             }
             Space::Trusted | Space::Security if !cred.privileged() => {
                 return Err(NameError::NotPermitted.into());

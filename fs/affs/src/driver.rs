@@ -77,6 +77,7 @@ impl FileSystem for Affs {
             persistent_inos: false,
             names_alias: true,
             reserve_granularity: self.shape.data_len(),
+            io_unit: 4096,
             reserved: None,
         }
     }

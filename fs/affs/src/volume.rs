@@ -166,7 +166,7 @@ impl Hops {
 
 /// In the words of the VFS.
 pub(crate) fn order_error(error: OrderedError) -> Error {
-    Error::Io(error.to_string())
+    Error::io(error)
 }
 
 impl Affs {

@@ -100,6 +100,7 @@ impl FileSystem for Ext4 {
             names_alias: false,
             // Space is reserved for whole pages.
             reserve_granularity: crate::map::data::PAGE_BYTES,
+            io_unit: 4096,
             reserved: (self.sb.reserved_blocks > 0).then_some(self.sb.reserve),
         }
     }

@@ -16,7 +16,7 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
         JournalError::Corrupt { what, log_block } => {
             Error::corrupt(what, format!("journal block {log_block}"))
         }
-        error => Error::Io(error.to_string()),
+        error => Error::io(error),
     }
 }
 

@@ -269,6 +269,7 @@ impl FileSystem for Fat {
             persistent_inos: false,
             names_alias: true,
             reserve_granularity: u64::from(self.geometry.cluster),
+            io_unit: 4096,
             reserved: None,
         }
     }

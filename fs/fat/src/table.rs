@@ -87,7 +87,7 @@ pub(crate) struct Table {
 pub(crate) fn order_error(error: OrderedError) -> Error {
     match error {
         OrderedError::Block(error) => error.into(),
-        other => Error::Io(other.to_string()),
+        other => Error::io(other),
     }
 }
 

@@ -18,15 +18,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-const BLOCK: usize = 4096;
-const BLOCK64: u64 = BLOCK as u64;
+const PAGE64: u64 = 4096;
 const ROOT: Ino = Ino(1);
 /// Cursors: 0 is the start, 1 stands behind `.`, 2 behind `..`, names come after.
 const FIRST_COOKIE: u64 = 3;
 
-/// The filesystem.
-pub struct Mem {
-    nodes: Mutex<HashMap<Ino, Arc<Node>>>,
+/// The filesystem, with blocks of a page.
+pub type Mem = MemWithBlocks<4096>;
+
+/// The filesystem, with blocks of `BLOCK` bytes: a power of two up to 1 MiB.
+pub struct MemWithBlocks<const BLOCK: usize> {
+    nodes: Mutex<HashMap<Ino, Arc<Node<BLOCK>>>>,
     next_ino: AtomicU64,
     capacity_blocks: u64,
     /// Blocks that hold data or are promised to dirty pages.
@@ -34,11 +36,11 @@ pub struct Mem {
 }
 
 /// What is kept of one inode.
-struct Node {
-    state: Mutex<State>,
+struct Node<const BLOCK: usize> {
+    state: Mutex<State<BLOCK>>,
 }
 
-struct State {
+struct State<const BLOCK: usize> {
     /// As last logged; the size is that of the data here.
     attr: Attr,
     blocks: BTreeMap<u64, Box<[u8; BLOCK]>>,
@@ -59,7 +61,9 @@ struct Entry {
     kind: FileType,
 }
 
-impl State {
+impl<const BLOCK: usize> State<BLOCK> {
+    const BLOCK64: u64 = BLOCK as u64;
+
     fn insert(&mut self, name: &[u8], ino: Ino, kind: FileType) {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
@@ -82,36 +86,40 @@ impl State {
     }
 
     fn blocks_512(&self) -> u64 {
-        self.blocks.len() as u64 * (BLOCK64 / 512)
+        self.blocks.len() as u64 * (Self::BLOCK64 / 512)
     }
 
     /// Zero what exists of a byte range.
     fn zero(&mut self, offset: u64, end: u64) {
-        for (at, block) in self.blocks.range_mut(offset / BLOCK64..end.div_ceil(BLOCK64)) {
-            let from = offset.saturating_sub(at * BLOCK64) as usize;
-            let to = (end - at * BLOCK64).min(BLOCK64) as usize;
+        for (at, block) in self.blocks.range_mut(offset / Self::BLOCK64..end.div_ceil(Self::BLOCK64)) {
+            let from = offset.saturating_sub(at * Self::BLOCK64) as usize;
+            let to = (end - at * Self::BLOCK64).min(Self::BLOCK64) as usize;
             block[from..to].fill(0);
         }
     }
 }
 
-fn node(inode: &Inode) -> &Node {
-    inode.private::<Arc<Node>>()
-}
-
-impl Default for Mem {
+impl<const BLOCK: usize> Default for MemWithBlocks<BLOCK> {
     fn default() -> Self {
         Self::new(1 << 40)
     }
 }
 
-impl Mem {
+impl<const BLOCK: usize> MemWithBlocks<BLOCK> {
+    const BLOCK64: u64 = BLOCK as u64;
+    /// Whole blocks, and whole pages where blocks are smaller.
+    const UNIT: u64 = if Self::BLOCK64 > PAGE64 { Self::BLOCK64 } else { PAGE64 };
+
+    fn node(inode: &Inode) -> &Node<BLOCK> {
+        inode.private::<Arc<Node<BLOCK>>>()
+    }
+
     /// An empty filesystem that holds up to `capacity_bytes` of file data.
     pub fn new(capacity_bytes: u64) -> Self {
         let mem = Self {
             nodes: Mutex::new(HashMap::new()),
             next_ino: AtomicU64::new(ROOT.0),
-            capacity_blocks: capacity_bytes / BLOCK64,
+            capacity_blocks: capacity_bytes / Self::BLOCK64,
             taken_blocks: AtomicU64::new(0),
         };
         let root = NewInode { perm: 0o755, ..NewInode::new(FileType::Directory, Timestamp::default()) };
@@ -119,11 +127,11 @@ impl Mem {
         mem
     }
 
-    fn get(&self, ino: Ino) -> Result<Arc<Node>> {
+    fn get(&self, ino: Ino) -> Result<Arc<Node<BLOCK>>> {
         self.nodes.lock().get(&ino).cloned().ok_or(NameError::Stale.into())
     }
 
-    fn make(&self, parent: Ino, new: &NewInode, nlink: u32) -> (Ino, Arc<Node>) {
+    fn make(&self, parent: Ino, new: &NewInode, nlink: u32) -> (Ino, Arc<Node<BLOCK>>) {
         let ino = Ino(self.next_ino.fetch_add(1, Relaxed));
         let mut attr = new.attr(nlink);
         if new.kind == FileType::Symlink {
@@ -145,7 +153,7 @@ impl Mem {
         (ino, node)
     }
 
-    fn loaded(ino: Ino, node: Arc<Node>) -> LoadedInode {
+    fn loaded(ino: Ino, node: Arc<Node<BLOCK>>) -> LoadedInode {
         let attr = node.state.lock().attr.clone();
         LoadedInode {
             ino,
@@ -171,7 +179,7 @@ impl Mem {
     }
 
     /// Drop the blocks `first..end` and their promises.
-    fn free(&self, state: &mut State, first: u64, end: u64) {
+    fn free(&self, state: &mut State<BLOCK>, first: u64, end: u64) {
         let mut gone = state.blocks.split_off(&first);
         state.blocks.append(&mut gone.split_off(&end));
         let mut broken = state.promised.split_off(&first);
@@ -208,11 +216,15 @@ impl Mem {
     }
 
     fn check_empty(&self, inode: &Inode) -> Result<()> {
-        if node(inode).state.lock().entries.is_empty() { Ok(()) } else { Err(NameError::NotEmpty.into()) }
+        if Self::node(inode).state.lock().entries.is_empty() {
+            Ok(())
+        } else {
+            Err(NameError::NotEmpty.into())
+        }
     }
 }
 
-impl FileSystem for Mem {
+impl<const BLOCK: usize> FileSystem for MemWithBlocks<BLOCK> {
     fn info(&self) -> FsInfo {
         FsInfo {
             fs_type: "mem",
@@ -228,7 +240,8 @@ impl FileSystem for Mem {
             projects: true,
             persistent_inos: false,
             names_alias: false,
-            reserve_granularity: BLOCK64,
+            reserve_granularity: Self::BLOCK64,
+            io_unit: Self::UNIT as u32,
             reserved: None,
         }
     }
@@ -272,13 +285,13 @@ impl FileSystem for Mem {
     }
 }
 
-impl InodeOps for Mem {
+impl<const BLOCK: usize> InodeOps for MemWithBlocks<BLOCK> {
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
         Ok(Self::loaded(ino, self.get(ino)?))
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
-        let mut state = node(inode).state.lock();
+        let mut state = Self::node(inode).state.lock();
         // The size here follows the data (write_back, truncate), never the page cache.
         let size = state.attr.size;
         state.attr = Attr { size, ..inode.attr() };
@@ -287,7 +300,7 @@ impl InodeOps for Mem {
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
         self.nodes.lock().remove(&inode.ino);
-        self.free(&mut node(inode).state.lock(), 0, u64::MAX);
+        self.free(&mut Self::node(inode).state.lock(), 0, u64::MAX);
         Ok(())
     }
 
@@ -296,13 +309,13 @@ impl InodeOps for Mem {
     }
 
     fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        Ok(node(inode).state.lock().target.clone())
+        Ok(Self::node(inode).state.lock().target.clone())
     }
 }
 
-impl DirectoryOps for Mem {
+impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
     fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
-        let state = node(dir).state.lock();
+        let state = Self::node(dir).state.lock();
         Ok(state
             .names
             .get(name)
@@ -311,7 +324,7 @@ impl DirectoryOps for Mem {
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
-        Ok(node(dir).state.lock().parent)
+        Ok(Self::node(dir).state.lock().parent)
     }
 
     fn readdir(
@@ -320,7 +333,7 @@ impl DirectoryOps for Mem {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let state = node(dir).state.lock();
+        let state = Self::node(dir).state.lock();
         let dots: [(&[u8], Ino); 2] = [(b".", dir.ino), (b"..", state.parent)];
         for (next, (name, ino)) in (1..).zip(dots) {
             let entry = DirEntry { ino, name, kind: Some(FileType::Directory), next };
@@ -340,13 +353,13 @@ impl DirectoryOps for Mem {
     fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         let is_dir = new.kind == FileType::Directory;
         let (ino, made) = self.make(dir.ino, new, if is_dir { 2 } else { 1 });
-        node(dir).state.lock().insert(name, ino, new.kind);
+        Self::node(dir).state.lock().insert(name, ino, new.kind);
         self.renamed_in(dir, i32::from(is_dir))?;
         Ok(Self::loaded(ino, made))
     }
 
     fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        node(dir).state.lock().insert(name, inode.ino, inode.kind);
+        Self::node(dir).state.lock().insert(name, inode.ino, inode.kind);
         self.relink(inode, 1)?;
         self.renamed_in(dir, 0)
     }
@@ -356,7 +369,7 @@ impl DirectoryOps for Mem {
         if is_dir {
             self.check_empty(inode)?;
         }
-        node(dir).state.lock().remove(name)?;
+        Self::node(dir).state.lock().remove(name)?;
         self.orphan(inode)?;
         self.renamed_in(dir, -i32::from(is_dir))
     }
@@ -371,13 +384,13 @@ impl DirectoryOps for Mem {
         match target {
             Some(target) => {
                 // One lock at a time: the two directories may be one.
-                node(new_dir).state.lock().replace(new_name, inode.ino, inode.kind)?;
-                let mut old = node(old_dir).state.lock();
+                Self::node(new_dir).state.lock().replace(new_name, inode.ino, inode.kind)?;
+                let mut old = Self::node(old_dir).state.lock();
                 if exchange { old.replace(old_name, target.ino, target.kind)? } else { old.remove(old_name)? }
             }
             None => {
-                node(old_dir).state.lock().remove(old_name)?;
-                node(new_dir).state.lock().insert(new_name, inode.ino, inode.kind);
+                Self::node(old_dir).state.lock().remove(old_name)?;
+                Self::node(new_dir).state.lock().insert(new_name, inode.ino, inode.kind);
             }
         }
         let mut moves = vec![(inode, new_dir)];
@@ -388,7 +401,7 @@ impl DirectoryOps for Mem {
         let (mut old_change, mut new_change) = (0, -i32::from(replaced_dir));
         for (moved, to) in moves {
             if is_dir(moved) && crosses {
-                node(moved).state.lock().parent = to.ino;
+                Self::node(moved).state.lock().parent = to.ino;
                 let sign = if to.ino == new_dir.ino { 1 } else { -1 };
                 (old_change, new_change) = (old_change - sign, new_change + sign);
             }
@@ -404,10 +417,11 @@ impl DirectoryOps for Mem {
     }
 }
 
-impl FileOps for Mem {
+impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let state = node(inode).state.lock();
-        for (at, piece) in (offset / BLOCK64..).zip(buf.chunks_mut(BLOCK)) {
+        debug_assert!(offset.is_multiple_of(Self::UNIT) && (buf.len() as u64).is_multiple_of(Self::UNIT));
+        let state = Self::node(inode).state.lock();
+        for (at, piece) in (offset / Self::BLOCK64..).zip(buf.chunks_mut(BLOCK)) {
             match state.blocks.get(&at) {
                 Some(block) => piece.copy_from_slice(&block[..piece.len()]),
                 None => piece.fill(0),
@@ -417,9 +431,12 @@ impl FileOps for Mem {
     }
 
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
-        let mut state = node(inode).state.lock();
-        let end = offset.saturating_add(len).div_ceil(BLOCK64);
-        let missing: Vec<u64> = (offset / BLOCK64..end)
+        let mut state = Self::node(inode).state.lock();
+        // Write-back writes whole pages, up to the end of the file.
+        let end = offset.saturating_add(len);
+        let end = inode.size().max(end).min(end.next_multiple_of(PAGE64));
+        let first = offset / PAGE64 * PAGE64 / Self::BLOCK64;
+        let missing: Vec<u64> = (first..end.div_ceil(Self::BLOCK64))
             .filter(|at| !state.blocks.contains_key(at) && !state.promised.contains(at))
             .collect();
         self.take(missing.len() as u64)?;
@@ -428,15 +445,18 @@ impl FileOps for Mem {
     }
 
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
-        let mut state = node(inode).state.lock();
-        let mut broken = state.promised.split_off(&(offset / BLOCK64));
-        state.promised.append(&mut broken.split_off(&offset.saturating_add(len).div_ceil(BLOCK64)));
+        let mut state = Self::node(inode).state.lock();
+        let mut broken = state.promised.split_off(&(offset / Self::BLOCK64));
+        state.promised.append(&mut broken.split_off(&offset.saturating_add(len).div_ceil(Self::BLOCK64)));
         self.give_back(broken.len() as u64);
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        let mut state = node(inode).state.lock();
-        for (at, piece) in (offset / BLOCK64..).zip(data.chunks(BLOCK)) {
+        let reached = offset + data.len() as u64;
+        debug_assert!(offset.is_multiple_of(Self::UNIT));
+        debug_assert!(reached.is_multiple_of(Self::UNIT) || reached >= inode.size());
+        let mut state = Self::node(inode).state.lock();
+        for (at, piece) in (offset / Self::BLOCK64..).zip(data.chunks(BLOCK)) {
             if !state.blocks.contains_key(&at) && !state.promised.remove(&at) {
                 self.take(1)?;
             }
@@ -444,7 +464,6 @@ impl FileOps for Mem {
             block[..piece.len()].copy_from_slice(piece);
             block[piece.len()..].fill(0);
         }
-        let reached = offset + data.len() as u64;
         let blocks_512 = state.blocks_512();
         let size = inode.with_attr(|attr| {
             attr.blocks_512 = blocks_512;
@@ -459,15 +478,15 @@ impl FileOps for Mem {
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
-        let state = node(inode).state.lock();
-        inode.with_attr(|attr| attr.blocks_512) + state.promised.len() as u64 * (BLOCK64 / 512)
+        let state = Self::node(inode).state.lock();
+        inode.with_attr(|attr| attr.blocks_512) + state.promised.len() as u64 * (Self::BLOCK64 / 512)
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
         {
-            let mut state = node(inode).state.lock();
-            self.free(&mut state, size.div_ceil(BLOCK64), u64::MAX);
-            state.zero(size, size.div_ceil(BLOCK64) * BLOCK64);
+            let mut state = Self::node(inode).state.lock();
+            self.free(&mut state, size.div_ceil(Self::BLOCK64), u64::MAX);
+            state.zero(size, size.div_ceil(Self::BLOCK64) * Self::BLOCK64);
             state.attr.size = size;
             let blocks_512 = state.blocks_512();
             inode.with_attr(|attr| attr.blocks_512 = blocks_512);
@@ -476,17 +495,17 @@ impl FileOps for Mem {
     }
 }
 
-impl XattrOps for Mem {
+impl<const BLOCK: usize> XattrOps for MemWithBlocks<BLOCK> {
     fn value_max(&self) -> u32 {
         64 << 10
     }
 
     fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        node(inode).state.lock().xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
+        Self::node(inode).state.lock().xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
     }
 
     fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        Ok(node(inode).state.lock().xattrs.keys().cloned().collect())
+        Ok(Self::node(inode).state.lock().xattrs.keys().cloned().collect())
     }
 
     fn set_xattr(
@@ -498,7 +517,7 @@ impl XattrOps for Mem {
         mode: XattrMode,
     ) -> Result<()> {
         {
-            let mut state = node(inode).state.lock();
+            let mut state = Self::node(inode).state.lock();
             let there = state.xattrs.contains_key(name);
             match (value, mode) {
                 (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
@@ -513,29 +532,29 @@ impl XattrOps for Mem {
     }
 }
 
-impl UnnamedFileOps for Mem {
+impl<const BLOCK: usize> UnnamedFileOps for MemWithBlocks<BLOCK> {
     fn create_unnamed(&self, _caller: &Cred, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
         let (ino, made) = self.make(dir.ino, new, 0);
         Ok(Self::loaded(ino, made))
     }
 }
 
-impl BlockMapOps for Mem {
+impl<const BLOCK: usize> BlockMapOps for MemWithBlocks<BLOCK> {
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let state = node(inode).state.lock();
-        let at = offset / BLOCK64;
-        let start = at * BLOCK64;
+        let state = Self::node(inode).state.lock();
+        let at = offset / Self::BLOCK64;
+        let start = at * Self::BLOCK64;
         if state.blocks.contains_key(&at) {
             let run =
                 (at..).zip(state.blocks.range(at..)).take_while(|(want, (have, _))| want == *have).count();
-            return Ok(MappedRange { start, len: run as u64 * BLOCK64, kind: RangeKind::Data });
+            return Ok(MappedRange { start, len: run as u64 * Self::BLOCK64, kind: RangeKind::Data });
         }
-        let end = state.blocks.range(at..).next().map_or(u64::MAX, |(next, _)| next * BLOCK64);
+        let end = state.blocks.range(at..).next().map_or(u64::MAX, |(next, _)| next * Self::BLOCK64);
         Ok(MappedRange { start, len: end - start, kind: RangeKind::Hole })
     }
 }
 
-impl AllocateOps for Mem {
+impl<const BLOCK: usize> AllocateOps for MemWithBlocks<BLOCK> {
     fn fallocate(
         &self,
         inode: &Inode,
@@ -545,11 +564,11 @@ impl AllocateOps for Mem {
         _pool: BlockPool,
     ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        let (first, behind) = (offset / BLOCK64, end.div_ceil(BLOCK64));
+        let (first, behind) = (offset / Self::BLOCK64, end.div_ceil(Self::BLOCK64));
         let mut size = inode.size();
         {
-            let mut state = node(inode).state.lock();
-            let shift = (end - offset) / BLOCK64;
+            let mut state = Self::node(inode).state.lock();
+            let shift = (end - offset) / Self::BLOCK64;
             if mode.contains(FallocateMode::COLLAPSE_RANGE) {
                 self.free(&mut state, first, behind);
                 let moved = state.blocks.split_off(&behind);
@@ -560,7 +579,7 @@ impl AllocateOps for Mem {
                 state.blocks.extend(moved.into_iter().map(|(at, block)| (at + shift, block)));
                 size += len;
             } else if mode.contains(FallocateMode::PUNCH_HOLE) {
-                self.free(&mut state, offset.div_ceil(BLOCK64), end / BLOCK64);
+                self.free(&mut state, offset.div_ceil(Self::BLOCK64), end / Self::BLOCK64);
                 state.zero(offset, end);
             } else {
                 // Before they are counted one by one.

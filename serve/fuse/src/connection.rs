@@ -9,7 +9,7 @@ use crate::inflight_changes::{Caller, Callers, InflightChange, Noted};
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::options::FuseOptions;
 use crate::session::Server;
-use fuser::{Errno, FileAttr, FileHandle, Generation, INodeNo, Notifier, ReplyIoctl, Request};
+use fuser::{Errno, FileAttr, FileHandle, FopenFlags, Generation, INodeNo, Notifier, ReplyIoctl, Request};
 use ivers_busy_poll::{BusyPoller, PollHistory};
 use ivers_vfs::*;
 use parking_lot::Mutex;
@@ -129,8 +129,8 @@ impl Connection {
         // traverse the cached directories of another.
         let shared_and_unchecked = options.allow_other && !options.kernel_checks();
         // Where several spellings are one name, a change of one spelling affects others, about which the
-        // kernel would not ask.
-        let asks_each_time = shared_and_unchecked || vfs.info().names_alias;
+        // kernel would not ask. A server changes files without asking anybody.
+        let asks_each_time = shared_and_unchecked || vfs.info().names_alias || vfs.fs().server().is_some();
         Self {
             vfs,
             nodes,
@@ -188,7 +188,28 @@ impl Connection {
         file_attr(node.id, attr, self.block_size)
     }
 
-    /// Returns the attributes for GETATTR, in which the root shows its real inode number.
+    /// Returns the attributes for GETATTR, as [`Connection::shown_attr`]. A server is asked for them as the
+    /// caller; local ones cost no look at the caller's groups.
+    pub(crate) fn current_attr(
+        &self,
+        request: &Request,
+        node: &Node,
+    ) -> std::result::Result<FileAttr, Errno> {
+        if node.inode.is_server_managed() {
+            self.vfs.get_attr(&self.cred(request), &node.inode).or_errno()?;
+        }
+        Ok(self.shown_attr(node))
+    }
+
+    /// Returns how a file is opened: the kernel keeps its pages unless a server may have changed them.
+    pub(crate) fn open_flags(&self) -> FopenFlags {
+        match self.vfs.fs().server() {
+            Some(_) => FopenFlags::empty(),
+            None => FopenFlags::FOPEN_KEEP_CACHE,
+        }
+    }
+
+    /// Returns the attributes as the kernel may see them: the root shows its real inode number.
     pub(crate) fn shown_attr(&self, node: &Node) -> FileAttr {
         let mut shown = self.attr(node, &self.vfs.stat(&node.inode));
         if node.id == ROOT {

@@ -21,8 +21,8 @@ pub(crate) fn errno(error: Error) -> Errno {
         }
         Error::Server(ServerError::Delay) => Errno::EAGAIN,
         Error::Server(ServerError::Timeout) => Errno::ETIMEDOUT,
-        Error::Server(ServerError::StateLost) => Errno::EIO,
-        Error::Name(name) => name_errno(name),
+        Error::Server(ServerError::StateLost | ServerError::Failed) => Errno::EIO,
+        Error::Name(name) | Error::DataRefused(name) => name_errno(name),
     }
 }
 
@@ -39,6 +39,7 @@ fn name_errno(error: NameError) -> Errno {
         NameError::NameTooLong => Errno::ENAMETOOLONG,
         NameError::TooManyLinks => Errno::EMLINK,
         NameError::NoSpace => Errno::ENOSPC,
+        NameError::Quota => Errno::from_i32(122),
         NameError::TooLarge => Errno::EFBIG,
         NameError::ReadOnly => Errno::EROFS,
         NameError::Stale | NameError::Changed => Errno::from_i32(116),

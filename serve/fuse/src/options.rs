@@ -1,6 +1,7 @@
 //! Mount options.
 
 use ivers_busy_poll::BusyPoller;
+use ivers_vfs::Vfs;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -76,6 +77,16 @@ impl Default for FuseOptions {
 }
 
 impl FuseOptions {
+    /// Turns off what this filesystem does not allow.
+    pub(crate) fn adapt_to(&mut self, vfs: &Vfs) {
+        self.read_only |= vfs.is_read_only();
+        if vfs.fs().server().is_some() {
+            // The server decides, by its own rules, and must see what programs write.
+            self.default_permissions = false;
+            self.writeback_cache = false;
+        }
+    }
+
     /// Parses one option of `-o`. False: the option is not known here.
     pub fn set(&mut self, option: &str) -> Result<bool, OptionError> {
         let fail = |why: &str| OptionError { option: option.into(), why: why.into() };

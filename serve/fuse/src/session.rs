@@ -117,7 +117,7 @@ pub fn serve(
     mut options: FuseOptions,
     server: Server,
 ) -> Result<Served, MountError> {
-    options.read_only |= vfs.is_read_only();
+    options.adapt_to(&vfs);
     let nodes = Arc::new(Nodes::new(vfs.root()?));
     let flusher = Flusher::start(nodes.clone(), channels.helper).map_err(MountError::Session)?;
     let caller_affinity = CallerAffinity::new(channels.affinity_helper, options.caller_affinity);
@@ -185,7 +185,7 @@ pub struct Session {
 
 /// Mounts a VFS on a directory. The mount works when this returns.
 pub fn mount(vfs: Arc<Vfs>, dir: &Path, mut options: FuseOptions) -> Result<Session, MountError> {
-    options.read_only |= vfs.is_read_only();
+    options.adapt_to(&vfs);
     // Checked before the mount is visible: a filesystem without a root is not mounted.
     vfs.root()?;
     let (attached, channels) = attach(dir, &options)?;

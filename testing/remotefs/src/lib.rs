@@ -6,7 +6,7 @@
 //! - a lookup returns the inode, and the driver keeps the filehandle as long as the inode number may come
 //!   back;
 //! - `revalidate` costs a round trip unless the server's grant for that inode still holds;
-//! - a change of attributes goes to the server at once (`prepare_setattr`), data at write-back.
+//! - a change of attributes goes to the server at once (`set_attr`), data at write-back.
 //!
 //! There is no network in it: a real client adds the protocol, its sessions and its recovery.
 
@@ -16,10 +16,11 @@ use ivers_vfs::*;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-/// Called before every round trip with the name of the operation; an error is the server's answer.
+/// Called before every round trip with the name of the operation, and after it with ` reply` added. An error
+/// is the server's answer.
 pub type OnRoundTrip = Box<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// The driver.
@@ -34,6 +35,8 @@ pub struct RemoteFs {
     locks: Mutex<Vec<(Ino, LockRequest)>>,
     cache: OnceLock<CacheHandle>,
     round_trips: AtomicU64,
+    /// Added to the generations in replies.
+    restored: AtomicU32,
     on_round_trip: OnRoundTrip,
 }
 
@@ -49,6 +52,7 @@ impl RemoteFs {
             locks: Mutex::default(),
             cache: OnceLock::new(),
             round_trips: AtomicU64::new(0),
+            restored: AtomicU32::new(0),
             on_round_trip,
         })
     }
@@ -68,10 +72,22 @@ impl RemoteFs {
         self.granted.lock().remove(&ino);
     }
 
-    fn ask(&self, what: &str) -> Result<&Vfs> {
+    /// The server uses its inode numbers for other files from here on, as after a restored backup.
+    pub fn restore_backup(&self) {
+        self.restored.fetch_add(1, Relaxed);
+    }
+
+    /// A round trip: `call` runs on the server.
+    fn ask<T>(&self, what: &str, call: impl FnOnce(&Vfs) -> Result<T>) -> Result<T> {
         self.round_trips.fetch_add(1, Relaxed);
         (self.on_round_trip)(what)?;
-        Ok(&self.server)
+        let answer = call(&self.server).map_err(|error| match error {
+            // What broke is the server's: this mount goes on.
+            Error::Corrupt { .. } | Error::Io(_) | Error::FileData(_) => ServerError::Failed.into(),
+            error => error,
+        })?;
+        (self.on_round_trip)(&format!("{what} reply"))?;
+        Ok(answer)
     }
 
     fn handle(&self, ino: Ino) -> Result<InodeRef> {
@@ -84,9 +100,11 @@ impl RemoteFs {
     }
 
     fn loaded(&self, inode: InodeRef) -> Result<LoadedInode> {
+        // Refreshes the inode if it is cached; otherwise the VFS takes what is returned.
+        self.refresh(&inode)?;
         let loaded = LoadedInode {
             ino: inode.ino,
-            generation: inode.generation,
+            generation: inode.generation + self.restored.load(Relaxed),
             counter: InitialCounter::Server(self.change_of(&inode)?),
             attr: self.server.stat(&inode),
             private: Box::new(()),
@@ -111,16 +129,16 @@ impl FileSystem for RemoteFs {
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
-        self.ask("statfs")?.stat_fs()
+        self.ask("statfs", |server| server.stat_fs())
     }
 
     fn sync(&self) -> Result<()> {
-        self.ask("commit")?.sync()
+        self.ask("commit", |server| server.sync())
     }
 
     fn unmount(&self) -> Result<()> {
         self.handles.lock().clear();
-        Ok(())
+        self.ask("destroy session", |_| Ok(()))
     }
 
     fn server(&self) -> Option<&dyn ServerOps> {
@@ -135,26 +153,7 @@ impl FileSystem for RemoteFs {
 impl InodeOps for RemoteFs {
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode> {
         let handle = self.handle(ino)?;
-        self.ask("getattr")?;
-        self.loaded(handle)
-    }
-
-    fn prepare_setattr(&self, caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
-        let time = |old: Timestamp, new: Timestamp| (old != new).then_some(TimeSet::At(new));
-        let set = SetAttr {
-            perm: (new.perm != old.perm).then_some(new.perm),
-            uid: (new.uid != old.uid).then_some(new.uid),
-            gid: (new.gid != old.gid).then_some(new.gid),
-            atime: time(old.atime, new.atime),
-            mtime: time(old.mtime, new.mtime),
-            ..SetAttr::default()
-        };
-        if set != SetAttr::default() {
-            let handle = self.handle(inode.ino)?;
-            *new = Attr { size: new.size, ..self.ask("setattr")?.set_attr(caller, &handle, &set)? };
-            self.refresh(&handle)?;
-        }
-        Ok(())
+        self.ask("getattr", |_| self.loaded(handle))
     }
 
     fn log_inode(&self, _inode: &Inode) -> Result<()> {
@@ -168,31 +167,33 @@ impl InodeOps for RemoteFs {
 
     fn fsync(&self, inode: &Inode, data_only: bool) -> Result<()> {
         let handle = self.handle(inode.ino)?;
-        self.ask("commit")?.fsync(&handle, data_only)
+        self.ask("commit", |server| server.fsync(&handle, data_only))
     }
 
     fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
         let handle = self.handle(inode.ino)?;
-        self.ask("readlink")?.read_link(&handle)
+        self.ask("readlink", |server| server.read_link(&handle))
     }
 }
 
 impl DirectoryOps for RemoteFs {
     fn lookup(&self, caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
         let handle = self.handle(dir.ino)?;
-        match self.ask("lookup")?.lookup(caller, &handle, name) {
+        self.ask("lookup", |server| match server.lookup(caller, &handle, name) {
             Ok(child) => self.loaded(child).map(|loaded| Some(Child::Inode(loaded))),
             Err(Error::Name(NameError::NotFound)) => Ok(None),
             Err(error) => Err(error),
-        }
+        })
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
         let handle = self.handle(dir.ino)?;
-        let parent = self.ask("lookupp")?.lookup(&Cred::root(), &handle, b"..")?;
-        let ino = parent.ino;
-        self.handles.lock().insert(ino, parent);
-        Ok(ino)
+        self.ask("lookupp", |server| {
+            let parent = server.lookup(&Cred::root(), &handle, b"..")?;
+            let ino = parent.ino;
+            self.handles.lock().insert(ino, parent);
+            Ok(ino)
+        })
     }
 
     fn readdir(
@@ -202,7 +203,7 @@ impl DirectoryOps for RemoteFs {
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         let handle = self.handle(dir.ino)?;
-        self.ask("readdir")?.readdir(&handle, cursor, emit)
+        self.ask("readdir", |server| server.readdir(&handle, cursor, emit))
     }
 
     fn create(&self, caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
@@ -210,39 +211,46 @@ impl DirectoryOps for RemoteFs {
         let mut spec = CreateSpec::of(new.kind, new.perm);
         spec.target = new.target.clone();
         spec.rdev = new.rdev;
-        let (made, _) = self.ask("create")?.create(caller, &handle, name, &spec, false)?;
-        self.refresh(&handle)?;
-        self.loaded(made)
+        self.ask("create", |server| {
+            let (made, _) = server.create(caller, &handle, name, &spec, false)?;
+            self.refresh(&handle)?;
+            self.loaded(made)
+        })
     }
 
     fn link(&self, caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let (handle, file) = (self.handle(dir.ino)?, self.handle(inode.ino)?);
-        self.ask("link")?.link(caller, &file, &handle, name, false)?;
-        self.refresh(&handle)?;
-        self.refresh(&file)
+        self.ask("link", |server| {
+            server.link(caller, &file, &handle, name, false)?;
+            self.refresh(&handle)?;
+            self.refresh(&file)
+        })
     }
 
     fn unlink(&self, caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let (handle, file) = (self.handle(dir.ino)?, self.handle(inode.ino)?);
-        self.ask("remove")?.remove(caller, &handle, name, &file, false)?;
-        self.refresh(&handle)?;
-        self.refresh(&file)
+        self.ask("remove", |server| {
+            server.remove(caller, &handle, name, &file, false)?;
+            self.refresh(&handle)?;
+            self.refresh(&file)
+        })
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
         let (from, to) = (self.handle(rename.old_dir.ino)?, self.handle(rename.new_dir.ino)?);
         let flags = if rename.exchange { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
-        let server = self.ask("rename")?;
-        server.rename(rename.caller, &from, rename.old_name, &to, rename.new_name, flags, false)?;
-        self.refresh(&from)?;
-        self.refresh(&to)
+        self.ask("rename", |server| {
+            server.rename(rename.caller, &from, rename.old_name, &to, rename.new_name, flags, false)?;
+            self.refresh(&from)?;
+            self.refresh(&to)
+        })
     }
 }
 
 impl FileOps for RemoteFs {
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         let handle = self.handle(inode.ino)?;
-        let read = self.ask("read")?.read(&handle, offset, buf)?;
+        let read = self.ask("read", |server| server.read(&handle, offset, buf))?;
         buf[read..].fill(0);
         Ok(())
     }
@@ -253,16 +261,21 @@ impl FileOps for RemoteFs {
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         let handle = self.handle(inode.ino)?;
-        // With the credentials of the open: a write-back has no caller.
-        self.ask("write")?.write(&Cred::trusted(), &handle, offset, data, WriteFlags::empty())?;
-        self.refresh(&handle)
+        let wrote = self.ask("write", |server| {
+            // With the credentials of the open: a write-back has no caller.
+            server.write(&Cred::trusted(), &handle, offset, data, WriteFlags::empty())?;
+            self.refresh(&handle)
+        });
+        match wrote {
+            // A refusal is final: these bytes would wait for ever.
+            Err(Error::Name(refused)) => Err(Error::DataRefused(refused)),
+            other => other,
+        }
     }
 
-    fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
-        let handle = self.handle(inode.ino)?;
-        let set = SetAttr { size: Some(size), ..SetAttr::default() };
-        self.ask("setattr")?.set_attr(&Cred::trusted(), &handle, &set)?;
-        self.refresh(&handle)
+    /// The size goes to the server with the other attributes.
+    fn truncate(&self, _inode: &Inode, _size: u64) -> Result<()> {
+        Err(NameError::NotSupported.into())
     }
 }
 
@@ -272,17 +285,24 @@ impl ServerOps for RemoteFs {
             return Ok(());
         }
         let handle = self.handle(inode.ino)?;
-        self.ask("getattr")?;
-        self.refresh(&handle)
+        self.ask("getattr", |_| self.refresh(&handle))
     }
 
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         let handle = self.handle(inode.ino)?;
-        self.ask("access")?.access(caller, &handle, mask)
+        self.ask("access", |server| server.access(caller, &handle, mask))
+    }
+
+    fn set_attr(&self, caller: &Cred, inode: &Inode, set: &SetAttr) -> Result<()> {
+        let handle = self.handle(inode.ino)?;
+        self.ask("setattr", |server| {
+            server.set_attr(caller, &handle, set)?;
+            self.refresh(&handle)
+        })
     }
 
     fn lock(&self, inode: &Inode, lock: &LockRequest) -> Result<()> {
-        self.ask("lock")?;
+        self.ask("lock", |_| Ok(()))?;
         let mut locks = self.locks.lock();
         let conflicts = |held: &LockRequest| {
             held.owner != lock.owner
@@ -299,7 +319,7 @@ impl ServerOps for RemoteFs {
 
     /// Whole locks only: a range that cuts one is refused.
     fn unlock(&self, inode: &Inode, owner: LockOwner, range: Range<u64>) -> Result<()> {
-        self.ask("unlock")?;
+        self.ask("unlock", |_| Ok(()))?;
         let mut locks = self.locks.lock();
         let before = locks.len();
         locks.retain(|(ino, held)| (*ino, held.owner) != (inode.ino, owner) || held.range != range);

@@ -6,30 +6,37 @@ use crate::inode::Inode;
 
 /// Operations on the data of regular files.
 pub trait FileOps {
-    /// Fill `buf` from the device; holes, unwritten ranges and what is past the end are zeros. `offset` is
-    /// block-aligned.
+    /// Fills `buf` from the device; holes, unwritten ranges and what is past the end are zeros. `offset` and
+    /// the length are multiples of [`FsInfo::io_unit`](super::FsInfo::io_unit).
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()>;
-    /// Reserve free space for writing these bytes later (delayed allocation), or return `NoSpace` now. Called before
-    /// pages become dirty, and before a file grows past a multiple of
-    /// [`FsInfo::reserve_granularity`](super::FsInfo::reserve_granularity) within a dirty page. Repeated calls for one
-    /// range reserve once.
+    /// Reserves free space for writing these bytes later (delayed allocation), or returns `NoSpace` now.
+    /// Called before pages become dirty, and before a file grows past a multiple of
+    /// [`FsInfo::reserve_granularity`](super::FsInfo::reserve_granularity) within a dirty page. Repeated
+    /// calls for one range reserve once.
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, pool: BlockPool) -> Result<()>;
-    /// The pages of this range were dropped unwritten (truncate, delete, a failed write): release their reservation.
+    /// The pages of this range were dropped unwritten (truncate, delete, a failed write): releases their
+    /// reservation. The range consists of whole units.
     fn unreserve(&self, _inode: &Inode, _offset: u64, _len: u64) {}
-    /// Write a run of page data: allocate what is missing, put the data on the device, then map it and raise the size on
-    /// disk to at most `min(offset + data.len(), Attr::size)`, in that order, so that a crash never shows bytes of another
-    /// file. `offset` is page-aligned; `data` ends at a page or at the end of the file.
+    /// Writes a run of page data: allocates what is missing, puts the data on the device, then maps it and
+    /// raises the size on disk to at most `min(offset + data.len(), Attr::size)`, in that order, so that a
+    /// crash never shows bytes of another file. `offset` is a multiple of
+    /// [`FsInfo::io_unit`](super::FsInfo::io_unit); so is the length, unless `data` ends at the end of the
+    /// file.
     ///
-    /// Returns [`Error::FileData`](crate::Error::FileData) if the device refused the data and no structure of the format is
-    /// affected: the file keeps what it had. The VFS then releases the reservation of the range.
+    /// Returns [`Error::FileData`](crate::Error::FileData) if the device refused the data and no structure
+    /// of the format is affected, and [`Error::DataRefused`](crate::Error::DataRefused) if a later try would
+    /// fail as well: the file keeps what it had, and the VFS releases the reservation of the range. After
+    /// any other error the pages stay dirty with their reservation, and are written again later.
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()>;
-    /// The space that an inode uses or has reserved, in units of 512 bytes. Reservations count, so that the figure does
-    /// not change at write-back, and because some tools do not read a file that has a size and no blocks.
+    /// The space that an inode uses or has reserved, in units of 512 bytes. Reservations count, so that the
+    /// figure does not change at write-back, and because some tools do not read a file that has a size and no
+    /// blocks.
     fn blocks_512(&self, inode: &Inode) -> u64 {
         inode.with_attr(|attr| attr.blocks_512)
     }
-    /// Change the size, and call [`Inode::changed`] with `Touch::Data`. The VFS has dropped the pages past the new end and
-    /// set `Attr::size`. Growing makes a hole. If the new end is within a block, the page cache holds its tail as zeros;
-    /// the driver zeroes it on the device where it must.
+    /// Changes the size, and calls [`Inode::changed`] with `Touch::Data`. The VFS has dropped the pages past
+    /// the new end and set `Attr::size`. Growing makes a hole. If the new end is within a page, the page
+    /// cache holds the rest of that page as zeros; the driver zeroes the rest of its block on the device
+    /// where it must.
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()>;
 }

@@ -35,12 +35,16 @@ pub struct FsInfo {
     pub projects: bool,
     /// Whether (ino, generation) identifies an inode across remounts. For the root it always does.
     pub persistent_inos: bool,
-    /// Whether several spellings may be one name (case is ignored, or short names stand beside long ones). If so, the
-    /// VFS trusts a cached name only while its directory has not changed.
+    /// Whether several spellings may be one name (case is ignored, or short names stand beside long ones).
+    /// If so, the VFS trusts a cached name only while its directory has not changed.
     pub names_alias: bool,
-    /// Granularity of [`FileOps::reserve`] in bytes. A format whose blocks are smaller than a page either reserves
-    /// whole pages, or gives its block size here: then a page that is already dirty may need more.
+    /// Granularity of [`FileOps::reserve`] in bytes. A format whose blocks are smaller than a page either
+    /// reserves whole pages, or gives its block size here: then a page that is already dirty may need more.
     pub reserve_granularity: u64,
+    /// The unit of [`FileOps::read`] and [`FileOps::write_back`] in bytes: a power of two from 4096, the page
+    /// size, to 1 MiB. A format with larger blocks gives its block size, and never has to read the rest of a
+    /// block before it writes one. All others give 4096.
+    pub io_unit: u32,
     /// Who may use the reserved blocks; `None`: no blocks are reserved.
     pub reserved: Option<ReservedBlocks>,
 }
@@ -80,8 +84,8 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     fn health(&self) -> Health {
         Health::default()
     }
-    /// Whether the change attribute may be served now: [`Health::no_change_attribute`] is `None`. Called at every
-    /// query, so it must be cheap.
+    /// Whether the change attribute may be served now: [`Health::no_change_attribute`] is `None`. Called at
+    /// every query, so it must be cheap.
     fn serves_change_attribute(&self) -> bool {
         true
     }
@@ -94,15 +98,17 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
 
     /// Make everything that was logged durable.
     fn sync(&self) -> Result<()>;
-    /// Make free blocks available that are still held back, for example until a commit. Returns whether there may be
-    /// more than before. Called after `NoSpace`, with inode locks held and no handle open.
+    /// Makes free blocks available that are still held back, for example until a commit. Returns whether
+    /// there may be more than before. Called after `NoSpace`, with inode locks held and no handle open.
     fn reclaim_space(&self) -> Result<bool> {
         Ok(false)
     }
-    /// A change met damage or a failing device and may be half done: nothing of it may become durable, and nothing
-    /// may be written from now on. Later calls that change something must fail. May be called more than once.
+    /// A change met damage or a failing device and may be half done: nothing of it may become durable, and
+    /// nothing may be written from now on. Later calls that change something must fail. May be called more
+    /// than once.
     fn abort(&self, _why: &Error) {}
-    /// Everything is written back: make it durable and mark the filesystem clean.
+    /// Everything is written back: makes it durable and marks the filesystem clean. Not called after damage,
+    /// nor if something stays unwritten; with [`ServerOps`] it is called in any case, to leave the server.
     fn unmount(&self) -> Result<()>;
 
     /// Extended attributes.
@@ -133,7 +139,8 @@ pub trait FileSystem: InodeOps + DirectoryOps + FileOps + Send + Sync + 'static 
     fn server(&self) -> Option<&dyn ServerOps> {
         None
     }
-    /// Called once, when the mount is complete: a driver whose files change behind the cache keeps the handle.
+    /// Called once, when the mount is complete: a driver whose files change behind the cache keeps the
+    /// handle.
     fn mounted(&self, _cache: CacheHandle) {}
     /// Figures of the journal.
     fn journal(&self) -> Option<&dyn JournalOps> {

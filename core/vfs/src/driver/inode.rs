@@ -25,8 +25,8 @@ pub struct LoadedInode {
 pub enum InitialCounter {
     /// Read from the device. It starts as queried: nobody knows who saw the stored value.
     Stored(u64),
-    /// A new inode in a used slot. The value must be above every value that earlier inodes in the slot showed. It starts
-    /// as not queried.
+    /// A new inode in a used slot. The value must be above every value that earlier inodes in the slot
+    /// showed. It starts as not queried.
     Fresh(u64),
     /// All 64 bits of a server's change attribute. The VFS never bumps it and serves it as it is.
     Server(u64),
@@ -105,11 +105,12 @@ impl NewInode {
 
 /// Operations on inodes of any type.
 pub trait InodeOps {
-    /// Decode an inode. Returns [`NameError::Stale`] for a free or reserved slot, and for a number that was valid only
-    /// while its inode was in memory.
+    /// Decode an inode. Returns [`NameError::Stale`] for a free or reserved slot, and for a number that was
+    /// valid only while its inode was in memory.
     fn load_inode(&self, ino: Ino) -> Result<LoadedInode>;
-    /// The attributes change from `old` to `new` on behalf of `caller`: reduce `new` to what the format can store, or
-    /// refuse.
+    /// The attributes change from `old` to `new` on behalf of `caller`: reduces `new` to what the format can
+    /// store, or refuses. Called once for a request, before anything changes, also before a change of the
+    /// size that may still fail: it must not act.
     fn prepare_setattr(&self, _caller: &Cred, _inode: &Inode, _old: &Attr, _new: &mut Attr) -> Result<()> {
         Ok(())
     }
@@ -117,8 +118,8 @@ pub trait InodeOps {
     fn stored_atime(&self, atime: Timestamp) -> Timestamp {
         atime
     }
-    /// Put the inode's attributes and `peek` of its change counter into the log, or mark them for writing. The size on
-    /// disk must never run ahead of written data.
+    /// Put the inode's attributes and `peek` of its change counter into the log, or mark them for writing.
+    /// The size on disk must never run ahead of written data.
     fn log_inode(&self, inode: &Inode) -> Result<()>;
     /// Free an orphan that nobody uses any more, and its blocks.
     fn delete_inode(&self, inode: &Inode) -> Result<()>;
@@ -126,8 +127,8 @@ pub trait InodeOps {
     fn evict_inode(&self, _inode: &Inode) {}
     /// Make one inode durable. The VFS has written its pages back and logged it. `data_only`: as fdatasync.
     fn fsync(&self, inode: &Inode, data_only: bool) -> Result<()>;
-    /// Make durable what was logged of an inode (for a directory: its names too), but not its data. A driver whose
-    /// callers can share a commit that flushes nothing else overrides this.
+    /// Make durable what was logged of an inode (for a directory: its names too), but not its data. A driver
+    /// whose callers can share a commit that flushes nothing else overrides this.
     fn commit_inode(&self, inode: &Inode) -> Result<()> {
         self.fsync(inode, false)
     }

@@ -45,15 +45,15 @@ pub trait UnnamedFileOps {
 
 /// Which ranges of a file are holes.
 pub trait BlockMapOps {
-    /// The range of the block map that contains `offset`; the VFS adds dirty pages. Past the last block: a hole that
-    /// ends at `u64::MAX`.
+    /// The range of the block map that contains `offset`; the VFS adds dirty pages. Past the last block: a
+    /// hole that ends at `u64::MAX`.
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange>;
 }
 
 /// Space of files, apart from writing.
 pub trait AllocateOps {
-    /// Allocate, punch, zero, collapse or insert, and call [`Inode::changed`] with `Touch::Data`. The VFS has written back
-    /// and dropped the pages concerned; the driver sets `Attr::size`.
+    /// Allocate, punch, zero, collapse or insert, and call [`Inode::changed`] with `Touch::Data`. The VFS
+    /// has written back and dropped the pages concerned; the driver sets `Attr::size`.
     fn fallocate(
         &self,
         inode: &Inode,
@@ -68,8 +68,8 @@ pub trait AllocateOps {
 pub trait IoctlOps {
     /// Whether the format has an ioctl with this number.
     fn has_ioctl(&self, number: u32) -> bool;
-    /// Run an ioctl that changes a file's data, and call [`Inode::changed`] with `Touch::Data`. The VFS has written back and
-    /// dropped the file's pages; the driver sets `Attr::size`.
+    /// Run an ioctl that changes a file's data, and call [`Inode::changed`] with `Touch::Data`. The VFS has
+    /// written back and dropped the file's pages; the driver sets `Attr::size`.
     fn ioctl(&self, inode: &Inode, number: u32) -> Result<()>;
 }
 
@@ -77,10 +77,11 @@ pub trait IoctlOps {
 pub trait EpochOps {
     /// What is added to every change counter to give the change attribute: `epoch * 2^40`.
     fn base(&self) -> u64;
-    /// Raise the epoch durably: the first change of a mount with `iversion=off`, so that no older value vouches for it.
+    /// Raise the epoch durably: the first change of a mount with `iversion=off`, so that no older value
+    /// vouches for it.
     fn raise(&self) -> Result<()>;
-    /// Leave the record OPEN at unmount, so that the next mount raises the epoch: what was served in this session may not
-    /// match what the device holds.
+    /// Leave the record OPEN at unmount, so that the next mount raises the epoch: what was served in this
+    /// session may not match what the device holds.
     fn keep_open(&self);
 }
 

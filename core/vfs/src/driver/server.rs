@@ -1,16 +1,16 @@
-//! What a network filesystem has beyond a local one: a server that owns the change attribute, decides about permissions,
-//! and changes files behind the cache.
+//! What a network filesystem has beyond a local one: a server that owns the change attribute, decides about
+//! permissions, and changes files without asking the cache.
 
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
 use crate::open_hooks::OpenMode;
-use crate::requests::Cred;
+use crate::requests::{Cred, SetAttr};
 use crate::types::*;
 use crate::vfs::Vfs;
 use std::ops::Range;
 use std::sync::Weak;
 
-/// Who owns a byte-range lock: chosen by the front end, unique in the mount.
+/// The owner of a byte-range lock: chosen by the front end, unique in the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LockOwner(pub u64);
 
@@ -25,17 +25,27 @@ pub struct LockRequest {
     pub exclusive: bool,
 }
 
-/// Operations that a server decides or answers. All are called without inode locks, so a round trip blocks nobody.
+/// Operations that a server decides or answers. All are called without inode locks, so that a round trip
+/// blocks nobody; `set_attr` alone comes under them when it changes a size.
 ///
-/// Errors: [`Error::Server`](crate::Error::Server) for a server that is slow or unreachable, `NameError::Stale` for a
-/// filehandle that it no longer knows.
+/// The VFS asks `permission` before it takes locks, and where a request names no caller. Under locks it
+/// leaves every check to the server, which gets the caller with each change: of permissions, of names that
+/// exist, of loops.
+///
+/// Errors: [`Error::Server`](crate::Error::Server) for a server that is slow, unreachable or broken,
+/// `NameError::Stale` for a filehandle that it no longer knows.
 pub trait ServerOps {
-    /// Makes the cached state of an inode current: its attributes and change attribute, and through [`CacheHandle`] its
-    /// pages. Called before any of them is used, so it must be cheap while a delegation, a lease or a timeout vouches
-    /// for the cache.
+    /// Makes the cached state of an inode current: its attributes and change attribute, and through
+    /// [`CacheHandle`] its pages. Called before any of them is used, so it must be cheap while a delegation,
+    /// a lease or a timeout vouches for the cache.
     fn revalidate(&self, caller: &Cred, inode: &Inode) -> Result<()>;
     /// Checks that the server grants `caller` the whole `mask` (R4 W2 X1): `NameError::Access` if not.
     fn permission(&self, caller: &Cred, inode: &Inode, mask: u32) -> Result<()>;
+    /// Sets attributes on the server, the size included, and gives the reply to [`CacheHandle::update`].
+    /// Takes the place of [`InodeOps::prepare_setattr`](super::InodeOps::prepare_setattr) and
+    /// [`FileOps::truncate`](super::FileOps::truncate). If the size changes, the exclusive lock and the
+    /// write-back lock of the inode are held; the VFS then drops the pages past the new end.
+    fn set_attr(&self, caller: &Cred, inode: &Inode, set: &SetAttr) -> Result<()>;
     /// A regular file is opened: gets an open, and perhaps a delegation, from the server.
     fn open(&self, _caller: &Cred, _inode: &Inode, _mode: OpenMode) -> Result<()> {
         Ok(())
@@ -52,14 +62,17 @@ pub trait ServerOps {
     }
 }
 
-/// By this a driver reaches the cached inodes of its mount, from any thread. It does not keep the mount alive.
+/// Access to the cached inodes of a mount, for its driver, from any thread. It does not keep the mount alive.
+/// Hold no lock of the driver during these calls.
 #[derive(Clone)]
 pub struct CacheHandle(pub(crate) Weak<Vfs>);
 
 impl CacheHandle {
-    /// Takes over what the server said of an inode, if it is cached. `change` is all 64 bits of the server's change
-    /// attribute. If it differs from the cached one, clean pages are dropped; dirty ones stay and keep the size.
-    /// Returns whether it differed.
+    /// Takes over what the server said of an inode, if it is cached. `change` is all 64 bits of the server's
+    /// change attribute. If it differs from the cached one, clean pages are dropped, and reads that are
+    /// running leave none behind; dirty ones stay and keep the size. Returns whether it differed.
+    ///
+    /// Replies may arrive out of order: the driver drops the older one.
     pub fn update(&self, ino: Ino, attr: Attr, change: u64) -> bool {
         self.0.upgrade().is_some_and(|vfs| vfs.update_from_server(ino, attr, change))
     }

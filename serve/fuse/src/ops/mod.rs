@@ -56,7 +56,7 @@ impl Filesystem for Ops {
             Some(error) => Err(error),
             None => Ok(node),
         });
-        let shown = node.map(|node| (self.0.shown_attr(&node), self.0.attr_ttl(&node)));
+        let shown = node.and_then(|node| Ok((self.0.current_attr(request, &node)?, self.0.attr_ttl(&node))));
         self.answer(request, reply, shown, |reply, (attr, ttl)| reply.attr(&ttl, &attr));
     }
 
@@ -166,7 +166,7 @@ impl Filesystem for Ops {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.answer(request, reply, self.open_file(request, ino, flags.0), |reply, handle| {
-            reply.opened(handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
+            reply.opened(handle.pack(), self.0.open_flags());
         });
     }
 
@@ -239,7 +239,9 @@ impl Filesystem for Ops {
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         self.0.heard(request);
         self.answer(request, reply, self.open_dir(request, ino), |reply, ()| {
-            reply.opened(FileHandle(0), FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE);
+            let flags = self.0.open_flags();
+            let caches = if flags.is_empty() { flags } else { flags | FopenFlags::FOPEN_CACHE_DIR };
+            reply.opened(FileHandle(0), caches);
         });
     }
 
@@ -350,7 +352,7 @@ impl Filesystem for Ops {
         let created = self.create_file(request, parent, name, &spec, flags);
         self.answer(request, reply, created, |reply, (found, handle)| {
             let Found { attr, generation, .. } = found;
-            reply.created(&self.0.ttl, &attr, generation, handle.pack(), FopenFlags::FOPEN_KEEP_CACHE);
+            reply.created(&self.0.ttl, &attr, generation, handle.pack(), self.0.open_flags());
         });
     }
 

@@ -10,10 +10,10 @@ pub fn status(error: &Error) -> NfsStat {
             log::error!("{error}");
             return NfsStat::Io;
         }
-        Error::Server(ServerError::StateLost) => return NfsStat::Io,
+        Error::Server(ServerError::StateLost | ServerError::Failed) => return NfsStat::Io,
         Error::Server(_) => return NfsStat::Delay,
         Error::Incompatible(_) => return NfsStat::Notsupp,
-        Error::Name(name) => name,
+        Error::Name(name) | Error::DataRefused(name) => name,
     };
     match name {
         NameError::NotFound => NfsStat::Noent,
@@ -27,6 +27,7 @@ pub fn status(error: &Error) -> NfsStat {
         NameError::NameTooLong => NfsStat::Nametoolong,
         NameError::TooManyLinks => NfsStat::Mlink,
         NameError::NoSpace => NfsStat::Nospc,
+        NameError::Quota => NfsStat::Dquot,
         NameError::TooLarge => NfsStat::Fbig,
         NameError::ReadOnly => NfsStat::Rofs,
         NameError::Stale => NfsStat::Stale,
