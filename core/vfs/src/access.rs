@@ -5,7 +5,7 @@ use crate::driver::BlockPool;
 use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
 use crate::requests::Cred;
-use crate::sync::Mutex;
+use crate::sync::{RankedMutex, rank};
 use crate::types::*;
 use crate::vfs::Vfs;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub const EXECUTE: u32 = 1;
 
 /// The access ACL of an inode, once it was read.
 #[derive(Debug, Default)]
-pub(crate) struct AclCache(Mutex<Cached>);
+pub(crate) struct AclCache(RankedMutex<rank::Leaf, Cached>);
 
 #[derive(Debug, Default)]
 struct Cached {

@@ -10,7 +10,7 @@
 
 use crate::inode::Inode;
 use crate::path_hints::PathHints;
-use crate::sync::Mutex;
+use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
 use ivers_block::Budget;
 use std::collections::{HashMap, VecDeque};
@@ -50,7 +50,7 @@ impl Shard {
 
 /// The name cache.
 pub(crate) struct NameCache {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<RankedMutex<rank::Leaf, Shard>>,
     budget: Arc<Budget>,
     alias: bool,
     /// The reverse: names by inode.
@@ -64,15 +64,10 @@ fn cost(name: &[u8]) -> u64 {
 impl NameCache {
     /// `alias`: several spellings may be one name.
     pub(crate) fn new(budget: Arc<Budget>, alias: bool, path_hints: PathHints) -> Self {
-        Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Shard::default())).collect(),
-            budget,
-            alias,
-            path_hints,
-        }
+        Self { shards: (0..SHARDS).map(|_| RankedMutex::default()).collect(), budget, alias, path_hints }
     }
 
-    fn shard(&self, dir: Ino) -> &Mutex<Shard> {
+    fn shard(&self, dir: Ino) -> &RankedMutex<rank::Leaf, Shard> {
         let mixed = dir.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         &self.shards[mixed as usize % SHARDS]
     }

@@ -11,8 +11,8 @@
 
 use crate::driver::Health;
 use crate::error::{Error, NameError, Result};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{RankedMutex, rank};
 use crate::update_policy::ChangeMode;
 use crate::vfs::Vfs;
 
@@ -20,7 +20,7 @@ use crate::vfs::Vfs;
 #[derive(Default)]
 pub(crate) struct Failure {
     stopped: AtomicBool,
-    why: Mutex<Option<String>>,
+    why: RankedMutex<rank::Leaf, Option<String>>,
     /// Files of which data was lost.
     pub(crate) lost_files: AtomicU64,
 }

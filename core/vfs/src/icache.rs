@@ -7,7 +7,7 @@
 
 use crate::inode::Inode;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Held, RankedMutex, rank};
 use crate::types::Ino;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Shard {
 }
 
 struct Locked {
-    shard: Mutex<Shard>,
+    shard: RankedMutex<rank::InodeShard, Shard>,
     wake: Condvar,
 }
 
@@ -64,11 +64,13 @@ pub(crate) enum Found<'a> {
 pub(crate) struct Claim<'a> {
     cache: &'a InodeCache,
     ino: Ino,
+    is_filled: bool,
+    _held: Held,
 }
 
 impl Claim<'_> {
     /// Fills the slot with an inode that has one user: the caller.
-    pub(crate) fn fill(self, inode: Arc<Inode>) -> Arc<Inode> {
+    pub(crate) fn fill(mut self, inode: Arc<Inode>) -> Arc<Inode> {
         let locked = self.cache.locked(self.ino);
         let id = self.cache.next_id.fetch_add(1, Ordering::Relaxed);
         inode.cache_id.store(id, Ordering::Relaxed);
@@ -78,14 +80,16 @@ impl Claim<'_> {
         shard.queue.push_back((self.ino, id));
         shard.tidy();
         locked.wake.notify_all();
-        drop(shard);
-        std::mem::forget(self);
+        self.is_filled = true;
         inode
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
+        if self.is_filled {
+            return;
+        }
         let locked = self.cache.locked(self.ino);
         let mut shard = locked.shard.lock();
         shard.slots.remove(&self.ino);
@@ -95,9 +99,8 @@ impl Drop for Claim<'_> {
 
 impl InodeCache {
     pub(crate) fn new() -> Self {
-        let shards = (0..SHARDS)
-            .map(|_| Locked { shard: Mutex::new(Shard::default()), wake: Condvar::new() })
-            .collect();
+        let shards =
+            (0..SHARDS).map(|_| Locked { shard: RankedMutex::default(), wake: Condvar::new() }).collect();
         Self { shards, next_id: AtomicU64::new(1) }
     }
 
@@ -109,6 +112,7 @@ impl InodeCache {
     /// Finds an inode or claims its slot; waits while the slot is busy.
     pub(crate) fn find(&self, ino: Ino) -> Found<'_> {
         let locked = self.locked(ino);
+        let held = Held::before_waiting::<rank::InodeSlot>();
         let mut shard = locked.shard.lock();
         loop {
             match shard.slots.get(&ino) {
@@ -117,10 +121,10 @@ impl InodeCache {
                     inode.recent.store(true, Ordering::Relaxed);
                     return Found::Ready(inode.clone());
                 }
-                Some(Slot::Busy) => locked.wake.wait(&mut shard),
+                Some(Slot::Busy) => shard.wait(&locked.wake),
                 None => {
                     shard.slots.insert(ino, Slot::Busy);
-                    return Found::Vacant(Claim { cache: self, ino });
+                    return Found::Vacant(Claim { cache: self, ino, is_filled: false, _held: held });
                 }
             }
         }
@@ -152,7 +156,8 @@ impl InodeCache {
             return None;
         }
         shard.slots.insert(inode.ino, Slot::Busy);
-        Some(Claim { cache: self, ino: inode.ino })
+        let _held = Held::without_waiting::<rank::InodeSlot>();
+        Some(Claim { cache: self, ino: inode.ino, is_filled: false, _held })
     }
 
     pub(crate) const fn shards(&self) -> usize {

@@ -5,7 +5,7 @@ use crate::driver::{InitialCounter, LoadedInode};
 use crate::pages::Pages;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{RankedMutex, RankedRwLock, rank};
 use crate::types::*;
 use crate::update_policy::{ChangeMode, Policy};
 use crate::writeback_error::WritebackErrors;
@@ -71,9 +71,9 @@ pub struct Inode {
     pub counter: Counter,
     /// The counter is all 64 bits of a server's change attribute: never bumped here.
     pub(crate) server_managed: bool,
-    /// The lock of data and names (rank: see [`crate::driver`]).
-    pub lock: RwLock<()>,
-    pub(crate) attr: Mutex<Attr>,
+    /// The lock of data and names.
+    pub lock: RankedRwLock<rank::InodeLock, ()>,
+    pub(crate) attr: RankedMutex<rank::Leaf, Attr>,
     pub(crate) pages: Pages,
     /// Deferred updates: [`DEFERRED_TIMES`], [`DEFERRED_COUNTER`]. They are newer in memory than in the log
     /// until the inode is logged for another reason or written back.
@@ -81,8 +81,8 @@ pub struct Inode {
     /// References outside the cache: lookups, open files, front ends.
     pub(crate) users: AtomicU64,
     pub(crate) policy: Arc<Policy>,
-    /// Held while pages are written to the device (rank: below `lock`, above the page map).
-    pub(crate) writeback_lock: Mutex<()>,
+    /// Held while pages are written to the device.
+    pub(crate) writeback_lock: RankedMutex<rank::WritebackLock, ()>,
     /// Set while the inode is in the mount's list of inodes with dirty pages.
     pub(crate) dirty_listed: AtomicBool,
     /// Logging failed, or a bump was forced outside a transaction: log it later.
@@ -91,7 +91,7 @@ pub struct Inode {
     /// Data of it was lost. It stays in memory, because it could read differently after a reload.
     pub(crate) data_lost: AtomicBool,
     /// Byte ranges (offset, length) of lost data. Their reservations are released under the exclusive lock.
-    pub(crate) lost_ranges: Mutex<Vec<(u64, u64)>>,
+    pub(crate) lost_ranges: RankedMutex<rank::Leaf, Vec<(u64, u64)>>,
     /// Found since eviction last looked at it.
     pub(crate) recent: AtomicBool,
     /// Distinguishes entries of the eviction queue.
@@ -124,18 +124,18 @@ impl Inode {
             kind: loaded.attr.kind,
             counter,
             server_managed,
-            lock: RwLock::new(()),
-            attr: Mutex::new(loaded.attr),
+            lock: RankedRwLock::with_key((), loaded.ino.0),
+            attr: RankedMutex::new(loaded.attr),
             pages: Pages::default(),
             deferred: AtomicU8::new(0),
             users: AtomicU64::new(0),
             policy,
-            writeback_lock: Mutex::new(()),
+            writeback_lock: RankedMutex::new(()),
             dirty_listed: AtomicBool::new(false),
             needs_log: AtomicBool::new(false),
             writeback_errors: WritebackErrors::default(),
             data_lost: AtomicBool::new(false),
-            lost_ranges: Mutex::new(Vec::new()),
+            lost_ranges: RankedMutex::default(),
             recent: AtomicBool::new(false),
             cache_id: AtomicU64::new(0),
             acl: AclCache::default(),

@@ -5,7 +5,7 @@ use crate::driver::{Child, InitialCounter};
 use crate::error::{Error, NameError, Result};
 use crate::inode::Inode;
 use crate::requests::Cred;
-use crate::sync::RwLockReadGuard;
+use crate::sync::RankedReadGuard;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use std::ops::ControlFlow;
@@ -81,7 +81,7 @@ impl Vfs {
 
     /// The shared lock under which names are read. There is none where a server keeps its names consistent:
     /// nobody waits for a round trip.
-    pub(crate) fn names_lock<'a>(&self, dir: &'a Inode) -> Result<Option<RwLockReadGuard<'a, ()>>> {
+    pub(crate) fn names_lock<'a>(&self, dir: &'a Inode) -> Result<Option<RankedReadGuard<'a, ()>>> {
         match self.fs.server() {
             Some(_) => self.alive().map(|()| None),
             None => self.shared(dir).map(Some),

@@ -24,7 +24,7 @@ use crate::driver::Rename;
 use crate::error::{NameError, Result};
 use crate::inode::Inode;
 use crate::requests::*;
-use crate::sync::RwLockWriteGuard;
+use crate::sync::RankedWriteGuard;
 use crate::sync::atomic::Ordering;
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
@@ -94,7 +94,7 @@ impl Vfs {
     }
 
     /// Exclusive locks on all of these inodes, in ascending order of inode number.
-    fn lock_all<'a>(&self, inodes: &[&'a Inode]) -> Result<Vec<RwLockWriteGuard<'a, ()>>> {
+    fn lock_all<'a>(&self, inodes: &[&'a Inode]) -> Result<Vec<RankedWriteGuard<'a, ()>>> {
         let mut sorted = inodes.to_vec();
         sorted.sort_by_key(|inode| inode.ino);
         sorted.dedup_by_key(|inode| inode.ino);

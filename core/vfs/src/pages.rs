@@ -4,16 +4,15 @@
 //! write-back is dirty again and is written back again. Write-back copies pages first, so that a writer never
 //! waits for the device.
 //!
-//! The map has one lock (rank: below the inode lock and the write-back lock, above `Inode::attr`); no driver
-//! is called under it. `Attr::size` grows under it together with the page that contains the new bytes: a
-//! write-back that sees the page sees the size.
+//! The map has one lock; no driver is called under it. `Attr::size` grows under it together with the page
+//! that contains the new bytes: a write-back that sees the page sees the size.
 //!
 //! The driver reads and writes units of one or more pages ([`FsInfo::io_unit`](crate::FsInfo::io_unit)). The
 //! pages of a unit below the end of the file become dirty together, and are written together. So a page of a
 //! dirty unit that is not in the map was past the end when the unit became dirty: it consists of zeros.
 
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{RankedMutex, rank};
 use ivers_block::Budget;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -75,7 +74,7 @@ struct Map {
 /// The page cache of one inode.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
-    map: Mutex<Map>,
+    map: RankedMutex<rank::PageMap, Map>,
     /// Whether the map has pages: checked without its lock.
     has_pages: AtomicBool,
 }

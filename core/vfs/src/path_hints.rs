@@ -1,6 +1,6 @@
 //! The last known name of each inode, kept only for a [`crate::FileObserver`], which asks for paths.
 
-use crate::sync::Mutex;
+use crate::sync::{RankedMutex, rank};
 use crate::types::Ino;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ pub(crate) type Place = (Ino, Arc<[u8]>);
 
 /// Kept as long as the inode number belongs to the file: a client may come back with the number alone. A leaf
 /// lock.
-pub(crate) struct PathHints(Option<Mutex<HashMap<Ino, Place>>>);
+pub(crate) struct PathHints(Option<RankedMutex<rank::Leaf, HashMap<Ino, Place>>>);
 
 impl PathHints {
     pub(crate) fn new(wanted: bool) -> Self {
-        Self(wanted.then(Mutex::default))
+        Self(wanted.then(RankedMutex::default))
     }
 
     /// Notes where an inode was found.

@@ -10,14 +10,14 @@
 
 use crate::error::{Error, NameError, Result};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, RankedMutex, rank};
 use std::collections::BTreeSet;
 
 #[derive(Default)]
 pub(crate) struct PendingDeletes {
     finished: AtomicU64,
     /// By the sequence numbers that they got at the start.
-    running: Mutex<Running>,
+    running: RankedMutex<rank::Leaf, Running>,
     one_less: Condvar,
 }
 
@@ -65,7 +65,7 @@ impl PendingDeletes {
         }
         let behind = running.next;
         while running.numbers.first().is_some_and(|first| *first < behind) {
-            self.one_less.wait(&mut running);
+            running.wait(&self.one_less);
         }
         true
     }

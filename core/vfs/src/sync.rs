@@ -6,8 +6,15 @@
 //! but nothing is interleaved inside it.
 //!
 //! The figures of [`Stats`](crate::Stats) and of the memory budget are left out on purpose: no promise
-//! depends on them. Shuttle models only sequential consistency; loom checks the memory order of the counter
-//! (`core/iversion/tests/loom.rs`).
+//! depends on them. Locks that live as long as their mount have ranks: see [`rank`]. Shuttle models only
+//! sequential consistency; loom checks the memory order of the counter (`core/iversion/tests/loom.rs`).
+
+mod ranked;
+
+pub use ranked::{
+    Held, Rank, RankedGuard, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard,
+    on_another_machine, rank,
+};
 
 #[cfg(not(shuttle))]
 pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

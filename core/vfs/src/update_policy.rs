@@ -2,8 +2,8 @@
 //! statistics.
 
 use crate::stats::Stats;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{RankedMutex, rank};
 use crate::types::Timestamp;
 
 /// When the change counter is bumped (mount option `iversion=`).
@@ -49,7 +49,7 @@ impl Clock for CoarseClock {
 
 /// A clock for tests that stands still until it is moved.
 #[derive(Debug, Default)]
-pub struct ManualClock(Mutex<Timestamp>);
+pub struct ManualClock(RankedMutex<rank::Leaf, Timestamp>);
 
 impl ManualClock {
     /// Set the time.
@@ -118,6 +118,12 @@ impl Policy {
             next_unstored: AtomicU64::new(1),
             changed_unserved: AtomicBool::new(false),
         }
+    }
+
+    /// The policy of inodes outside the cache, which only a driver sees.
+    pub fn of_detached_inodes() -> Self {
+        let (mode, deferred) = (ChangeMode::Lazy, DeferredUpdates::default());
+        Self::new(mode, deferred, AtimeMode::Never, false, Box::new(CoarseClock), 1)
     }
 
     /// The time of a change, rounded down to the granularity of clock and format.

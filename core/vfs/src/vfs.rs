@@ -13,7 +13,7 @@ use crate::pending_deletes::PendingDeletes;
 use crate::requests::*;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{RankedMutex, RankedReadGuard, RankedRwLock, RankedWriteGuard, rank};
 use crate::types::*;
 use crate::update_policy::{ChangeMode, CoarseClock, DeferredUpdates, Policy};
 use crate::writeback::DirtyList;
@@ -53,12 +53,12 @@ pub struct Vfs {
     /// See [`Vfs::writeback_error_seq`].
     pub(crate) writeback_error_seq: AtomicU64,
     /// Held while a directory moves to another parent; see [`crate::namespace`].
-    pub(crate) move_lock: Mutex<()>,
-    pub(crate) shrink_lock: Mutex<usize>,
+    pub(crate) move_lock: RankedMutex<rank::MoveLock, ()>,
+    pub(crate) shrink_lock: RankedMutex<rank::ShrinkLock, usize>,
     state: AtomicU8,
     epoch_raised: AtomicBool,
     #[allow(clippy::type_complexity)]
-    subscribers: RwLock<Vec<Box<dyn Fn(&ChangeEvent) + Send + Sync>>>,
+    subscribers: RankedRwLock<rank::Subscribers, Vec<Box<dyn Fn(&ChangeEvent) + Send + Sync>>>,
     has_subscribers: AtomicBool,
 }
 
@@ -148,11 +148,11 @@ impl Vfs {
             memory,
             dirty: dirty.clone(),
             writeback_error_seq: AtomicU64::new(0),
-            move_lock: Mutex::new(()),
-            shrink_lock: Mutex::new(0),
+            move_lock: RankedMutex::default(),
+            shrink_lock: RankedMutex::default(),
             state: AtomicU8::new(MOUNTED),
             epoch_raised: AtomicBool::new(false),
-            subscribers: RwLock::new(Vec::new()),
+            subscribers: RankedRwLock::new(Vec::new()),
             has_subscribers: AtomicBool::new(false),
         });
         vfs.fs.mounted(CacheHandle(vfs.me.clone()));
@@ -442,7 +442,7 @@ impl Vfs {
     }
 
     /// The exclusive lock of an inode that is about to change.
-    pub(crate) fn exclusive<'a>(&self, inode: &'a Inode) -> Result<RwLockWriteGuard<'a, ()>> {
+    pub(crate) fn exclusive<'a>(&self, inode: &'a Inode) -> Result<RankedWriteGuard<'a, ()>> {
         let guard = inode.lock.write();
         // Unmount sets the state and then takes each lock once: a thread that gets the lock later must see
         // the state.
@@ -452,7 +452,7 @@ impl Vfs {
         Ok(guard)
     }
 
-    pub(crate) fn shared<'a>(&self, inode: &'a Inode) -> Result<RwLockReadGuard<'a, ()>> {
+    pub(crate) fn shared<'a>(&self, inode: &'a Inode) -> Result<RankedReadGuard<'a, ()>> {
         let guard = inode.lock.read();
         self.alive()?;
         Ok(guard)

@@ -12,7 +12,7 @@ use crate::pages::Memory;
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, RankedMutex, rank};
 use crate::types::*;
 use crate::vfs::{InodeRef, Vfs};
 use crate::writeback_error::ErrorCursor;
@@ -28,21 +28,21 @@ const DEFERRED_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The inodes with dirty pages, and the thread that writes them.
 pub(crate) struct DirtyList {
-    since: Mutex<BTreeMap<Ino, Instant>>,
-    stop: Mutex<bool>,
+    since: RankedMutex<rank::Leaf, BTreeMap<Ino, Instant>>,
+    stop: RankedMutex<rank::Leaf, bool>,
     wake: Condvar,
     urgent: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: RankedMutex<rank::Leaf, Option<JoinHandle<()>>>,
 }
 
 impl DirtyList {
     pub(crate) fn new() -> Self {
         Self {
-            since: Mutex::new(BTreeMap::new()),
-            stop: Mutex::new(false),
+            since: RankedMutex::default(),
+            stop: RankedMutex::default(),
             wake: Condvar::new(),
             urgent: AtomicBool::new(false),
-            thread: Mutex::new(None),
+            thread: RankedMutex::default(),
         }
     }
 
@@ -58,7 +58,7 @@ impl DirtyList {
                     {
                         let mut stop = list.stop.lock();
                         if !*stop && !list.urgent.load(Ordering::Acquire) {
-                            list.wake.wait_for(&mut stop, interval);
+                            stop.wait_for(&list.wake, interval);
                         }
                         if *stop {
                             return;

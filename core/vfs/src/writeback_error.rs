@@ -2,13 +2,13 @@
 
 use crate::error::Error;
 use crate::inode::Inode;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{RankedMutex, rank};
 use crate::vfs::Vfs;
 
 /// The write-back errors of one inode.
 #[derive(Default)]
-pub(crate) struct WritebackErrors(Mutex<Errors>);
+pub(crate) struct WritebackErrors(RankedMutex<rank::Leaf, Errors>);
 
 #[derive(Default)]
 struct Errors {

@@ -34,7 +34,9 @@ impl Ext4 {
         let (mine, its) = (self.nodes_of(inode)?, self.nodes_of(&boot)?);
         let mut h = self.begin((mine.len() + its.len()) as u32 + 8)?;
         {
-            let (mut a, mut b) = (core_of(inode).write(), core_of(&boot).write());
+            // In ascending order of inode number.
+            let mut b = core_of(&boot).write();
+            let mut a = core_of(inode).write();
             let (a, b) = (&mut *a, &mut *b);
             // No data is waiting for write-back: the remaining reservations are for the ends of pages.
             self.end_reservations(a, FileBlock(0), FileBlock(u64::MAX));

@@ -13,10 +13,8 @@ use crate::system_zone::SystemZone;
 pub use crate::transaction::Handle;
 use crate::transaction::{LastChange, Transactions};
 use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
-use ivers_vfs::{
-    AtimeMode, ChangeMode, CoarseClock, DeferredUpdates, Error, Inode, LoadedInode, NameError, Policy, Result,
-};
-use parking_lot::{Mutex, RwLock};
+use ivers_vfs::sync::{Mutex, RankedMutex, RankedRwLock, rank};
+use ivers_vfs::{Error, Inode, LoadedInode, NameError, Policy, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
@@ -44,11 +42,11 @@ pub struct Ext4 {
     pub(crate) reservation_windows: ReservationWindows,
     pub(crate) system_zone: SystemZone,
     /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
-    pub(crate) root_core: Mutex<Weak<RwLock<InodeCore>>>,
+    pub(crate) root_core: Mutex<Weak<CoreLock>>,
     /// High halves of counters that overflowed their 32 stored bits in this mount.
     pub(crate) wrapped: Mutex<HashMap<u32, u64>>,
-    /// Serializes swaps with the boot loader. Rank: above handles.
-    pub(crate) boot: Mutex<()>,
+    /// Serializes swaps with the boot loader.
+    pub(crate) boot: RankedMutex<rank::BeforeHandle, ()>,
     /// Computed at first use, if the superblock does not store it.
     pub(crate) overhead: OnceLock<u64>,
     pub(crate) closed: AtomicBool,
@@ -60,14 +58,17 @@ pub struct Ext4 {
 
 /// The driver's data of an inode: [`Inode::private`].
 pub struct Ext4Inode {
-    /// The contents of the slot without the attributes. Rank: below `Inode::lock`, above buffers and the leaf
-    /// lock of attributes.
-    pub core: Arc<RwLock<InodeCore>>,
-    /// Allocation hint. A leaf lock.
-    pub alloc: Mutex<InodeAlloc>,
+    /// The contents of the slot without the attributes.
+    pub core: Arc<CoreLock>,
+    /// Allocation hint.
+    pub alloc: RankedMutex<rank::Leaf, InodeAlloc>,
     /// Its newest change, for fsync.
     pub(crate) last_change: LastChange,
 }
+
+/// The lock of an inode's core; its key is the inode number. It follows the list of orphans and precedes
+/// groups.
+pub type CoreLock = RankedRwLock<rank::Driver<5>, InodeCore>;
 
 /// The contents of a slot that are not attributes of the VFS.
 #[derive(Debug)]
@@ -93,7 +94,7 @@ pub struct InodeCore {
 }
 
 /// The driver's data of an inode.
-pub fn core_of(inode: &Inode) -> &RwLock<InodeCore> {
+pub fn core_of(inode: &Inode) -> &CoreLock {
     &inode.private::<Ext4Inode>().core
 }
 
@@ -158,16 +159,4 @@ impl Ext4 {
     pub fn detached(&self, loaded: LoadedInode) -> Inode {
         Inode::new(loaded, self.own_policy.clone())
     }
-}
-
-/// The update policy of inodes that only the driver sees.
-pub(crate) fn own_policy() -> Arc<Policy> {
-    Arc::new(Policy::new(
-        ChangeMode::Lazy,
-        DeferredUpdates::default(),
-        AtimeMode::Never,
-        false,
-        Box::new(CoarseClock),
-        1,
-    ))
 }

@@ -12,8 +12,8 @@ use crate::layout::group::{BLOCK_UNINIT, GroupDesc, INODE_UNINIT};
 use crate::layout::superblock::Superblock;
 use crate::transaction::Handle;
 use ivers_block::{BlockNo, Buffer, BufferCache};
+use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
 use ivers_vfs::{Error, Result};
-use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -29,7 +29,7 @@ pub struct Groups {
     sb: Superblock,
     cache: Arc<BufferCache>,
     place: String,
-    states: RwLock<HashMap<u32, Arc<Mutex<Group>>>>,
+    states: RankedRwLock<rank::Driver<10>, HashMap<u32, Arc<GroupLock>>>,
     /// Blocks that are neither used nor reserved, in memory.
     pub(crate) free_blocks: AtomicI64,
     /// Blocks freed by transactions that have not committed.
@@ -39,6 +39,9 @@ pub struct Groups {
     /// Free inodes.
     pub(crate) free_inodes: AtomicI64,
 }
+
+/// The lock of a group. One is held at a time.
+pub(crate) type GroupLock = RankedMutex<rank::Driver<12>, Group>;
 
 /// One group in memory.
 pub(crate) struct Group {
@@ -124,7 +127,7 @@ impl Groups {
             sb,
             cache,
             place,
-            states: RwLock::new(HashMap::new()),
+            states: RankedRwLock::new(HashMap::new()),
             free_blocks: AtomicI64::new(free_blocks as i64),
             pending: AtomicI64::new(0),
             delayed: AtomicI64::new(0),
@@ -160,7 +163,7 @@ impl Groups {
     }
 
     /// Returns a group; loads it if necessary.
-    pub(crate) fn get(&self, number: u32) -> Result<Arc<Mutex<Group>>> {
+    pub(crate) fn get(&self, number: u32) -> Result<Arc<GroupLock>> {
         if let Some(group) = self.states.read().get(&number) {
             return Ok(group.clone());
         }
@@ -172,7 +175,7 @@ impl Groups {
             return Ok(group.clone());
         }
         let desc = self.read_desc(number)?;
-        let group = Arc::new(Mutex::new(Group { number, desc, busy: None, free: desc.free_blocks }));
+        let group = Arc::new(RankedMutex::new(Group { number, desc, busy: None, free: desc.free_blocks }));
         states.insert(number, group.clone());
         self.cache.budget().charge(GROUP_BYTES);
         if self.cache.budget().over() {
@@ -182,7 +185,7 @@ impl Groups {
     }
 
     /// Drops groups that can be loaded again.
-    fn shrink(&self, states: &mut HashMap<u32, Arc<Mutex<Group>>>) {
+    fn shrink(&self, states: &mut HashMap<u32, Arc<GroupLock>>) {
         let budget = self.cache.budget();
         states.retain(|_, group| {
             // Every user of a group holds a reference, and new references come only through this map.

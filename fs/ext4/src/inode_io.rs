@@ -1,13 +1,13 @@
 //! Reading inodes from the device and writing them.
 
-use crate::fs::{Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
+use crate::fs::{CoreLock, Ext4, Ext4Inode, Handle, InodeCore, ROOT_INO};
 use crate::layout::inode::{
     FL_CASEFOLD, FL_EA_INODE, FL_ENCRYPT, InodeImage, StoredVersion, seal_slot, slot_state, slot_version,
     verify_slot,
 };
 use ivers_block::Buffer;
+use ivers_vfs::sync::{RankedMutex, RankedRwLock};
 use ivers_vfs::{Error, FileType, InitialCounter, Ino, Inode, LoadedInode, NameError, Result};
-use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 
 impl Ext4 {
@@ -100,7 +100,11 @@ impl Ext4 {
             dtime: image.dtime,
             delayed: Default::default(),
         };
-        let core = if ino == ROOT_INO { self.share_root(core) } else { Arc::new(RwLock::new(core)) };
+        let core = if ino == ROOT_INO {
+            self.share_root(core)
+        } else {
+            Arc::new(RankedRwLock::with_key(core, u64::from(ino)))
+        };
         LoadedInode {
             ino: Ino(u64::from(ino)),
             generation: image.generation,
@@ -108,7 +112,7 @@ impl Ext4 {
             counter,
             private: Box::new(Ext4Inode {
                 core,
-                alloc: Mutex::default(),
+                alloc: RankedMutex::default(),
                 last_change: self.journal.loaded(),
             }),
         }
@@ -116,12 +120,12 @@ impl Ext4 {
 
     /// Makes every copy of the root share one private part, so that the epoch record and users' changes do
     /// not overwrite each other.
-    fn share_root(&self, core: InodeCore) -> Arc<RwLock<InodeCore>> {
+    fn share_root(&self, core: InodeCore) -> Arc<CoreLock> {
         let mut shared = self.root_core.lock();
         if let Some(core) = shared.upgrade() {
             return core;
         }
-        let core = Arc::new(RwLock::new(core));
+        let core = Arc::new(RankedRwLock::with_key(core, u64::from(ROOT_INO)));
         *shared = Arc::downgrade(&core);
         core
     }

@@ -8,7 +8,7 @@
 //! 5. Process the orphans.
 
 use crate::epoch::foreign_fields;
-use crate::fs::{Ext4, ROOT_INO, own_policy};
+use crate::fs::{Ext4, ROOT_INO};
 use crate::groups::Groups;
 use crate::layout::features::{Compat, Incompat, RoCompat};
 use crate::layout::raw::RawSuperblock;
@@ -274,12 +274,12 @@ impl Ext4 {
             orphans: Default::default(),
             reservation_windows: Default::default(),
             system_zone: Default::default(),
-            root_core: parking_lot::Mutex::new(Weak::new()),
+            root_core: ivers_vfs::sync::Mutex::new(Weak::new()),
             wrapped: Default::default(),
             boot: Default::default(),
             overhead: OnceLock::new(),
             closed: AtomicBool::new(false),
-            own_policy: own_policy(),
+            own_policy: Arc::new(ivers_vfs::Policy::of_detached_inodes()),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
         })
     }

@@ -11,8 +11,8 @@ use crate::fs::{Ext4, Handle};
 use crate::layout::features::{Compat, RoCompat};
 use crate::layout::inode::slot_state;
 use ivers_block::{BlockNo, Buffer, FileBlock};
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, FileType, Inode, NameError, Result};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ struct OrphanFile {
 
 /// The recorded orphans.
 #[derive(Debug, Default)]
-pub(crate) struct Orphans(Mutex<State>);
+pub(crate) struct Orphans(RankedMutex<rank::Driver<0>, State>);
 
 fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

@@ -9,7 +9,7 @@
 
 use crate::balloc::Reserved;
 use ivers_block::BlockNo;
-use parking_lot::Mutex;
+use ivers_vfs::sync::{RankedMutex, rank};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -27,7 +27,7 @@ struct Map {
 /// The windows of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct ReservationWindows {
-    map: Mutex<Map>,
+    map: RankedMutex<rank::Driver<15>, Map>,
     blocks: AtomicI64,
 }
 

@@ -2,8 +2,8 @@
 
 use ivers_block::{BlockNo, Buffer};
 use ivers_journal::{Journal, JournalError};
+use ivers_vfs::sync::{Held, RankedMutex, rank};
 use ivers_vfs::{Error, Result};
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -64,9 +64,8 @@ impl LastChange {
 pub(crate) struct Transactions {
     journal: Journal,
     changes: Arc<Changes>,
-    /// Held by the fsync that commits. The others wait for it and find their changes durable. Rank: above the
-    /// journal's locks.
-    turn: Mutex<()>,
+    /// Held by the fsync that commits. The others wait for it and find their changes durable.
+    turn: RankedMutex<rank::BeforeHandle, ()>,
 }
 
 /// One handle. Dropping it ends it; its changes commit with the journal's next commit.
@@ -75,6 +74,7 @@ pub struct Handle {
     changes: Arc<Changes>,
     changed: bool,
     inodes: Vec<LastChange>,
+    _held: Held,
 }
 
 impl Drop for Handle {
@@ -91,12 +91,13 @@ impl Drop for Handle {
 
 impl Transactions {
     pub(crate) fn new(journal: Journal) -> Self {
-        Self { journal, changes: Arc::default(), turn: Mutex::new(()) }
+        Self { journal, changes: Arc::default(), turn: RankedMutex::default() }
     }
 
     pub(crate) fn begin(&self, credits: u32) -> Result<Handle> {
+        let _held = Held::before_waiting::<rank::Handle>();
         let inner = self.journal.begin(credits.min(self.journal.max_credits())).map_err(journal_error)?;
-        Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new() })
+        Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new(), _held })
     }
 
     /// Makes every change durable. This thread must hold no handle.

@@ -10,8 +10,8 @@
 //! nothing across mounts. A driver does three things for that: it makes each change visible, calls [`Inode::changed`],
 //! and logs the inode if the answer says so.
 
-use ivers_vfs::sync::Mutex;
 use ivers_vfs::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::*;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -28,7 +28,7 @@ pub type Mem = MemWithBlocks<4096>;
 
 /// The filesystem, with blocks of `BLOCK` bytes: a power of two up to 1 MiB.
 pub struct MemWithBlocks<const BLOCK: usize> {
-    nodes: Mutex<HashMap<Ino, Arc<Node<BLOCK>>>>,
+    nodes: RankedMutex<rank::Driver<0>, HashMap<Ino, Arc<Node<BLOCK>>>>,
     next_ino: AtomicU64,
     capacity_blocks: u64,
     /// Blocks that hold data or are promised to dirty pages.
@@ -37,7 +37,7 @@ pub struct MemWithBlocks<const BLOCK: usize> {
 
 /// What is kept of one inode.
 struct Node<const BLOCK: usize> {
-    state: Mutex<State<BLOCK>>,
+    state: RankedMutex<rank::Driver<0>, State<BLOCK>>,
 }
 
 struct State<const BLOCK: usize> {
@@ -117,7 +117,7 @@ impl<const BLOCK: usize> MemWithBlocks<BLOCK> {
     /// An empty filesystem that holds up to `capacity_bytes` of file data.
     pub fn new(capacity_bytes: u64) -> Self {
         let mem = Self {
-            nodes: Mutex::new(HashMap::new()),
+            nodes: RankedMutex::default(),
             next_ino: AtomicU64::new(ROOT.0),
             capacity_blocks: capacity_bytes / Self::BLOCK64,
             taken_blocks: AtomicU64::new(0),
@@ -148,7 +148,7 @@ impl<const BLOCK: usize> MemWithBlocks<BLOCK> {
             target: new.target.clone(),
             xattrs: new.xattrs.iter().cloned().collect(),
         };
-        let node = Arc::new(Node { state: Mutex::new(state) });
+        let node = Arc::new(Node { state: RankedMutex::new(state) });
         self.nodes.lock().insert(ino, node.clone());
         (ino, node)
     }
@@ -454,7 +454,6 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         let reached = offset + data.len() as u64;
         debug_assert!(offset.is_multiple_of(Self::UNIT));
-        debug_assert!(reached.is_multiple_of(Self::UNIT) || reached >= inode.size());
         let mut state = Self::node(inode).state.lock();
         for (at, piece) in (offset / Self::BLOCK64..).zip(data.chunks(BLOCK)) {
             if !state.blocks.contains_key(&at) && !state.promised.remove(&at) {

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+use ivers_vfs::sync::on_another_machine;
 use ivers_vfs::*;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -81,7 +82,7 @@ impl RemoteFs {
     fn ask<T>(&self, what: &str, call: impl FnOnce(&Vfs) -> Result<T>) -> Result<T> {
         self.round_trips.fetch_add(1, Relaxed);
         (self.on_round_trip)(what)?;
-        let answer = call(&self.server).map_err(|error| match error {
+        let answer = on_another_machine(|| call(&self.server)).map_err(|error| match error {
             // What broke is the server's: this mount goes on.
             Error::Corrupt { .. } | Error::Io(_) | Error::FileData(_) => ServerError::Failed.into(),
             error => error,
@@ -137,7 +138,7 @@ impl FileSystem for RemoteFs {
     }
 
     fn unmount(&self) -> Result<()> {
-        self.handles.lock().clear();
+        on_another_machine(|| self.handles.lock().clear());
         self.ask("destroy session", |_| Ok(()))
     }
 
@@ -161,7 +162,7 @@ impl InodeOps for RemoteFs {
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        self.handles.lock().remove(&inode.ino);
+        on_another_machine(|| drop(self.handles.lock().remove(&inode.ino)));
         Ok(())
     }
 

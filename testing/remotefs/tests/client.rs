@@ -331,7 +331,7 @@ fn bytes_read_before_an_invalidation_do_not_enter_the_cache_after_it() {
     let (theirs, mine) = (theirs.clone(), ours.clone());
     let interrupt = move || {
         let Some(it) = weak.upgrade() else { return };
-        it.server.write(&Cred::root(), &theirs, 0, &vec![2; end], WriteFlags::empty()).unwrap();
+        sync::on_another_machine(|| write(&it.server, &theirs, &vec![2; end]));
         it.client.get_attr(&Cred::root(), &mine).unwrap();
     };
     assert!(between.set(Box::new(interrupt)).is_ok());

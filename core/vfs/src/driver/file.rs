@@ -21,7 +21,7 @@ pub trait FileOps {
     /// raises the size on disk to at most `min(offset + data.len(), Attr::size)`, in that order, so that a
     /// crash never shows bytes of another file. `offset` is a multiple of
     /// [`FsInfo::io_unit`](super::FsInfo::io_unit); so is the length, unless `data` ends at the end of the
-    /// file.
+    /// file. The file may have grown since the pages were copied; then its last page is written again.
     ///
     /// Returns [`Error::FileData`](crate::Error::FileData) if the device refused the data and no structure
     /// of the format is affected, and [`Error::DataRefused`](crate::Error::DataRefused) if a later try would

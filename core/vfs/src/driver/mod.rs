@@ -50,6 +50,10 @@
 //! - Write-back runs beside `read` and `map`, so a driver guards its own block map with a lock below these.
 //! - Attributes are under a leaf lock (`Inode::with_attr`): call nothing while you hold it.
 //!
+//! [`sync::rank`](crate::sync::rank) has the ranks of all locks. A driver whose locks are
+//! [`RankedMutex`](crate::sync::RankedMutex) and [`RankedRwLock`](crate::sync::RankedRwLock) has them
+//! checked in debug builds.
+//!
 //! # Changes
 //!
 //! Every call that changes an inode (`create`, `link`, `unlink`, `rename`, `truncate`, `fallocate`,

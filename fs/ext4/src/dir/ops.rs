@@ -5,11 +5,11 @@ use super::linear::NAME_MAX;
 use crate::fs::{Ext4, Ext4Inode, Handle, core_of};
 use crate::layout::RoCompat;
 use crate::layout::inode::FL_INLINE_DATA;
+use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{
     Child, Cred, DirEntry, DirectoryOps, Error, FileType, Ino, Inode, LoadedInode, Logged, NameError,
     NewInode, Rename, Result, Touch, UnnamedFileOps,
 };
-use parking_lot::Mutex;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -132,7 +132,7 @@ impl Ext4 {
             counter: loaded.counter,
             private: Box::new(Ext4Inode {
                 core: Arc::clone(&private.core),
-                alloc: Mutex::default(),
+                alloc: RankedMutex::default(),
                 last_change: private.last_change.clone(),
             }),
         }))
