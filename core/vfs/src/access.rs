@@ -154,7 +154,7 @@ impl Vfs {
     pub fn access(&self, cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
         self.access_locked(cred, inode, mask)?;
         match self.fs.server() {
-            Some(server) if !cred.checked && mask != 0 => server.permission(cred, inode, mask),
+            Some(server) if !cred.access_checked && mask != 0 => server.permission(cred, inode, mask),
             _ => Ok(()),
         }
     }
@@ -166,7 +166,7 @@ impl Vfs {
         if mask & WRITE != 0 {
             self.may_change(inode, inode.with_attr(|attr| attr.flags))?;
         }
-        if cred.checked || mask == 0 || inode.server_managed {
+        if cred.access_checked || mask == 0 || inode.server_managed {
             return Ok(());
         }
         let asked = Asked::of(cred, inode);
@@ -177,16 +177,16 @@ impl Vfs {
     /// Every mask that [`Vfs::access`] would grant, all at one moment.
     pub fn rights(&self, cred: &Cred, inode: &Inode) -> Result<Rights> {
         self.alive()?;
-        if self.fs.server().is_some() && !cred.checked {
+        if self.fs.server().is_some() && !cred.access_checked {
             let granted = |mask: &u32| self.access(cred, inode, *mask).is_ok();
             return Ok(Rights((0..8).filter(granted).fold(0, |all, mask| all | 1 << mask)));
         }
         let asked = Asked::of(cred, inode);
-        let acl = if !cred.checked && asked.by_list() { self.access_acl(inode)? } else { None };
+        let acl = if !cred.access_checked && asked.by_list() { self.access_acl(inode)? } else { None };
         let writable = self.may_change(inode, asked.flags).is_ok();
         let granted = |mask: &u32| {
             (mask & WRITE == 0 || writable)
-                && (cred.checked || *mask == 0 || asked.granted(acl.as_deref(), *mask))
+                && (cred.access_checked || *mask == 0 || asked.granted(acl.as_deref(), *mask))
         };
         Ok(Rights((0..8).filter(granted).fold(0, |all, mask| all | 1 << mask)))
     }

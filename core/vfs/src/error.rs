@@ -192,3 +192,19 @@ impl From<ivers_block::BlockError> for Error {
         Error::io(cause)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn an_io_error_keeps_its_cause() {
+        let cause = std::io::Error::from_raw_os_error(5);
+        let error = Error::io(cause);
+        let failed = error.source().and_then(|failed| failed.source()).expect("the cause");
+        let cause = failed.downcast_ref::<std::io::Error>().expect("as it was given");
+        assert_eq!(cause.raw_os_error(), Some(5));
+        assert!(Error::Io("no cause".into()).source().is_some_and(|failed| failed.source().is_none()));
+    }
+}

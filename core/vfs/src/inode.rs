@@ -191,7 +191,7 @@ impl Inode {
             if let Some(now) = now {
                 // A kernel that keeps times has a finer clock than this coarse one: do not move its time
                 // back.
-                let now = if attr.ctime.is_just_after(now) { attr.ctime } else { now };
+                let now = if attr.ctime.is_ahead_by_clock_skew(now) { attr.ctime } else { now };
                 if touch == Touch::Data && attr.mtime != now {
                     attr.mtime = now;
                     times_moved = true;

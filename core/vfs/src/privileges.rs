@@ -11,9 +11,9 @@
 //! - Set-group-ID without execution by the group once meant mandatory locking. It stays if the caller is
 //!   root or in the file's group.
 //! - Privileges go before the data changes, and stay removed if the change then fails.
-//! - A front end whose kernel checks permissions ([`Cred::checked`]) says for each write whether set-id bits
-//!   go ([`WriteFlags::KILL_SET_ID`](crate::WriteFlags::KILL_SET_ID)): writes from that kernel's cache have
-//!   no caller.
+//! - A front end whose kernel checks permissions ([`Cred::access_checked`]) says for each write whether
+//!   set-id bits go ([`WriteFlags::KILL_SET_ID`](crate::WriteFlags::KILL_SET_ID)): writes from that
+//!   kernel's cache have no caller.
 //! - An inode remembers that it has no capability (`no_capability`), so that a write pays for one relaxed
 //!   load. That suffices because the flag changes only under the exclusive lock of the inode.
 //!

@@ -73,37 +73,37 @@ pub struct Cred {
     pub groups: Vec<u32>,
     /// The caller has checked permissions already (a kernel with `default_permissions`). The identity only
     /// decides who owns what is created.
-    pub checked: bool,
+    pub access_checked: bool,
 }
 
 impl Cred {
     /// The superuser.
     pub fn root() -> Self {
-        Self { uid: 0, gid: 0, groups: Vec::new(), checked: false }
+        Self { uid: 0, gid: 0, groups: Vec::new(), access_checked: false }
     }
 
     /// A caller whose permissions were checked elsewhere.
     pub fn trusted() -> Self {
-        Self { checked: true, ..Self::root() }
+        Self { access_checked: true, ..Self::root() }
     }
 
     /// An ordinary user.
     pub fn user(uid: u32, gid: u32) -> Self {
-        Self { uid, gid, groups: Vec::new(), checked: false }
+        Self { uid, gid, groups: Vec::new(), access_checked: false }
     }
 
     /// Whether no permission check stops this caller.
     pub fn privileged(&self) -> bool {
-        self.checked || self.uid == 0
+        self.access_checked || self.uid == 0
     }
 
-    /// Whether set-id bits stay when this caller changes data. [`Cred::checked`] has no say in it.
+    /// Whether set-id bits stay when this caller changes data. [`Cred::access_checked`] has no say in it.
     pub(crate) fn keeps_set_id(&self) -> bool {
         self.uid == 0
     }
 
-    /// Whether the caller may set set-gid on a file of this group. A [`Cred::checked`] caller needs the group
-    /// too.
+    /// Whether the caller may set set-gid on a file of this group. A [`Cred::access_checked`] caller needs
+    /// the group too.
     pub(crate) fn may_set_gid(&self, gid: u32) -> bool {
         self.keeps_set_id() || self.in_group(gid)
     }
@@ -251,7 +251,7 @@ bitflags! {
         const APPEND = 1;
         /// Bypass the page cache where alignment allows. The data is on the device when the call returns.
         const DIRECT = 2;
-        /// Remove set-id bits: the kernel of a [`Cred::checked`] caller decided so.
+        /// Remove set-id bits: the kernel of a [`Cred::access_checked`] caller decided so.
         const KILL_SET_ID = 4;
         /// Durable when the call returns.
         const SYNC = 8;

@@ -23,7 +23,7 @@ pub struct Timestamp {
 
 impl Timestamp {
     /// Whether it is later than `other` by less than two clocks of one machine may differ: a few ticks.
-    pub(crate) fn is_just_after(self, other: Self) -> bool {
+    pub(crate) fn is_ahead_by_clock_skew(self, other: Self) -> bool {
         let ns = |time: Self| i128::from(time.sec) * 1_000_000_000 + i128::from(time.nsec);
         self > other && ns(self) - ns(other) < 100_000_000
     }

@@ -149,7 +149,7 @@ fn invalid_swaps_are_refused() {
         other => panic!("{other:?}, not {why:?}"),
     };
     refused(&Cred::user(1000, 1000), &f, NameError::NotPermitted);
-    refused(&Cred { checked: true, ..Cred::user(1000, 1000) }, &f, NameError::NotPermitted);
+    refused(&Cred { access_checked: true, ..Cred::user(1000, 1000) }, &f, NameError::NotPermitted);
     refused(&cred, &root, NameError::Invalid);
     vfs.link(&cred, &f, &root, b"g", false).unwrap();
     refused(&cred, &f, NameError::Invalid);

@@ -293,7 +293,7 @@ fn changes_of_data_remove_privileges() {
     let set_id = SetAttr { perm: Some(0o6777), ..SetAttr::default() };
     let resize = SetAttr { size: Some(4), ..SetAttr::default() };
     let punch = FallocateMode::PUNCH_HOLE | FallocateMode::KEEP_SIZE;
-    let checked = |uid| Cred { uid, checked: true, ..Cred::root() };
+    let checked = |uid| Cred { uid, access_checked: true, ..Cred::root() };
     let told = WriteFlags::KILL_SET_ID;
     type Change<'a> = &'a dyn Fn(&Cred);
     let write_as = |cred: &Cred, flags| assert_eq!(vfs.write(cred, &f, 0, b"x", flags).unwrap(), 1);

@@ -95,7 +95,9 @@ pub(crate) fn value(
     let (vfs, dir) = (&connection.vfs, connection.node(ino)?);
     // The kernel checks no permission for a name with this prefix.
     let cred = match connection.cred(request) {
-        cred if cred.checked => Cred { groups: connection.groups_of(request), checked: false, ..cred },
+        cred if cred.access_checked => {
+            Cred { groups: connection.groups_of(request), access_checked: false, ..cred }
+        }
         cred => cred,
     };
     vfs.access(&cred, &dir.inode, READ_AND_SEARCH).or_errno()?;

@@ -172,12 +172,12 @@ impl Connection {
     pub(crate) fn cred(&self, request: &Request) -> Cred {
         let (uid, gid) = (request.uid(), request.gid());
         if self.options.kernel_checks() {
-            return Cred { uid, gid, groups: Vec::new(), checked: true };
+            return Cred { uid, gid, groups: Vec::new(), access_checked: true };
         }
         if self.options.fakeroot && uid == self.mounter {
             return Cred::root();
         }
-        Cred { uid, gid, groups: self.groups_of(request), checked: false }
+        Cred { uid, gid, groups: self.groups_of(request), access_checked: false }
     }
 
     pub(crate) fn groups_of(&self, request: &Request) -> Vec<u32> {
@@ -261,7 +261,7 @@ impl Connection {
     /// reserved blocks.
     pub(crate) fn cred_for_room(&self, request: &Request, cred: Cred) -> Cred {
         match self.vfs.info().reserved {
-            Some(ReservedBlocks { gid: Some(_), .. }) if cred.checked => {
+            Some(ReservedBlocks { gid: Some(_), .. }) if cred.access_checked => {
                 Cred { groups: self.groups_of(request), ..cred }
             }
             _ => cred,
@@ -273,7 +273,8 @@ impl Connection {
     /// which fuser does not pass on.
     pub(crate) fn cred_for_set_gid(&self, request: &Request, node: &Node) -> Cred {
         let cred = self.cred(request);
-        let depends = cred.checked && cred.uid != 0 && node.inode.with_attr(|attr| attr.perm & 0o2000 != 0);
+        let depends =
+            cred.access_checked && cred.uid != 0 && node.inode.with_attr(|attr| attr.perm & 0o2000 != 0);
         if depends { Cred { groups: self.groups_of(request), ..cred } } else { cred }
     }
 
