@@ -94,7 +94,6 @@ mod tests {
         assert_eq!(BlockNo(3).offset(4096), ByteOffset(12288));
         assert_eq!(BlockNo(u64::MAX).offset(512), ByteOffset(u64::MAX));
         assert_eq!(ByteOffset(12287).block(4096), BlockNo(2));
-
         assert_eq!(BlockNo(7).run(3).collect::<Vec<_>>(), [BlockNo(7), BlockNo(8), BlockNo(9)]);
         assert_eq!((BlockNo(9) - BlockNo(7), BlockNo(u64::MAX).checked_add(1)), (2, None));
         assert_eq!(BlockNo(u64::MAX).saturating_add(9).to_string(), u64::MAX.to_string());

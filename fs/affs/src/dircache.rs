@@ -10,7 +10,8 @@
 //! - A volume that was not closed has every cache compared with its headers, and mended, before anything else is written to it.
 
 use crate::layout::{
-    T_DIRCACHE, cache_record, cache_records, dirc, get32, head, put_tail32, put32, record, tail, tail32,
+    Block, T_DIRCACHE, cache_record, cache_records, dirc, get_block, get32, head, put_block, put_tail_block,
+    put32, record, tail, tail_block,
 };
 use crate::space::Claim;
 use crate::volume::{Affs, Header, Hops};
@@ -28,18 +29,18 @@ pub(crate) struct Caches {
     /// Held by whoever changes a cache, under [`Affs::links`].
     changing: Mutex<()>,
     /// Headers that have changed and whose records have not.
-    stale: Mutex<BTreeSet<u32>>,
+    stale: Mutex<BTreeSet<Block>>,
 }
 
 /// A block of a cache.
 pub(crate) struct Page {
-    pub block: u32,
+    pub block: Block,
     bytes: BufferRead,
 }
 
 /// A block of a cache as it shall be.
 struct Sheet<'a> {
-    block: u32,
+    block: Block,
     /// `None`: it is new.
     was: Option<&'a [u8]>,
     records: Vec<Cow<'a, [u8]>>,
@@ -50,11 +51,11 @@ impl Sheet<'_> {
         self.records.iter().map(|record| record.len()).sum()
     }
 
-    fn is_there(&self, next: u32) -> bool {
+    fn is_there(&self, next: Block) -> bool {
         let Some(was) = self.was else { return false };
         let mut rest = &was[dirc::LIST..];
         get32(was, dirc::RECORDS) as usize == self.records.len()
-            && get32(was, dirc::NEXT) == next
+            && get_block(was, dirc::NEXT) == next
             && self.records.iter().all(|record| match rest.split_at_checked(record.len()) {
                 Some((first, behind)) => {
                     rest = behind;
@@ -66,27 +67,27 @@ impl Sheet<'_> {
 }
 
 /// Records by the entries' headers.
-type Records = BTreeMap<u32, Vec<u8>>;
+type Records = BTreeMap<Block, Vec<u8>>;
 
 impl Affs {
     /// The blocks of a directory's cache.
-    pub(crate) fn pages(&self, dir: u32) -> Result<Vec<Page>> {
+    pub(crate) fn pages(&self, dir: Block) -> Result<Vec<Page>> {
         let mut pages = Vec::new();
         if !self.shape.flavour.cached {
             return Ok(pages);
         }
         let mut hops = Hops::new();
-        let mut next = tail32(&self.header(dir)?.bytes, tail::EXTENSION);
-        while next != 0 {
+        let mut next = tail_block(&self.header(dir)?.bytes, tail::EXTENSION);
+        while next != Block::NONE {
             let bytes = self.sealed(next, "a directory cache block")?.read();
-            let is_one = get32(&bytes, head::TYPE) == T_DIRCACHE && get32(&bytes, head::OWN_KEY) == next;
-            if !is_one || get32(&bytes, dirc::PARENT) != dir {
+            let is_one = get32(&bytes, head::TYPE) == T_DIRCACHE && get_block(&bytes, head::OWN_KEY) == next;
+            if !is_one || get_block(&bytes, dirc::PARENT) != dir {
                 return Err(self.shape.damaged(next, format!("no cache block of directory {dir}")));
             }
             if !hops.step(next) {
                 return Err(self.shape.damaged(next, format!("the cache of directory {dir} goes round")));
             }
-            let block = std::mem::replace(&mut next, get32(&bytes, dirc::NEXT));
+            let block = std::mem::replace(&mut next, get_block(&bytes, dirc::NEXT));
             pages.push(Page { block, bytes });
         }
         Ok(pages)
@@ -100,14 +101,14 @@ impl Affs {
     }
 
     /// The header of an entry has changed in what leaves its record as long as it is.
-    pub(crate) fn is_stale(&self, block: u32) {
+    pub(crate) fn is_stale(&self, block: Block) {
         if self.shape.flavour.cached && block != self.shape.root {
             self.caches.stale.lock().insert(block);
         }
     }
 
     /// The block is no header any more.
-    pub(crate) fn is_not_stale(&self, block: u32) {
+    pub(crate) fn is_not_stale(&self, block: Block) {
         self.caches.stale.lock().remove(&block);
     }
 
@@ -115,12 +116,12 @@ impl Affs {
     pub(crate) fn recache(
         &self,
         change: &Change<'_>,
-        dir: u32,
-        gone: &[u32],
+        dir: Block,
+        gone: &[Block],
         new: Option<Vec<u8>>,
         claim: Claim,
     ) -> Result<()> {
-        let new = new.map(|record| (get32(&record, record::HEADER), record));
+        let new = new.map(|record| (get_block(&record, record::HEADER), record));
         self.put_records(change, dir, new.into_iter().collect(), |entry| !gone.contains(&entry), claim)
     }
 
@@ -128,8 +129,8 @@ impl Affs {
     pub(crate) fn recache_surely(
         &self,
         change: &Change<'_>,
-        dir: u32,
-        gone: &[u32],
+        dir: Block,
+        gone: &[Block],
         new: Option<Vec<u8>>,
     ) -> Result<()> {
         match self.recache(change, dir, gone, new, Claim::Kept) {
@@ -143,12 +144,12 @@ impl Affs {
     }
 
     /// Compares the cache of a directory with the headers, and mends it.
-    pub(crate) fn mend_cache(&self, change: &Change<'_>, dir: u32) -> Result<()> {
+    pub(crate) fn mend_cache(&self, change: &Change<'_>, dir: Block) -> Result<()> {
         let wanted = self.all_records(dir)?;
         self.put_records(change, dir, wanted, |_| false, Claim::Kept)
     }
 
-    fn all_records(&self, dir: u32) -> Result<Records> {
+    fn all_records(&self, dir: Block) -> Result<Records> {
         let mut wanted = Records::new();
         for slot in 0..self.shape.table_len() {
             self.walk_chain(dir, slot, |_, entry| {
@@ -162,7 +163,7 @@ impl Affs {
     /// Copies what was noted: the last thing before the volume is marked as closed.
     pub(crate) fn copy_stale(&self) -> Result<()> {
         let stale = std::mem::take(&mut *self.caches.stale.lock());
-        let mut by_directory: BTreeMap<u32, Records> = BTreeMap::new();
+        let mut by_directory: BTreeMap<Block, Records> = BTreeMap::new();
         for block in stale {
             let header = self.header(block)?;
             let record = self.record_of(&header, None)?;
@@ -178,9 +179,9 @@ impl Affs {
     fn put_records(
         &self,
         change: &Change<'_>,
-        dir: u32,
+        dir: Block,
         mut wanted: Records,
-        mut stays: impl FnMut(u32) -> bool,
+        mut stays: impl FnMut(Block) -> bool,
         claim: Claim,
     ) -> Result<()> {
         if !self.shape.flavour.cached {
@@ -196,7 +197,7 @@ impl Affs {
             let mut sheet = Sheet { block: page.block, was: Some(&page.bytes), records: Vec::new() };
             // A page that is damaged is filled anew: nothing else depends on it.
             for old in if is_whole { cache_records(&page.bytes).unwrap_or_default() } else { Vec::new() } {
-                let entry = get32(old, record::HEADER);
+                let entry = get_block(old, record::HEADER);
                 match wanted.remove(&entry) {
                     Some(new) if new.len() <= old.len() => sheet.records.push(Cow::Owned(new)),
                     Some(longer) => come.push(longer),
@@ -209,7 +210,7 @@ impl Affs {
         others.retain(|entry, _| !wanted.contains_key(entry) && stays(*entry));
         come.extend(others.into_values().chain(wanted.into_values()));
         self.place(&mut sheets, come);
-        let mut gone: Vec<u32> =
+        let mut gone: Vec<Block> =
             sheets.iter().filter(|sheet| sheet.records.is_empty()).map(|sheet| sheet.block).collect();
         if gone.len() == sheets.len() {
             // A directory has one at least.
@@ -229,7 +230,7 @@ impl Affs {
     /// Puts records where there is room, each behind the one before it, so that it takes one way through a cache however many they are.
     fn place<'a>(&self, sheets: &mut Vec<Sheet<'a>>, records: Vec<Vec<u8>>) {
         let room = self.shape.block_size as usize - dirc::LIST;
-        let new = || Sheet { block: 0, was: None, records: Vec::new() };
+        let new = || Sheet { block: Block::NONE, was: None, records: Vec::new() };
         if sheets.is_empty() {
             sheets.push(new());
         }
@@ -248,16 +249,16 @@ impl Affs {
     }
 
     /// A page without records, that nothing leads to yet.
-    pub(crate) fn make_page(&self, change: &Change<'_>, block: u32, dir: u32) -> Result<()> {
+    pub(crate) fn make_page(&self, change: &Change<'_>, block: Block, dir: Block) -> Result<()> {
         self.write_fresh(change, block, |bytes| {
             put32(bytes, head::TYPE, T_DIRCACHE);
-            put32(bytes, head::OWN_KEY, block);
-            put32(bytes, dirc::PARENT, dir);
+            put_block(bytes, head::OWN_KEY, block);
+            put_block(bytes, dirc::PARENT, dir);
         })
     }
 
-    fn put_sheets(&self, change: &Change<'_>, dir: u32, sheets: &[Sheet<'_>]) -> Result<()> {
-        let behind = sheets.iter().skip(1).map(|sheet| sheet.block).chain([0]);
+    fn put_sheets(&self, change: &Change<'_>, dir: Block, sheets: &[Sheet<'_>]) -> Result<()> {
+        let behind = sheets.iter().skip(1).map(|sheet| sheet.block).chain([Block::NONE]);
         for (sheet, next) in sheets.iter().zip(behind) {
             if sheet.is_there(next) {
                 continue;
@@ -265,15 +266,15 @@ impl Affs {
             let list = sheet.records.concat();
             self.edit(change, sheet.block, Stage::Detach, |bytes| {
                 put32(bytes, dirc::RECORDS, sheet.records.len() as u32);
-                put32(bytes, dirc::NEXT, next);
+                put_block(bytes, dirc::NEXT, next);
                 bytes[dirc::LIST..].fill(0);
                 bytes[dirc::LIST..dirc::LIST + list.len()].copy_from_slice(&list);
             })?;
         }
-        let first = sheets.first().map_or(0, |sheet| sheet.block);
-        if tail32(&self.header(dir)?.bytes, tail::EXTENSION) == first {
+        let first = sheets.first().map_or(Block::NONE, |sheet| sheet.block);
+        if tail_block(&self.header(dir)?.bytes, tail::EXTENSION) == first {
             return Ok(());
         }
-        self.edit(change, dir, Stage::Detach, |bytes| put_tail32(bytes, tail::EXTENSION, first))
+        self.edit(change, dir, Stage::Detach, |bytes| put_tail_block(bytes, tail::EXTENSION, first))
     }
 }

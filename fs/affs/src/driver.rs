@@ -66,7 +66,7 @@ impl FileSystem for Affs {
             label: self.label.clone(),
             uuid: [0; 16],
             block_size: self.shape.block_size,
-            root: Ino(u64::from(self.shape.root)),
+            root: self.shape.root.ino(),
             // A character of Latin-1 takes up to two bytes of UTF-8; `name_from` counts characters.
             name_max: if self.shape.flavour.long_names { 220 } else { 2 * NAME_MAX as u32 },
             max_file_size: FILE_MAX,

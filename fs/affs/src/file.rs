@@ -5,14 +5,14 @@
 //! size says, which nobody reads), then size and table of the header ([`Stage::Attach`]). A shrinking file loses its size first and entries of
 //! extension blocks then ([`Stage::Cut`]).
 
-use crate::layout::{ARCHIVED, ST_FILE};
+use crate::layout::{ARCHIVED, Block, ST_FILE, get_block, put_block, put_tail_block, tail_block};
 use crate::layout::{
-    DATA_HEAD, T_DATA, T_LIST, get32, head, is_sealed, put_tail32, put32, seal, table_slot, tail, tail32,
+    DATA_HEAD, T_DATA, T_LIST, get32, head, is_sealed, put_tail32, put32, seal, table_slot, tail,
 };
 use crate::node::{Map, State, block_of, node};
 use crate::space::Claim;
 use crate::volume::{Affs, Hops};
-use ivers_block::{BlockNo, ByteOffset};
+use ivers_block::ByteOffset;
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Stage};
 use std::collections::HashSet;
@@ -40,7 +40,7 @@ impl Affs {
         self.map_in(&mut node(inode).state.lock(), block_of(inode))
     }
 
-    fn map_in(&self, state: &mut State, block: u32) -> Result<Arc<Map>> {
+    fn map_in(&self, state: &mut State, block: Block) -> Result<Arc<Map>> {
         if let Some(map) = &state.map {
             return Ok(map.clone());
         }
@@ -50,7 +50,7 @@ impl Affs {
     }
 
     /// Reads the tables of a file, as far as its size needs them.
-    pub(crate) fn load_map(&self, block: u32) -> Result<Map> {
+    pub(crate) fn load_map(&self, block: Block) -> Result<Map> {
         let header = self.header(block)?;
         let size = header.size();
         let want = self.shape.data_blocks(size);
@@ -63,7 +63,7 @@ impl Affs {
         let mut at = block;
         loop {
             for nth in 0..(want as usize - map.data.len()).min(self.shape.table_len()) {
-                let data = get32(&table, table_slot(self.shape.block_size, nth));
+                let data = get_block(&table, table_slot(self.shape.block_size, nth));
                 if !self.is_inside(data) {
                     return Err(self.shape.damaged(
                         at,
@@ -77,7 +77,7 @@ impl Affs {
                 self.load_surplus(&mut map, block, at, full)?;
                 return Ok(map);
             }
-            at = tail32(&table, tail::EXTENSION);
+            at = tail_block(&table, tail::EXTENSION);
             if !seen.insert(at) {
                 return Err(self.shape.damaged(at, format!("the extension blocks of file {block} go round")));
             }
@@ -87,20 +87,20 @@ impl Affs {
     }
 
     /// Blocks that are named behind entry `full` of the last table that the size needs.
-    fn load_surplus(&self, map: &mut Map, file: u32, mut at: u32, mut full: usize) -> Result<()> {
+    fn load_surplus(&self, map: &mut Map, file: Block, mut at: Block, mut full: usize) -> Result<()> {
         let mut hops = Hops::new();
         loop {
             let table = self.sealed(at, "a table of blocks")?.read();
             let slots = full..self.shape.table_len();
-            let entries = slots.map(|nth| get32(&table, table_slot(self.shape.block_size, nth)));
-            map.surplus.extend(entries.take_while(|&entry| entry != 0));
-            let next = tail32(&table, tail::EXTENSION);
+            let entries = slots.map(|nth| get_block(&table, table_slot(self.shape.block_size, nth)));
+            map.surplus.extend(entries.take_while(|&entry| entry != Block::NONE));
+            let next = tail_block(&table, tail::EXTENSION);
             if let Some(wrong) = map.surplus.iter().find(|&&entry| !self.is_inside(entry)) {
                 return Err(self
                     .shape
                     .damaged(at, format!("a block behind the end of file {file} cannot be block {wrong}")));
             }
-            if next == 0 {
+            if next == Block::NONE {
                 return Ok(());
             }
             if !hops.step(next) {
@@ -115,27 +115,27 @@ impl Affs {
     }
 
     /// An extension block of a file, checked.
-    pub(crate) fn extension(&self, at: u32, file: u32) -> Result<ivers_block::BufferRead> {
+    pub(crate) fn extension(&self, at: Block, file: Block) -> Result<ivers_block::BufferRead> {
         let table = self.sealed(at, "an extension block")?.read();
-        let is_one = get32(&table, head::TYPE) == T_LIST && get32(&table, head::OWN_KEY) == at;
-        if !is_one || tail32(&table, tail::PARENT) != file {
+        let is_one = get32(&table, head::TYPE) == T_LIST && get_block(&table, head::OWN_KEY) == at;
+        if !is_one || tail_block(&table, tail::PARENT) != file {
             return Err(self.shape.damaged(at, format!("no extension block of file {file}")));
         }
         Ok(table)
     }
 
-    fn byte_of(&self, block: u32) -> u64 {
-        u64::from(block) * u64::from(self.shape.block_size)
+    fn byte_of(&self, block: Block) -> ByteOffset {
+        block.no().offset(self.shape.block_size)
     }
 
     /// The data of an OFS block, checked.
-    fn unwrap<'a>(&self, bytes: &'a [u8], block: u32, file: u32, nth: usize) -> Result<&'a [u8]> {
+    fn unwrap<'a>(&self, bytes: &'a [u8], block: Block, file: Block, nth: usize) -> Result<&'a [u8]> {
         if !is_sealed(bytes) || get32(bytes, head::TYPE) != T_DATA {
             return Err(self
                 .shape
                 .damaged(block, format!("no data block, or its checksum is wrong (file {file})")));
         }
-        let (key, seq) = (get32(bytes, head::OWN_KEY), get32(bytes, head::HIGH_SEQ));
+        let (key, seq) = (get_block(bytes, head::OWN_KEY), get32(bytes, head::HIGH_SEQ));
         if key != file || seq as usize != nth + 1 {
             return Err(self
                 .shape
@@ -145,7 +145,7 @@ impl Affs {
     }
 
     /// Fills `buf` with what the file holds from `offset` on; zeros behind its end.
-    fn read_file(&self, file: u32, map: &Map, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_file(&self, file: Block, map: &Map, offset: u64, buf: &mut [u8]) -> Result<()> {
         buf.fill(0);
         let len = self.shape.data_len();
         let end = map.size.min(offset.saturating_add(buf.len() as u64));
@@ -157,12 +157,12 @@ impl Affs {
             let behind = end.div_ceil(len) as usize;
             let run = map.data[first..behind]
                 .windows(2)
-                .take_while(|pair| pair[0].checked_add(1) == Some(pair[1]))
+                .take_while(|pair| pair[0].no() + 1 == pair[1].no())
                 .count()
                 .min(RUN_BYTES / block_size - 1)
                 + 1;
             raw.resize(run * block_size, 0);
-            self.device().read_at(ByteOffset(self.byte_of(map.data[first])), &mut raw)?;
+            self.device().read_at(self.byte_of(map.data[first]), &mut raw)?;
             for (nth, bytes) in (first..).zip(raw.chunks(block_size)) {
                 let data = match self.shape.flavour.ffs {
                     true => bytes,
@@ -185,7 +185,7 @@ impl Affs {
 
     /// Writes `new` into a file that had the blocks and the size of `old` and now has those of `map`; what lies between the old end and the new bytes becomes
     /// zeros. Nothing on the device leads to blocks that are new.
-    fn store(&self, file: u32, old: &Map, map: &Map, new: &Bytes<'_>) -> Result<()> {
+    fn store(&self, file: Block, old: &Map, map: &Map, new: &Bytes<'_>) -> Result<()> {
         let len = self.shape.data_len();
         let block_size = self.shape.block_size as usize;
         let new_end = new.offset + new.data.len() as u64;
@@ -197,7 +197,7 @@ impl Affs {
         }
         let behind = if grows { map.data.len() } else { new_end.div_ceil(len) as usize };
         let mut raw: Vec<u8> = Vec::new();
-        let mut raw_at = 0;
+        let mut raw_at = ByteOffset(0);
         for nth in first as usize..behind {
             let start = nth as u64 * len;
             let mut data = vec![0; len as usize];
@@ -224,10 +224,10 @@ impl Affs {
             let mut bytes = vec![0; DATA_HEAD];
             bytes.extend_from_slice(&data);
             put32(&mut bytes, head::TYPE, T_DATA);
-            put32(&mut bytes, head::OWN_KEY, file);
+            put_block(&mut bytes, head::OWN_KEY, file);
             put32(&mut bytes, head::HIGH_SEQ, nth as u32 + 1);
             put32(&mut bytes, head::TABLE_SIZE, (map.size - start).min(len) as u32);
-            put32(&mut bytes, head::FIRST_DATA, map.data.get(nth + 1).copied().unwrap_or(0));
+            put_block(&mut bytes, head::FIRST_DATA, map.data.get(nth + 1).copied().unwrap_or(Block::NONE));
             seal(&mut bytes, head::CHECKSUM);
             debug_assert_eq!(bytes.len(), block_size);
             raw.extend_from_slice(&bytes);
@@ -235,35 +235,32 @@ impl Affs {
         self.write_raw(raw_at, &raw)
     }
 
-    fn write_raw(&self, byte: u64, raw: &[u8]) -> Result<()> {
-        if raw.is_empty() {
-            Ok(())
-        } else {
-            self.device().write_at(ByteOffset(byte), raw).map_err(Error::file_data)
-        }
+    fn write_raw(&self, byte: ByteOffset, raw: &[u8]) -> Result<()> {
+        if raw.is_empty() { Ok(()) } else { self.device().write_at(byte, raw).map_err(Error::file_data) }
     }
 
     /// The entries of an extension block, and the block that follows it.
-    fn part_of<'a>(&self, map: &'a Map, nth: usize) -> (&'a [u32], u32) {
+    fn part_of<'a>(&self, map: &'a Map, nth: usize) -> (&'a [Block], Block) {
         let per = self.shape.table_len();
         let entries = &map.data[(nth + 1) * per..map.data.len().min((nth + 2) * per)];
-        (entries, map.extensions.get(nth + 1).copied().unwrap_or(0))
+        (entries, map.extensions.get(nth + 1).copied().unwrap_or(Block::NONE))
     }
 
-    pub(crate) fn put_table(&self, bytes: &mut [u8], entries: &[u32], next: u32) {
-        let slots = (0..self.shape.table_len()).zip(entries.iter().copied().chain(std::iter::repeat(0)));
+    pub(crate) fn put_table(&self, bytes: &mut [u8], entries: &[Block], next: Block) {
+        let slots =
+            (0..self.shape.table_len()).zip(entries.iter().copied().chain(std::iter::repeat(Block::NONE)));
         for (nth, entry) in slots {
-            put32(bytes, table_slot(self.shape.block_size, nth), entry);
+            put_block(bytes, table_slot(self.shape.block_size, nth), entry);
         }
         put32(bytes, head::HIGH_SEQ, entries.len() as u32);
-        put_tail32(bytes, tail::EXTENSION, next);
+        put_tail_block(bytes, tail::EXTENSION, next);
     }
 
     /// Brings the tables from `old` to `map`, by a change.
     fn put_map(
         &self,
         change: &Change<'_>,
-        file: u32,
+        file: Block,
         old: &Map,
         map: &Map,
         protect: Option<u32>,
@@ -275,8 +272,8 @@ impl Affs {
             if nth >= old.extensions.len() {
                 self.write_fresh(change, extension, |bytes| {
                     put32(bytes, head::TYPE, T_LIST);
-                    put32(bytes, head::OWN_KEY, extension);
-                    put_tail32(bytes, tail::PARENT, file);
+                    put_block(bytes, head::OWN_KEY, extension);
+                    put_tail_block(bytes, tail::PARENT, file);
                     put_tail32(bytes, tail::SEC_TYPE, ST_FILE);
                     write(bytes);
                 })?;
@@ -288,13 +285,13 @@ impl Affs {
         let stage = if protect.is_some() { Stage::Attach } else { Stage::Fresh };
         self.is_stale(file);
         let entries = &map.data[..map.data.len().min(self.shape.table_len())];
-        let next = map.extensions.first().copied().unwrap_or(0);
+        let next = map.extensions.first().copied().unwrap_or(Block::NONE);
         if !old.surplus.is_empty() {
             self.space.give_up(change, &old.surplus)?;
         }
         self.edit(change, file, stage, |bytes| {
             self.put_table(bytes, entries, next);
-            put32(bytes, head::FIRST_DATA, entries.first().copied().unwrap_or(0));
+            put_block(bytes, head::FIRST_DATA, entries.first().copied().unwrap_or(Block::NONE));
             put_tail32(bytes, tail::BYTE_SIZE, map.size as u32);
             if let Some(protect) = protect {
                 put_tail32(bytes, tail::PROTECT, protect);
@@ -303,11 +300,11 @@ impl Affs {
     }
 
     /// The map with so many more bytes: new blocks are taken and lie behind those that are there.
-    fn longer(&self, change: &Change<'_>, old: &Map, size: u64, goal: u32, claim: Claim) -> Result<Map> {
+    fn longer(&self, change: &Change<'_>, old: &Map, size: u64, goal: Block, claim: Claim) -> Result<Map> {
         let data = self.shape.data_blocks(size);
         let new_data = data.saturating_sub(old.data.len() as u64);
         let new_extensions = self.shape.extensions(data).saturating_sub(old.extensions.len() as u64);
-        let goal = old.data.last().map_or(goal, |last| last + 1);
+        let goal = old.data.last().map_or(goal, |last| Block(last.0 + 1));
         let mut blocks = self.space.take(change, goal, new_data + new_extensions, claim)?;
         let mut map = Map { size, surplus: Vec::new(), ..old.clone() };
         map.extensions.extend(blocks.drain(new_data as usize..));
@@ -448,7 +445,7 @@ impl Affs {
         self.put_map(&change, file, old, &map, Some(state.protect))?;
         if let (Some(&last), false) = (map.data.last(), self.shape.flavour.ffs) {
             // Data goes past the cache: what is there may be old.
-            self.cache.forget(BlockNo(u64::from(last)));
+            self.cache.forget(last.no());
             self.unwrap(&self.sealed(last, "a data block")?.read(), last, file, data as usize - 1)?;
             self.put_end(&change, last, self.last_len(&map))?;
         }
@@ -466,22 +463,23 @@ impl Affs {
     }
 
     /// Lets a data block of OFS be the last one.
-    pub(crate) fn put_end(&self, change: &Change<'_>, last: u32, len: u32) -> Result<()> {
+    pub(crate) fn put_end(&self, change: &Change<'_>, last: Block, len: u32) -> Result<()> {
         self.edit(change, last, Stage::Cut, |bytes| {
             put32(bytes, head::TABLE_SIZE, len);
-            put32(bytes, head::FIRST_DATA, 0);
+            put_block(bytes, head::FIRST_DATA, Block::NONE);
         })
     }
 
     /// The last data block of a file of OFS that says more than the file's size, and what it should count: what an append wrote that a crash cut off. One that is damaged is left to
     /// whoever reads it.
-    pub(crate) fn loose_end(&self, map: &Map) -> Result<Option<(u32, u32)>> {
+    pub(crate) fn loose_end(&self, map: &Map) -> Result<Option<(Block, u32)>> {
         let (Some(&last), false) = (map.data.last(), self.shape.flavour.ffs) else { return Ok(None) };
         let len = self.last_len(map);
         match self.sealed(last, "a data block") {
             Ok(block) => {
                 let bytes = block.read();
-                let is_end = (get32(&bytes, head::TABLE_SIZE), get32(&bytes, head::FIRST_DATA)) == (len, 0);
+                let is_end = (get32(&bytes, head::TABLE_SIZE), get_block(&bytes, head::FIRST_DATA))
+                    == (len, Block::NONE);
                 Ok((!is_end).then_some((last, len)))
             }
             Err(Error::Corrupt { .. }) => Ok(None),
@@ -490,7 +488,7 @@ impl Affs {
     }
 
     /// Data and tables of a file that is being made with zeros; gives its map. The header is the caller's.
-    pub(crate) fn make_zeros(&self, file: u32, size: u64) -> Result<Map> {
+    pub(crate) fn make_zeros(&self, file: Block, size: u64) -> Result<Map> {
         let none = Map::default();
         let map = self.longer(&self.change()?, &none, size, file, Claim::Plain)?;
         self.store(file, &none, &map, &Bytes { offset: size, data: &[] })?;
@@ -498,7 +496,7 @@ impl Affs {
     }
 
     /// Writes the tables of a new file.
-    pub(crate) fn put_new_map(&self, change: &Change<'_>, file: u32, map: &Map) -> Result<()> {
+    pub(crate) fn put_new_map(&self, change: &Change<'_>, file: Block, map: &Map) -> Result<()> {
         self.put_map(change, file, &Map::default(), map, None)
     }
 

@@ -6,7 +6,8 @@
 //! All numbers are big-endian. Fields at the end of a block are named by their distance from its end, as in the FAQ, so that
 //! they hold for every block size.
 
-use ivers_vfs::{NameError, Timestamp};
+use ivers_block::BlockNo;
+use ivers_vfs::{Ino, NameError, Timestamp};
 
 /// Primary types (FAQ 4.2 to 4.7).
 pub const T_SHORT: u32 = 2;
@@ -136,6 +137,51 @@ pub const COMMENT_MAX: usize = 79;
 const LONG_ROOM: usize = 112;
 /// Bytes of an OFS data block's own header.
 pub const DATA_HEAD: usize = 24;
+
+/// Number of a block, in the 32 bits of the format. 0 is the boot block, so it also means "none".
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block(pub u32);
+
+impl Block {
+    /// No block.
+    pub const NONE: Self = Self(0);
+
+    /// The number for the buffer cache.
+    pub fn no(self) -> BlockNo {
+        BlockNo(u64::from(self.0))
+    }
+
+    /// The inode number of the header in this block.
+    pub fn ino(self) -> Ino {
+        Ino(u64::from(self.0))
+    }
+}
+
+impl std::fmt::Display for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The block number at a byte.
+pub fn get_block(block: &[u8], at: usize) -> Block {
+    Block(get32(block, at))
+}
+
+/// Sets the block number at a byte.
+pub fn put_block(block: &mut [u8], at: usize, value: Block) {
+    put32(block, at, value.0);
+}
+
+/// The block number at a distance from the end.
+pub fn tail_block(block: &[u8], from_end: usize) -> Block {
+    Block(tail32(block, from_end))
+}
+
+/// Sets the block number at a distance from the end.
+pub fn put_tail_block(block: &mut [u8], from_end: usize, value: Block) {
+    put_tail32(block, from_end, value.0);
+}
 
 /// The word at a byte.
 pub fn get32(block: &[u8], at: usize) -> u32 {
@@ -294,10 +340,10 @@ pub fn put_text(block: &mut [u8], from_end: usize, room: usize, text: &[u8]) {
 }
 
 /// What a directory's cache tells of an entry that shall have this name and comment, and the rest from its header.
-pub fn cache_record(block: u32, header: &[u8], name: &[u8], comment: &[u8]) -> Vec<u8> {
+pub fn cache_record(block: Block, header: &[u8], name: &[u8], comment: &[u8]) -> Vec<u8> {
     let sec_type = tail32(header, tail::SEC_TYPE);
     let mut bytes = vec![0; record::NAME];
-    put32(&mut bytes, record::HEADER, block);
+    put32(&mut bytes, record::HEADER, block.0);
     put32(&mut bytes, record::SIZE, if sec_type == ST_FILE { tail32(header, tail::BYTE_SIZE) } else { 0 });
     put32(&mut bytes, record::PROTECT, tail32(header, tail::PROTECT));
     put32(&mut bytes, record::OWNER, tail32(header, tail::UID));
@@ -520,7 +566,7 @@ mod tests {
         put_tail32(&mut header, tail::SEC_TYPE, ST_FILE);
         put_tail32(&mut header, tail::DATE, u32::MAX);
         let records = [(9, &b"a"[..], &b""[..]), (10, b"bc", b"why"), (11, &[b'x'; 30], &[b'y'; 79])]
-            .map(|(block, name, comment)| cache_record(block, &header, name, comment));
+            .map(|(block, name, comment)| cache_record(Block(block), &header, name, comment));
         assert_eq!(records.each_ref().map(Vec::len), [26, 30, 134]);
         assert_eq!((get32(&records[1], record::SIZE), records[1][record::TYPE]), (77, 0xfd));
         assert_eq!(records[1][record::DATE..record::DATE + 2], [0xff; 2]);

@@ -1,6 +1,6 @@
 //! Listing a directory: where `readdir` goes on, whatever came and went in between.
 
-use crate::layout::to_utf8;
+use crate::layout::{Block, to_utf8};
 use crate::node::{block_of, node};
 use crate::volume::{Affs, Kind};
 use ivers_vfs::*;
@@ -34,7 +34,7 @@ impl Affs {
         (hash ^ hash >> KEY_BITS) & ((1 << KEY_BITS) - 1)
     }
 
-    fn list(&self, dir: u32, version: u64, slot: usize) -> Result<Listing> {
+    fn list(&self, dir: Block, version: u64, slot: usize) -> Result<Listing> {
         let mut entries = Vec::new();
         let _links = self.links.read();
         self.walk_chain(dir, slot, |_, entry| {

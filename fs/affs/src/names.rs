@@ -5,7 +5,8 @@
 //! [`crate::rename`].
 
 use crate::layout::{
-    COMMENT_MAX, NAME_MAX, OWNER_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR, T_SHORT,
+    Block, COMMENT_MAX, NAME_MAX, OWNER_MAX, ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_SOFTLINK, ST_USERDIR,
+    T_SHORT, put_block, put_tail_block,
 };
 use crate::layout::{amiga_path, head, name_from, protect_of, put_date, put_tail32, put_text, put32, tail};
 use crate::node::block_of;
@@ -22,7 +23,7 @@ pub(crate) enum Before {
     /// The directory's hash table, at this slot.
     Table(usize),
     /// The entry before it in the chain.
-    Entry(u32),
+    Entry(Block),
 }
 
 /// An entry, and what leads to it.
@@ -39,14 +40,14 @@ impl Affs {
     /// Walks a chain of a directory. Every entry is checked: it is one, and says that it is in this directory.
     pub(crate) fn walk_chain(
         &self,
-        dir: u32,
+        dir: Block,
         slot: usize,
         mut each: impl FnMut(Before, Header) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         let mut next = self.header(dir)?.slot(slot);
         let mut before = Before::Table(slot);
         let mut hops = Hops::new();
-        while next != 0 {
+        while next != Block::NONE {
             let entry = self.header(next)?;
             if entry.kind == Kind::Root || entry.parent() != dir {
                 return Err(self.shape.damaged(
@@ -67,7 +68,7 @@ impl Affs {
     }
 
     /// The entry of a name, in Latin-1.
-    pub(crate) fn find(&self, dir: u32, name: &[u8]) -> Result<Option<Found>> {
+    pub(crate) fn find(&self, dir: Block, name: &[u8]) -> Result<Option<Found>> {
         let mut found = None;
         self.walk_chain(dir, self.slot_of(name), |before, entry| {
             if self.shape.flavour.same(self.name_of(&entry)?, name) {
@@ -79,12 +80,12 @@ impl Affs {
         Ok(found)
     }
 
-    pub(crate) fn found(&self, dir: u32, name: &[u8]) -> Result<Found> {
+    pub(crate) fn found(&self, dir: Block, name: &[u8]) -> Result<Found> {
         self.find(dir, name)?.ok_or_else(|| NameError::NotFound.into())
     }
 
     /// Where a new entry of this name goes: the end of its chain.
-    pub(crate) fn end_of(&self, dir: u32, name: &[u8]) -> Result<Before> {
+    pub(crate) fn end_of(&self, dir: Block, name: &[u8]) -> Result<Before> {
         let slot = self.slot_of(name);
         let mut end = Before::Table(slot);
         self.walk_chain(dir, slot, |_, entry| {
@@ -107,17 +108,17 @@ impl Affs {
     pub(crate) fn point(
         &self,
         change: &Change<'_>,
-        dir: u32,
+        dir: Block,
         before: Before,
         stage: Stage,
-        to: u32,
+        to: Block,
     ) -> Result<()> {
         match before {
             Before::Table(slot) => {
-                self.edit(change, dir, stage, |bytes| put32(bytes, head::TABLE + slot * 4, to))
+                self.edit(change, dir, stage, |bytes| put_block(bytes, head::TABLE + slot * 4, to))
             }
             Before::Entry(entry) => {
-                self.edit(change, entry, stage, |bytes| put_tail32(bytes, tail::HASH_CHAIN, to))
+                self.edit(change, entry, stage, |bytes| put_tail_block(bytes, tail::HASH_CHAIN, to))
             }
         }
     }
@@ -131,21 +132,21 @@ impl Affs {
                 let next = link.next_link();
                 *self.moved.lock() = change.ticket();
                 return self
-                    .edit(change, before, Stage::Cut, |bytes| put_tail32(bytes, tail::NEXT_LINK, next));
+                    .edit(change, before, Stage::Cut, |bytes| put_tail_block(bytes, tail::NEXT_LINK, next));
             }
             before = other.block;
         }
         Err(self.shape.damaged(link.block, format!("a link that block {} does not know of", real.block)))
     }
 
-    pub(crate) fn free_header(&self, change: &Change<'_>, block: u32) -> Result<()> {
+    pub(crate) fn free_header(&self, change: &Change<'_>, block: Block) -> Result<()> {
         self.space.give_up(change, &[block])?;
         self.has_died(block);
         Ok(())
     }
 
     /// Takes one name away: the entry's own, or a link's.
-    fn drop_name(&self, change: &Change<'_>, dir: u32, found: &Found) -> Result<()> {
+    fn drop_name(&self, change: &Change<'_>, dir: Block, found: &Found) -> Result<()> {
         let Found { before, entry } = found;
         self.recache_surely(change, dir, &[entry.block], None)?;
         self.point(change, dir, *before, Stage::Detach, entry.chain())?;
@@ -174,15 +175,15 @@ impl Affs {
             return Ok(());
         }
         let header = self.header(block_of(inode))?;
-        if (0..self.shape.table_len()).any(|slot| header.slot(slot) != 0) {
+        if (0..self.shape.table_len()).any(|slot| header.slot(slot) != Block::NONE) {
             return Err(NameError::NotEmpty.into());
         }
-        if header.next_link() != 0 { Err(NameError::Busy.into()) } else { Ok(()) }
+        if header.next_link() != Block::NONE { Err(NameError::Busy.into()) } else { Ok(()) }
     }
 
     /// What an entry stands for: links to files for the file.
     pub(crate) fn meant_by(&self, entry: &Header) -> Result<Ino> {
-        Ok(Ino(u64::from(if entry.kind == Kind::LinkFile { entry.real() } else { entry.block })))
+        Ok(if entry.kind == Kind::LinkFile { entry.real() } else { entry.block }.ino())
     }
 
     pub(crate) fn fs_lookup(&self, dir: &Inode, name: &[u8]) -> Result<Option<Ino>> {
@@ -202,7 +203,7 @@ impl Affs {
 
     pub(crate) fn fs_parent(&self, dir: &Inode) -> Result<Ino> {
         let header = self.header(block_of(dir))?;
-        Ok(Ino(u64::from(if header.kind == Kind::Root { header.block } else { header.parent() })))
+        Ok(if header.kind == Kind::Root { header.block } else { header.parent() }.ino())
     }
 
     /// The names in a directory have changed: its date goes to the header, so its value moves in any case.
@@ -223,7 +224,7 @@ impl Affs {
     }
 
     /// Puts a header that nothing leads to yet at the end of its chain.
-    fn attach(&self, change: &Change<'_>, dir: u32, name: &[u8], block: u32) -> Result<()> {
+    fn attach(&self, change: &Change<'_>, dir: Block, name: &[u8], block: Block) -> Result<()> {
         let end = self.end_of(dir, name)?;
         self.point(change, dir, end, Stage::Attach, block)
     }
@@ -240,7 +241,7 @@ impl Affs {
     }
 
     /// A header with a name, and what it stands for, all of it in one batch.
-    fn make(&self, dir: u32, name: &[u8], new: &NewInode) -> Result<u32> {
+    fn make(&self, dir: Block, name: &[u8], new: &NewInode) -> Result<Block> {
         let target = match new.kind {
             FileType::Symlink => amiga_path(&new.target).ok_or(NameError::Invalid)?,
             FileType::Regular | FileType::Directory => Vec::new(),
@@ -268,12 +269,12 @@ impl Affs {
     /// Makes a new entry in the first of these blocks, and whatever belongs to it; what it takes more is in the list then.
     fn fill(
         &self,
-        dir: u32,
+        dir: Block,
         name: &[u8],
         new: &NewInode,
         target: &[u8],
-        taken: &mut Vec<u32>,
-    ) -> Result<u32> {
+        taken: &mut Vec<Block>,
+    ) -> Result<Block> {
         let block = taken[0];
         let page = taken.get(1).copied();
         let map = match new.size {
@@ -294,14 +295,14 @@ impl Affs {
         let _links = self.links.read();
         self.write_fresh(&change, block, |bytes| {
             put32(bytes, head::TYPE, T_SHORT);
-            put32(bytes, head::OWN_KEY, block);
+            put_block(bytes, head::OWN_KEY, block);
             bytes[head::TABLE..head::TABLE + target.len()].copy_from_slice(target);
             put_tail32(bytes, tail::UID, owner);
             put_tail32(bytes, tail::PROTECT, protect);
             put_date(bytes, tail::DATE, new.mtime);
             put_text(bytes, tail::NAME, NAME_MAX, name);
-            put_tail32(bytes, tail::PARENT, dir);
-            put_tail32(bytes, tail::EXTENSION, page.unwrap_or(0));
+            put_tail_block(bytes, tail::PARENT, dir);
+            put_tail_block(bytes, tail::EXTENSION, page.unwrap_or(Block::NONE));
             put_tail32(bytes, tail::SEC_TYPE, sec_type);
         })?;
         if let Some(map) = &map {
@@ -322,12 +323,12 @@ impl Affs {
         &self,
         change: &Change<'_>,
         real: &Header,
-        (dir, name): (u32, &[u8]),
+        (dir, name): (Block, &[u8]),
         replaced: Option<&Header>,
         claim: Claim,
-    ) -> Result<u32> {
+    ) -> Result<Block> {
         let block = self.space.take(change, real.block, 1, claim)?[0];
-        let chain = replaced.map_or(0, Header::chain);
+        let chain = replaced.map_or(Block::NONE, Header::chain);
         // With its comment, so that its record has room for what will take its place.
         let comment = self.comment_of(real)?;
         let sec_type = if real.kind == Kind::Directory { ST_LINKDIR } else { ST_LINKFILE };
@@ -335,24 +336,24 @@ impl Affs {
         let (protect, date) = (real.protect(), self.shape.flavour.date_in(&real.bytes));
         self.write_fresh(change, block, |bytes| {
             put32(bytes, head::TYPE, T_SHORT);
-            put32(bytes, head::OWN_KEY, block);
+            put_block(bytes, head::OWN_KEY, block);
             put_tail32(bytes, tail::PROTECT, protect);
             put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
             put_date(bytes, tail::DATE, date);
             put_text(bytes, tail::NAME, NAME_MAX, name);
-            put_tail32(bytes, tail::REAL_ENTRY, to);
-            put_tail32(bytes, tail::NEXT_LINK, next);
-            put_tail32(bytes, tail::HASH_CHAIN, chain);
-            put_tail32(bytes, tail::PARENT, dir);
+            put_tail_block(bytes, tail::REAL_ENTRY, to);
+            put_tail_block(bytes, tail::NEXT_LINK, next);
+            put_tail_block(bytes, tail::HASH_CHAIN, chain);
+            put_tail_block(bytes, tail::PARENT, dir);
             put_tail32(bytes, tail::SEC_TYPE, sec_type);
         })?;
         let record = self.record_of(&self.header(block)?, None)?;
-        let gone: Vec<u32> = replaced.iter().map(|header| header.block).collect();
+        let gone: Vec<Block> = replaced.iter().map(|header| header.block).collect();
         if let Err(error) = self.recache(change, dir, &gone, Some(record), claim) {
             self.space.give_up(change, &[block])?;
             return Err(error);
         }
-        self.edit(change, to, Stage::Detach, |bytes| put_tail32(bytes, tail::NEXT_LINK, block))?;
+        self.edit(change, to, Stage::Detach, |bytes| put_tail_block(bytes, tail::NEXT_LINK, block))?;
         self.is_born(block);
         Ok(block)
     }

@@ -1,7 +1,8 @@
 //! What is kept beside an inode, and inodes from and to their headers.
 
 use crate::layout::{
-    ARCHIVED, TICK_NS, head, mode_of, posix_path, protect_of, put_date, put_tail32, tail, tail32, to_utf8,
+    ARCHIVED, Block, TICK_NS, head, mode_of, posix_path, protect_of, put_date, put_tail32, tail, tail_block,
+    to_utf8,
 };
 use crate::listing::Listing;
 use crate::volume::{Affs, Header, Hops, Kind};
@@ -37,18 +38,18 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Map {
     pub size: u64,
-    pub data: Vec<u32>,
-    pub extensions: Vec<u32>,
+    pub data: Vec<Block>,
+    pub extensions: Vec<Block>,
     /// What the tables name beyond what the size needs: others (Linux) leave such blocks. They go when the tables change.
-    pub surplus: Vec<u32>,
+    pub surplus: Vec<Block>,
 }
 
 pub(crate) fn node(inode: &Inode) -> &Node {
     inode.private::<Node>()
 }
 
-pub(crate) fn block_of(inode: &Inode) -> u32 {
-    inode.ino.0 as u32
+pub(crate) fn block_of(inode: &Inode) -> Block {
+    Block(inode.ino.0 as u32)
 }
 
 /// A volume of the Multi-User File System keeps root as the other end of the numbers.
@@ -62,7 +63,7 @@ impl Affs {
         let mut all = Vec::new();
         let mut hops = Hops::new();
         let mut next = header.next_link();
-        while next != 0 {
+        while next != Block::NONE {
             let link = self.header(next)?;
             let is_link = matches!(link.kind, Kind::LinkFile | Kind::LinkDirectory);
             if !is_link || link.real() != header.block || !hops.step(next) {
@@ -75,7 +76,7 @@ impl Affs {
     }
 
     pub(crate) fn fs_load_inode(&self, ino: Ino) -> Result<LoadedInode> {
-        let block = u32::try_from(ino.0).map_err(|_| NameError::Stale)?;
+        let block = Block(u32::try_from(ino.0).map_err(|_| NameError::Stale)?);
         let Some(generation) = self.life(block) else { return Err(NameError::Stale.into()) };
         if block != self.shape.root && (!self.is_inside(block) || self.space.is_free(block)) {
             return Err(NameError::Stale.into());
@@ -130,7 +131,7 @@ impl Affs {
             _ => self.comment_of(header)?,
         };
         Ok(LoadedInode {
-            ino: Ino(u64::from(header.block)),
+            ino: header.block.ino(),
             generation,
             attr: Attr {
                 kind,
@@ -160,8 +161,8 @@ impl Affs {
         let flavour = self.shape.flavour;
         let impossible = || self.shape.damaged(header.block, "the comment is impossible");
         let comment = flavour.comment_in(&header.bytes).ok_or_else(impossible)?;
-        let elsewhere = tail32(&header.bytes, tail::LONG_COMMENT_BLOCK);
-        if !flavour.long_names || !comment.is_empty() || elsewhere == 0 {
+        let elsewhere = tail_block(&header.bytes, tail::LONG_COMMENT_BLOCK);
+        if !flavour.long_names || !comment.is_empty() || elsewhere == Block::NONE {
             return Ok(comment.to_vec());
         }
         let bytes = self.sealed(elsewhere, "a comment")?.read();
@@ -196,7 +197,7 @@ impl Affs {
     }
 
     /// The names from a directory up to the root.
-    fn above(&self, dir: u32) -> Result<Vec<Vec<u8>>> {
+    fn above(&self, dir: Block) -> Result<Vec<Vec<u8>>> {
         let mut names = Vec::new();
         let mut hops = Hops::new();
         let mut at = dir;

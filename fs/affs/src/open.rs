@@ -2,7 +2,8 @@
 
 use crate::dircache::Caches;
 use crate::layout::{
-    BM_VALID, Flavour, ST_ROOT, T_SHORT, get32, head, is_sealed, shown_tag, table_len, tail, tail32, to_utf8,
+    BM_VALID, Block, Flavour, ST_ROOT, T_SHORT, get32, head, is_sealed, shown_tag, table_len, tail, tail32,
+    to_utf8,
 };
 use crate::rdb;
 use crate::space::{BLOCKS_MAX, Space};
@@ -189,12 +190,13 @@ fn find_root(device: &dyn Device, extent: &Extent, flavour: Flavour) -> Result<(
                 block_size,
                 blocks,
                 reserved: extent.reserved,
-                root: root as u32,
+                root: Block(root as u32),
             };
             match (is_root, is_sealed(&bytes)) {
                 (true, true) => return Ok((shape, bytes)),
                 (true, false) => {
-                    damaged = Some(shape.damaged(root as u32, "the checksum of the root block is wrong"))
+                    damaged =
+                        Some(shape.damaged(Block(root as u32), "the checksum of the root block is wrong"))
                 }
                 (false, _) => {}
             }

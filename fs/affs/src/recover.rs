@@ -4,7 +4,7 @@
 //! order of writes sees to it that the tree is right at any time. If it is not right the volume was damaged by something else. Then nothing is changed,
 //! and the volume is opened for reading only, with the damage as the reason.
 
-use crate::layout::{put_tail32, tail};
+use crate::layout::{Block, put_tail_block, tail};
 use crate::names::Before;
 use crate::space::Bits;
 use crate::volume::{Affs, Header, Kind};
@@ -17,15 +17,15 @@ use std::ops::ControlFlow;
 struct Walk {
     used: Bits,
     /// By what they lead to: the hard links that have a place.
-    links: BTreeMap<u32, Vec<u32>>,
+    links: BTreeMap<Block, Vec<Block>>,
     /// Headers that know of hard links, or should.
-    known: Vec<u32>,
+    known: Vec<Block>,
     /// Files whose tables name more blocks than their size needs.
-    long: Vec<u32>,
+    long: Vec<Block>,
     /// Last data blocks of OFS that say more than the size of their file, and what they should count.
-    ends: Vec<(u32, u32)>,
+    ends: Vec<(Block, u32)>,
     /// All directories.
-    directories: Vec<u32>,
+    directories: Vec<Block>,
 }
 
 impl Affs {
@@ -48,7 +48,7 @@ impl Affs {
         Ok(())
     }
 
-    fn use_block(&self, walk: &mut Walk, block: u32) -> Result<()> {
+    fn use_block(&self, walk: &mut Walk, block: Block) -> Result<()> {
         if walk.used.set(self.space.bit_of(block), true) {
             return Err(self.shape.damaged(block, "it belongs to two things"));
         }
@@ -73,7 +73,7 @@ impl Affs {
                 self.walk_directory(&mut walk, dir, &mut directories)?;
             }
             // What lost its own name to a crash on the way to another one still has that of a link.
-            let used = |real: u32| self.is_inside(real) && walk.used.get(self.space.bit_of(real));
+            let used = |real: Block| self.is_inside(real) && walk.used.get(self.space.bit_of(real));
             let Some(nameless) = walk.links.keys().copied().find(|&real| !used(real)) else { break };
             let header = self.header(nameless)?;
             if !matches!(header.kind, Kind::File | Kind::Directory | Kind::SoftLink) {
@@ -85,7 +85,7 @@ impl Affs {
         Ok(walk)
     }
 
-    fn walk_directory(&self, walk: &mut Walk, dir: u32, directories: &mut Vec<u32>) -> Result<()> {
+    fn walk_directory(&self, walk: &mut Walk, dir: Block, directories: &mut Vec<Block>) -> Result<()> {
         walk.directories.push(dir);
         for page in self.pages(dir)? {
             self.use_block(walk, page.block)?;
@@ -109,8 +109,8 @@ impl Affs {
     }
 
     /// Marks what an entry holds.
-    fn use_entry(&self, walk: &mut Walk, entry: &Header, directories: &mut Vec<u32>) -> Result<()> {
-        if entry.next_link() != 0 {
+    fn use_entry(&self, walk: &mut Walk, entry: &Header, directories: &mut Vec<Block>) -> Result<()> {
+        if entry.next_link() != Block::NONE {
             walk.known.push(entry.block);
         }
         match entry.kind {
@@ -175,27 +175,27 @@ impl Affs {
     }
 
     /// Takes names of blocks out of a file's tables that its size does not need: an append that a crash cut off.
-    fn shorten(&self, change: &ivers_write_ordering::Change<'_>, file: u32) -> Result<()> {
+    fn shorten(&self, change: &ivers_write_ordering::Change<'_>, file: Block) -> Result<()> {
         let map = self.load_map(file)?;
         let per = self.shape.table_len();
         let last = map.extensions.last().copied().unwrap_or(file);
         let full = map.data.len() - map.extensions.len() * per;
         let entries = map.data[map.data.len() - full..].to_vec();
-        self.edit(change, last, Stage::Attach, |bytes| self.put_table(bytes, &entries, 0))
+        self.edit(change, last, Stage::Attach, |bytes| self.put_table(bytes, &entries, Block::NONE))
     }
 
     /// Lets each chain of links have those that have a place, and no others.
     fn relink(
         &self,
         change: &ivers_write_ordering::Change<'_>,
-        links: &BTreeMap<u32, Vec<u32>>,
-        known: &[u32],
+        links: &BTreeMap<Block, Vec<Block>>,
+        known: &[Block],
     ) -> Result<()> {
         let none = Vec::new();
         for &real in known.iter().chain(links.keys()) {
             let placed = links.get(&real).unwrap_or(&none);
             let header = self.header(real)?;
-            let chain: Option<Vec<u32>> =
+            let chain: Option<Vec<Block>> =
                 self.links_of(&header).ok().map(|chain| chain.iter().map(|link| link.block).collect());
             let same = chain.is_some_and(|mut chain| {
                 let mut placed = placed.clone();
@@ -206,8 +206,8 @@ impl Affs {
             if same {
                 continue;
             }
-            for (&at, next) in [real].iter().chain(placed).zip(placed.iter().copied().chain([0])) {
-                self.edit(change, at, Stage::Attach, |bytes| put_tail32(bytes, tail::NEXT_LINK, next))?;
+            for (&at, next) in [real].iter().chain(placed).zip(placed.iter().copied().chain([Block::NONE])) {
+                self.edit(change, at, Stage::Attach, |bytes| put_tail_block(bytes, tail::NEXT_LINK, next))?;
             }
         }
         Ok(())

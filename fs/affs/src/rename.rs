@@ -13,7 +13,7 @@
 //! A change of the same batch that takes another name away would be written before the second half is complete, and could lead from
 //! a chain into the other: so whoever takes a name away settles [`Affs::moved`] first.
 
-use crate::layout::{NAME_MAX, name_from, put_tail32, put_text, tail};
+use crate::layout::{Block, NAME_MAX, name_from, put_tail_block, put_text, tail};
 use crate::node::{block_of, node};
 use crate::space::Claim;
 use crate::volume::{Affs, Header, Kind};
@@ -27,7 +27,7 @@ impl Affs {
     }
 
     /// An entry that stands in no chain (any more) takes the place, the name and the directory of a link to it, whose block is freed.
-    pub(crate) fn replace_link(&self, change: &Change<'_>, block: u32, link: &Header) -> Result<()> {
+    pub(crate) fn replace_link(&self, change: &Change<'_>, block: Block, link: &Header) -> Result<()> {
         let before = self.before(link)?;
         self.unchain(change, link)?;
         let (name, dir, chain) = (self.name_of(link)?, link.parent(), link.chain());
@@ -35,8 +35,8 @@ impl Affs {
         self.recache_surely(change, dir, &[link.block], Some(record))?;
         self.edit(change, block, Stage::Turn, |bytes| {
             put_text(bytes, tail::NAME, NAME_MAX, name);
-            put_tail32(bytes, tail::PARENT, dir);
-            put_tail32(bytes, tail::HASH_CHAIN, chain);
+            put_tail_block(bytes, tail::PARENT, dir);
+            put_tail_block(bytes, tail::HASH_CHAIN, chain);
         })?;
         self.point(change, dir, before, Stage::Attach, block)?;
         self.free_header(change, link.block)
@@ -80,7 +80,7 @@ impl Affs {
     }
 
     /// The first half of a move: a link under the new name. What stood there, if anything, stands in no chain then.
-    fn place_link(&self, rename: &Rename<'_>, new_name: &[u8]) -> Result<((u32, Option<Header>), Ticket)> {
+    fn place_link(&self, rename: &Rename<'_>, new_name: &[u8]) -> Result<((Block, Option<Header>), Ticket)> {
         let to = block_of(rename.new_dir);
         let change = self.change()?;
         let _links = self.links.read();
@@ -104,7 +104,7 @@ impl Affs {
         &self,
         rename: &Rename<'_>,
         old_name: &[u8],
-        (link, replaced): (u32, Option<Header>),
+        (link, replaced): (Block, Option<Header>),
     ) -> Result<()> {
         let change = self.change()?;
         let _links = self.links.write();

@@ -4,10 +4,11 @@
 //! `bm_flag` says so, which is the mark of a volume that was closed in good order: see `docs/affs.md`.
 
 use crate::layout::{
-    BM_VALID, ROOT_BM_PAGES, get32, head, is_sealed, put_date, put_tail32, put32, seal, tail, tail32,
+    BM_VALID, Block, ROOT_BM_PAGES, get_block, get32, head, is_sealed, put_date, put_tail32, put32, seal,
+    tail, tail_block,
 };
 use crate::volume::Shape;
-use ivers_block::{BlockNo, BufferCache};
+use ivers_block::BufferCache;
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{NameError, Result, Timestamp};
 use ivers_write_ordering::{Change, Stage, Volume};
@@ -77,7 +78,7 @@ struct State {
     free: Bits,
     count: u64,
     /// Freed, but not durably yet.
-    leaving: HashSet<u32>,
+    leaving: HashSet<Block>,
     /// Of the free ones, promised to dirty pages.
     promised: u64,
     /// When anything was last changed in this mount.
@@ -89,9 +90,9 @@ pub(crate) struct Space {
     shape: Shape,
     cache: Arc<BufferCache>,
     /// The bitmap blocks, in order.
-    pages: Vec<u32>,
+    pages: Vec<Block>,
     /// Root, bitmap and bitmap extension blocks: no file's.
-    own: HashSet<u32>,
+    own: HashSet<Block>,
     state: Mutex<State>,
     /// Damage was met while changing things: the volume stays marked.
     keep_mark: AtomicBool,
@@ -124,29 +125,29 @@ impl Space {
 
     fn find_pages(&mut self, root: &[u8]) -> Result<()> {
         let want = self.len().div_ceil(self.per_page());
-        let first = (0..ROOT_BM_PAGES).map(|nth| tail32(root, tail::BM_PAGES - nth * 4));
+        let first = (0..ROOT_BM_PAGES).map(|nth| tail_block(root, tail::BM_PAGES - nth * 4));
         for page in first.take(want) {
             self.add_own(page, "a bitmap block")?;
             self.pages.push(page);
         }
-        let mut next = tail32(root, tail::BM_EXT);
+        let mut next = tail_block(root, tail::BM_EXT);
         while self.pages.len() < want {
             self.add_own(next, "a bitmap extension block")?;
-            let block = self.cache.get(BlockNo(u64::from(next)))?.read();
+            let block = self.cache.get(next.no())?.read();
             let named = self.shape.block_size as usize / 4 - 1;
             for nth in 0..named.min(want - self.pages.len()) {
-                let page = get32(&block, nth * 4);
+                let page = get_block(&block, nth * 4);
                 self.add_own(page, "a bitmap block")?;
                 self.pages.push(page);
             }
-            next = get32(&block, named * 4);
+            next = get_block(&block, named * 4);
         }
         Ok(())
     }
 
     /// Each once: that also ends a list that goes round.
-    fn add_own(&mut self, block: u32, what: &str) -> Result<()> {
-        let inside = (self.shape.reserved..self.shape.blocks).contains(&block);
+    fn add_own(&mut self, block: Block, what: &str) -> Result<()> {
+        let inside = (self.shape.reserved..self.shape.blocks).contains(&block.0);
         if !inside || !self.own.insert(block) {
             return Err(self.shape.damaged(block, format!("{what} cannot be there")));
         }
@@ -154,21 +155,21 @@ impl Space {
     }
 
     /// Whether a block is the volume's own.
-    pub fn is_own(&self, block: u32) -> bool {
+    pub fn is_own(&self, block: Block) -> bool {
         self.own.contains(&block)
     }
 
     /// The volume's own blocks.
-    pub fn own(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn own(&self) -> impl Iterator<Item = Block> + '_ {
         self.own.iter().copied()
     }
 
-    pub fn bit_of(&self, block: u32) -> usize {
-        (block - self.shape.reserved) as usize
+    pub fn bit_of(&self, block: Block) -> usize {
+        (block.0 - self.shape.reserved) as usize
     }
 
-    fn block_of(&self, bit: usize) -> u32 {
-        bit as u32 + self.shape.reserved
+    fn block_of(&self, bit: usize) -> Block {
+        Block(bit as u32 + self.shape.reserved)
     }
 
     /// No bit set.
@@ -180,7 +181,7 @@ impl Space {
     pub fn load(&self) -> Result<()> {
         let mut free = self.no_bits();
         for (nth, &page) in self.pages.iter().enumerate() {
-            let block = self.cache.get(BlockNo(u64::from(page)))?.read();
+            let block = self.cache.get(page.no())?.read();
             if !is_sealed(&block) {
                 return Err(self.shape.damaged(page, "the checksum of a bitmap block is wrong"));
             }
@@ -213,7 +214,7 @@ impl Space {
         for (nth, &page) in self.pages.iter().enumerate() {
             let first = nth * self.per_page();
             let behind = (first + self.per_page()).min(self.len());
-            let buffer = self.cache.get(BlockNo(u64::from(page)))?;
+            let buffer = self.cache.get(page.no())?;
             change.put(&buffer, Stage::Fresh, |bytes| {
                 // What lies behind the last block is not looked at; ones, as the Amiga leaves it.
                 bytes.fill(0xff);
@@ -226,11 +227,11 @@ impl Space {
     }
 
     /// Changes the bits of these blocks on the device.
-    fn put_marks(&self, change: &Change<'_>, blocks: &[u32], free: bool) -> Result<()> {
+    fn put_marks(&self, change: &Change<'_>, blocks: &[Block], free: bool) -> Result<()> {
         let per_page = self.per_page();
         for group in blocks.chunk_by(|a, b| self.bit_of(*a) / per_page == self.bit_of(*b) / per_page) {
             let nth = self.bit_of(group[0]) / per_page;
-            let buffer = self.cache.get(BlockNo(u64::from(self.pages[nth])))?;
+            let buffer = self.cache.get(self.pages[nth].no())?;
             change.put(&buffer, Stage::Fresh, |bytes| {
                 group.iter().for_each(|&block| mark(bytes, self.bit_of(block) - nth * per_page, free));
                 seal(bytes, 0);
@@ -240,7 +241,7 @@ impl Space {
     }
 
     /// So many free blocks, those behind `goal` first.
-    pub fn take(&self, change: &Change<'_>, goal: u32, count: u64, claim: Claim) -> Result<Vec<u32>> {
+    pub fn take(&self, change: &Change<'_>, goal: Block, count: u64, claim: Claim) -> Result<Vec<Block>> {
         let blocks = {
             let mut state = self.state.lock();
             let (own_promise, kept) = match claim {
@@ -255,7 +256,7 @@ impl Space {
             }
             state.promised -= own_promise;
             let mut blocks = Vec::with_capacity(count as usize);
-            let mut from = self.bit_of(goal.clamp(self.shape.reserved, self.shape.blocks - 1));
+            let mut from = self.bit_of(Block(goal.0.clamp(self.shape.reserved, self.shape.blocks - 1)));
             while (blocks.len() as u64) < count {
                 // The count says that there is one.
                 let Some(bit) = state.free.next(from).or_else(|| state.free.next(0)) else { break };
@@ -271,16 +272,16 @@ impl Space {
     }
 
     /// Gives up blocks that something durable may still point to. One that is free already is damage: nothing is given up then.
-    pub fn give_up(&self, change: &Change<'_>, blocks: &[u32]) -> Result<()> {
+    pub fn give_up(&self, change: &Change<'_>, blocks: &[Block]) -> Result<()> {
         let mut state = self.state.lock();
-        let twice = |block: &&u32| state.leaving.contains(block) || state.free.get(self.bit_of(**block));
+        let twice = |block: &&Block| state.leaving.contains(block) || state.free.get(self.bit_of(**block));
         if let Some(&block) = blocks.iter().find(twice) {
             return Err(self
                 .shape
                 .damaged(block, "a block in use is marked as free, or belongs to two files"));
         }
         state.leaving.extend(blocks);
-        blocks.iter().for_each(|&block| change.free(u64::from(block)..u64::from(block) + 1));
+        blocks.iter().for_each(|&block| change.free(block.no().0..block.no().0 + 1));
         Ok(())
     }
 
@@ -301,7 +302,7 @@ impl Space {
     }
 
     /// Whether a block is marked as free.
-    pub fn is_free(&self, block: u32) -> bool {
+    pub fn is_free(&self, block: Block) -> bool {
         let state = self.state.lock();
         state.count > 0 && state.free.get(self.bit_of(block))
     }
@@ -337,7 +338,7 @@ impl Volume for Space {
         if !at_work && self.keep_mark.load(Ordering::Acquire) {
             return Ok(());
         }
-        let root = self.cache.get(BlockNo(u64::from(self.shape.root)))?;
+        let root = self.cache.get(self.shape.root.no())?;
         let newest = self.state.lock().newest;
         change.put(&root, Stage::Fresh, |bytes| {
             put_tail32(bytes, tail::BM_FLAG, if at_work { 0 } else { BM_VALID });
@@ -350,11 +351,11 @@ impl Volume for Space {
     }
 
     fn release(&self, change: &Change<'_>, freed: &[Range<u64>]) -> ivers_write_ordering::Result<()> {
-        let mut blocks: Vec<u32> =
-            freed.iter().flat_map(|range| range.start as u32..range.end as u32).collect();
+        let mut blocks: Vec<Block> =
+            freed.iter().flat_map(|range| (range.start as u32..range.end as u32).map(Block)).collect();
         blocks.sort_unstable();
         // Who finds one now reads what it is made into, not what it was.
-        blocks.iter().for_each(|&block| self.cache.forget(BlockNo(u64::from(block))));
+        blocks.iter().for_each(|&block| self.cache.forget(block.no()));
         let marked = self.put_marks(change, &blocks, true);
         let mut state = self.state.lock();
         for &block in &blocks {

@@ -1,10 +1,12 @@
 //! The opened volume: its blocks, checked as they are read, and how they are changed.
 
 use crate::dircache::Caches;
-use crate::layout::{Flavour, T_SHORT, get32, head, is_sealed, seal, tail, tail32};
+use crate::layout::{
+    Block, Flavour, T_SHORT, get_block, get32, head, is_sealed, seal, tail, tail_block, tail32,
+};
 use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_USERDIR};
 use crate::space::Space;
-use ivers_block::{BlockNo, Buffer, BufferCache, BufferRead, Device};
+use ivers_block::{Buffer, BufferCache, BufferRead, Device};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, NameError, Result};
@@ -30,7 +32,7 @@ pub struct Affs {
     /// Inodes that have lost their names and are still in use: closed now, the volume would keep their blocks and not know of it.
     pub(crate) orphans: AtomicU64,
     /// Headers that were deleted in this mount, and which life their block is in.
-    pub(crate) lives: Mutex<HashMap<u32, Life>>,
+    pub(crate) lives: Mutex<HashMap<Block, Life>>,
 }
 
 /// See [`Affs::lives`].
@@ -50,7 +52,7 @@ pub(crate) struct Shape {
     /// All blocks, the reserved ones too.
     pub blocks: u32,
     pub reserved: u32,
-    pub root: u32,
+    pub root: Block,
 }
 
 impl Shape {
@@ -75,7 +77,7 @@ impl Shape {
         data_blocks.saturating_sub(per).div_ceil(per)
     }
 
-    pub fn damaged(&self, block: u32, what: impl Into<String>) -> Error {
+    pub fn damaged(&self, block: Block, what: impl Into<String>) -> Error {
         Error::corrupt(what, format!("{}, block {block}", self.place))
     }
 }
@@ -101,28 +103,28 @@ impl Kind {
 
 /// A header block, checked.
 pub(crate) struct Header {
-    pub block: u32,
+    pub block: Block,
     pub kind: Kind,
     pub bytes: BufferRead,
 }
 
 impl Header {
-    pub fn chain(&self) -> u32 {
-        tail32(&self.bytes, tail::HASH_CHAIN)
+    pub fn chain(&self) -> Block {
+        tail_block(&self.bytes, tail::HASH_CHAIN)
     }
 
-    pub fn parent(&self) -> u32 {
-        tail32(&self.bytes, tail::PARENT)
+    pub fn parent(&self) -> Block {
+        tail_block(&self.bytes, tail::PARENT)
     }
 
     /// What a hard link leads to.
-    pub fn real(&self) -> u32 {
-        tail32(&self.bytes, tail::REAL_ENTRY)
+    pub fn real(&self) -> Block {
+        tail_block(&self.bytes, tail::REAL_ENTRY)
     }
 
     /// The first, or the next, hard link to the same thing.
-    pub fn next_link(&self) -> u32 {
-        tail32(&self.bytes, tail::NEXT_LINK)
+    pub fn next_link(&self) -> Block {
+        tail_block(&self.bytes, tail::NEXT_LINK)
     }
 
     pub fn size(&self) -> u64 {
@@ -134,25 +136,25 @@ impl Header {
     }
 
     /// The first entry of a chain of a directory.
-    pub fn slot(&self, slot: usize) -> u32 {
-        get32(&self.bytes, head::TABLE + slot * 4)
+    pub fn slot(&self, slot: usize) -> Block {
+        get_block(&self.bytes, head::TABLE + slot * 4)
     }
 }
 
 /// Follows a list of blocks, and notices when it goes round (Brent's way: the steps are a small multiple of the loop's length).
 pub(crate) struct Hops {
-    seen: u32,
+    seen: Block,
     taken: u64,
     limit: u64,
 }
 
 impl Hops {
     pub fn new() -> Self {
-        Self { seen: 0, taken: 0, limit: 1 }
+        Self { seen: Block::NONE, taken: 0, limit: 1 }
     }
 
     /// One more block. False: it was here before.
-    pub fn step(&mut self, block: u32) -> bool {
+    pub fn step(&mut self, block: Block) -> bool {
         if block == self.seen {
             return false;
         }
@@ -175,16 +177,16 @@ impl Affs {
     }
 
     /// Whether a block may belong to a file or a directory.
-    pub(crate) fn is_inside(&self, block: u32) -> bool {
-        (self.shape.reserved..self.shape.blocks).contains(&block) && !self.space.is_own(block)
+    pub(crate) fn is_inside(&self, block: Block) -> bool {
+        (self.shape.reserved..self.shape.blocks).contains(&block.0) && !self.space.is_own(block)
     }
 
     /// A block with a checksum, checked.
-    pub(crate) fn sealed(&self, block: u32, what: &str) -> Result<Arc<Buffer>> {
+    pub(crate) fn sealed(&self, block: Block, what: &str) -> Result<Arc<Buffer>> {
         if !self.is_inside(block) && block != self.shape.root {
             return Err(self.shape.damaged(block, format!("{what} cannot be there")));
         }
-        let buffer = self.cache.get(BlockNo(u64::from(block)))?;
+        let buffer = self.cache.get(block.no())?;
         if !buffer.is_verified() {
             if !is_sealed(&buffer.read()) {
                 return Err(self.shape.damaged(block, format!("the checksum of {what} is wrong")));
@@ -195,7 +197,7 @@ impl Affs {
     }
 
     /// A header, checked.
-    pub(crate) fn header(&self, block: u32) -> Result<Header> {
+    pub(crate) fn header(&self, block: Block) -> Result<Header> {
         let bytes = self.sealed(block, "a header")?.read();
         let is_root = block == self.shape.root;
         let kind = match tail32(&bytes, tail::SEC_TYPE) {
@@ -207,7 +209,7 @@ impl Affs {
             ST_LINKDIR => Kind::LinkDirectory,
             other => return Err(self.shape.damaged(block, format!("a header of type {}", other as i32))),
         };
-        let own_key = get32(&bytes, head::OWN_KEY);
+        let own_key = get_block(&bytes, head::OWN_KEY);
         if get32(&bytes, head::TYPE) != T_SHORT || is_root != (kind == Kind::Root) {
             return Err(self.shape.damaged(block, "no header where one should be"));
         }
@@ -252,7 +254,7 @@ impl Affs {
     pub(crate) fn edit(
         &self,
         change: &Change<'_>,
-        block: u32,
+        block: Block,
         stage: Stage,
         edit: impl Fn(&mut [u8]),
     ) -> Result<()> {
@@ -268,10 +270,10 @@ impl Affs {
     pub(crate) fn write_fresh(
         &self,
         change: &Change<'_>,
-        block: u32,
+        block: Block,
         write: impl Fn(&mut [u8]),
     ) -> Result<()> {
-        let buffer = change.fresh(BlockNo(u64::from(block))).map_err(order_error)?;
+        let buffer = change.fresh(block.no()).map_err(order_error)?;
         change.put(&buffer, Stage::Fresh, |bytes| {
             write(bytes);
             seal(bytes, head::CHECKSUM);
@@ -280,7 +282,7 @@ impl Affs {
     }
 
     /// Begins a new life of a header's block.
-    pub(crate) fn is_born(&self, block: u32) -> u32 {
+    pub(crate) fn is_born(&self, block: Block) -> u32 {
         let mut lives = self.lives.lock();
         let Some(life) = lives.get_mut(&block) else { return 1 };
         life.dead = false;
@@ -288,7 +290,7 @@ impl Affs {
     }
 
     /// A header's block is free: who comes with its number must not find what was there.
-    pub(crate) fn has_died(&self, block: u32) {
+    pub(crate) fn has_died(&self, block: Block) {
         self.is_not_stale(block);
         let mut lives = self.lives.lock();
         let life = lives.entry(block).or_insert(Life { generation: 1, dead: false });
@@ -296,7 +298,7 @@ impl Affs {
     }
 
     /// The generation of a header's block. `None`: it is dead.
-    pub(crate) fn life(&self, block: u32) -> Option<u32> {
+    pub(crate) fn life(&self, block: Block) -> Option<u32> {
         match self.lives.lock().get(&block) {
             Some(life) if life.dead => None,
             Some(life) => Some(life.generation),
@@ -312,11 +314,11 @@ mod tests {
     #[test]
     fn loops_are_noticed_and_lists_are_not() {
         let mut hops = Hops::new();
-        assert!((1..100_000).all(|block| hops.step(block)));
+        assert!((1..100_000).all(|block| hops.step(Block(block))));
         for (lead, period) in [(1, 1), (1, 2), (5, 3), (100, 1000)] {
             let mut hops = Hops::new();
             let blocks = (1..=lead).chain((lead + 1..=lead + period).cycle());
-            let steps = blocks.take(100_000).take_while(|&block| hops.step(block)).count() as u32;
+            let steps = blocks.take(100_000).take_while(|&block| hops.step(Block(block))).count() as u32;
             assert!(steps < 8 * (lead + period) + 8, "{lead} {period}: {steps}");
         }
     }

@@ -1,7 +1,9 @@
 //! The clusters of a file, as far as they have been asked for.
 
+use crate::cluster::Cluster;
 use crate::layout::Geometry;
 use crate::table::{Link, Table};
+use ivers_block::ByteOffset;
 use ivers_vfs::{Error, Result};
 use std::ops::Range;
 
@@ -9,7 +11,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Next {
     /// At a cluster that has not been looked at.
-    Cluster(u32),
+    At(Cluster),
     /// At the end.
     End,
     /// At something that leads nowhere.
@@ -20,23 +22,27 @@ enum Next {
 #[derive(Debug)]
 pub(crate) struct Chain {
     /// Number within the file, and the clusters from there on that follow one another on the device.
-    runs: Vec<(u32, Range<u32>)>,
+    runs: Vec<(u32, Range<Cluster>)>,
     len: u32,
     next: Next,
 }
 
 impl Chain {
-    /// Beginning at this cluster; 0: empty.
-    pub fn new(first: u32) -> Self {
-        Self { runs: Vec::new(), len: 0, next: if first == 0 { Next::End } else { Next::Cluster(first) } }
+    /// Beginning at this cluster; `NONE`: empty.
+    pub fn new(first: Cluster) -> Self {
+        Self {
+            runs: Vec::new(),
+            len: 0,
+            next: if first == Cluster::NONE { Next::End } else { Next::At(first) },
+        }
     }
 
-    /// The first cluster, or 0.
-    pub fn first(&self) -> u32 {
+    /// The first cluster, or `NONE`.
+    pub fn first(&self) -> Cluster {
         match (self.runs.first(), &self.next) {
             (Some((_, run)), _) => run.start,
-            (None, Next::Cluster(first)) => *first,
-            _ => 0,
+            (None, Next::At(first)) => *first,
+            _ => Cluster::NONE,
         }
     }
 
@@ -45,7 +51,7 @@ impl Chain {
         u64::from(self.len)
     }
 
-    fn push(&mut self, cluster: u32) {
+    fn push(&mut self, cluster: Cluster) {
         match self.runs.last_mut() {
             Some((_, run)) if run.end == cluster => run.end += 1,
             _ => self.runs.push((self.len, cluster..cluster + 1)),
@@ -61,7 +67,7 @@ impl Chain {
                 Next::Broken(what) => {
                     return Err(Error::corrupt(what.clone(), format!("chain from cluster {}", self.first())));
                 }
-                Next::Cluster(cluster) => *cluster,
+                Next::At(cluster) => *cluster,
             };
             self.next = if !table.geometry.is_cluster(cluster) {
                 Next::Broken(format!("it begins at cluster {cluster}, which there is not"))
@@ -70,7 +76,7 @@ impl Chain {
             } else {
                 self.push(cluster);
                 match table.link(cluster)? {
-                    Link::To(next) => Next::Cluster(next),
+                    Link::To(next) => Next::At(next),
                     Link::End => Next::End,
                     Link::Free => Next::Broken(format!("cluster {cluster} leads to one that is free")),
                     Link::Odd(value) => Next::Broken(format!("cluster {cluster} leads to {value:#x}")),
@@ -86,12 +92,12 @@ impl Chain {
     }
 
     /// The last cluster of one that is known to its end.
-    pub fn tail(&self) -> Option<u32> {
-        self.runs.last().map(|(_, run)| run.end - 1)
+    pub fn tail(&self) -> Option<Cluster> {
+        self.runs.last().map(|(_, run)| Cluster(run.end.0 - 1))
     }
 
     /// The cluster of this number, which is known, and how many follow it on the device, itself included.
-    pub fn at(&self, nth: u64) -> Option<(u32, u64)> {
+    pub fn at(&self, nth: u64) -> Option<(Cluster, u64)> {
         let nth = u32::try_from(nth).ok().filter(|nth| *nth < self.len)?;
         let (start, run) = &self.runs[self.runs.partition_point(|(start, _)| *start <= nth) - 1];
         let cluster = run.start + (nth - start);
@@ -99,13 +105,13 @@ impl Chain {
     }
 
     /// Lengthen one that is known to its end.
-    pub fn append(&mut self, runs: &[Range<u32>]) {
-        runs.iter().cloned().flatten().for_each(|cluster| self.push(cluster));
+    pub fn append(&mut self, runs: &[Range<Cluster>]) {
+        Cluster::each(runs).for_each(|cluster| self.push(cluster));
         self.next = Next::End;
     }
 
     /// Shorten one that is known to its end to so many clusters; gives the others.
-    pub fn cut(&mut self, keep: u64) -> Vec<Range<u32>> {
+    pub fn cut(&mut self, keep: u64) -> Vec<Range<Cluster>> {
         let keep = keep.min(self.len()) as u32;
         let mut gone = Vec::new();
         while let Some((start, run)) = self.runs.last_mut() {
@@ -127,7 +133,7 @@ impl Chain {
     }
 
     /// The pieces of the device that hold bytes of the file, all of which are known.
-    pub fn pieces(&self, geometry: &Geometry, offset: u64, len: u64) -> Result<Vec<(u64, usize)>> {
+    pub fn pieces(&self, geometry: &Geometry, offset: u64, len: u64) -> Result<Vec<(ByteOffset, usize)>> {
         let cluster_bytes = u64::from(geometry.cluster);
         let mut pieces = Vec::new();
         let (mut at, end) = (offset, offset + len);

@@ -4,11 +4,12 @@
 //! not at all: so room for a name is looked for within sectors. Only names of more parts than a sector holds straddle; the parts apart from the
 //! short entry are written before it and removed after it, and a crash between leaves parts that belong to nothing, which everybody skips.
 
+use crate::cluster::Cluster;
 use crate::fat::{Fat, Node, State};
 use crate::layout::{END, FREE, MOST_SLOTS, RawEntry, RawLong, SLOT, attr};
 use crate::names::{self, LongName};
 use crate::places::Place;
-use ivers_block::BlockNo;
+use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::{Error, Inode, NameError, Result};
 use ivers_write_ordering::{Change, Stage};
 use std::collections::{BTreeMap, HashMap};
@@ -123,21 +124,21 @@ impl Fat {
     fn place_of_slot(&self, state: &State, slot: u32) -> Result<Place> {
         let byte = u64::from(slot) * SLOT;
         if state.fixed_root {
-            return Ok((self.geometry.root_byte + byte) / SLOT);
+            return Ok((self.geometry.root_byte + byte).0 / SLOT);
         }
         let pieces = state.chain.pieces(&self.geometry, byte, SLOT)?;
-        Ok(pieces[0].0 / SLOT)
+        Ok(pieces[0].0.0 / SLOT)
     }
 
     /// The sector of a place, and the byte in it.
-    fn sector_of(&self, place: Place) -> (u64, usize) {
-        let (byte, sector) = (place * SLOT, u64::from(self.geometry.sector));
-        (byte / sector, (byte % sector) as usize)
+    fn sector_of(&self, place: Place) -> (BlockNo, usize) {
+        let (byte, sector) = (place * SLOT, self.geometry.sector);
+        (ByteOffset(byte).block(sector), (byte % u64::from(sector)) as usize)
     }
 
     pub(crate) fn entry(&self, place: Place) -> Result<RawEntry> {
         let (sector, at) = self.sector_of(place);
-        let buffer = self.cache.get(BlockNo(sector))?.read();
+        let buffer = self.cache.get(sector)?.read();
         RawEntry::read_from_bytes(&buffer[at..at + SLOT as usize])
             .map_err(|_| Error::corrupt("an entry that is cut short", format!("sector {sector}")))
     }
@@ -150,7 +151,7 @@ impl Fat {
         bytes: &[u8],
     ) -> Result<()> {
         let (sector, at) = self.sector_of(place);
-        let buffer = self.cache.get(BlockNo(sector))?;
+        let buffer = self.cache.get(sector)?;
         change.put(&buffer, stage, |sector| sector[at..at + bytes.len()].copy_from_slice(bytes));
         Ok(())
     }
@@ -165,7 +166,7 @@ impl Fat {
         let per_sector = self.geometry.sector / SLOT as u32;
         for start in (0..slots).step_by(per_sector as usize) {
             let (sector, _) = self.sector_of(self.place_of_slot(state, start)?);
-            let buffer = self.cache.get(BlockNo(sector))?.read();
+            let buffer = self.cache.get(sector)?.read();
             for (slot, bytes) in (start..slots).zip(buffer.chunks_exact(SLOT as usize)) {
                 let Ok(entry) = RawEntry::read_from_bytes(bytes) else { continue };
                 if entry.dir_name[0] == END || look(slot, &entry).is_break() {
@@ -245,7 +246,7 @@ impl Fat {
     }
 
     /// The directory of this first cluster that is named in the directory of that one.
-    pub(crate) fn find_directory(&self, state: &mut State, cluster: u32) -> Result<Option<Place>> {
+    pub(crate) fn find_directory(&self, state: &mut State, cluster: Cluster) -> Result<Option<Place>> {
         let mut found = None;
         self.each_slot(state, |slot, entry| {
             let dots = entry.dir_name[0] == b'.';
@@ -267,7 +268,7 @@ impl Fat {
         }
         state.chain.know_all(&self.table)?;
         let tail = state.chain.tail();
-        let runs = self.table.pick(1, 0, tail.map_or(0, |tail| tail + 1))?;
+        let runs = self.table.pick(1, 0, tail.map_or(Cluster::NONE, |tail| tail + 1))?;
         self.zeroed(change, runs[0].start)?;
         self.table.chain_up(change, &runs, tail)?;
         state.chain.append(&runs);
@@ -279,10 +280,10 @@ impl Fat {
     }
 
     /// A cluster for a directory: nothing in it is an entry.
-    pub(crate) fn zeroed(&self, change: &Change<'_>, cluster: u32) -> Result<()> {
-        let first = self.geometry.cluster_byte(cluster) / u64::from(self.geometry.sector);
-        for sector in 0..u64::from(self.geometry.cluster / self.geometry.sector) {
-            change.fresh(BlockNo(first + sector)).map_err(crate::table::order_error)?;
+    pub(crate) fn zeroed(&self, change: &Change<'_>, cluster: Cluster) -> Result<()> {
+        let first = self.geometry.cluster_byte(cluster).block(self.geometry.sector);
+        for sector in first.run(u64::from(self.geometry.cluster / self.geometry.sector)) {
+            change.fresh(sector).map_err(crate::table::order_error)?;
         }
         Ok(())
     }
@@ -371,7 +372,7 @@ impl Fat {
     }
 
     /// The sectors that a name's slots are in, the first and the last.
-    pub(crate) fn sectors_of(&self, node: &Arc<Node>, slot: u32) -> Result<(u64, u64)> {
+    pub(crate) fn sectors_of(&self, node: &Arc<Node>, slot: u32) -> Result<(BlockNo, BlockNo)> {
         let mut state = node.state.lock();
         let first = self.index(node, &mut state)?.entries.get(&slot).map_or(slot, |named| named.first);
         let sector = |slot| Ok::<_, Error>(self.sector_of(self.place_of_slot(&state, slot)?).0);

@@ -1,5 +1,6 @@
 //! The calls of the VFS.
 
+use crate::cluster::Cluster;
 use crate::fat::{Fat, node};
 use crate::file::MOST_BYTES;
 use crate::layout::{RawEntry, SLOT, attr};
@@ -16,18 +17,18 @@ const FIRST_COOKIE: u64 = 3;
 
 impl Fat {
     /// The first cluster that a directory's children know it by.
-    fn known_as(&self, dir: &Inode) -> u32 {
-        if dir.ino == ROOT { 0 } else { node(dir).state.lock().chain.first() }
+    fn known_as(&self, dir: &Inode) -> Cluster {
+        if dir.ino == ROOT { Cluster::NONE } else { node(dir).state.lock().chain.first() }
     }
 
-    fn is_root_cluster(&self, cluster: u32) -> bool {
-        cluster == 0 || (self.geometry.bits == 32 && cluster == self.geometry.root_cluster)
+    fn is_root_cluster(&self, cluster: Cluster) -> bool {
+        cluster == Cluster::NONE || (self.geometry.bits == 32 && cluster == self.geometry.root_cluster)
     }
 
     /// The first cluster of the directory that holds the one which begins here.
-    fn up(&self, cluster: u32) -> Result<u32> {
+    fn up(&self, cluster: Cluster) -> Result<Cluster> {
         let byte = self.geometry.cluster_byte(cluster) + SLOT;
-        let entry = self.entry(byte / SLOT)?;
+        let entry = self.entry(byte.0 / SLOT)?;
         let up = entry.first_cluster(self.geometry.bits);
         if &entry.dir_name != b"..         " || !(self.is_root_cluster(up) || self.geometry.is_cluster(up)) {
             return Err(Error::corrupt(
@@ -35,7 +36,7 @@ impl Fat {
                 format!("{}, byte {byte}", self.options.place),
             ));
         }
-        Ok(if self.is_root_cluster(up) { 0 } else { up })
+        Ok(if self.is_root_cluster(up) { Cluster::NONE } else { up })
     }
 
     /// What is where a name leads to must know where it is: so no directory is in two others, or in itself.
@@ -75,7 +76,11 @@ impl Fat {
         names::checked(name)?;
         let up = self.known_as(dir);
         let mut entry = self.new_entry(new);
-        let picked = self.table.pick(if is_dir { 1 } else { self.geometry.clusters_for(new.size) }, 0, 0)?;
+        let picked = self.table.pick(
+            if is_dir { 1 } else { self.geometry.clusters_for(new.size) },
+            0,
+            Cluster::NONE,
+        )?;
         if !is_dir {
             self.zero_runs(&picked).inspect_err(|_| self.table.unpick(&picked))?;
         }
@@ -95,7 +100,7 @@ impl Fat {
             {
                 let mut dot = RawEntry { dir_name: *dots, ..entry };
                 dot.set_first_cluster(to, self.geometry.bits);
-                self.put_entry(&change, Stage::Fresh, byte / SLOT + nth as u64, dot.as_bytes())?;
+                self.put_entry(&change, Stage::Fresh, byte.0 / SLOT + nth as u64, dot.as_bytes())?;
             }
         }
         let place = match self.add_name(&change, node(dir), name, entry, None) {
@@ -191,7 +196,7 @@ impl Fat {
         }
         if is_dir && crosses {
             let first = node(inode).state.lock().chain.first();
-            let dots = self.geometry.cluster_byte(first) / SLOT + 1;
+            let dots = self.geometry.cluster_byte(first).0 / SLOT + 1;
             let mut entry = self.entry(dots)?;
             entry.set_first_cluster(up, self.geometry.bits);
             self.put_entry(&change, Stage::Turn, dots, entry.as_bytes())?;
@@ -425,8 +430,8 @@ impl DirectoryOps for Fat {
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
         let first = self.known_as(dir);
-        let up = if first == 0 { 0 } else { self.up(first)? };
-        if up == 0 {
+        let up = if first == Cluster::NONE { first } else { self.up(first)? };
+        if up == Cluster::NONE {
             return Ok(ROOT);
         }
         // Its number is that of its entry, which is in the directory above it.

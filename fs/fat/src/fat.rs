@@ -6,13 +6,14 @@
 //! changed only under the VFS's write-back lock of it, so that its end stays where it is between two holds of its state.
 
 use crate::chain::Chain;
+use crate::cluster::Cluster;
 use crate::dir::Index;
 use crate::layout::{Geometry, RawEntry, SLOT, attr};
 use crate::open::OpenOptions;
 use crate::places::{Place, Places, ROOT};
 use crate::table::{Table, order_error};
 use crate::time;
-use ivers_block::BufferCache;
+use ivers_block::{BufferCache, ByteOffset};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Ordered, Stage, Ticket};
@@ -93,7 +94,7 @@ impl Fat {
         }
     }
 
-    fn new_state(&self, place: Option<Place>, first: u32, size: u64) -> State {
+    fn new_state(&self, place: Option<Place>, first: Cluster, size: u64) -> State {
         State {
             place,
             fixed_root: false,
@@ -107,9 +108,9 @@ impl Fat {
         }
     }
 
-    /// The directory that begins at a cluster, for one look at it; 0: the root.
-    pub(crate) fn directory_at(&self, cluster: u32) -> State {
-        let is_root = cluster == 0;
+    /// The directory that begins at a cluster, for one look at it; `NONE`: the root.
+    pub(crate) fn directory_at(&self, cluster: Cluster) -> State {
+        let is_root = cluster == Cluster::NONE;
         let mut state = self.new_state(None, if is_root { self.geometry.root_cluster } else { cluster }, 0);
         state.fixed_root = is_root && self.geometry.bits != 32;
         state
@@ -155,7 +156,7 @@ impl Fat {
     }
 
     pub(crate) fn load_root(&self) -> Result<LoadedInode> {
-        let node = Arc::new(Node { state: Mutex::new(self.directory_at(0)) });
+        let node = Arc::new(Node { state: Mutex::new(self.directory_at(Cluster::NONE)) });
         let root = NewInode {
             perm: self.permissions(attr::DIRECTORY),
             uid: self.options.uid,
@@ -177,7 +178,7 @@ impl Fat {
         let byte = place.checked_mul(SLOT).ok_or(NameError::Stale)?;
         let end =
             self.geometry.data_byte + u64::from(self.geometry.clusters) * u64::from(self.geometry.cluster);
-        if byte < self.geometry.root_byte || byte >= end {
+        if !(self.geometry.root_byte..end).contains(&ByteOffset(byte)) {
             return Err(NameError::Stale.into());
         }
         let entry = self.entry(place)?;
@@ -187,7 +188,7 @@ impl Fat {
         let first = entry.first_cluster(self.geometry.bits);
         let is_dir = entry.is_directory();
         let size = if is_dir { 0 } else { u64::from(entry.dir_file_size.get()) };
-        if (first != 0 || is_dir || size > 0) && !self.geometry.is_cluster(first) {
+        if (first != Cluster::NONE || is_dir || size > 0) && !self.geometry.is_cluster(first) {
             return Err(Error::corrupt(
                 format!("it begins at cluster {first}, of {}", self.geometry.clusters),
                 format!("{}, entry at byte {byte}", self.options.place),

@@ -1,5 +1,6 @@
 //! Data of files. The format has no holes: what is skipped is written as zeros.
 
+use crate::cluster::Cluster;
 use crate::fat::{Fat, State, node};
 use crate::table::order_error;
 use ivers_block::ByteOffset;
@@ -23,7 +24,7 @@ impl Fat {
         let mut rest = data;
         for (byte, len) in pieces {
             let (piece, later) = rest.split_at_mut(len);
-            self.cache.device().read_at(ByteOffset(byte), piece)?;
+            self.cache.device().read_at(byte, piece)?;
             rest = later;
         }
         Ok(())
@@ -66,33 +67,30 @@ impl Fat {
         self.table.unpromise(back);
     }
 
-    fn write_pieces(&self, pieces: &[(u64, usize)], mut data: &[u8]) -> Result<()> {
+    fn write_pieces(&self, pieces: &[(ByteOffset, usize)], mut data: &[u8]) -> Result<()> {
         for (byte, len) in pieces {
             let (piece, rest) = data.split_at(*len);
-            self.cache.device().write_at(ByteOffset(*byte), piece).map_err(Error::file_data)?;
+            self.cache.device().write_at(*byte, piece).map_err(Error::file_data)?;
             data = rest;
         }
         Ok(())
     }
 
-    fn zero_pieces(&self, pieces: &[(u64, usize)]) -> Result<()> {
+    fn zero_pieces(&self, pieces: &[(ByteOffset, usize)]) -> Result<()> {
         for (byte, len) in pieces {
             for at in (0..*len).step_by(ZEROS.len()) {
                 let few = ZEROS.len().min(len - at);
-                self.cache
-                    .device()
-                    .write_at(ByteOffset(byte + at as u64), &ZEROS[..few])
-                    .map_err(Error::file_data)?;
+                self.cache.device().write_at(*byte + at as u64, &ZEROS[..few]).map_err(Error::file_data)?;
             }
         }
         Ok(())
     }
 
     /// Clusters of a file that nobody has yet, all zeros.
-    pub(crate) fn zero_runs(&self, runs: &[Range<u32>]) -> Result<()> {
+    pub(crate) fn zero_runs(&self, runs: &[Range<Cluster>]) -> Result<()> {
         let Some(ordered) = self.ordered.as_ref().filter(|_| !runs.is_empty()) else { return Ok(()) };
         ordered.begin().map_err(order_error)?;
-        let bytes = |run: &Range<u32>| (run.end - run.start) as usize * self.geometry.cluster as usize;
+        let bytes = |run: &Range<Cluster>| (run.end - run.start) as usize * self.geometry.cluster as usize;
         let pieces: Vec<_> =
             runs.iter().map(|run| (self.geometry.cluster_byte(run.start), bytes(run))).collect();
         self.zero_pieces(&pieces)
@@ -113,7 +111,7 @@ impl Fat {
             state.chain.know_all(&self.table)?;
             let has = state.chain.len();
             let count = self.geometry.clusters_for(end).saturating_sub(has);
-            let near = state.chain.tail().map_or(0, |tail| tail + 1);
+            let near = state.chain.tail().map_or(Cluster::NONE, |tail| tail + 1);
             let promised = count.min(state.promised);
             let picked = if count > 0 { self.table.pick(count, promised, near)? } else { Vec::new() };
             state.promised -= promised;

@@ -3,6 +3,8 @@
 //! Sources: Microsoft, "FAT: General Overview of On-Disk Format" (fatgen103, 2000), in its spelling of fields; ECMA-107; for
 //! the state byte, which that leaves "reserved for Windows NT", and for what mkfs.fat makes: dosfstools' manual pages and what Linux writes.
 
+use crate::cluster::Cluster;
+use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::{Error, Result};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -144,17 +146,17 @@ impl RawFsInfo {
 }
 
 impl RawEntry {
-    pub fn first_cluster(&self, bits: u32) -> u32 {
+    pub fn first_cluster(&self, bits: u32) -> Cluster {
         // Before FAT32 the upper half belonged to OS/2.
         let high = if bits == 32 { u32::from(self.dir_fst_clus_hi.get()) << 16 } else { 0 };
-        high | u32::from(self.dir_fst_clus_lo.get())
+        Cluster(high | u32::from(self.dir_fst_clus_lo.get()))
     }
 
-    pub fn set_first_cluster(&mut self, cluster: u32, bits: u32) {
+    pub fn set_first_cluster(&mut self, cluster: Cluster, bits: u32) {
         if bits == 32 {
-            self.dir_fst_clus_hi.set((cluster >> 16) as u16);
+            self.dir_fst_clus_hi.set((cluster.0 >> 16) as u16);
         }
-        self.dir_fst_clus_lo.set(cluster as u16);
+        self.dir_fst_clus_lo.set(cluster.0 as u16);
     }
 
     pub fn is_directory(&self) -> bool {
@@ -179,21 +181,21 @@ pub(crate) struct Geometry {
     /// Clusters; their numbers are `2..clusters + 2`.
     pub clusters: u32,
     /// First sector of the FAT that counts.
-    pub fat: u64,
+    pub fat: BlockNo,
     /// Sectors of one FAT.
     pub fat_sectors: u64,
     /// FATs behind that one which are kept alike.
     pub copies: u64,
     /// First byte of the root directory, where it has a place of its own.
-    pub root_byte: u64,
+    pub root_byte: ByteOffset,
     /// Its entries.
     pub root_entries: u32,
     /// Its first cluster, in FAT32.
-    pub root_cluster: u32,
+    pub root_cluster: Cluster,
     /// First byte of cluster 2.
-    pub data_byte: u64,
+    pub data_byte: ByteOffset,
     /// Sector of the FSInfo, if there is one.
-    pub fs_info: Option<u64>,
+    pub fs_info: Option<BlockNo>,
     /// Byte of the boot sector that says whether it was unmounted.
     pub state_byte: usize,
     /// What that said.
@@ -282,8 +284,8 @@ impl Geometry {
         if is_32 && raw32.bpb_fs_ver.get() != 0 {
             return Err(Error::Incompatible(format!("FAT32 version {:#x}", raw32.bpb_fs_ver.get())));
         }
-        let root_cluster = if is_32 { raw32.bpb_root_clus.get() } else { 0 };
-        if is_32 && !(2..clusters + 2).contains(&root_cluster) {
+        let root_cluster = if is_32 { Cluster(raw32.bpb_root_clus.get()) } else { Cluster::NONE };
+        if is_32 && !(Cluster::FIRST..Cluster::FIRST + clusters).contains(&root_cluster) {
             return Err(broken(format!("the root directory begins at cluster {root_cluster}")));
         }
         let fs_info = u64::from(raw32.bpb_fs_info.get());
@@ -293,14 +295,14 @@ impl Geometry {
             sector,
             cluster,
             clusters,
-            fat: first_fat + active * fat_sectors,
+            fat: BlockNo(first_fat + active * fat_sectors),
             fat_sectors,
             copies: if mirrored { fats - 1 } else { 0 },
-            root_byte: root_sector * sector64,
+            root_byte: BlockNo(root_sector).offset(sector),
             root_entries,
             root_cluster,
-            data_byte: data_sector * sector64,
-            fs_info: (is_32 && fs_info != 0 && fs_info < first_fat).then_some(fs_info),
+            data_byte: BlockNo(data_sector).offset(sector),
+            fs_info: (is_32 && fs_info != 0 && fs_info < first_fat).then_some(BlockNo(fs_info)),
             state_byte: if is_32 { 65 } else { 37 },
             dirty: tail.bs_reserved1 & STATE_DIRTY != 0,
             serial: if has_tail { tail.bs_vol_id.get() } else { 0 },
@@ -309,12 +311,17 @@ impl Geometry {
     }
 
     /// First byte of a cluster, whose number is valid.
-    pub fn cluster_byte(&self, cluster: u32) -> u64 {
-        self.data_byte + u64::from(cluster - 2) * u64::from(self.cluster)
+    pub fn cluster_byte(&self, cluster: Cluster) -> ByteOffset {
+        self.data_byte + u64::from(cluster - Cluster::FIRST) * u64::from(self.cluster)
     }
 
-    pub fn is_cluster(&self, cluster: u32) -> bool {
-        (2..self.clusters + 2).contains(&cluster)
+    /// The end of the cluster numbers.
+    pub fn end(&self) -> Cluster {
+        Cluster::FIRST + self.clusters
+    }
+
+    pub fn is_cluster(&self, cluster: Cluster) -> bool {
+        (Cluster::FIRST..self.end()).contains(&cluster)
     }
 
     /// How many clusters so many bytes fill.

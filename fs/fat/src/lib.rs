@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod cluster;
 mod dir;
 mod driver;
 mod fat;

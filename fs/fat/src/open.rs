@@ -1,10 +1,11 @@
 //! Opening: what is checked, and what a session that did not end has left.
 
+use crate::cluster::Cluster;
 use crate::fat::Fat;
 use crate::layout::{Geometry, attr};
 use crate::places::Places;
 use crate::table::{Table, order_error};
-use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device};
+use ivers_block::{Budget, BufferCache, ByteOffset, Device};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, Result};
 use ivers_write_ordering::{Mirror, Ordered, OrderedOptions};
@@ -80,10 +81,7 @@ impl Fat {
                     table.count()?;
                 }
                 let fat = geometry.fat;
-                let mirror = Mirror {
-                    first: BlockNo(fat)..BlockNo(fat + geometry.fat_sectors),
-                    copies: geometry.copies,
-                };
+                let mirror = Mirror { first: fat..fat + geometry.fat_sectors, copies: geometry.copies };
                 let ordered_options = OrderedOptions {
                     interval: options.commit_interval,
                     mirror: Some(mirror),
@@ -113,7 +111,7 @@ impl Fat {
 
     /// The label is an entry of the root directory; what the boot sector says is a copy.
     fn find_label(&self) -> Result<String> {
-        let mut root = self.directory_at(0);
+        let mut root = self.directory_at(Cluster::NONE);
         let mut label = None;
         self.each_slot(&mut root, |_, entry| {
             let is_label = entry.dir_attr & attr::LONG_NAME_MASK & !attr::ARCHIVE == attr::VOLUME_ID;

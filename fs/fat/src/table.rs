@@ -1,7 +1,8 @@
 //! The file allocation table: chains, and which clusters are free.
 
+use crate::cluster::Cluster;
 use crate::layout::{Geometry, RawFsInfo, STATE_DIRTY};
-use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset};
+use ivers_block::{BlockNo, Buffer, BufferCache};
 use ivers_vfs::sync::Mutex;
 use ivers_vfs::{Error, NameError, Result};
 use ivers_write_ordering::{Change, OrderedError, Stage, Volume};
@@ -21,7 +22,7 @@ pub(crate) enum Link {
     /// Nobody's.
     Free,
     /// This cluster follows.
-    To(u32),
+    To(Cluster),
     /// None follows.
     End,
     /// Neither: a bad cluster, or a number that there is not.
@@ -33,16 +34,16 @@ struct FreeMap {
     taken: Vec<u64>,
     free: u64,
     /// Where to look first.
-    next: u32,
+    next: Cluster,
 }
 
 impl FreeMap {
-    fn bit(&mut self, cluster: u32) -> (&mut u64, u64) {
-        let at = cluster - 2;
+    fn bit(&mut self, cluster: Cluster) -> (&mut u64, u64) {
+        let at = cluster - Cluster::FIRST;
         (&mut self.taken[at as usize / 64], 1 << (at % 64))
     }
 
-    fn take(&mut self, cluster: u32) {
+    fn take(&mut self, cluster: Cluster) {
         let (word, bit) = self.bit(cluster);
         if *word & bit == 0 {
             *word |= bit;
@@ -50,7 +51,7 @@ impl FreeMap {
         }
     }
 
-    fn give(&mut self, cluster: u32) {
+    fn give(&mut self, cluster: Cluster) {
         let (word, bit) = self.bit(cluster);
         if *word & bit != 0 {
             *word &= !bit;
@@ -58,8 +59,8 @@ impl FreeMap {
         }
     }
 
-    fn is_free(&self, cluster: u32) -> bool {
-        let at = cluster - 2;
+    fn is_free(&self, cluster: Cluster) -> bool {
+        let at = cluster - Cluster::FIRST;
         self.taken[at as usize / 64] & 1 << (at % 64) == 0
     }
 }
@@ -97,12 +98,12 @@ impl Table {
         let mut table = Self { geometry, cache, space: Mutex::new(space), was_dirty: false };
         let clean = match table.geometry.bits {
             12 => true,
-            16 => table.entry(1)? & CLEAN16 != 0,
-            _ => table.entry(1)? & CLEAN32 != 0,
+            16 => table.entry(Cluster(1))? & CLEAN16 != 0,
+            _ => table.entry(Cluster(1))? & CLEAN32 != 0,
         };
         table.was_dirty = table.geometry.dirty || !clean;
         if let Some(sector) = table.geometry.fs_info.filter(|_| !table.was_dirty) {
-            let info = RawFsInfo::parse(&table.cache.get(BlockNo(sector))?.read());
+            let info = RawFsInfo::parse(&table.cache.get(sector)?.read());
             let free =
                 info.map(|info| info.fsi_free_count.get()).filter(|free| *free <= table.geometry.clusters);
             table.space.get_mut().said_free = free.map(u64::from);
@@ -111,22 +112,22 @@ impl Table {
     }
 
     /// The sector and the byte in it where an entry begins, and by how many bits it is shifted.
-    fn place(&self, cluster: u32) -> (u64, usize, u32) {
-        let bit = u64::from(cluster) * u64::from(self.geometry.bits);
+    fn place(&self, cluster: Cluster) -> (BlockNo, usize, u32) {
+        let bit = u64::from(cluster.0) * u64::from(self.geometry.bits);
         let byte = bit / 8;
         let sector = u64::from(self.geometry.sector);
         (self.geometry.fat + byte / sector, (byte % sector) as usize, (bit % 8) as u32)
     }
 
     /// The bits of an entry, of one that there is.
-    fn entry(&self, cluster: u32) -> Result<u32> {
+    fn entry(&self, cluster: Cluster) -> Result<u32> {
         let (block, at, shift) = self.place(cluster);
-        let buffer = self.cache.get(BlockNo(block))?.read();
+        let buffer = self.cache.get(block)?.read();
         Ok(match self.geometry.bits {
             12 => {
                 let high = match buffer.get(at + 1) {
                     Some(high) => *high,
-                    None => self.cache.get(BlockNo(block + 1))?.read()[0],
+                    None => self.cache.get(block + 1)?.read()[0],
                 };
                 (u32::from(buffer[at]) | u32::from(high) << 8) >> shift & 0xFFF
             }
@@ -139,9 +140,9 @@ impl Table {
     }
 
     /// Changes an entry. In FAT12 half of a byte is its neighbour's, and it may lie in two sectors.
-    fn set_entry(&self, change: &Change<'_>, stage: Stage, cluster: u32, value: u32) -> Result<()> {
+    fn set_entry(&self, change: &Change<'_>, stage: Stage, cluster: Cluster, value: u32) -> Result<()> {
         let (block, at, shift) = self.place(cluster);
-        let buffer = self.cache.get(BlockNo(block))?;
+        let buffer = self.cache.get(block)?;
         match self.geometry.bits {
             12 => {
                 let mask = 0xFFFu32 << shift;
@@ -155,7 +156,7 @@ impl Table {
                     });
                 } else {
                     change.put(&buffer, stage, |bytes| low(&mut bytes[at]));
-                    change.put(&self.cache.get(BlockNo(block + 1))?, stage, |bytes| high(&mut bytes[0]));
+                    change.put(&self.cache.get(block + 1)?, stage, |bytes| high(&mut bytes[0]));
                 }
             }
             16 => change.put(&buffer, stage, |bytes| {
@@ -172,7 +173,7 @@ impl Table {
     }
 
     /// What follows a cluster, whose number is valid.
-    pub fn link(&self, cluster: u32) -> Result<Link> {
+    pub fn link(&self, cluster: Cluster) -> Result<Link> {
         let value = self.entry(cluster)?;
         let end = match self.geometry.bits {
             12 => 0xFF8,
@@ -181,19 +182,25 @@ impl Table {
         };
         Ok(match value {
             0 => Link::Free,
-            next if self.geometry.is_cluster(next) => Link::To(next),
+            next if self.geometry.is_cluster(Cluster(next)) => Link::To(Cluster(next)),
             last if last >= end => Link::End,
             odd => Link::Odd(odd),
         })
     }
 
-    pub fn set_link(&self, change: &Change<'_>, stage: Stage, cluster: u32, next: Option<u32>) -> Result<()> {
+    pub fn set_link(
+        &self,
+        change: &Change<'_>,
+        stage: Stage,
+        cluster: Cluster,
+        next: Option<Cluster>,
+    ) -> Result<()> {
         let end = match self.geometry.bits {
             12 => 0xFFF,
             16 => 0xFFFF,
             _ => 0x0FFF_FFFF,
         };
-        self.set_entry(change, stage, cluster, next.unwrap_or(end))
+        self.set_entry(change, stage, cluster, next.map_or(end, |next| next.0))
     }
 
     // ---- space ---------------------------------------------------------------------------------------------------------
@@ -221,27 +228,31 @@ impl Table {
     /// Reads the whole table. Entries change only under the lock of `space`, or are those of clusters that stay taken.
     fn scan(&self) -> Result<FreeMap> {
         let geometry = &self.geometry;
-        let mut map = FreeMap { taken: vec![0; geometry.clusters.div_ceil(64) as usize], free: 0, next: 2 };
+        let mut map = FreeMap {
+            taken: vec![0; geometry.clusters.div_ceil(64) as usize],
+            free: 0,
+            next: Cluster::FIRST,
+        };
         map.free = u64::from(geometry.clusters);
         let sector = u64::from(geometry.sector);
         // Whole entries of all widths in each piece.
         let piece_sectors = (SCAN_BYTES as u64 / sector / 3 * 3).max(3);
         let mut bytes = Vec::new();
-        let mut cluster = 0;
+        let mut cluster = Cluster(0);
         let mut at = 0;
-        while at < geometry.fat_sectors && cluster < geometry.clusters + 2 {
+        while at < geometry.fat_sectors && cluster < geometry.end() {
             let sectors = piece_sectors.min(geometry.fat_sectors - at);
             bytes.resize((sectors * sector) as usize, 0);
-            self.cache.device().read_at(ByteOffset((geometry.fat + at) * sector), &mut bytes)?;
+            self.cache.device().read_at((geometry.fat + at).offset(geometry.sector), &mut bytes)?;
             for (nth, piece) in bytes.chunks_exact_mut(sector as usize).enumerate() {
                 // What has not gone home yet is newer.
-                if let Some(buffer) = self.cache.peek(BlockNo(geometry.fat + at + nth as u64)) {
+                if let Some(buffer) = self.cache.peek(geometry.fat + at + nth as u64) {
                     piece.copy_from_slice(&buffer.read());
                 }
             }
             let entries = bytes.len() as u64 * 8 / u64::from(geometry.bits);
             for nth in 0..entries {
-                if cluster >= geometry.clusters + 2 {
+                if cluster >= geometry.end() {
                     break;
                 }
                 let byte = (nth * u64::from(geometry.bits) / 8) as usize;
@@ -254,7 +265,7 @@ impl Table {
                     16 => bytes[byte..byte + 2] != [0, 0],
                     _ => bytes[byte..byte + 3] != [0, 0, 0] || bytes[byte + 3] & 0x0F != 0,
                 };
-                if used && cluster >= 2 {
+                if used && cluster >= Cluster::FIRST {
                     map.take(cluster);
                 }
                 cluster += 1;
@@ -284,23 +295,24 @@ impl Table {
     }
 
     /// Takes clusters, in memory, `of_promised` of them from those that were set aside: near one another and behind `near` if that goes.
-    pub fn pick(&self, count: u64, of_promised: u64, near: u32) -> Result<Vec<Range<u32>>> {
-        let end = self.geometry.clusters + 2;
+    pub fn pick(&self, count: u64, of_promised: u64, near: Cluster) -> Result<Vec<Range<Cluster>>> {
+        let end = self.geometry.end();
         self.with_map(|map, promised| {
             let others = promised.saturating_sub(of_promised);
             if map.free < others.saturating_add(count) {
                 return Err(NameError::NoSpace.into());
             }
             *promised -= of_promised.min(*promised);
-            let mut runs: Vec<Range<u32>> = Vec::new();
+            let mut runs: Vec<Range<Cluster>> = Vec::new();
             let mut left = count;
             let mut at = if self.geometry.is_cluster(near) && map.is_free(near) { near } else { map.next };
             while left > 0 {
                 if at >= end {
-                    at = 2;
+                    at = Cluster::FIRST;
                 }
                 // Whole words that are taken are passed over at once.
-                if (at - 2).is_multiple_of(64) && map.taken[(at - 2) as usize / 64] == u64::MAX {
+                let bit = at - Cluster::FIRST;
+                if bit.is_multiple_of(64) && map.taken[bit as usize / 64] == u64::MAX {
                     at += 64;
                     continue;
                 }
@@ -314,21 +326,26 @@ impl Table {
                 }
                 at += 1;
             }
-            map.next = if at >= end { 2 } else { at };
+            map.next = if at >= end { Cluster::FIRST } else { at };
             Ok(runs)
         })?
     }
 
     /// Gives back what was picked and never marked.
-    pub fn unpick(&self, runs: &[Range<u32>]) {
+    pub fn unpick(&self, runs: &[Range<Cluster>]) {
         if let Some(map) = &mut self.space.lock().map {
-            runs.iter().cloned().flatten().for_each(|cluster| map.give(cluster));
+            Cluster::each(runs).for_each(|cluster| map.give(cluster));
         }
     }
 
     /// Marks what was picked as one chain, for something that follows `tail` or is new.
-    pub fn chain_up(&self, change: &Change<'_>, runs: &[Range<u32>], tail: Option<u32>) -> Result<()> {
-        let mut clusters = runs.iter().cloned().flatten().peekable();
+    pub fn chain_up(
+        &self,
+        change: &Change<'_>,
+        runs: &[Range<Cluster>],
+        tail: Option<Cluster>,
+    ) -> Result<()> {
+        let mut clusters = Cluster::each(runs).peekable();
         if let (Some(tail), Some(first)) = (tail, clusters.peek()) {
             self.set_link(change, Stage::Detach, tail, Some(*first))?;
         }
@@ -339,11 +356,11 @@ impl Table {
     }
 
     /// Gives clusters up: free when nothing on the medium points to them.
-    pub fn free(&self, change: &Change<'_>, runs: impl IntoIterator<Item = Range<u32>>) {
+    pub fn free(&self, change: &Change<'_>, runs: impl IntoIterator<Item = Range<Cluster>>) {
         let mut count = 0;
         for run in runs {
             count += u64::from(run.end - run.start);
-            change.free(u64::from(run.start)..u64::from(run.end));
+            change.free(u64::from(run.start.0)..u64::from(run.end.0));
         }
         self.space.lock().pending += count;
     }
@@ -364,10 +381,10 @@ impl Table {
     pub fn put_fs_info(&self, change: &Change<'_>) -> Result<()> {
         let known = self.space.lock().map.as_ref().map(|map| (map.free as u32, map.next));
         let (Some(sector), Some((free, next))) = (self.geometry.fs_info, known) else { return Ok(()) };
-        let buffer = self.cache.get(BlockNo(sector))?;
+        let buffer = self.cache.get(sector)?;
         let Some(mut info) = RawFsInfo::parse(&buffer.read()) else { return Ok(()) };
         info.fsi_free_count.set(free);
-        info.fsi_nxt_free.set(next);
+        info.fsi_nxt_free.set(next.0);
         change.put(&buffer, Stage::Attach, |bytes| bytes[..512].copy_from_slice(info.as_bytes()));
         Ok(())
     }
@@ -381,12 +398,12 @@ impl Table {
         for at in (0..geometry.fat_sectors).step_by(step as usize) {
             let len = (step.min(geometry.fat_sectors - at) * sector) as usize;
             let (mut first, mut copy) = (vec![0; len], vec![0; len]);
-            device.read_at(ByteOffset((geometry.fat + at) * sector), &mut first)?;
+            device.read_at((geometry.fat + at).offset(geometry.sector), &mut first)?;
             for nth in 1..=geometry.copies {
-                let offset = (geometry.fat + nth * geometry.fat_sectors + at) * sector;
-                device.read_at(ByteOffset(offset), &mut copy)?;
+                let offset = (geometry.fat + nth * geometry.fat_sectors + at).offset(geometry.sector);
+                device.read_at(offset, &mut copy)?;
                 if first != copy {
-                    device.write_at(ByteOffset(offset), &first)?;
+                    device.write_at(offset, &first)?;
                     changed += 1;
                 }
             }
@@ -410,13 +427,13 @@ impl Table {
             16 => CLEAN16,
             _ => CLEAN32,
         };
-        let value = self.entry(1)?;
-        self.set_entry(change, Stage::Fresh, 1, if at_work { value & !clean } else { value | clean })
+        let value = self.entry(Cluster(1))?;
+        self.set_entry(change, Stage::Fresh, Cluster(1), if at_work { value & !clean } else { value | clean })
     }
 
     fn put_free(&self, change: &Change<'_>, freed: &[Range<u64>]) -> Result<()> {
         let mut space = self.space.lock();
-        for cluster in freed.iter().cloned().flatten().map(|cluster| cluster as u32) {
+        for cluster in freed.iter().cloned().flatten().map(|cluster| Cluster(cluster as u32)) {
             self.set_entry(change, Stage::Fresh, cluster, 0)?;
             if let Some(map) = &mut space.map {
                 map.give(cluster);
