@@ -138,6 +138,7 @@ fn a_failed_write_of_data_is_an_error_of_its_file_on_every_format() {
     for (low, name) in AMIGAS {
         loses_data_of_one_file(name, amiga(low), open_affs);
     }
+    loses_data_of_one_file("examplefs", example(), open_example);
     for (name, args) in FATS {
         loses_data_of_one_file(name, vfat(args), open_fat);
     }

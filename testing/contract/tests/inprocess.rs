@@ -1,4 +1,4 @@
-//! The contract on `mem`, ext4, AFFS and FAT in this process. `IVERS_SEED` replays a run,
+//! The contract on `mem`, examplefs, ext4, AFFS and FAT in this process. `IVERS_SEED` replays a run,
 //! `IVERS_STEPS` sets its length.
 
 mod common;
@@ -36,6 +36,20 @@ fn ext4_keeps_the_contract() {
             assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
             assert!(checked(Promise::Persistent) > 0, "{report:?}");
         }
+    }
+}
+
+#[test]
+fn the_example_with_a_journal_keeps_the_contract() {
+    let base = Arc::new(example());
+    for (nth, hows) in [&[LAZY] as &[How], &[EAGER], &[TIGHT, LAZYTIME, LAZYVERSION], &[LAZY, OFF, EAGER]]
+        .into_iter()
+        .enumerate()
+    {
+        let report = hold(&mut || examplefs(&base, hows), seed() + nth as u64, steps(2500));
+        let checked = |promise| report.tallies.of(promise).checked;
+        assert!(checked(Promise::Data) > 100 && checked(Promise::Rests) > 100, "{report:?}");
+        assert!(report.claims.persistent && checked(Promise::Persistent) > 0, "{report:?}");
     }
 }
 
@@ -150,6 +164,19 @@ fn several_actors_find_ext4_right() {
             was_crowded(&together);
             assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
         }
+    }
+}
+
+#[test]
+fn concurrent_actors_on_the_example_with_a_journal_keep_the_contract() {
+    let base = Arc::new(example());
+    for (nth, hows) in [&[SLOW] as &[How], &[SLOW_EAGER], &[SLOW_TIGHT, SLOW_LAZYTIME, SLOW_LAZYVERSION]]
+        .into_iter()
+        .enumerate()
+    {
+        let together = hold_together(&mut || examplefs(&base, hows), seed() + nth as u64, phases(100));
+        was_crowded(&together);
+        assert!(together.tallies.of(Promise::Persistent).checked > 0, "{together:?}");
     }
 }
 

@@ -169,6 +169,31 @@ pub fn affs(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProc
     }))
 }
 
+/// Returns an empty filesystem of the example driver with a journal.
+pub fn example() -> Vec<u8> {
+    use ivers_examplefs::layout::MIN_LOG_BLOCKS;
+    let device = MemDevice::new(64 << 20);
+    let now = Timestamp { sec: 1_763_766_000, nsec: 0 };
+    ivers_examplefs::format(&device, 1024, MIN_LOG_BLOCKS, [7; 16], now).expect("it is made");
+    device.to_bytes()
+}
+
+pub fn open_example(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
+    Arc::new(ivers_examplefs::ExampleFs::open(device, false, budget, "memory").expect("it opens"))
+}
+
+/// Mounts the example driver on a device in memory; each mount takes the next of `hows`.
+pub fn examplefs(base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<InProcess> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(base));
+    let mut mounts = hows.iter().cycle();
+    let labels: Vec<_> = hows.iter().map(|how| how.label()).collect();
+    Box::new(InProcess::new(format!("examplefs, {}", labels.join(" then ")), false, true, move || {
+        let how = *mounts.next().expect("a cycle");
+        let budget = how.budget();
+        how.mount(open_example(how.device(&device), budget.clone()), budget)
+    }))
+}
+
 /// Small and large FAT entries, with clusters of one sector.
 pub const FATS: [(&str, &[&str]); 2] = [("FAT16", &["-F", "16"]), ("FAT32", &["-F", "32", "-s", "1"])];
 

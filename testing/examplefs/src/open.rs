@@ -1,0 +1,69 @@
+//! Opening a filesystem.
+
+use crate::*;
+use ivers_block::{Budget, OverlayDevice};
+use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogMap};
+use ivers_vfs::epoch::{Found, decide};
+
+fn read_super(device: &dyn Device, place: &str) -> Result<RawSuper> {
+    let corrupt = |what: &str| Error::corrupt(what, format!("{place}, superblock"));
+    let mut bytes = [0; size_of::<RawSuper>()];
+    if device.size_bytes() < BLOCK as u64 {
+        return Err(corrupt("the device is too small"));
+    }
+    device.read_at(SUPER, &mut bytes)?;
+    let sb = RawSuper::read_from_bytes(&bytes).expect("the sizes are equal");
+    sb.check(device.size_bytes()).map_err(corrupt)?;
+    Ok(sb)
+}
+
+impl ExampleFs {
+    /// Opens a filesystem: replays the log, decides the epoch, frees the orphans. `place` is the image's name
+    /// in errors. A read-only mount does all this too, and writes it into memory.
+    pub fn open(device: Arc<dyn Device>, read_only: bool, budget: Arc<Budget>, place: &str) -> Result<Self> {
+        let read_only = read_only || device.is_read_only();
+        let device = if read_only { Arc::new(OverlayDevice::new(device)) } else { device };
+        let sb = read_super(&*device, place)?;
+        let map = LogMap::contiguous(BlockNo(1), sb.log_blocks.get());
+        let fs_blocks = sb.blocks.get().into();
+        let options = Jbd2Options { block_size: BLOCK as u32, fs_blocks, uuid: Some(sb.uuid) };
+        let mut log = Jbd2Log::open(device.clone(), map, options).map_err(journal_error)?;
+        let clean = !log.needs_recovery();
+        log.recover().map_err(journal_error)?;
+        // Of the superblock only the epoch record changes.
+        let record = read_super(&*device, place)?.epoch_record;
+        let (record, uuid) = (Some(&record[..]), sb.uuid);
+        let found = Found { record, uuid, foreign: [0; 4], clean, trust_foreign: true, read_only };
+        let corrupt = |what| Error::corrupt(what, format!("{place}, superblock"));
+        let epoch = decide(&found).map_err(corrupt)?.epoch;
+        let sb = sb.with_epoch(epoch, true);
+        // In place: if the medium ignores a flush, recovery drops the newest transactions of the log.
+        device.write_fua(SUPER, sb.as_bytes())?;
+        let cache = Arc::new(BufferCache::new(device.clone(), BLOCK as u32, budget));
+        let journal = Journal::open(Box::new(log), cache.clone(), JournalOptions::default());
+        let mut fs = Self {
+            place: place.to_owned(),
+            sb,
+            device,
+            cache,
+            journal: journal.map_err(journal_error)?,
+            read_only,
+            space: Arc::default(),
+            free_inodes: Mutex::default(),
+            epoch,
+            stays_open: AtomicBool::new(false),
+        };
+        fs.space = Arc::new(Space::new(fs.read_bitmap()?));
+        for ino in (1..=u64::from(fs.sb.inodes.get())).map(Ino) {
+            let raw = fs.raw_inode(ino)?;
+            if raw.mode.get() == 0 {
+                fs.free_inodes.lock().insert(ino);
+            } else if raw.nlink.get() == 0 {
+                // An orphan. Loading checks it.
+                fs.load_inode(ino)?;
+                fs.delete(ino, raw)?;
+            }
+        }
+        Ok(fs)
+    }
+}
