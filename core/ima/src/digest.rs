@@ -1,11 +1,11 @@
-//! Hash algorithms under the names and numbers of `<linux/hash_info.h>`, and digests.
+//! Hash algorithms, with the names and numbers of `<linux/hash_info.h>`, and digests.
 
 use sha2::Digest as _;
 
-/// An algorithm that files, templates and banks are hashed with.
+/// A hash algorithm for files, templates and PCR banks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
-    /// SHA-1: for the lists and banks that have nothing else.
+    /// SHA-1: only for formats that have no other.
     Sha1,
     /// SHA-256.
     Sha256,
@@ -16,10 +16,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 4] = [Self::Sha1, Self::Sha256, Self::Sha384, Self::Sha512];
 
-    /// The name in `hash_algo_name`.
+    /// Returns the name in `hash_algo_name`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sha1 => "sha1",
@@ -29,12 +29,12 @@ impl Algorithm {
         }
     }
 
-    /// By its name.
+    /// Returns the algorithm of this name.
     pub fn by_name(name: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.name().as_bytes() == name)
     }
 
-    /// The number in `enum hash_algo`.
+    /// Returns the number in `enum hash_algo`.
     pub fn id(self) -> u8 {
         match self {
             Self::Sha1 => 2,
@@ -44,12 +44,12 @@ impl Algorithm {
         }
     }
 
-    /// By its number.
+    /// Returns the algorithm of this number.
     pub fn by_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| algorithm.id() == id)
     }
 
-    /// Bytes of a digest.
+    /// Returns the length of a digest in bytes.
     pub fn digest_len(self) -> usize {
         match self {
             Self::Sha1 => 20,
@@ -59,7 +59,7 @@ impl Algorithm {
         }
     }
 
-    /// The digest of these bytes.
+    /// Returns the digest of `bytes`.
     pub fn digest(self, bytes: &[u8]) -> Digest {
         let mut hasher = Hasher::new(self);
         hasher.update(bytes);
@@ -73,25 +73,24 @@ impl std::fmt::Display for Algorithm {
     }
 }
 
-/// Of the longest digest.
+/// Length of the longest digest in bytes.
 const LEN_MAX: usize = 64;
 
-/// What a hash algorithm made of some bytes.
+/// A digest, with its algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest {
     algorithm: Algorithm,
-    /// Behind the digest zeros, so that equal digests are equal here. In place: there are some of them for
-    /// each file.
+    /// The digest, followed by zeros so that `==` compares digests. An array saves an allocation for each.
     bytes: [u8; LEN_MAX],
 }
 
 impl Digest {
-    /// Take bytes for a digest; nothing if there are too few or too many.
+    /// Returns a digest of these bytes; `None` if their number is not that of the algorithm.
     pub fn new(algorithm: Algorithm, bytes: &[u8]) -> Option<Self> {
         (bytes.len() == algorithm.digest_len()).then(|| Self::of(algorithm, bytes))
     }
 
-    /// All bytes are this one.
+    /// Returns a digest whose bytes are all `byte`.
     pub fn filled(algorithm: Algorithm, byte: u8) -> Self {
         Self::of(algorithm, &[byte; LEN_MAX][..algorithm.digest_len()])
     }
@@ -102,28 +101,28 @@ impl Digest {
         Self { algorithm, bytes }
     }
 
-    /// What made it.
+    /// Returns the algorithm.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.digest_len()]
     }
 
-    /// Its bytes, two digits each.
+    /// Returns the bytes in hexadecimal.
     pub fn hex(&self) -> String {
         hex(self.bytes())
     }
 }
 
-/// Two lower-case digits a byte.
+/// Returns bytes in hexadecimal: two lower-case digits a byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A hash under way.
+/// Computes a digest of bytes that arrive in pieces.
 pub struct Hasher(State);
 
 enum State {
@@ -134,7 +133,7 @@ enum State {
 }
 
 impl Hasher {
-    /// Of nothing yet.
+    /// Creates a hasher of no bytes yet.
     pub fn new(algorithm: Algorithm) -> Self {
         Self(match algorithm {
             Algorithm::Sha1 => State::Sha1(Default::default()),
@@ -144,7 +143,7 @@ impl Hasher {
         })
     }
 
-    /// And these bytes.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             State::Sha1(state) => state.update(bytes),
@@ -154,7 +153,7 @@ impl Hasher {
         }
     }
 
-    /// The digest of all bytes.
+    /// Returns the digest of all bytes added.
     pub fn finish(self) -> Digest {
         match self.0 {
             State::Sha1(state) => Digest::of(Algorithm::Sha1, &state.finalize()),
@@ -170,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_those_of_the_standards() {
+    fn digests_match_the_standards() {
         // FIPS 180-2, "abc".
         let known = [
             (Algorithm::Sha1, "a9993e364706816aba3e25717850c26c9cd0d89d"),

@@ -1,26 +1,26 @@
-//! How files are told apart, and how that is stored: what the states of `ivers changed` and the stores of
-//! `ivers measure` have in common.
+//! The identity of a file, and its encoding in the state files of `ivers changed` and the stores of
+//! `ivers measure`.
 //!
-//! Numbers are LEB128, byte strings a length and their bytes.
+//! A number is LEB128. A byte string is its length and its bytes.
 
-/// What tells lives of a file apart, and whether it changed.
+/// Identifies a file and, by its change attribute, its contents and attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Identity {
     /// The inode number.
     pub ino: u64,
-    /// Which life of that number.
+    /// Distinguishes successive files with one inode number.
     pub generation: u32,
     /// The change attribute, if there is one.
     pub change: Option<u64>,
 }
 
 impl Identity {
-    /// The same file in the same life, changed or not.
+    /// Returns whether both are the same file, changed or not.
     pub fn is_same_file(&self, other: &Self) -> bool {
         (self.ino, self.generation) == (other.ino, other.generation)
     }
 
-    /// Append it: number, generation, has-change (0 or 1), change.
+    /// Appends the encoding: inode number, generation, has-change (0 or 1), change attribute or 0.
     pub fn put(&self, out: &mut Vec<u8>) {
         put(out, self.ino);
         put(out, u64::from(self.generation));
@@ -28,7 +28,7 @@ impl Identity {
         put(out, self.change.unwrap_or(0));
     }
 
-    /// Take one off.
+    /// Removes an identity from the front of `bytes`; `None` if they are too short or invalid.
     pub fn take(bytes: &mut &[u8]) -> Option<Self> {
         let ino = take(bytes)?;
         let generation = u32::try_from(take(bytes)?).ok()?;
@@ -38,7 +38,7 @@ impl Identity {
     }
 }
 
-/// Append a number.
+/// Appends a number.
 pub fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -47,7 +47,7 @@ pub fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Take a number off.
+/// Removes a number from the front of `bytes`; `None` if they end within it or it exceeds 64 bits.
 pub fn take(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {
@@ -62,13 +62,13 @@ pub fn take(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Append bytes behind their length.
+/// Appends a byte string.
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// Take bytes off, which follow their length.
+/// Removes a byte string from the front of `bytes`; `None` if they are too short.
 pub fn take_bytes<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let len = usize::try_from(take(bytes)?).ok()?;
     let (taken, rest) = bytes.split_at_checked(len)?;

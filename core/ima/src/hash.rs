@@ -1,58 +1,58 @@
-//! Taking the digest of a file, with the change attribute that it vouches for.
+//! The digest of a file, with the change attribute that it is valid for.
 //!
-//! The order is the contract's (C6): ask, read, ask again. Only if both answers are the same does the second
-//! vouch for what was read in between. Whoever reads first and asks afterwards would vouch for what he has
-//! not seen.
+//! The order is that of promise C6: query, read, query again. If both queries return the same value, that
+//! value stands for exactly the bytes that were read. A single query after reading would also cover a change
+//! that happened during the read.
 
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::file_id::Identity;
 use crate::signature::{self, LABEL_MAX, SECURITY_IMA};
 use ivers_vfs::{Cred, Error, InodeRef, NameError, Vfs};
 
-/// A file that changes while it is read is read again this often.
-const TRIES: u32 = 3;
-/// Bytes that are read at once.
-const PIECE: usize = 1 << 20;
+/// How many times a file is read if it changes while it is read.
+const ATTEMPTS_MAX: u32 = 3;
+/// Bytes per read.
+const CHUNK_LEN: usize = 1 << 20;
 
 /// A file that can be measured.
-pub trait Subject {
-    /// What goes wrong.
+pub trait MeasuredFile {
+    /// The error of a failed read.
     type Error;
-    /// Who it is, and its change attribute, which counts as seen from now on.
+    /// Queries the change attribute, and returns it with the file's identity.
     fn identity(&mut self) -> Result<Identity, Self::Error>;
-    /// Its `security.ima`; empty: it has none.
+    /// Returns `security.ima`; empty if the file has none.
     fn label(&mut self) -> Result<Vec<u8>, Self::Error>;
-    /// Bytes from an offset on; none at the end.
+    /// Reads at `offset`, and returns the number of bytes read; 0 at the end of the file.
     fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, Self::Error>;
 }
 
-/// What was found.
+/// The result of [`hash_file`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileHash {
-    /// The file. It has a change attribute if that vouches for the digest.
+    /// The file. Its change attribute is present if the digest is valid for it.
     pub identity: Identity,
-    /// Of its contents.
+    /// The digest of the contents.
     pub digest: Digest,
     /// Its `security.ima`.
     pub label: Vec<u8>,
-    /// How much was read, all tries together.
+    /// Bytes read in all attempts.
     pub bytes: u64,
-    /// It has a change attribute, which never rested: the digest may be one of contents that never were.
-    pub moved: bool,
+    /// The change attribute moved during every attempt: the file may never have had contents of this digest.
+    pub unstable: bool,
 }
 
-/// Read a file. Where its label does not say how it is hashed, it is hashed so.
-pub fn hash_file<S: Subject>(subject: &mut S, otherwise: Algorithm) -> Result<FileHash, S::Error> {
-    let mut buffer = vec![0; PIECE];
+/// Reads and hashes a file, with the algorithm that its label names, otherwise with `default`.
+pub fn hash_file<F: MeasuredFile>(file: &mut F, default: Algorithm) -> Result<FileHash, F::Error> {
+    let mut buffer = vec![0; CHUNK_LEN];
     let mut bytes = 0;
-    let mut tries = 0;
-    let mut before = subject.identity()?;
+    let mut attempts = 0;
+    let mut before = file.identity()?;
     loop {
-        let label = subject.label()?;
-        let mut hasher = Hasher::new(signature::algorithm(&label, otherwise));
+        let label = file.label()?;
+        let mut hasher = Hasher::new(signature::algorithm(&label, default));
         let mut offset = 0;
         loop {
-            match subject.read(offset, &mut buffer)? {
+            match file.read(offset, &mut buffer)? {
                 0 => break,
                 n => {
                     hasher.update(&buffer[..n]);
@@ -61,19 +61,19 @@ pub fn hash_file<S: Subject>(subject: &mut S, otherwise: Algorithm) -> Result<Fi
             }
         }
         bytes += offset;
-        tries += 1;
-        let after = subject.identity()?;
-        let rests = before == after;
-        if rests || tries == TRIES || after.change.is_none() {
-            let identity = Identity { change: after.change.filter(|_| rests), ..after };
-            let moved = !rests && after.change.is_some();
-            return Ok(FileHash { identity, digest: hasher.finish(), label, bytes, moved });
+        attempts += 1;
+        let after = file.identity()?;
+        let is_unchanged = before == after;
+        if is_unchanged || attempts == ATTEMPTS_MAX || after.change.is_none() {
+            let identity = Identity { change: after.change.filter(|_| is_unchanged), ..after };
+            let unstable = !is_unchanged && after.change.is_some();
+            return Ok(FileHash { identity, digest: hasher.finish(), label, bytes, unstable });
         }
         before = after;
     }
 }
 
-/// A file of a mounted filesystem, seen from within.
+/// A file that is read through the VFS of this process.
 pub struct VfsFile<'a> {
     /// The filesystem.
     pub vfs: &'a Vfs,
@@ -81,30 +81,30 @@ pub struct VfsFile<'a> {
     pub inode: &'a InodeRef,
 }
 
-/// Whether a change attribute of this filesystem vouches for contents and labels at all.
-pub fn vouches(vfs: &Vfs) -> bool {
-    let promises = vfs.info().semantics;
-    promises.data && promises.metadata && promises.monotonic
+/// Returns whether the change attribute of this filesystem covers contents and labels.
+pub fn detects_changes(vfs: &Vfs) -> bool {
+    let semantics = vfs.info().semantics;
+    semantics.data && semantics.metadata && semantics.monotonic
 }
 
-/// Whether it does so beyond the mount, a crash included. A filesystem without a number of its own is any.
-pub fn lasts(vfs: &Vfs) -> bool {
+/// Returns whether it also does so across mounts and crashes. This requires a UUID: without one, another
+/// filesystem could be mistaken for this one.
+pub fn detects_changes_across_mounts(vfs: &Vfs) -> bool {
     let info = vfs.info();
-    vouches(vfs) && info.semantics.persistent && info.semantics.crash_safe && info.uuid != [0; 16]
+    detects_changes(vfs) && info.semantics.persistent && info.semantics.crash_safe && info.uuid != [0; 16]
 }
 
-impl Subject for VfsFile<'_> {
+impl MeasuredFile for VfsFile<'_> {
     type Error = Error;
 
     fn identity(&mut self) -> Result<Identity, Error> {
-        let change = if vouches(self.vfs) { self.vfs.change(self.inode) } else { None };
+        let change = if detects_changes(self.vfs) { self.vfs.change(self.inode) } else { None };
         Ok(Identity { ino: self.inode.ino.0, generation: self.inode.generation, change })
     }
 
     fn label(&mut self) -> Result<Vec<u8>, Error> {
         match self.vfs.get_xattr(&Cred::root(), self.inode, SECURITY_IMA) {
-            // One that is too long is none of ours, and says so when it is looked at: a byte more than the
-            // longest.
+            // Decoding refuses a label that is too long. One byte more than the maximum suffices for that.
             Ok(mut label) => {
                 label.truncate(LABEL_MAX + 1);
                 Ok(label)
@@ -123,18 +123,18 @@ impl Subject for VfsFile<'_> {
 mod tests {
     use super::*;
 
-    /// Changes under the reader's hands so many times.
-    struct Restless {
+    /// A file that changes during each of the next `changes` reads.
+    struct ChangingFile {
         changes: u64,
         change: u64,
-        cookie: bool,
+        has_change: bool,
     }
 
-    impl Subject for Restless {
+    impl MeasuredFile for ChangingFile {
         type Error = std::convert::Infallible;
 
         fn identity(&mut self) -> Result<Identity, Self::Error> {
-            Ok(Identity { ino: 1, generation: 2, change: self.cookie.then_some(self.change) })
+            Ok(Identity { ino: 1, generation: 2, change: self.has_change.then_some(self.change) })
         }
 
         fn label(&mut self) -> Result<Vec<u8>, Self::Error> {
@@ -155,18 +155,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_vouches_for_what_changed_meanwhile() {
-        let taken = |changes, cookie| {
-            hash_file(&mut Restless { changes, change: 5, cookie }, Algorithm::Sha256).unwrap()
+    fn a_digest_is_valid_only_if_the_file_did_not_change() {
+        let hashed = |changes, has_change| {
+            hash_file(&mut ChangingFile { changes, change: 5, has_change }, Algorithm::Sha256).unwrap()
         };
-        let still = taken(0, true);
-        assert_eq!((still.identity.change, still.bytes, still.moved), (Some(5), 1, false));
-        let once = taken(1, true);
-        assert_eq!((once.identity.change, once.bytes, once.moved), (Some(6), 2, false));
+        let still = hashed(0, true);
+        assert_eq!((still.identity.change, still.bytes, still.unstable), (Some(5), 1, false));
+        let once = hashed(1, true);
+        assert_eq!((once.identity.change, once.bytes, once.unstable), (Some(6), 2, false));
         assert_eq!(once.digest, Algorithm::Sha256.digest(&[6]));
-        let always = taken(u64::MAX, true);
-        assert_eq!((always.identity.change, always.bytes, always.moved), (None, 3, true));
-        let blind = taken(u64::MAX, false);
-        assert_eq!((blind.identity.change, blind.bytes, blind.moved), (None, 1, false));
+        let always = hashed(u64::MAX, true);
+        assert_eq!((always.identity.change, always.bytes, always.unstable), (None, 3, true));
+        let unknown = hashed(u64::MAX, false);
+        assert_eq!((unknown.identity.change, unknown.bytes, unknown.unstable), (None, 1, false));
     }
 }

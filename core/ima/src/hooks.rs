@@ -1,15 +1,16 @@
-//! Measurement and appraisal at the opens and closes of a mounted filesystem, as the kernel does it
-//! (ima_main.c), whichever front end they come through.
+//! Measurement and appraisal at the opens and closes of a mounted filesystem, through all front ends, with
+//! the rules of the kernel's ima_main.c.
 //!
-//! One lock a file, held while it is measured: an open for reading and one for writing see each other, in one
-//! order or the other, and two readers measure it once. It ranks above all locks of the VFS, which calls a
-//! [`FileObserver`] without any. What can go wrong, and what then: docs/ima.md.
+//! Each file has a lock that is held while the file is measured. So of an open for reading and a concurrent
+//! open for writing, the second sees the first; and two readers measure the file once. The lock ranks above
+//! all locks of the VFS, because the VFS calls a [`FileObserver`] without holding any. Races and failures are
+//! described in docs/ima.md.
 
 use crate::digest::{Algorithm, Digest};
-use crate::hash::{self, Subject, VfsFile};
+use crate::hash::{self, MeasuredFile, VfsFile};
 use crate::keys::Keyring;
 use crate::list::{Entry, Template};
-use crate::policy::{Appraise, Decision, Func, Mask, Policy, Use};
+use crate::policy::{Appraise, Decision, FileAccess, Func, Mask, Policy};
 use crate::signature::{self, Label, SECURITY_IMA};
 use ivers_vfs::{
     Cred, Error, FileObserver, FileType, Ino, Inode, InodeRef, NameError, OpenMode, Result, Vfs, XattrMode,
@@ -20,79 +21,82 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where entries go.
+/// The measurement list of a mount.
 pub trait Sink: Send + Sync {
-    /// Keep an entry, unless it is there already. An error refuses the open that it is about, so that nothing
-    /// is used that is in no list.
+    /// Adds an entry unless the list has it. On error the open fails, so that every used file is in the list.
     fn record(&self, entry: &Entry) -> std::io::Result<()>;
-    /// What is told of the list, in JSON.
+    /// Returns a description of the list, in JSON.
     fn report(&self) -> String;
 }
 
-/// Files that are remembered while nobody has them open. More, and some are measured again.
+/// How many files are remembered. Above that, files that are not open are forgotten and measured again at
+/// their next open.
 const IDLE_MAX: usize = 1 << 20;
 
-/// A front end may learn of a close only after close(2) has returned (FUSE): so long an open for reading
-/// waits for the last writer to be gone.
+/// How long an open for reading waits for the last writer's close. A front end may be told of a close only
+/// after close(2) has returned (FUSE).
 const CLOSE_LAG: Duration = Duration::from_millis(50);
 
-/// What to do, and how.
+/// The observer of a mount's opens and closes.
 pub struct Hooks {
     policy: Policy,
     algorithm: Algorithm,
     keys: Keyring,
-    /// Opens of what does not match are refused.
+    /// Refuses opens of files that do not match their label.
     enforce: bool,
     sink: Box<dyn Sink>,
-    files: Mutex<HashMap<Ino, Arc<Known>>>,
-    /// Somebody waits for a close: one at a time, or closes would find nobody to serve them.
-    waits: AtomicBool,
+    files: Mutex<HashMap<Ino, Arc<TrackedFile>>>,
+    /// A thread waits for a close. Only one may: if all threads of a front end waited, none could serve the
+    /// close.
+    is_waiting: AtomicBool,
 }
 
-/// A file that is open, or was measured.
-struct Known {
+/// What is remembered of a file that is open or was measured.
+struct TrackedFile {
     generation: u32,
-    state: Mutex<State>,
-    /// The last writer has gone.
+    state: Mutex<FileState>,
+    /// Signalled at the last writer's close.
     closed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    /// Opens that can read and not write, as the kernel's `i_readcount`.
+struct FileState {
+    /// Opens for reading only, like the kernel's `i_readcount`.
     readers: u32,
-    /// Opens that can write.
+    /// Opens for writing.
     writers: u32,
-    /// Made in this mount, and not complete yet (IMA_NEW_FILE).
+    /// Created in this mount, before the last writer's first close (IMA_NEW_FILE).
     is_new: bool,
-    /// What was found when it was read last.
-    found: Option<Found>,
-    /// The template of the entry that says so, if one does.
+    /// The latest measurement.
+    measurement: Option<Measurement>,
+    /// The template of the list entry for the latest measurement, if there is one.
     recorded: Option<Template>,
-    /// Somebody reads what was measured: a writer spoils that, once (IMA_MAY_EMIT_TOMTOU).
-    may_spoil: bool,
-    /// That it was read while it was open for writing has been said (IMA_EMITTED_OPENWRITERS).
-    spoilt: bool,
-    /// Who opened it for writing last: on whose behalf it is measured once it is complete.
-    writer: Option<(u32, u32)>,
+    /// An open for writing is a violation, because a measured file is open for reading (IMA_MAY_EMIT_TOMTOU).
+    /// Recording the violation clears this.
+    may_emit_tomtou: bool,
+    /// The violation `open_writers` is recorded (IMA_EMITTED_OPENWRITERS).
+    emitted_open_writers: bool,
+    /// User and group of the last open for writing: the policy judges the last close by them.
+    writer_ids: Option<(u32, u32)>,
 }
 
-struct Found {
-    /// None: nothing vouches for it.
+struct Measurement {
+    /// The change attribute that the digest is valid for, if there is one.
     change: Option<u64>,
     digest: Digest,
     label: Vec<u8>,
     verdict: Option<(Appraise, std::result::Result<(), String>)>,
 }
 
-impl State {
+impl FileState {
     fn is_idle(&self) -> bool {
         self.readers == 0 && self.writers == 0
     }
 }
 
 impl Hooks {
-    /// Measure as the policy says. With `enforce` what it appraises is refused if it does not match.
+    /// Creates an observer. `enforce` refuses opens of files that do not match their label; without it the
+    /// policy's rules on appraisal are ignored. `algorithm` is for files whose label names none.
     pub fn new(
         policy: Policy,
         algorithm: Algorithm,
@@ -102,25 +106,26 @@ impl Hooks {
     ) -> Self {
         let policy = if enforce { policy.with_appraise_all() } else { policy.without_appraise() };
         let files = Mutex::default();
-        Self { policy, algorithm, keys, enforce, sink, files, waits: AtomicBool::new(false) }
+        Self { policy, algorithm, keys, enforce, sink, files, is_waiting: AtomicBool::new(false) }
     }
 
-    fn known(&self, inode: &Inode) -> Arc<Known> {
+    fn tracked(&self, inode: &Inode) -> Arc<TrackedFile> {
         let mut files = self.files.lock();
-        if let Some(known) = files.get(&inode.ino)
-            && known.generation == inode.generation
+        if let Some(tracked) = files.get(&inode.ino)
+            && tracked.generation == inode.generation
         {
-            return known.clone();
+            return tracked.clone();
         }
         if files.len() >= IDLE_MAX {
-            // Who is being opened is counted by the reference that he holds.
-            files.retain(|_, known| {
-                Arc::strong_count(known) > 1 || known.state.try_lock().is_none_or(|state| !state.is_idle())
+            // A second reference means that the file is being opened at this moment.
+            files.retain(|_, tracked| {
+                Arc::strong_count(tracked) > 1
+                    || tracked.state.try_lock().is_none_or(|state| !state.is_idle())
             });
         }
-        let known = Arc::new(Known::new(inode, State::default()));
-        files.insert(inode.ino, known.clone());
-        known
+        let tracked = Arc::new(TrackedFile::new(inode, FileState::default()));
+        files.insert(inode.ino, tracked.clone());
+        tracked
     }
 
     fn decide(
@@ -133,7 +138,7 @@ impl Hooks {
     ) -> Decision {
         let attr = vfs.stat(inode);
         let info = vfs.info();
-        let used = Use {
+        let access = FileAccess {
             func: Func::FileCheck,
             mask: Mask::from_bits_truncate(mode.bits()),
             uid,
@@ -144,9 +149,9 @@ impl Hooks {
             fsname: info.fs_type,
             path,
         };
-        let decision = self.policy.decide(&used);
+        let decision = self.policy.decide(&access);
         if mode.contains(OpenMode::EXECUTE) {
-            decision.or(self.policy.decide(&Use { func: Func::BprmCheck, mask: Mask::EXEC, ..used }))
+            decision.or(self.policy.decide(&FileAccess { func: Func::BprmCheck, mask: Mask::EXEC, ..access }))
         } else {
             decision
         }
@@ -154,187 +159,194 @@ impl Hooks {
 
     fn record(&self, entry: &Entry) -> Result<()> {
         self.sink.record(entry).map_err(|error| {
-            Error::Io(format!("the measurement list takes no more, so nothing may be opened: {error}").into())
+            Error::Io(format!("measurement list: cannot add an entry, so the open fails: {error}").into())
         })
     }
 
-    fn violate(&self, template: Template, path: &[u8], cause: &str) -> Result<()> {
+    fn record_violation(&self, template: Template, path: &[u8], cause: &str) -> Result<()> {
         log::warn!("{}: {cause}", String::from_utf8_lossy(path));
         self.record(&Entry::violation(template, self.algorithm, path))
     }
 
-    /// Have `found` say what the file contains now.
-    fn refresh(&self, vfs: &Vfs, inode: &InodeRef, state: &mut State, path: &[u8]) -> Result<()> {
-        let mut inside = VfsFile { vfs, inode };
-        let now = inside.identity()?.change;
-        // Compared with what vouched when it was read: no number is no "unchanged".
-        if now.is_some() && state.found.as_ref().is_some_and(|found| found.change == now) {
+    /// Makes `state.measurement` current: reads the file unless its change attribute shows that it is.
+    fn measure(&self, vfs: &Vfs, inode: &InodeRef, state: &mut FileState, path: &[u8]) -> Result<()> {
+        let mut file = VfsFile { vfs, inode };
+        let now = file.identity()?.change;
+        // A file without a change attribute is read each time.
+        if now.is_some() && state.measurement.as_ref().is_some_and(|measurement| measurement.change == now) {
             return Ok(());
         }
-        let taken = hash::hash_file(&mut inside, self.algorithm)?;
+        let hashed = hash::hash_file(&mut file, self.algorithm)?;
         state.recorded = None;
-        if taken.moved {
-            self.violate(self.policy.template(), path, "it changed each time it was read")?;
+        if hashed.unstable {
+            self.record_violation(self.policy.template(), path, "changed during every attempt to read it")?;
         }
-        let change = taken.identity.change;
-        state.found = Some(Found { change, digest: taken.digest, label: taken.label, verdict: None });
+        let change = hashed.identity.change;
+        state.measurement =
+            Some(Measurement { change, digest: hashed.digest, label: hashed.label, verdict: None });
         Ok(())
     }
 
-    /// Put what was found into the list, once.
-    fn list(&self, state: &mut State, template: Template, path: &[u8]) -> Result<()> {
-        let Some(found) = state.found.as_ref().filter(|_| state.recorded != Some(template)) else {
+    /// Adds the latest measurement to the list unless that was done.
+    fn add_to_list(&self, state: &mut FileState, template: Template, path: &[u8]) -> Result<()> {
+        let Some(measurement) = state.measurement.as_ref().filter(|_| state.recorded != Some(template))
+        else {
             return Ok(());
         };
-        let signature = signature::listed(&found.label);
-        self.record(&Entry::measured(template, &found.digest, path, signature))?;
+        let signature = signature::signature_field(&measurement.label);
+        self.record(&Entry::measured(template, &measurement.digest, path, signature))?;
         state.recorded = Some(template);
         Ok(())
     }
 
-    /// Whether what was found is what its label says.
-    fn appraise(&self, state: &mut State, wanted: Appraise, size: u64, path: &[u8]) -> Result<()> {
+    /// Refuses a file whose latest measurement does not match its label.
+    fn appraise(&self, state: &mut FileState, required: Appraise, size: u64, path: &[u8]) -> Result<()> {
         let is_new = state.is_new;
-        let Some(found) = &mut state.found else { return Ok(()) };
-        // A new file gets its label when it is complete.
-        if is_new && found.label.is_empty() && (wanted == Appraise::Digest || size == 0) {
+        let Some(measurement) = &mut state.measurement else { return Ok(()) };
+        // A new file gets its label at the last writer's close.
+        if is_new && measurement.label.is_empty() && (required == Appraise::Digest || size == 0) {
             return Ok(());
         }
-        let verdict = match &found.verdict {
-            Some((was_wanted, verdict)) if *was_wanted == wanted => verdict.clone(),
+        let verdict = match &measurement.verdict {
+            Some((for_required, verdict)) if *for_required == required => verdict.clone(),
             _ => {
-                let verdict = signature::appraise(&found.label, &found.digest, wanted, &self.keys);
+                let verdict =
+                    signature::appraise(&measurement.label, &measurement.digest, required, &self.keys);
                 let verdict = verdict.map_err(|mismatch| mismatch.to_string());
-                found.verdict = Some((wanted, verdict.clone()));
+                measurement.verdict = Some((required, verdict.clone()));
                 verdict
             }
         };
         verdict.map_err(|why| {
-            log::warn!("{}: not opened: {why}", String::from_utf8_lossy(path));
+            log::warn!("{}: open refused: {why}", String::from_utf8_lossy(path));
             NameError::Access.into()
         })
     }
 
-    /// The close of the last writer may be on its way behind this open.
-    fn wait_for_writers(&self, known: &Known, state: &mut MutexGuard<'_, State>) {
-        if self.waits.swap(true, Ordering::Acquire) {
+    /// Waits for the last writer's close, which may arrive late (see [`CLOSE_LAG`]).
+    fn wait_for_writers(&self, tracked: &TrackedFile, state: &mut MutexGuard<'_, FileState>) {
+        if self.is_waiting.swap(true, Ordering::Acquire) {
             return;
         }
         let until = Instant::now() + CLOSE_LAG;
-        while state.writers > 0 && !known.closed.wait_until(state, until).timed_out() {}
-        self.waits.store(false, Ordering::Release);
+        while state.writers > 0 && !tracked.closed.wait_until(state, until).timed_out() {}
+        self.is_waiting.store(false, Ordering::Release);
     }
 
-    /// The last writer is gone: what he changed is measured now, so that the list has it although nobody may
-    /// ever open it again.
-    fn complete(&self, vfs: &Vfs, inode: &InodeRef, state: &mut State) -> Result<()> {
+    /// Measures a file after its last writer's close, so that the list has the new contents even if the file
+    /// is never opened again.
+    fn after_last_writer(&self, vfs: &Vfs, inode: &InodeRef, state: &mut FileState) -> Result<()> {
         let is_new = std::mem::take(&mut state.is_new);
-        if !is_new && state.found.is_none() {
+        if !is_new && state.measurement.is_none() {
             return Ok(());
         }
         if vfs.stat(inode).nlink == 0 {
-            state.found = None;
+            state.measurement = None;
             return Ok(());
         }
         let path = vfs.path_of(inode);
-        // What a reader would ask for; what was measured before is measured again in any case.
+        // The policy is consulted as for a reader. A file that was measured before is measured in any case.
         let decision =
-            self.decide(vfs, state.writer.unwrap_or_default(), inode, OpenMode::READ, path.as_deref());
-        let path = name_of(inode, path);
+            self.decide(vfs, state.writer_ids.unwrap_or_default(), inode, OpenMode::READ, path.as_deref());
+        let path = entry_path(inode, path);
         let measure = state.recorded.or(decision.measure);
-        let before = state.found.as_ref().map(|found| (found.change, found.label.clone()));
+        let before = state.measurement.as_ref().map(|found| (found.change, found.label.clone()));
         if measure.is_none() && decision.appraise.is_none() {
-            state.found = None;
+            state.measurement = None;
             return Ok(());
         }
-        self.refresh(vfs, inode, state, &path)?;
+        self.measure(vfs, inode, state, &path)?;
         if let Some(template) = measure {
-            self.list(state, template, &path)?;
+            self.add_to_list(state, template, &path)?;
         }
-        let Some(found) = &state.found else { return Ok(()) };
-        let rests = before.is_some_and(|(change, _)| change.is_some() && change == found.change);
-        let is_signed = signature::listed(&found.label).is_some();
-        if self.enforce && !rests && decision.appraise == Some(Appraise::Digest) && !is_signed {
-            self.relabel(vfs, inode, state);
+        let Some(measurement) = &state.measurement else { return Ok(()) };
+        let is_unchanged = before.is_some_and(|(change, _)| change.is_some() && change == measurement.change);
+        let is_signed = signature::signature_field(&measurement.label).is_some();
+        if self.enforce && !is_unchanged && decision.appraise == Some(Appraise::Digest) && !is_signed {
+            self.update_label(vfs, inode, state);
         }
         Ok(())
     }
 
-    /// A file that was written by somebody who could open it is what it shall be (ima_update_xattr). Signed
-    /// ones are not: whoever writes to one has spoilt it.
-    fn relabel(&self, vfs: &Vfs, inode: &InodeRef, state: &mut State) {
-        let Some(found) = &mut state.found else { return };
-        let label = Label::encode_digest(&found.digest);
-        if found.label == label || vfs.is_read_only() {
+    /// Sets the label to the digest of the new contents (ima_update_xattr). The writer passed appraisal when
+    /// it opened the file. The caller excludes signed files, because a digest would replace the signature.
+    fn update_label(&self, vfs: &Vfs, inode: &InodeRef, state: &mut FileState) {
+        let Some(measurement) = &mut state.measurement else { return };
+        let label = Label::encode_digest(&measurement.digest);
+        if measurement.label == label || vfs.is_read_only() {
             return;
         }
         if let Err(error) = vfs.set_xattr(&Cred::root(), inode, SECURITY_IMA, &label, XattrMode::Any) {
-            log::warn!("inode {}: security.ima cannot be set, it will not open again: {error}", inode.ino);
+            log::warn!("inode {}: cannot set security.ima, so later opens are refused: {error}", inode.ino);
         }
-        // The label is a change too: what vouched before does so no longer.
-        (found.change, found.verdict) = (None, None);
+        // Setting the label changed the file, so the measurement is no longer valid.
+        (measurement.change, measurement.verdict) = (None, None);
     }
 }
 
-impl Known {
-    fn new(inode: &Inode, state: State) -> Self {
+impl TrackedFile {
+    fn new(inode: &Inode, state: FileState) -> Self {
         Self { generation: inode.generation, state: Mutex::new(state), closed: Condvar::new() }
     }
 }
 
-/// The name that an entry gets.
-fn name_of(inode: &Inode, path: Option<Vec<u8>>) -> Vec<u8> {
+/// Returns the path for a list entry.
+fn entry_path(inode: &Inode, path: Option<Vec<u8>>) -> Vec<u8> {
     path.unwrap_or_else(|| format!("inode:{}", inode.ino).into_bytes())
 }
 
 impl FileObserver for Hooks {
     fn on_open(&self, vfs: &Vfs, cred: &Cred, inode: &InodeRef, mode: OpenMode) -> Result<()> {
-        let known = self.known(inode);
-        let mut state = known.state.lock();
+        let tracked = self.tracked(inode);
+        let mut state = tracked.state.lock();
         let writes = mode.contains(OpenMode::WRITE);
         let path = vfs.path_of(inode);
-        let who = (cred.uid, cred.gid);
-        let decision = self.decide(vfs, who, inode, mode, path.as_deref());
-        let path = name_of(inode, path);
+        let ids = (cred.uid, cred.gid);
+        let decision = self.decide(vfs, ids, inode, mode, path.as_deref());
+        let path = entry_path(inode, path);
         if writes {
-            if state.readers > 0 && std::mem::take(&mut state.may_spoil) {
+            if state.readers > 0 && std::mem::take(&mut state.may_emit_tomtou) {
                 let template = state.recorded.unwrap_or(self.policy.template());
-                self.violate(template, &path, "ToMToU: opened for writing while it is read")?;
+                self.record_violation(template, &path, "ToMToU: opened for writing while open for reading")?;
             }
         } else if let Some(template) = decision.measure
             && state.writers > 0
-            && !state.spoilt
+            && !state.emitted_open_writers
         {
-            self.wait_for_writers(&known, &mut state);
+            self.wait_for_writers(&tracked, &mut state);
             if state.writers > 0 {
-                self.violate(template, &path, "open_writers: read while it is open for writing")?;
-                state.spoilt = true;
+                self.record_violation(
+                    template,
+                    &path,
+                    "open_writers: opened for reading while open for writing",
+                )?;
+                state.emitted_open_writers = true;
             }
         }
-        // Its maker has nothing to be told of it: it is measured when it is complete.
-        let is_its_maker = state.is_new && writes;
-        if !decision.is_idle() && !is_its_maker {
-            self.refresh(vfs, inode, &mut state, &path)?;
+        // A new file is measured at the last writer's close, not at its creator's open.
+        let is_creator = state.is_new && writes;
+        if !decision.is_empty() && !is_creator {
+            self.measure(vfs, inode, &mut state, &path)?;
             if let Some(template) = decision.measure {
-                self.list(&mut state, template, &path)?;
+                self.add_to_list(&mut state, template, &path)?;
             }
-            if let Some(wanted) = decision.appraise {
-                self.appraise(&mut state, wanted, inode.size(), &path)?;
+            if let Some(required) = decision.appraise {
+                self.appraise(&mut state, required, inode.size(), &path)?;
             }
         }
         if writes {
             state.writers += 1;
-            state.writer = Some(who);
+            state.writer_ids = Some(ids);
         } else {
             state.readers += 1;
-            state.may_spoil |= decision.measure.is_some();
+            state.may_emit_tomtou |= decision.measure.is_some();
         }
         Ok(())
     }
 
     fn on_close(&self, vfs: &Vfs, inode: &InodeRef, mode: OpenMode) {
-        let known = self.known(inode);
-        let mut state = known.state.lock();
+        let tracked = self.tracked(inode);
+        let mut state = tracked.state.lock();
         if !mode.contains(OpenMode::WRITE) {
             state.readers = state.readers.saturating_sub(1);
             return;
@@ -343,20 +355,23 @@ impl FileObserver for Hooks {
         if state.writers > 0 {
             return;
         }
-        state.spoilt = false;
-        if let Err(error) = self.complete(vfs, inode, &mut state) {
-            // Whoever opens it next measures it, or is refused.
-            state.found = None;
+        state.emitted_open_writers = false;
+        if let Err(error) = self.after_last_writer(vfs, inode, &mut state) {
+            // The next open measures the file or fails.
+            state.measurement = None;
             state.recorded = None;
-            log::error!("inode {}: not measured at its last writer's close: {error}", inode.ino);
+            log::error!(
+                "inode {}: cannot measure at the last writer's close; the next open does: {error}",
+                inode.ino
+            );
         }
-        known.closed.notify_all();
+        tracked.closed.notify_all();
     }
 
     fn on_create(&self, inode: &Inode) {
         if inode.kind == FileType::Regular {
-            let state = State { is_new: true, ..State::default() };
-            self.files.lock().insert(inode.ino, Arc::new(Known::new(inode, state)));
+            let state = FileState { is_new: true, ..FileState::default() };
+            self.files.lock().insert(inode.ino, Arc::new(TrackedFile::new(inode, state)));
         }
     }
 

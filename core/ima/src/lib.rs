@@ -1,15 +1,14 @@
 //! Integrity measurement: what a file contained when it was used, in the forms of the kernel's Integrity
 //! Measurement Architecture (IMA).
 //!
-//! - [`list`]: the measurement list and the aggregates that vouch for it.
+//! - [`list`]: the measurement list, and the aggregates that authenticate it.
 //! - [`policy`]: which uses of which files are measured and appraised.
-//! - [`signature`], [`keys`]: what `security.ima` says of a file, and whether it is so.
-//! - [`store`]: digests under the change attribute that they were taken at, so that only what changed is read
-//!   again.
-//! - [`hooks`]: all of that at the opens and closes of a mounted filesystem.
+//! - [`signature`], [`keys`]: the digest or signature in `security.ima`, and its verification.
+//! - [`hash`]: the digest of a file, with the change attribute that it is valid for.
+//! - [`store`]: digests by file and change attribute, so that only changed files are read again.
+//! - [`hooks`]: measurement and appraisal at the opens and closes of a mounted filesystem.
 //!
-//! Nothing in here opens a file of the system: what is to be kept goes to those who implement
-//! [`hooks::Sink`].
+//! This crate opens no file of the host. The list of a mount goes to an implementation of [`hooks::Sink`].
 
 #![forbid(unsafe_code)]
 

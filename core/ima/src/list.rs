@@ -1,49 +1,51 @@
-//! The measurement list, as `binary_runtime_measurements` and `ascii_runtime_measurements` of the kernel's
-//! securityfs have it (Documentation/security/IMA-templates.rst; ima_fs.c for the order of the fields).
+//! The measurement list, in the formats of the kernel's `binary_runtime_measurements` and
+//! `ascii_runtime_measurements` in securityfs (Documentation/security/IMA-templates.rst; ima_fs.c for the
+//! order of the fields).
 //!
-//! An entry in binary, numbers little-endian (the kernel's `ima_canonical_fmt`):
+//! A binary entry; numbers are little-endian (the kernel's `ima_canonical_fmt`):
 //!
 //! ```text
 //! pcr             u32, always 10
-//! template digest 20 bytes, SHA-1 over the template data; zeros: a violation
+//! template digest 20 bytes, SHA-1 of the template data; zeros for a violation
 //! name length     u32
 //! name            "ima-ng" or "ima-sig", without a NUL
 //! data length     u32
-//! data            fields, each a u32 length and so many bytes:
+//! data            fields, each a u32 length and that many bytes:
 //!   d-ng          algorithm, ':', NUL, digest of the file
-//!   n-ng          name and NUL; spaces are underscores
-//!   sig           `ima-sig` only: `security.ima` if that is a signature, else nothing
+//!   n-ng          path and NUL; spaces are replaced by underscores
+//!   sig           `ima-sig` only: `security.ima` if it is a signature, otherwise empty
 //! ```
 //!
-//! A template digest is taken over the fields, their lengths included, with the algorithm of each bank. Banks
-//! are extended by it as a TPM does: new = H(old, digest). A violation's template data has a digest of zeros,
-//! and the banks are extended by bytes of 0xff, so that no list without the violation fits them.
+//! Each PCR bank is extended as in a TPM: new value = H(old value, template digest). The template digest is
+//! that of the fields with their lengths, in the algorithm of the bank. The template data of a violation has
+//! a file digest of zeros, and the banks are extended by bytes of 0xff instead: a list from which the
+//! violation was removed no longer matches them.
 
 use crate::digest::{Algorithm, Digest, Hasher, hex};
 
-/// The register that measurements go to (CONFIG_IMA_MEASURE_PCR_IDX).
+/// The register that measurements extend (CONFIG_IMA_MEASURE_PCR_IDX).
 pub const PCR: u32 = 10;
-/// Of a TPM's bank.
+/// The number of registers in a bank of a TPM.
 const PCR_COUNT: u32 = 24;
 
-/// The banks that are kept.
+/// The banks that are computed.
 pub const BANKS: [Algorithm; 3] = [Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512];
 
-/// What the first entry is called.
+/// The path in the first entry.
 pub const BOOT_AGGREGATE: &[u8] = b"boot_aggregate";
 
-/// What an entry is made of.
+/// The fields of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Template {
-    /// Digest and name.
+    /// Digest and path.
     #[default]
     ImaNg,
-    /// Digest, name and signature.
+    /// Digest, path and signature.
     ImaSig,
 }
 
 impl Template {
-    /// The kernel's name of it.
+    /// Returns the kernel's name of the template.
     pub fn name(self) -> &'static str {
         match self {
             Template::ImaNg => "ima-ng",
@@ -51,13 +53,13 @@ impl Template {
         }
     }
 
-    /// By its name.
+    /// Returns the template of this name.
     pub fn by_name(name: &[u8]) -> Option<Self> {
         [Template::ImaNg, Template::ImaSig].into_iter().find(|template| template.name().as_bytes() == name)
     }
 }
 
-/// One entry.
+/// An entry of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     template: Template,
@@ -74,18 +76,19 @@ fn put_field(data: &mut Vec<u8>, parts: &[&[u8]]) {
 }
 
 impl Entry {
-    /// A file of this name had contents of this digest. The signature is what `security.ima` holds, if that
-    /// is one.
+    /// Creates an entry: the file of this path had contents of this digest. `signature` is the value of
+    /// `security.ima` if that is a signature.
     pub fn measured(template: Template, digest: &Digest, name: &[u8], signature: Option<&[u8]>) -> Self {
         Self::build(template, digest, name, signature, false)
     }
 
-    /// What a file of this name contained while it was used nobody can say.
+    /// Creates a violation: the file of this path changed while it was used, so its contents are unknown.
     pub fn violation(template: Template, algorithm: Algorithm, name: &[u8]) -> Self {
         Self::build(template, &Digest::filled(algorithm, 0), name, None, true)
     }
 
-    /// What stands for the boot where there is no TPM: a digest of zeros (`ima_add_boot_aggregate`).
+    /// Creates the first entry of a list as the kernel does without a TPM: its digest is zeros
+    /// (`ima_add_boot_aggregate`).
     pub fn boot_aggregate(template: Template, algorithm: Algorithm) -> Self {
         Self::measured(template, &Digest::filled(algorithm, 0), BOOT_AGGREGATE, None)
     }
@@ -99,7 +102,7 @@ impl Entry {
     ) -> Self {
         let mut data = Vec::with_capacity(64 + digest.bytes().len() + name.len());
         put_field(&mut data, &[digest.algorithm().name().as_bytes(), b":\0", digest.bytes()]);
-        // A field of the ascii list ends at a space (ima_write_template_field_data).
+        // In the ASCII list a space ends a field (ima_write_template_field_data).
         let name: Vec<u8> = name.iter().map(|&byte| if byte == b' ' { b'_' } else { byte }).collect();
         put_field(&mut data, &[&name, b"\0"]);
         if template == Template::ImaSig {
@@ -108,61 +111,61 @@ impl Entry {
         Self { template, violation, data }
     }
 
-    /// What a reader found: data that [`fields`] could take apart.
-    pub(crate) fn found(template: Template, violation: bool, data: Vec<u8>) -> Option<Self> {
+    /// Creates an entry from template data; `None` if the data does not have the template's fields.
+    pub(crate) fn decode(template: Template, violation: bool, data: Vec<u8>) -> Option<Self> {
         fields(template, &data)?;
         Some(Self { template, violation, data })
     }
 
-    /// What it is made of.
+    /// Returns the template.
     pub fn template(&self) -> Template {
         self.template
     }
 
-    /// Whether it says that nothing is known.
+    /// Returns whether the entry is a violation.
     pub fn is_violation(&self) -> bool {
         self.violation
     }
 
-    /// What is hashed.
+    /// Returns the template data.
     pub fn data(&self) -> &[u8] {
         &self.data
     }
 
-    /// The parts of it.
+    /// Returns the decoded fields.
     pub fn fields(&self) -> Fields<'_> {
-        fields(self.template, &self.data).expect("an entry is built or found with the fields of its template")
+        fields(self.template, &self.data).expect("an entry has the fields of its template")
     }
 
-    /// The digest that the bank of this algorithm is extended by.
+    /// Returns the digest by which the bank of this algorithm is extended.
     pub fn template_digest(&self, bank: Algorithm) -> Digest {
         if self.violation { Digest::filled(bank, 0xff) } else { bank.digest(&self.data) }
     }
 
-    /// The one of SHA-1 as the list shows it.
-    fn shown_digest(&self) -> Digest {
+    /// Returns the SHA-1 template digest as the list contains it.
+    fn list_digest(&self) -> Digest {
         match self.violation {
             true => Digest::filled(Algorithm::Sha1, 0),
             false => Algorithm::Sha1.digest(&self.data),
         }
     }
 
-    /// The entry in binary.
+    /// Returns the binary entry.
     pub fn encode(&self) -> Vec<u8> {
         let name = self.template.name().as_bytes();
         let mut out = Vec::with_capacity(40 + self.data.len());
         out.extend_from_slice(&PCR.to_le_bytes());
-        out.extend_from_slice(self.shown_digest().bytes());
+        out.extend_from_slice(self.list_digest().bytes());
         put_field(&mut out, &[name]);
         put_field(&mut out, &[&self.data]);
         out
     }
 
-    /// The entry as a line of the ascii list, with its end. Names are bytes: so is the line.
+    /// Returns the entry as a line of the ASCII list, with its newline. It is bytes because a path is.
     pub fn ascii(&self) -> Vec<u8> {
         let fields = self.fields();
         let digest = hex(fields.digest);
-        let head = format!("{PCR:2} {} {} ", self.shown_digest().hex(), self.template.name());
+        let head = format!("{PCR:2} {} {} ", self.list_digest().hex(), self.template.name());
         let mut line = head.into_bytes();
         line.extend_from_slice(fields.algorithm);
         line.extend_from_slice(b":");
@@ -178,16 +181,16 @@ impl Entry {
     }
 }
 
-/// The parts of an entry.
+/// The decoded fields of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fields<'a> {
-    /// The name of the algorithm that the file was hashed with.
+    /// The name of the digest's algorithm.
     pub algorithm: &'a [u8],
     /// The digest of the file.
     pub digest: &'a [u8],
-    /// The name, without its NUL.
+    /// The path, without its NUL.
     pub name: &'a [u8],
-    /// The signature, where the template has a place for one.
+    /// The signature, if the template has that field; empty if the file is not signed.
     pub signature: Option<&'a [u8]>,
 }
 
@@ -210,7 +213,7 @@ fn fields(template: Template, mut data: &[u8]) -> Option<Fields<'_>> {
     data.is_empty().then_some(Fields { algorithm, digest, name, signature })
 }
 
-/// PCR 10 of each bank, in software: all zeros at first.
+/// The value of PCR 10 in each bank, computed in software. Values start as zeros.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Aggregates([Digest; BANKS.len()]);
 
@@ -221,7 +224,7 @@ impl Default for Aggregates {
 }
 
 impl Aggregates {
-    /// The list has grown by this.
+    /// Extends all banks by an entry.
     pub fn extend(&mut self, entry: &Entry) {
         for value in &mut self.0 {
             let mut hasher = Hasher::new(value.algorithm());
@@ -231,13 +234,13 @@ impl Aggregates {
         }
     }
 
-    /// The value of each bank.
+    /// Returns the value of each bank.
     pub fn banks(&self) -> &[Digest] {
         &self.0
     }
 
-    /// A bank in the form of a TPM's `pcrs` file, which `evmctl ima_measurement --pcrs` reads: all registers,
-    /// of which ours alone is not zero.
+    /// Returns a bank in the form of a TPM's `pcrs` file, for `evmctl ima_measurement --pcrs`. All registers
+    /// except PCR 10 are zeros.
     pub fn pcrs(value: &Digest) -> String {
         let zeros = Digest::filled(value.algorithm(), 0).hex();
         let hex = |register| if register == PCR { value.hex() } else { zeros.clone() };
@@ -252,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_what_the_kernel_would_write() {
+    fn entries_have_the_kernels_format() {
         let digest = Algorithm::Sha256.digest(b"abc");
         let entry = Entry::measured(Template::ImaNg, &digest, b"/a b", None);
         let mut data = Vec::new();
@@ -275,11 +278,11 @@ mod tests {
         let signed = Entry::measured(Template::ImaSig, &digest, b"/a", Some(&[3, 2, 4]));
         assert!(signed.ascii().ends_with(b" /a 030204\n"));
         let unsigned = Entry::measured(Template::ImaSig, &digest, b"/a", None);
-        assert!(unsigned.ascii().ends_with(b" /a \n"), "the kernel leaves the space");
+        assert!(unsigned.ascii().ends_with(b" /a \n"), "the kernel writes the separator in any case");
     }
 
     #[test]
-    fn violations_extend_by_what_no_list_gives() {
+    fn violations_extend_the_banks_by_ones() {
         let entry = Entry::violation(Template::ImaNg, Algorithm::Sha256, b"/x");
         assert_eq!(entry.encode()[4..24], [0; 20]);
         assert!(entry.fields().digest.iter().all(|&byte| byte == 0));
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_listed_in_order() {
+    fn a_pcrs_file_has_all_registers_in_order() {
         let mut aggregates = Aggregates::default();
         aggregates.extend(&Entry::boot_aggregate(Template::ImaNg, Algorithm::Sha256));
         let text = Aggregates::pcrs(&aggregates.banks()[0]);

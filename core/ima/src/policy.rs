@@ -1,38 +1,40 @@
-//! Which uses of which files are measured and appraised: a subset of the kernel's policy
-//! (Documentation/ABI/testing/ima_policy), and `path=`, which is ours.
+//! The policy: which opens of which files are measured and appraised. The grammar is a subset of the kernel's
+//! (Documentation/ABI/testing/ima_policy), with `path=` added.
 //!
 //! ```text
 //! rule      := action [condition]... [option]...
 //! action    := measure | dont_measure | appraise | dont_appraise
 //! condition := func=FILE_CHECK|PATH_CHECK|BPRM_CHECK
 //!            | mask=[^]MAY_READ|MAY_WRITE|MAY_EXEC|MAY_APPEND
-//!            | uid=N uid>N uid<N, and gid, fowner, fgroup likewise
+//!            | uid=N | uid>N | uid<N; the same with gid, fowner and fgroup
 //!            | fsuuid=UUID | fsname=NAME | path=/PREFIX
-//! option    := template=ima-ng|ima-sig (of measure) | appraise_type=imasig (of appraise)
+//! option    := template=ima-ng|ima-sig (with measure) | appraise_type=imasig (with appraise)
 //! ```
 //!
-//! A file whose path is not known fits every `path=` of `measure` and `appraise`, and none of `dont_measure`
-//! and `dont_appraise`: nobody gets round a rule by a file that he has without a name.
+//! A line that starts with `#` is a comment. A rule matches if all its conditions do. The first matching rule
+//! of `measure` and `dont_measure` decides about measurement, and the first of `appraise` and `dont_appraise`
+//! about appraisal.
 //!
-//! Of each pair of actions the first rule that fits decides. A line that begins with `#` is a comment. What
-//! is not understood is refused: a rule that was skipped would leave files unmeasured that somebody relies
-//! on.
+//! A file whose path is unknown matches every `path=` of `measure` and `appraise`, and none of `dont_measure`
+//! and `dont_appraise`. So no rule can be evaded by removing a file's name.
+//!
+//! An unknown word is an error. Skipping its rule could leave files unmeasured that a user relies on.
 
 use crate::list::Template;
 use bitflags::bitflags;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// What the kernel calls the place from which it asks.
+/// The hook at which a policy is consulted, by the kernel's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Func {
     /// A file is opened (`PATH_CHECK` in old policies).
     FileCheck,
-    /// A file is opened to be run.
+    /// A file is opened for execution.
     BprmCheck,
 }
 
-/// Which the kernel has and no filesystem hears of.
+/// The kernel's hooks that no filesystem is told of.
 const KERNEL_FUNCS: &[&str] = &[
     "MMAP_CHECK",
     "MMAP_CHECK_REQPROT",
@@ -49,80 +51,80 @@ const KERNEL_FUNCS: &[&str] = &[
 ];
 
 bitflags! {
-    /// What a file is opened for, as the kernel's MAY_* count it.
+    /// The mode of an open, with the values of the kernel's MAY_*.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Mask: u32 {
-        /// To run it.
+        /// Execute.
         const EXEC = 1;
-        /// To write.
+        /// Write.
         const WRITE = 2;
-        /// To read.
+        /// Read.
         const READ = 4;
-        /// To write at its end alone.
+        /// Append.
         const APPEND = 8;
     }
 }
 
-/// A use of a file that a policy is asked about.
+/// An open of a file, as conditions see it.
 #[derive(Debug, Clone)]
-pub struct Use<'a> {
-    /// From where.
+pub struct FileAccess<'a> {
+    /// The hook.
     pub func: Func,
-    /// What for.
+    /// The mode of the open.
     pub mask: Mask,
-    /// By whom.
+    /// The caller's user.
     pub uid: u32,
-    /// His group.
+    /// The caller's group.
     pub gid: u32,
-    /// Whose file.
+    /// The file's owner.
     pub fowner: u32,
-    /// Of which group.
+    /// The file's group.
     pub fgroup: u32,
-    /// On which filesystem.
+    /// The UUID of the filesystem.
     pub fsuuid: [u8; 16],
-    /// Of which format.
+    /// The format of the filesystem.
     pub fsname: &'a str,
-    /// Where, from the root of that filesystem, if that is known.
+    /// The path from the root of the filesystem, if it is known.
     pub path: Option<&'a [u8]>,
 }
 
-/// What a policy says of a use.
+/// What a policy requires for an open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Decision {
-    /// Measure it, with this template.
+    /// Measure the file, with this template.
     pub measure: Option<Template>,
-    /// Check it against its `security.ima`.
+    /// Verify the file against its `security.ima`.
     pub appraise: Option<Appraise>,
 }
 
 impl Decision {
-    /// Whether there is anything to do.
-    pub fn is_idle(&self) -> bool {
+    /// Returns whether nothing is required.
+    pub fn is_empty(&self) -> bool {
         self.measure.is_none() && self.appraise.is_none()
     }
 
-    /// What either of two asks for.
+    /// Returns a decision that requires what `self` or `other` requires.
     pub fn or(self, other: Self) -> Self {
         Self { measure: self.measure.or(other.measure), appraise: self.appraise.max(other.appraise) }
     }
 }
 
-/// How a file is checked.
+/// What a file must have in its `security.ima`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Appraise {
-    /// A digest will do.
+    /// A digest or a signature.
     Digest,
-    /// A signature is wanted (`appraise_type=imasig`).
+    /// A signature (`appraise_type=imasig`).
     Signature,
 }
 
-/// What is wrong with a policy.
+/// An error in the text of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {why}")]
 pub struct PolicyError {
-    /// Where, from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// What.
+    /// The error.
     pub why: String,
 }
 
@@ -135,14 +137,14 @@ enum Action {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Compared {
-    Same,
-    Above,
-    Below,
+enum Comparison {
+    Equal,
+    Greater,
+    Less,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Number {
+enum IdField {
     Uid,
     Gid,
     Fowner,
@@ -154,44 +156,44 @@ enum Condition {
     Func(Func),
     Mask(Mask),
     InMask(Mask),
-    Number(Number, Compared, u32),
+    Id(IdField, Comparison, u32),
     Fsuuid([u8; 16]),
     Fsname(String),
     Path(Vec<u8>),
 }
 
 impl Action {
-    /// Whether it asks for something, and does not leave something out.
-    fn is_demand(self) -> bool {
+    /// Returns whether the action includes files. The others exclude them.
+    fn is_inclusion(self) -> bool {
         matches!(self, Action::Measure | Action::Appraise)
     }
 }
 
 impl Condition {
-    /// `unknown`: what a condition says that cannot be judged.
-    fn fits(&self, used: &Use<'_>, unknown: bool) -> bool {
+    /// Returns whether the condition is true, and `if_unknown` if that depends on an unknown path.
+    fn matches(&self, access: &FileAccess<'_>, if_unknown: bool) -> bool {
         match self {
-            Condition::Func(func) => *func == used.func,
-            // The kernel compares the whole mask: MAY_READ alone does not fit an open for reading and
+            Condition::Func(func) => *func == access.func,
+            // As in the kernel the whole mask is compared: MAY_READ does not match an open for reading and
             // writing.
-            Condition::Mask(mask) => *mask == used.mask,
-            Condition::InMask(mask) => mask.intersects(used.mask),
-            Condition::Number(which, compared, value) => {
-                let found = match which {
-                    Number::Uid => used.uid,
-                    Number::Gid => used.gid,
-                    Number::Fowner => used.fowner,
-                    Number::Fgroup => used.fgroup,
+            Condition::Mask(mask) => *mask == access.mask,
+            Condition::InMask(mask) => mask.intersects(access.mask),
+            Condition::Id(field, comparison, value) => {
+                let id = match field {
+                    IdField::Uid => access.uid,
+                    IdField::Gid => access.gid,
+                    IdField::Fowner => access.fowner,
+                    IdField::Fgroup => access.fgroup,
                 };
-                match compared {
-                    Compared::Same => found == *value,
-                    Compared::Above => found > *value,
-                    Compared::Below => found < *value,
+                match comparison {
+                    Comparison::Equal => id == *value,
+                    Comparison::Greater => id > *value,
+                    Comparison::Less => id < *value,
                 }
             }
-            Condition::Fsuuid(uuid) => *uuid == used.fsuuid,
-            Condition::Fsname(name) => name == used.fsname,
-            Condition::Path(prefix) => used.path.map_or(unknown, |path| {
+            Condition::Fsuuid(uuid) => *uuid == access.fsuuid,
+            Condition::Fsname(name) => name == access.fsname,
+            Condition::Path(prefix) => access.path.map_or(if_unknown, |path| {
                 let rest = path.strip_prefix(prefix.as_slice());
                 rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/' || prefix.ends_with(b"/"))
             }),
@@ -207,46 +209,46 @@ struct Rule {
     appraise: Appraise,
 }
 
-/// Rules, in their order.
+/// An ordered list of rules.
 #[derive(Debug, Clone, Default)]
 pub struct Policy {
     rules: Vec<Rule>,
 }
 
 impl Policy {
-    /// Every file that is opened is measured: what is meant where no policy is given.
+    /// Returns the default policy: it measures every file that is opened.
     pub fn measure_all() -> Self {
-        "measure func=FILE_CHECK\n".parse().expect("a rule of the grammar above")
+        "measure func=FILE_CHECK\n".parse().expect("a valid rule")
     }
 
-    /// Every file that is opened is appraised too, if no rule says otherwise.
+    /// Returns the policy, with a rule that appraises every open added if it has no rule on appraisal.
     pub fn with_appraise_all(mut self) -> Self {
         if !self.appraises() {
-            let all: Self = "appraise func=FILE_CHECK\n".parse().expect("a rule of the grammar above");
+            let all: Self = "appraise func=FILE_CHECK\n".parse().expect("a valid rule");
             self.rules.extend(all.rules);
         }
         self
     }
 
-    /// Without the rules that appraise.
+    /// Returns the policy without its rules on appraisal.
     pub fn without_appraise(mut self) -> Self {
         self.rules.retain(|rule| matches!(rule.action, Action::Measure | Action::DontMeasure));
         self
     }
 
-    /// Whether a rule says what is appraised and what not.
+    /// Returns whether there is a rule on appraisal.
     pub fn appraises(&self) -> bool {
         self.rules.iter().any(|rule| matches!(rule.action, Action::Appraise | Action::DontAppraise))
     }
 
-    /// The template of the first rule that measures: that of the entries which stand for no file.
+    /// Returns the template of the first rule that measures, for entries that no rule caused.
     pub fn template(&self) -> Template {
         let measures = |rule: &&Rule| rule.action == Action::Measure;
         self.rules.iter().find(measures).map_or(Template::ImaNg, |rule| rule.template)
     }
 
-    /// What is to be done about a use.
-    pub fn decide(&self, used: &Use<'_>) -> Decision {
+    /// Returns what the policy requires for an open.
+    pub fn decide(&self, access: &FileAccess<'_>) -> Decision {
         let mut decision = Decision::default();
         let (mut measure_open, mut appraise_open) = (true, true);
         for rule in &self.rules {
@@ -254,8 +256,8 @@ impl Policy {
                 Action::Measure | Action::DontMeasure => &mut measure_open,
                 Action::Appraise | Action::DontAppraise => &mut appraise_open,
             };
-            let unknown = rule.action.is_demand();
-            if !*open || !rule.conditions.iter().all(|condition| condition.fits(used, unknown)) {
+            let if_unknown = rule.action.is_inclusion();
+            if !*open || !rule.conditions.iter().all(|condition| condition.matches(access, if_unknown)) {
                 continue;
             }
             *open = false;
@@ -292,11 +294,11 @@ fn rule(line: &str) -> Result<Rule, String> {
         "appraise" => Action::Appraise,
         "dont_appraise" => Action::DontAppraise,
         other @ ("audit" | "dont_audit" | "hash" | "dont_hash") => {
-            return Err(format!("{other}: the kernel's, and not done here"));
+            return Err(format!("{other}: action not supported"));
         }
         other => {
             return Err(format!(
-                "{other:?} is no action: there are measure, dont_measure, appraise, dont_appraise"
+                "unknown action {other:?}; supported are measure, dont_measure, appraise, dont_appraise"
             ));
         }
     };
@@ -304,37 +306,37 @@ fn rule(line: &str) -> Result<Rule, String> {
         Rule { action, conditions: Vec::new(), template: Template::ImaNg, appraise: Appraise::Digest };
     let mut seen = Vec::new();
     for word in words {
-        let at = word.find(['=', '<', '>']).ok_or_else(|| format!("{word:?}: not understood"))?;
+        let at = word.find(['=', '<', '>']).ok_or_else(|| format!("{word}: missing =, < or >"))?;
         let (name, value) = (&word[..at], &word[at + 1..]);
-        let compared = match word.as_bytes()[at] {
-            b'<' => Compared::Below,
-            b'>' => Compared::Above,
-            _ => Compared::Same,
+        let comparison = match word.as_bytes()[at] {
+            b'<' => Comparison::Less,
+            b'>' => Comparison::Greater,
+            _ => Comparison::Equal,
         };
         if seen.contains(&name) {
-            return Err(format!("{name} is said twice"));
+            return Err(format!("{name} is given twice"));
         }
         seen.push(name);
-        option(&mut rule, name, compared, value).map_err(|why| format!("{word}: {why}"))?;
+        option(&mut rule, name, comparison, value).map_err(|why| format!("{word}: {why}"))?;
     }
     Ok(rule)
 }
 
-fn option(rule: &mut Rule, name: &str, compared: Compared, value: &str) -> Result<(), String> {
-    let number = match name {
-        "uid" => Some(Number::Uid),
-        "gid" => Some(Number::Gid),
-        "fowner" => Some(Number::Fowner),
-        "fgroup" => Some(Number::Fgroup),
+fn option(rule: &mut Rule, name: &str, comparison: Comparison, value: &str) -> Result<(), String> {
+    let field = match name {
+        "uid" => Some(IdField::Uid),
+        "gid" => Some(IdField::Gid),
+        "fowner" => Some(IdField::Fowner),
+        "fgroup" => Some(IdField::Fgroup),
         _ => None,
     };
-    if let Some(number) = number {
-        let value = value.parse().map_err(|_| "a decimal number is wanted".to_owned())?;
-        rule.conditions.push(Condition::Number(number, compared, value));
+    if let Some(field) = field {
+        let value = value.parse().map_err(|_| "not a decimal number".to_owned())?;
+        rule.conditions.push(Condition::Id(field, comparison, value));
         return Ok(());
     }
-    if compared != Compared::Same {
-        return Err("only numbers are compared so".into());
+    if comparison != Comparison::Equal {
+        return Err("< and > are only for uid, gid, fowner and fgroup".into());
     }
     let condition = match name {
         "func" => Condition::Func(func(value)?),
@@ -342,24 +344,24 @@ fn option(rule: &mut Rule, name: &str, compared: Compared, value: &str) -> Resul
             Some(value) => Condition::InMask(mask(value)?),
             None => Condition::Mask(mask(value)?),
         },
-        "fsuuid" => Condition::Fsuuid(uuid(value).ok_or("a UUID is wanted")?),
+        "fsuuid" => Condition::Fsuuid(uuid(value).ok_or("not a UUID")?),
         "fsname" if !value.is_empty() => Condition::Fsname(value.to_owned()),
         "path" => Condition::Path(path(value)?),
         "template" if rule.action == Action::Measure => {
             rule.template =
-                Template::by_name(value.as_bytes()).ok_or("there are the templates ima-ng and ima-sig")?;
+                Template::by_name(value.as_bytes()).ok_or("supported templates are ima-ng and ima-sig")?;
             return Ok(());
         }
         "appraise_type" if rule.action == Action::Appraise => {
             if value != "imasig" {
-                return Err("there is imasig".into());
+                return Err("the only supported type is imasig".into());
             }
             rule.appraise = Appraise::Signature;
             return Ok(());
         }
-        "template" => return Err("only measure has a template".into()),
-        "appraise_type" => return Err("only appraise has a type".into()),
-        _ => return Err("not understood".into()),
+        "template" => return Err("only for measure".into()),
+        "appraise_type" => return Err("only for appraise".into()),
+        _ => return Err("unknown or unsupported condition".into()),
     };
     rule.conditions.push(condition);
     Ok(())
@@ -369,8 +371,8 @@ fn func(value: &str) -> Result<Func, String> {
     match value {
         "FILE_CHECK" | "PATH_CHECK" => Ok(Func::FileCheck),
         "BPRM_CHECK" => Ok(Func::BprmCheck),
-        other if KERNEL_FUNCS.contains(&other) => Err("the kernel's, and no filesystem hears of it".into()),
-        _ => Err("there are FILE_CHECK and BPRM_CHECK".into()),
+        other if KERNEL_FUNCS.contains(&other) => Err("a filesystem is not told of this event".into()),
+        _ => Err("supported are FILE_CHECK and BPRM_CHECK".into()),
     }
 }
 
@@ -380,7 +382,7 @@ fn mask(value: &str) -> Result<Mask, String> {
         "MAY_WRITE" => Ok(Mask::WRITE),
         "MAY_EXEC" => Ok(Mask::EXEC),
         "MAY_APPEND" => Ok(Mask::APPEND),
-        _ => Err("there are MAY_READ, MAY_WRITE, MAY_EXEC, MAY_APPEND, each with ^ before it".into()),
+        _ => Err("supported are MAY_READ, MAY_WRITE, MAY_EXEC and MAY_APPEND, each also after ^".into()),
     }
 }
 
@@ -398,10 +400,10 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
     Some(uuid)
 }
 
-/// `\040` is a space, as in fstab: a rule ends its words at spaces.
+/// Decodes a path. `\040` is a space, as in fstab, because a space ends a word of a rule.
 fn path(value: &str) -> Result<Vec<u8>, String> {
     if !value.starts_with('/') {
-        return Err("a path from the root of the filesystem is wanted".into());
+        return Err("the path must start with /, the root of the filesystem".into());
     }
     let mut bytes = Vec::new();
     let mut rest = value.as_bytes();
@@ -414,15 +416,16 @@ fn path(value: &str) -> Result<Vec<u8>, String> {
         let octal = tail.get(..3).filter(|digits| digits.iter().all(|digit| (b'0'..=b'7').contains(digit)));
         let value = octal.map(|digits| digits.iter().fold(0, |sum, digit| sum * 8 + u32::from(digit - b'0')));
         let value = value.and_then(|value| u8::try_from(value).ok());
-        bytes.push(value.ok_or("behind a backslash three octal digits are wanted")?);
+        bytes.push(value.ok_or("a backslash must be followed by three octal digits up to 377")?);
         rest = &tail[3..];
     }
-    // Files are listed without such parts: the rule would fit none. A slash at the end says what is below.
+    // Paths of files have no such components, so the rule would never match. One slash at the end is allowed:
+    // it excludes the directory itself.
     let mut parts = bytes[1..].split(|&byte| byte == b'/').rev();
-    let below = parts.next().unwrap_or_default();
-    let is_odd = |part: &[u8]| matches!(part, b"." | b"..");
-    if is_odd(below) || parts.any(|part| part.is_empty() || is_odd(part)) {
-        return Err("a path without . and .. and doubled slashes is wanted".into());
+    let last = parts.next().unwrap_or_default();
+    let is_dot = |part: &[u8]| matches!(part, b"." | b"..");
+    if is_dot(last) || parts.any(|part| part.is_empty() || is_dot(part)) {
+        return Err("the path must not have . or .. components or doubled slashes".into());
     }
     Ok(bytes)
 }
@@ -431,8 +434,8 @@ fn path(value: &str) -> Result<Vec<u8>, String> {
 mod tests {
     use super::*;
 
-    fn used<'a>(path: &'a [u8], mask: Mask, uid: u32) -> Use<'a> {
-        Use {
+    fn file_access<'a>(path: &'a [u8], mask: Mask, uid: u32) -> FileAccess<'a> {
+        FileAccess {
             func: Func::FileCheck,
             mask,
             uid,
@@ -445,57 +448,58 @@ mod tests {
         }
     }
 
-    fn decide(policy: &str, used: &Use<'_>) -> Decision {
-        policy.parse::<Policy>().unwrap().decide(used)
+    fn decide(policy: &str, access: &FileAccess<'_>) -> Decision {
+        policy.parse::<Policy>().unwrap().decide(access)
     }
 
     #[test]
-    fn the_first_rule_that_fits_decides() {
-        let policy = "# logs say little\ndont_measure path=/var/log\n\
+    fn the_first_matching_rule_decides() {
+        let policy = "# a comment\ndont_measure path=/var/log\n\
              measure func=FILE_CHECK mask=^MAY_READ uid=0 template=ima-sig\nmeasure uid>999\n\
              appraise fowner=7 appraise_type=imasig\n";
-        let measured = |path: &str, mask, uid| decide(policy, &used(path.as_bytes(), mask, uid)).measure;
+        let measured =
+            |path: &str, mask, uid| decide(policy, &file_access(path.as_bytes(), mask, uid)).measure;
         assert_eq!(measured("/var/log", Mask::READ, 0), None);
         assert_eq!(measured("/var/log/x", Mask::READ, 0), None);
         assert_eq!(measured("/var/logs", Mask::READ, 0), Some(Template::ImaSig));
         assert_eq!(measured("/x", Mask::READ | Mask::WRITE, 0), Some(Template::ImaSig));
         assert_eq!(measured("/x", Mask::WRITE, 0), None);
         assert_eq!(measured("/x", Mask::WRITE, 1000), Some(Template::ImaNg));
-        let all = decide(policy, &used(b"/x", Mask::READ, 5));
+        let all = decide(policy, &file_access(b"/x", Mask::READ, 5));
         assert_eq!(all, Decision { measure: None, appraise: Some(Appraise::Signature) });
     }
 
     #[test]
-    fn what_has_no_known_path_is_under_every_path_that_is_watched() {
-        let decide = |policy| decide(policy, &Use { path: None, ..used(b"", Mask::READ, 0) });
-        let watched = decide("measure path=/a uid=0\nappraise path=/b\n");
-        assert_eq!(watched, Decision { measure: Some(Template::ImaNg), appraise: Some(Appraise::Digest) });
-        let spared = "dont_measure path=/a\ndont_appraise path=/\nmeasure uid=0\nappraise\n";
-        assert_eq!(decide(spared), watched);
-        assert!(decide("measure path=/a uid=1\n").is_idle());
+    fn an_unknown_path_matches_rules_that_include_files() {
+        let decide = |policy| decide(policy, &FileAccess { path: None, ..file_access(b"", Mask::READ, 0) });
+        let included = decide("measure path=/a uid=0\nappraise path=/b\n");
+        assert_eq!(included, Decision { measure: Some(Template::ImaNg), appraise: Some(Appraise::Digest) });
+        let excluded = "dont_measure path=/a\ndont_appraise path=/\nmeasure uid=0\nappraise\n";
+        assert_eq!(decide(excluded), included);
+        assert!(decide("measure path=/a uid=1\n").is_empty());
     }
 
     #[test]
-    fn conditions_are_the_kernels() {
-        let fits = |rule: &str, mask| {
+    fn conditions_match_as_in_the_kernel() {
+        let matches = |rule: &str, mask| {
             let text = format!("measure {rule}");
-            decide(&text, &used(b"/a b/c", mask, 3)).measure.is_some()
+            decide(&text, &file_access(b"/a b/c", mask, 3)).measure.is_some()
         };
-        assert!(fits("mask=MAY_READ", Mask::READ));
-        assert!(!fits("mask=MAY_READ", Mask::READ | Mask::WRITE), "the whole mask is compared");
-        assert!(fits("mask=^MAY_READ", Mask::READ | Mask::WRITE));
-        assert!(!fits("func=BPRM_CHECK", Mask::READ) && fits("func=PATH_CHECK", Mask::READ));
-        assert!(fits("uid<4 gid=0 fgroup>7", Mask::READ) && !fits("uid<3", Mask::READ));
-        assert!(fits("fsuuid=abababab-abab-abab-abab-abababababab fsname=ext4", Mask::READ));
+        assert!(matches("mask=MAY_READ", Mask::READ));
+        assert!(!matches("mask=MAY_READ", Mask::READ | Mask::WRITE), "the whole mask is compared");
+        assert!(matches("mask=^MAY_READ", Mask::READ | Mask::WRITE));
+        assert!(!matches("func=BPRM_CHECK", Mask::READ) && matches("func=PATH_CHECK", Mask::READ));
+        assert!(matches("uid<4 gid=0 fgroup>7", Mask::READ) && !matches("uid<3", Mask::READ));
+        assert!(matches("fsuuid=abababab-abab-abab-abab-abababababab fsname=ext4", Mask::READ));
         assert!(
-            fits("path=/a\\040b", Mask::READ)
-                && fits("path=/", Mask::READ)
-                && fits("path=/a\\040b/", Mask::READ)
+            matches("path=/a\\040b", Mask::READ)
+                && matches("path=/", Mask::READ)
+                && matches("path=/a\\040b/", Mask::READ)
         );
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_with_its_line() {
+    fn errors_name_the_line() {
         for bad in [
             "audit",
             "Measure",
@@ -516,19 +520,19 @@ mod tests {
             "appraise template=ima-ng",
             "appraise appraise_type=modsig",
             "measure obj_type=x",
-            "measure lonely",
+            "measure word",
         ] {
             let error = format!("measure\n\n{bad}\n").parse::<Policy>().unwrap_err();
             assert_eq!(error.line, 3, "{bad}");
         }
         let error = "measure fsmagic=0xEF53".parse::<Policy>().unwrap_err();
-        assert_eq!(error.to_string(), "line 1: fsmagic=0xEF53: not understood");
+        assert_eq!(error.to_string(), "line 1: fsmagic=0xEF53: unknown or unsupported condition");
     }
 
     #[test]
-    fn all_is_all() {
+    fn defaults_measure_and_appraise_everything() {
         let policy = Policy::measure_all().with_appraise_all();
-        let all = policy.decide(&used(b"/x", Mask::WRITE, 0));
+        let all = policy.decide(&file_access(b"/x", Mask::WRITE, 0));
         assert_eq!(all, Decision { measure: Some(Template::ImaNg), appraise: Some(Appraise::Digest) });
         assert!(!policy.without_appraise().appraises());
     }

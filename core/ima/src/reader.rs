@@ -1,25 +1,26 @@
-//! Reading a measurement list in binary: to go on with one that is there, and to check one against its
+//! A reader of binary measurement lists: to continue an existing list, and to verify one against its
 //! aggregates.
 
 use crate::list::{Entry, PCR, Template};
 use thiserror::Error;
 
-/// No honest entry is longer: the longest path that a walk goes down, and a signature of a page.
+/// Upper bound of an entry's template data in bytes: longer than the longest path that ivers records and a
+/// signature of one page together.
 const DATA_MAX: usize = 128 << 10;
 
-/// What is wrong with a list.
+/// A damaged entry.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("entry {entry} of the measurement list, at byte {offset}: {why}")]
 pub struct ListError {
-    /// Which one, from 1.
+    /// The entry, counted from 1.
     pub entry: usize,
-    /// Where it begins.
+    /// Its offset in the list, in bytes.
     pub offset: usize,
-    /// What is wrong.
+    /// The damage.
     pub why: String,
 }
 
-/// Entries of a list, one after the other; what follows a mistake is not read.
+/// An iterator over the entries of a list. It ends after the first damaged entry.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     offset: usize,
@@ -28,18 +29,18 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Read these.
+    /// Creates a reader of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, offset: 0, entries: 0, ended: false }
     }
 
-    /// The bytes of all entries that were read. What lies behind is an entry that a crash has cut off, if the
-    /// list ended without a mistake.
-    pub fn whole(&self) -> usize {
+    /// Returns the length of all entries read, in bytes. If the iterator ended without an error, trailing
+    /// bytes are an entry that a crash truncated.
+    pub fn complete_len(&self) -> usize {
         self.offset
     }
 
-    /// `Ok(None)`: the bytes end before the entry does.
+    /// Returns the next entry; `Ok(None)` if the bytes end before the entry does.
     fn read(&mut self) -> Result<Option<Entry>, String> {
         let mut rest = &self.bytes[self.offset..];
         let Some(pcr) = take::<4>(&mut rest) else { return Ok(None) };
@@ -49,14 +50,14 @@ impl<'a> Reader<'a> {
         let Some(digest) = take::<20>(&mut rest) else { return Ok(None) };
         let Some(name) = take_sized(&mut rest, 64, "a template name")? else { return Ok(None) };
         let template = Template::by_name(name).ok_or_else(|| {
-            format!("template {:?}: there are ima-ng and ima-sig", String::from_utf8_lossy(name))
+            format!("unknown template {:?}; supported are ima-ng and ima-sig", String::from_utf8_lossy(name))
         })?;
         let Some(data) = take_sized(&mut rest, DATA_MAX, "template data")? else { return Ok(None) };
         let violation = digest.iter().all(|&byte| byte == 0);
-        let entry = Entry::found(template, violation, data.to_vec())
-            .ok_or_else(|| format!("its data is not that of {}", template.name()))?;
+        let entry = Entry::decode(template, violation, data.to_vec())
+            .ok_or_else(|| format!("template data does not have the fields of {}", template.name()))?;
         if entry.encode()[4..24] != *digest {
-            return Err("its template digest is not that of its data".to_owned());
+            return Err("template digest does not match the template data".to_owned());
         }
         self.offset = self.bytes.len() - rest.len();
         Ok(Some(entry))
@@ -69,11 +70,11 @@ fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     Some(taken)
 }
 
-fn take_sized<'a>(bytes: &mut &'a [u8], most: usize, what: &str) -> Result<Option<&'a [u8]>, String> {
+fn take_sized<'a>(bytes: &mut &'a [u8], len_max: usize, what: &str) -> Result<Option<&'a [u8]>, String> {
     let Some(len) = take::<4>(bytes) else { return Ok(None) };
     let len = usize::try_from(u32::from_le_bytes(*len)).unwrap_or(usize::MAX);
-    if len > most {
-        return Err(format!("{what} of {len} bytes"));
+    if len > len_max {
+        return Err(format!("{what} of {len} bytes; at most {len_max} are valid"));
     }
     let Some((taken, rest)) = bytes.split_at_checked(len) else { return Ok(None) };
     *bytes = rest;
@@ -115,24 +116,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn entries_round_trip() {
         let (entries, bytes) = list();
         let mut reader = Reader::new(&bytes);
         let read: Result<Vec<_>, _> = reader.by_ref().collect();
         assert_eq!(read.unwrap(), entries);
-        assert_eq!(reader.whole(), bytes.len());
+        assert_eq!(reader.complete_len(), bytes.len());
     }
 
     #[test]
-    fn a_torn_end_is_told_from_damage() {
+    fn a_torn_end_is_distinguished_from_damage() {
         let (entries, bytes) = list();
         let whole = bytes.len() - entries[3].encode().len();
         for cut in whole..bytes.len() {
             let mut reader = Reader::new(&bytes[..cut]);
             assert_eq!(reader.by_ref().filter(Result::is_ok).count(), 3);
-            assert_eq!(reader.whole(), whole);
+            assert_eq!(reader.complete_len(), whole);
         }
-        // A bit anywhere is seen, but for the lengths of the last entry, which may look cut off.
+        // Every bit error is detected. The last entry is excluded: a wrong length in it looks torn.
         for at in 0..whole {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;

@@ -1,15 +1,17 @@
-//! What `security.ima` holds, and whether a file is what it says.
+//! The label of a file, that is, its extended attribute `security.ima`; and its verification.
 //!
 //! ```text
-//! 01 digest                        IMA_XATTR_DIGEST: 20 bytes of SHA-1
-//! 03 02 hash keyid size signature  EVM_IMA_XATTR_DIGSIG, signature_v2_hdr: hash is a number of `enum
-//! hash_algo`,
-//!                                  keyid 4 bytes, size a big-endian u16
+//! 01 digest                        IMA_XATTR_DIGEST: SHA-1, 20 bytes
+//! 03 02 hash keyid size signature  EVM_IMA_XATTR_DIGSIG, signature_v2_hdr
 //! 04 hash digest                   IMA_XATTR_DIGEST_NG
+//!
+//! hash   one byte, a number of `enum hash_algo`
+//! keyid  4 bytes
+//! size   u16, big-endian: length of the signature
 //! ```
 //!
-//! (security/integrity/integrity.h; what signs is `evmctl ima_sign`.) The signature is one of the digest
-//! itself: PKCS #1 v1.5 of RSA keys, DER of ECDSA's two numbers.
+//! Source: security/integrity/integrity.h. `evmctl ima_sign` makes signatures. A signature covers the digest
+//! itself: with an RSA key it is PKCS #1 v1.5, with ECDSA the DER encoding of its two numbers.
 
 use crate::digest::{Algorithm, Digest, hex};
 use crate::keys::Keyring;
@@ -18,7 +20,7 @@ use thiserror::Error;
 
 /// The name of the attribute.
 pub const SECURITY_IMA: &[u8] = b"security.ima";
-/// No honest value is longer: a header and a signature of RSA with 8192 bits.
+/// Upper bound of a label in bytes: more than a header and a signature by an RSA key of 8192 bits.
 pub const LABEL_MAX: usize = 4096;
 
 const DIGEST: u8 = 0x01;
@@ -27,66 +29,66 @@ const DIGEST_NG: u8 = 0x04;
 const VERITY_SIGNATURE: u8 = 0x06;
 const VERSION: u8 = 2;
 
-/// What `security.ima` holds.
+/// A decoded `security.ima`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Label {
-    /// A digest.
+    /// The digest of the contents.
     Digest(Digest),
-    /// A signature of a digest.
+    /// A signature of the digest of the contents.
     Signature {
-        /// Of that kind of digest.
+        /// The algorithm of the digest.
         algorithm: Algorithm,
-        /// By this key: the last four bytes of its identifier.
+        /// The last four bytes of the key's identifier.
         keyid: [u8; 4],
-        /// The key's part.
+        /// The signature.
         signature: Vec<u8>,
     },
 }
 
-/// Why a file is not what its label says.
+/// Why a file does not match its label.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Mismatch {
-    /// Nothing is said of it.
+    /// The file has no label.
     #[error("it has no security.ima")]
     NoLabel,
-    /// What is said is none of the forms above.
-    #[error("its security.ima is not understood: {0}")]
+    /// The label has none of the supported forms.
+    #[error("its security.ima is invalid or not supported: {0}")]
     Label(String),
-    /// A digest will not do.
-    #[error("its security.ima is a digest, and a signature is wanted")]
+    /// The label is a digest, but a signature is required.
+    #[error("its security.ima is a digest; the policy requires a signature")]
     NotSigned,
-    /// It has other contents.
-    #[error("its contents are not those of its security.ima")]
+    /// The contents have another digest.
+    #[error("its contents do not match the digest in its security.ima")]
     Contents,
-    /// Somebody signed whom we do not know.
-    #[error("it was signed with the key {0}, which was not given")]
+    /// The keyring has no key with the label's identifier.
+    #[error("its security.ima is signed with key {0}; add that key if you trust it")]
     UnknownKey(String),
-    /// The signature is not one of these contents by that key.
-    #[error("the signature in its security.ima is not one of its contents")]
+    /// The key did not sign these contents.
+    #[error("its contents do not match the signature in its security.ima")]
     Signature,
 }
 
 impl Label {
-    /// Take the value of `security.ima` apart.
+    /// Decodes the value of `security.ima`.
     pub fn decode(bytes: &[u8]) -> Result<Self, Mismatch> {
         let bad = |why: String| Mismatch::Label(why);
         let algorithm_of = |id: u8| Algorithm::by_id(id).ok_or_else(|| bad(format!("hash algorithm {id}")));
-        let short = || bad(format!("{} bytes", bytes.len()));
+        let wrong_len = || bad(format!("length {} bytes", bytes.len()));
         if bytes.len() > LABEL_MAX {
-            return Err(short());
+            return Err(wrong_len());
         }
         match bytes {
-            [] => Err(short()),
+            [] => Err(wrong_len()),
             [DIGEST, digest @ ..] => {
-                let digest = Digest::new(Algorithm::Sha1, digest).ok_or_else(short)?;
+                let digest = Digest::new(Algorithm::Sha1, digest).ok_or_else(wrong_len)?;
                 Ok(Label::Digest(digest))
             }
             [DIGEST_NG, id, digest @ ..] => {
-                Ok(Label::Digest(Digest::new(algorithm_of(*id)?, digest).ok_or_else(short)?))
+                Ok(Label::Digest(Digest::new(algorithm_of(*id)?, digest).ok_or_else(wrong_len)?))
             }
             [SIGNATURE, VERSION, id, rest @ ..] => {
-                let (keyid, rest) = rest.split_first_chunk::<4>().ok_or_else(short)?;
-                let (size, signature) = rest.split_first_chunk::<2>().ok_or_else(short)?;
+                let (keyid, rest) = rest.split_first_chunk::<4>().ok_or_else(wrong_len)?;
+                let (size, signature) = rest.split_first_chunk::<2>().ok_or_else(wrong_len)?;
                 if usize::from(u16::from_be_bytes(*size)) != signature.len() || signature.is_empty() {
                     return Err(bad(format!("a signature of {} bytes", signature.len())));
                 }
@@ -99,15 +101,14 @@ impl Label {
         }
     }
 
-    /// The value of `security.ima` for a file of this digest, as the kernel writes it when a file is
-    /// complete.
+    /// Returns the label for contents of this digest, as the kernel sets it at the last writer's close.
     pub fn encode_digest(digest: &Digest) -> Vec<u8> {
         let mut bytes = vec![DIGEST_NG, digest.algorithm().id()];
         bytes.extend_from_slice(digest.bytes());
         bytes
     }
 
-    /// How the file is to be hashed.
+    /// Returns the algorithm that the file is hashed with.
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Label::Digest(digest) => digest.algorithm(),
@@ -116,26 +117,26 @@ impl Label {
     }
 }
 
-/// With what a file is hashed that has this `security.ima`: as that says, as the kernel does it
-/// (`ima_get_hash_algo`).
-pub fn algorithm(label: &[u8], otherwise: Algorithm) -> Algorithm {
-    Label::decode(label).map_or(otherwise, |label| label.algorithm())
+/// Returns the algorithm that a file with this label is hashed with: that of the label, otherwise `default`
+/// (the kernel's `ima_get_hash_algo`).
+pub fn algorithm(label: &[u8], default: Algorithm) -> Algorithm {
+    Label::decode(label).map_or(default, |label| label.algorithm())
 }
 
-/// What goes into the `sig` field of a list: the label if it is a signature.
-pub fn listed(label: &[u8]) -> Option<&[u8]> {
+/// Returns the `sig` field of a list entry: the label if it is a signature.
+pub fn signature_field(label: &[u8]) -> Option<&[u8]> {
     (label.first() == Some(&SIGNATURE)).then_some(label)
 }
 
-/// Whether a file of this digest is what its label (empty: it has none) says. The digest was made with
-/// [`algorithm`].
-pub fn appraise(label: &[u8], digest: &Digest, wanted: Appraise, keys: &Keyring) -> Result<(), Mismatch> {
+/// Verifies that a file with this digest matches its label. An empty label means that the file has none. The
+/// caller hashes the file with the algorithm that [`algorithm`] returns.
+pub fn appraise(label: &[u8], digest: &Digest, required: Appraise, keys: &Keyring) -> Result<(), Mismatch> {
     if label.is_empty() {
         return Err(Mismatch::NoLabel);
     }
     match Label::decode(label)? {
-        Label::Digest(_) if wanted == Appraise::Signature => Err(Mismatch::NotSigned),
-        Label::Digest(said) if said == *digest => Ok(()),
+        Label::Digest(_) if required == Appraise::Signature => Err(Mismatch::NotSigned),
+        Label::Digest(expected) if expected == *digest => Ok(()),
         Label::Digest(_) => Err(Mismatch::Contents),
         Label::Signature { algorithm, keyid, signature } => {
             if algorithm != digest.algorithm() {
@@ -155,17 +156,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_decode() {
+    fn labels_are_decoded_and_appraised() {
         let sha1 = Algorithm::Sha1.digest(b"x");
         let sha512 = Algorithm::Sha512.digest(b"x");
         let old = [&[DIGEST], sha1.bytes()].concat();
         assert_eq!(Label::decode(&old), Ok(Label::Digest(sha1)));
         let new = Label::encode_digest(&sha512);
         assert_eq!(Label::decode(&new), Ok(Label::Digest(sha512)));
-        assert_eq!((algorithm(&new, Algorithm::Sha256), listed(&new)), (Algorithm::Sha512, None));
+        assert_eq!((algorithm(&new, Algorithm::Sha256), signature_field(&new)), (Algorithm::Sha512, None));
         let signed = [3, 2, 4, 1, 2, 3, 4, 0, 2, 9, 9];
         assert_eq!(algorithm(&signed, Algorithm::Sha512), Algorithm::Sha256);
-        assert_eq!(listed(&signed), Some(&signed[..]));
+        assert_eq!(signature_field(&signed), Some(&signed[..]));
         for bad in
             [&[][..], &[1], &[2, 1], &[3, 1, 4], &[4, 1, 0], &[6, 3], &[3, 2, 4, 1, 2, 3, 4, 0, 3, 9, 9]]
         {

@@ -1,116 +1,119 @@
-//! Digests under the change attribute that they were taken at.
+//! Digests of files, each with the change attribute that it is valid for.
 //!
 //! ```text
-//! magic      8 bytes  "ivmeasr1"
-//! count      number of filesystems
-//!   instance bytes: which filesystem, or which mount of one whose values do not outlive it
-//!   count    number of files
-//! file   identity (it has a change attribute), algorithm (a number of `enum hash_algo`), digest, bytes of
-//! `security.ima`
-//! check      32 bytes: SHA-256 of all before
+//! magic          8 bytes "ivmeasr1"
+//! count          number of filesystems, then for each of them:
+//!   instance     byte string: the filesystem, or one mount of a filesystem whose values end with the mount
+//!   count        number of files, then for each of them, sorted by inode number:
+//!     identity   with a change attribute
+//!     algorithm  one byte, a number of `enum hash_algo`
+//!     digest     as many bytes as the algorithm has
+//!     label      byte string: `security.ima`
+//! checksum       32 bytes: SHA-256 of all bytes before it
 //! ```
 //!
-//! A record vouches for contents only if filesystem, inode number, generation and change attribute are all
-//! the same: a number that is reused has another generation, and a file that was changed has another
-//! attribute whatever its times say. Files are sorted by inode number; of each number the latest life alone
-//! is kept, so that a store never outgrows its filesystems.
+//! Numbers and byte strings are those of [`crate::file_id`].
+//!
+//! A record is valid for a file only if filesystem, inode number, generation and change attribute are all
+//! equal. A reused inode number has another generation. A changed file has another change attribute, whatever
+//! its times are. One record is kept for each inode number, so that a store does not outgrow its filesystems.
 
 use crate::digest::{Algorithm, Digest};
 use crate::file_id::{Identity, put, put_bytes, take, take_bytes};
 use crate::signature::LABEL_MAX;
 use std::collections::{BTreeMap, HashMap};
 
-/// What a store begins with.
+/// The first bytes of a store.
 pub const MAGIC: &[u8; 8] = b"ivmeasr1";
-/// No store is longer: some 50 million files.
+/// Upper bound of a store in bytes: some 50 million files.
 pub const LEN_MAX: u64 = 4 << 30;
-/// Of filesystems whose values do not outlive a mount so many are kept: the others' mounts have likely ended.
-const PASSING_MAX: usize = 8;
-/// More filesystems than this nobody has.
+/// How many instances are kept whose values end with their mount. Most of those mounts no longer exist.
+const PER_MOUNT_MAX: usize = 8;
+/// Upper bound of the filesystems in a store.
 const INSTANCES_MAX: u64 = 4096;
 
-const CHECK: Algorithm = Algorithm::Sha256;
-const CHECK_LEN: usize = 32;
+const CHECKSUM: Algorithm = Algorithm::Sha256;
+const CHECKSUM_LEN: usize = 32;
 
-/// What is known of a file at one value of its change attribute.
+/// The digest and label of a file at one value of its change attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
-    /// Which life of its number.
+pub struct Record {
+    /// The file's generation.
     pub generation: u32,
-    /// The value.
+    /// The change attribute.
     pub change: u64,
-    /// Of its contents.
+    /// The digest of the contents.
     pub digest: Digest,
-    /// Its `security.ima`; empty: it has none.
+    /// `security.ima`; empty if the file has none.
     pub label: Vec<u8>,
 }
 
-/// What is known of the files of one filesystem.
+/// The records of one filesystem, by inode number.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Files(HashMap<u64, Known>);
+pub struct Files(HashMap<u64, Record>);
 
 impl Files {
-    /// What vouches for a file as it is now.
-    pub fn find(&self, identity: &Identity) -> Option<&Known> {
-        let known = self.0.get(&identity.ino)?;
-        // No change attribute is no "unchanged".
-        (known.generation == identity.generation && Some(known.change) == identity.change).then_some(known)
+    /// Returns the record that is valid for a file.
+    pub fn find(&self, identity: &Identity) -> Option<&Record> {
+        let record = self.0.get(&identity.ino)?;
+        // A file without a change attribute equals no record.
+        (record.generation == identity.generation && Some(record.change) == identity.change).then_some(record)
     }
 
-    /// Remember. Nothing without a change attribute is.
+    /// Adds a record. A file without a change attribute gets none.
     pub fn put(&mut self, identity: &Identity, digest: &Digest, label: &[u8]) {
         let Some(change) = identity.change else { return };
         let (digest, label) = (*digest, label.to_vec());
         if label.len() <= LABEL_MAX {
-            self.0.insert(identity.ino, Known { generation: identity.generation, change, digest, label });
+            self.0.insert(identity.ino, Record { generation: identity.generation, change, digest, label });
         }
     }
 
-    /// Forget a file.
+    /// Removes the record of a file.
     pub fn forget(&mut self, ino: u64) {
         self.0.remove(&ino);
     }
 
-    /// How many are known.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether none is.
+    /// Returns whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The bytes by which another process is told.
+    /// Returns the encoding for another process: a count and the records, without magic and checksum.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        self.put_into(&mut out);
+        self.encode_into(&mut out);
         out
     }
 
-    /// What another process told.
+    /// Decodes the result of [`Files::encode`]; `None` if it is invalid.
     pub fn decode(mut bytes: &[u8]) -> Option<Self> {
-        let files = Self::take_from(&mut bytes)?;
+        let files = Self::decode_from(&mut bytes)?;
         bytes.is_empty().then_some(files)
     }
 
-    fn put_into(&self, out: &mut Vec<u8>) {
+    fn encode_into(&self, out: &mut Vec<u8>) {
         put(out, self.0.len() as u64);
         let mut files: Vec<_> = self.0.iter().collect();
         files.sort_unstable_by_key(|(ino, _)| **ino);
-        for (&ino, known) in files {
-            Identity { ino, generation: known.generation, change: Some(known.change) }.put(out);
-            out.push(known.digest.algorithm().id());
-            out.extend_from_slice(known.digest.bytes());
-            put_bytes(out, &known.label);
+        for (&ino, record) in files {
+            Identity { ino, generation: record.generation, change: Some(record.change) }.put(out);
+            out.push(record.digest.algorithm().id());
+            out.extend_from_slice(record.digest.bytes());
+            put_bytes(out, &record.label);
         }
     }
 
-    fn take_from(bytes: &mut &[u8]) -> Option<Self> {
+    fn decode_from(bytes: &mut &[u8]) -> Option<Self> {
         let count = take(bytes)?;
-        // Each takes more than this many bytes: what is claimed must be there.
-        let room = usize::try_from(count).ok().filter(|&count| count <= bytes.len() / 24)?;
-        let mut files = HashMap::with_capacity(room);
+        // A record is longer than 24 bytes: a count that the bytes cannot hold must not reserve memory.
+        let capacity = usize::try_from(count).ok().filter(|&count| count <= bytes.len() / 24)?;
+        let mut files = HashMap::with_capacity(capacity);
         let mut before = None;
         for _ in 0..count {
             let identity = Identity::take(bytes)?;
@@ -122,8 +125,8 @@ impl Files {
             if before.replace(identity.ino) >= Some(identity.ino) {
                 return None;
             }
-            let known = Known { generation: identity.generation, change: identity.change?, digest, label };
-            files.insert(identity.ino, known);
+            let record = Record { generation: identity.generation, change: identity.change?, digest, label };
+            files.insert(identity.ino, record);
         }
         Some(Self(files))
     }
@@ -135,57 +138,57 @@ fn take_byte(bytes: &mut &[u8]) -> Option<u8> {
     Some(byte)
 }
 
-/// Whether values under an instance of this name do not outlive a mount.
-fn is_passing(instance: &str) -> bool {
+/// Returns whether the values of this instance end with its mount: its name then has a part after a hyphen.
+fn is_per_mount(instance: &str) -> bool {
     instance.contains('-')
 }
 
-/// All that is known.
+/// The records of all filesystems, by instance.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Store(BTreeMap<String, Files>);
 
 impl Store {
-    /// The files of a filesystem.
+    /// Returns the records of an instance, and removes those of mounts that exceed the limit.
     pub fn files(&mut self, instance: &str) -> &mut Files {
-        if is_passing(instance) && !self.0.contains_key(instance) {
-            let passing: Vec<_> = self.0.keys().filter(|name| is_passing(name)).cloned().collect();
-            for gone in passing.iter().take((passing.len() + 1).saturating_sub(PASSING_MAX)) {
-                self.0.remove(gone);
+        if is_per_mount(instance) && !self.0.contains_key(instance) {
+            let per_mount: Vec<_> = self.0.keys().filter(|name| is_per_mount(name)).cloned().collect();
+            for ended in per_mount.iter().take((per_mount.len() + 1).saturating_sub(PER_MOUNT_MAX)) {
+                self.0.remove(ended);
             }
         }
         self.0.entry(instance.to_owned()).or_default()
     }
 
-    /// The bytes to keep.
+    /// Returns the encoding that is described above.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         put(&mut out, self.0.len() as u64);
         for (instance, files) in &self.0 {
             put_bytes(&mut out, instance.as_bytes());
-            files.put_into(&mut out);
+            files.encode_into(&mut out);
         }
-        let check = CHECK.digest(&out);
-        out.extend_from_slice(check.bytes());
+        let checksum = CHECKSUM.digest(&out);
+        out.extend_from_slice(checksum.bytes());
         out
     }
 
-    /// What was kept; nothing if the bytes are none, or damaged: then nothing vouches for anything.
+    /// Decodes a store; `None` if it is damaged.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (body, check) = bytes.split_last_chunk::<CHECK_LEN>()?;
-        if CHECK.digest(body).bytes() != check {
+        let (body, checksum) = bytes.split_last_chunk::<CHECKSUM_LEN>()?;
+        if CHECKSUM.digest(body).bytes() != checksum {
             return None;
         }
         Self::decode_body(body)
     }
 
-    /// All but the check.
+    /// Decodes a store without its checksum.
     pub fn decode_body(body: &[u8]) -> Option<Self> {
         let mut rest = body.strip_prefix(MAGIC)?;
         let count = take(&mut rest).filter(|&count| count <= INSTANCES_MAX)?;
         let mut instances = BTreeMap::new();
         for _ in 0..count {
             let instance = String::from_utf8(take_bytes(&mut rest)?.to_vec()).ok()?;
-            if instances.insert(instance, Files::take_from(&mut rest)?).is_some() {
+            if instances.insert(instance, Files::decode_from(&mut rest)?).is_some() {
                 return None;
             }
         }
@@ -202,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_same_is_vouched_for() {
+    fn a_record_is_valid_only_for_the_same_file_and_change() {
         let mut files = Files::default();
         let digest = Algorithm::Sha256.digest(b"x");
         files.put(&identity(12, 3, Some(9)), &digest, b"label");
-        let known = files.find(&identity(12, 3, Some(9))).unwrap();
-        assert_eq!((&known.digest, &known.label[..]), (&digest, &b"label"[..]));
+        let record = files.find(&identity(12, 3, Some(9))).unwrap();
+        assert_eq!((&record.digest, &record.label[..]), (&digest, &b"label"[..]));
         for other in [
             identity(13, 3, Some(9)),
             identity(12, 4, Some(9)),
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_survive_the_round_trip_and_damage_is_seen() {
+    fn stores_round_trip_and_damage_is_detected() {
         let mut store = Store::default();
         for (ino, algorithm) in Algorithm::ALL.into_iter().enumerate() {
             let id = identity(ino as u64, u32::MAX, Some(u64::MAX >> 1));
@@ -240,17 +243,17 @@ mod tests {
         }
         let mut claims = MAGIC.to_vec();
         claims.extend_from_slice(&[1, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
-        assert_eq!(Store::decode_body(&claims), None, "more files than bytes");
+        assert_eq!(Store::decode_body(&claims), None, "count exceeds the bytes");
     }
 
     #[test]
-    fn mounts_that_passed_are_forgotten() {
+    fn records_of_old_mounts_are_removed() {
         let mut store = Store::default();
         store.files("lasting");
         for mount in 0..20 {
             store.files(&format!("0-{mount:02}"));
         }
-        assert_eq!(store.0.len(), PASSING_MAX + 1);
+        assert_eq!(store.0.len(), PER_MOUNT_MAX + 1);
         assert!(store.0.contains_key("lasting") && store.0.contains_key("0-19"));
     }
 }

@@ -5,7 +5,7 @@ use ivers_ima::digest::Algorithm;
 use ivers_ima::file_id::Identity;
 use ivers_ima::keys::Keyring;
 use ivers_ima::list::{Aggregates, Entry, Template};
-use ivers_ima::policy::{Appraise, Func, Mask, Policy, Use};
+use ivers_ima::policy::{Appraise, FileAccess, Func, Mask, Policy};
 use ivers_ima::reader::Reader;
 use ivers_ima::signature::{self, Label};
 use ivers_ima::store::{Files, Store};
@@ -49,7 +49,7 @@ pub fn run(input: &[u8]) {
 fn policy(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let Ok(policy) = text.parse::<Policy>() else { return };
-    let used = Use {
+    let used = FileAccess {
         func: Func::FileCheck,
         mask: Mask::READ,
         uid: 1000,
@@ -75,7 +75,7 @@ fn list(input: &[u8]) {
         again.extend_from_slice(&entry.encode());
         assert_eq!(entry.ascii().last(), Some(&b'\n'));
     }
-    assert_eq!(again, input[..reader.whole()], "what was read is written again");
+    assert_eq!(again, input[..reader.complete_len()], "what was read is written again");
 }
 
 fn label(input: &[u8]) {

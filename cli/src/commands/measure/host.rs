@@ -15,9 +15,9 @@ use ivers_fuse::{
 };
 use ivers_ima::digest::Algorithm;
 use ivers_ima::file_id::Identity;
-use ivers_ima::hash::{self, Subject};
-use ivers_ima::policy::{Decision, Func, Mask, Policy, Use};
-use ivers_ima::store::{Files, Known};
+use ivers_ima::hash::{self, MeasuredFile};
+use ivers_ima::policy::{Decision, FileAccess, Func, Mask, Policy};
+use ivers_ima::store::{Files, Record};
 use ivers_vfs::FileType;
 use serde_json::Value;
 use xattr::FileExt as _;
@@ -115,7 +115,7 @@ fn number(file: &File, name: &str) -> std::io::Result<Option<u64>> {
     Ok(value.and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok()))
 }
 
-impl Subject for HostFile<'_> {
+impl MeasuredFile for HostFile<'_> {
     type Error = std::io::Error;
 
     fn identity(&mut self) -> std::io::Result<Identity> {
@@ -257,7 +257,7 @@ impl Walk<'_> {
                 Some(FileType::Regular) => {
                     let Child { ino, generation, change, mode, uid, gid, size, .. } = child;
                     let decision = self.decision(&path, (uid, gid, mode));
-                    if decision.is_idle() {
+                    if decision.is_empty() {
                         continue;
                     }
                     let identity = Identity { ino, generation, change };
@@ -285,7 +285,7 @@ impl Walk<'_> {
     fn decision(&self, path: &Path, (fowner, fgroup, mode): (u32, u32, u32)) -> Decision {
         let inside = path.strip_prefix(&self.mount.root).unwrap_or(path);
         let inside = [b"/", inside.as_os_str().as_bytes()].concat();
-        let used = Use {
+        let used = FileAccess {
             func: Func::FileCheck,
             mask: Mask::READ,
             uid: rustix::process::geteuid().as_raw(),
@@ -300,13 +300,13 @@ impl Walk<'_> {
     }
 
     /// The known digest of a file that is unchanged.
-    fn known_digest(&self, identity: &Identity) -> Option<&Known> {
+    fn known_digest(&self, identity: &Identity) -> Option<&Record> {
         self.known.find(identity).filter(|known| has_current_algorithm(known, self.algorithm))
     }
 
     fn measure(&mut self, path: &Path, meta: &Metadata) -> Result<Option<Finding>> {
         let decision = self.decision(path, (meta.uid(), meta.gid(), meta.mode()));
-        if decision.is_idle() {
+        if decision.is_empty() {
             return Ok(None);
         }
         if self.mount.detects_changes && !self.known.is_empty() {
@@ -323,17 +323,17 @@ impl Walk<'_> {
         anyhow::ensure!(opened.is_file(), "no longer a regular file");
         let mut host_file =
             HostFile { file: &file, ino: opened.ino(), detects_changes: self.mount.detects_changes };
-        let taken = hash::hash_file(&mut host_file, self.algorithm)?;
-        self.known.put(&taken.identity, &taken.digest, &taken.label);
+        let hashed = hash::hash_file(&mut host_file, self.algorithm)?;
+        self.known.put(&hashed.identity, &hashed.digest, &hashed.label);
         Ok(Some(Finding {
             path: path.as_os_str().as_bytes().to_vec(),
             decision,
-            identity: taken.identity,
-            digest: taken.digest,
-            label: taken.label,
+            identity: hashed.identity,
+            digest: hashed.digest,
+            label: hashed.label,
             size: opened.size(),
-            read: Some(taken.bytes),
-            changing: taken.moved,
+            read: Some(hashed.bytes),
+            changing: hashed.unstable,
         }))
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use ivers_ima::digest::Algorithm;
 use ivers_ima::file_id::Identity;
-use ivers_ima::hash::{self, Subject, VfsFile};
-use ivers_ima::policy::{Func, Mask, Policy, Use};
+use ivers_ima::hash::{self, MeasuredFile, VfsFile};
+use ivers_ima::policy::{FileAccess, Func, Mask, Policy};
 use ivers_ima::store::Files;
 use ivers_vfs::{FileType, InodeRef, Vfs};
 
@@ -33,7 +33,8 @@ struct Walk<'a> {
 /// Runs the job that is read from the socket.
 pub fn measure(vfs: &Vfs, image: &Path, path: &[u8], mut socket: File) -> Result<()> {
     let root = resolve(vfs, image, path, true)?;
-    let instance = if hash::lasts(vfs) { file_info::instance(vfs) } else { String::new() };
+    let instance =
+        if hash::detects_changes_across_mounts(vfs) { file_info::instance(vfs) } else { String::new() };
     protocol::send(&mut socket, instance.as_bytes())?;
     let policy = String::from_utf8(protocol::receive(&mut socket, protocol::JOB_MAX)?)?;
     let known = protocol::receive(&mut socket, protocol::JOB_MAX)?;
@@ -108,7 +109,7 @@ impl Walk<'_> {
     fn measure(&mut self, inode: &InodeRef, path: Vec<u8>) -> Result<Option<Finding>> {
         let attr = self.vfs.stat(inode);
         let info = self.vfs.info();
-        let used = Use {
+        let used = FileAccess {
             func: Func::FileCheck,
             mask: Mask::READ,
             uid: 0,
@@ -120,7 +121,7 @@ impl Walk<'_> {
             path: Some(&path),
         };
         let decision = decide(&self.policy, &used, attr.perm);
-        if decision.is_idle() {
+        if decision.is_empty() {
             return Ok(None);
         }
         let mut file = VfsFile { vfs: self.vfs, inode };
@@ -130,18 +131,18 @@ impl Walk<'_> {
                 Finding::unread(path, decision, identity, known, attr.size)
             }
             _ => {
-                let taken = hash::hash_file(&mut file, self.algorithm)?;
+                let hashed = hash::hash_file(&mut file, self.algorithm)?;
                 // Another hard link to the file is not read again.
-                self.known.put(&taken.identity, &taken.digest, &taken.label);
+                self.known.put(&hashed.identity, &hashed.digest, &hashed.label);
                 Finding {
                     path,
                     decision,
-                    identity: taken.identity,
-                    digest: taken.digest,
-                    label: taken.label,
+                    identity: hashed.identity,
+                    digest: hashed.digest,
+                    label: hashed.label,
                     size: attr.size,
-                    read: Some(taken.bytes),
-                    changing: taken.moved,
+                    read: Some(hashed.bytes),
+                    changing: hashed.unstable,
                 }
             }
         };

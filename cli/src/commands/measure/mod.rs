@@ -182,7 +182,7 @@ impl Run {
             let entry = if finding.changing {
                 Entry::violation(template, digest.algorithm(), path)
             } else {
-                Entry::measured(template, digest, path, signature::listed(label))
+                Entry::measured(template, digest, path, signature::signature_field(label))
             };
             self.sums.new_entries += u64::from(self.list.add(&entry));
         }
@@ -191,7 +191,7 @@ impl Run {
             self.problems.report(Err(failure(FAILED, line)))?;
         }
         // If the policy does not decide, existing signatures are checked with the given keys.
-        let signed = !self.keys.is_empty() && signature::listed(label).is_some();
+        let signed = !self.keys.is_empty() && signature::signature_field(label).is_some();
         let wanted = finding.decision.appraise.or(signed.then_some(Appraise::Digest));
         let verdict = wanted.map(|wanted| signature::appraise(label, digest, wanted, &self.keys));
         match &verdict {

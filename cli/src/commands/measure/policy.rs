@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use ivers_ima::digest::Algorithm;
 use ivers_ima::keys::Keyring;
-use ivers_ima::policy::{Decision, Func, Mask, Policy, Use};
+use ivers_ima::policy::{Decision, FileAccess, Func, Mask, Policy};
 use ivers_ima::signature;
-use ivers_ima::store::Known;
+use ivers_ima::store::Record;
 
 use crate::output::failure::usage;
 
@@ -17,18 +17,18 @@ use crate::output::failure::usage;
 const POLICY_MAX: u64 = 1 << 20;
 
 /// The decision of a policy on a file that is read and, if its mode allows that, executed.
-pub fn decide(policy: &Policy, used: &Use<'_>, mode: u32) -> Decision {
+pub fn decide(policy: &Policy, used: &FileAccess<'_>, mode: u32) -> Decision {
     let decision = policy.decide(used);
     if mode & 0o111 == 0 {
         return decision;
     }
     [Func::FileCheck, Func::BprmCheck].into_iter().fold(decision, |decision, func| {
-        decision.or(policy.decide(&Use { func, mask: Mask::EXEC, ..used.clone() }))
+        decision.or(policy.decide(&FileAccess { func, mask: Mask::EXEC, ..used.clone() }))
     })
 }
 
 /// Whether a known digest has the algorithm that would be used now.
-pub fn has_current_algorithm(known: &Known, algorithm: Algorithm) -> bool {
+pub fn has_current_algorithm(known: &Record, algorithm: Algorithm) -> bool {
     known.digest.algorithm() == signature::algorithm(&known.label, algorithm)
 }
 

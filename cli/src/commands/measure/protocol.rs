@@ -18,7 +18,7 @@ use ivers_ima::digest::{Algorithm, Digest};
 use ivers_ima::file_id::{Identity, put, put_bytes, take, take_bytes};
 use ivers_ima::list::Template;
 use ivers_ima::policy::{Appraise, Decision};
-use ivers_ima::store::Known;
+use ivers_ima::store::Record;
 
 use crate::image::process::protocol_error;
 
@@ -50,7 +50,7 @@ pub struct Finding {
 
 impl Finding {
     /// Creates the finding of a file with a known digest, which was not read.
-    pub fn unread(path: Vec<u8>, decision: Decision, identity: Identity, known: &Known, size: u64) -> Self {
+    pub fn unread(path: Vec<u8>, decision: Decision, identity: Identity, known: &Record, size: u64) -> Self {
         let (digest, label) = (known.digest, known.label.clone());
         Self { path, decision, identity, digest, label, size, read: None, changing: false }
     }

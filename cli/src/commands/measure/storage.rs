@@ -100,7 +100,7 @@ impl List {
         for entry in reader.by_ref() {
             list.count(&entry?);
         }
-        Ok((list, reader.whole() as u64))
+        Ok((list, reader.complete_len() as u64))
     }
 
     /// Takes over a list whose file another process opened and passed on; see [`List::into_file`].
@@ -207,7 +207,7 @@ pub fn render(path: &Path, most: u64) -> Result<Rendered> {
         rendered.entries += 1;
         rendered.violations += u64::from(entry.is_violation());
     }
-    let whole = reader.whole();
+    let whole = reader.complete_len();
     binary.truncate(whole);
     rendered.binary = binary;
     Ok(rendered)
