@@ -95,37 +95,37 @@ fn row(
 
 fn main() {
     println!("{:<42} {:>7} {:>9} {:>9} {:>9}", "ns/op", "threads", "iversion", "mutex", "plain add");
-    let unseen = || COUNTER.0.set(1);
-    let seen = || COUNTER.0.set_queried(1);
+    let unqueried = || COUNTER.0.set(1);
+    let queried = || COUNTER.0.set_queried(1);
     for threads in [1, 2] {
         let change = |force| move || _ = black_box(COUNTER.0.maybe_inc(force));
         let mutex_change = || _ = black_box(mutex_inc());
         let plain_change = || _ = black_box(plain_inc());
-        let look = || _ = black_box(COUNTER.0.query());
-        let mutex_look = || _ = black_box(mutex_query());
-        let plain_look = || _ = black_box(plain_query());
-        row("change nobody looks at (maybe_inc)", threads, unseen, change(false), mutex_change, plain_change);
+        let query = || _ = black_box(COUNTER.0.query());
+        let mutex_query = || _ = black_box(mutex_query());
+        let plain_query = || _ = black_box(plain_query());
+        row("change, not queried (maybe_inc)", threads, unqueried, change(false), mutex_change, plain_change);
         if threads == 1 {
             // The lock is not the counter's: this is what the counter adds.
             let held = || _ = black_box(COUNTER.0.maybe_inc_under_lock(false));
-            row("the same under a lock held anyway", threads, unseen, held, mutex_change, plain_change);
+            row("the same under a lock held anyway", threads, unqueried, held, mutex_change, plain_change);
         }
-        row("forced change (inc)", threads, unseen, change(true), mutex_change, plain_change);
-        row("look, already seen (query)", threads, seen, look, mutex_look, plain_look);
+        row("forced change (inc)", threads, unqueried, change(true), mutex_change, plain_change);
+        row("query, QUERIED set (query)", threads, queried, query, mutex_query, plain_query);
         row(
-            "look, then change (query, maybe_inc)",
+            "query, then change (query, maybe_inc)",
             threads,
-            unseen,
+            unqueried,
             || {
-                look();
+                query();
                 change(false)();
             },
             || {
-                mutex_look();
+                mutex_query();
                 mutex_change();
             },
             || {
-                plain_look();
+                plain_query();
                 plain_change();
             },
         );

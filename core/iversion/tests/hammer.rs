@@ -16,10 +16,10 @@ struct Line<T>(T);
 /// The round that ends the writer.
 const LAST: u64 = u64::MAX;
 
-fn wait_for(round: &AtomicU64, wanted: u64) -> u64 {
+fn wait_for(round: &AtomicU64, required: u64) -> u64 {
     for spins in 1_u64.. {
         let seen = round.load(Acquire);
-        if seen >= wanted {
+        if seen >= required {
             return seen;
         }
         if spins.is_multiple_of(1000) {
@@ -60,7 +60,7 @@ fn writer_meets_observer() {
             wait_for(&written.0, round);
             let moved = version.0.cmp(before);
             if moved < 0 || moved == 0 && read != round {
-                failure = Some(format!("round {round}: version {before} vouches for data {read}"));
+                failure = Some(format!("round {round}: counter {before} with old data {read}"));
                 break;
             }
             bumped += u64::from(moved > 0);

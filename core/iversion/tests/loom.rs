@@ -122,8 +122,8 @@ struct Inode<V> {
     completed: [AtomicBool; 2],
 }
 
-/// What an observer keeps: the value, and the data that it read.
-struct Seen {
+/// The value and the data that an observer read.
+struct Observation {
     version: u64,
     pages: [u64; 2],
 }
@@ -151,39 +151,39 @@ impl<V: Version> Inode<V> {
         [self.pages[0].load(Relaxed), self.pages[1].load(Relaxed)]
     }
 
-    fn look(&self) -> Seen {
+    fn observe(&self) -> Observation {
         let version = self.version.query();
-        Seen { version, pages: self.read() }
+        Observation { version, pages: self.read() }
     }
 
-    /// Looks, and checks promise "orders" against the changes in `written`: the pages of each writer.
-    fn look_and_check(&self, written: &[&[usize]]) -> Seen {
-        let seen = self.look();
+    /// Observes, and checks promise "orders" against the changes in `written`: the pages of each writer.
+    fn observe_and_check(&self, written: &[&[usize]]) -> Observation {
+        let seen = self.observe();
         let completed: Vec<bool> =
             (0..written.len()).map(|writer| self.completed[writer].load(Acquire)).collect();
         let again = self.version.query();
-        assert!(again >= seen.version, "the version went back");
+        assert!(again >= seen.version, "the counter went back");
         if again == seen.version {
             for (pages, _) in written.iter().zip(completed).filter(|(_, completed)| *completed) {
                 for &page in *pages {
-                    assert_eq!(seen.pages[page], 1, "an unchanged version vouches for old data (orders)");
+                    assert_eq!(seen.pages[page], 1, "equal counters, but old data (orders)");
                 }
             }
         }
         seen
     }
 
-    /// Checks "differs", "grows" and "rests" for what was seen before, once all changes have completed.
-    fn check_at_rest(&self, seen: &[Seen]) {
-        let last = self.look();
+    /// Checks "differs", "grows" and "rests" for earlier observations. All changes must have completed.
+    fn check_at_rest(&self, seen: &[Observation]) {
+        let last = self.observe();
         assert_eq!(last.pages, [1, 1], "a completed change is not visible");
         for seen in seen {
-            assert!(last.version >= seen.version, "the version went back");
+            assert!(last.version >= seen.version, "the counter went back");
             if last.version == seen.version {
-                assert_eq!(seen.pages, last.pages, "an unchanged version vouches for old data (differs)");
+                assert_eq!(seen.pages, last.pages, "equal counters, but old data (differs)");
             }
         }
-        assert_eq!(self.version.query(), last.version, "a look changed the version");
+        assert_eq!(self.version.query(), last.version, "a query changed the counter");
     }
 }
 
@@ -193,13 +193,13 @@ fn one_writer_two_observers<V: Version>(new: fn() -> V) {
         let inode = Inode::new(new());
         let observer = {
             let inode = inode.clone();
-            thread::spawn(move || inode.look())
+            thread::spawn(move || inode.observe())
         };
         let writer = {
             let inode = inode.clone();
             thread::spawn(move || inode.change(0, &[0, 1], false))
         };
-        let mine = inode.look();
+        let mine = inode.observe();
         let its = observer.join().unwrap();
         let _ = writer.join().unwrap();
         inode.check_at_rest(&[mine, its]);
@@ -214,7 +214,7 @@ fn one_writer_one_observer_twice<V: Version>(new: fn() -> V) {
             let inode = inode.clone();
             thread::spawn(move || inode.change(0, &[0, 1], false))
         };
-        let seen = inode.look_and_check(&[&[0, 1]]);
+        let seen = inode.observe_and_check(&[&[0, 1]]);
         let _ = writer.join().unwrap();
         inode.check_at_rest(&[seen]);
     });
@@ -229,13 +229,13 @@ fn one_writer_two_observers_twice<V: Version>(new: fn() -> V, preemptions: Optio
         let inode = Inode::new(new());
         let observer = {
             let inode = inode.clone();
-            thread::spawn(move || inode.look_and_check(&[&[0, 1]]))
+            thread::spawn(move || inode.observe_and_check(&[&[0, 1]]))
         };
         let writer = {
             let inode = inode.clone();
             thread::spawn(move || inode.change(0, &[0, 1], false))
         };
-        let mine = inode.look_and_check(&[&[0, 1]]);
+        let mine = inode.observe_and_check(&[&[0, 1]]);
         let its = observer.join().unwrap();
         let _ = writer.join().unwrap();
         inode.check_at_rest(&[mine, its]);
@@ -252,7 +252,7 @@ fn two_writers<V: Version>(new: fn() -> V, force: [bool; 2], twice: bool, preemp
             let inode = inode.clone();
             thread::spawn(move || inode.change(writer, &[writer], force[writer]))
         });
-        let seen = if twice { inode.look_and_check(&[&[0], &[1]]) } else { inode.look() };
+        let seen = if twice { inode.observe_and_check(&[&[0], &[1]]) } else { inode.observe() };
         for (writer, force) in writers.into_iter().zip(force) {
             let bumped = writer.join().unwrap();
             assert!(bumped || !force, "a forced bump did not happen");
@@ -323,7 +323,7 @@ fn under_a_lock_two_writers() {
 }
 
 #[test]
-#[should_panic(expected = "an unchanged version vouches for old data")]
+#[should_panic(expected = "equal counters, but old data")]
 fn twin_that_queries_outside_the_lock_is_rejected() {
     one_writer_one_observer_twice(UnderLock::<false>::new_at_0);
 }
@@ -350,19 +350,19 @@ fn twin_with_all_fences_passes() {
 }
 
 #[test]
-#[should_panic(expected = "an unchanged version vouches for old data")]
+#[should_panic(expected = "equal counters, but old data")]
 fn twin_without_fence_in_maybe_inc_is_rejected() {
     one_writer_one_observer_twice(Twin::<false, true, true>::new_at_0);
 }
 
 #[test]
-#[should_panic(expected = "an unchanged version vouches for old data")]
+#[should_panic(expected = "equal counters, but old data")]
 fn twin_without_fence_after_the_exchange_is_rejected() {
     one_writer_one_observer_twice(Twin::<true, false, true>::new_at_0);
 }
 
 #[test]
-#[should_panic(expected = "an unchanged version vouches for old data")]
+#[should_panic(expected = "equal counters, but old data")]
 fn twin_without_fence_when_already_queried_is_rejected() {
     one_writer_two_observers(Twin::<true, true, false>::new_at_0);
 }

@@ -2,7 +2,7 @@
 //!
 //! FAT, AFFS and UFS have no place to log a change before making it. A driver can only choose the order in
 //! which sectors reach the medium. That suffices for one promise: *what a pointer on the medium leads to is
-//! complete and belongs to nobody else*. After a crash, space may be marked as used although nothing points
+//! complete and has no other owner*. After a crash, space may be marked as used although nothing points
 //! to it. Any fsck frees such space.
 //!
 //! # Stages
@@ -19,7 +19,7 @@
 //! 4. [`Stage::Attach`]: a name that is added, a size, the first block of a file.
 //! 5. [`Stage::Cut`]: a chain is shortened, once the size on the medium allows it.
 //! 6. Freed space. The driver passes freed ranges to [`Change::free`]. Their allocation marks stay until
-//!    every pointer to them is durably removed, so nobody can reuse them. Then [`Volume::release`] gets them
+//!    every pointer to them is durably removed, so they cannot be reused. Then [`Volume::release`] gets them
 //!    back, to mark them as free.
 //!
 //! A flush separates two stages. A stage without changes costs nothing: creating and filling a file takes two
@@ -67,7 +67,7 @@
 //!   exclusive `gate`, which every open change holds shared.
 //! - O4: a block with unwritten changes is not evicted. By: the batch holds its buffer. Checked by
 //!   `ivers_block` (B1).
-//! - O5: freed space is marked as free only when the batch that freed it is durable; nobody can allocate it
+//! - O5: freed space is marked as free only when the batch that freed it is durable, and is not allocated
 //!   before. By: [`Volume::release`] is called after the last flush of that batch; its marks belong to the
 //!   next batch.
 //! - O6: the dirty mark is durable before anything else is written, and is removed last. By:
