@@ -31,7 +31,7 @@ fn overwrite(vfs: &Vfs, file: &InodeRef, count: u64, mut each: impl FnMut(u64)) 
 }
 
 #[test]
-fn a_million_overwrites_that_nobody_looks_at_cost_one_update_a_tick() {
+fn a_million_overwrites_without_queries_cost_one_update_a_tick() {
     let (vfs, clock, file) = mount(ChangeMode::Lazy, false);
     let updates = overwrite(&vfs, &file, 1_000_000, |nth| {
         if nth % 50_000 == 0 {
@@ -51,13 +51,13 @@ fn a_million_overwrites_that_nobody_looks_at_cost_one_update_a_tick() {
 }
 
 #[test]
-fn eager_costs_one_a_write() {
+fn eager_costs_one_update_a_write() {
     let (vfs, _clock, file) = mount(ChangeMode::Eager, false);
     assert_eq!(overwrite(&vfs, &file, 10_000, |_| ()), 10_000);
 }
 
 #[test]
-fn a_look_costs_one_update_and_lazytime_none_beside_it() {
+fn a_query_costs_one_update_and_lazytime_adds_none() {
     for lazytime in [false, true] {
         let (vfs, clock, file) = mount(ChangeMode::Lazy, lazytime);
         vfs.change(&file).unwrap();
@@ -69,13 +69,13 @@ fn a_look_costs_one_update_and_lazytime_none_beside_it() {
         assert_eq!(
             vfs.stats().inode_updates - before,
             u64::from(lazytime),
-            "held-back times are written once"
+            "deferred times are written once"
         );
     }
 }
 
 #[test]
-fn under_lazyversion_a_look_costs_one_update_at_write_back() {
+fn under_lazyversion_a_query_costs_one_update_at_write_back() {
     let (vfs, _clock, file) = mount_with(MountOptions { lazyversion: Some(true), ..Default::default() });
     for round in 1..=3 {
         let (seen, before) = (vfs.change(&file).unwrap(), vfs.stats());
@@ -83,7 +83,7 @@ fn under_lazyversion_a_look_costs_one_update_at_write_back() {
         let after = vfs.stats();
         assert_eq!((after.bumps - before.bumps, after.bumps_deferred), (1, round));
         assert!(vfs.change(&file).unwrap() > seen);
-        // Twice: it is not put off any more.
+        // The second sync finds no deferred update.
         vfs.sync().unwrap();
         vfs.sync().unwrap();
         assert_eq!(vfs.stats().inode_updates - after.inode_updates, 1);
@@ -138,7 +138,7 @@ fn repeated_times_are_no_change_and_other_times_are() {
 }
 
 #[test]
-fn off_serves_no_cookie() {
+fn off_serves_no_change_attribute() {
     let (vfs, _clock, file) = mount(ChangeMode::Off, false);
     assert_eq!(vfs.change(&file), None);
     let root = vfs.root().unwrap();
@@ -146,7 +146,7 @@ fn off_serves_no_cookie() {
     assert_eq!(info, None);
 }
 
-/// How long the cheapest write takes: shown with `--nocapture`, not asserted (machines differ).
+/// Prints how long the cheapest write takes (`--nocapture`). Nothing is asserted, because machines differ.
 #[test]
 fn one_byte_overwrites_are_cheap() {
     let vfs = Vfs::mount(Arc::new(Mem::default()), MountOptions::default()).unwrap();
@@ -165,7 +165,7 @@ fn one_byte_overwrites_are_cheap() {
     println!("{} ns a write with two threads on two files", start.elapsed().as_nanos() / 1_000_000);
 }
 
-/// A kernel that keeps times takes them from a finer clock than ours: a ctime that it gave may lie a little ahead of us.
+/// A kernel that sets times uses a finer clock, so a ctime from it may be a little ahead of the coarse clock.
 #[test]
 fn time_does_not_go_back_within_a_tick() {
     let (vfs, clock, file) = mount(ChangeMode::Lazy, false);
@@ -178,7 +178,7 @@ fn time_does_not_go_back_within_a_tick() {
     vfs.set_attr(&cred, &file, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
     let attr = vfs.stat(&file);
     assert_eq!((attr.mtime, attr.ctime), (given, given));
-    // A clock that was set back is another matter.
+    // If the clock was set back, its time is used.
     let far = Timestamp { sec: 3001, ..given };
     vfs.set_attr(&cred, &file, &set(far)).unwrap();
     vfs.write(&cred, &file, 0, b"z", WriteFlags::empty()).unwrap();

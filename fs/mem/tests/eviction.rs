@@ -1,4 +1,4 @@
-//! Memory stays within its bound, and nothing is lost or goes back.
+//! Memory stays within its budget. Eviction loses no data, and change attributes never decrease.
 
 use ivers_mem::Mem;
 use ivers_vfs::*;
@@ -9,7 +9,7 @@ fn mount(cache_bytes: u64) -> Arc<Vfs> {
 }
 
 #[test]
-fn a_small_budget_holds_and_no_version_goes_back() {
+fn a_small_budget_holds_and_no_change_attribute_decreases() {
     let limit = 2 << 20;
     let vfs = mount(limit);
     let root = vfs.root().unwrap();
@@ -61,7 +61,7 @@ fn one_file_larger_than_the_cache() {
     }
     vfs.unlink(&cred, &root, b"big", false).unwrap();
     drop(file);
-    // The write-back thread may be in the file: then it is the last to leave it.
+    // The write-back thread may hold the last reference to the file.
     let begun = std::time::Instant::now();
     while vfs.dirty_bytes() > 0 {
         assert!(begun.elapsed().as_secs() < 10, "{} bytes of a deleted file stay dirty", vfs.dirty_bytes());
@@ -70,7 +70,7 @@ fn one_file_larger_than_the_cache() {
 }
 
 #[test]
-fn everything_is_given_back() {
+fn unmounting_releases_all_memory() {
     let budget = Arc::new(ivers_block::Budget::new(64 << 20));
     let options = MountOptions { budget: Some(budget.clone()), ..Default::default() };
     let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();

@@ -1,4 +1,4 @@
-//! What POSIX says, through the VFS.
+//! POSIX behaviour of the VFS.
 
 use ivers_mem::Mem;
 use ivers_vfs::*;
@@ -95,7 +95,7 @@ fn truncate_shows_zeros_when_the_file_grows_again() {
 }
 
 #[test]
-fn names_come_and_go() {
+fn names_are_added_and_removed() {
     let vfs = mount();
     let root = vfs.root().unwrap();
     let cred = Cred::root();
@@ -243,7 +243,7 @@ fn permissions_and_acls() {
 }
 
 #[test]
-fn project_ids_are_handed_down_and_kept_together() {
+fn project_ids_are_inherited_and_not_mixed() {
     let vfs = mount();
     let root = vfs.root().unwrap();
     let (inside, outside) = (dir(&vfs, &root, "inside"), file(&vfs, "outside"));
@@ -259,13 +259,13 @@ fn project_ids_are_handed_down_and_kept_together() {
         vfs.rename(&cred, &inside, b"child", &root, b"outside", RenameFlags::EXCHANGE, false),
         NameError::CrossDevice,
     );
-    // Out of the tree is free, and so is a move within it.
+    // A rename out of the tree, or within it, is allowed.
     vfs.rename(&cred, &inside, b"child", &inside, b"same", none, false).unwrap();
     vfs.rename(&cred, &inside, b"same", &root, b"out", none, false).unwrap();
 }
 
 #[test]
-fn times_that_the_caller_keeps_are_left_alone() {
+fn times_that_the_caller_sets_are_kept() {
     let vfs = mount();
     let f = file(&vfs, "f");
     let at = Timestamp { sec: 1_000_000_000, nsec: 5 };
@@ -274,8 +274,8 @@ fn times_that_the_caller_keeps_are_left_alone() {
     let before = vfs.change(&f);
     assert_eq!(vfs.write(&Cred::root(), &f, 0, b"x", WriteFlags::TIMES_SET_BY_CALLER).unwrap(), 1);
     assert_eq!((vfs.stat(&f).mtime, vfs.stat(&f).ctime), (at, at));
-    assert_ne!(vfs.change(&f), before, "a change all the same");
-    // The ctime that is given repeats the stored one, and still is the one that counts.
+    assert_ne!(vfs.change(&f), before, "a change nevertheless");
+    // The given ctime equals the stored one, and is used nevertheless.
     let set = SetAttr { perm: Some(0o600), ctime: Some(at), ..SetAttr::default() };
     vfs.set_attr(&Cred::root(), &f, &set).unwrap();
     assert_eq!((vfs.stat(&f).perm, vfs.stat(&f).ctime), (0o600, at));
@@ -283,8 +283,9 @@ fn times_that_the_caller_keeps_are_left_alone() {
     assert!(vfs.stat(&f).mtime > at);
 }
 
-/// What a change leaves of mode 06755 and of a capability, by caller. A kernel that checks permissions (`checked`)
-/// says for each write whether set-id bits go; for other changes the user decides.
+/// Which bits of mode 06777 remain after a change, by caller. The capability is always removed. A kernel
+/// that checks permissions (`checked`) says for each write whether to remove set-id bits; for other changes
+/// the user decides.
 #[test]
 fn changes_of_data_remove_privileges() {
     let vfs = mount();
@@ -396,7 +397,7 @@ fn holes_and_ranges() {
 }
 
 #[test]
-fn a_full_filesystem_says_so_at_write_time_and_recovers() {
+fn a_full_filesystem_refuses_writes_and_recovers() {
     let vfs = Vfs::mount(Arc::new(Mem::new(16 * 4096)), MountOptions::default()).unwrap();
     let f = file(&vfs, "f");
     let cred = Cred::root();
@@ -412,7 +413,7 @@ fn a_full_filesystem_says_so_at_write_time_and_recovers() {
 }
 
 #[test]
-fn readdir_goes_on_while_names_change() {
+fn readdir_continues_while_names_change() {
     let vfs = mount();
     let root = vfs.root().unwrap();
     for nth in 0..2000 {
@@ -433,7 +434,7 @@ fn readdir_goes_on_while_names_change() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_refused_at_once() {
+fn an_allocation_larger_than_the_filesystem_fails_immediately() {
     let vfs = Vfs::mount(Arc::new(Mem::new(1 << 20)), MountOptions::default()).unwrap();
     let f = file(&vfs, "f");
     let huge = vfs.fallocate(&Cred::root(), &f, FallocateMode::empty(), 0, 1 << 62);

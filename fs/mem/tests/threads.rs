@@ -1,4 +1,4 @@
-//! Several threads at once: nothing deadlocks, nothing is lost, no value vouches for what it did not see.
+//! Concurrent threads: no deadlock, no lost data, and promises C1 and C2.
 
 use ivers_mem::Mem;
 use ivers_vfs::*;
@@ -109,7 +109,7 @@ fn pages_rewritten_during_write_back_are_not_lost() {
 }
 
 #[test]
-fn a_rename_storm_ends_with_one_tree() {
+fn concurrent_renames_keep_one_tree() {
     let vfs = mount(1 << 20);
     let root = vfs.root().unwrap();
     let cred = Cred::root();
@@ -226,7 +226,7 @@ fn unlink_open_and_lookup_race() {
                         },
                         _ => match vfs.unlink(&cred, root, name, true) {
                             Ok(Some(info)) => assert!(info.after > info.before),
-                            Ok(None) => panic!("change info was asked for"),
+                            Ok(None) => panic!("change info was requested"),
                             Err(Error::Name(NameError::NotFound)) => {}
                             Err(error) => panic!("{error}"),
                         },
@@ -247,9 +247,10 @@ fn unlink_open_and_lookup_race() {
     vfs.unmount().unwrap();
 }
 
-/// What write-back brings home while somebody looks for data is neither dirty any more nor was it in the map before.
+/// A search for data may run while write-back makes pages clean and maps their blocks. It must not miss
+/// those pages in between.
 #[test]
-fn data_on_its_way_home_is_no_hole() {
+fn data_under_write_back_is_no_hole() {
     let options = MountOptions { background: false, ..Default::default() };
     let vfs = Vfs::mount(Arc::new(Mem::default()), options).unwrap();
     let (root, cred) = (vfs.root().unwrap(), Cred::root());
@@ -271,6 +272,6 @@ fn data_on_its_way_home_is_no_hole() {
         }
         stop.store(true, SeqCst);
         let wrong = found.iter().filter(|&&seen| seen != (Some(0), Some(8192))).count();
-        assert_eq!(wrong, 0, "of {} looks", found.len());
+        assert_eq!(wrong, 0, "of {} searches", found.len());
     });
 }

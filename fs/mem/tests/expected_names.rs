@@ -1,4 +1,5 @@
-//! What a server asks: calls that are told what their caller has found, files that are whole from the start, answers of one moment.
+//! Calls that an NFS server needs: removing and renaming only expected inodes, atomic creation, and change
+//! info.
 
 use ivers_mem::Mem;
 use ivers_vfs::acl::ACCESS;
@@ -26,7 +27,7 @@ fn refused(result: Result<impl Sized>, why: NameError) {
 }
 
 #[test]
-fn only_what_is_meant_loses_its_name() {
+fn only_the_expected_inode_is_removed() {
     let (vfs, root) = mount();
     let cred = Cred::root();
     let (one, two) = (
@@ -42,7 +43,7 @@ fn only_what_is_meant_loses_its_name() {
     refused(vfs.remove(&cred, &root, b"dir", &dir, true), NameError::NotEmpty);
     assert_eq!(vfs.change(&root), before, "nothing was done");
     vfs.remove(&cred, &dir, b"one", &other, false).unwrap();
-    // A directory like a file: the caller knows what he has found.
+    // `remove` also removes directories.
     let info = vfs.remove(&cred, &root, b"dir", &dir, true).unwrap().unwrap();
     assert_eq!((Some(info.before), Some(info.after)), (before, vfs.change(&root)));
     vfs.remove(&cred, &root, b"one", &one, true).unwrap();
@@ -50,7 +51,7 @@ fn only_what_is_meant_loses_its_name() {
 }
 
 #[test]
-fn only_what_is_meant_moves_and_is_replaced() {
+fn only_expected_inodes_are_renamed_and_replaced() {
     let (vfs, root) = mount();
     let cred = Cred::root();
     let file = |name| make(&vfs, &root, name, &CreateSpec::file(0o600));
@@ -70,20 +71,20 @@ fn only_what_is_meant_moves_and_is_replaced() {
 }
 
 #[test]
-fn a_name_is_confirmed_with_the_value_that_vouches_for_it() {
+fn a_name_is_revalidated_with_the_change_attribute_of_its_directory() {
     let (vfs, root) = mount();
     let cred = Cred::root();
     let file = make(&vfs, &root, "f", &CreateSpec::file(0o600));
     let info = vfs.revalidate_name(&cred, &root, b"f", &file).unwrap().unwrap();
     assert_eq!((info.before, Some(info.after)), (info.after, vfs.change(&root)));
     vfs.unlink(&cred, &root, b"f", false).unwrap();
-    assert_ne!(vfs.change(&root), Some(info.after), "it was looked at");
+    assert_ne!(vfs.change(&root), Some(info.after), "the directory was queried");
     refused(vfs.revalidate_name(&cred, &root, b"f", &file), NameError::Changed);
     refused(vfs.revalidate_name(&cred, &file, b"f", &file), NameError::NotDirectory);
 }
 
 #[test]
-fn what_is_made_is_whole_and_nobody_gives_away_what_is_not_his() {
+fn creation_sets_all_attributes_atomically_and_checks_ownership() {
     let (vfs, root) = mount();
     vfs.set_attr(&Cred::root(), &root, &SetAttr { perm: Some(0o777), ..SetAttr::default() }).unwrap();
     let ann = Cred { groups: vec![50], ..Cred::user(1000, 1000) };
@@ -103,13 +104,13 @@ fn what_is_made_is_whole_and_nobody_gives_away_what_is_not_his() {
     let info = info.unwrap();
     assert!(info.before < info.after && Some(info.after) == vfs.change(&root));
     let attr = vfs.stat(&file);
-    assert_eq!(told.as_ref(), Some(&attr), "whoever claims it sees all of it");
+    assert_eq!(told.as_ref(), Some(&attr), "the claim sees all attributes");
     assert_eq!((attr.perm, attr.uid, attr.gid, attr.size), (0o640, 1000, 50, 9000));
     assert_eq!((attr.atime.sec, attr.mtime.sec), (3, 4));
     let mut bytes = [1; 9001];
     assert_eq!(vfs.read(&file, 0, &mut bytes).unwrap(), 9000);
     assert!(bytes[..9000].iter().all(|byte| *byte == 0));
-    // A directory that hands its group down decides, unless something else is said.
+    // A set-gid directory determines the group unless the caller gives one.
     let hands_down = SetAttr { gid: Some(60), perm: Some(0o2777), ..SetAttr::default() };
     vfs.set_attr(&Cred::root(), &root, &hands_down).unwrap();
     let given = |gid| CreateSpec { gid, ..CreateSpec::file(0o600) };
@@ -121,7 +122,7 @@ fn what_is_made_is_whole_and_nobody_gives_away_what_is_not_his() {
 }
 
 #[test]
-fn a_change_of_an_attribute_tells_the_values_around_it() {
+fn setting_an_attribute_returns_change_info() {
     let (vfs, root) = mount();
     let cred = Cred::root();
     let file = make(&vfs, &root, "f", &CreateSpec::file(0o600));
@@ -137,7 +138,7 @@ fn a_change_of_an_attribute_tells_the_values_around_it() {
 }
 
 #[test]
-fn rights_are_those_that_access_grants() {
+fn rights_agree_with_access() {
     let (vfs, root) = mount();
     let file = make(&vfs, &root, "f", &CreateSpec::file(0o600));
     let owner = SetAttr { uid: Some(1), gid: Some(2), ..SetAttr::default() };
@@ -180,17 +181,17 @@ fn rights_are_those_that_access_grants() {
 }
 
 #[test]
-fn who_has_it_open_may_cut_it_and_no_more() {
+fn an_open_file_may_be_truncated_without_write_permission() {
     let (vfs, root) = mount();
     let file = make(&vfs, &root, "f", &CreateSpec::file(0o4755));
     let ann = Cred::user(1000, 1000);
     let cut = SetAttr { size: Some(5), opened: true, ..SetAttr::default() };
     refused(vfs.set_attr(&ann, &file, &SetAttr { opened: false, ..cut.clone() }), NameError::Access);
     refused(vfs.set_attr(&ann, &file, &SetAttr { perm: Some(0), ..cut.clone() }), NameError::NotPermitted);
-    assert_eq!(vfs.stat(&file).size, 0, "nothing of it was done");
+    assert_eq!(vfs.stat(&file).size, 0, "the whole request was refused");
     vfs.set_attr(&ann, &file, &cut).unwrap();
     let attr = vfs.stat(&file);
-    assert_eq!((attr.size, attr.perm), (5, 0o755), "and what a write takes away, this takes away");
+    assert_eq!((attr.size, attr.perm), (5, 0o755), "set-id bits are removed as by a write");
     let fixed = SetAttr { flags: Some(InodeFlags::IMMUTABLE), ..SetAttr::default() };
     vfs.set_attr(&Cred::root(), &file, &fixed).unwrap();
     refused(vfs.set_attr(&ann, &file, &cut), NameError::NotPermitted);
