@@ -99,8 +99,8 @@ impl Principal {
         self.0.get(user..).unwrap_or_default()
     }
 
-    /// Returns whether `other` may act for the machine of this principal. Without the machine's certificate
-    /// nobody may.
+    /// Returns whether `other` may act for the machine of this principal. If this principal has a
+    /// certificate, `other` must have the same one.
     pub(super) fn accepts_machine_of(&self, other: &Self) -> bool {
         self.machine().is_empty() || self.machine() == other.machine()
     }
