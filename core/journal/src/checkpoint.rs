@@ -1,4 +1,4 @@
-//! Checkpointing: committed blocks go home, the log becomes empty.
+//! Checkpoints: write committed blocks in place and empty the log.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::engine::{Inner, count};
 use crate::{LogFormat, Result};
 
 impl Inner {
-    /// Writes every committed block home and empties the log.
+    /// Writes every active item in place and empties the log.
     pub fn checkpoint(&self) -> Result<()> {
         let Some(log) = &self.log else { return Ok(()) };
         let mut log = log.lock();
@@ -16,13 +16,13 @@ impl Inner {
         self.or_abort(done)
     }
 
-    /// The same with the log locked already. Commits wait; handles do not.
+    /// As [`Inner::checkpoint`]. The caller holds the lock of the log: commits wait, handles do not.
     pub fn checkpoint_locked(&self, log: &mut dyn LogFormat) -> Result<()> {
-        // The list changes only under the log's lock, so what is collected here is what is removed below.
+        // The active items change only under the log's lock: those collected here are the ones cleared below.
         let blocks: Vec<(BlockNo, Arc<[u8]>)> = {
             let state = self.state.lock();
             state.check()?;
-            state.pending.iter().map(|(&block, pending)| (block, pending.data.clone())).collect()
+            state.active.iter().map(|(&block, item)| (block, item.data.clone())).collect()
         };
         if blocks.is_empty() && log.free_blocks() == log.capacity_blocks() {
             return Ok(());
@@ -32,7 +32,7 @@ impl Inner {
         log.release_all()?;
         count(&self.counters.checkpoints, 1);
         count(&self.counters.checkpoint_blocks, blocks.len() as u64);
-        self.state.lock().pending.clear();
+        self.state.lock().active.clear();
         Ok(())
     }
 }

@@ -1,14 +1,14 @@
-//! Committing: lock down, take snapshots, log, flush, commit record.
+//! Commits: close the transaction, take snapshots, write the log, flush, write the commit record.
 
 use std::sync::Arc;
 
 use ivers_block::{BlockNo, Buffer};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::engine::{Callback, Inner, Pending, count};
+use crate::engine::{ActiveItem, Callback, Inner, count};
 use crate::{JournalError, LogFormat, LogItem, LogTransaction, Result, Tid};
 
-/// A transaction that takes no more handles.
+/// A transaction that is closed to handles, with snapshots of its blocks.
 struct Closed {
     tid: Tid,
     buffers: Vec<Arc<Buffer>>,
@@ -17,24 +17,24 @@ struct Closed {
     callbacks: Vec<Callback>,
 }
 
-/// Leads a commit, until this is dropped.
+/// The role of the thread that commits for all waiting threads. Dropping it gives the role up.
 struct Leader<'a>(&'a Inner);
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().leading = false;
-        self.0.commit_over.notify_all();
+        self.0.state.lock().has_leader = false;
+        self.0.commit_done.notify_all();
     }
 }
 
 impl Inner {
-    /// Commits `tid`, or whatever runs (`None`, which flushes in any case).
+    /// Commits through `tid`, or everything so far if it is `None`. `None` always flushes.
     pub fn commit(&self, tid: Option<Tid>) -> Result<()> {
         let Some(log) = &self.log else {
             let mut state = self.state.lock();
             state.check()?;
-            // Before: what is changed while this writes is for the next one.
-            state.unwritten = None;
+            // Cleared before the write: a change during the write belongs to the next commit.
+            state.unwritten_since = None;
             drop(state);
             return self.or_abort(self.cache.sync().map_err(JournalError::from));
         };
@@ -44,8 +44,8 @@ impl Inner {
         }
     }
 
-    /// Commits `target`: one of those who ask leads, and the others wait for what he makes durable, not for a turn of their own at the log. So they go all at once,
-    /// and what they do next comes together in the commit after the next.
+    /// Commits through `target`. One caller is the leader and commits; the others wait for `commit_done`
+    /// instead of the log's lock. They continue together, so their next changes share a commit.
     fn commit_through(&self, log: &Mutex<Box<dyn LogFormat>>, target: Tid) -> Result<()> {
         {
             let mut state = self.state.lock();
@@ -54,18 +54,18 @@ impl Inner {
                     return Ok(());
                 }
                 state.check()?;
-                if !state.leading {
+                if !state.has_leader {
                     break;
                 }
-                self.commit_over.wait(&mut state);
+                self.commit_done.wait(&mut state);
             }
-            state.leading = true;
+            state.has_leader = true;
         }
         let _leader = Leader(self);
         let mut log = log.lock();
         {
             let state = self.state.lock();
-            // By the commit thread, or by somebody who flushes.
+            // The commit thread or `commit_all` has committed it meanwhile.
             if state.committed >= target {
                 return Ok(());
             }
@@ -74,31 +74,31 @@ impl Inner {
         self.commit_running(&mut log)
     }
 
-    /// Commits whatever runs, and flushes in any case.
+    /// Commits everything so far, and always flushes.
     fn commit_all(&self, log: &Mutex<Box<dyn LogFormat>>) -> Result<()> {
         let target = {
             let state = self.state.lock();
             state.check()?;
             state.newest()
         };
-        // Whoever waits here for another's commit finds its own work done when it gets the lock.
+        // While this waits for the lock, another commit may cover `target`.
         let mut log = log.lock();
         {
             let state = self.state.lock();
             state.check()?;
             if state.committed >= target {
                 drop(state);
-                // The data that the caller wrote may be younger than the flush of the commit that it waited for.
+                // The caller may have written data after the flush of that commit.
                 return self.or_abort(self.cache.device().flush().map_err(Into::into));
             }
         }
         self.commit_running(&mut log)
     }
 
-    /// Commits the running transaction, if there is one, for the commit thread.
+    /// Commits the running transaction if there is one. For the commit thread.
     pub fn commit_background(&self) -> Result<()> {
         let Some(log) = &self.log else {
-            let some = self.state.lock().unwritten.is_some();
+            let some = self.state.lock().unwritten_since.is_some();
             return if some { self.commit(None) } else { Ok(()) };
         };
         let mut log = log.lock();
@@ -108,7 +108,7 @@ impl Inner {
         self.commit_running(&mut log)
     }
 
-    /// Commits the running transaction, with the log locked.
+    /// Commits the running transaction. The caller holds the lock of the log.
     pub fn commit_running(&self, log: &mut MutexGuard<'_, Box<dyn LogFormat>>) -> Result<()> {
         let Some(closed) = self.close_running()? else {
             return self.or_abort(self.cache.device().flush().map_err(Into::into));
@@ -116,13 +116,13 @@ impl Inner {
         let written = self.write(log.as_mut(), &closed);
         self.or_abort(written)?;
         self.finish(closed);
-        if self.wants_checkpoint(log.as_ref()) {
-            self.timer.want_checkpoint();
+        if self.needs_checkpoint(log.as_ref()) {
+            self.commit_thread.request_checkpoint();
         }
         Ok(())
     }
 
-    /// Waits for the open handles to end, takes snapshots, and lets new handles start the next transaction.
+    /// Waits for the open handles, takes snapshots, and lets new handles start the next transaction.
     fn close_running(&self) -> Result<Option<Closed>> {
         let mut state = self.state.lock();
         state.check()?;
@@ -131,12 +131,12 @@ impl Inner {
             Some(running) => running.locked = true,
         }
         while state.running.as_ref().is_some_and(|r| r.handles > 0) {
-            self.changed.wait(&mut state);
+            self.state_changed.wait(&mut state);
             if let Err(e) = state.check() {
                 if let Some(running) = state.running.as_mut() {
                     running.locked = false;
                 }
-                self.changed.notify_all();
+                self.state_changed.notify_all();
                 return Err(e);
             }
         }
@@ -150,7 +150,7 @@ impl Inner {
             buffers.push(item.buffer);
         }
         state.committing = log.items.iter().map(|i| i.block).collect();
-        self.changed.notify_all();
+        self.state_changed.notify_all();
         let forgotten = running.forgotten.into_iter().collect();
         Ok(Some(Closed { tid: running.tid, buffers, log, forgotten, callbacks: running.callbacks }))
     }
@@ -171,9 +171,11 @@ impl Inner {
         }
         self.state.lock().check()?;
         let body = log.write_items(&closed.log)?;
-        // Makes the log blocks durable before their commit record, and with them all file data written before the handles ended.
+        // Makes the log blocks durable before their commit record, and all file data that was written before
+        // the handles ended.
         self.cache.device().flush()?;
-        // Whoever ended a handle and then found that it had left its change half done has stopped the journal by now.
+        // A driver aborts the journal if it ends a handle with an incomplete change: such a transaction must
+        // not get a commit record.
         self.state.lock().check()?;
         let record = log.write_commit()?;
         let c = &self.counters;
@@ -185,28 +187,28 @@ impl Inner {
         Ok(())
     }
 
-    /// The transaction is durable: its blocks may go home, its freed blocks may be used again.
+    /// Ends a durable transaction: its blocks become active items, its freed blocks may be reused.
     fn finish(&self, closed: Closed) {
         let Closed { tid, buffers, log, forgotten, callbacks } = closed;
         let mut state = self.state.lock();
         for block in &log.revokes {
-            state.pending.remove(block);
+            state.active.remove(block);
         }
         for (item, buffer) in log.items.into_iter().zip(buffers) {
-            state.pending.insert(item.block, Pending { _buffer: buffer, data: item.data });
+            state.active.insert(item.block, ActiveItem { _buffer: buffer, data: item.data });
         }
         state.committing.clear();
         state.committed = tid;
         drop(state);
-        // A block that somebody uses again already is held by him, or by the running transaction.
+        // A block that is in use again is referenced by its user or by the running transaction.
         forgotten.into_iter().for_each(|block| self.cache.forget_unused(block));
         callbacks.into_iter().for_each(|f| f());
-        self.changed.notify_all();
-        self.commit_over.notify_all();
+        self.state_changed.notify_all();
+        self.commit_done.notify_all();
     }
 
-    fn wants_checkpoint(&self, log: &dyn LogFormat) -> bool {
-        let kept = self.state.lock().pending.len() as u64 * u64::from(self.cache.block_size());
+    fn needs_checkpoint(&self, log: &dyn LogFormat) -> bool {
+        let kept = self.state.lock().active.len() as u64 * u64::from(self.cache.block_size());
         let used = log.capacity_blocks().saturating_sub(log.free_blocks());
         kept > self.options.checkpoint_bytes
             || used * 100 > log.capacity_blocks() * self.options.checkpoint_percent

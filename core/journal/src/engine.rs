@@ -1,4 +1,4 @@
-//! The journal: its state, and what drivers call.
+//! The journal: its state and its interface for drivers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 use ivers_block::{BlockNo, Buffer, BufferCache};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::timer::Timer;
+use crate::commit_thread::CommitThread;
 use crate::{Handle, JournalError, LogFormat, Result};
 
-/// A transaction's number: grows by one a transaction from 1 on, in memory only.
+/// The number of a transaction in memory: 1, 2, 3 and so on. It is not stored.
 pub type Tid = u64;
 
-/// Called when a transaction is durable.
+/// A function to call when a transaction is durable.
 pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 
-/// How a journal behaves.
+/// Options of a journal.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JournalOptions {
-    /// A transaction is committed at the latest about this long after it began.
+    /// Approximate longest time from the start of a transaction to its commit.
     pub commit_interval: Duration,
-    /// Blocks that are committed but not home are written home when they take more memory than this.
+    /// Memory of the active items, in bytes, above which a checkpoint starts.
     pub checkpoint_bytes: u64,
-    /// Or when more than this share of the log is used, in percent.
+    /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
 }
 
@@ -38,20 +38,20 @@ impl Default for JournalOptions {
 }
 
 impl JournalOptions {
-    /// The same with another commit interval.
+    /// Sets the commit interval.
     pub fn with_commit_interval(mut self, interval: Duration) -> Self {
         self.commit_interval = interval;
         self
     }
 
-    /// The same with another bound for committed blocks that are not home.
+    /// Sets the memory of the active items, in bytes, above which a checkpoint starts.
     pub fn with_checkpoint_bytes(mut self, bytes: u64) -> Self {
         self.checkpoint_bytes = bytes;
         self
     }
 }
 
-/// Counts since the journal was opened.
+/// Statistics since the journal was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct JournalStats {
     /// Handles begun.
@@ -68,13 +68,13 @@ pub struct JournalStats {
     pub items: u64,
     /// Revokes written.
     pub revokes: u64,
-    /// Times that the log was emptied.
+    /// Checkpoints that emptied the log.
     pub checkpoints: u64,
-    /// Blocks written home.
+    /// Blocks written in place by checkpoints.
     pub checkpoint_blocks: u64,
 }
 
-/// The counters behind [`JournalStats`]; they guard nothing, so all accesses are relaxed.
+/// The counters of [`JournalStats`]. No other memory depends on them, so all accesses are relaxed.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub handles: AtomicU64,
@@ -92,7 +92,7 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-/// A block with more dirty ranges than this is logged from its first changed byte to its last.
+/// A block with more changed ranges than this is logged from its first changed byte to its last.
 const MAX_RANGES: usize = 32;
 
 /// One block in the running transaction.
@@ -102,7 +102,7 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Adds a dirty range, keeping the list sorted and merged.
+    /// Adds a changed range and keeps the list sorted and merged.
     fn add(&mut self, range: Range<u32>) {
         if range.is_empty() || self.ranges.iter().any(|r| r.start <= range.start && range.end <= r.end) {
             return;
@@ -133,12 +133,12 @@ pub(crate) struct Running {
     pub handles: u32,
     /// Credits of the open handles.
     pub reserved: u64,
-    /// A commit waits for the handles to end; no new ones may join.
+    /// A commit waits for the open handles. No new handle may join.
     pub locked: bool,
     pub started: Instant,
     pub items: HashMap<BlockNo, Item>,
     pub revokes: BTreeSet<BlockNo>,
-    /// Blocks freed by this transaction: the cache drops them when it commits.
+    /// Blocks freed by this transaction. The cache drops them after the commit.
     pub forgotten: HashSet<BlockNo>,
     pub callbacks: Vec<Callback>,
 }
@@ -159,9 +159,9 @@ impl Running {
     }
 }
 
-/// A block that is committed and not known to be home: its newest committed contents.
-pub(crate) struct Pending {
-    /// Pins the buffer, so that nobody reads the stale block from the device.
+/// A committed block that is not yet written in place, with its newest committed contents.
+pub(crate) struct ActiveItem {
+    /// Pins the buffer: the block on the device is stale.
     pub _buffer: Arc<Buffer>,
     pub data: Arc<[u8]>,
 }
@@ -169,19 +169,20 @@ pub(crate) struct Pending {
 #[derive(Default)]
 pub(crate) struct State {
     pub running: Option<Running>,
-    /// Blocks of the transaction that is being written to the log.
+    /// Blocks of the transaction that a commit writes to the log.
     pub committing: HashSet<BlockNo>,
-    /// Number of the newest durable transaction.
+    /// The newest durable transaction.
     pub committed: Tid,
-    /// Number that the next transaction gets.
+    /// The number of the next transaction.
     pub next: Tid,
-    /// Somebody commits, or is about to, and others wait for him.
-    pub leading: bool,
-    pub pending: BTreeMap<BlockNo, Pending>,
+    /// A thread in `commit_through` is the leader. Others wait for `commit_done`.
+    pub has_leader: bool,
+    /// Changes only under the lock of the log.
+    pub active: BTreeMap<BlockNo, ActiveItem>,
     pub aborted: Option<String>,
-    /// No-journal mode: since when there are changes that no commit has brought home.
-    pub unwritten: Option<Instant>,
-    /// Shut down in good order.
+    /// No-journal mode: the time of the first change since the last commit.
+    pub unwritten_since: Option<Instant>,
+    /// The journal was shut down cleanly.
     pub closed: bool,
 }
 
@@ -193,7 +194,7 @@ impl State {
         }
     }
 
-    /// The youngest transaction that was begun.
+    /// The newest transaction that was begun.
     pub fn newest(&self) -> Tid {
         self.running.as_ref().map_or(self.next.saturating_sub(1), |running| running.tid)
     }
@@ -201,47 +202,51 @@ impl State {
 
 pub(crate) struct Inner {
     pub cache: Arc<BufferCache>,
-    /// `None` in no-journal mode. Locked during a commit and a checkpoint; always before `state`.
+    /// `None` in no-journal mode. Held during a commit and a checkpoint. Taken before `state`.
     pub log: Option<Mutex<Box<dyn LogFormat>>>,
     pub state: Mutex<State>,
-    /// `State::aborted` is set; written under its lock.
-    pub stopped: AtomicBool,
-    /// Something in `state` changed that somebody may wait for.
-    pub changed: Condvar,
-    /// A transaction is durable, or nobody is `leading` any more.
-    pub commit_over: Condvar,
+    /// True if `State::aborted` is set. Written under the lock of `state`.
+    pub is_aborted: AtomicBool,
+    /// `state` changed: a handle ended, a transaction closed or finished, or the journal was aborted.
+    pub state_changed: Condvar,
+    /// A transaction became durable, or a leader gave its role up.
+    pub commit_done: Condvar,
     pub options: JournalOptions,
-    /// Most items and revokes that one transaction may have.
+    /// The most items and revokes that one transaction may have.
     pub limit_blocks: u64,
     pub counters: Counters,
-    pub timer: Timer,
+    pub commit_thread: CommitThread,
 }
 
-/// A write-ahead journal over a [`BufferCache`], or none: see the crate's page. Clones share one journal.
+/// A write-ahead journal over a [`BufferCache`]; see the crate documentation. Clones share one journal.
+///
+/// In no-journal mode it has the same interface and no log.
 #[derive(Clone)]
 pub struct Journal {
     pub(crate) inner: Arc<Inner>,
 }
 
 impl Journal {
-    /// No-journal mode: changes mark buffers dirty, a commit writes them home and flushes, and a crash may leave anything.
+    /// Returns a journal in no-journal mode. Changes mark buffers dirty, and a commit writes them in place
+    /// and flushes. A crash may leave any mix of old and new blocks.
     pub fn none(cache: Arc<BufferCache>) -> Self {
         Self { inner: Arc::new(Self::inner(cache, None, JournalOptions::default(), u64::MAX)) }
     }
 
-    /// [`none`](Self::none), with a thread that commits what nobody has for so long.
-    pub fn none_for(cache: Arc<BufferCache>, interval: Duration) -> Result<Self> {
+    /// As [`none`](Self::none), with a thread that commits changes about `interval` after they were made.
+    pub fn none_with_interval(cache: Arc<BufferCache>, interval: Duration) -> Result<Self> {
         let journal = Self::none(cache);
-        journal.inner.timer.start(Arc::downgrade(&journal.inner), interval)?;
+        journal.inner.commit_thread.start(Arc::downgrade(&journal.inner), interval)?;
         Ok(journal)
     }
 
-    /// A journal that logs to `log`, which must not need recovery any more.
+    /// Opens a journal that writes to `log`. Fails if the log needs recovery.
     pub fn open(log: Box<dyn LogFormat>, cache: Arc<BufferCache>, options: JournalOptions) -> Result<Self> {
         if log.needs_recovery() {
             return Err(JournalError::NeedsRecovery);
         }
-        // A quarter of the log, so that commits and checkpoints overlap with new handles, and no more than may stay in memory.
+        // A quarter of the log, so that commits and checkpoints overlap with new handles. Not more than may
+        // stay in memory.
         let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());
         let quarter = log.capacity_blocks() / 4;
         let mut limit = quarter.min(in_memory.max(64));
@@ -252,7 +257,7 @@ impl Journal {
             return Err(JournalError::TooLarge { blocks: 8, limit });
         }
         let inner = Arc::new(Self::inner(cache, Some(Mutex::new(log)), options, limit));
-        inner.timer.start(Arc::downgrade(&inner), inner.options.commit_interval)?;
+        inner.commit_thread.start(Arc::downgrade(&inner), inner.options.commit_interval)?;
         Ok(Self { inner })
     }
 
@@ -266,13 +271,13 @@ impl Journal {
             cache,
             log,
             state: Mutex::new(State { next: 1, ..State::default() }),
-            stopped: AtomicBool::new(false),
-            changed: Condvar::new(),
-            commit_over: Condvar::new(),
+            is_aborted: AtomicBool::new(false),
+            state_changed: Condvar::new(),
+            commit_done: Condvar::new(),
             options,
             limit_blocks,
             counters: Counters::default(),
-            timer: Timer::default(),
+            commit_thread: CommitThread::default(),
         }
     }
 
@@ -286,14 +291,15 @@ impl Journal {
         &self.inner.cache
     }
 
-    /// The most credits that one handle may ask for.
+    /// The most credits that one handle may reserve.
     pub fn max_credits(&self) -> u32 {
         u32::try_from(self.inner.limit_blocks).unwrap_or(u32::MAX)
     }
 
-    /// Joins the running transaction, promising to change or free at most `credits` different blocks.
+    /// Joins the running transaction. The handle may change or free at most `credits` different blocks.
     ///
-    /// Waits while a commit waits for open handles, or for room in the transaction. Must not be called by a thread that has a handle open.
+    /// Waits while a commit waits for open handles, and while the credits do not fit the transaction. The
+    /// calling thread must have no open handle.
     pub fn begin(&self, credits: u32) -> Result<Handle> {
         let inner = &self.inner;
         let credits = u64::from(credits);
@@ -315,30 +321,31 @@ impl Journal {
                     running.reserved += credits;
                     break running.tid;
                 }
-                inner.timer.want_commit();
+                inner.commit_thread.request_commit();
             }
-            inner.changed.wait(&mut state);
+            inner.state_changed.wait(&mut state);
         };
         drop(state);
         count(&inner.counters.handles, 1);
         Ok(Handle::new(self.clone(), tid, credits))
     }
 
-    /// Makes transaction `tid` durable: returns when its commit record is. Concurrent callers share one commit.
+    /// Makes transaction `tid` durable: returns when its commit record is durable. Concurrent callers share
+    /// one commit.
     ///
-    /// In no-journal mode writes every dirty buffer home and flushes.
+    /// In no-journal mode it writes every dirty buffer in place and flushes.
     pub fn commit(&self, tid: Tid) -> Result<()> {
         self.inner.commit(Some(tid))
     }
 
-    /// Makes everything durable that was changed, and all file data that was written, before this call.
+    /// Makes durable all changes and all file data written before this call.
     pub fn commit_all(&self) -> Result<()> {
         self.inner.commit(None)
     }
 
-    /// Commits in the background, soon.
+    /// Requests a commit in the background as soon as possible.
     pub fn commit_soon(&self) {
-        self.inner.timer.want_commit();
+        self.inner.commit_thread.request_commit();
     }
 
     /// True if transaction `tid` is durable.
@@ -346,46 +353,47 @@ impl Journal {
         self.inner.state.lock().committed >= tid
     }
 
-    /// The running transaction's number, or the one that the next handle starts: whatever was changed so far is durable
-    /// once this one is committed.
+    /// The number of the running transaction, or of the one that the next handle starts. Once it is
+    /// committed, all changes so far are durable.
     pub fn current_tid(&self) -> Tid {
         let state = self.inner.state.lock();
         state.running.as_ref().map_or(state.next, |r| r.tid)
     }
 
-    /// The youngest transaction that there is: all that was changed so far is durable once this one is committed.
+    /// The number of the newest transaction that was begun. Once it is committed, all changes so far are
+    /// durable.
     pub fn newest_tid(&self) -> Tid {
         self.inner.state.lock().newest()
     }
 
-    /// Commits, and writes every committed block home: afterwards the log is empty.
+    /// Commits, writes every active item in place and empties the log.
     pub fn checkpoint_all(&self) -> Result<()> {
         self.commit_all()?;
         self.inner.checkpoint()
     }
 
-    /// Commits, checkpoints, and marks the log clean. Further handles are refused.
+    /// Commits, checkpoints and marks the log clean. The journal refuses further handles.
     pub fn shutdown(&self) -> Result<()> {
-        self.inner.timer.stop();
+        self.inner.commit_thread.stop();
         self.inner.shutdown()
     }
 
-    /// Stops the journal: every further handle and commit fails, nothing more is written.
+    /// Aborts the journal: later handles and commits fail, and nothing more is written.
     pub fn abort(&self, cause: impl std::fmt::Display) {
         self.inner.abort(&cause.to_string());
     }
 
-    /// Why the journal stopped, if it did.
+    /// Returns why the journal was aborted, if it was.
     pub fn aborted(&self) -> Option<String> {
         self.inner.state.lock().aborted.clone()
     }
 
-    /// Whether it stopped: cheap, for callers that ask often.
+    /// True if the journal was aborted. Takes no lock, for frequent callers.
     pub fn is_aborted(&self) -> bool {
-        self.inner.stopped.load(Ordering::Acquire)
+        self.inner.is_aborted.load(Ordering::Acquire)
     }
 
-    /// Counts so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> JournalStats {
         let c = &self.inner.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -404,7 +412,7 @@ impl Journal {
 }
 
 impl Inner {
-    /// True if `credits` more fit the transaction. A handle of whatever size fits a transaction that is empty.
+    /// True if `credits` more fit the transaction. An empty transaction fits every handle.
     pub fn fits(&self, running: &Running, credits: u64) -> bool {
         let used = running.items.len() as u64 + running.revokes.len() as u64 + running.reserved;
         used == 0 || used.saturating_add(credits) <= self.limit_blocks
@@ -413,11 +421,11 @@ impl Inner {
     pub fn abort(&self, cause: &str) {
         let mut state = self.state.lock();
         state.aborted.get_or_insert_with(|| cause.to_string());
-        self.stopped.store(true, Ordering::Release);
-        self.changed.notify_all();
+        self.is_aborted.store(true, Ordering::Release);
+        self.state_changed.notify_all();
     }
 
-    /// Passes a result on; an error stops the journal.
+    /// Returns `result`; an error aborts the journal.
     pub fn or_abort<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(e) = &result {
             self.abort(&e.to_string());
@@ -425,12 +433,12 @@ impl Inner {
         result
     }
 
-    /// Adds bytes of a buffer to the running transaction, in which the caller has a handle.
+    /// Adds bytes of a buffer to the running transaction `tid`, in which the caller has a handle.
     pub fn add_item(&self, tid: Tid, buffer: &Arc<Buffer>, range: Range<u32>) {
         let mut state = self.state.lock();
         let running = running_of(&mut state, tid);
         let block = buffer.block();
-        // A block that lives again must be replayed: in one transaction a revoke would win over the new contents.
+        // The block is in use again. A revoke in the same transaction would keep it from being replayed.
         running.revokes.remove(&block);
         running.forgotten.remove(&block);
         let item =
@@ -441,10 +449,10 @@ impl Inner {
         item.add(range);
     }
 
-    /// Notes that `block` was freed in the running transaction.
+    /// Records that `block` was freed in the running transaction `tid`.
     pub fn forget(&self, tid: Tid, block: BlockNo) {
         let mut state = self.state.lock();
-        let in_log = state.committing.contains(&block) || state.pending.contains_key(&block);
+        let in_log = state.committing.contains(&block) || state.active.contains_key(&block);
         let running = running_of(&mut state, tid);
         running.items.remove(&block);
         running.forgotten.insert(block);
@@ -454,7 +462,7 @@ impl Inner {
     }
 }
 
-/// The running transaction, which an open handle keeps from ending.
+/// The running transaction `tid`, in which the caller has a handle.
 pub(crate) fn running_of<'a>(state: &'a mut MutexGuard<'_, State>, tid: Tid) -> &'a mut Running {
     let running = state.running.as_mut().expect("a handle keeps its transaction running");
     assert_eq!(running.tid, tid, "a handle keeps its transaction running");
@@ -463,7 +471,7 @@ pub(crate) fn running_of<'a>(state: &'a mut MutexGuard<'_, State>, tid: Tid) -> 
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.timer.stop();
+        self.commit_thread.stop();
     }
 }
 
@@ -473,7 +481,7 @@ mod tests {
     use ivers_block::{Budget, MemDevice};
 
     #[test]
-    fn ranges_merge() {
+    fn overlapping_and_adjacent_ranges_are_merged() {
         let cache = BufferCache::new(Arc::new(MemDevice::new(4096)), 4096, Arc::new(Budget::unlimited()));
         let mut item = Item { buffer: cache.get(BlockNo(0)).unwrap(), ranges: vec![] };
         for r in [10..20, 40..50, 20..25, 5..6, 24..41, 12..13, 7..7] {

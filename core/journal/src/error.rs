@@ -1,8 +1,8 @@
-//! What can go wrong with a journal.
+//! Errors of the journal.
 
 use ivers_block::BlockError;
 
-/// Result of everything in this crate.
+/// Result of every operation of this crate.
 pub type Result<T> = std::result::Result<T, JournalError>;
 
 /// An error of the journal.
@@ -12,47 +12,49 @@ pub enum JournalError {
     /// The device failed.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// The journal stopped after an earlier error; nothing more is written until the filesystem is opened anew.
-    #[error("the journal stopped: {cause}")]
+    /// An earlier error or a shutdown aborted the journal. It writes nothing until the filesystem is opened
+    /// again.
+    #[error("the journal was aborted, open the filesystem again: {cause}")]
     Aborted {
-        /// The error that stopped it.
+        /// The first error.
         cause: String,
     },
-    /// A structure of the log makes no sense.
+    /// A structure of the log is invalid.
     #[error("journal block {log_block}: {what}")]
     Corrupt {
         /// What is wrong.
         what: String,
-        /// Which block of the log.
+        /// The block of the log.
         log_block: u64,
     },
-    /// The log uses a feature that this implementation does not know.
-    #[error("the journal needs features that are not supported: {features}")]
+    /// The log uses features that are not supported.
+    #[error("the journal uses features that are not supported: {features}")]
     Incompatible {
-        /// Their names, or bits where they have none.
+        /// The features by name, or by bit if they have no name.
         features: String,
     },
     /// The log holds fast commits that were not replayed.
     #[error(
-        "the journal holds fast commits of transaction {sequence}, which are not supported: let the kernel mount it or run e2fsck -p first"
+        "the journal holds fast commits of transaction {sequence}, which are not supported; \
+         mount it with the kernel or run e2fsck -p first"
     )]
     FastCommitPending {
-        /// The transaction that they follow.
+        /// The sequence number of that transaction, which has no full commit.
         sequence: u32,
     },
-    /// The log lives on, or is shared with, another device or filesystem.
+    /// The log belongs to another filesystem, to several, or lies on another device.
     #[error("an external or shared journal is not supported ({what})")]
     External {
-        /// How that shows.
+        /// The field that shows it.
         what: String,
     },
     /// The log must be replayed before it can be written.
-    #[error("the journal needs recovery first")]
+    #[error("the journal cannot be written: it needs recovery first")]
     NeedsRecovery,
-    /// More was asked of one transaction than fits the log.
+    /// A handle or transaction needs more blocks than the log allows.
     #[error("a transaction of {blocks} blocks does not fit the journal, which allows {limit}")]
     TooLarge {
-        /// Blocks asked for.
+        /// Blocks needed.
         blocks: u64,
         /// Blocks allowed.
         limit: u64,

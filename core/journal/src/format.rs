@@ -1,4 +1,4 @@
-//! What an encoding of the log must do.
+//! The interface between the engine and an encoding of the log.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::Result;
 /// One block changed by a transaction.
 #[derive(Debug, Clone)]
 pub struct LogItem {
-    /// The block's number on the filesystem's device.
+    /// The block number on the filesystem's device.
     pub block: BlockNo,
     /// Bytes that changed, sorted, neither overlapping nor adjacent. An encoding may round them up.
     pub ranges: Vec<Range<u32>>,
@@ -19,16 +19,16 @@ pub struct LogItem {
     pub data: Arc<[u8]>,
 }
 
-/// What is to be made durable together.
+/// The contents of one transaction.
 #[derive(Debug, Default)]
 pub struct LogTransaction {
     /// Changed blocks, sorted by number, each once.
     pub items: Vec<LogItem>,
-    /// Blocks whose contents in earlier transactions must not be replayed. None of them is among the items.
+    /// Blocks whose earlier log records must not be replayed. None of them is among the items.
     pub revokes: BTreeSet<BlockNo>,
 }
 
-/// What a transaction cost in the log.
+/// Log space that a write took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogWritten {
     /// Blocks written to the log.
@@ -39,33 +39,34 @@ pub struct LogWritten {
 
 /// The encoding of a log on disk. The engine calls it with the log locked, one call at a time.
 ///
-/// The order of calls for one transaction is [`write_items`](LogFormat::write_items), a flush of the device by the engine,
-/// [`write_commit`](LogFormat::write_commit). Transactions are numbered by the encoding.
+/// For each transaction the engine calls [`write_items`](LogFormat::write_items), flushes the device, and
+/// calls [`write_commit`](LogFormat::write_commit). The encoding numbers the transactions.
 pub trait LogFormat: Send {
-    /// Name for messages and statistics.
+    /// The name for messages and statistics.
     fn name(&self) -> &'static str;
 
-    /// True if the log holds transactions from before that must be replayed first.
+    /// True if the log holds transactions of an earlier session, which must be replayed first.
     fn needs_recovery(&self) -> bool;
 
-    /// Blocks that the log can hold when it is empty.
+    /// Blocks that an empty log can hold.
     fn capacity_blocks(&self) -> u64;
 
-    /// Blocks that can be written now without moving the tail.
+    /// Blocks that can be written without moving the tail.
     fn free_blocks(&self) -> u64;
 
-    /// Upper bound for the log blocks of a transaction of so many items and revokes, commit record included.
+    /// An upper bound for the log blocks of a transaction, including its commit record.
     fn blocks_for(&self, items: u64, revokes: u64) -> u64;
 
-    /// Writes everything of `transaction` but its commit record. Need not be durable when this returns.
+    /// Writes `transaction` except for its commit record. The blocks need not be durable on return.
     fn write_items(&mut self, transaction: &LogTransaction) -> Result<LogWritten>;
 
-    /// Writes the commit record of the transaction last written, durably.
+    /// Writes the commit record of the last written transaction durably.
     fn write_commit(&mut self) -> Result<LogWritten>;
 
-    /// Every committed transaction is home and durable: frees the whole log, durably.
+    /// Frees the whole log durably. Every committed transaction is in place and durable.
     fn release_all(&mut self) -> Result<()>;
 
-    /// As [`release_all`](LogFormat::release_all), and marks the log as clean: it needs no recovery.
+    /// Frees the whole log as [`release_all`](LogFormat::release_all), and marks it as clean: it needs no
+    /// recovery.
     fn mark_clean(&mut self) -> Result<()>;
 }

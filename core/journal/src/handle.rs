@@ -1,4 +1,4 @@
-//! A driver's part in a transaction.
+//! Handles: how a driver takes part in a transaction.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,25 +10,30 @@ use parking_lot::Mutex;
 use crate::engine::{Callback, running_of};
 use crate::{Journal, Result, Tid};
 
-/// An open part of the running transaction; dropping it ends it. Nothing that it changed can become durable without the rest.
+/// One participant in the running transaction. Its changes become durable together. Dropping it ends it.
 ///
 /// Keep handles short: a commit waits for them, and new handles wait for the commit.
 pub struct Handle {
     journal: Journal,
     tid: Tid,
-    /// What this handle reserved and has not used; callbacks of no-journal mode.
-    own: Mutex<Own>,
+    own_state: Mutex<HandleState>,
 }
 
-struct Own {
+struct HandleState {
+    /// Credits reserved in the transaction.
     credits: u64,
     ended: bool,
+    /// No-journal mode only: called when the handle ends.
     callbacks: Vec<Callback>,
 }
 
 impl Handle {
     pub(crate) fn new(journal: Journal, tid: Tid, credits: u64) -> Self {
-        Self { journal, tid, own: Mutex::new(Own { credits, ended: false, callbacks: Vec::new() }) }
+        Self {
+            journal,
+            tid,
+            own_state: Mutex::new(HandleState { credits, ended: false, callbacks: Vec::new() }),
+        }
     }
 
     /// The journal.
@@ -36,15 +41,15 @@ impl Handle {
         &self.journal
     }
 
-    /// The transaction's number, for [`Journal::commit`].
+    /// The number of the transaction, for [`Journal::commit`].
     pub fn tid(&self) -> Tid {
         self.tid
     }
 
     /// Changes a buffer as part of the transaction.
     ///
-    /// The caller makes sure that nobody else changes the same bytes at the same time; readers see the buffer as it was
-    /// or as it became.
+    /// The caller excludes other changes of the same bytes. Readers see the buffer as it was before or after
+    /// the change.
     pub fn modify<R>(&self, buffer: &Arc<Buffer>, f: impl FnOnce(&mut [u8]) -> R) -> R {
         self.add(buffer, 0..self.journal.cache().block_size());
         let result = buffer.modify(f);
@@ -52,7 +57,8 @@ impl Handle {
         result
     }
 
-    /// Changes a range of a buffer as part of the transaction; `f` sees that range alone, and an encoding that can logs that range alone.
+    /// Changes a range of a buffer as part of the transaction. `f` gets only that range. An encoding may log
+    /// only that range.
     ///
     /// # Panics
     /// If the range does not lie inside the block.
@@ -81,9 +87,11 @@ impl Handle {
         }
     }
 
-    /// Says that `block`, which was metadata, is free: its changes need not be logged or written home, and earlier ones must
-    /// not be replayed over whatever it becomes. It must not be used again before [`on_commit`](Self::on_commit) says so, unless
-    /// as metadata through this journal (which takes the revoke back).
+    /// Records that a metadata block is free. Its changes are not logged or written in place any further, and
+    /// replay does not restore its earlier contents.
+    ///
+    /// Do not reuse the block before [`on_commit`](Self::on_commit) reports the commit. The exception is
+    /// reuse as metadata of this journal, which cancels the revoke.
     pub fn forget(&self, block: BlockNo) {
         if self.journal.is_none() {
             self.journal.cache().forget(block);
@@ -92,7 +100,8 @@ impl Handle {
         }
     }
 
-    /// Takes back what [`forget`](Self::forget) noted for `block`, which is used again. [`modify`](Self::modify) does so by itself.
+    /// Cancels [`forget`](Self::forget) for a block that is in use again. [`modify`](Self::modify) does this
+    /// itself.
     pub fn cancel_revoke(&self, block: BlockNo) {
         if !self.journal.is_none() {
             let mut state = self.journal.inner.state.lock();
@@ -102,17 +111,20 @@ impl Handle {
         }
     }
 
-    /// Calls `f` once the transaction is durable (in no-journal mode: when the handle ends); never, if the journal stops before.
-    /// It runs in whatever thread commits, with the log locked, and must not use the journal.
+    /// Calls `f` once the transaction is durable, or when the handle ends in no-journal mode. Does not call
+    /// it if the journal is aborted first.
+    ///
+    /// `f` runs in the thread that commits, with the log locked. It must not use the journal.
     pub fn on_commit(&self, f: Callback) {
         if self.journal.is_none() {
-            self.own.lock().callbacks.push(f);
+            self.own_state.lock().callbacks.push(f);
         } else {
             running_of(&mut self.journal.inner.state.lock(), self.tid).callbacks.push(f);
         }
     }
 
-    /// Reserves `credits` more in the same transaction. `false` if it has no room for them: then [`restart`](Self::restart).
+    /// Reserves `credits` more in the same transaction. Returns `false` if they do not fit: then call
+    /// [`restart`](Self::restart).
     pub fn extend(&self, credits: u32) -> Result<bool> {
         let credits = u64::from(credits);
         let mut state = self.journal.inner.state.lock();
@@ -122,29 +134,29 @@ impl Handle {
             return Ok(false);
         }
         running.reserved += credits;
-        self.own.lock().credits += credits;
+        self.own_state.lock().credits += credits;
         Ok(true)
     }
 
-    /// Ends this part of the transaction and begins another, with `credits`. What was changed so far may commit without
-    /// what follows, so the filesystem must be consistent here.
+    /// Ends this handle and begins another one with `credits`. The changes so far may commit without the
+    /// changes that follow, so the filesystem must be consistent at this point.
     ///
-    /// On error the handle has ended, and must be dropped.
+    /// On error the handle has ended and must be dropped.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         self.end();
         let mut next = self.journal.begin(credits)?;
         std::mem::swap(&mut self.tid, &mut next.tid);
-        std::mem::swap(&mut self.own, &mut next.own);
+        std::mem::swap(&mut self.own_state, &mut next.own_state);
         Ok(())
     }
 
-    /// An error if the journal has stopped: what this handle changes will not become durable.
+    /// Returns an error if the journal was aborted: the changes of this handle will not become durable.
     pub fn check(&self) -> Result<()> {
         self.journal.inner.state.lock().check()
     }
 
     fn end(&mut self) {
-        let own = self.own.get_mut();
+        let own = self.own_state.get_mut();
         if std::mem::replace(&mut own.ended, true) {
             return;
         }
@@ -154,14 +166,14 @@ impl Handle {
         running.handles -= 1;
         running.reserved -= own.credits;
         if running.handles == 0 {
-            inner.changed.notify_all();
+            inner.state_changed.notify_all();
         }
         if inner.log.is_none() && running.handles == 0 {
-            // No transaction to wait for: the next handle starts afresh.
+            // Nothing is logged, so the transaction ends with its last handle.
             let tid = self.tid;
             state.running = None;
             state.committed = tid;
-            state.unwritten.get_or_insert_with(Instant::now);
+            state.unwritten_since.get_or_insert_with(Instant::now);
         }
         drop(state);
         own.callbacks.drain(..).for_each(|f| f());
@@ -171,8 +183,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What it changed may be half of what it was to change, and must not become durable.
-            self.journal.abort("a panic in the middle of a change");
+            // The change may be incomplete and must not become durable.
+            self.journal.abort("a thread panicked with an open handle");
         }
         self.end();
     }

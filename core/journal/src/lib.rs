@@ -1,15 +1,17 @@
-//! One write-ahead transaction engine, and the encodings of its log.
+//! A write-ahead transaction engine, and the encodings of its log.
 //!
-//! A driver wraps what must be atomic in a [`Handle`]: [`Journal::begin`], change buffers through [`Handle::modify`], drop the handle. All
-//! handles that are open at about the same time join one transaction; a commit makes the whole transaction durable in the log
-//! with one record, and a checkpoint later writes the blocks home. The engine knows blocks, ranges and revokes; how they
-//! look on disk is the business of a [`LogFormat`]. [`jbd2`] is the one of ext3 and ext4.
+//! A driver makes changes atomic with a [`Handle`]: call [`Journal::begin`], change buffers with
+//! [`Handle::modify`], drop the handle. All handles that are open at about the same time join one
+//! transaction. A commit makes the whole transaction durable in the log with one commit record. A checkpoint
+//! later writes the blocks in place. The engine knows blocks, ranges and revokes. A [`LogFormat`] defines
+//! their bytes on disk; [`jbd2`] is the one of ext3 and ext4.
 //!
 //! ```
 //! # use std::sync::Arc;
 //! # use ivers_block::{BlockNo, Budget, BufferCache, MemDevice};
 //! # use ivers_journal::Journal;
-//! let cache = Arc::new(BufferCache::new(Arc::new(MemDevice::new(1 << 20)), 4096, Arc::new(Budget::unlimited())));
+//! let device = Arc::new(MemDevice::new(1 << 20));
+//! let cache = Arc::new(BufferCache::new(device, 4096, Arc::new(Budget::unlimited())));
 //! let journal = Journal::none(cache.clone());
 //! let handle = journal.begin(1)?;
 //! let buffer = cache.get(BlockNo(7))?;
@@ -22,31 +24,41 @@
 //!
 //! # Invariants
 //!
-//! | # | statement | established by | checked by |
-//! |---|---|---|---|
-//! | J1 | no block goes home before the commit record of the transaction that changed it is durable | only `checkpoint` writes home, and only committed snapshots; journalled buffers are never marked dirty in the cache | `tests/crash.rs` |
-//! | J2 | after a crash each transaction is there in whole or not at all, in order | commit record after a flush; recovery stops at the first incomplete one | `tests/crash.rs` |
-//! | J3 | what `commit` acknowledged is there after a crash | it returns after the commit record is durable | `tests/crash.rs` |
-//! | J4 | a buffer with changes that are not home is not evicted | the transaction and the checkpoint list hold its `Arc` | `ivers_block` B1 |
-//! | J5 | a freed block is not written by the journal after its freeing committed | revokes; the checkpoint list drops it under the log lock before the callbacks run | `tests/engine.rs`, `tests/crash.rs` |
-//! | J6 | file data that was written before a handle ended is durable before that handle's transaction is | the flush between log blocks and commit record | `tests/crash.rs` |
-//! | J7 | the tail moves only when everything before it is home and durable | `checkpoint` writes, flushes, then moves it | `tests/crash.rs` |
+//! `tests/crash.rs` checks all but J4, which is B1 of `ivers_block`. `tests/engine.rs` also checks J5.
+//!
+//! - **J1**: no block is written in place before the commit record of its transaction is durable. Only a
+//!   checkpoint writes in place, and it writes only committed snapshots. The engine never marks a logged
+//!   buffer dirty in the cache.
+//! - **J2**: after a crash each transaction is there in whole or not at all, in order. The commit record
+//!   follows a flush. Recovery stops at the first incomplete transaction.
+//! - **J3**: what `commit` acknowledged is there after a crash. It returns after the commit record is
+//!   durable.
+//! - **J4**: a buffer with changes that are not in place is not evicted. The transaction and the active
+//!   items hold its `Arc`.
+//! - **J5**: the journal does not write a freed block after the commit that frees it. A revoke prevents
+//!   replay, and the commit removes the active item before it runs the callbacks.
+//! - **J6**: file data that was written before a handle ended is durable before the transaction of that
+//!   handle is. The flush between log blocks and commit record covers the data.
+//! - **J7**: the tail moves only after everything before it is in place and durable. A checkpoint writes,
+//!   flushes, and then moves the tail.
 //!
 //! # Locks
 //!
-//! `log` (a commit or a checkpoint in progress, with its I/O) before `state` (in memory only, never across I/O). [`Journal::begin`] takes
-//! `state` alone, so it does not wait for I/O: only while a commit waits for the open handles to end, or while the transaction is full.
-//! A thread must not begin a second handle, nor call `commit`, while it has one open.
+//! - `log` is held during a commit or a checkpoint, including its I/O. It is taken before `state`.
+//! - `state` protects memory only and is never held during I/O.
+//! - [`Journal::begin`] takes `state` only, so it does not wait for I/O. It waits while a commit waits for
+//!   the open handles, and while the transaction is full.
+//! - A thread with an open handle must not begin a second one and must not call `commit`.
 #![forbid(unsafe_code)]
 
 mod checkpoint;
 mod commit;
+mod commit_thread;
 mod engine;
 mod error;
 mod format;
 mod handle;
 pub mod jbd2;
-mod timer;
 
 pub use engine::{Journal, JournalOptions, JournalStats, Tid};
 pub use error::{JournalError, Result};

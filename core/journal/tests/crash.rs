@@ -1,4 +1,4 @@
-//! Cuts the power at every write, recovers, and compares with a model.
+//! Recovers the crash states after every write and compares them with a model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use rand::{Rng, SeedableRng};
 
 const BLOCK: u32 = 1024;
 const FS_BLOCKS: u64 = 512;
-/// Stamped by every handle with its number.
+/// A block in which every handle stores its number.
 const STAMP: u64 = 300;
 const BLOCKS: std::ops::Range<u64> = 301..325;
 
 fn map() -> LogMap {
-    // In three pieces, out of order, so that runs break.
+    // Three extents out of order, so that contiguous runs end within the log.
     let e = |log_block, fs_block, len| LogExtent { log_block, fs_block, len };
     LogMap::new(vec![e(0, BlockNo(200), 30), e(30, BlockNo(100), 20), e(50, BlockNo(150), 14)])
 }
@@ -27,9 +27,9 @@ fn options() -> Jbd2Options {
     Jbd2Options { block_size: BLOCK, fs_blocks: FS_BLOCKS, uuid: None }
 }
 
-fn formatted(checksums: bool, wide: bool, blocks: u32) -> MemDevice {
+fn formatted(checksums: bool, is_64bit: bool, blocks: u32) -> MemDevice {
     let device = MemDevice::new(FS_BLOCKS * u64::from(BLOCK));
-    let format = FormatOptions { block_size: BLOCK, blocks, uuid: [7; 16], checksums, wide };
+    let format = FormatOptions { block_size: BLOCK, blocks, uuid: [7; 16], checksums, is_64bit };
     device.write_at(BlockNo(200).offset(BLOCK), &format_superblock(&format).unwrap()).unwrap();
     device
 }
@@ -44,7 +44,7 @@ fn open(device: Arc<dyn Device>) -> (Journal, Arc<BufferCache>) {
 fn pattern(block: u64, value: u64) -> Vec<u8> {
     let mut bytes: Vec<u8> = (block << 32 | value).to_le_bytes().repeat(BLOCK as usize / 8);
     if value.is_multiple_of(5) {
-        // Must be escaped in the log.
+        // The log must escape this block.
         bytes[..4].copy_from_slice(&0xC03B_3998u32.to_be_bytes());
     }
     bytes
@@ -52,25 +52,26 @@ fn pattern(block: u64, value: u64) -> Vec<u8> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Content {
-    /// Logged.
+    /// Metadata, logged.
     Meta(u64),
-    /// Freed: may hold anything.
+    /// Freed: the contents do not matter.
     Free,
-    /// File data, written past the journal.
+    /// File data, written directly to the device.
     Data(u64),
 }
 
 type Model = BTreeMap<u64, Content>;
 
-fn run(seed: u64, checksums: bool, wide: bool) {
+fn run(seed: u64, checksums: bool, is_64bit: bool) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let device = Arc::new(FaultDevice::new(Arc::new(formatted(checksums, wide, 48 + (seed % 17) as u32))));
+    let device =
+        Arc::new(FaultDevice::new(Arc::new(formatted(checksums, is_64bit, 48 + (seed % 17) as u32))));
     let (journal, cache) = open(device.clone());
     let mut model: Model = BLOCKS.map(|b| (b, Content::Free)).collect();
     let mut history = vec![model.clone()];
-    // (length of the record, handles durable by then)
+    // Number of recorded writes, and the newest handle that is durable after them.
     let mut acknowledged = vec![(0, 0)];
-    // Blocks that were freed, and whether that is durable.
+    // Freed blocks, and whether the freeing is durable.
     let mut freed: BTreeMap<u64, Arc<AtomicBool>> = BTreeMap::new();
     for n in 1..=120u64 {
         let handle = journal.begin(8).unwrap();
@@ -90,14 +91,14 @@ fn run(seed: u64, checksums: bool, wide: bool) {
                     model.insert(block, Content::Free);
                 }
                 Content::Free | Content::Data(_) if reusable && rng.random_bool(0.4) => {
-                    // In place if it is data already: the model cannot tell old from new then, so only fresh ones.
+                    // Only a free block: the model could not tell old data from new.
                     if model[&block] == Content::Free {
                         device.write_at(BlockNo(block).offset(BLOCK), &pattern(block, n)).unwrap();
                         model.insert(block, Content::Data(n));
                     }
                 }
                 Content::Data(_) => {
-                    // Data is freed by the transaction as well, and then waits for it.
+                    // Data is also freed by the transaction, and reused only after its commit.
                     let durable = Arc::new(AtomicBool::new(false));
                     freed.insert(block, durable.clone());
                     handle.on_commit(Box::new(move || durable.store(true, Ordering::SeqCst)));
@@ -113,7 +114,7 @@ fn run(seed: u64, checksums: bool, wide: bool) {
                         assert_eq!(
                             *buffer.read(),
                             pattern(block, old)[..],
-                            "seed {seed}: block {block} was lost"
+                            "seed {seed}: block {block} has old contents"
                         );
                     }
                     if rng.random_bool(0.5) {
@@ -146,18 +147,19 @@ fn run(seed: u64, checksums: bool, wide: bool) {
     journal.shutdown().unwrap();
     acknowledged.push((device.len(), 120));
 
-    for cut in 0..=device.len() {
-        let must_have = acknowledged.iter().filter(|&&(len, _)| len <= cut).map(|&(_, n)| n).max().unwrap();
+    for crash_point in 0..=device.len() {
+        let newest_acknowledged =
+            acknowledged.iter().filter(|&&(len, _)| len <= crash_point).map(|&(_, n)| n).max().unwrap();
         for round in 0..3 {
-            let mut coin = StdRng::seed_from_u64(seed ^ (cut as u64) << 8 ^ round);
-            let kept: Vec<bool> = (0..cut).map(|_| round == 0 || coin.random_bool(0.5)).collect();
-            let image = Arc::new(device.image_where(cut, |i| kept[i]).unwrap());
+            let mut coin = StdRng::seed_from_u64(seed ^ (crash_point as u64) << 8 ^ round);
+            let kept: Vec<bool> = (0..crash_point).map(|_| round == 0 || coin.random_bool(0.5)).collect();
+            let image = Arc::new(device.image_where(crash_point, |i| kept[i]).unwrap());
             let mut log = Jbd2Log::open(image.clone(), map(), options()).unwrap();
             let recovered = log.recover().unwrap();
-            let place = format!("seed {seed}, cut {cut}, round {round}: {recovered:?}");
+            let place = format!("seed {seed}, crash point {crash_point}, round {round}: {recovered:?}");
             assert_eq!(recovered.damaged, None, "{place}");
-            check(&*image, &history, must_have, &place);
-            // Again, as after a crash at the end of recovery; and again by another.
+            check(&*image, &history, newest_acknowledged, &place);
+            // A second recovery finds a clean log and changes nothing.
             let mut again = Jbd2Log::open(image.clone(), map(), options()).unwrap();
             assert!(!again.needs_recovery());
             again.recover().unwrap();
@@ -165,14 +167,14 @@ fn run(seed: u64, checksums: bool, wide: bool) {
     }
 }
 
-fn check(image: &dyn Device, history: &[Model], must_have: u64, place: &str) {
+fn check(image: &dyn Device, history: &[Model], newest_acknowledged: u64, place: &str) {
     let read = |block: u64| {
         let mut bytes = vec![0; BLOCK as usize];
         image.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
         bytes
     };
     let stamp = u64::from_le_bytes(read(STAMP)[8..16].try_into().unwrap());
-    assert!(stamp >= must_have, "{place}: {must_have} was acknowledged, found {stamp}");
+    assert!(stamp >= newest_acknowledged, "{place}: {newest_acknowledged} was acknowledged, found {stamp}");
     for (&block, &content) in &history[stamp as usize] {
         match content {
             Content::Free => {}
@@ -187,15 +189,16 @@ fn check(image: &dyn Device, history: &[Model], must_have: u64, place: &str) {
 }
 
 #[test]
-fn every_cut_recovers() {
+fn every_crash_state_recovers() {
     for seed in 0..6 {
         run(seed, seed % 2 == 0, seed % 3 == 0);
     }
 }
 
-/// Several threads change pairs of blocks alike and wait for their commits; pairs must never come apart.
+/// Several threads write the same value to both blocks of a pair and commit. After a crash both blocks of a
+/// pair must be equal.
 #[test]
-fn threads_and_cuts() {
+fn transactions_of_several_threads_stay_whole_after_a_crash() {
     let device = Arc::new(FaultDevice::new(Arc::new(formatted(true, true, 64))));
     let (journal, cache) = open(device.clone());
     let acknowledged = std::sync::Mutex::new(Vec::new());
@@ -220,8 +223,8 @@ fn threads_and_cuts() {
         }
     });
     let acknowledged = acknowledged.into_inner().unwrap();
-    for cut in 0..=device.len() {
-        let image = Arc::new(device.image(cut).unwrap());
+    for crash_point in 0..=device.len() {
+        let image = Arc::new(device.image(crash_point).unwrap());
         Jbd2Log::open(image.clone(), map(), options()).unwrap().recover().unwrap();
         for thread in 0..4 {
             let value = |block: u64| {
@@ -231,18 +234,25 @@ fn threads_and_cuts() {
                 u64::from_le_bytes(bytes[..8].try_into().unwrap())
             };
             let n = value(310 + thread);
-            assert_eq!(n, value(320 + thread), "cut {cut}");
-            let must =
-                acknowledged.iter().filter(|a| a.0 <= cut && a.1 == thread).map(|a| a.2).max().unwrap_or(0);
-            assert!(n >= must, "cut {cut}: thread {thread} had {must} acknowledged, found {n}");
+            assert_eq!(n, value(320 + thread), "crash point {crash_point}");
+            let must = acknowledged
+                .iter()
+                .filter(|a| a.0 <= crash_point && a.1 == thread)
+                .map(|a| a.2)
+                .max()
+                .unwrap_or(0);
+            assert!(
+                n >= must,
+                "crash point {crash_point}: thread {thread} had {must} acknowledged, found {n}"
+            );
         }
     }
     drop(journal);
 }
 
-/// A crash during recovery itself: cut that too, and recover again.
+/// Crashes during recovery, and recovers again.
 #[test]
-fn recovery_can_be_cut() {
+fn a_crash_during_recovery_can_be_recovered() {
     let device = Arc::new(FaultDevice::new(Arc::new(formatted(true, false, 64))));
     let (journal, cache) = open(device.clone());
     for n in 1..=3u64 {
@@ -259,26 +269,26 @@ fn recovery_can_be_cut() {
     let crashed: Arc<dyn Device> = Arc::new(device.image(device.len()).unwrap());
     let recording = Arc::new(FaultDevice::new(crashed));
     Jbd2Log::open(recording.clone(), map(), options()).unwrap().recover().unwrap();
-    for cut in 0..=recording.len() {
+    for crash_point in 0..=recording.len() {
         for keep in [0, 1, 2] {
-            let image = Arc::new(recording.image_where(cut, |i| i % 3 != keep).unwrap());
+            let image = Arc::new(recording.image_where(crash_point, |i| i % 3 != keep).unwrap());
             Jbd2Log::open(image.clone(), map(), options()).unwrap().recover().unwrap();
             let mut bytes = vec![0; BLOCK as usize];
             for block in 310..313 {
                 image.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
-                assert_eq!(bytes, pattern(block, 3), "cut {cut}");
+                assert_eq!(bytes, pattern(block, 3), "crash point {crash_point}");
             }
         }
     }
 }
 
-/// Crash after crash on one image: each session works a while and is cut at a random place, the next one recovers and goes on.
+/// Several sessions on one image. Each one ends with a crash at a random point, and the next one recovers.
 #[test]
-fn sessions_after_crashes() {
+fn sessions_recover_after_repeated_crashes() {
     for seed in 0..40 {
         let mut rng = StdRng::seed_from_u64(1000 + seed);
         let mut image: Arc<dyn Device> = Arc::new(formatted(seed % 2 == 0, false, 40));
-        // The newest value of each block, by session and step; what was acknowledged in any session must be there in the next.
+        // The newest step that a session acknowledged. The next session must find it.
         let mut acknowledged = 0u64;
         let mut step = 0u64;
         for session in 0..6 {
@@ -296,7 +306,7 @@ fn sessions_after_crashes() {
                 recording.read_at(BlockNo(block).offset(BLOCK), &mut bytes).unwrap();
                 assert!(
                     u64::from_le_bytes(bytes) <= found,
-                    "{place}: block {block} is ahead of its transaction"
+                    "{place}: block {block} is newer than the newest transaction"
                 );
             }
             let mut bytes = [0; 8];
@@ -304,7 +314,7 @@ fn sessions_after_crashes() {
             assert_eq!(
                 u64::from_le_bytes(bytes),
                 found * u64::from(found > 0),
-                "{place}: the newest transaction is torn"
+                "{place}: the newest transaction is incomplete"
             );
             let (journal, cache) = open(recording.clone());
             let mut marks = vec![(recording.len(), found)];
@@ -322,10 +332,11 @@ fn sessions_after_crashes() {
                     marks.push((recording.len(), step));
                 }
             }
-            let cut = rng.random_range(0..=recording.len());
-            acknowledged = marks.iter().filter(|m| m.0 <= cut).map(|m| m.1).max().unwrap_or(acknowledged);
-            let kept: Vec<bool> = (0..cut).map(|_| rng.random_bool(0.5)).collect();
-            image = Arc::new(recording.image_where(cut, |i| kept[i]).unwrap());
+            let crash_point = rng.random_range(0..=recording.len());
+            acknowledged =
+                marks.iter().filter(|m| m.0 <= crash_point).map(|m| m.1).max().unwrap_or(acknowledged);
+            let kept: Vec<bool> = (0..crash_point).map(|_| rng.random_bool(0.5)).collect();
+            image = Arc::new(recording.image_where(crash_point, |i| kept[i]).unwrap());
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Others' writer and reader of the same log: e2fsprogs.
+//! Tests with e2fsprogs as an oracle, which also writes and replays JBD2 logs.
 //!
-//! Where `mkfs.ext4`, `debugfs` or `e2fsck` is missing these tests say so and pass.
+//! If `mkfs.ext4`, `debugfs` or `e2fsck` is missing, these tests print that and pass.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,7 +10,7 @@ use ivers_block::{BlockNo, Budget, BufferCache, ByteOffset, Device, FileDevice, 
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogExtent, LogMap, Recovered};
 use ivers_journal::{Journal, JournalOptions};
 
-/// `s_feature_incompat` of the filesystem's superblock, and its bit for "needs recovery".
+/// `s_feature_incompat` of the filesystem's superblock, and its bit `RECOVER`: the log needs recovery.
 const S_FEATURE_INCOMPAT: usize = 0x60;
 const RECOVER: u32 = 0x4;
 
@@ -38,7 +38,7 @@ struct Image {
 }
 
 impl Image {
-    /// A filesystem of 64 MiB and the place of its journal.
+    /// Makes a filesystem of 64 MiB and finds the blocks of its journal.
     fn make(variant: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
@@ -70,7 +70,8 @@ impl Image {
         std::fs::read(&self.path).unwrap()[1024..2048].to_vec()
     }
 
-    /// Sets or clears "needs recovery", and the superblock's checksum where it has one (crc32c of the first 1020 bytes).
+    /// Sets or clears `RECOVER`. Updates the superblock's checksum, crc32c of its first 1020 bytes, if it has
+    /// one.
     fn set_recover(&self, on: bool) {
         let mut sb = self.ext_superblock();
         let mut incompat = u32::from_le_bytes(sb[S_FEATURE_INCOMPAT..][..4].try_into().unwrap());
@@ -127,16 +128,16 @@ fn variants() -> Vec<Vec<&'static str>> {
     ]
 }
 
-/// debugfs writes a log; we and e2fsck replay copies of it; both leave the same blocks.
+/// debugfs writes a log. Our recovery and e2fsck replay copies of it. The blocks must be the same.
 #[test]
-fn replays_what_debugfs_wrote() {
+fn recovery_of_a_log_of_debugfs_matches_e2fsck() {
     if !have_tools() {
         return;
     }
     for variant in variants() {
         for checksums in ["", "-c"] {
             let ours = Image::make(&variant);
-            // Free blocks at the end of the image, behind all metadata.
+            // Free blocks at the end of the image, after all metadata.
             let first = ours.blocks - 400;
             let random = ours.path.with_extension("random");
             let bytes: Vec<u8> =
@@ -165,8 +166,9 @@ fn replays_what_debugfs_wrote() {
             let recovered = log.recover().unwrap();
             let Recovered { transactions, blocks, revoked, ref damaged, .. } = recovered;
             if log.superblock().compat() & 1 != 0 {
-                // debugfs counts the revocation block in the crc32 of COMPAT_CHECKSUM. The kernel does not, and neither does e2fsck, which
-                // stops at the third transaction ("was corrupt"). So do we.
+                // debugfs includes the revocation block in the crc32 of COMPAT_CHECKSUM. The kernel and
+                // e2fsck do not: e2fsck stops at the third transaction ("was corrupt"). Our recovery does
+                // the same.
                 assert_eq!(
                     (transactions, damaged.as_ref().map(|d| d.what)),
                     (2, Some("commit")),
@@ -193,20 +195,20 @@ fn replays_what_debugfs_wrote() {
     }
 }
 
-/// We write a log and stop before the checkpoint; e2fsck replays it.
+/// The journal writes a log and is aborted before a checkpoint. e2fsck replays it.
 #[test]
-fn e2fsck_replays_what_we_wrote() {
+fn e2fsck_replays_our_log() {
     if !have_tools() {
         return;
     }
     for variant in variants() {
         for checksums in [false, true] {
             let image = Image::make(&variant);
-            let wide = !variant.iter().any(|o| o.contains("^64bit"));
+            let is_64bit = !variant.iter().any(|o| o.contains("^64bit"));
             let first = image.blocks - 500;
             let device = image.open();
             let mut log = image.log(device.clone());
-            log.prepare(checksums, wide).unwrap();
+            log.prepare(checksums, is_64bit).unwrap();
             let cache = Arc::new(BufferCache::new(device, image.block_size, Arc::new(Budget::unlimited())));
             let journal = Journal::open(Box::new(log), cache.clone(), JournalOptions::default()).unwrap();
             let fill = |n: u64, block: u64| {
@@ -227,7 +229,7 @@ fn e2fsck_replays_what_we_wrote() {
                 drop(handle);
                 journal.commit(tid).unwrap();
             };
-            // Emptied once, so that the log that is replayed does not start at the journal's.
+            // One checkpoint first, so that the replayed log does not start at the first block of the ring.
             write(1, 0..200, 0..0);
             journal.checkpoint_all().unwrap();
             write(2, 0..100, 0..0);
@@ -235,14 +237,14 @@ fn e2fsck_replays_what_we_wrote() {
             write(4, 300..400, 0..3);
             write(5, 1..2, 0..0);
             assert_eq!(journal.stats().revokes, 13);
-            journal.abort("the test pulls the plug");
+            journal.abort("the test simulates a crash");
             drop((journal, cache));
             image.set_recover(true);
 
             let out = tool("e2fsck", &["-fy", image.name()]);
             let text =
                 String::from_utf8_lossy(&out.stdout).to_lowercase() + &String::from_utf8_lossy(&out.stderr);
-            // 1: corrected, which is the replay. Nothing else may have been wrong.
+            // Exit code 1: errors corrected, which is the replay. No other error is allowed.
             assert!(out.status.code().is_some_and(|c| c <= 1), "{variant:?}: {text}");
             assert!(
                 text.contains("recovering journal")
@@ -253,7 +255,7 @@ fn e2fsck_replays_what_we_wrote() {
             image.fsck();
             for block in 0..400 {
                 let n = match block {
-                    0 | 2 | 90..100 => 1, // revoked: what the checkpoint left
+                    0 | 2 | 90..100 => 1, // revoked: as the checkpoint wrote it
                     1 => 5,
                     50..60 => 3,
                     3..100 => 2,
@@ -264,7 +266,7 @@ fn e2fsck_replays_what_we_wrote() {
                 let found = Image::read(&image.path, first + block, image.block_size);
                 assert!(
                     found == fill(n, block),
-                    "{variant:?} {checksums}: block {block}, wanted {n}, found {}",
+                    "{variant:?} {checksums}: block {block}, expected {n}, found {}",
                     found[9]
                 );
             }
@@ -272,9 +274,9 @@ fn e2fsck_replays_what_we_wrote() {
     }
 }
 
-/// A clean shutdown leaves nothing to replay, and a journal that e2fsck likes; ours opens it again.
+/// After a clean shutdown e2fsck finds no error and nothing to replay, and the journal can be opened again.
 #[test]
-fn clean_shutdown() {
+fn e2fsck_accepts_a_journal_after_a_clean_shutdown() {
     if !have_tools() {
         return;
     }

@@ -1,4 +1,4 @@
-//! The engine as its users see it.
+//! Tests of the engine through its public interface.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use ivers_journal::{Journal, JournalError, JournalOptions};
 
 const BLOCK: u32 = 1024;
 
-struct Rig {
+struct Fixture {
     device: Arc<FaultDevice>,
     cache: Arc<BufferCache>,
     journal: Journal,
@@ -21,21 +21,22 @@ fn log(device: Arc<dyn Device>) -> Jbd2Log {
     Jbd2Log::open(device, LogMap::contiguous(BlockNo(1), 256), options).unwrap()
 }
 
-fn rig_with(options: JournalOptions, budget: u64) -> Rig {
+fn fixture_with(options: JournalOptions, budget: u64) -> Fixture {
     let base = MemDevice::new(4096 * u64::from(BLOCK));
-    let format = FormatOptions { block_size: BLOCK, blocks: 256, uuid: [1; 16], checksums: true, wide: true };
+    let format =
+        FormatOptions { block_size: BLOCK, blocks: 256, uuid: [1; 16], checksums: true, is_64bit: true };
     base.write_at(ByteOffset(u64::from(BLOCK)), &format_superblock(&format).unwrap()).unwrap();
     let device = Arc::new(FaultDevice::new(Arc::new(base)));
     let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::new(budget))));
     let journal = Journal::open(Box::new(log(device.clone())), cache.clone(), options).unwrap();
-    Rig { device, cache, journal }
+    Fixture { device, cache, journal }
 }
 
-fn rig() -> Rig {
-    rig_with(JournalOptions::default().with_commit_interval(Duration::from_secs(3600)), u64::MAX)
+fn fixture() -> Fixture {
+    fixture_with(JournalOptions::default().with_commit_interval(Duration::from_secs(3600)), u64::MAX)
 }
 
-impl Rig {
+impl Fixture {
     fn set(&self, block: u64, value: u8) -> u64 {
         let handle = self.journal.begin(1).unwrap();
         handle.modify(&self.cache.get(BlockNo(block)).unwrap(), |bytes| bytes.fill(value));
@@ -50,8 +51,8 @@ impl Rig {
 }
 
 #[test]
-fn blocks_go_home_at_the_checkpoint_only() {
-    let r = rig();
+fn only_a_checkpoint_writes_blocks_in_place() {
+    let r = fixture();
     let tid = r.set(1000, 5);
     r.cache.sync().unwrap();
     assert_eq!(r.on_disk(1000), 0);
@@ -74,8 +75,8 @@ fn blocks_go_home_at_the_checkpoint_only() {
 }
 
 #[test]
-fn journalled_buffers_outlive_a_tight_budget() {
-    let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_secs(3600)), 4096);
+fn logged_buffers_are_not_evicted_under_a_small_budget() {
+    let r = fixture_with(JournalOptions::default().with_commit_interval(Duration::from_secs(3600)), 4096);
     for block in 1000..1040 {
         r.set(block, 3);
     }
@@ -98,17 +99,17 @@ fn journalled_buffers_outlive_a_tight_budget() {
 }
 
 #[test]
-fn handles_begin_while_a_commit_writes() {
-    let r = rig();
+fn begin_does_not_wait_for_the_log_writes_of_a_commit() {
+    let r = fixture();
     let tid = r.set(1000, 1);
     r.device.inject(r.device.writes() + 1, Fault::Stall(Duration::from_millis(600)));
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| r.journal.commit(tid).unwrap());
         std::thread::sleep(Duration::from_millis(150));
         let start = Instant::now();
-        // The very block that is being committed.
+        // The block that the commit is writing to the log.
         let next = r.set(1000, 2);
-        assert!(start.elapsed() < Duration::from_millis(200), "begin waited for the log's I/O");
+        assert!(start.elapsed() < Duration::from_millis(200), "begin waited for the writes to the log");
         assert!(next > tid);
         commit.join().unwrap();
     });
@@ -117,8 +118,8 @@ fn handles_begin_while_a_commit_writes() {
 }
 
 #[test]
-fn concurrent_fsyncs_share_a_commit() {
-    let r = rig();
+fn concurrent_callers_share_a_commit() {
+    let r = fixture();
     std::thread::scope(|scope| {
         for thread in 0..8u64 {
             let r = &r;
@@ -133,12 +134,12 @@ fn concurrent_fsyncs_share_a_commit() {
         }
     });
     let stats = r.journal.stats();
-    assert!(stats.commits < 120, "160 fsyncs took {} commits", stats.commits);
+    assert!(stats.commits < 120, "160 calls took {} commits", stats.commits);
 }
 
 #[test]
-fn an_error_stops_the_journal() {
-    let r = rig();
+fn a_write_error_aborts_the_journal() {
+    let r = fixture();
     let durable = r.set(1000, 1);
     r.journal.commit(durable).unwrap();
     let tid = r.set(1001, 2);
@@ -151,7 +152,7 @@ fn an_error_stops_the_journal() {
     assert!(matches!(r.journal.checkpoint_all(), Err(JournalError::Aborted { .. })));
     assert!(r.journal.shutdown().is_err());
     assert!(r.journal.aborted().unwrap().contains("injected"));
-    // What was acknowledged before stays acknowledged, and nothing was written since.
+    // The earlier commit stays acknowledged, and nothing is written after the error.
     r.journal.commit(durable).unwrap();
     assert_eq!(r.device.writes(), writes);
     let image = Arc::new(r.device.image(r.device.len()).unwrap());
@@ -159,8 +160,8 @@ fn an_error_stops_the_journal() {
 }
 
 #[test]
-fn a_handle_open_during_an_abort_ends_well() {
-    let r = rig();
+fn a_handle_open_during_an_abort_can_still_be_used_and_dropped() {
+    let r = fixture();
     let handle = r.journal.begin(2).unwrap();
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| r.journal.commit_all());
@@ -175,8 +176,8 @@ fn a_handle_open_during_an_abort_ends_well() {
 }
 
 #[test]
-fn callbacks_run_when_durable() {
-    let r = rig();
+fn callbacks_run_after_the_commit() {
+    let r = fixture();
     let called = Arc::new(AtomicU64::new(0));
     let handle = r.journal.begin(1).unwrap();
     let count = called.clone();
@@ -191,19 +192,19 @@ fn callbacks_run_when_durable() {
 }
 
 #[test]
-fn the_timer_commits() {
-    let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_millis(40)), u64::MAX);
+fn the_commit_thread_commits_after_the_interval() {
+    let r = fixture_with(JournalOptions::default().with_commit_interval(Duration::from_millis(40)), u64::MAX);
     let tid = r.set(1000, 1);
     let start = Instant::now();
     while !r.journal.is_committed(tid) {
-        assert!(start.elapsed() < Duration::from_secs(10), "the commit timer does not run");
+        assert!(start.elapsed() < Duration::from_secs(10), "the commit thread does not run");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn large_work_extends_restarts_and_is_refused() {
-    let r = rig();
+fn handles_extend_and_restart_up_to_the_limit() {
+    let r = fixture();
     let most = r.journal.max_credits();
     assert!(most >= 32, "{most}");
     assert!(matches!(r.journal.begin(most + 1), Err(JournalError::TooLarge { .. })));
@@ -217,7 +218,7 @@ fn large_work_extends_restarts_and_is_refused() {
     assert!(handle.tid() > first);
     assert!(handle.extend(5).unwrap());
     drop(handle);
-    // Far more than the log holds, without a commit by hand: begin makes room.
+    // More than the log holds, without a call of commit: begin makes space.
     for n in 0..600u64 {
         r.set(1000 + n, 7);
     }
@@ -228,7 +229,7 @@ fn large_work_extends_restarts_and_is_refused() {
 }
 
 #[test]
-fn no_journal_mode() {
+fn no_journal_mode_writes_in_place_on_commit() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(1 << 20))));
     let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::unlimited())));
     let journal = Journal::none(cache.clone());
@@ -257,10 +258,10 @@ fn no_journal_mode() {
 }
 
 #[test]
-fn without_a_journal_changes_come_home_in_time() {
+fn no_journal_mode_commits_after_the_interval() {
     let device = Arc::new(FaultDevice::new(Arc::new(MemDevice::new(1 << 20))));
     let cache = Arc::new(BufferCache::new(device.clone(), BLOCK, Arc::new(Budget::unlimited())));
-    let journal = Journal::none_for(cache.clone(), Duration::from_millis(20)).unwrap();
+    let journal = Journal::none_with_interval(cache.clone(), Duration::from_millis(20)).unwrap();
     for block in [5, 6] {
         let handle = journal.begin(1).unwrap();
         handle.modify(&cache.get(BlockNo(block)).unwrap(), |bytes| bytes.fill(4));
@@ -279,12 +280,12 @@ fn without_a_journal_changes_come_home_in_time() {
     }
     let events = device.len();
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(device.len(), events, "nothing to do");
+    assert_eq!(device.len(), events, "an idle journal writes nothing");
 }
 
 #[test]
-fn a_dropped_journal_ends_its_thread() {
-    let r = rig_with(JournalOptions::default().with_commit_interval(Duration::from_millis(5)), u64::MAX);
+fn dropping_the_journal_ends_the_commit_thread() {
+    let r = fixture_with(JournalOptions::default().with_commit_interval(Duration::from_millis(5)), u64::MAX);
     let cache = Arc::downgrade(&r.cache);
     r.set(1000, 1);
     drop(r);
@@ -295,30 +296,30 @@ fn a_dropped_journal_ends_its_thread() {
     }
 }
 
-/// Whoever finds that a change is half done finds it when its handle has ended, and a commit may have begun by then.
+/// A driver may find a change incomplete after its handle has ended, when a commit has begun.
 #[test]
-fn what_stopped_before_the_commit_record_does_not_commit() {
-    let r = rig();
+fn an_abort_before_the_commit_record_prevents_the_commit() {
+    let r = fixture();
     let tid = r.set(1000, 5);
-    // The log's superblock, then the blocks.
+    // The first write is the superblock of the log, the second one its blocks.
     r.device.inject(r.device.writes() + 1, Fault::Stall(Duration::from_millis(300)));
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| r.journal.commit(tid));
         std::thread::sleep(Duration::from_millis(100));
-        r.journal.abort("half done");
+        r.journal.abort("a change is incomplete");
         assert!(commit.join().unwrap().is_err());
     });
     assert_eq!(log(r.device.clone()).recover().unwrap().transactions, 0);
 }
 
 #[test]
-fn a_panic_in_the_middle_of_a_change_stops_the_journal() {
-    let r = rig();
+fn a_panic_with_an_open_handle_aborts_the_journal() {
+    let r = fixture();
     let tid = r.set(1000, 5);
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let handle = r.journal.begin(2).unwrap();
         handle.modify(&r.cache.get(BlockNo(1001)).unwrap(), |bytes| bytes.fill(1));
-        panic!("half done");
+        panic!("with an open handle");
     }));
     assert!(unwound.is_err());
     assert!(matches!(r.journal.commit(tid), Err(JournalError::Aborted { .. })));

@@ -164,7 +164,7 @@ impl Ext4 {
             )?;
             let map = look.journal_map()?;
             drop(look);
-            journal_blocks = map.taken().to_vec();
+            journal_blocks = map.fs_ranges().to_vec();
             let jbd2 = Jbd2Options { block_size: sb.block_size, fs_blocks: sb.blocks_count, uuid: None };
             let mut found =
                 Jbd2Log::open(device.clone(), map.clone(), jbd2.clone()).map_err(journal_error)?;
@@ -259,7 +259,9 @@ impl Ext4 {
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
             None if read_only.is_some() => Journal::none(cache.clone()),
-            None => Journal::none_for(cache.clone(), options.commit_interval).map_err(journal_error)?,
+            None => {
+                Journal::none_with_interval(cache.clone(), options.commit_interval).map_err(journal_error)?
+            }
         };
         let now = CoarseClock.now();
         Ok(Self {

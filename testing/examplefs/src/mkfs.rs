@@ -26,7 +26,7 @@ pub fn format(
     // Old records of a log must not be taken for this one's.
     (0..=log_blocks).try_for_each(|block| put(BlockNo(block.into()), &[0; BLOCK]))?;
     let block_size = BLOCK as u32;
-    let log = jbd2::FormatOptions { block_size, blocks: log_blocks, uuid, checksums: true, wide: false };
+    let log = jbd2::FormatOptions { block_size, blocks: log_blocks, uuid, checksums: true, is_64bit: false };
     put(BlockNo(1), &jbd2::format_superblock(&log).map_err(journal_error)?)?;
     for ino in (1..=u64::from(inodes)).map(Ino) {
         let mut raw = RawInode::new_zeroed();

@@ -45,8 +45,8 @@ fn image(closed: bool) -> Vec<u8> {
 fn is_expected(error: &Error) -> bool {
     match error {
         Error::Corrupt { .. } | Error::Incompatible(_) | Error::Name(_) => true,
-        // A deletion found it, which reports to nobody.
-        error => error.to_string().contains("the journal stopped: corrupt"),
+        // A deletion in the background found it and reports to no caller.
+        error => error.to_string().contains("the journal was aborted, open the filesystem again: corrupt"),
     }
 }
 

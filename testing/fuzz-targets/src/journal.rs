@@ -55,7 +55,7 @@ fn log(compat: u32, incompat: u32) -> Arc<dyn Device> {
         blocks: BLOCKS,
         uuid: *b"0123456789abcdef",
         checksums: false,
-        wide: false,
+        is_64bit: false,
     };
     let mut superblock = format_superblock(&format).expect("the options are sound");
     put32(&mut superblock, 0x24, compat);

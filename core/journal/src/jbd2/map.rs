@@ -1,56 +1,56 @@
-//! Where the blocks of the journal's file lie.
+//! The map from log blocks to filesystem blocks.
 
 use ivers_block::{BlockNo, ByteOffset};
 
 use crate::{JournalError, Result};
 
-/// A run of the journal's blocks.
+/// A contiguous run of the journal's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogExtent {
-    /// First block within the journal.
+    /// The first block within the journal.
     pub log_block: u32,
-    /// Where it lies in the filesystem.
+    /// Its block number in the filesystem.
     pub fs_block: BlockNo,
-    /// How many blocks.
+    /// The length in blocks.
     pub len: u32,
 }
 
-/// The journal's blocks in the filesystem.
+/// The blocks of the journal in the filesystem.
 #[derive(Debug, Clone, Default)]
 pub struct LogMap {
-    /// Sorted by log block, without holes from 0 on: `check` sees to it.
+    /// Sorted by log block. `check` verifies that they start at 0 and have no holes.
     extents: Vec<LogExtent>,
     /// `(first, end)` filesystem blocks, sorted.
-    taken: Vec<(BlockNo, BlockNo)>,
+    fs_ranges: Vec<(BlockNo, BlockNo)>,
 }
 
 impl LogMap {
-    /// A map of these extents, in any order. [`super::Jbd2Log::open`] checks them.
+    /// Returns a map of extents in any order. [`super::Jbd2Log::open`] checks it.
     pub fn new(mut extents: Vec<LogExtent>) -> Self {
         extents.retain(|e| e.len > 0);
         extents.sort_unstable_by_key(|e| e.log_block);
-        let mut taken: Vec<_> =
+        let mut fs_ranges: Vec<_> =
             extents.iter().map(|e| (e.fs_block, e.fs_block.saturating_add(u64::from(e.len)))).collect();
-        taken.sort_unstable();
-        Self { extents, taken }
+        fs_ranges.sort_unstable();
+        Self { extents, fs_ranges }
     }
 
-    /// A journal in one piece.
+    /// Returns the map of a journal with one extent.
     pub fn contiguous(fs_block: BlockNo, len: u32) -> Self {
         Self::new(vec![LogExtent { log_block: 0, fs_block, len }])
     }
 
-    /// Length in blocks.
+    /// The length in blocks.
     pub fn len(&self) -> u64 {
         self.extents.iter().map(|e| u64::from(e.len)).sum()
     }
 
-    /// True if it has no blocks.
+    /// True if the map has no blocks.
     pub fn is_empty(&self) -> bool {
         self.extents.is_empty()
     }
 
-    /// The filesystem block of a log block.
+    /// Returns the filesystem block of a log block.
     pub fn fs_block(&self, log_block: u32) -> Option<BlockNo> {
         let at = self.extents.partition_point(|e| e.log_block <= log_block).checked_sub(1)?;
         let e = self.extents[at];
@@ -59,17 +59,17 @@ impl LogMap {
     }
 
     /// The filesystem blocks of the journal: `(first, end)`, sorted.
-    pub fn taken(&self) -> &[(BlockNo, BlockNo)] {
-        &self.taken
+    pub fn fs_ranges(&self) -> &[(BlockNo, BlockNo)] {
+        &self.fs_ranges
     }
 
     /// True if the filesystem block belongs to the journal.
     pub fn contains(&self, fs_block: BlockNo) -> bool {
-        let at = self.taken.partition_point(|&(first, _)| first <= fs_block);
-        at > 0 && fs_block < self.taken[at - 1].1
+        let at = self.fs_ranges.partition_point(|&(first, _)| first <= fs_block);
+        at > 0 && fs_block < self.fs_ranges[at - 1].1
     }
 
-    /// Checks that there are no holes and no overlaps, and that all lies inside the filesystem.
+    /// Checks that the extents have no holes and no overlaps, and that they lie inside the filesystem.
     pub(super) fn check(&self, fs_blocks: u64) -> Result<()> {
         let corrupt = |what: &str, log_block| Err(JournalError::Corrupt { what: what.into(), log_block });
         let mut next = 0u64;
@@ -84,8 +84,8 @@ impl LogMap {
                 return corrupt("the journal lies outside the filesystem", u64::from(e.log_block));
             }
         }
-        if self.taken.windows(2).any(|w| w[0].1 > w[1].0) {
-            return corrupt("two blocks of the journal lie in one place", 0);
+        if self.fs_ranges.windows(2).any(|w| w[0].1 > w[1].0) {
+            return corrupt("two blocks of the journal map to the same block", 0);
         }
         if next > u64::from(u32::MAX) {
             return corrupt("the journal is longer than 2^32 blocks", 0);
@@ -93,10 +93,10 @@ impl LogMap {
         Ok(())
     }
 
-    /// The byte offset of a log block on the device.
+    /// Returns the byte offset of a log block on the device.
     pub(super) fn offset(&self, log_block: u32, block_size: u32) -> Result<ByteOffset> {
         self.fs_block(log_block).map(|block| block.offset(block_size)).ok_or_else(|| JournalError::Corrupt {
-            what: "not a block of the journal".into(),
+            what: "the journal has no such block".into(),
             log_block: u64::from(log_block),
         })
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_and_refuses() {
+    fn maps_log_blocks_and_refuses_invalid_extents() {
         let e = |log_block, fs_block, len| LogExtent { log_block, fs_block, len };
         let map = LogMap::new(vec![e(10, BlockNo(50), 5), e(0, BlockNo(100), 10)]);
         map.check(110).unwrap();

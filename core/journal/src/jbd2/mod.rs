@@ -1,10 +1,10 @@
 //! The log of ext3 and ext4 (and ocfs2): JBD2.
 //!
-//! Written from `Documentation/filesystems/ext4/journal.rst` of the kernel ("the document" below), which describes superblock, headers,
-//! tags, tails, revocation and commit blocks. All integers are big-endian. What the document leaves out, and what other implementations
-//! do, is said where it matters.
+//! Source: `Documentation/filesystems/ext4/journal.rst` of the kernel ("the document" below). It describes
+//! the superblock, headers, tags, tails, revocation and commit blocks. All integers are big-endian.
+//! Comments say where the document leaves something out, and what other implementations do there.
 //!
-//! # What is read, what is written
+//! # Features
 //!
 //! | feature | read | written |
 //! |---|---|---|
@@ -12,18 +12,20 @@
 //! | `COMPAT_CHECKSUM` (crc32 of a transaction in its commit block) | checked | kept |
 //! | `INCOMPAT_REVOKE` | yes | always set |
 //! | `INCOMPAT_64BIT` | yes | on request |
-//! | `INCOMPAT_ASYNC_COMMIT` | yes | kept; commits are ordered all the same |
+//! | `INCOMPAT_ASYNC_COMMIT` | yes | kept; commits are ordered anyway |
 //! | `INCOMPAT_CSUM_V2` | checked | kept |
 //! | `INCOMPAT_CSUM_V3` | checked | on request |
-//! | `INCOMPAT_FAST_COMMIT` | refused if fast commits are pending | kept; its area is left alone |
+//! | `INCOMPAT_FAST_COMMIT` | refused if fast commits wait for replay | kept; its area is not written |
 //! | external journal, several users | refused | - |
 //!
 //! # Where recovery stops
 //!
-//! At the first block that is not the next one of the log, and at the first transaction that lacks its commit record or of which any
-//! checksum is wrong: what is replayed is always a prefix of whole transactions. A wrong checksum is reported in [`Recovered::damaged`].
-//! Afterwards one sequence number is skipped, so that no record left over from the transaction that did not make it can be taken
-//! for one of its successor.
+//! Recovery stops at the first block without the expected sequence number, and at the first transaction that
+//! has no commit record or a wrong checksum. So it replays a prefix of whole transactions.
+//! [`Recovered::damaged`] reports a wrong checksum.
+//!
+//! After recovery the log skips sequence numbers. So no old record after the end is taken for a record of a
+//! new transaction.
 
 mod map;
 mod records;
@@ -43,45 +45,45 @@ pub use superblock::{FormatOptions, JournalSuperblock, format_superblock};
 
 use crate::{JournalError, Result};
 
-/// Tells the time since the epoch, for commit records.
+/// Returns the time since 1970, for commit records.
 pub type Clock = Box<dyn Fn() -> std::time::Duration + Send>;
 
-/// What the filesystem says about its journal.
+/// What the filesystem knows about its journal.
 #[derive(Debug, Clone)]
 pub struct Jbd2Options {
-    /// Block size of the filesystem, which must be the journal's.
+    /// The block size of the filesystem, in bytes. The journal must have the same.
     pub block_size: u32,
-    /// Number of blocks of the filesystem: nothing is replayed beyond.
+    /// The number of blocks of the filesystem. Recovery refuses to write past them.
     pub fs_blocks: u64,
-    /// The UUID that the journal must have, if that is known.
+    /// The UUID that the journal must have, if it is known.
     pub uuid: Option<[u8; 16]>,
 }
 
-/// A JBD2 log: replays it, and writes it for a [`crate::Journal`].
+/// A JBD2 log, for recovery and for a [`crate::Journal`].
 pub struct Jbd2Log {
     device: Arc<dyn Device>,
     map: LogMap,
     options: Jbd2Options,
     sb: JournalSuperblock,
-    /// Log block that is written next.
+    /// The log block to write next.
     head: u32,
     /// Log blocks between tail and head.
     used_blocks: u64,
-    /// Sequence number of the transaction that is written next.
+    /// The sequence number of the next transaction.
     next_sequence: u32,
-    /// The superblock on disk names a start, so that recovery would look at the log.
-    live: bool,
-    /// What is in the log was there when it was opened, and has not been replayed.
-    foreign: bool,
-    /// Checksum of the transaction whose commit record is due; `None` between transactions.
-    open_checksum: Option<u32>,
+    /// `s_start` on disk is not 0: recovery would scan the log.
+    start_recorded: bool,
+    /// The log was not clean when it was opened and has not been replayed.
+    must_recover: bool,
+    /// The `COMPAT_CHECKSUM` value of a transaction without a commit record yet; `None` between transactions.
+    body_checksum: Option<u32>,
     clock: Clock,
 }
 
 impl Jbd2Log {
-    /// Reads and checks the journal's superblock. Writes nothing.
+    /// Reads and checks the superblock of the journal. Writes nothing.
     ///
-    /// For a read-only mount of a filesystem that needs recovery, let `device` be an [`ivers_block::OverlayDevice`].
+    /// For a read-only mount of a filesystem that needs recovery, pass an [`ivers_block::OverlayDevice`].
     pub fn open(device: Arc<dyn Device>, map: LogMap, options: Jbd2Options) -> Result<Self> {
         map.check(options.fs_blocks)?;
         let mut raw = vec![0; options.block_size.max(1024) as usize];
@@ -105,10 +107,10 @@ impl Jbd2Log {
         if let Some(uuid) = options.uuid
             && uuid != sb.uuid()
         {
-            return Err(JournalError::External { what: "its UUID is another".into() });
+            return Err(JournalError::External { what: "its UUID is not the expected one".into() });
         }
-        let live = sb.start() != 0;
-        // As everybody does: a clean log goes on one after the number it was left with.
+        let is_clean = sb.start() == 0;
+        // As in other implementations, a clean log continues with the number after `s_sequence`.
         let next_sequence = sb.sequence().wrapping_add(1);
         let head = sb.first();
         Ok(Self {
@@ -118,42 +120,42 @@ impl Jbd2Log {
             head,
             used_blocks: 0,
             next_sequence,
-            live,
-            foreign: live,
-            open_checksum: None,
+            start_recorded: !is_clean,
+            must_recover: !is_clean,
+            body_checksum: None,
             clock: Box::new(system_clock),
             sb,
         })
     }
 
-    /// The same with another clock for commit records.
+    /// Sets the clock for commit records.
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// True if the log may hold transactions that are not home.
+    /// True if the log may hold transactions that are not in place.
     pub fn needs_recovery(&self) -> bool {
-        self.foreign
+        self.must_recover
     }
 
-    /// The superblock as it was last read or written.
+    /// The superblock as last read or written.
     pub fn superblock(&self) -> &JournalSuperblock {
         &self.sb
     }
 
-    /// The error that somebody recorded in the log, 0 if none.
+    /// The error that a writer recorded in the log (`s_errno`), 0 if none.
     pub fn recorded_error(&self) -> i32 {
         self.sb.errno()
     }
 
-    /// Blocks of the ring.
-    fn ring(&self) -> u64 {
+    /// The number of blocks of the ring.
+    fn ring_blocks(&self) -> u64 {
         u64::from(self.sb.last() - self.sb.first())
     }
 
-    /// The log block after `block`.
-    fn after(&self, block: u32) -> u32 {
+    /// The log block after `block`, with wrap-around.
+    fn next_log_block(&self, block: u32) -> u32 {
         if block + 1 >= self.sb.last() { self.sb.first() } else { block + 1 }
     }
 

@@ -1,4 +1,4 @@
-//! Replaying a log: scan, revoke, replay.
+//! Recovery: scans the log, collects its revokes and replays it.
 
 use std::collections::HashMap;
 
@@ -12,29 +12,29 @@ use super::records::{
 use super::superblock::INCOMPAT_FAST_COMMIT;
 use crate::{JournalError, Result};
 
-/// More revoked blocks than this are refused: no honest log comes near, and a hostile one must not fill memory.
+/// The most revoked blocks of a log. No real log comes near; a hostile one must not fill memory.
 const MAX_REVOKES: usize = 8 << 20;
 
-/// What a recovery did.
+/// The result of a recovery.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Transactions replayed.
     pub transactions: u64,
-    /// Blocks written home, each time they were.
+    /// Writes in place, in blocks. A block counts once for each transaction that changed it.
     pub blocks: u64,
-    /// Blocks that a revoke kept from being replayed.
+    /// Logged blocks that were not replayed because of a revoke.
     pub revoked: u64,
-    /// Sequence number that the next transaction will have.
+    /// The sequence number of the next transaction.
     pub next_sequence: u32,
-    /// Where and why recovery stopped before the log's end, if a checksum was wrong. A crash during a commit can look like this on media
-    /// that tear writes; so does damage.
+    /// The wrong checksum at which recovery stopped, if there was one. The cause is damage, or a crash
+    /// during a commit on a medium that tears writes.
     pub damaged: Option<Damage>,
 }
 
 /// A wrong checksum in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// Transaction that was not replayed, nor any after it.
+    /// The sequence number of the transaction. Neither it nor any later one was replayed.
     pub sequence: u32,
     /// The block of the log.
     pub log_block: u32,
@@ -42,16 +42,16 @@ pub struct Damage {
     pub what: &'static str,
 }
 
-/// What the scan found.
+/// The result of the scan.
 struct Scan {
-    /// The first transaction that is not whole.
+    /// The sequence number of the first transaction that is not whole.
     end_sequence: u32,
     damaged: Option<Damage>,
 }
 
-/// One step through the log.
+/// A record that [`Jbd2Log::walk`] visits.
 enum Step<'a> {
-    /// A block described by a tag, as it lies in the log.
+    /// A logged block with its tag, as it is in the log.
     Data(Tag, &'a [u8]),
     Revoked(&'a [BlockNo]),
     /// The end of a transaction.
@@ -59,9 +59,11 @@ enum Step<'a> {
 }
 
 impl Jbd2Log {
-    /// Replays every whole transaction onto the device, flushes, and marks the log clean. Does nothing to a clean log.
+    /// Replays every whole transaction onto the device, flushes, and marks the log clean. Does nothing if the
+    /// log is clean.
     ///
-    /// Caches of the device must be made, or invalidated, after this. Nothing is written before the whole log has been scanned. A crash during recovery leaves a log that can be recovered again.
+    /// Create or invalidate caches of the device after this call. It scans the whole log before it writes.
+    /// After a crash during recovery the log can be recovered again.
     pub fn recover(&mut self) -> Result<Recovered> {
         if !self.needs_recovery() {
             return Ok(Recovered { next_sequence: self.next_sequence, ..Recovered::default() });
@@ -72,35 +74,38 @@ impl Jbd2Log {
         let mut done = self.replay(scan.end_sequence, &revoked)?;
         self.device.flush()?;
         done.damaged = scan.damaged;
-        // Behind the end of a damaged log lie whole transactions that must not be taken for successors of what is written from now
-        // on. The log held no more than this many, for each takes two blocks at least.
-        done.next_sequence = scan.end_sequence.wrapping_add((self.ring() / 2) as u32 + 1);
-        self.foreign = false;
+        // Whole transactions may follow the end of a damaged log. They must not be taken for successors of
+        // new transactions. A transaction takes at least two blocks, so the log held no more than this
+        // many.
+        done.next_sequence = scan.end_sequence.wrapping_add((self.ring_blocks() / 2) as u32 + 1);
+        self.must_recover = false;
         self.head = self.sb.first();
         self.used_blocks = 0;
         self.next_sequence = done.next_sequence;
         self.store_superblock(0, done.next_sequence)?;
-        // The next transaction gets one number more again when the log is opened anew; both are fine.
+        // If the log is opened again before the next transaction, that one gets a number one higher. Both are
+        // correct.
         Ok(done)
     }
 
-    /// Finds the end of the log, checking every checksum on the way.
+    /// Finds the end of the log and checks every checksum.
     fn scan(&self) -> Result<Scan> {
         let mut damaged = None;
-        // Counts once the commit block shows that the transaction is whole: a torn descriptor of a log without checksums
-        // ends in remains of what lay there before.
-        let mut foreign = None;
+        // Reported only if a commit block follows: in a log without checksums, a torn descriptor of an
+        // incomplete transaction may end in bytes of older blocks.
+        let mut invalid_target = None;
         let end_sequence = self.walk(None, &mut damaged, |sequence, log_block, step| {
             match step {
                 Step::Data(tag, _)
                     if tag.block.0 >= self.options.fs_blocks || self.map.contains(tag.block) =>
                 {
-                    foreign.get_or_insert((tag.block, log_block));
+                    invalid_target.get_or_insert((tag.block, log_block));
                 }
                 Step::Commit => {
-                    if let Some((block, log_block)) = foreign {
+                    if let Some((block, log_block)) = invalid_target {
                         let what = format!(
-                            "transaction {sequence} changes block {block}, which is in the journal or outside the filesystem"
+                            "transaction {sequence} changes block {block}, which is in the journal or \
+                             outside the filesystem"
                         );
                         return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
                     }
@@ -123,7 +128,7 @@ impl Jbd2Log {
                 }
             }
             if revoked.len() > MAX_REVOKES {
-                let what = "more revoked blocks than any honest log has".into();
+                let what = format!("the log revokes more than {MAX_REVOKES} blocks");
                 return Err(JournalError::Corrupt { what, log_block: u64::from(log_block) });
             }
             Ok(())
@@ -157,10 +162,11 @@ impl Jbd2Log {
         Ok(done)
     }
 
-    /// Walks the log from its start, and returns the first sequence number that is not a whole transaction's.
+    /// Walks the log from its start. Returns the sequence number of the first transaction that is not whole.
     ///
-    /// With `end` the log was scanned before: it walks up to that transaction. Without, it checks checksums, and tells in `damaged` if one
-    /// is what stopped it. Never visits more blocks than the log has, so whatever is in there, it ends.
+    /// With `end` it stops before that transaction and checks nothing: the log was scanned before. Without
+    /// `end` it checks checksums, and sets `damaged` if it stops at a wrong one. It visits at most as many
+    /// blocks as the log has, so it ends for every content.
     fn walk(
         &self,
         end: Option<u32>,
@@ -170,11 +176,11 @@ impl Jbd2Log {
         let layout = Layout::of(&self.sb);
         let mut sequence = self.sb.sequence();
         let mut at = self.sb.start();
-        let mut left = self.ring();
+        let mut left = self.ring_blocks();
         let mut block = vec![0; layout.block_size];
         let mut data = vec![0; layout.block_size];
         let mut sum_v1 = !0;
-        // The first wrong checksum of a data block; counts once the commit block shows that the transaction was meant to be whole.
+        // The first wrong checksum of a data block. Reported only if a commit block follows.
         let mut bad_data: Option<Damage> = None;
         let verify = end.is_none();
         while left > 0 && end != Some(sequence) {
@@ -183,7 +189,7 @@ impl Jbd2Log {
                 break;
             }
             let here = at;
-            at = self.after(at);
+            at = self.next_log_block(at);
             left -= 1;
             let damage = |what| Some(Damage { sequence, log_block: here, what });
             match be32(&block, 4) {
@@ -192,7 +198,7 @@ impl Jbd2Log {
                         *damaged = damage("descriptor");
                         break;
                     }
-                    if verify && layout.csum_v1 {
+                    if verify && layout.has_csum_v1 {
                         sum_v1 = crc32_be(sum_v1, &block);
                     }
                     let tags = layout.parse_tags(&block);
@@ -201,14 +207,14 @@ impl Jbd2Log {
                     }
                     for tag in tags {
                         self.read_log(at, &mut data)?;
-                        if verify && layout.csum_v1 {
+                        if verify && layout.has_csum_v1 {
                             sum_v1 = crc32_be(sum_v1, &data);
                         }
                         if verify && bad_data.is_none() && !layout.data_is_good(sequence, &data, &tag) {
                             bad_data = Some(Damage { sequence, log_block: at, what: "data" });
                         }
                         visit(sequence, at, Step::Data(tag, &data))?;
-                        at = self.after(at);
+                        at = self.next_log_block(at);
                         left -= 1;
                     }
                 }
@@ -239,17 +245,20 @@ impl Jbd2Log {
         Ok(sequence)
     }
 
-    /// Refuses if the fast-commit area continues the log from transaction `sequence` on.
+    /// Returns an error if the fast-commit area continues the log with transaction `sequence`.
     ///
-    /// The area holds tags (little-endian `fc_tag`, `fc_len`, then the value). It is in use if its first tag is a HEAD (9) with the number of the
-    /// transaction that the log expects next, and a TAIL (8) with that number and a checksum (crc32c over everything before the checksum itself)
-    /// ends it; an area without such a tail was not completed.
+    /// The area holds tags: little-endian `fc_tag` and `fc_len`, then the value. It is in use if both hold:
+    ///
+    /// - its first tag is a HEAD (9) with the sequence number that the log expects next;
+    /// - a TAIL (8) with that number and a right checksum ends it (crc32c of all bytes before the checksum).
+    ///
+    /// Without such a tail the fast commit is incomplete.
     fn check_fast_commits(&self, sequence: u32) -> Result<()> {
         if self.sb.incompat() & INCOMPAT_FAST_COMMIT == 0 || self.sb.last() == self.sb.max_len() {
             return Ok(());
         }
         let mut block = vec![0; self.options.block_size as usize];
-        // The kernel leaves the block at the log's end unused and starts one further; look at both.
+        // The kernel leaves the first block after the ring unused and starts at the second. Check both.
         for first in self.sb.last()..=(self.sb.last() + 1).min(self.sb.max_len() - 1) {
             self.read_log(first, &mut block)?;
             if fast_commit_sequence(&block) == Some(sequence) && fast_commit_is_complete(&block, sequence) {
@@ -271,13 +280,13 @@ fn le32(bytes: &[u8], at: usize) -> u32 {
 const FC_TAG_TAIL: u16 = 8;
 const FC_TAG_HEAD: u16 = 9;
 
-/// The transaction that a fast-commit area starting with this block follows (`fc_tid` of its head).
+/// Returns `fc_tid` of the HEAD tag at the start of a fast-commit area.
 fn fast_commit_sequence(block: &[u8]) -> Option<u32> {
     (le16(block, 0) == FC_TAG_HEAD && le16(block, 2) >= 8).then(|| le32(block, 8))
 }
 
-/// False only if the first fast commit certainly was not completed: it ends within its first block with a tail that is wrong, or
-/// with bytes that are no tag.
+/// Returns false only if the first fast commit is certainly incomplete: its first block has a wrong TAIL or
+/// bytes that are no tag.
 fn fast_commit_is_complete(block: &[u8], sequence: u32) -> bool {
     let mut at = 0;
     while at + 4 <= block.len() {

@@ -1,4 +1,4 @@
-//! `journal_superblock_s`: 1024 bytes at the start of log block 0.
+//! The journal superblock, `journal_superblock_s`: the first 1024 bytes of log block 0.
 
 use crate::{JournalError, Result};
 
@@ -20,12 +20,12 @@ const INCOMPAT_KNOWN: u32 = INCOMPAT_REVOKE
 
 /// `s_checksum_type` of crc32c.
 const CHECKSUM_CRC32C: u8 = 4;
-/// Length of the fast-commit area where `s_num_fc_blocks` is 0 (`JBD2_DEFAULT_FAST_COMMIT_BLOCKS`).
+/// Length of the fast-commit area in blocks if `s_num_fc_blocks` is 0 (`JBD2_DEFAULT_FAST_COMMIT_BLOCKS`).
 const DEFAULT_FC_BLOCKS: u32 = 256;
-/// A log that would be shorter than this without its fast-commit area has none (`JBD2_MIN_JOURNAL_BLOCKS`).
+/// Least blocks of a log beside its fast-commit area; a shorter one has no area (`JBD2_MIN_JOURNAL_BLOCKS`).
 const MIN_LOG_BLOCKS: u32 = 1024;
 
-/// Length of the structure.
+/// Length of the structure in bytes.
 pub(super) const SUPERBLOCK_BYTES: usize = 1024;
 const S_BLOCKTYPE: usize = 0x4;
 const S_BLOCKSIZE: usize = 0xC;
@@ -43,7 +43,7 @@ const S_CHECKSUM_TYPE: usize = 0x50;
 const S_NUM_FC_BLOCKS: usize = 0x54;
 const S_CHECKSUM: usize = 0xFC;
 
-/// The journal's superblock: checked once, kept as bytes so that fields unknown to us survive.
+/// The journal superblock, checked. Kept as bytes, so that unknown fields survive.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JournalSuperblock {
     raw: Box<[u8; SUPERBLOCK_BYTES]>,
@@ -63,20 +63,20 @@ impl std::fmt::Debug for JournalSuperblock {
 }
 
 impl JournalSuperblock {
-    /// Checks the first 1024 bytes of log block 0.
+    /// Parses and checks the first 1024 bytes of log block 0.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let corrupt = |what: String| Err(JournalError::Corrupt { what, log_block: 0 });
         let Some(raw) =
             bytes.get(..SUPERBLOCK_BYTES).and_then(|b| <[u8; SUPERBLOCK_BYTES]>::try_from(b).ok())
         else {
-            return corrupt("the superblock is cut off".into());
+            return corrupt("the superblock is truncated".into());
         };
         let sb = Self { raw: Box::new(raw) };
         if sb.get(0) != JBD2_MAGIC {
             return corrupt("the superblock has no magic number".into());
         }
         if !matches!(sb.get(S_BLOCKTYPE), BLOCK_SUPERBLOCK_V1 | BLOCK_SUPERBLOCK_V2) {
-            return corrupt(format!("not a superblock but a block of type {}", sb.get(S_BLOCKTYPE)));
+            return corrupt(format!("a block of type {} instead of a superblock", sb.get(S_BLOCKTYPE)));
         }
         sb.check_features()?;
         if sb.has_checksums() {
@@ -90,7 +90,7 @@ impl JournalSuperblock {
         if !sb.block_size().is_power_of_two() || !(1024..=65536).contains(&sb.block_size()) {
             return corrupt(format!("s_blocksize is {}", sb.block_size()));
         }
-        // Room for at least one transaction: descriptor, block, commit; and a ring position for everything.
+        // At least one transaction must fit (descriptor, block, commit), and one block stays free.
         if sb.first() == 0 || sb.max_len() < 8 || sb.first() > sb.max_len() - 4 || sb.last() - sb.first() < 4
         {
             return corrupt(format!("s_first is {}, s_maxlen is {}", sb.first(), sb.max_len()));
@@ -117,7 +117,7 @@ impl JournalSuperblock {
         if self.incompat() & INCOMPAT_CSUM_V2 != 0 && self.incompat() & INCOMPAT_CSUM_V3 != 0
             || self.has_checksums() && self.compat() & COMPAT_CHECKSUM != 0
         {
-            let what = "checksums of two versions at once".into();
+            let what = "the superblock has checksums of two versions".into();
             return Err(JournalError::Corrupt { what, log_block: 0 });
         }
         if self.field_v2(S_NR_USERS) > 1 {
@@ -136,12 +136,12 @@ impl JournalSuperblock {
         self.raw[at..at + 4].copy_from_slice(&value.to_be_bytes());
     }
 
-    /// A field that means something in version 2 only.
+    /// A field of version 2, 0 in version 1.
     fn field_v2(&self, at: usize) -> u32 {
         if self.get(S_BLOCKTYPE) == BLOCK_SUPERBLOCK_V2 { self.get(at) } else { 0 }
     }
 
-    /// Over all 1024 bytes with the field itself as zero; the seed is all ones, not the UUID's.
+    /// Crc32c of all 1024 bytes with `s_checksum` as zero. It starts with all ones, not with the UUID.
     fn checksum(&self) -> u32 {
         let mut copy = *self.raw;
         copy[S_CHECKSUM..S_CHECKSUM + 4].fill(0);
@@ -153,17 +153,17 @@ impl JournalSuperblock {
         self.get(S_BLOCKSIZE)
     }
 
-    /// `s_maxlen`: blocks of the journal, superblock and fast-commit area included.
+    /// `s_maxlen`: the length of the journal in blocks, with superblock and fast-commit area.
     pub fn max_len(&self) -> u32 {
         self.get(S_MAXLEN)
     }
 
-    /// `s_first`: the first block of the log proper.
+    /// `s_first`: the first block of the ring.
     pub fn first(&self) -> u32 {
         self.get(S_FIRST)
     }
 
-    /// The end of the log proper: the fast-commit area begins here, or the journal ends.
+    /// The block after the ring: the start of the fast-commit area, or the end of the journal.
     pub fn last(&self) -> u32 {
         if self.incompat() & INCOMPAT_FAST_COMMIT == 0 {
             return self.max_len();
@@ -178,12 +178,12 @@ impl JournalSuperblock {
         }
     }
 
-    /// `s_sequence`: the first transaction expected in the log.
+    /// `s_sequence`: the sequence number of the first transaction in the log.
     pub fn sequence(&self) -> u32 {
         self.get(S_SEQUENCE)
     }
 
-    /// `s_start`: where the log starts, 0 if it is clean.
+    /// `s_start`: the first block of the first transaction, 0 if the log is clean.
     pub fn start(&self) -> u32 {
         self.get(S_START)
     }
@@ -210,21 +210,21 @@ impl JournalSuperblock {
         uuid
     }
 
-    /// Checksums of version 2 or 3.
+    /// True if the log has checksums of version 2 or 3.
     pub fn has_checksums(&self) -> bool {
         self.incompat() & (INCOMPAT_CSUM_V2 | INCOMPAT_CSUM_V3) != 0
     }
 
-    /// The first 1024 bytes of log block 0 with this log position.
-    pub(super) fn at(&self, start: u32, sequence: u32) -> Self {
+    /// Returns a copy with this `s_start` and `s_sequence`.
+    pub(super) fn with_position(&self, start: u32, sequence: u32) -> Self {
         let mut new = self.clone();
         new.put(S_START, start);
         new.put(S_SEQUENCE, sequence);
-        new.seal()
+        new.with_checksum()
     }
 
-    /// The same with the features that our writing needs; see [`super::Jbd2Log::prepare`].
-    pub(super) fn with_features(&self, checksums: bool, wide: bool) -> Self {
+    /// Returns a copy with the features that writing requires; see [`super::Jbd2Log::prepare`].
+    pub(super) fn with_features(&self, checksums: bool, is_64bit: bool) -> Self {
         let mut new = self.clone();
         if new.get(S_BLOCKTYPE) == BLOCK_SUPERBLOCK_V1 {
             new.put(S_BLOCKTYPE, BLOCK_SUPERBLOCK_V2);
@@ -232,7 +232,7 @@ impl JournalSuperblock {
             new.put(S_NR_USERS, 1);
         }
         let (mut compat, mut incompat) = (new.compat(), new.incompat() | INCOMPAT_REVOKE);
-        if wide {
+        if is_64bit {
             incompat |= INCOMPAT_64BIT;
         }
         if checksums && incompat & INCOMPAT_CSUM_V2 == 0 {
@@ -242,10 +242,10 @@ impl JournalSuperblock {
         }
         new.put(S_FEATURE_COMPAT, compat);
         new.put(S_FEATURE_INCOMPAT, incompat);
-        new.seal()
+        new.with_checksum()
     }
 
-    fn seal(mut self) -> Self {
+    fn with_checksum(mut self) -> Self {
         if self.has_checksums() {
             let sum = self.checksum();
             self.put(S_CHECKSUM, sum);
@@ -258,34 +258,34 @@ impl JournalSuperblock {
     }
 }
 
-/// What a fresh journal is to be.
+/// Options of a new journal.
 #[derive(Debug, Clone)]
 pub struct FormatOptions {
-    /// Block size of the filesystem, at least 1024.
+    /// The block size of the filesystem in bytes, at least 1024.
     pub block_size: u32,
-    /// Length of the journal in blocks; at least 1024, or other implementations refuse it.
+    /// The length of the journal in blocks. Other implementations refuse less than 1024.
     pub blocks: u32,
-    /// UUID of the journal.
+    /// The UUID of the journal.
     pub uuid: [u8; 16],
-    /// Checksums of version 3: where the filesystem has `metadata_csum`.
+    /// Checksums of version 3, for a filesystem with `metadata_csum`.
     pub checksums: bool,
-    /// 64-bit block numbers: where the filesystem has `64bit`.
-    pub wide: bool,
+    /// 64-bit block numbers, for a filesystem with `64bit`.
+    pub is_64bit: bool,
 }
 
-/// Log block 0 of a fresh, clean journal: as long as a block. The other blocks may hold anything that has no journal header, zeros say.
+/// Returns log block 0 of a new, clean journal. The other blocks must not contain a journal header; zeros do.
 pub fn format_superblock(options: &FormatOptions) -> Result<Vec<u8>> {
     let mut sb = JournalSuperblock { raw: Box::new([0; SUPERBLOCK_BYTES]) };
     sb.put(0, JBD2_MAGIC);
     sb.put(S_BLOCKTYPE, BLOCK_SUPERBLOCK_V2);
     sb.put(S_BLOCKSIZE, options.block_size);
     sb.put(S_MAXLEN, options.blocks);
-    // The document does not say it: with blocks of 1 KiB the superblock fills its block too, so the log starts at 1 in any case.
+    // Not in the document: the log starts at block 1 for every block size.
     sb.put(S_FIRST, 1);
     sb.put(S_SEQUENCE, 1);
     sb.put(S_NR_USERS, 1);
     sb.raw[S_UUID..S_UUID + 16].copy_from_slice(&options.uuid);
-    let sb = sb.with_features(options.checksums, options.wide);
+    let sb = sb.with_features(options.checksums, options.is_64bit);
     let sb = JournalSuperblock::parse(sb.bytes())?;
     let mut block = vec![0; options.block_size as usize];
     block[..SUPERBLOCK_BYTES].copy_from_slice(sb.bytes());

@@ -1,4 +1,4 @@
-//! Encodings, sequence numbers, and hostile logs.
+//! Tests of encodings, sequence numbers and hostile logs.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ fn options() -> Jbd2Options {
     Jbd2Options { block_size: BLOCK, fs_blocks: 4096, uuid: None }
 }
 
-/// A formatted journal of 64 blocks at block 1; `edit` changes the superblock.
+/// A device with a formatted journal of `blocks` blocks at block 1. `edit` changes the superblock.
 fn device(blocks: u32, edit: impl FnOnce(&mut [u8])) -> Arc<MemDevice> {
     let format = FormatOptions {
         block_size: BLOCK,
         blocks,
         uuid: *b"0123456789abcdef",
         checksums: false,
-        wide: false,
+        is_64bit: false,
     };
     let mut sb = format_superblock(&format).unwrap();
     edit(&mut sb);
@@ -39,7 +39,8 @@ fn open(device: Arc<dyn Device>, blocks: u32) -> crate::Result<Jbd2Log> {
     Jbd2Log::open(device, LogMap::contiguous(BlockNo(1), blocks), options())
 }
 
-fn put(log: &mut Jbd2Log, blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) {
+/// Writes and commits one transaction.
+fn write(log: &mut Jbd2Log, blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) {
     let items = blocks
         .map(|block| LogItem {
             block: BlockNo(block),
@@ -60,8 +61,8 @@ fn byte(device: &dyn Device, block: u64) -> u8 {
     b[0]
 }
 
-/// The features of every kind of log that there is: (compat, incompat).
-const KINDS: [(u32, u32); 8] = [
+/// The feature combinations of logs: `s_feature_compat` and `s_feature_incompat`.
+const FEATURES: [(u32, u32); 8] = [
     (0, 1),
     (0, 3),
     (1, 1),
@@ -72,7 +73,7 @@ const KINDS: [(u32, u32); 8] = [
     (0, 7 | INCOMPAT_CSUM_V3),
 ];
 
-fn kind(compat: u32, incompat: u32) -> impl FnOnce(&mut [u8]) {
+fn with_features(compat: u32, incompat: u32) -> impl FnOnce(&mut [u8]) {
     move |sb| {
         put32(sb, S_FEATURE_COMPAT, compat);
         put32(sb, S_FEATURE_INCOMPAT, incompat);
@@ -86,8 +87,8 @@ fn kind(compat: u32, incompat: u32) -> impl FnOnce(&mut [u8]) {
 }
 
 #[test]
-fn checksums_have_their_check_values() {
-    // The catalogue's check values: CRC-32/MPEG-2, and CRC-32C before its final inversion.
+fn checksums_match_the_published_check_values() {
+    // From the catalogue of CRC algorithms: CRC-32/MPEG-2, and CRC-32C before its final inversion.
     assert_eq!(crc32_be(!0, b"123456789"), 0x0376_E6E7);
     assert_eq!(crc32_be(crc32_be(!0, b"1234"), b"56789"), 0x0376_E6E7);
     assert_eq!(!crc32c(!0, b"123456789"), 0xE306_9283);
@@ -95,16 +96,16 @@ fn checksums_have_their_check_values() {
 }
 
 #[test]
-fn sequence_numbers_wrap() {
+fn recovery_follows_sequence_numbers_that_wrap() {
     assert!(sequence_at_least(1, u32::MAX) && sequence_at_least(5, 5) && !sequence_at_least(u32::MAX, 1));
-    for (compat, incompat) in KINDS {
+    for (compat, incompat) in FEATURES {
         let dev = device(64, |sb| {
             put32(sb, 0x18, u32::MAX - 3);
-            kind(compat, incompat)(sb);
+            with_features(compat, incompat)(sb);
         });
         let mut log = open(dev.clone(), 64).unwrap();
         for n in 0..6 {
-            put(&mut log, 500..503, n, if n == 3 { &[600, 601] } else { &[] });
+            write(&mut log, 500..503, n, if n == 3 { &[600, 601] } else { &[] });
         }
         let mut again = open(dev.clone(), 64).unwrap();
         let done = again.recover().unwrap();
@@ -115,13 +116,13 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn the_log_wraps_around() {
-    for (compat, incompat) in KINDS {
-        let dev = device(32, kind(compat, incompat));
+fn recovery_follows_a_log_that_wraps() {
+    for (compat, incompat) in FEATURES {
+        let dev = device(32, with_features(compat, incompat));
         let mut log = open(dev.clone(), 32).unwrap();
         for n in 0..20 {
-            put(&mut log, 500..505, n, &[]);
-            put(&mut log, 505..508, n, &[501]);
+            write(&mut log, 500..505, n, &[]);
+            write(&mut log, 505..508, n, &[501]);
             if n != 19 {
                 log.release_all().unwrap();
             }
@@ -133,13 +134,13 @@ fn the_log_wraps_around() {
     }
 }
 
-/// Any byte of a checksummed log changed: a prefix of transactions is replayed, each block as some transaction left it.
+/// One bit of a log with checksums changes: recovery replays a prefix of whole transactions.
 #[test]
-fn damage_is_found_by_the_checksums() {
-    let dev = device(64, kind(0, 3 | INCOMPAT_CSUM_V3));
+fn checksums_detect_a_flipped_bit() {
+    let dev = device(64, with_features(0, 3 | INCOMPAT_CSUM_V3));
     let mut log = open(dev.clone(), 64).unwrap();
     for n in 1..=5 {
-        put(&mut log, 500..503, n, if n == 3 { &[700] } else { &[] });
+        write(&mut log, 500..503, n, if n == 3 { &[700] } else { &[] });
     }
     let base: Arc<dyn Device> = dev;
     let mut rng = StdRng::seed_from_u64(1);
@@ -156,21 +157,21 @@ fn damage_is_found_by_the_checksums() {
     }
 }
 
-/// Random damage to logs and superblocks of every kind: errors, never a panic or a hang.
+/// Damages logs and superblocks with all feature combinations at random.
 #[test]
-fn hostile_logs() {
+fn random_damage_causes_no_panic_and_no_hang() {
     let mut rng = StdRng::seed_from_u64(2);
-    for (compat, incompat) in KINDS {
-        let dev = device(40, kind(compat, incompat));
+    for (compat, incompat) in FEATURES {
+        let dev = device(40, with_features(compat, incompat));
         let mut log = open(dev.clone(), 40).unwrap();
         for n in 1..=5 {
-            put(&mut log, 500..503, n, &[700, 701]);
+            write(&mut log, 500..503, n, &[700, 701]);
         }
         let base: Arc<dyn Device> = dev;
         for _ in 0..1500 {
             let image = Arc::new(OverlayDevice::new(base.clone()));
             for _ in 0..rng.random_range(1..6) {
-                // Mostly where the structures are: the first bytes of a block.
+                // Mostly the first bytes of a block, where the structures are.
                 let within =
                     if rng.random_bool(0.8) { rng.random_range(0..80) } else { rng.random_range(0..1024) };
                 let at = rng.random_range(1..30) * 1024 + within;
@@ -185,19 +186,20 @@ fn hostile_logs() {
     }
 }
 
-/// The record left over by a transaction that did not make it must not complete its successor.
+/// A stale commit record must not complete a transaction of the next session.
 #[test]
-fn a_stale_commit_record_completes_nothing() {
-    let dev = device(64, kind(0, 1));
+fn a_stale_commit_record_does_not_complete_a_new_transaction() {
+    let dev = device(64, with_features(0, 1));
     let mut log = open(dev.clone(), 64).unwrap();
-    put(&mut log, 500..501, 1, &[]);
-    // Descriptor lost, data and commit record there: as a crash of an unordered medium leaves it.
+    write(&mut log, 500..501, 1, &[]);
+    // The descriptor is lost, data and commit record are there: a possible crash state.
     let descriptor = log.head;
-    put(&mut log, 501..502, 2, &[]);
+    write(&mut log, 501..502, 2, &[]);
     dev.write_at(ByteOffset(u64::from(1 + descriptor) * 1024), &[0; 1024]).unwrap();
     let mut log = open(dev.clone(), 64).unwrap();
     assert_eq!(log.recover().unwrap().transactions, 1);
-    // The log starts anew. A descriptor and four blocks end where the stale record lies. Cut before the new one is written.
+    // The log starts again at its first block. The new descriptor and four blocks end where the stale
+    // commit record is. The crash comes before the new commit record.
     let items = (501..505)
         .map(|block| LogItem {
             block: BlockNo(block),
@@ -211,28 +213,29 @@ fn a_stale_commit_record_completes_nothing() {
     assert_eq!((byte(&*dev, 500), byte(&*dev, 501)), (1, 0));
 }
 
-/// Whole transactions behind a damaged one stay dead, also when what is written later ends just before them.
+/// Also if a new transaction ends directly before the old ones.
 #[test]
-fn what_lies_behind_damage_is_never_replayed() {
-    for (compat, incompat) in KINDS {
-        let dev = device(64, kind(compat, incompat));
+fn transactions_after_a_damaged_one_are_never_replayed() {
+    for (compat, incompat) in FEATURES {
+        let dev = device(64, with_features(compat, incompat));
         let mut log = open(dev.clone(), 64).unwrap();
         for n in 1..=5 {
-            put(&mut log, 500..503, n, &[]);
+            write(&mut log, 500..503, n, &[]);
         }
-        // The commit record of the first: nothing is replayed.
+        // Clears the commit record of the first transaction: nothing is replayed.
         dev.write_at(ByteOffset((1 + 5) * 1024), &[0; 1024]).unwrap();
         let mut log = open(dev.clone(), 64).unwrap();
         assert_eq!(log.recover().unwrap().transactions, 0);
-        // As long as the first two together: the third, which lies behind, has the number that would follow without care.
-        put(&mut log, 600..608, 9, &[]);
+        // As long as the first two together. The old third transaction follows it. Without the skipped
+        // sequence numbers it would have the next number.
+        write(&mut log, 600..608, 9, &[]);
         let done = open(dev.clone(), 64).unwrap().recover().unwrap();
         assert_eq!((done.transactions, byte(&*dev, 500)), (1, 0), "{compat} {incompat}");
     }
 }
 
 #[test]
-fn refusals_name_the_reason() {
+fn refused_superblocks_are_reported_with_the_field() {
     let refused =
         |edit: &dyn Fn(&mut [u8])| open(device(64, |sb| edit(sb)), 64).map(|_| ()).unwrap_err().to_string();
     assert!(refused(&|sb| put32(sb, S_FEATURE_INCOMPAT, 0x41)).contains("incompat 0x40"));
@@ -245,7 +248,7 @@ fn refusals_name_the_reason() {
     assert!(refused(&|sb| put32(sb, S_FEATURE_INCOMPAT, 0x19)).contains("two versions"));
     assert!(
         refused(&|sb| {
-            kind(0, 0x11)(sb);
+            with_features(0, 0x11)(sb);
             sb[0x30] ^= 1;
         })
         .contains("checksum is wrong")
@@ -261,25 +264,25 @@ fn refusals_name_the_reason() {
 }
 
 #[test]
-fn foreign_targets_are_refused_before_anything_is_written() {
+fn targets_in_the_journal_or_past_the_end_are_refused_before_any_write() {
     for target in [5u64, 4096] {
-        let dev = device(64, kind(0, 1));
+        let dev = device(64, with_features(0, 1));
         let mut log = open(dev.clone(), 64).unwrap();
-        put(&mut log, 500..501, 1, &[]);
-        put(&mut log, target..target + 1, 1, &[]);
+        write(&mut log, 500..501, 1, &[]);
+        write(&mut log, target..target + 1, 1, &[]);
         assert!(matches!(open(dev.clone(), 64).unwrap().recover(), Err(JournalError::Corrupt { .. })));
         assert_eq!(byte(&*dev, 500), 0);
     }
 }
 
-/// A descriptor that a crash tore, with remains of older blocks for its last tags: the transaction was never committed, so
-/// what it seems to change is no damage.
+/// A crash tears a descriptor, and its last tags are bytes of older blocks. The transaction was not
+/// committed, so invalid block numbers in it are no damage.
 #[test]
-fn a_torn_descriptor_without_a_commit_is_the_end_of_the_log() {
-    for (compat, incompat) in KINDS {
-        let dev = device(256, kind(compat, incompat));
+fn a_torn_descriptor_without_a_commit_record_ends_the_log() {
+    for (compat, incompat) in FEATURES {
+        let dev = device(256, with_features(compat, incompat));
         let mut log = open(dev.clone(), 256).unwrap();
-        put(&mut log, 500..501, 1, &[]);
+        write(&mut log, 500..501, 1, &[]);
         let descriptor = 1 + u64::from(log.head);
         let item = |block| LogItem {
             block,
@@ -288,7 +291,7 @@ fn a_torn_descriptor_without_a_commit_is_the_end_of_the_log() {
         };
         let items = (500..600).map(BlockNo).map(item).collect();
         log.write_items(&LogTransaction { items, revokes: Default::default() }).unwrap();
-        // Seen as tags: blocks far outside, and none of them the last.
+        // As tags these bytes are blocks far outside the filesystem, without a last tag.
         dev.write_at(ByteOffset(descriptor * 1024 + 512), &[0xA6; 512]).unwrap();
         let done = open(dev.clone(), 256).unwrap().recover().unwrap();
         assert_eq!((done.transactions, byte(&*dev, 500)), (1, 1), "{compat} {incompat}");
@@ -297,7 +300,7 @@ fn a_torn_descriptor_without_a_commit_is_the_end_of_the_log() {
 
 #[test]
 fn pending_fast_commits_are_refused() {
-    // 1100 blocks, of which the last 64 are for fast commits.
+    // The last 64 of 1100 blocks are the fast-commit area.
     let edit = |sb: &mut [u8]| {
         put32(sb, S_FEATURE_INCOMPAT, 1 | INCOMPAT_FAST_COMMIT);
         put32(sb, 0x54, 64);
@@ -307,7 +310,7 @@ fn pending_fast_commits_are_refused() {
         let dev = device(1100, edit);
         let mut log = open(dev.clone(), 1100).unwrap();
         assert_eq!(log.sb.last(), 1100 - 64);
-        put(&mut log, 3000..3001, 1, &[]);
+        write(&mut log, 3000..3001, 1, &[]);
         let tid = log.next_sequence + tid_offset;
         let mut fc = vec![0u8; 1024];
         fc[0..4].copy_from_slice(&[9, 0, 8, 0]);
@@ -323,9 +326,9 @@ fn pending_fast_commits_are_refused() {
     }
 }
 
-/// A superblock of version 1 is read as having no features, and raised when written.
+/// A superblock of version 1 has no features. Writing upgrades it to version 2.
 #[test]
-fn version_1_is_raised() {
+fn a_version_1_superblock_is_upgraded() {
     let dev = device(64, |sb| {
         put32(sb, 4, BLOCK_SUPERBLOCK_V1);
         sb[0x24..0x400].fill(0xEE);
@@ -333,7 +336,7 @@ fn version_1_is_raised() {
     let mut log = open(dev.clone(), 64).unwrap();
     assert_eq!(log.superblock().incompat(), 0);
     log.prepare(true, true).unwrap();
-    put(&mut log, 500..501, 1, &[7]);
+    write(&mut log, 500..501, 1, &[7]);
     let mut log = open(dev, 64).unwrap();
     assert_eq!(log.superblock().incompat(), 3 | INCOMPAT_CSUM_V3);
     assert!(matches!(log.prepare(true, true), Err(JournalError::NeedsRecovery)));

@@ -1,4 +1,4 @@
-//! Writing a log.
+//! Writes transactions to the log.
 
 use ivers_block::BlockNo;
 use std::sync::Arc;
@@ -7,17 +7,19 @@ use super::Jbd2Log;
 use super::records::{JBD2_MAGIC, Layout, TAG_ESCAPED, Tag, crc32_be};
 use crate::{JournalError, LogFormat, LogTransaction, LogWritten, Result};
 
-/// At most this much is written in one write.
+/// The longest write in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
 impl Jbd2Log {
-    /// Sets the features that writing needs, in a log that needs no recovery: revokes always, 64-bit block numbers for
-    /// `wide`, checksums of version 3 for `checksums` (unless the log has version 2). Features that are there stay.
-    pub fn prepare(&mut self, checksums: bool, wide: bool) -> Result<()> {
+    /// Sets the features that writing requires: revokes always, 64-bit block numbers if `is_64bit`, checksums
+    /// of version 3 if `checksums` and the log has none of version 2. Keeps the features that are set.
+    ///
+    /// Fails if the log needs recovery.
+    pub fn prepare(&mut self, checksums: bool, is_64bit: bool) -> Result<()> {
         if self.needs_recovery() || self.used_blocks > 0 {
             return Err(JournalError::NeedsRecovery);
         }
-        let new = self.sb.with_features(checksums, wide);
+        let new = self.sb.with_features(checksums, is_64bit);
         if new != self.sb {
             self.sb = new;
             self.store_superblock(self.sb.start(), self.sb.sequence())?;
@@ -25,28 +27,29 @@ impl Jbd2Log {
         Ok(())
     }
 
-    /// Writes the superblock, durably. All that changes lies in its first 512 bytes, so media with sectors do not tear it.
+    /// Writes the superblock durably. All changed fields lie in its first 512 bytes, so a medium with sectors
+    /// does not tear it.
     pub(super) fn store_superblock(&mut self, start: u32, sequence: u32) -> Result<()> {
-        let new = self.sb.at(start, sequence);
+        let new = self.sb.with_position(start, sequence);
         self.device.write_fua(self.map.offset(0, self.options.block_size)?, new.bytes())?;
-        self.live = start != 0;
+        self.start_recorded = start != 0;
         self.sb = new;
         Ok(())
     }
 
-    /// Writes blocks to consecutive log blocks from the head on, neighbours on the device together.
+    /// Writes blocks at the head. Log blocks that are adjacent on the device are written together.
     fn append(&mut self, blocks: &[Arc<[u8]>]) -> Result<()> {
         let size = self.options.block_size as usize;
         let mut rest = blocks;
         while let [first, ..] = rest {
             let offset = self.map.offset(self.head, self.options.block_size)?;
-            let mut next = self.after(self.head);
+            let mut next = self.next_log_block(self.head);
             let mut run = 1;
             while run < rest.len()
                 && run * size < RUN_BYTES
                 && self.map.offset(next, self.options.block_size)? == offset + (run * size) as u64
             {
-                next = self.after(next);
+                next = self.next_log_block(next);
                 run += 1;
             }
             if run == 1 {
@@ -78,8 +81,8 @@ impl LogFormat for Jbd2Log {
     }
 
     fn capacity_blocks(&self) -> u64 {
-        // One block stays free, so that a full log never looks like an empty one.
-        self.ring() - 1
+        // One block stays free, so that a full log differs from an empty one.
+        self.ring_blocks() - 1
     }
 
     fn free_blocks(&self) -> u64 {
@@ -101,11 +104,14 @@ impl LogFormat for Jbd2Log {
         let layout = Layout::of(&self.sb);
         let sequence = self.next_sequence;
         let widest = transaction.items.last().map(|i| i.block).max(transaction.revokes.last().copied());
-        if !layout.wide && widest.is_some_and(|block| block > BlockNo(u64::from(u32::MAX))) {
-            return Err(JournalError::Incompatible { features: "64bit, for blocks beyond 2^32".into() });
+        if !layout.is_64bit && widest.is_some_and(|block| block > BlockNo(u64::from(u32::MAX))) {
+            return Err(JournalError::Incompatible {
+                features: "64bit, which blocks past 2^32 require".into(),
+            });
         }
-        if !self.live {
-            // Where the log starts must be known before the first commit record is. Until that is written there is nothing to find there.
+        if !self.start_recorded {
+            // The start must be durable before the first commit record. Recovery finds no whole transaction
+            // there before.
             self.store_superblock(self.head, sequence)?;
         }
         let mut blocks: Vec<Arc<[u8]>> = Vec::new();
@@ -131,7 +137,7 @@ impl LogFormat for Jbd2Log {
             let first = blocks.len();
             blocks.push(layout.descriptor(sequence, &tags).into());
             blocks.append(&mut data);
-            if layout.csum_v1 {
+            if layout.has_csum_v1 {
                 sum_v1 = blocks[first..].iter().fold(sum_v1, |sum, block| crc32_be(sum, block));
             }
         }
@@ -142,15 +148,15 @@ impl LogFormat for Jbd2Log {
             });
         }
         self.append(&blocks)?;
-        self.open_checksum = Some(sum_v1);
+        self.body_checksum = Some(sum_v1);
         Ok(self.written(blocks.len() as u64))
     }
 
     fn write_commit(&mut self) -> Result<LogWritten> {
-        let Some(sum_v1) = self.open_checksum.take() else { return Ok(LogWritten::default()) };
+        let Some(sum_v1) = self.body_checksum.take() else { return Ok(LogWritten::default()) };
         let block = Layout::of(&self.sb).commit(self.next_sequence, sum_v1, (self.clock)());
         self.device.write_fua(self.map.offset(self.head, self.options.block_size)?, &block)?;
-        self.head = self.after(self.head);
+        self.head = self.next_log_block(self.head);
         self.used_blocks += 1;
         self.next_sequence = self.next_sequence.wrapping_add(1);
         Ok(self.written(1))
@@ -165,7 +171,7 @@ impl LogFormat for Jbd2Log {
     }
 
     fn mark_clean(&mut self) -> Result<()> {
-        if self.live {
+        if self.start_recorded {
             self.store_superblock(0, self.next_sequence)?;
         }
         self.used_blocks = 0;

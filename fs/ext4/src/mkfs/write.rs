@@ -218,7 +218,7 @@ impl Maker<'_> {
             blocks,
             uuid: self.options.uuid,
             checksums: true,
-            wide: true,
+            is_64bit: true,
         })
         .map_err(journal_error)?;
         block[..log.len()].copy_from_slice(&log);
