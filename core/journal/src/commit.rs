@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ivers_block::{BlockNo, Buffer};
-use parking_lot::{Mutex, MutexGuard};
+use ivers_sync::{Held, rank};
 
-use crate::engine::{ActiveItem, Callback, Inner, count};
+use crate::engine::{ActiveItem, Callback, Inner, LogLock, count};
 use crate::{JournalError, LogFormat, LogItem, LogTransaction, Result, Tid};
 
 /// A transaction that is closed to handles, with snapshots of its blocks.
@@ -31,6 +31,7 @@ impl Inner {
     /// Commits through `tid`, or everything so far if it is `None`. `None` always flushes.
     pub fn commit(&self, tid: Option<Tid>) -> Result<()> {
         let Some(log) = &self.log else {
+            let _as_with_a_log = Held::before_waiting::<rank::JournalLog>();
             let mut state = self.state.lock();
             state.check()?;
             // Cleared before the write: a change during the write belongs to the next commit.
@@ -46,8 +47,9 @@ impl Inner {
 
     /// Commits through `target`. One caller is the leader and commits; the others wait for `commit_done`
     /// instead of the log's lock. They continue together, so their next changes share a commit.
-    fn commit_through(&self, log: &Mutex<Box<dyn LogFormat>>, target: Tid) -> Result<()> {
+    fn commit_through(&self, log: &LogLock, target: Tid) -> Result<()> {
         {
+            let _waits_for_the_leader = Held::before_waiting::<rank::JournalLog>();
             let mut state = self.state.lock();
             loop {
                 if state.committed >= target {
@@ -57,7 +59,7 @@ impl Inner {
                 if !state.has_leader {
                     break;
                 }
-                self.commit_done.wait(&mut state);
+                state.wait(&self.commit_done);
             }
             state.has_leader = true;
         }
@@ -71,11 +73,11 @@ impl Inner {
             }
             state.check()?;
         }
-        self.commit_running(&mut log)
+        self.commit_running(log.as_mut())
     }
 
     /// Commits everything so far, and always flushes.
-    fn commit_all(&self, log: &Mutex<Box<dyn LogFormat>>) -> Result<()> {
+    fn commit_all(&self, log: &LogLock) -> Result<()> {
         let target = {
             let state = self.state.lock();
             state.check()?;
@@ -92,7 +94,7 @@ impl Inner {
                 return self.or_abort(self.cache.device().flush().map_err(Into::into));
             }
         }
-        self.commit_running(&mut log)
+        self.commit_running(log.as_mut())
     }
 
     /// Commits the running transaction if there is one. For the commit thread.
@@ -105,18 +107,20 @@ impl Inner {
         if self.state.lock().running.is_none() {
             return Ok(());
         }
-        self.commit_running(&mut log)
+        self.commit_running(log.as_mut())
     }
 
     /// Commits the running transaction. The caller holds the lock of the log.
-    pub fn commit_running(&self, log: &mut MutexGuard<'_, Box<dyn LogFormat>>) -> Result<()> {
+    pub fn commit_running(&self, log: &mut dyn LogFormat) -> Result<()> {
+        // The commit waits for handles, so this thread has none, and no callback begins one.
+        let _handles = Held::before_waiting::<rank::Handle>();
         let Some(closed) = self.close_running()? else {
             return self.or_abort(self.cache.device().flush().map_err(Into::into));
         };
-        let written = self.write(log.as_mut(), &closed);
+        let written = self.write(log, &closed);
         self.or_abort(written)?;
         self.finish(closed);
-        if self.needs_checkpoint(log.as_ref()) {
+        if self.needs_checkpoint(log) {
             self.commit_thread.request_checkpoint();
         }
         Ok(())
@@ -131,7 +135,7 @@ impl Inner {
             Some(running) => running.locked = true,
         }
         while state.running.as_ref().is_some_and(|r| r.handles > 0) {
-            self.state_changed.wait(&mut state);
+            state.wait(&self.state_changed);
             if let Err(e) = state.check() {
                 if let Some(running) = state.running.as_mut() {
                     running.locked = false;
@@ -223,7 +227,7 @@ impl Inner {
         if let Some(log) = &self.log {
             let mut log = log.lock();
             if self.state.lock().running.is_some() {
-                self.commit_running(&mut log)?;
+                self.commit_running(log.as_mut())?;
             }
             let clean = self.checkpoint_locked(log.as_mut()).and_then(|()| log.mark_clean());
             self.or_abort(clean)?;

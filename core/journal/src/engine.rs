@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ivers_block::{BlockNo, Buffer, BufferCache};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use ivers_sync::{Condvar, Held, RankedMutex, rank};
 
 use crate::commit_thread::CommitThread;
 use crate::{Handle, JournalError, LogFormat, Result};
@@ -200,11 +200,14 @@ impl State {
     }
 }
 
+/// The lock of the log.
+pub(crate) type LogLock = RankedMutex<rank::JournalLog, Box<dyn LogFormat>>;
+
 pub(crate) struct Inner {
     pub cache: Arc<BufferCache>,
     /// `None` in no-journal mode. Held during a commit and a checkpoint. Taken before `state`.
-    pub log: Option<Mutex<Box<dyn LogFormat>>>,
-    pub state: Mutex<State>,
+    pub log: Option<LogLock>,
+    pub state: RankedMutex<rank::JournalState, State>,
     /// True if `State::aborted` is set. Written under the lock of `state`.
     pub is_aborted: AtomicBool,
     /// `state` changed: a handle ended, a transaction closed or finished, or the journal was aborted.
@@ -256,21 +259,21 @@ impl Journal {
         if limit < 8 {
             return Err(JournalError::TooLarge { blocks: 8, limit });
         }
-        let inner = Arc::new(Self::inner(cache, Some(Mutex::new(log)), options, limit));
+        let inner = Arc::new(Self::inner(cache, Some(LogLock::new(log)), options, limit));
         inner.commit_thread.start(Arc::downgrade(&inner), inner.options.commit_interval)?;
         Ok(Self { inner })
     }
 
     fn inner(
         cache: Arc<BufferCache>,
-        log: Option<Mutex<Box<dyn LogFormat>>>,
+        log: Option<LogLock>,
         options: JournalOptions,
         limit_blocks: u64,
     ) -> Inner {
         Inner {
             cache,
             log,
-            state: Mutex::new(State { next: 1, ..State::default() }),
+            state: RankedMutex::new(State { next: 1, ..State::default() }),
             is_aborted: AtomicBool::new(false),
             state_changed: Condvar::new(),
             commit_done: Condvar::new(),
@@ -301,6 +304,13 @@ impl Journal {
     /// Waits while a commit waits for open handles, and while the credits do not fit the transaction. The
     /// calling thread must have no open handle.
     pub fn begin(&self, credits: u32) -> Result<Handle> {
+        let held = Held::before_waiting::<rank::Handle>();
+        let tid = self.join(credits)?;
+        Ok(Handle::new(self.clone(), tid, credits.into(), held))
+    }
+
+    /// Counts a new handle in the running transaction. Waits as [`begin`](Self::begin) does.
+    pub(crate) fn join(&self, credits: u32) -> Result<Tid> {
         let inner = &self.inner;
         let credits = u64::from(credits);
         if credits > inner.limit_blocks {
@@ -323,11 +333,11 @@ impl Journal {
                 }
                 inner.commit_thread.request_commit();
             }
-            inner.state_changed.wait(&mut state);
+            state.wait(&inner.state_changed);
         };
         drop(state);
         count(&inner.counters.handles, 1);
-        Ok(Handle::new(self.clone(), tid, credits))
+        Ok(tid)
     }
 
     /// Makes transaction `tid` durable: returns when its commit record is durable. Concurrent callers share
@@ -463,7 +473,7 @@ impl Inner {
 }
 
 /// The running transaction `tid`, in which the caller has a handle.
-pub(crate) fn running_of<'a>(state: &'a mut MutexGuard<'_, State>, tid: Tid) -> &'a mut Running {
+pub(crate) fn running_of(state: &mut State, tid: Tid) -> &mut Running {
     let running = state.running.as_mut().expect("a handle keeps its transaction running");
     assert_eq!(running.tid, tid, "a handle keeps its transaction running");
     running

@@ -1,22 +1,25 @@
 //! Handles: how a driver takes part in a transaction.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ivers_block::{BlockNo, Buffer};
-use parking_lot::Mutex;
+use ivers_sync::Held;
 
 use crate::engine::{Callback, running_of};
 use crate::{Journal, Result, Tid};
 
 /// One participant in the running transaction. Its changes become durable together. Dropping it ends it.
 ///
-/// Keep handles short: a commit waits for them, and new handles wait for the commit.
+/// Keep handles short: a commit waits for them, and new handles wait for the commit. A handle stays in its
+/// thread: debug builds count it as a lock of rank [`Handle`](ivers_sync::rank::Handle) there.
 pub struct Handle {
     journal: Journal,
     tid: Tid,
-    own_state: Mutex<HandleState>,
+    own_state: RefCell<HandleState>,
+    held: Held,
 }
 
 struct HandleState {
@@ -27,13 +30,15 @@ struct HandleState {
     callbacks: Vec<Callback>,
 }
 
+impl HandleState {
+    fn new(credits: u64) -> Self {
+        Self { credits, ended: false, callbacks: Vec::new() }
+    }
+}
+
 impl Handle {
-    pub(crate) fn new(journal: Journal, tid: Tid, credits: u64) -> Self {
-        Self {
-            journal,
-            tid,
-            own_state: Mutex::new(HandleState { credits, ended: false, callbacks: Vec::new() }),
-        }
+    pub(crate) fn new(journal: Journal, tid: Tid, credits: u64, held: Held) -> Self {
+        Self { journal, tid, own_state: RefCell::new(HandleState::new(credits)), held }
     }
 
     /// The journal.
@@ -117,7 +122,7 @@ impl Handle {
     /// `f` runs in the thread that commits, with the log locked. It must not use the journal.
     pub fn on_commit(&self, f: Callback) {
         if self.journal.is_none() {
-            self.own_state.lock().callbacks.push(f);
+            self.own_state.borrow_mut().callbacks.push(f);
         } else {
             running_of(&mut self.journal.inner.state.lock(), self.tid).callbacks.push(f);
         }
@@ -134,7 +139,7 @@ impl Handle {
             return Ok(false);
         }
         running.reserved += credits;
-        self.own_state.lock().credits += credits;
+        self.own_state.borrow_mut().credits += credits;
         Ok(true)
     }
 
@@ -144,9 +149,9 @@ impl Handle {
     /// On error the handle has ended and must be dropped.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         self.end();
-        let mut next = self.journal.begin(credits)?;
-        std::mem::swap(&mut self.tid, &mut next.tid);
-        std::mem::swap(&mut self.own_state, &mut next.own_state);
+        self.held.before_waiting_again();
+        self.tid = self.journal.join(credits)?;
+        *self.own_state.get_mut() = HandleState::new(credits.into());
         Ok(())
     }
 

@@ -44,11 +44,15 @@
 //!
 //! # Locks
 //!
-//! - `log` is held during a commit or a checkpoint, including its I/O. It is taken before `state`.
-//! - `state` protects memory only and is never held during I/O.
+//! The order is `log`, handles, locks of the driver, `state`. Debug builds assert it with the ranks
+//! `JournalLog`, `Handle`, `Driver` and `JournalState` of [`ivers_sync::rank`].
+//!
+//! - `log` is held during a commit or a checkpoint, including its I/O. A commit waits for open handles while
+//!   it holds `log`. So a thread with an open handle, or with a lock of its driver, must not call `commit`.
 //! - [`Journal::begin`] takes `state` only, so it does not wait for I/O. It waits while a commit waits for
-//!   the open handles, and while the transaction is full.
-//! - A thread with an open handle must not begin a second one and must not call `commit`.
+//!   the open handles, and while the transaction is full. So a thread with an open handle, or with a lock of
+//!   its driver of a rank above `BeforeHandle`, must not begin another one.
+//! - `state` protects memory only and is never held during I/O. Under it only the data of a buffer is locked.
 #![forbid(unsafe_code)]
 
 mod checkpoint;

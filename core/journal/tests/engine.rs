@@ -324,3 +324,47 @@ fn a_panic_with_an_open_handle_aborts_the_journal() {
     assert!(unwound.is_err());
     assert!(matches!(r.journal.commit(tid), Err(JournalError::Aborted { .. })));
 }
+
+/// Debug builds assert the order of locks. In a release build these threads would wait forever, or could.
+#[cfg(debug_assertions)]
+mod lock_order {
+    use super::*;
+    use ivers_sync::{RankedMutex, rank};
+
+    #[test]
+    #[should_panic(expected = "JournalLog (key 0) is taken while Handle (key 0) is held")]
+    fn a_commit_with_an_open_handle_panics() {
+        let r = fixture();
+        let handle = r.journal.begin(1).unwrap();
+        let _ = r.journal.commit(handle.tid());
+    }
+
+    #[test]
+    #[should_panic(expected = "Handle (key 0) is taken while Handle (key 0) is held")]
+    fn a_second_handle_of_a_thread_panics() {
+        let r = fixture();
+        let _first = r.journal.begin(1);
+        let _second = r.journal.begin(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "Handle (key 0) is taken while Driver (key 0) is held")]
+    fn a_restart_with_a_lock_of_the_driver_panics() {
+        let r = fixture();
+        let lock = RankedMutex::<rank::Driver<0>, _>::new(());
+        let mut handle = r.journal.begin(1).unwrap();
+        let _held = lock.lock();
+        let _ = handle.restart(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "Handle (key 0) is taken while Handle (key 0) is held")]
+    fn a_callback_that_begins_a_handle_panics() {
+        let r = fixture();
+        let handle = r.journal.begin(1).unwrap();
+        let journal = r.journal.clone();
+        handle.on_commit(Box::new(move || drop(journal.begin(1))));
+        drop(handle);
+        let _ = r.journal.commit_all();
+    }
+}

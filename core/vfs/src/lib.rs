@@ -26,7 +26,6 @@ mod privileges;
 pub mod requests;
 mod setattr;
 pub mod stats;
-pub mod sync;
 pub mod types;
 pub mod update_policy;
 mod vfs;
@@ -43,6 +42,7 @@ pub use driver::{
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;
 pub use inode::{Dirtied, Inode, Logged, Touch};
+pub use ivers_sync as sync;
 pub use lookup::Listed;
 pub use namespace::Expected;
 pub use open_hooks::{FileObserver, OpenMode};

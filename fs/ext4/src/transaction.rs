@@ -2,7 +2,7 @@
 
 use ivers_block::{BlockNo, Buffer};
 use ivers_journal::{Journal, JournalError};
-use ivers_vfs::sync::{Held, RankedMutex, rank};
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +74,6 @@ pub struct Handle {
     changes: Arc<Changes>,
     changed: bool,
     inodes: Vec<LastChange>,
-    _held: Held,
 }
 
 impl Drop for Handle {
@@ -95,9 +94,8 @@ impl Transactions {
     }
 
     pub(crate) fn begin(&self, credits: u32) -> Result<Handle> {
-        let _held = Held::before_waiting::<rank::Handle>();
         let inner = self.journal.begin(credits.min(self.journal.max_credits())).map_err(journal_error)?;
-        Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new(), _held })
+        Ok(Handle { inner, changes: self.changes.clone(), changed: false, inodes: Vec::new() })
     }
 
     /// Makes every change durable. This thread must hold no handle.

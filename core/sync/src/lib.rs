@@ -1,13 +1,16 @@
-//! Locks, atomics and threads of the VFS: parking_lot's and the standard library's.
+//! Locks, atomics and threads of the VFS, the journal and the drivers: parking_lot's and the standard
+//! library's. `ivers_vfs::sync` is this crate.
 //!
-//! Under `--cfg shuttle` they are shuttle's. It runs all threads on one and decides at every lock, atomic and
+//! Locks that live as long as their mount have ranks: see [`rank`].
+//!
+//! Under `--cfg shuttle` all are shuttle's. It runs all threads on one and decides at every lock, atomic and
 //! wait which continues, so that a seed chooses an interleaving and can repeat it. `testing/races` uses this.
-//! A driver that takes its locks from here is explored together with the VFS; another driver works as well,
-//! but nothing is interleaved inside it.
+//! A driver that takes its locks from here is explored together with the VFS. Another driver works too, but
+//! nothing is interleaved inside it.
 //!
-//! The figures of [`Stats`](crate::Stats) and of the memory budget are left out on purpose: no promise
-//! depends on them. Locks that live as long as their mount have ranks: see [`rank`]. Shuttle models only
-//! sequential consistency; loom checks the memory order of the counter (`core/iversion/tests/loom.rs`).
+//! The statistics and the memory budget do not use this crate: no promise depends on them. Shuttle models
+//! only sequential consistency; loom checks the memory order of the counter (`core/iversion/tests/loom.rs`).
+#![forbid(unsafe_code)]
 
 mod ranked;
 

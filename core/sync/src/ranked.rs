@@ -19,7 +19,8 @@ pub trait Rank {
     const NAME: &'static str;
 }
 
-/// The ranks. The order is argued in [`crate::namespace`] and [`crate::driver`].
+/// The ranks. `ARCHITECTURE.md` has the table. The order is argued in `ivers_vfs::namespace`,
+/// `ivers_vfs::driver` and `ivers_journal`.
 pub mod rank {
     use super::Rank;
 
@@ -53,21 +54,25 @@ pub mod rank {
         InodeShard = 50;
         /// The map of a file's pages.
         PageMap = 55;
-        /// A driver's lock under which handles are begun.
+        /// A driver's lock under which handles are begun, or a commit is requested.
         BeforeHandle = 58;
+        /// The lock of a journal's log: held by a commit, which waits for handles, and by a checkpoint.
+        JournalLog = 59;
         /// A journal handle, which a commit waits for.
         Handle = 60;
+        /// The state of a journal in memory: taken for each change of a buffer.
+        JournalState = 90;
         /// Locks under which nothing else is taken, such as `Inode::with_attr`.
         Leaf = 100;
     }
 
-    /// A driver's own locks, in the order of `N`, which is below 30.
+    /// A driver's own locks, in the order of `N`, which is below 20.
     #[derive(Debug)]
     pub struct Driver<const N: u8>;
 
     impl<const N: u8> Rank for Driver<N> {
         const LEVEL: u8 = {
-            assert!(N < 30, "the levels of drivers end below the leaf locks");
+            assert!(N < 20, "the levels of drivers end below JournalState");
             70 + N
         };
         const NAME: &'static str = "Driver";
@@ -87,6 +92,15 @@ impl Held {
     /// Before a wait for something of this rank.
     pub fn before_waiting<R: Rank>() -> Self {
         Self::new::<R>(0, true)
+    }
+
+    /// Before another wait for it. The caller has released it.
+    pub fn before_waiting_again(&mut self) {
+        #[cfg(debug_assertions)]
+        {
+            held::pop(self.lock);
+            held::push(self.lock, true);
+        }
     }
 
     /// For something that was taken without waiting.
@@ -160,7 +174,7 @@ mod held {
         {
             with(|held| held.pop());
             panic!(
-                "{} (key {}) is taken while {} (key {}) is held: see the ranks in ivers_vfs::sync",
+                "{} (key {}) is taken while {} (key {}) is held: see the ranks in ivers_sync::rank",
                 lock.name, lock.key, above.name, above.key
             );
         }
@@ -362,6 +376,23 @@ mod tests {
             (RankedRwLock::<InodeLock, _>::with_key((), 1), RankedRwLock::<InodeLock, _>::with_key((), 2));
         let _second = second.write();
         drop(first.write());
+    }
+
+    #[test]
+    fn another_wait_is_allowed_under_the_same_locks() {
+        let log = RankedMutex::<JournalLog, _>::new(());
+        let _log = log.lock();
+        let mut handle = Held::before_waiting::<Handle>();
+        handle.before_waiting_again();
+    }
+
+    #[test]
+    #[should_panic(expected = "Handle (key 0) is taken while Driver (key 0) is held")]
+    fn another_wait_under_a_higher_rank_panics() {
+        let lock = RankedMutex::<Driver<3>, _>::new(());
+        let mut handle = Held::before_waiting::<Handle>();
+        let _lock = lock.lock();
+        handle.before_waiting_again();
     }
 
     #[test]
