@@ -1,34 +1,35 @@
-//! The clusters of a file, as far as they have been asked for.
+//! The cluster chain of a file, as far as it was read.
 
 use crate::cluster::Cluster;
+use crate::fat::{AllocationTable, Link};
 use crate::layout::Geometry;
-use crate::table::{Link, Table};
 use ivers_block::ByteOffset;
 use ivers_vfs::{Error, Result};
 use std::ops::Range;
 
-/// Where the walk along a chain stands.
+/// What follows the loaded part of a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Next {
-    /// At a cluster that has not been looked at.
+    /// A cluster whose table entry was not read yet.
     At(Cluster),
-    /// At the end.
+    /// Nothing: the chain is loaded completely.
     End,
-    /// At something that leads nowhere.
+    /// An invalid link, with a description.
     Broken(String),
 }
 
-/// A chain. It is read on demand, never further than the table has clusters, so that a loop is an error and no hang.
+/// A cluster chain, loaded on demand. A chain with more clusters than the volume is an error, so a loop does
+/// not hang the driver.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    /// Number within the file, and the clusters from there on that follow one another on the device.
+    /// Contiguous runs of clusters, each with the index of its first cluster within the file.
     runs: Vec<(u32, Range<Cluster>)>,
     len: u32,
     next: Next,
 }
 
 impl Chain {
-    /// Beginning at this cluster; `NONE`: empty.
+    /// A chain that starts at `first`, or an empty one if that is `NONE`. Nothing is loaded.
     pub fn new(first: Cluster) -> Self {
         Self {
             runs: Vec::new(),
@@ -37,7 +38,7 @@ impl Chain {
         }
     }
 
-    /// The first cluster, or `NONE`.
+    /// Returns the first cluster, or `NONE` if the chain is empty.
     pub fn first(&self) -> Cluster {
         match (self.runs.first(), &self.next) {
             (Some((_, run)), _) => run.start,
@@ -46,7 +47,7 @@ impl Chain {
         }
     }
 
-    /// Clusters that are known.
+    /// Returns the number of loaded clusters.
     pub fn len(&self) -> u64 {
         u64::from(self.len)
     }
@@ -59,9 +60,10 @@ impl Chain {
         self.len += 1;
     }
 
-    /// Walk until so many clusters are known or there are no more. A chain that breaks off before is an error.
-    pub fn know(&mut self, table: &Table, want: u64) -> Result<()> {
-        while self.len() < want {
+    /// Loads clusters until `count` of them are loaded or the chain ends. Returns `Error::Corrupt` if an
+    /// invalid link comes first.
+    pub fn load(&mut self, table: &AllocationTable, count: u64) -> Result<()> {
+        while self.len() < count {
             let cluster = match &self.next {
                 Next::End => return Ok(()),
                 Next::Broken(what) => {
@@ -70,85 +72,96 @@ impl Chain {
                 Next::At(cluster) => *cluster,
             };
             self.next = if !table.geometry.is_cluster(cluster) {
-                Next::Broken(format!("it begins at cluster {cluster}, which there is not"))
+                Next::Broken(format!("first cluster {cluster} is outside the volume"))
             } else if self.len >= table.geometry.clusters {
-                Next::Broken("it is longer than the volume: a loop".into())
+                Next::Broken("the chain has more clusters than the volume: it contains a loop".into())
             } else {
                 self.push(cluster);
                 match table.link(cluster)? {
-                    Link::To(next) => Next::At(next),
+                    Link::Next(next) => Next::At(next),
                     Link::End => Next::End,
-                    Link::Free => Next::Broken(format!("cluster {cluster} leads to one that is free")),
-                    Link::Odd(value) => Next::Broken(format!("cluster {cluster} leads to {value:#x}")),
+                    Link::Free => {
+                        Next::Broken(format!("cluster {cluster} is in the chain and marked as free"))
+                    }
+                    Link::Invalid(value) => {
+                        Next::Broken(format!("cluster {cluster} has the invalid link {value:#x}"))
+                    }
                 }
             };
         }
         Ok(())
     }
 
-    /// Walk to the end.
-    pub fn know_all(&mut self, table: &Table) -> Result<()> {
-        self.know(table, u64::MAX)
+    /// Loads the whole chain.
+    pub fn load_all(&mut self, table: &AllocationTable) -> Result<()> {
+        self.load(table, u64::MAX)
     }
 
-    /// The last cluster of one that is known to its end.
+    /// Returns the last cluster of a chain that is loaded completely, or `None` if it is empty.
     pub fn tail(&self) -> Option<Cluster> {
         self.runs.last().map(|(_, run)| Cluster(run.end.0 - 1))
     }
 
-    /// The cluster of this number, which is known, and how many follow it on the device, itself included.
-    pub fn at(&self, nth: u64) -> Option<(Cluster, u64)> {
+    /// Returns the cluster with index `nth` in the file, and the number of clusters from there on that are
+    /// contiguous on the device. Returns `None` if that cluster is not loaded.
+    pub fn get(&self, nth: u64) -> Option<(Cluster, u64)> {
         let nth = u32::try_from(nth).ok().filter(|nth| *nth < self.len)?;
         let (start, run) = &self.runs[self.runs.partition_point(|(start, _)| *start <= nth) - 1];
         let cluster = run.start + (nth - start);
         Some((cluster, u64::from(run.end - cluster)))
     }
 
-    /// Lengthen one that is known to its end.
+    /// Appends clusters to a chain that is loaded completely.
     pub fn append(&mut self, runs: &[Range<Cluster>]) {
         Cluster::each(runs).for_each(|cluster| self.push(cluster));
         self.next = Next::End;
     }
 
-    /// Shorten one that is known to its end to so many clusters; gives the others.
-    pub fn cut(&mut self, keep: u64) -> Vec<Range<Cluster>> {
+    /// Truncates a chain that is loaded completely to `keep` clusters. Returns the removed ones.
+    pub fn truncate(&mut self, keep: u64) -> Vec<Range<Cluster>> {
         let keep = keep.min(self.len()) as u32;
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         while let Some((start, run)) = self.runs.last_mut() {
             if *start >= keep {
-                gone.push(run.clone());
+                removed.push(run.clone());
                 self.runs.pop();
                 continue;
             }
             let kept = run.start + (keep - *start);
             if kept < run.end {
-                gone.push(kept..run.end);
+                removed.push(kept..run.end);
                 run.end = kept;
             }
             break;
         }
         self.len = keep;
-        gone.reverse();
-        gone
+        removed.reverse();
+        removed
     }
 
-    /// The pieces of the device that hold bytes of the file, all of which are known.
-    pub fn pieces(&self, geometry: &Geometry, offset: u64, len: u64) -> Result<Vec<(ByteOffset, usize)>> {
-        let cluster_bytes = u64::from(geometry.cluster);
-        let mut pieces = Vec::new();
+    /// Returns the ranges of the device that hold `len` bytes of the file from `offset`: byte offset and
+    /// length. Their clusters must be loaded, or the result is `Error::Corrupt`.
+    pub fn device_ranges(
+        &self,
+        geometry: &Geometry,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<(ByteOffset, usize)>> {
+        let cluster_bytes = u64::from(geometry.cluster_bytes);
+        let mut ranges = Vec::new();
         let (mut at, end) = (offset, offset + len);
         while at < end {
-            let Some((cluster, follow)) = self.at(at / cluster_bytes) else {
+            let Some((cluster, contiguous)) = self.get(at / cluster_bytes) else {
                 return Err(Error::corrupt(
-                    format!("{} clusters are too few for byte {at}", self.len),
+                    format!("the chain has {} clusters, too few for byte {at} of the file", self.len),
                     format!("chain from cluster {}", self.first()),
                 ));
             };
             let skip = at % cluster_bytes;
-            let bytes = (follow * cluster_bytes - skip).min(end - at);
-            pieces.push((geometry.cluster_byte(cluster) + skip, bytes as usize));
+            let bytes = (contiguous * cluster_bytes - skip).min(end - at);
+            ranges.push((geometry.cluster_offset(cluster) + skip, bytes as usize));
             at += bytes;
         }
-        Ok(pieces)
+        Ok(ranges)
     }
 }

@@ -3,17 +3,17 @@
 use std::fmt;
 use std::ops::{Add, AddAssign, Range, Sub};
 
-/// Number of a cluster. The first one of a volume is 2.
+/// A cluster number. The first cluster of a volume is 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Cluster(pub u32);
 
 impl Cluster {
-    /// No cluster: an empty file, or the root directory where `..` refers to it.
+    /// No cluster: an empty file, or the root directory in a `..` entry.
     pub const NONE: Self = Self(0);
     /// The first cluster of a volume.
     pub const FIRST: Self = Self(2);
 
-    /// The clusters of runs, in order.
+    /// Iterates over the clusters of runs, in order.
     pub fn each(runs: &[Range<Self>]) -> impl Iterator<Item = Self> + '_ {
         runs.iter().flat_map(|run| (run.start.0..run.end.0).map(Self))
     }

@@ -1,14 +1,17 @@
-//! Directories: their entries in memory, and adding and removing some.
+//! Directories: their entries in memory, adding and removing names.
 //!
-//! An entry is a run of slots, the parts of a long name and then the short one. What is written for one name at one time should lie in one sector, which is written whole or
-//! not at all: so room for a name is looked for within sectors. Only names of more parts than a sector holds straddle; the parts apart from the
-//! short entry are written before it and removed after it, and a crash between leaves parts that belong to nothing, which everybody skips.
+//! A directory consists of slots of 32 bytes. A name occupies consecutive slots: the parts of the long name,
+//! and then the short entry.
+//!
+//! A sector is written completely or not at all, so the slots of a name are in one sector if they fit. A
+//! longer name spans sectors. Its parts in other sectors than the short entry are written before the short
+//! entry and removed after it. A crash in between leaves parts without a short entry, which readers ignore.
 
 use crate::cluster::Cluster;
-use crate::fat::{Fat, Node, State};
-use crate::layout::{END, FREE, MOST_SLOTS, RawEntry, RawLong, SLOT, attr};
+use crate::fs::{Fat, FatInode, InodeState, fat_inode, order_error};
+use crate::ino_map::EntryPos;
+use crate::layout::{END, FREE, MAX_SLOTS, RawEntry, RawLong, SLOT_BYTES, attr};
 use crate::names::{self, LongName};
-use crate::places::Place;
 use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::{Error, Inode, NameError, Result};
 use ivers_write_ordering::{Change, Stage};
@@ -17,34 +20,37 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A name in a directory.
-pub(crate) struct Named {
-    /// The slot of its first part.
+/// A name of a directory in memory. Its key is the slot of the short entry.
+pub(crate) struct IndexedName {
+    /// The first slot of the name.
     pub first: u32,
     pub is_dir: bool,
-    /// As it is shown.
+    /// The name that `readdir` returns.
     pub name: Box<str>,
-    /// All spellings of its short name.
+    /// The folded short name.
     short: Box<str>,
 }
 
-/// What a directory holds, by slot of the short entries and by all spellings.
+/// The names of a directory in memory.
 pub(crate) struct Index {
+    /// The slot of the short entry, by folded name: that of the long name and of the short name.
     pub names: HashMap<String, u32>,
-    pub entries: BTreeMap<u32, Named>,
+    /// The names by the slot of their short entry.
+    pub entries: BTreeMap<u32, IndexedName>,
+    /// Whether each slot is used.
     used: Vec<bool>,
-    /// Where room was found last: what lies before it is mostly full.
+    /// The slot at which free slots were found last. Most slots before it are used.
     hint: u32,
-    /// The first slot that was never used; what lies behind it says nothing.
+    /// The end of the used part of the directory. Slots from here on have undefined contents.
     end: u32,
 }
 
 impl Index {
     fn insert(&mut self, first: u32, slot: u32, is_dir: bool, name: &str, short: &str) {
         let key = |name: &str| names::folded(name.as_bytes()).unwrap_or_default();
-        let named = Named { first, is_dir, name: name.into(), short: key(short).into() };
+        let named = IndexedName { first, is_dir, name: name.into(), short: key(short).into() };
         for key in [key(name), key(short)] {
-            // Of two files with one name the first is found.
+            // If two files have the same name, the first is found.
             self.names.entry(key).or_insert(slot);
         }
         self.use_slots(first..slot + 1);
@@ -56,16 +62,16 @@ impl Index {
         slots.for_each(|slot| self.used[slot as usize] = true);
     }
 
-    fn remove(&mut self, slot: u32) -> Option<Named> {
-        self.disown(slot);
+    fn remove(&mut self, slot: u32) -> Option<IndexedName> {
+        self.remove_spellings(slot);
         let named = self.entries.remove(&slot)?;
         self.hint = self.hint.min(named.first);
         (named.first..=slot).for_each(|slot| self.used[slot as usize] = false);
         Some(named)
     }
 
-    /// Free slots one behind the other, within a sector if so many fit one.
-    fn room(&mut self, count: u32, per_sector: u32) -> Option<u32> {
+    /// Returns the first of `count` consecutive free slots. They are in one sector if they fit into one.
+    fn find_free(&mut self, count: u32, per_sector: u32) -> Option<u32> {
         let total = self.used.len() as u32;
         for from in [self.hint - self.hint % per_sector, 0] {
             let mut run = 0;
@@ -83,8 +89,8 @@ impl Index {
         None
     }
 
-    /// Forget the spellings of a name that will go.
-    fn disown(&mut self, slot: u32) {
+    /// Removes a name from `names`. Its slots stay used.
+    fn remove_spellings(&mut self, slot: u32) {
         let Some(named) = self.entries.get(&slot) else { return };
         let long = names::folded(named.name.as_bytes()).unwrap_or_default();
         for key in [&long[..], &named.short] {
@@ -94,82 +100,84 @@ impl Index {
         }
     }
 
+    /// Returns the number of subdirectories.
     pub fn subdirs(&self) -> u32 {
         self.entries.values().filter(|named| named.is_dir).count() as u32
     }
 }
 
 impl Fat {
-    /// How many slots a directory has; its chain is known from then on.
-    pub(crate) fn slots(&self, state: &mut State) -> Result<u32> {
+    /// Returns the number of slots of a directory. Loads its chain.
+    pub(crate) fn slots(&self, state: &mut InodeState) -> Result<u32> {
         if state.fixed_root {
             return Ok(self.geometry.root_entries);
         }
-        let most = u64::from(MOST_SLOTS) * SLOT / u64::from(self.geometry.cluster);
-        state.chain.know(&self.table, most + 1)?;
-        if state.chain.len() > most {
+        let max = u64::from(MAX_SLOTS) * SLOT_BYTES / u64::from(self.geometry.cluster_bytes);
+        state.chain.load(&self.table, max + 1)?;
+        if state.chain.len() > max {
             return Err(Error::corrupt(
-                "a directory of more than 65536 entries, or a loop",
-                self.name_of(state),
+                "a directory has more than 65536 slots, or its chain contains a loop",
+                self.describe_inode(state),
             ));
         }
-        let slots = state.chain.len() * u64::from(self.geometry.cluster) / SLOT;
+        let slots = state.chain.len() * u64::from(self.geometry.cluster_bytes) / SLOT_BYTES;
         if slots == 0 {
-            return Err(Error::corrupt("a directory without clusters", self.name_of(state)));
+            return Err(Error::corrupt("a directory has no clusters", self.describe_inode(state)));
         }
         Ok(slots as u32)
     }
 
-    /// Where a slot that there is lies.
-    fn place_of_slot(&self, state: &State, slot: u32) -> Result<Place> {
-        let byte = u64::from(slot) * SLOT;
+    /// Returns the position of an existing slot.
+    fn pos_of_slot(&self, state: &InodeState, slot: u32) -> Result<EntryPos> {
+        let byte = u64::from(slot) * SLOT_BYTES;
         if state.fixed_root {
-            return Ok((self.geometry.root_byte + byte).0 / SLOT);
+            return Ok((self.geometry.root_offset + byte).0 / SLOT_BYTES);
         }
-        let pieces = state.chain.pieces(&self.geometry, byte, SLOT)?;
-        Ok(pieces[0].0.0 / SLOT)
+        let ranges = state.chain.device_ranges(&self.geometry, byte, SLOT_BYTES)?;
+        Ok(ranges[0].0.0 / SLOT_BYTES)
     }
 
-    /// The sector of a place, and the byte in it.
-    fn sector_of(&self, place: Place) -> (BlockNo, usize) {
-        let (byte, sector) = (place * SLOT, self.geometry.sector);
+    /// Returns the sector of a position, and the byte in it.
+    fn sector_of(&self, pos: EntryPos) -> (BlockNo, usize) {
+        let (byte, sector) = (pos * SLOT_BYTES, self.geometry.sector_bytes);
         (ByteOffset(byte).block(sector), (byte % u64::from(sector)) as usize)
     }
 
-    pub(crate) fn entry(&self, place: Place) -> Result<RawEntry> {
-        let (sector, at) = self.sector_of(place);
+    pub(crate) fn entry(&self, pos: EntryPos) -> Result<RawEntry> {
+        let (sector, at) = self.sector_of(pos);
         let buffer = self.cache.get(sector)?.read();
-        RawEntry::read_from_bytes(&buffer[at..at + SLOT as usize])
-            .map_err(|_| Error::corrupt("an entry that is cut short", format!("sector {sector}")))
+        RawEntry::read_from_bytes(&buffer[at..at + SLOT_BYTES as usize])
+            .map_err(|_| Error::corrupt("a directory entry is truncated", format!("sector {sector}")))
     }
 
+    /// Writes the first bytes of an entry, or all of them.
     pub(crate) fn put_entry(
         &self,
         change: &Change<'_>,
         stage: Stage,
-        place: Place,
+        pos: EntryPos,
         bytes: &[u8],
     ) -> Result<()> {
-        let (sector, at) = self.sector_of(place);
+        let (sector, at) = self.sector_of(pos);
         let buffer = self.cache.get(sector)?;
         change.put(&buffer, stage, |sector| sector[at..at + bytes.len()].copy_from_slice(bytes));
         Ok(())
     }
 
-    /// Every slot of a directory up to its end, which is where it breaks.
-    pub(crate) fn each_slot(
+    /// Calls `visit` for each slot up to the end of the directory, until it breaks.
+    pub(crate) fn for_each_slot(
         &self,
-        state: &mut State,
-        mut look: impl FnMut(u32, &RawEntry) -> ControlFlow<()>,
+        state: &mut InodeState,
+        mut visit: impl FnMut(u32, &RawEntry) -> ControlFlow<()>,
     ) -> Result<()> {
         let slots = self.slots(state)?;
-        let per_sector = self.geometry.sector / SLOT as u32;
+        let per_sector = self.geometry.sector_bytes / SLOT_BYTES as u32;
         for start in (0..slots).step_by(per_sector as usize) {
-            let (sector, _) = self.sector_of(self.place_of_slot(state, start)?);
+            let (sector, _) = self.sector_of(self.pos_of_slot(state, start)?);
             let buffer = self.cache.get(sector)?.read();
-            for (slot, bytes) in (start..slots).zip(buffer.chunks_exact(SLOT as usize)) {
+            for (slot, bytes) in (start..slots).zip(buffer.chunks_exact(SLOT_BYTES as usize)) {
                 let Ok(entry) = RawEntry::read_from_bytes(bytes) else { continue };
-                if entry.dir_name[0] == END || look(slot, &entry).is_break() {
+                if entry.dir_name[0] == END || visit(slot, &entry).is_break() {
                     return Ok(());
                 }
             }
@@ -177,8 +185,8 @@ impl Fat {
         Ok(())
     }
 
-    /// The index of a directory, made if it is not there.
-    pub(crate) fn index<'a>(&self, node: &Arc<Node>, state: &'a mut State) -> Result<&'a mut Index> {
+    /// Returns the index of a directory. Creates it if it does not exist.
+    pub(crate) fn index<'a>(&self, dir: &Arc<FatInode>, state: &'a mut InodeState) -> Result<&'a mut Index> {
         if state.index.is_none() {
             let slots = self.slots(state)?;
             let mut index = Index {
@@ -189,17 +197,17 @@ impl Fat {
                 end: 0,
             };
             let mut long = LongName::default();
-            self.each_slot(state, |slot, entry| {
+            self.for_each_slot(state, |slot, entry| {
                 index.end = slot + 1;
                 index.used[slot as usize] = entry.dir_name[0] != FREE;
                 if entry.dir_name[0] != FREE && entry.dir_attr & attr::LONG_NAME_MASK == attr::LONG_NAME {
                     if let Ok(part) = RawLong::read_from_bytes(entry.as_bytes()) {
-                        long.take(slot, &part);
+                        long.add(slot, &part);
                     }
                     return ControlFlow::Continue(());
                 }
                 let long = std::mem::take(&mut long).finish(&entry.dir_name);
-                let short = names::shown(&entry.dir_name, entry.dir_nt_res);
+                let short = names::decode_short(&entry.dir_name, entry.dir_nt_res);
                 let dots = matches!(&entry.dir_name, b".          " | b"..         ");
                 if entry.is_in_use() && !dots && !short.is_empty() {
                     let (name, first) = long.unwrap_or((short.clone(), slot));
@@ -207,70 +215,74 @@ impl Fat {
                 }
                 ControlFlow::Continue(())
             })?;
-            self.indexed(node, index.entries.len() + slots as usize / 16);
+            self.index_created(dir, index.entries.len() + slots as usize / 16);
             state.index = Some(index);
         }
-        Ok(state.index.as_mut().expect("made above"))
+        Ok(state.index.as_mut().expect("created above"))
     }
 
-    /// The place of a name.
+    /// Returns the position of the short entry of a name.
     pub(crate) fn find_name(
         &self,
-        node: &Arc<Node>,
-        state: &mut State,
+        dir: &Arc<FatInode>,
+        state: &mut InodeState,
         name: &[u8],
-    ) -> Result<Option<Place>> {
+    ) -> Result<Option<EntryPos>> {
         let Some(key) = names::folded(name) else { return Ok(None) };
-        match self.index(node, state)?.names.get(&key).copied() {
-            Some(slot) => self.place_of_slot(state, slot).map(Some),
+        match self.index(dir, state)?.names.get(&key).copied() {
+            Some(slot) => self.pos_of_slot(state, slot).map(Some),
             None => Ok(None),
         }
     }
 
-    /// The places of all names from a slot on, until `look` breaks.
-    pub(crate) fn each_name(
+    /// Calls `visit` for each name from slot `from` on, until it breaks.
+    pub(crate) fn for_each_name(
         &self,
-        node: &Arc<Node>,
-        state: &mut State,
+        dir: &Arc<FatInode>,
+        state: &mut InodeState,
         from: u32,
-        mut look: impl FnMut(u32, Place, &Named) -> ControlFlow<()>,
+        mut visit: impl FnMut(u32, EntryPos, &IndexedName) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.index(node, state)?;
+        self.index(dir, state)?;
         let Some(index) = &state.index else { return Ok(()) };
         for (slot, named) in index.entries.range(from..) {
-            if look(*slot, self.place_of_slot(state, *slot)?, named).is_break() {
+            if visit(*slot, self.pos_of_slot(state, *slot)?, named).is_break() {
                 break;
             }
         }
         Ok(())
     }
 
-    /// The directory of this first cluster that is named in the directory of that one.
-    pub(crate) fn find_directory(&self, state: &mut State, cluster: Cluster) -> Result<Option<Place>> {
+    /// Returns the position of the entry of the subdirectory that starts at `cluster`.
+    pub(crate) fn find_directory(
+        &self,
+        state: &mut InodeState,
+        cluster: Cluster,
+    ) -> Result<Option<EntryPos>> {
         let mut found = None;
-        self.each_slot(state, |slot, entry| {
+        self.for_each_slot(state, |slot, entry| {
             let dots = entry.dir_name[0] == b'.';
-            let is_it = entry.is_in_use() && entry.is_directory() && !dots;
-            if is_it && entry.first_cluster(self.geometry.bits) == cluster {
+            let is_subdir = entry.is_in_use() && entry.is_directory() && !dots;
+            if is_subdir && entry.first_cluster(self.geometry.bits) == cluster {
                 found = Some(slot);
                 return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
         })?;
-        found.map(|slot| self.place_of_slot(state, slot)).transpose()
+        found.map(|slot| self.pos_of_slot(state, slot)).transpose()
     }
 
-    /// One more cluster, of zeros.
-    fn grow(&self, change: &Change<'_>, state: &mut State) -> Result<()> {
+    /// Adds a cluster of zeros to a directory. Returns `NoSpace` if the directory cannot grow.
+    fn grow_directory(&self, change: &Change<'_>, state: &mut InodeState) -> Result<()> {
         let slots = self.slots(state)?;
-        if state.fixed_root || slots >= MOST_SLOTS {
+        if state.fixed_root || slots >= MAX_SLOTS {
             return Err(NameError::NoSpace.into());
         }
-        state.chain.know_all(&self.table)?;
+        state.chain.load_all(&self.table)?;
         let tail = state.chain.tail();
-        let runs = self.table.pick(1, 0, tail.map_or(Cluster::NONE, |tail| tail + 1))?;
-        self.zeroed(change, runs[0].start)?;
-        self.table.chain_up(change, &runs, tail)?;
+        let runs = self.table.allocate(1, 0, tail.map_or(Cluster::NONE, |tail| tail + 1))?;
+        self.zero_directory_cluster(change, runs[0].start)?;
+        self.table.link_chain(change, &runs, tail)?;
         state.chain.append(&runs);
         let slots = self.slots(state)?;
         if let Some(index) = &mut state.index {
@@ -279,32 +291,34 @@ impl Fat {
         Ok(())
     }
 
-    /// A cluster for a directory: nothing in it is an entry.
-    pub(crate) fn zeroed(&self, change: &Change<'_>, cluster: Cluster) -> Result<()> {
-        let first = self.geometry.cluster_byte(cluster).block(self.geometry.sector);
-        for sector in first.run(u64::from(self.geometry.cluster / self.geometry.sector)) {
-            change.fresh(sector).map_err(crate::table::order_error)?;
+    /// Fills a cluster of a directory with zeros: it contains no entries.
+    pub(crate) fn zero_directory_cluster(&self, change: &Change<'_>, cluster: Cluster) -> Result<()> {
+        let first = self.geometry.cluster_offset(cluster).block(self.geometry.sector_bytes);
+        for sector in first.run(u64::from(self.geometry.cluster_bytes / self.geometry.sector_bytes)) {
+            change.fresh(sector).map_err(order_error)?;
         }
         Ok(())
     }
 
-    /// Put a name into a directory; says where its short entry is. `instead`: the slot of a name that will go for it.
+    /// Adds a name to a directory. Returns the position of its short entry. `replaced_slot` is the slot of
+    /// the old name of the same file, if this is a rename within the directory: the new name may use its
+    /// slots.
     pub(crate) fn add_name(
         &self,
         change: &Change<'_>,
-        node: &Arc<Node>,
+        dir: &Arc<FatInode>,
         name: &[u8],
         mut entry: RawEntry,
-        instead: Option<u32>,
-    ) -> Result<Place> {
-        let units = names::checked(name)?;
-        let per_sector = self.geometry.sector / SLOT as u32;
-        let mut state = node.state.lock();
-        let index = self.index(node, &mut state)?;
-        let taken = |key: &str| index.names.get(key).is_some_and(|slot| Some(*slot) != instead);
-        let (short, long) = names::written(&units, taken)?;
+        replaced_slot: Option<u32>,
+    ) -> Result<EntryPos> {
+        let units = names::validate(name)?;
+        let per_sector = self.geometry.sector_bytes / SLOT_BYTES as u32;
+        let mut state = dir.state.lock();
+        let index = self.index(dir, &mut state)?;
+        let taken = |key: &str| index.names.get(key).is_some_and(|slot| Some(*slot) != replaced_slot);
+        let (short, long) = names::encode(&units, taken)?;
         let count = long.len() as u32 + 1;
-        let in_place = instead.and_then(|slot| {
+        let in_place = replaced_slot.and_then(|slot| {
             let first = index.entries.get(&slot)?.first;
             let fits = count <= slot + 1 - first && first / per_sector == slot / per_sector;
             fits.then_some((first, slot))
@@ -312,117 +326,115 @@ impl Fat {
         let (start, slot) = match in_place {
             Some((first, slot)) => {
                 index.remove(slot);
-                // What the old name had more is given up with the same write.
+                // The same write frees the other slots of the old name.
                 for freed in first..slot + 1 - count {
-                    let place = self.place_of_slot(&state, freed)?;
-                    self.put_entry(change, Stage::Attach, place, &[FREE])?;
+                    let pos = self.pos_of_slot(&state, freed)?;
+                    self.put_entry(change, Stage::Attach, pos, &[FREE])?;
                 }
                 (slot + 1 - count, slot)
             }
             None => {
                 let start = loop {
-                    match self.index(node, &mut state)?.room(count, per_sector) {
+                    match self.index(dir, &mut state)?.find_free(count, per_sector) {
                         Some(start) => break start,
-                        None => self.grow(change, &mut state)?,
+                        None => self.grow_directory(change, &mut state)?,
                     }
                 };
                 (start, start + count - 1)
             }
         };
         let (end, slots) = {
-            let index = self.index(node, &mut state)?;
+            let index = self.index(dir, &mut state)?;
             (index.end, index.used.len() as u32)
         };
-        // Nothing behind a slot of zeros is an entry: no such slot may stay before this one, and one must follow.
+        // A zero slot ends the directory: there must be none before the new name and one after it.
         for skipped in end..start {
-            let place = self.place_of_slot(&state, skipped)?;
-            self.put_entry(change, Stage::Fresh, place, &[FREE])?;
+            let pos = self.pos_of_slot(&state, skipped)?;
+            self.put_entry(change, Stage::Fresh, pos, &[FREE])?;
         }
         if slot + 1 > end && slot + 1 < slots {
-            let place = self.place_of_slot(&state, slot + 1)?;
-            if self.entry(place)?.dir_name[0] != END {
-                self.put_entry(change, Stage::Fresh, place, &[END])?;
+            let pos = self.pos_of_slot(&state, slot + 1)?;
+            if self.entry(pos)?.dir_name[0] != END {
+                self.put_entry(change, Stage::Fresh, pos, &[END])?;
             }
         }
         let sector_of = |slot: u32| slot / per_sector;
         for (at, part) in (start..).zip(&long) {
             let stage = if sector_of(at) == sector_of(slot) { Stage::Attach } else { Stage::Turn };
-            let place = self.place_of_slot(&state, at)?;
-            self.put_entry(change, stage, place, part.as_bytes())?;
+            let pos = self.pos_of_slot(&state, at)?;
+            self.put_entry(change, stage, pos, part.as_bytes())?;
         }
         (entry.dir_name, entry.dir_nt_res) = (short, 0);
-        let place = self.place_of_slot(&state, slot)?;
-        self.put_entry(change, Stage::Attach, place, entry.as_bytes())?;
-        let shown = names::shown(&short, 0);
-        let long_shown = String::from_utf8_lossy(names::stripped(name));
-        let name = if long.is_empty() { shown.as_str() } else { &long_shown };
-        let index = self.index(node, &mut state)?;
-        if let Some(old) = instead.filter(|old| *old != slot) {
-            index.disown(old);
+        let pos = self.pos_of_slot(&state, slot)?;
+        self.put_entry(change, Stage::Attach, pos, entry.as_bytes())?;
+        let short_name = names::decode_short(&short, 0);
+        let long_name = String::from_utf8_lossy(names::without_trailing_dots(name));
+        let name = if long.is_empty() { short_name.as_str() } else { &long_name };
+        let index = self.index(dir, &mut state)?;
+        if let Some(old) = replaced_slot.filter(|old| *old != slot) {
+            index.remove_spellings(old);
         }
-        index.insert(start, slot, entry.is_directory(), name, &shown);
-        Ok(place)
+        index.insert(start, slot, entry.is_directory(), name, &short_name);
+        Ok(pos)
     }
 
-    /// The slot of a name that there is.
-    pub(crate) fn slot_of(&self, node: &Arc<Node>, name: &[u8]) -> Result<u32> {
+    /// Returns the slot of the short entry of an existing name.
+    pub(crate) fn slot_of(&self, dir: &Arc<FatInode>, name: &[u8]) -> Result<u32> {
         let key = names::folded(name).ok_or(NameError::NotFound)?;
-        let mut state = node.state.lock();
-        Ok(self.index(node, &mut state)?.names.get(&key).copied().ok_or(NameError::NotFound)?)
+        let mut state = dir.state.lock();
+        Ok(self.index(dir, &mut state)?.names.get(&key).copied().ok_or(NameError::NotFound)?)
     }
 
-    /// The sectors that a name's slots are in, the first and the last.
-    pub(crate) fn sectors_of(&self, node: &Arc<Node>, slot: u32) -> Result<(BlockNo, BlockNo)> {
-        let mut state = node.state.lock();
-        let first = self.index(node, &mut state)?.entries.get(&slot).map_or(slot, |named| named.first);
-        let sector = |slot| Ok::<_, Error>(self.sector_of(self.place_of_slot(&state, slot)?).0);
+    /// Returns the sectors of the first and the last slot of a name.
+    pub(crate) fn sectors_of(&self, dir: &Arc<FatInode>, slot: u32) -> Result<(BlockNo, BlockNo)> {
+        let mut state = dir.state.lock();
+        let first = self.index(dir, &mut state)?.entries.get(&slot).map_or(slot, |named| named.first);
+        let sector = |slot| Ok::<_, Error>(self.sector_of(self.pos_of_slot(&state, slot)?).0);
         Ok((sector(first)?, sector(slot)?))
     }
 
-    /// Take a name out of a directory, at this stage: what of it lies in other sectors later.
+    /// Removes a name from a directory. `stage` applies to the sector of the short entry; slots in other
+    /// sectors are freed in the stage `Attach`.
     pub(crate) fn remove_name(
         &self,
         change: &Change<'_>,
-        node: &Arc<Node>,
+        dir: &Arc<FatInode>,
         slot: u32,
         stage: Stage,
     ) -> Result<()> {
-        let mut state = node.state.lock();
-        let named = self.index(node, &mut state)?.remove(slot).ok_or(NameError::NotFound)?;
-        let (own, _) = self.sector_of(self.place_of_slot(&state, slot)?);
+        let mut state = dir.state.lock();
+        let named = self.index(dir, &mut state)?.remove(slot).ok_or(NameError::NotFound)?;
+        let (own, _) = self.sector_of(self.pos_of_slot(&state, slot)?);
         for at in named.first..=slot {
-            let place = self.place_of_slot(&state, at)?;
-            let stage = if self.sector_of(place).0 == own { stage } else { Stage::Attach };
-            self.put_entry(change, stage, place, &[FREE])?;
+            let pos = self.pos_of_slot(&state, at)?;
+            let stage = if self.sector_of(pos).0 == own { stage } else { Stage::Attach };
+            self.put_entry(change, stage, pos, &[FREE])?;
         }
         Ok(())
     }
 
-    /// Another file is behind a name from now on.
-    pub(crate) fn repoint(
+    /// Makes an existing name refer to another file. Returns the position of its short entry.
+    pub(crate) fn set_target(
         &self,
         change: &Change<'_>,
-        node: &Arc<Node>,
+        dir: &Arc<FatInode>,
         slot: u32,
         mut entry: RawEntry,
-    ) -> Result<Place> {
-        let mut state = node.state.lock();
-        let named = self.index(node, &mut state)?.entries.get_mut(&slot).ok_or(NameError::NotFound)?;
+    ) -> Result<EntryPos> {
+        let mut state = dir.state.lock();
+        let named = self.index(dir, &mut state)?.entries.get_mut(&slot).ok_or(NameError::NotFound)?;
         named.is_dir = entry.is_directory();
-        let place = self.place_of_slot(&state, slot)?;
-        let old = self.entry(place)?;
+        let pos = self.pos_of_slot(&state, slot)?;
+        let old = self.entry(pos)?;
         (entry.dir_name, entry.dir_nt_res) = (old.dir_name, old.dir_nt_res);
-        self.put_entry(change, Stage::Attach, place, entry.as_bytes())?;
-        Ok(place)
+        self.put_entry(change, Stage::Attach, pos, entry.as_bytes())?;
+        Ok(pos)
     }
 
+    /// Returns `NotEmpty` if a directory has names.
     pub(crate) fn check_empty(&self, dir: &Inode) -> Result<()> {
-        let node = crate::fat::node(dir);
-        let mut state = node.state.lock();
-        if self.index(node, &mut state)?.entries.is_empty() {
-            Ok(())
-        } else {
-            Err(NameError::NotEmpty.into())
-        }
+        let dir = fat_inode(dir);
+        let mut state = dir.state.lock();
+        if self.index(dir, &mut state)?.entries.is_empty() { Ok(()) } else { Err(NameError::NotEmpty.into()) }
     }
 }

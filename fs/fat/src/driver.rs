@@ -1,52 +1,57 @@
-//! The calls of the VFS.
+//! The operations that the VFS calls.
 
 use crate::cluster::Cluster;
-use crate::fat::{Fat, node};
-use crate::file::MOST_BYTES;
-use crate::layout::{RawEntry, SLOT, attr};
-use crate::places::{Place, ROOT};
-use crate::table::order_error;
+use crate::file::MAX_FILE_SIZE;
+use crate::fs::{Fat, fat_inode, waiting};
+use crate::ino_map::{EntryPos, ROOT};
+use crate::layout::{RawEntry, SLOT_BYTES, attr};
 use crate::{names, time};
 use ivers_vfs::*;
-use ivers_write_ordering::Stage;
+use ivers_write_ordering::{Change, Stage};
 use std::ops::ControlFlow;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Cursors: 0 is the start, 1 stands behind `.`, 2 behind `..`, then a slot and this.
-const FIRST_COOKIE: u64 = 3;
+/// Cursors of `readdir`: 0 is the start, 1 is after `.`, 2 is after `..`; the cursor after a slot is its
+/// number plus this.
+const FIRST_CURSOR: u64 = 3;
 
 impl Fat {
-    /// The first cluster that a directory's children know it by.
-    fn known_as(&self, dir: &Inode) -> Cluster {
-        if dir.ino == ROOT { Cluster::NONE } else { node(dir).state.lock().chain.first() }
+    /// Returns the cluster that `..` of a subdirectory of `dir` stores: `NONE` for the root.
+    fn dotdot_cluster(&self, dir: &Inode) -> Cluster {
+        if dir.ino == ROOT { Cluster::NONE } else { fat_inode(dir).state.lock().chain.first() }
     }
 
     fn is_root_cluster(&self, cluster: Cluster) -> bool {
         cluster == Cluster::NONE || (self.geometry.bits == 32 && cluster == self.geometry.root_cluster)
     }
 
-    /// The first cluster of the directory that holds the one which begins here.
-    fn up(&self, cluster: Cluster) -> Result<Cluster> {
-        let byte = self.geometry.cluster_byte(cluster) + SLOT;
-        let entry = self.entry(byte.0 / SLOT)?;
-        let up = entry.first_cluster(self.geometry.bits);
-        if &entry.dir_name != b"..         " || !(self.is_root_cluster(up) || self.geometry.is_cluster(up)) {
+    /// Returns the first cluster of the parent of the directory that starts at `cluster`. The root is `NONE`.
+    fn parent_cluster(&self, cluster: Cluster) -> Result<Cluster> {
+        let byte = self.geometry.cluster_offset(cluster) + SLOT_BYTES;
+        let entry = self.entry(byte.0 / SLOT_BYTES)?;
+        let parent = entry.first_cluster(self.geometry.bits);
+        let valid = self.is_root_cluster(parent) || self.geometry.is_cluster(parent);
+        if &entry.dir_name != b"..         " || !valid {
             return Err(Error::corrupt(
-                "a directory without ..",
+                "the second entry of a directory is no valid ..",
                 format!("{}, byte {byte}", self.options.place),
             ));
         }
-        Ok(if self.is_root_cluster(up) { Cluster::NONE } else { up })
+        Ok(if self.is_root_cluster(parent) { Cluster::NONE } else { parent })
     }
 
-    /// What is where a name leads to must know where it is: so no directory is in two others, or in itself.
-    fn check_up(&self, dir: &Inode, place: u64) -> Result<()> {
-        let entry = self.entry(place)?;
+    /// Checks that `..` of a directory, whose entry is at `pos` in `dir`, refers to `dir`. So no directory is
+    /// in two directories or in itself.
+    fn check_dotdot(&self, dir: &Inode, pos: u64) -> Result<()> {
+        let entry = self.entry(pos)?;
         let first = entry.first_cluster(self.geometry.bits);
-        if entry.is_directory() && self.geometry.is_cluster(first) && self.up(first)? != self.known_as(dir) {
+        if entry.is_directory()
+            && self.geometry.is_cluster(first)
+            && self.parent_cluster(first)? != self.dotdot_cluster(dir)
+        {
             return Err(Error::corrupt(
-                "the .. of a directory leads elsewhere",
-                format!("{}, entry at byte {}", self.options.place, place * SLOT),
+                "the .. of a directory does not refer to its parent",
+                format!("{}, entry at byte {}", self.options.place, pos * SLOT_BYTES),
             ));
         }
         Ok(())
@@ -54,7 +59,7 @@ impl Fat {
 
     fn new_entry(&self, new: &NewInode) -> RawEntry {
         let mut entry = RawEntry::new_zeroed();
-        let offset = self.offset_s();
+        let offset = self.utc_offset_s();
         let (date, clock, hundredths) = time::encode(new.now, offset);
         entry.dir_crt_date.set(date);
         entry.dir_crt_time.set(clock);
@@ -67,110 +72,117 @@ impl Fat {
         entry
     }
 
-    fn make(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
+    fn create_inode(&self, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         let is_dir = match new.kind {
             FileType::Directory => true,
             FileType::Regular => false,
             _ => return Err(NameError::NotPermitted.into()),
         };
-        names::checked(name)?;
-        let up = self.known_as(dir);
+        names::validate(name)?;
+        let parent = self.dotdot_cluster(dir);
         let mut entry = self.new_entry(new);
-        let picked = self.table.pick(
+        let allocated = self.table.allocate(
             if is_dir { 1 } else { self.geometry.clusters_for(new.size) },
             0,
             Cluster::NONE,
         )?;
         if !is_dir {
-            self.zero_runs(&picked).inspect_err(|_| self.table.unpick(&picked))?;
+            self.zero_clusters(&allocated).inspect_err(|_| self.table.cancel_allocation(&allocated))?;
         }
-        let change = self.change().inspect_err(|_| self.table.unpick(&picked))?;
+        let change = self.change().inspect_err(|_| self.table.cancel_allocation(&allocated))?;
         if !is_dir && new.size > 0 {
-            self.table.chain_up(&change, &picked, None)?;
-            entry.set_first_cluster(picked[0].start, self.geometry.bits);
+            self.table.link_chain(&change, &allocated, None)?;
+            entry.set_first_cluster(allocated[0].start, self.geometry.bits);
             entry.dir_file_size.set(new.size as u32);
         }
         if is_dir {
-            let cluster = picked[0].start;
-            self.zeroed(&change, cluster)?;
-            self.table.chain_up(&change, &picked, None)?;
+            let cluster = allocated[0].start;
+            self.zero_directory_cluster(&change, cluster)?;
+            self.table.link_chain(&change, &allocated, None)?;
             entry.set_first_cluster(cluster, self.geometry.bits);
-            let byte = self.geometry.cluster_byte(cluster);
-            for (nth, (dots, to)) in [(b".          ", cluster), (b"..         ", up)].into_iter().enumerate()
+            let byte = self.geometry.cluster_offset(cluster);
+            for (nth, (name, target)) in
+                [(b".          ", cluster), (b"..         ", parent)].into_iter().enumerate()
             {
-                let mut dot = RawEntry { dir_name: *dots, ..entry };
-                dot.set_first_cluster(to, self.geometry.bits);
-                self.put_entry(&change, Stage::Fresh, byte.0 / SLOT + nth as u64, dot.as_bytes())?;
+                let mut dot = RawEntry { dir_name: *name, ..entry };
+                dot.set_first_cluster(target, self.geometry.bits);
+                self.put_entry(&change, Stage::Fresh, byte.0 / SLOT_BYTES + nth as u64, dot.as_bytes())?;
             }
         }
-        let place = match self.add_name(&change, node(dir), name, entry, None) {
-            Ok(place) => place,
+        let pos = match self.add_name(&change, fat_inode(dir), name, entry, None) {
+            Ok(pos) => pos,
             Err(error) => {
-                self.table.free(&change, picked);
+                self.table.free(&change, allocated);
                 return Err(error);
             }
         };
-        let ino = self.places.lock().number(place);
-        let loaded = self.load_place(ino, place)?;
-        self.renamed_in(&change, dir, i32::from(is_dir))?;
+        let ino = self.ino_map.lock().ino_at(pos);
+        let loaded = self.load_entry(ino, pos)?;
+        self.names_changed(&change, dir, i32::from(is_dir))?;
         drop(change);
         Ok(loaded)
     }
 
-    /// Changes the entry of an inode with the inode out of it: whoever logs an inode reads its entry and puts all of it back, and what is
-    /// done to the name in between would be undone. `work` is told where the entry was and says where it is; if it fails, it is where it was. What
-    /// others have logged meanwhile went nowhere, so an inode that has an entry afterwards is logged here.
-    fn with_entry_left<T>(
+    /// Runs `work`, which changes the entry of an inode, while the inode has no position. A thread that logs
+    /// an inode reads the whole entry and writes it back, which would undo a concurrent change of the name.
+    ///
+    /// `work` gets the position of the entry and returns the new one. On error the position stays. Other
+    /// threads logged nothing meanwhile, so this function logs the inode if it has an entry afterwards.
+    fn with_entry_detached<T>(
         &self,
-        change: &ivers_write_ordering::Change<'_>,
+        change: &Change<'_>,
         inode: &Inode,
-        work: impl FnOnce(Option<Place>) -> Result<(Option<Place>, T)>,
+        work: impl FnOnce(Option<EntryPos>) -> Result<(Option<EntryPos>, T)>,
     ) -> Result<T> {
-        let from = node(inode).state.lock().place.take();
-        let done = work(from);
-        let mut state = node(inode).state.lock();
-        state.place = done.as_ref().map_or(from, |(to, _)| *to);
+        let from = fat_inode(inode).state.lock().entry_pos.take();
+        let result = work(from);
+        let mut state = fat_inode(inode).state.lock();
+        state.entry_pos = result.as_ref().map_or(from, |(to, _)| *to);
         let logged = self.log_state(change, inode, &state);
-        let (_, value) = done?;
+        let (_, value) = result?;
         logged.map(|()| value)
     }
 
-    /// Does away with the entry of an inode, as `work` does it, and with the number that it gives.
-    fn without_entry<T>(
+    /// Runs `work`, which removes the entry of an inode or gives it to another inode, and records the removal
+    /// for inode numbers.
+    fn with_entry_removed<T>(
         &self,
-        change: &ivers_write_ordering::Change<'_>,
+        change: &Change<'_>,
         inode: &Inode,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        self.with_entry_left(change, inode, |place| {
-            let done = work()?;
-            if let Some(place) = place {
-                self.places.lock().gone(inode.ino, place);
+        self.with_entry_detached(change, inode, |pos| {
+            let value = work()?;
+            if let Some(pos) = pos {
+                self.ino_map.lock().remove(inode.ino, pos);
             }
-            Ok((None, done))
+            Ok((None, value))
         })
     }
 
-    /// An inode has lost its name, for good.
-    fn orphan(&self, change: &ivers_write_ordering::Change<'_>, inode: &Inode) -> Result<()> {
+    /// Updates an inode whose name was removed.
+    fn name_removed(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
         inode.with_attr(|attr| attr.nlink = 0);
-        self.touched(change, inode, Touch::Metadata, Logged::Anyway)
+        self.changed(change, inode, Touch::Metadata, Logged::Anyway)
     }
 
-    fn take_name(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+    fn unlink_inode(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
         let is_dir = inode.kind == FileType::Directory;
         if is_dir {
             self.check_empty(inode)?;
         }
         let change = self.change()?;
-        let slot = self.slot_of(node(dir), name)?;
-        self.without_entry(&change, inode, || self.remove_name(&change, node(dir), slot, Stage::Detach))?;
-        self.orphan(&change, inode)?;
-        self.renamed_in(&change, dir, -i32::from(is_dir))
+        let slot = self.slot_of(fat_inode(dir), name)?;
+        self.with_entry_removed(&change, inode, || {
+            self.remove_name(&change, fat_inode(dir), slot, Stage::Detach)
+        })?;
+        self.name_removed(&change, inode)?;
+        self.names_changed(&change, dir, -i32::from(is_dir))
     }
 
-    /// The old name goes before the new one comes, with a flush between, unless both are in one sector: see docs/fat.md.
-    fn move_name(&self, rename: &Rename<'_>) -> Result<()> {
+    /// Renames an inode. The old name is durably removed before the new name is written, unless one sector
+    /// holds both: see `docs/fat.md`.
+    fn rename_inode(&self, rename: &Rename<'_>) -> Result<()> {
         let &Rename { old_dir, old_name, new_dir, inode, target, exchange, .. } = rename;
         if exchange {
             return Err(NameError::NotSupported.into());
@@ -180,73 +192,72 @@ impl Fat {
             self.check_empty(target)?;
         }
         let crosses = old_dir.ino != new_dir.ino;
-        let up = self.known_as(new_dir);
-        let renamed = node(inode).state.lock().renamed;
-        // The name that it has now and the one that it had before go with one write: a third must not be durable before that.
-        self.settle(renamed)?;
+        let parent = self.dotdot_cluster(new_dir);
+        let last_rename = fat_inode(inode).state.lock().rename_ticket;
+        // If the last rename added the current name and removed the one before by one write, a third name
+        // must not be durable before that write.
+        self.settle(last_rename)?;
         let change = self.change()?;
-        let old_slot = self.slot_of(node(old_dir), old_name)?;
-        self.with_entry_left(&change, inode, |from| {
+        let old_slot = self.slot_of(fat_inode(old_dir), old_name)?;
+        self.with_entry_detached(&change, inode, |from| {
             let from = from.ok_or(NameError::Stale)?;
             let to = self.move_entry(&change, rename, old_slot, from)?;
             Ok((Some(to), ()))
         })?;
         if let Some(target) = target {
-            self.orphan(&change, target)?;
+            self.name_removed(&change, target)?;
         }
         if is_dir && crosses {
-            let first = node(inode).state.lock().chain.first();
-            let dots = self.geometry.cluster_byte(first).0 / SLOT + 1;
-            let mut entry = self.entry(dots)?;
-            entry.set_first_cluster(up, self.geometry.bits);
-            self.put_entry(&change, Stage::Turn, dots, entry.as_bytes())?;
+            let first = fat_inode(inode).state.lock().chain.first();
+            let dotdot_pos = self.geometry.cluster_offset(first).0 / SLOT_BYTES + 1;
+            let mut entry = self.entry(dotdot_pos)?;
+            entry.set_first_cluster(parent, self.geometry.bits);
+            self.put_entry(&change, Stage::Turn, dotdot_pos, entry.as_bytes())?;
         }
-        self.touched(&change, inode, Touch::Metadata, Logged::IfNeeded)?;
+        self.changed(&change, inode, Touch::Metadata, Logged::IfNeeded)?;
         let replaced_dir = i32::from(target.is_some_and(|target| target.kind == FileType::Directory));
         if crosses {
-            self.renamed_in(&change, old_dir, -i32::from(is_dir))?;
+            self.names_changed(&change, old_dir, -i32::from(is_dir))?;
         }
-        self.renamed_in(&change, new_dir, i32::from(is_dir && crosses) - replaced_dir)
+        self.names_changed(&change, new_dir, i32::from(is_dir && crosses) - replaced_dir)
     }
 
-    /// The part of a rename that is about entries: says where the inode's is now.
+    /// Changes the entries of a rename. Returns the new position of the entry of the inode.
     fn move_entry(
         &self,
-        change: &ivers_write_ordering::Change<'_>,
+        change: &Change<'_>,
         rename: &Rename<'_>,
         old_slot: u32,
-        from: Place,
-    ) -> Result<Place> {
+        from: EntryPos,
+    ) -> Result<EntryPos> {
         let &Rename { old_dir, new_dir, new_name, inode, target, .. } = rename;
         let mut entry = self.entry(from)?;
-        self.fill_entry(&mut entry, &node(inode).state.lock(), &inode.attr());
-        let old_sectors = self.sectors_of(node(old_dir), old_slot)?;
+        self.fill_entry(&mut entry, &fat_inode(inode).state.lock(), &inode.attr());
+        let old_sectors = self.sectors_of(fat_inode(old_dir), old_slot)?;
         let to = match target {
             Some(target) => {
-                let slot = self.slot_of(node(new_dir), new_name)?;
-                self.without_entry(change, target, || self.repoint(change, node(new_dir), slot, entry))?
+                let slot = self.slot_of(fat_inode(new_dir), new_name)?;
+                self.with_entry_removed(change, target, || {
+                    self.set_target(change, fat_inode(new_dir), slot, entry)
+                })?
             }
             None => {
-                let instead = (old_dir.ino == new_dir.ino).then_some(old_slot);
-                self.add_name(change, node(new_dir), new_name, entry, instead)?
+                let replaced_slot = (old_dir.ino == new_dir.ino).then_some(old_slot);
+                self.add_name(change, fat_inode(new_dir), new_name, entry, replaced_slot)?
             }
         };
         if to != from {
-            let new_slot = self.slot_of(node(new_dir), new_name)?;
-            let atomic =
-                old_sectors.0 == old_sectors.1 && self.sectors_of(node(new_dir), new_slot)? == old_sectors;
+            let new_slot = self.slot_of(fat_inode(new_dir), new_name)?;
+            let atomic = old_sectors.0 == old_sectors.1
+                && self.sectors_of(fat_inode(new_dir), new_slot)? == old_sectors;
             let stage = if atomic { Stage::Attach } else { Stage::Detach };
             if atomic {
-                node(inode).state.lock().renamed = change.ticket();
+                fat_inode(inode).state.lock().rename_ticket = change.ticket();
             }
-            self.remove_name(change, node(old_dir), old_slot, stage)?;
-            self.places.lock().moves(inode.ino, from, to);
+            self.remove_name(change, fat_inode(old_dir), old_slot, stage)?;
+            self.ino_map.lock().rename(inode.ino, from, to);
         }
         Ok(to)
-    }
-
-    fn settle_all(&self) -> Result<()> {
-        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
     }
 }
 
@@ -262,18 +273,18 @@ impl FileSystem for Fat {
             },
             label: self.label.clone(),
             uuid,
-            block_size: self.geometry.cluster.min(32 << 10),
+            block_size: self.geometry.cluster_bytes.min(32 << 10),
             root: ROOT,
-            // 255 units of UTF-16, of which each takes up to three bytes here.
+            // 255 units of UTF-16, each of up to three bytes in UTF-8.
             name_max: 765,
-            max_file_size: MOST_BYTES,
+            max_file_size: MAX_FILE_SIZE,
             max_links: u32::MAX,
             time_granularity_ns: 2_000_000_000,
             semantics: ChangeSemantics::WITHIN_A_MOUNT,
             projects: false,
             persistent_inos: false,
             names_alias: true,
-            reserve_granularity: u64::from(self.geometry.cluster),
+            reserve_granularity: u64::from(self.geometry.cluster_bytes),
             io_unit: 4096,
             reserved: None,
         }
@@ -285,15 +296,15 @@ impl FileSystem for Fat {
 
     fn stat_fs(&self) -> Result<StatFs> {
         let free = self.table.free_count()?;
-        let per_cluster = u64::from(self.geometry.cluster / self.geometry.cluster.min(32 << 10));
+        let per_cluster = u64::from(self.geometry.cluster_bytes / self.geometry.cluster_bytes.min(32 << 10));
         Ok(StatFs {
-            block_size: self.geometry.cluster.min(32 << 10),
+            block_size: self.geometry.cluster_bytes.min(32 << 10),
             blocks: u64::from(self.geometry.clusters) * per_cluster,
             blocks_free: free * per_cluster,
             blocks_available: free * per_cluster,
             files: 0,
             files_free: 0,
-            // What programs make of it: so many letters fit.
+            // In characters, because programs compare it with the length of names.
             name_max: 255,
         })
     }
@@ -303,10 +314,10 @@ impl FileSystem for Fat {
         let geometry = &self.geometry;
         vec![
             fact("FAT entries", format!("{} bits", geometry.bits)),
-            fact("sector size", geometry.sector.to_string()),
-            fact("cluster size", geometry.cluster.to_string()),
+            fact("sector size", geometry.sector_bytes.to_string()),
+            fact("cluster size", geometry.cluster_bytes.to_string()),
             fact("clusters", geometry.clusters.to_string()),
-            fact("FATs kept", (geometry.copies + 1).to_string()),
+            fact("copies of the FAT", (geometry.copies + 1).to_string()),
             fact("serial number", format!("{:04X}-{:04X}", geometry.serial >> 16, geometry.serial & 0xFFFF)),
             fact(
                 "unmounted cleanly",
@@ -316,7 +327,7 @@ impl FileSystem for Fat {
     }
 
     fn sync(&self) -> Result<()> {
-        self.settle_all()
+        self.sync_changes()
     }
 
     fn health(&self) -> Health {
@@ -325,7 +336,7 @@ impl FileSystem for Fat {
     }
 
     fn reclaim_space(&self) -> Result<bool> {
-        self.ordered.as_ref().map_or(Ok(false), |ordered| ordered.release().map_err(order_error))
+        self.ordered.as_ref().map_or(Ok(false), |ordered| waiting(|| ordered.release()))
     }
 
     fn abort(&self, why: &Error) {
@@ -336,13 +347,13 @@ impl FileSystem for Fat {
 
     fn unmount(&self) -> Result<()> {
         let Some(ordered) = &self.ordered else { return Ok(()) };
-        // What is freed by the first is counted by what follows.
-        ordered.sync().map_err(order_error)?;
+        // Clusters that this frees are counted in the FSInfo sector below.
+        self.sync_changes()?;
         if self.table.has_counted() {
             let change = self.change()?;
             self.table.put_fs_info(&change)?;
         }
-        ordered.close().map_err(order_error)
+        waiting(|| ordered.close())
     }
 
     fn block_map(&self) -> Option<&dyn BlockMapOps> {
@@ -359,28 +370,28 @@ impl InodeOps for Fat {
         if ino == ROOT {
             return self.load_root();
         }
-        let place = self.places.lock().find(ino).ok_or(NameError::Stale)?;
-        self.load_place(ino, place)
+        let pos = self.ino_map.lock().pos_of(ino).ok_or(NameError::Stale)?;
+        self.load_entry(ino, pos)
     }
 
     fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
         if (new.uid, new.gid, new.flags) != (old.uid, old.gid, old.flags) {
             return Err(NameError::NotPermitted.into());
         }
-        // All that the masks leave, or the same without writing: whether the owner may write is the one permission that can be kept.
+        // The format stores one permission: whether the owner may write. The mount determines the others.
         let is_dir = inode.kind == FileType::Directory;
         let full = self.permissions(if is_dir { attr::DIRECTORY } else { 0 });
         if new.perm != old.perm {
             new.perm = if is_dir || new.perm & 0o200 != 0 { full } else { full & !0o222 };
         }
         if inode.ino != ROOT {
-            new.mtime = time::kept(new.mtime, self.offset_s());
+            new.mtime = time::round_mtime(new.mtime, self.utc_offset_s());
         }
         Ok(())
     }
 
     fn stored_atime(&self, atime: Timestamp) -> Timestamp {
-        time::day(atime, self.offset_s())
+        time::round_atime(atime, self.utc_offset_s())
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
@@ -393,20 +404,21 @@ impl InodeOps for Fat {
     }
 
     fn evict_inode(&self, inode: &Inode) {
-        let (promised, last) = {
-            let mut state = node(inode).state.lock();
-            (std::mem::take(&mut state.promised), state.cut.max(state.renamed))
+        let (reserved, last_change) = {
+            let mut state = fat_inode(inode).state.lock();
+            (std::mem::take(&mut state.reserved), state.truncate_ticket.max(state.rename_ticket))
         };
-        self.table.unpromise(promised);
+        self.table.unreserve(reserved);
         if inode.attr().nlink > 0 {
-            // Who loads it again does not know what its next change has to wait for. An error stops all writing, which is how everybody learns of it.
-            let _ = self.settle(last);
+            // The tickets are lost with the inode, so their changes must be durable. An error stops all
+            // writing, and later calls report it.
+            let _ = self.settle(last_change);
         }
-        self.places.lock().forget(inode.ino);
+        self.ino_map.lock().evict(inode.ino);
     }
 
     fn fsync(&self, _inode: &Inode, _data_only: bool) -> Result<()> {
-        self.settle_all()
+        self.sync_changes()
     }
 }
 
@@ -415,13 +427,13 @@ impl DirectoryOps for Fat {
         if names::is_too_long(name) {
             return Err(NameError::NameTooLong.into());
         }
-        let place = {
-            let mut state = node(dir).state.lock();
-            self.find_name(node(dir), &mut state, name)?
+        let pos = {
+            let mut state = fat_inode(dir).state.lock();
+            self.find_name(fat_inode(dir), &mut state, name)?
         };
-        let Some(place) = place else { return Ok(None) };
-        self.check_up(dir, place)?;
-        Ok(Some(Child::Number(self.places.lock().number(place))))
+        let Some(pos) = pos else { return Ok(None) };
+        self.check_dotdot(dir, pos)?;
+        Ok(Some(Child::Number(self.ino_map.lock().ino_at(pos))))
     }
 
     fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
@@ -429,18 +441,18 @@ impl DirectoryOps for Fat {
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
-        let first = self.known_as(dir);
-        let up = if first == Cluster::NONE { first } else { self.up(first)? };
-        if up == Cluster::NONE {
+        let first = self.dotdot_cluster(dir);
+        let parent = if first == Cluster::NONE { first } else { self.parent_cluster(first)? };
+        if parent == Cluster::NONE {
             return Ok(ROOT);
         }
-        // Its number is that of its entry, which is in the directory above it.
-        let mut above = self.directory_at(self.up(up)?);
-        match self.find_directory(&mut above, up)? {
-            Some(place) => Ok(self.places.lock().number(place)),
+        // The inode number of the parent is the position of its entry in the grandparent.
+        let mut grandparent = self.directory_at(self.parent_cluster(parent)?);
+        match self.find_directory(&mut grandparent, parent)? {
+            Some(pos) => Ok(self.ino_map.lock().ino_at(pos)),
             None => Err(Error::corrupt(
-                "a directory whose parent does not name it",
-                format!("{}, cluster {up}", self.options.place),
+                "the parent of a directory has no entry in its own parent",
+                format!("{}, cluster {parent}", self.options.place),
             )),
         }
     }
@@ -452,7 +464,7 @@ impl DirectoryOps for Fat {
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         if cursor < 2 {
-            // A listing need not fail for it.
+            // A listing does not fail because of a damaged parent.
             let parent = self.parent(dir).unwrap_or(dir.ino);
             let dots: [(&[u8], Ino); 2] = [(b".", dir.ino), (b"..", parent)];
             for (next, (name, ino)) in (1..).zip(dots) {
@@ -462,26 +474,26 @@ impl DirectoryOps for Fat {
                 }
             }
         }
-        let from = u32::try_from((cursor + 1).saturating_sub(FIRST_COOKIE)).unwrap_or(u32::MAX);
-        let mut state = node(dir).state.lock();
-        self.each_name(node(dir), &mut state, from, |slot, place, named| {
+        let from = u32::try_from((cursor + 1).saturating_sub(FIRST_CURSOR)).unwrap_or(u32::MAX);
+        let mut state = fat_inode(dir).state.lock();
+        self.for_each_name(fat_inode(dir), &mut state, from, |slot, pos, named| {
             let kind = if named.is_dir { FileType::Directory } else { FileType::Regular };
-            let ino = self.places.lock().number(place);
-            let next = u64::from(slot) + FIRST_COOKIE;
+            let ino = self.ino_map.lock().ino_at(pos);
+            let next = u64::from(slot) + FIRST_CURSOR;
             emit(&DirEntry { ino, name: named.name.as_bytes(), kind: Some(kind), next })
         })
     }
 
     fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
-        self.make(dir, name, new)
+        self.create_inode(dir, name, new)
     }
 
     fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        self.take_name(dir, name, inode)
+        self.unlink_inode(dir, name, inode)
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
-        self.move_name(rename)
+        self.rename_inode(rename)
     }
 }
 
@@ -503,7 +515,7 @@ impl FileOps for Fat {
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
-        self.shown_blocks_512(inode)
+        self.used_and_reserved_512(inode)
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
@@ -513,9 +525,9 @@ impl FileOps for Fat {
 
 impl BlockMapOps for Fat {
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let mut state = node(inode).state.lock();
-        state.chain.know_all(&self.table)?;
-        let has = state.chain.len() * u64::from(self.geometry.cluster);
+        let mut state = fat_inode(inode).state.lock();
+        state.chain.load_all(&self.table)?;
+        let has = state.chain.len() * u64::from(self.geometry.cluster_bytes);
         Ok(if offset < has {
             MappedRange { start: 0, len: has, kind: RangeKind::Data }
         } else {
@@ -540,7 +552,7 @@ impl AllocateOps for Fat {
         {
             return Err(NameError::NotSupported.into());
         }
-        if end > MOST_BYTES {
+        if end > MAX_FILE_SIZE {
             return Err(NameError::TooLarge.into());
         }
         if end > size {
@@ -548,6 +560,6 @@ impl AllocateOps for Fat {
             return self.resize(inode, end).inspect_err(|_| inode.with_attr(|attr| attr.size = size));
         }
         let change = self.change()?;
-        self.touched(&change, inode, Touch::Data, Logged::Anyway)
+        self.changed(&change, inode, Touch::Data, Logged::Anyway)
     }
 }

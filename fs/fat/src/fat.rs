@@ -1,283 +1,464 @@
-//! The filesystem and its inodes in memory.
-//!
-//! # Locks
-//!
-//! A change of the order of writes, then the state of a node (of one at a time), then the table's space and the places. The chain of a file is
-//! changed only under the VFS's write-back lock of it, so that its end stays where it is between two holds of its state.
+//! The file allocation table: links between clusters, allocation of free clusters, and the dirty mark.
 
-use crate::chain::Chain;
 use crate::cluster::Cluster;
-use crate::dir::Index;
-use crate::layout::{Geometry, RawEntry, SLOT, attr};
-use crate::open::OpenOptions;
-use crate::places::{Place, Places, ROOT};
-use crate::table::{Table, order_error};
-use crate::time;
-use ivers_block::{BufferCache, ByteOffset};
-use ivers_vfs::sync::Mutex;
-use ivers_vfs::*;
-use ivers_write_ordering::{Change, Ordered, Stage, Ticket};
-use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use crate::layout::{Geometry, RawFsInfo, STATE_DIRTY};
+use ivers_block::{BlockNo, Buffer, BufferCache};
+use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_vfs::{NameError, Result};
+use ivers_write_ordering::{Change, OrderedError, Stage, Volume};
+use std::ops::Range;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
 
-/// Entries of directories that are kept in memory, roughly: a hostile image has more.
-const MOST_INDEXED: usize = 1 << 20;
+/// The size of one read while the table is scanned or compared.
+const SCAN_BYTES: usize = 1 << 20;
+/// The bit of `FAT[1]` that says that the volume was unmounted cleanly (fatgen103). FAT12 has none.
+const CLEAN16: u32 = 0x8000;
+const CLEAN32: u32 = 0x0800_0000;
 
-/// A FAT filesystem, opened.
-pub struct Fat {
-    pub(crate) geometry: Geometry,
-    pub(crate) cache: Arc<BufferCache>,
-    pub(crate) table: Arc<Table>,
-    /// None: read-only.
-    pub(crate) ordered: Option<Ordered>,
-    pub(crate) options: OpenOptions,
-    pub(crate) read_only: Option<String>,
-    pub(crate) label: String,
-    pub(crate) places: Mutex<Places>,
-    pub(crate) indexed: Mutex<Indexed>,
+/// The table entry of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// The cluster is free.
+    Free,
+    /// The next cluster of the chain.
+    Next(Cluster),
+    /// The cluster is the last one of its chain.
+    End,
+    /// The mark of a bad cluster, or a number outside the volume.
+    Invalid(u32),
 }
 
-/// The directories whose entries are in memory, the oldest first, and how many entries these are.
-#[derive(Default)]
-pub(crate) struct Indexed {
-    queue: VecDeque<(Weak<Node>, usize)>,
-    total: usize,
+/// The clusters that may be allocated.
+struct FreeMap {
+    /// A bit for each cluster, set if the cluster is used.
+    used: Vec<u64>,
+    /// The number of bits that are not set.
+    free: u64,
+    /// Where the next search starts.
+    next: Cluster,
 }
 
-/// What is kept beside an inode.
-pub(crate) struct Node {
-    pub state: Mutex<State>,
-}
-
-pub(crate) struct State {
-    /// Where its entry is; none: it is the root, or has lost its name.
-    pub place: Option<Place>,
-    /// It is the root directory of FAT12 and FAT16, which has a place of its own.
-    pub fixed_root: bool,
-    pub chain: Chain,
-    /// The size in its entry.
-    pub disk_size: u64,
-    /// The bytes behind this, though they have clusters, are somebody's old ones.
-    pub valid: u64,
-    /// Clusters promised to dirty pages, beyond those of the chain.
-    pub promised: u64,
-    /// The change that made the chain shorter.
-    pub cut: Ticket,
-    /// The change that gave it another name by the write that takes the old one away: until that is durable it gets no third one.
-    pub renamed: Ticket,
-    pub index: Option<Index>,
-}
-
-pub(crate) fn node(inode: &Inode) -> &Arc<Node> {
-    inode.private::<Arc<Node>>()
-}
-
-impl Fat {
-    pub(crate) fn change(&self) -> Result<Change<'_>> {
-        self.ordered.as_ref().ok_or(NameError::ReadOnly)?.change().map_err(order_error)
+impl FreeMap {
+    fn bit(&mut self, cluster: Cluster) -> (&mut u64, u64) {
+        let at = cluster - Cluster::FIRST;
+        (&mut self.used[at as usize / 64], 1 << (at % 64))
     }
 
-    /// Makes a change durable, if it is not yet. Without a change, and under none of the locks.
-    pub(crate) fn settle(&self, ticket: Ticket) -> Result<()> {
-        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.settle(ticket).map_err(order_error))
-    }
-
-    pub(crate) fn offset_s(&self) -> i64 {
-        i64::from(self.options.utc_offset_minutes) * 60
-    }
-
-    /// What messages call a file whose name they do not know.
-    pub(crate) fn name_of(&self, state: &State) -> String {
-        match state.place {
-            Some(place) => format!("{}, entry at byte {}", self.options.place, place * SLOT),
-            None => format!("{}, the root directory", self.options.place),
+    fn set_used(&mut self, cluster: Cluster) {
+        let (word, bit) = self.bit(cluster);
+        if *word & bit == 0 {
+            *word |= bit;
+            self.free -= 1;
         }
     }
 
-    fn new_state(&self, place: Option<Place>, first: Cluster, size: u64) -> State {
-        State {
-            place,
-            fixed_root: false,
-            chain: Chain::new(first),
-            disk_size: size,
-            valid: size,
-            promised: 0,
-            cut: Ticket::default(),
-            renamed: Ticket::default(),
-            index: None,
+    fn set_free(&mut self, cluster: Cluster) {
+        let (word, bit) = self.bit(cluster);
+        if *word & bit != 0 {
+            *word &= !bit;
+            self.free += 1;
         }
     }
 
-    /// The directory that begins at a cluster, for one look at it; `NONE`: the root.
-    pub(crate) fn directory_at(&self, cluster: Cluster) -> State {
-        let is_root = cluster == Cluster::NONE;
-        let mut state = self.new_state(None, if is_root { self.geometry.root_cluster } else { cluster }, 0);
-        state.fixed_root = is_root && self.geometry.bits != 32;
-        state
+    fn is_free(&self, cluster: Cluster) -> bool {
+        let at = cluster - Cluster::FIRST;
+        self.used[at as usize / 64] & 1 << (at % 64) == 0
     }
+}
 
-    /// Note that a directory is in memory; the oldest leave it, if these are many.
-    pub(crate) fn indexed(&self, node: &Arc<Node>, entries: usize) {
-        let mut indexed = self.indexed.lock();
-        let Indexed { queue, total } = &mut *indexed;
-        queue.push_back((Arc::downgrade(node), entries));
-        *total += entries;
-        while *total > MOST_INDEXED && queue.len() > 1 {
-            let Some((old, entries)) = queue.pop_front() else { break };
-            *total -= entries;
-            let Some(old) = old.upgrade() else { continue };
-            if let Some(mut state) = old.state.try_lock() {
-                state.index = None;
-            } else {
-                queue.push_back((Arc::downgrade(&old), entries));
-                *total += entries;
-                break;
-            }
-        }
-    }
+struct Space {
+    /// Created at first use, because reading a large table takes a while.
+    map: Option<FreeMap>,
+    /// Clusters reserved for dirty pages.
+    reserved: u64,
+    /// Clusters that were freed and are not available before their batch is durable.
+    freeing: u64,
+    /// The number of free clusters according to the FSInfo sector. Used while `map` does not exist.
+    fs_info_free: Option<u64>,
+}
 
-    pub(crate) fn permissions(&self, entry_attr: u8) -> u32 {
-        if entry_attr & attr::DIRECTORY != 0 {
-            return 0o777 & !self.options.dmask;
-        }
-        let read_only = if entry_attr & attr::READ_ONLY != 0 { 0o222 } else { 0 };
-        0o777 & !self.options.fmask & !read_only
-    }
+/// The file allocation table, and the dirty mark of the volume.
+pub(crate) struct AllocationTable {
+    pub geometry: Geometry,
+    pub cache: Arc<BufferCache>,
+    space: RankedMutex<rank::Driver<20>, Space>,
+    /// The volume was marked dirty at mount. The driver leaves the mark for fsck to remove.
+    pub was_dirty: bool,
+}
 
-    fn loaded(&self, ino: Ino, generation: u32, attr: Attr, node: Arc<Node>) -> LoadedInode {
-        LoadedInode { ino, generation, attr, counter: InitialCounter::NotStored, private: Box::new(node) }
-    }
-
-    fn directory_attr(&self, node: &Arc<Node>, attr: Attr) -> Result<Attr> {
-        let mut state = node.state.lock();
-        let size = u64::from(self.slots(&mut state)?) * SLOT;
-        let nlink = 2 + self.index(node, &mut state)?.subdirs();
-        Ok(Attr { nlink, size, blocks_512: size / 512, ..attr })
-    }
-
-    pub(crate) fn load_root(&self) -> Result<LoadedInode> {
-        let node = Arc::new(Node { state: Mutex::new(self.directory_at(Cluster::NONE)) });
-        let root = NewInode {
-            perm: self.permissions(attr::DIRECTORY),
-            uid: self.options.uid,
-            gid: self.options.gid,
-            ..NewInode::new(FileType::Directory, Timestamp::default())
+impl AllocationTable {
+    pub fn new(geometry: Geometry, cache: Arc<BufferCache>) -> Result<Self> {
+        let space = Space { map: None, reserved: 0, freeing: 0, fs_info_free: None };
+        let mut table = Self { geometry, cache, space: RankedMutex::new(space), was_dirty: false };
+        let clean = match table.geometry.bits {
+            12 => true,
+            16 => table.entry(Cluster(1))? & CLEAN16 != 0,
+            _ => table.entry(Cluster(1))? & CLEAN32 != 0,
         };
-        let attr = self.directory_attr(&node, root.attr(2))?;
-        Ok(self.loaded(ROOT, self.geometry.serial, attr, node))
+        table.was_dirty = table.geometry.dirty || !clean;
+        if let Some(sector) = table.geometry.fs_info.filter(|_| !table.was_dirty) {
+            let info = RawFsInfo::parse(&table.cache.get(sector)?.read());
+            let free =
+                info.map(|info| info.fsi_free_count.get()).filter(|free| *free <= table.geometry.clusters);
+            table.space.lock().fs_info_free = free.map(u64::from);
+        }
+        Ok(table)
     }
 
-    /// What tells files in one place apart, over mounts too: when it was made, and how often the place has changed hands in this mount.
-    fn generation(&self, place: Place, entry: &RawEntry) -> u32 {
-        let made = u32::from(entry.dir_crt_date.get()) << 16 | u32::from(entry.dir_crt_time.get());
-        let life = self.places.lock().life(place) as u32;
-        made.wrapping_mul(0x9E37_79B1).wrapping_add(u32::from(entry.dir_crt_time_tenth)) ^ life
+    /// Returns the sector in which an entry begins, the byte in it, and the bit in that byte.
+    fn position(&self, cluster: Cluster) -> (BlockNo, usize, u32) {
+        let bit = u64::from(cluster.0) * u64::from(self.geometry.bits);
+        let byte = bit / 8;
+        let sector = u64::from(self.geometry.sector_bytes);
+        (self.geometry.fat_start + byte / sector, (byte % sector) as usize, (bit % 8) as u32)
     }
 
-    pub(crate) fn load_place(&self, ino: Ino, place: Place) -> Result<LoadedInode> {
-        let byte = place.checked_mul(SLOT).ok_or(NameError::Stale)?;
-        let end =
-            self.geometry.data_byte + u64::from(self.geometry.clusters) * u64::from(self.geometry.cluster);
-        if !(self.geometry.root_byte..end).contains(&ByteOffset(byte)) {
-            return Err(NameError::Stale.into());
-        }
-        let entry = self.entry(place)?;
-        if !entry.is_in_use() || entry.dir_name[0] == b'.' {
-            return Err(NameError::Stale.into());
-        }
-        let first = entry.first_cluster(self.geometry.bits);
-        let is_dir = entry.is_directory();
-        let size = if is_dir { 0 } else { u64::from(entry.dir_file_size.get()) };
-        if (first != Cluster::NONE || is_dir || size > 0) && !self.geometry.is_cluster(first) {
-            return Err(Error::corrupt(
-                format!("it begins at cluster {first}, of {}", self.geometry.clusters),
-                format!("{}, entry at byte {byte}", self.options.place),
-            ));
-        }
-        let node = Arc::new(Node { state: Mutex::new(self.new_state(Some(place), first, size)) });
-        let mut attr = self.attr_of(&entry, size);
-        if is_dir {
-            attr = self.directory_attr(&node, attr)?;
-        }
-        Ok(self.loaded(ino, self.generation(place, &entry), attr, node))
+    /// Returns the bits of an entry. The cluster number must be valid, or 0 or 1.
+    fn entry(&self, cluster: Cluster) -> Result<u32> {
+        let (block, at, shift) = self.position(cluster);
+        let buffer = self.cache.get(block)?.read();
+        Ok(match self.geometry.bits {
+            12 => {
+                let high = match buffer.get(at + 1) {
+                    Some(high) => *high,
+                    None => self.cache.get(block + 1)?.read()[0],
+                };
+                (u32::from(buffer[at]) | u32::from(high) << 8) >> shift & 0xFFF
+            }
+            16 => u32::from(u16::from_le_bytes([buffer[at], buffer[at + 1]])),
+            _ => {
+                let bytes = [buffer[at], buffer[at + 1], buffer[at + 2], buffer[at + 3]];
+                u32::from_le_bytes(bytes) & 0x0FFF_FFFF
+            }
+        })
     }
 
-    pub(crate) fn attr_of(&self, entry: &RawEntry, size: u64) -> Attr {
-        let offset = self.offset_s();
-        let at = |date: u16, clock: u16, hundredths: u8| time::decode(date, clock, hundredths, offset);
-        let mtime = at(entry.dir_wrt_date.get(), entry.dir_wrt_time.get(), 0);
-        let clusters = self.geometry.clusters_for(size);
-        Attr {
-            kind: if entry.is_directory() { FileType::Directory } else { FileType::Regular },
-            perm: self.permissions(entry.dir_attr),
-            uid: self.options.uid,
-            gid: self.options.gid,
-            project: 0,
-            nlink: 1,
-            size,
-            blocks_512: clusters * u64::from(self.geometry.cluster) / 512,
-            rdev: 0,
-            atime: at(entry.dir_lst_acc_date.get(), 0, 0),
-            mtime,
-            ctime: mtime,
-            btime: Some(at(entry.dir_crt_date.get(), entry.dir_crt_time.get(), entry.dir_crt_time_tenth)),
-            flags: InodeFlags::empty(),
-        }
-    }
-
-    /// What an inode's entry says of it, but for its name.
-    pub(crate) fn fill_entry(&self, entry: &mut RawEntry, state: &State, inode_attr: &Attr) {
-        let offset = self.offset_s();
-        let (date, clock, _) = time::encode(inode_attr.mtime, offset);
-        entry.dir_wrt_date.set(date);
-        entry.dir_wrt_time.set(clock);
-        entry.dir_lst_acc_date.set(time::encode(inode_attr.atime, offset).0);
-        entry.set_first_cluster(state.chain.first(), self.geometry.bits);
-        if inode_attr.kind == FileType::Regular {
-            entry.dir_file_size.set(state.disk_size as u32);
-            let writable = inode_attr.perm & 0o222 != 0 || self.permissions(0) & 0o222 == 0;
-            entry.dir_attr = entry.dir_attr & !attr::READ_ONLY | if writable { 0 } else { attr::READ_ONLY };
-        }
-    }
-
-    /// Put an inode into its entry, if it has one.
-    pub(crate) fn log_state(&self, change: &Change<'_>, inode: &Inode, state: &State) -> Result<()> {
-        let Some(place) = state.place else { return Ok(()) };
-        let mut entry = self.entry(place)?;
-        let before = entry;
-        self.fill_entry(&mut entry, state, &inode.attr());
-        if entry != before {
-            self.put_entry(change, Stage::Attach, place, zerocopy::IntoBytes::as_bytes(&entry))?;
+    /// Changes an entry. In FAT12 an entry shares a byte with its neighbour and may span two sectors.
+    fn set_entry(&self, change: &Change<'_>, stage: Stage, cluster: Cluster, value: u32) -> Result<()> {
+        let (block, at, shift) = self.position(cluster);
+        let buffer = self.cache.get(block)?;
+        match self.geometry.bits {
+            12 => {
+                let mask = 0xFFFu32 << shift;
+                let value = value << shift;
+                let low = move |byte: &mut u8| *byte = *byte & !(mask as u8) | value as u8;
+                let high = move |byte: &mut u8| *byte = *byte & !((mask >> 8) as u8) | (value >> 8) as u8;
+                if at + 1 < self.geometry.sector_bytes as usize {
+                    change.put(&buffer, stage, |bytes| {
+                        low(&mut bytes[at]);
+                        high(&mut bytes[at + 1]);
+                    });
+                } else {
+                    change.put(&buffer, stage, |bytes| low(&mut bytes[at]));
+                    change.put(&self.cache.get(block + 1)?, stage, |bytes| high(&mut bytes[0]));
+                }
+            }
+            16 => change.put(&buffer, stage, |bytes| {
+                bytes[at..at + 2].copy_from_slice(&(value as u16).to_le_bytes());
+            }),
+            // The upper four bits are reserved and keep their value.
+            _ => change.put(&buffer, stage, |bytes| {
+                let kept = bytes[at + 3] & 0xF0;
+                bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+                bytes[at + 3] = bytes[at + 3] & 0x0F | kept;
+            }),
         }
         Ok(())
     }
 
-    pub(crate) fn log_in(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
-        self.log_state(change, inode, &node(inode).state.lock())
+    /// Returns the entry of a cluster whose number is valid.
+    pub fn link(&self, cluster: Cluster) -> Result<Link> {
+        let value = self.entry(cluster)?;
+        let end = match self.geometry.bits {
+            12 => 0xFF8,
+            16 => 0xFFF8,
+            _ => 0x0FFF_FFF8,
+        };
+        Ok(match value {
+            0 => Link::Free,
+            next if self.geometry.is_cluster(Cluster(next)) => Link::Next(Cluster(next)),
+            last if last >= end => Link::End,
+            invalid => Link::Invalid(invalid),
+        })
     }
 
-    /// After a change is visible.
-    pub(crate) fn touched(
+    /// Sets the entry of a cluster to the next cluster, or to the end of the chain.
+    pub fn set_link(
         &self,
         change: &Change<'_>,
-        inode: &Inode,
-        touch: Touch,
-        logged: Logged,
+        stage: Stage,
+        cluster: Cluster,
+        next: Option<Cluster>,
     ) -> Result<()> {
-        if inode.changed(touch, logged).must_log() { self.log_in(change, inode) } else { Ok(()) }
+        let end = match self.geometry.bits {
+            12 => 0xFFF,
+            16 => 0xFFFF,
+            _ => 0x0FFF_FFFF,
+        };
+        self.set_entry(change, stage, cluster, next.map_or(end, |next| next.0))
     }
 
-    /// The names in a directory changed, and `subdirectories` of them came or went.
-    pub(crate) fn renamed_in(&self, change: &Change<'_>, dir: &Inode, subdirectories: i32) -> Result<()> {
-        let slots = {
-            let mut state = node(dir).state.lock();
-            self.slots(&mut state)?
-        };
-        dir.with_attr(|attr| {
-            attr.nlink = attr.nlink.saturating_add_signed(subdirectories);
-            attr.size = u64::from(slots) * SLOT;
-            attr.blocks_512 = attr.size / 512;
-        });
-        self.touched(change, dir, Touch::Data, Logged::IfNeeded)
+    /// Calls `f` with the free clusters and the number of reserved ones. Scans the table at first use.
+    fn with_map<R>(&self, f: impl FnOnce(&mut FreeMap, &mut u64) -> R) -> Result<R> {
+        let mut space = self.space.lock();
+        let space = &mut *space;
+        if space.map.is_none() {
+            space.map = Some(self.scan()?);
+        }
+        let map = space.map.as_mut().expect("created above");
+        Ok(f(map, &mut space.reserved))
     }
+
+    /// Scans the table, so that the FSInfo sector is not used.
+    pub fn count(&self) -> Result<()> {
+        self.with_map(|_, _| ())
+    }
+
+    /// Whether the table was scanned, so that the number of free clusters is exact.
+    pub fn has_counted(&self) -> bool {
+        self.space.lock().map.is_some()
+    }
+
+    /// Reads the whole table. Meanwhile no cluster becomes free or used: the caller holds the lock of
+    /// `space`, and entries that change without it belong to clusters that stay used.
+    fn scan(&self) -> Result<FreeMap> {
+        let geometry = &self.geometry;
+        let mut map =
+            FreeMap { used: vec![0; geometry.clusters.div_ceil(64) as usize], free: 0, next: Cluster::FIRST };
+        map.free = u64::from(geometry.clusters);
+        let sector = u64::from(geometry.sector_bytes);
+        // A piece holds whole entries of every width.
+        let piece_sectors = (SCAN_BYTES as u64 / sector / 3 * 3).max(3);
+        let mut bytes = Vec::new();
+        let mut cluster = Cluster(0);
+        let mut at = 0;
+        while at < geometry.fat_sectors && cluster < geometry.end_cluster() {
+            let sectors = piece_sectors.min(geometry.fat_sectors - at);
+            bytes.resize((sectors * sector) as usize, 0);
+            self.cache
+                .device()
+                .read_at((geometry.fat_start + at).offset(geometry.sector_bytes), &mut bytes)?;
+            for (nth, piece) in bytes.chunks_exact_mut(sector as usize).enumerate() {
+                // A cached sector may be newer than the device.
+                if let Some(buffer) = self.cache.peek(geometry.fat_start + at + nth as u64) {
+                    piece.copy_from_slice(&buffer.read());
+                }
+            }
+            let entries = bytes.len() as u64 * 8 / u64::from(geometry.bits);
+            for nth in 0..entries {
+                if cluster >= geometry.end_cluster() {
+                    break;
+                }
+                let byte = (nth * u64::from(geometry.bits) / 8) as usize;
+                let used = match geometry.bits {
+                    12 => {
+                        let high = bytes.get(byte + 1).copied().unwrap_or(0);
+                        let value = u32::from(bytes[byte]) | u32::from(high) << 8;
+                        value >> (nth % 2 * 4) & 0xFFF != 0
+                    }
+                    16 => bytes[byte..byte + 2] != [0, 0],
+                    _ => bytes[byte..byte + 3] != [0, 0, 0] || bytes[byte + 3] & 0x0F != 0,
+                };
+                if used && cluster >= Cluster::FIRST {
+                    map.set_used(cluster);
+                }
+                cluster += 1;
+            }
+            at += sectors;
+        }
+        Ok(map)
+    }
+
+    /// Reserves clusters for dirty pages, or returns `NoSpace`.
+    pub fn reserve(&self, clusters: u64) -> Result<()> {
+        if clusters == 0 {
+            return Ok(());
+        }
+        self.with_map(|map, reserved| {
+            if map.free < reserved.saturating_add(clusters) {
+                return Err(NameError::NoSpace.into());
+            }
+            *reserved += clusters;
+            Ok(())
+        })?
+    }
+
+    /// Releases reserved clusters that are not needed.
+    pub fn unreserve(&self, clusters: u64) {
+        let mut space = self.space.lock();
+        space.reserved = space.reserved.saturating_sub(clusters);
+    }
+
+    /// Allocates `count` clusters in memory. `of_reserved` of them were reserved before. Tries to find
+    /// contiguous clusters, from `near` on. Returns `NoSpace` if there are too few.
+    pub fn allocate(&self, count: u64, of_reserved: u64, near: Cluster) -> Result<Vec<Range<Cluster>>> {
+        let end = self.geometry.end_cluster();
+        self.with_map(|map, reserved| {
+            let others = reserved.saturating_sub(of_reserved);
+            if map.free < others.saturating_add(count) {
+                return Err(NameError::NoSpace.into());
+            }
+            *reserved -= of_reserved.min(*reserved);
+            let mut runs: Vec<Range<Cluster>> = Vec::new();
+            let mut left = count;
+            let mut at = if self.geometry.is_cluster(near) && map.is_free(near) { near } else { map.next };
+            while left > 0 {
+                if at >= end {
+                    at = Cluster::FIRST;
+                }
+                // Skip 64 clusters at once if all of them are used.
+                let bit = at - Cluster::FIRST;
+                if bit.is_multiple_of(64) && map.used[bit as usize / 64] == u64::MAX {
+                    at += 64;
+                    continue;
+                }
+                if map.is_free(at) {
+                    map.set_used(at);
+                    left -= 1;
+                    match runs.last_mut() {
+                        Some(run) if run.end == at => run.end += 1,
+                        _ => runs.push(at..at + 1),
+                    }
+                }
+                at += 1;
+            }
+            map.next = if at >= end { Cluster::FIRST } else { at };
+            Ok(runs)
+        })?
+    }
+
+    /// Makes allocated clusters free again that were not linked in the table.
+    pub fn cancel_allocation(&self, runs: &[Range<Cluster>]) {
+        if let Some(map) = &mut self.space.lock().map {
+            Cluster::each(runs).for_each(|cluster| map.set_free(cluster));
+        }
+    }
+
+    /// Links allocated clusters into one chain. It continues the chain that ends at `tail`, or is a new one.
+    pub fn link_chain(
+        &self,
+        change: &Change<'_>,
+        runs: &[Range<Cluster>],
+        tail: Option<Cluster>,
+    ) -> Result<()> {
+        let mut clusters = Cluster::each(runs).peekable();
+        if let (Some(tail), Some(first)) = (tail, clusters.peek()) {
+            self.set_link(change, Stage::Detach, tail, Some(*first))?;
+        }
+        while let Some(cluster) = clusters.next() {
+            self.set_link(change, Stage::Fresh, cluster, clusters.peek().copied())?;
+        }
+        Ok(())
+    }
+
+    /// Frees clusters. They become available when no pointer on the medium leads to them.
+    pub fn free(&self, change: &Change<'_>, runs: impl IntoIterator<Item = Range<Cluster>>) {
+        let mut count = 0;
+        for run in runs {
+            count += u64::from(run.end - run.start);
+            change.free(u64::from(run.start.0)..u64::from(run.end.0));
+        }
+        self.space.lock().freeing += count;
+    }
+
+    /// Returns the number of clusters that are free or will be when their batch is durable, without the
+    /// reserved ones.
+    pub fn free_count(&self) -> Result<u64> {
+        {
+            let space = self.space.lock();
+            if let (None, Some(free)) = (&space.map, space.fs_info_free) {
+                return Ok((free + space.freeing).min(u64::from(self.geometry.clusters)));
+            }
+        }
+        let free = self.with_map(|map, reserved| map.free.saturating_sub(*reserved))?;
+        Ok(free + self.space.lock().freeing)
+    }
+
+    /// Stores the number of free clusters in the FSInfo sector, if both exist.
+    pub fn put_fs_info(&self, change: &Change<'_>) -> Result<()> {
+        let known = self.space.lock().map.as_ref().map(|map| (map.free as u32, map.next));
+        let (Some(sector), Some((free, next))) = (self.geometry.fs_info, known) else { return Ok(()) };
+        let buffer = self.cache.get(sector)?;
+        let Some(mut info) = RawFsInfo::parse(&buffer.read()) else { return Ok(()) };
+        info.fsi_free_count.set(free);
+        info.fsi_nxt_free.set(next.0);
+        change.put(&buffer, Stage::Attach, |bytes| bytes[..512].copy_from_slice(info.as_bytes()));
+        Ok(())
+    }
+
+    /// Makes the other copies of the table equal to the first. After a crash, sectors of them may be older.
+    /// Returns the number of pieces that were written.
+    pub fn align_copies(&self) -> Result<u64> {
+        let (geometry, device) = (&self.geometry, self.cache.device());
+        let sector = u64::from(geometry.sector_bytes);
+        let step = SCAN_BYTES as u64 / sector;
+        let mut changed = 0;
+        for at in (0..geometry.fat_sectors).step_by(step as usize) {
+            let len = (step.min(geometry.fat_sectors - at) * sector) as usize;
+            let (mut first, mut copy) = (vec![0; len], vec![0; len]);
+            device.read_at((geometry.fat_start + at).offset(geometry.sector_bytes), &mut first)?;
+            for nth in 1..=geometry.copies {
+                let offset =
+                    (geometry.fat_start + nth * geometry.fat_sectors + at).offset(geometry.sector_bytes);
+                device.read_at(offset, &mut copy)?;
+                if first != copy {
+                    device.write_at(offset, &first)?;
+                    changed += 1;
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    fn boot_sector(&self) -> Result<Arc<Buffer>> {
+        Ok(self.cache.get(BlockNo(0))?)
+    }
+
+    /// Sets or removes the dirty mark, unless the volume was dirty at mount.
+    fn put_dirty_mark(&self, change: &Change<'_>, dirty: bool) -> Result<()> {
+        if self.was_dirty {
+            return Ok(());
+        }
+        let at = self.geometry.state_byte;
+        let bit = if dirty { STATE_DIRTY } else { 0 };
+        change.put(&self.boot_sector()?, Stage::Fresh, |bytes| bytes[at] = bytes[at] & !STATE_DIRTY | bit);
+        let clean = match self.geometry.bits {
+            12 => return Ok(()),
+            16 => CLEAN16,
+            _ => CLEAN32,
+        };
+        let value = self.entry(Cluster(1))?;
+        self.set_entry(change, Stage::Fresh, Cluster(1), if dirty { value & !clean } else { value | clean })
+    }
+
+    /// Marks clusters as free in the table.
+    fn mark_free(&self, change: &Change<'_>, freed: &[Range<u64>]) -> Result<()> {
+        let mut space = self.space.lock();
+        for cluster in freed.iter().cloned().flatten().map(|cluster| Cluster(cluster as u32)) {
+            self.set_entry(change, Stage::Fresh, cluster, 0)?;
+            if let Some(map) = &mut space.map {
+                map.set_free(cluster);
+            }
+            space.freeing = space.freeing.saturating_sub(1);
+            if space.map.is_none() {
+                space.fs_info_free = space.fs_info_free.map(|free| free + 1);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Volume for AllocationTable {
+    fn mark(&self, change: &Change<'_>, dirty: bool) -> ivers_write_ordering::Result<()> {
+        stopped(self.put_dirty_mark(change, dirty))
+    }
+
+    fn release(&self, change: &Change<'_>, freed: &[Range<u64>]) -> ivers_write_ordering::Result<()> {
+        stopped(self.mark_free(change, freed))
+    }
+}
+
+fn stopped(result: Result<()>) -> ivers_write_ordering::Result<()> {
+    result.map_err(|error| OrderedError::Stopped { cause: error.to_string() })
 }

@@ -1,7 +1,11 @@
-//! What lies where: the boot sector, directory entries, the FSInfo sector.
+//! On-disk structures: the boot sector, directory entries, the FSInfo sector.
 //!
-//! Sources: Microsoft, "FAT: General Overview of On-Disk Format" (fatgen103, 2000), in its spelling of fields; ECMA-107; for
-//! the state byte, which that leaves "reserved for Windows NT", and for what mkfs.fat makes: dosfstools' manual pages and what Linux writes.
+//! Sources:
+//!
+//! - Microsoft, "FAT: General Overview of On-Disk Format" (fatgen103, 2000), whose field names are used here;
+//! - ECMA-107;
+//! - dosfstools' manual pages and volumes that Linux writes: the state byte, which fatgen103 calls "reserved
+//!   for Windows NT", and what mkfs.fat makes.
 
 use crate::cluster::Cluster;
 use ivers_block::{BlockNo, ByteOffset};
@@ -9,20 +13,20 @@ use ivers_vfs::{Error, Result};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a directory entry.
-pub(crate) const SLOT: u64 = 32;
+/// The size of a directory entry.
+pub(crate) const SLOT_BYTES: u64 = 32;
 /// `DIR_Name[0]` of a free entry.
 pub(crate) const FREE: u8 = 0xE5;
-/// `DIR_Name[0]` behind the last entry.
+/// `DIR_Name[0]` after the last entry.
 pub(crate) const END: u8 = 0;
-/// `DIR_Name[0]` that stands for 0xE5.
+/// `DIR_Name[0]` of a name that starts with 0xE5.
 pub(crate) const KANJI: u8 = 0x05;
 /// `BS_Reserved1`, bit 0: not unmounted cleanly.
 pub(crate) const STATE_DIRTY: u8 = 1;
-/// A directory has no more entries (2 MiB, as Linux and Windows have it).
-pub(crate) const MOST_SLOTS: u32 = 65536;
+/// The most slots of a directory (2 MiB, the limit of Linux and Windows).
+pub(crate) const MAX_SLOTS: u32 = 65536;
 
-/// `DIR_Attr`.
+/// Bits of `DIR_Attr`.
 pub(crate) mod attr {
     pub const READ_ONLY: u8 = 0x01;
     pub const VOLUME_ID: u8 = 0x08;
@@ -32,7 +36,7 @@ pub(crate) mod attr {
     pub const LONG_NAME_MASK: u8 = 0x3F;
 }
 
-/// The boot sector up to where FAT12/16 and FAT32 part.
+/// The first part of the boot sector, the same in FAT12, FAT16 and FAT32.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct RawBoot {
@@ -52,7 +56,7 @@ struct RawBoot {
     bpb_tot_sec32: U32,
 }
 
-/// What follows it in FAT32.
+/// The part of the boot sector that follows [`RawBoot`] in FAT32.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct Raw32 {
@@ -65,7 +69,7 @@ struct Raw32 {
     bpb_reserved: [u8; 12],
 }
 
-/// What follows that, or `RawBoot` itself in FAT12/16.
+/// The last part of the boot sector. It follows [`Raw32`] in FAT32, and [`RawBoot`] in FAT12 and FAT16.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct RawTail {
@@ -109,7 +113,7 @@ pub(crate) struct RawLong {
     pub ldir_name3: [U16; 2],
 }
 
-/// The FSInfo sector, as far as it says anything.
+/// The first 512 bytes of the FSInfo sector. The rest is unused.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawFsInfo {
@@ -126,8 +130,8 @@ const _: () = {
     assert!(size_of::<RawBoot>() == 36);
     assert!(size_of::<Raw32>() == 28);
     assert!(size_of::<RawTail>() == 26);
-    assert!(size_of::<RawEntry>() == SLOT as usize);
-    assert!(size_of::<RawLong>() == SLOT as usize);
+    assert!(size_of::<RawEntry>() == SLOT_BYTES as usize);
+    assert!(size_of::<RawLong>() == SLOT_BYTES as usize);
     assert!(size_of::<RawFsInfo>() == 512);
     assert!(std::mem::offset_of!(RawFsInfo, fsi_free_count) == 488);
     assert!(std::mem::offset_of!(RawEntry, dir_fst_clus_hi) == 20);
@@ -135,7 +139,7 @@ const _: () = {
 };
 
 impl RawFsInfo {
-    /// The sector, if it is one.
+    /// Parses a sector. Returns `None` if a signature is wrong.
     pub fn parse(sector: &[u8]) -> Option<Self> {
         let (info, _) = Self::read_from_prefix(sector).ok()?;
         let signed = info.fsi_lead_sig.get() == 0x4161_5252
@@ -146,8 +150,9 @@ impl RawFsInfo {
 }
 
 impl RawEntry {
+    /// Returns the first cluster, or `NONE` for an empty file. `bits` is [`Geometry::bits`].
     pub fn first_cluster(&self, bits: u32) -> Cluster {
-        // Before FAT32 the upper half belonged to OS/2.
+        // In FAT12 and FAT16, OS/2 uses the upper half for other data.
         let high = if bits == 32 { u32::from(self.dir_fst_clus_hi.get()) << 16 } else { 0 };
         Cluster(high | u32::from(self.dir_fst_clus_lo.get()))
     }
@@ -163,50 +168,52 @@ impl RawEntry {
         self.dir_attr & attr::DIRECTORY != 0
     }
 
-    /// A file or a directory: no free entry, part of a long name or label.
+    /// Whether this is the entry of a file or directory: not free, and neither a label nor a part of a long
+    /// name.
     pub fn is_in_use(&self) -> bool {
         !matches!(self.dir_name[0], FREE | END) && self.dir_attr & attr::VOLUME_ID == 0
     }
 }
 
-/// Where everything lies, checked: every product below fits, every divisor is nonzero, all of it lies on the device.
+/// The checked layout of a volume. All regions are inside the device, no divisor is zero, and no product
+/// of sizes overflows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Geometry {
-    /// 12, 16 or 32: how wide an entry of the FAT is.
+    /// The width of a FAT entry: 12, 16 or 32.
     pub bits: u32,
-    /// Bytes a sector: 512, 1024, 2048 or 4096.
-    pub sector: u32,
-    /// Bytes a cluster: a power of two.
-    pub cluster: u32,
-    /// Clusters; their numbers are `2..clusters + 2`.
+    /// 512, 1024, 2048 or 4096.
+    pub sector_bytes: u32,
+    /// A power of two.
+    pub cluster_bytes: u32,
+    /// The number of clusters. Cluster numbers are `2..clusters + 2`.
     pub clusters: u32,
-    /// First sector of the FAT that counts.
-    pub fat: BlockNo,
-    /// Sectors of one FAT.
+    /// The first sector of the FAT that is read.
+    pub fat_start: BlockNo,
+    /// The size of one FAT in sectors.
     pub fat_sectors: u64,
-    /// FATs behind that one which are kept alike.
+    /// The number of further FATs, which follow that one and are equal to it.
     pub copies: u64,
-    /// First byte of the root directory, where it has a place of its own.
-    pub root_byte: ByteOffset,
-    /// Its entries.
+    /// The start of the root directory of FAT12 and FAT16.
+    pub root_offset: ByteOffset,
+    /// The slots of the root directory of FAT12 and FAT16.
     pub root_entries: u32,
-    /// Its first cluster, in FAT32.
+    /// The first cluster of the root directory of FAT32.
     pub root_cluster: Cluster,
-    /// First byte of cluster 2.
-    pub data_byte: ByteOffset,
-    /// Sector of the FSInfo, if there is one.
+    /// The start of cluster 2.
+    pub data_offset: ByteOffset,
+    /// The FSInfo sector, if the volume has one.
     pub fs_info: Option<BlockNo>,
-    /// Byte of the boot sector that says whether it was unmounted.
+    /// The byte of the boot sector with [`STATE_DIRTY`].
     pub state_byte: usize,
-    /// What that said.
+    /// Whether that bit was set.
     pub dirty: bool,
     /// The volume's serial number.
     pub serial: u32,
-    /// The label of the boot sector.
+    /// The label in the boot sector.
     pub label: [u8; 11],
 }
 
-/// Whether the first bytes of a device are a FAT boot sector, valid or not.
+/// Returns whether the first bytes of a device look like a FAT boot sector, which may still be damaged.
 pub fn probe(head: &[u8]) -> bool {
     let Some(boot) = head.get(..512) else { return false };
     let jumps = (boot[0] == 0xEB && boot[2] == 0x90) || boot[0] == 0xE9;
@@ -221,111 +228,116 @@ pub fn probe(head: &[u8]) -> bool {
 }
 
 impl Geometry {
-    /// Of a boot sector on a device of so many bytes.
+    /// Parses the boot sector of a device with `device_bytes` bytes.
     pub fn parse(head: &[u8], device_bytes: u64) -> Result<Self> {
         if !probe(head) {
             return Err(Error::Incompatible("holds no FAT filesystem".into()));
         }
-        let broken = |what: String| Error::corrupt(what, "boot sector");
-        let cut = |_| broken("the boot sector is cut short".into());
-        let (boot, rest) = RawBoot::read_from_prefix(head).map_err(|e| cut(e.to_string()))?;
+        let corrupt = |what: String| Error::corrupt(what, "boot sector");
+        let truncated = |_| corrupt("the boot sector is truncated".into());
+        let (boot, rest) = RawBoot::read_from_prefix(head).map_err(|e| truncated(e.to_string()))?;
         let fat_size16 = boot.bpb_fat_sz16.get();
         let is_32 = fat_size16 == 0;
-        let (raw32, behind) = Raw32::read_from_prefix(rest).map_err(|e| cut(e.to_string()))?;
-        let (tail, _) =
-            RawTail::read_from_prefix(if is_32 { behind } else { rest }).map_err(|e| cut(e.to_string()))?;
-        let sector = u32::from(boot.bpb_byts_per_sec.get());
-        let sector64 = u64::from(sector);
+        let (raw32, after_32) = Raw32::read_from_prefix(rest).map_err(|e| truncated(e.to_string()))?;
+        let (tail, _) = RawTail::read_from_prefix(if is_32 { after_32 } else { rest })
+            .map_err(|e| truncated(e.to_string()))?;
+        let sector_bytes = u32::from(boot.bpb_byts_per_sec.get());
+        let sector64 = u64::from(sector_bytes);
         let fat_sectors = if is_32 { u64::from(raw32.bpb_fat_sz32.get()) } else { u64::from(fat_size16) };
         if fat_sectors == 0 {
-            return Err(broken("its FAT has no sectors".into()));
+            return Err(corrupt("the FAT has no sectors".into()));
         }
         let sectors = match boot.bpb_tot_sec16.get() {
             0 => u64::from(boot.bpb_tot_sec32.get()),
-            few => u64::from(few),
+            sectors => u64::from(sectors),
         };
         if sectors * sector64 > device_bytes {
-            return Err(broken(format!(
-                "it says {sectors} sectors of {sector} bytes, and the device has {device_bytes} bytes"
+            return Err(corrupt(format!(
+                "the volume has {sectors} sectors of {sector_bytes} bytes, and the device only {device_bytes} bytes"
             )));
         }
         let fats = u64::from(boot.bpb_num_fats);
         let first_fat = u64::from(boot.bpb_rsvd_sec_cnt.get());
         let root_entries = if is_32 { 0 } else { u32::from(boot.bpb_root_ent_cnt.get()) };
-        if !is_32 && (root_entries == 0 || !(u64::from(root_entries) * SLOT).is_multiple_of(sector64)) {
-            return Err(broken(format!("a root directory of {root_entries} entries fills no whole sectors")));
+        if !is_32 && (root_entries == 0 || !(u64::from(root_entries) * SLOT_BYTES).is_multiple_of(sector64)) {
+            return Err(corrupt(format!(
+                "the root directory of {root_entries} entries does not fill whole sectors"
+            )));
         }
         let root_sector = first_fat + fats * fat_sectors;
-        let data_sector = root_sector + u64::from(root_entries) * SLOT / sector64;
+        let data_sector = root_sector + u64::from(root_entries) * SLOT_BYTES / sector64;
         let per_cluster = u64::from(boot.bpb_sec_per_clus);
-        let cluster = sector * u32::from(boot.bpb_sec_per_clus);
+        let cluster_bytes = sector_bytes * u32::from(boot.bpb_sec_per_clus);
         let counted = sectors.saturating_sub(data_sector) / per_cluster;
         let bits = match counted {
             _ if is_32 => 32,
             0..=4084 => 12,
             _ => 16,
         };
-        // Never more than the FAT has entries for; the numbers from here on have a meaning of their own.
+        // The FAT limits the number of clusters, and numbers from `max` on have special meanings.
         let entries = (fat_sectors * sector64 * 8 / u64::from(bits)).saturating_sub(2);
-        let most = match bits {
+        let max = match bits {
             12 => 0xFF4,
             16 => 0xFFF4,
             _ => 0x0FFF_FFF5,
         };
-        let clusters = counted.min(entries).min(most) as u32;
+        let clusters = counted.min(entries).min(max) as u32;
         if clusters == 0 {
-            return Err(broken("there is no room for clusters".into()));
+            return Err(corrupt("the volume has no clusters".into()));
         }
         let mirrored = !is_32 || raw32.bpb_ext_flags.get() & 0x80 == 0;
         let active = if mirrored { 0 } else { u64::from(raw32.bpb_ext_flags.get() & 0xF) };
         if active >= fats {
-            return Err(broken(format!("FAT {active} is to be used, and there are {fats}")));
+            return Err(corrupt(format!("FAT {active} is active, and the volume has {fats}")));
         }
         if is_32 && raw32.bpb_fs_ver.get() != 0 {
             return Err(Error::Incompatible(format!("FAT32 version {:#x}", raw32.bpb_fs_ver.get())));
         }
         let root_cluster = if is_32 { Cluster(raw32.bpb_root_clus.get()) } else { Cluster::NONE };
         if is_32 && !(Cluster::FIRST..Cluster::FIRST + clusters).contains(&root_cluster) {
-            return Err(broken(format!("the root directory begins at cluster {root_cluster}")));
+            return Err(corrupt(format!(
+                "first cluster {root_cluster} of the root directory is outside the volume"
+            )));
         }
         let fs_info = u64::from(raw32.bpb_fs_info.get());
-        let has_tail = matches!(tail.bs_boot_sig, 0x28 | 0x29);
+        let has_serial = matches!(tail.bs_boot_sig, 0x28 | 0x29);
         Ok(Self {
             bits,
-            sector,
-            cluster,
+            sector_bytes,
+            cluster_bytes,
             clusters,
-            fat: BlockNo(first_fat + active * fat_sectors),
+            fat_start: BlockNo(first_fat + active * fat_sectors),
             fat_sectors,
             copies: if mirrored { fats - 1 } else { 0 },
-            root_byte: BlockNo(root_sector).offset(sector),
+            root_offset: BlockNo(root_sector).offset(sector_bytes),
             root_entries,
             root_cluster,
-            data_byte: BlockNo(data_sector).offset(sector),
+            data_offset: BlockNo(data_sector).offset(sector_bytes),
             fs_info: (is_32 && fs_info != 0 && fs_info < first_fat).then_some(BlockNo(fs_info)),
             state_byte: if is_32 { 65 } else { 37 },
             dirty: tail.bs_reserved1 & STATE_DIRTY != 0,
-            serial: if has_tail { tail.bs_vol_id.get() } else { 0 },
+            serial: if has_serial { tail.bs_vol_id.get() } else { 0 },
             label: if tail.bs_boot_sig == 0x29 { tail.bs_vol_lab } else { [b' '; 11] },
         })
     }
 
-    /// First byte of a cluster, whose number is valid.
-    pub fn cluster_byte(&self, cluster: Cluster) -> ByteOffset {
-        self.data_byte + u64::from(cluster - Cluster::FIRST) * u64::from(self.cluster)
+    /// Returns the start of a cluster whose number is valid.
+    pub fn cluster_offset(&self, cluster: Cluster) -> ByteOffset {
+        self.data_offset + u64::from(cluster - Cluster::FIRST) * u64::from(self.cluster_bytes)
     }
 
-    /// The end of the cluster numbers.
-    pub fn end(&self) -> Cluster {
+    /// Returns the first number after the cluster numbers.
+    pub fn end_cluster(&self) -> Cluster {
         Cluster::FIRST + self.clusters
     }
 
+    /// Returns whether the volume has a cluster of this number.
     pub fn is_cluster(&self, cluster: Cluster) -> bool {
-        (Cluster::FIRST..self.end()).contains(&cluster)
+        (Cluster::FIRST..self.end_cluster()).contains(&cluster)
     }
 
-    /// How many clusters so many bytes fill.
+    /// Returns the number of clusters that hold `bytes` bytes.
     pub fn clusters_for(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(u64::from(self.cluster))
+        bytes.div_ceil(u64::from(self.cluster_bytes))
     }
 }

@@ -1,18 +1,34 @@
-//! FAT12, FAT16 and FAT32 with long names, as mkfs.fat, Windows, cameras and firmware make them: read and written.
+//! The driver of FAT12, FAT16 and FAT32 with long names.
 //!
-//! # The change attribute
+//! [`Fat::open`] checks a volume and returns a filesystem for `ivers_vfs::Vfs::mount`.
 //!
-//! The format has no room for one. Every inode is loaded as [`InitialCounter::NotStored`](ivers_vfs::InitialCounter::NotStored), so that the attribute differs,
-//! grows and rests within a mount, and promises nothing across mounts. What Linux's vfat uses its own for, to know whether a
-//! name that was not there before may be there now, is the VFS's work here: a name has several spellings
-//! ([`FileSystem::names_alias`](ivers_vfs::FsInfo::names_alias)).
+//! | module | contents |
+//! |---|---|
+//! | `layout` | on-disk structures: the boot sector, directory entries, the FSInfo sector; no I/O |
+//! | `cluster`, `chain` | cluster numbers; the clusters of one file |
+//! | `fs` | the opened filesystem, its inodes in memory, its locks |
+//! | `open`, `driver` | mounting; the operations that the VFS calls |
+//! | `fat` | the file allocation table, allocation of clusters, the dirty mark |
+//! | `dir`, `names` | directories; short and long names |
+//! | `file` | file data |
+//! | `ino_map` | inode numbers, which the format does not have |
+//! | `time` | timestamps of directory entries |
 //!
-//! # What it does not do
+//! # Change attribute
 //!
-//! Links, devices, owners, extended attributes: the format has none. Exchanging two names and making files without a name are refused, since neither can be done in an
-//! order in which a crash loses nothing but space. Atari's variant, FAT+ and exFAT are other formats.
+//! The format has no place for a change counter, so every inode is loaded with
+//! [`InitialCounter::NotStored`](ivers_vfs::InitialCounter::NotStored). The change attribute is valid until
+//! unmount. A file has several names that differ in case or are its short name;
+//! [`FsInfo::names_alias`](ivers_vfs::FsInfo::names_alias) tells the VFS so, and the VFS keeps a cached name
+//! only while the change attribute of the directory is unchanged.
 //!
-//! The order of writes, with a table of what a crash leaves: docs/fat.md.
+//! # Limits
+//!
+//! The format has no links, devices, owners or extended attributes. Unnamed files and RENAME_EXCHANGE are
+//! refused, because no order of writes makes them safe against a crash. exFAT, FAT+ and Atari's variant are
+//! other formats and are not supported.
+//!
+//! `docs/fat.md` describes the order of writes and what a crash leaves.
 #![forbid(unsafe_code)]
 
 mod chain;
@@ -21,13 +37,13 @@ mod dir;
 mod driver;
 mod fat;
 mod file;
+mod fs;
+mod ino_map;
 mod layout;
 mod names;
 mod open;
-mod places;
-mod table;
 mod time;
 
-pub use fat::Fat;
+pub use fs::Fat;
 pub use layout::probe;
 pub use open::OpenOptions;

@@ -1,37 +1,38 @@
-//! Opening: what is checked, and what a session that did not end has left.
+//! Opening a volume: checking it, and repairing what a crash left.
 
 use crate::cluster::Cluster;
-use crate::fat::Fat;
+use crate::fat::AllocationTable;
+use crate::fs::{Fat, order_error};
+use crate::ino_map::InoMap;
 use crate::layout::{Geometry, attr};
-use crate::places::Places;
-use crate::table::{Table, order_error};
 use ivers_block::{Budget, BufferCache, ByteOffset, Device};
-use ivers_vfs::sync::Mutex;
+use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{Error, Result};
 use ivers_write_ordering::{Mirror, Ordered, OrderedOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to open a FAT filesystem. The format keeps neither owners nor permissions: all files have the ones given here.
+/// Options of [`Fat::open`]. The format stores neither owners nor permissions, so all files have those given
+/// here.
 #[derive(Clone)]
 pub struct OpenOptions {
     /// Write nothing.
     pub read_only: bool,
-    /// Whose all files are.
+    /// The owner of all files.
     pub uid: u32,
-    /// Their group.
+    /// The group of all files.
     pub gid: u32,
     /// Permission bits that files do not have.
     pub fmask: u32,
     /// Permission bits that directories do not have.
     pub dmask: u32,
-    /// How far the times on the medium are ahead of UTC, as they have no time zone.
+    /// The times on the medium minus UTC. The format stores no time zone.
     pub utc_offset_minutes: i32,
     /// The memory bound that buffers count against.
     pub budget: Arc<Budget>,
-    /// A change goes home at the latest about this long after it was made.
+    /// Approximate longest time from a change to its write.
     pub commit_interval: Duration,
-    /// What error messages call the device.
+    /// The image's name in errors.
     pub place: String,
 }
 
@@ -52,7 +53,7 @@ impl Default for OpenOptions {
 }
 
 impl Fat {
-    /// Open the filesystem on a device.
+    /// Opens the filesystem on a device. Returns `Error::Incompatible` if the device holds no FAT filesystem.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let mut head = vec![0; 512.min(device.size_bytes()) as usize];
         device.read_at(ByteOffset(0), &mut head)?;
@@ -61,26 +62,30 @@ impl Fat {
             Error::Corrupt { what, place } => Error::corrupt(what, format!("{}: {place}", options.place)),
             other => other,
         })?;
-        let cache = Arc::new(BufferCache::new(device.clone(), geometry.sector, options.budget.clone()));
-        let table = Arc::new(Table::new(geometry.clone(), cache.clone())?);
+        let cache = Arc::new(BufferCache::new(device.clone(), geometry.sector_bytes, options.budget.clone()));
+        let table = Arc::new(AllocationTable::new(geometry.clone(), cache.clone())?);
         let read_only = if options.read_only {
-            Some("opened for reading only".to_owned())
+            Some("opened read-only".to_owned())
         } else {
             device.is_read_only().then(|| "the device is read-only".to_owned())
         };
         if table.was_dirty {
-            log::warn!("{}: not unmounted cleanly: fsck.fat gives lost clusters back", options.place);
+            log::warn!(
+                "{}: the volume was not unmounted cleanly; run fsck.fat to free lost clusters",
+                options.place
+            );
         }
         let ordered = match read_only {
             Some(_) => None,
             None => {
                 if table.was_dirty {
-                    // A crash between the two may have left the copies behind the first; and the count of free clusters is not to be believed.
+                    // A crash between the two writes may leave the other copies older than the first, and
+                    // the stored count of free clusters wrong.
                     let pieces = table.align_copies()?;
-                    log::info!("{}: {pieces} pieces of the FAT's copies made like the first", options.place);
+                    log::info!("{}: updated {pieces} pieces of the copies of the FAT", options.place);
                     table.count()?;
                 }
-                let fat = geometry.fat;
+                let fat = geometry.fat_start;
                 let mirror = Mirror { first: fat..fat + geometry.fat_sectors, copies: geometry.copies };
                 let ordered_options = OrderedOptions {
                     interval: options.commit_interval,
@@ -89,7 +94,7 @@ impl Fat {
                 };
                 let ordered =
                     Ordered::new(cache.clone(), table.clone(), ordered_options).map_err(order_error)?;
-                // As long as it is mounted, as Linux and Windows do.
+                // The volume is marked dirty while it is mounted, as Linux and Windows do.
                 ordered.begin().map_err(order_error)?;
                 Some(ordered)
             }
@@ -102,18 +107,18 @@ impl Fat {
             options,
             read_only,
             label: String::new(),
-            places: Mutex::new(Places::default()),
-            indexed: Mutex::default(),
+            ino_map: RankedMutex::new(InoMap::default()),
+            indexed: RankedMutex::default(),
         };
         fat.label = fat.find_label()?;
         Ok(Arc::new(fat))
     }
 
-    /// The label is an entry of the root directory; what the boot sector says is a copy.
+    /// Returns the volume label: that of the root directory, or else that of the boot sector.
     fn find_label(&self) -> Result<String> {
         let mut root = self.directory_at(Cluster::NONE);
         let mut label = None;
-        self.each_slot(&mut root, |_, entry| {
+        self.for_each_slot(&mut root, |_, entry| {
             let is_label = entry.dir_attr & attr::LONG_NAME_MASK & !attr::ARCHIVE == attr::VOLUME_ID;
             if is_label && entry.dir_name[0] != crate::layout::FREE {
                 label = Some(entry.dir_name);
@@ -122,7 +127,7 @@ impl Fat {
             std::ops::ControlFlow::Continue(())
         })?;
         let label = label.unwrap_or(self.geometry.label);
-        let text = crate::names::label(&label);
+        let text = crate::names::decode_label(&label);
         Ok(if text == "NO NAME" { String::new() } else { text })
     }
 }

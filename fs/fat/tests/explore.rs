@@ -1,7 +1,8 @@
-//! Every crash point of many workloads (see `ivers_crash`): what a crash leaves costs space and nothing else, whoever looks at it first.
+//! Every crash point of many workloads (see `ivers_crash`): a crash loses space and nothing else, whether this
+//! driver or fsck.fat opens the volume first.
 //!
-//! `IVERS_CRASH_STATES` bounds the number of states of each kind of image, `IVERS_CRASH_SEED` decides what is sampled, and
-//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names.
+//! `IVERS_CRASH_STATES` bounds the number of states for each kind of image. `IVERS_CRASH_SEED` seeds the
+//! choice of workloads and states. `IVERS_CRASH_WORKLOAD` runs one workload, by the name in a report.
 
 use ivers_block::{Device, MemDevice};
 use ivers_crash::{Explorer, Op, Promises, Repaired, Target, Workload, env};
@@ -21,7 +22,7 @@ struct Kind {
     options: &'static [&'static str],
 }
 
-/// Small clusters, so that chains have links.
+/// Small clusters, so that chains have several.
 const KINDS: &[Kind] = &[
     Kind { name: "FAT12", options: &["-F", "12", "-s", "4"] },
     Kind { name: "FAT16", options: &["-F", "16", "-s", "1"] },
@@ -40,7 +41,7 @@ impl Target for Kind {
     fn format(&self) -> anyhow::Result<MemDevice> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("image");
-        // What mkfs leaves alone stays like this, and no workload writes it.
+        // Bytes that mkfs.fat does not write keep this value, which no workload writes.
         std::fs::write(&path, vec![0xa6; 4 << 20])?;
         let text = path.display().to_string();
         ivers_oracle::run("mkfs.fat", self.options.iter().copied().chain([text.as_str()]))?;
@@ -50,7 +51,7 @@ impl Target for Kind {
     fn open(&self, device: Arc<dyn Device>, _trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let options = OpenOptions {
             place: "test image".into(),
-            // No thread of its own: a workload writes the same every time.
+            // Without timed writes, a workload writes the same every time.
             commit_interval: Duration::from_secs(3600),
             ..OpenOptions::default()
         };
@@ -84,7 +85,7 @@ impl Target for Kind {
     }
 }
 
-/// Sequences of one to three operations and long mixes, in an order that the seed decides.
+/// Sequences of one to three operations and long mixes, in random order.
 fn workloads(seed: u64) -> Vec<Workload> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut mixed: Vec<Workload> = (1..=2)
@@ -98,7 +99,7 @@ fn workloads(seed: u64) -> Vec<Workload> {
 }
 
 #[test]
-fn a_crash_costs_space_and_nothing_else() {
+fn a_crash_loses_space_and_nothing_else() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }
@@ -107,7 +108,9 @@ fn a_crash_costs_space_and_nothing_else() {
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     for (nth, kind) in (0..).zip(KINDS) {
         let workloads = match &only {
-            Some(name) => vec![Workload::by_name(name).expect("a workload's name, as a report gives it")],
+            Some(name) => {
+                vec![Workload::by_name(name).expect("IVERS_CRASH_WORKLOAD is the name of a workload")]
+            }
             None => workloads(seed + nth),
         };
         let summary = Explorer {
@@ -125,10 +128,10 @@ fn a_crash_costs_space_and_nothing_else() {
     }
 }
 
-/// A file that replaces one beside it, or gets a name beside its own, does so by one write, which takes the old name away as well. If it is renamed into
-/// another sector before that, no crash shows it under the first name and the third.
+/// A rename within one sector is one write: it removes the old name and adds the new one. If the file is
+/// renamed into another sector before that write, no crash state has both the first and the third name.
 #[test]
-fn a_file_that_is_renamed_twice_has_one_name() {
+fn a_file_renamed_twice_has_at_most_one_name_after_a_crash() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }

@@ -1,4 +1,4 @@
-//! A device that fails: what cannot be stored is refused, not accepted and lost.
+//! Failing devices: data that cannot be stored is refused, not accepted and lost.
 
 use ivers_block::{Device, FaultDevice, MemDevice};
 use ivers_fat::{Fat, OpenOptions};
@@ -7,7 +7,7 @@ use ivers_vfs::*;
 use std::sync::Arc;
 
 #[test]
-fn a_volume_that_has_stopped_accepts_no_data() {
+fn a_volume_refuses_data_after_a_failed_metadata_write() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }
@@ -23,12 +23,12 @@ fn a_volume_that_has_stopped_accepts_no_data() {
     append().unwrap();
     vfs.fsync(&file, false).unwrap();
 
-    // A name has no data: what fails is a write of the volume's own.
+    // A new name has no data, so the failing write is one of metadata.
     vfs.create(&cred, &vfs.root().unwrap(), b"g", &spec, false).unwrap();
     device.fail_writes_from(Some(device.writes()));
     assert!(vfs.sync().is_err());
     device.fail_writes_from(None);
     for _ in 0..3 {
-        assert!(matches!(append(), Err(Error::Io(_))), "it could only be lost");
+        assert!(matches!(append(), Err(Error::Io(_))), "data after writing stopped");
     }
 }

@@ -1,4 +1,4 @@
-//! vfat in the kernel of an emulated machine: what we wrote it reads, and what it writes we read.
+//! The kernel's vfat in an emulated machine reads what ivers wrote, and ivers reads what the kernel writes.
 
 use anyhow::{Context, Result, ensure};
 use ivers_block::{FileDevice, OpenMode};
@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 
-/// In the order in which they must be loaded.
+/// Kernel modules, in the order of loading.
 const MODULES: &[&str] = &["loop", "nls_cp437", "nls_iso8859-1", "nls_utf8", "fat", "vfat"];
 
 const KINDS: &[(&str, u64, &[&str])] = &[
@@ -21,7 +21,7 @@ const KINDS: &[(&str, u64, &[&str])] = &[
     ("fat32", 36 << 20, &["-F", "32", "-s", "1"]),
 ];
 
-/// Paths below the root, with contents; none: a directory.
+/// Contents by path below the root. `None` is a directory.
 type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
 fn mount(image: &Path) -> Result<Arc<Vfs>> {
@@ -45,7 +45,7 @@ fn read_tree(vfs: &Arc<Vfs>, dir: &InodeRef, at: &str, tree: &mut Tree) -> Resul
     Ok(())
 }
 
-fn whole(vfs: &Arc<Vfs>) -> Result<Tree> {
+fn whole_tree(vfs: &Arc<Vfs>) -> Result<Tree> {
     let mut tree = Tree::new();
     read_tree(vfs, &vfs.root()?, "", &mut tree)?;
     Ok(tree)
@@ -65,7 +65,7 @@ fn host_tree(dir: &Path, at: &str, tree: &mut Tree) -> Result<()> {
     Ok(())
 }
 
-/// Work that leaves short names, long ones, numbers behind names, other alphabets, moved and removed files.
+/// Makes a tree with short and long names, generated short names, other alphabets, moved and removed files.
 fn fill(vfs: &Arc<Vfs>) -> Result<()> {
     let cred = Cred::root();
     let root = vfs.root()?;
@@ -99,29 +99,29 @@ fn fill(vfs: &Arc<Vfs>) -> Result<()> {
     Ok(())
 }
 
-/// What a command of the guest sends to a port of ours.
+/// Returns the output of a command in the guest, which sends it to a port of the host.
 fn fetch(guest: &mut Guest, command: &str) -> Result<Vec<u8>> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
-    let taker = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
+    let receiver = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         listener.accept()?.0.read_to_end(&mut bytes)?;
         Ok(bytes)
     });
     guest.run(&format!("{command} | nc 10.0.2.2 {port}"))?;
-    Ok(taker.join().map_err(|_| anyhow::anyhow!("the listener panicked"))??)
+    Ok(receiver.join().map_err(|_| anyhow::anyhow!("the listener panicked"))??)
 }
 
 #[test]
-fn the_kernels_vfat_agrees() {
+fn the_kernels_vfat_and_ivers_read_the_same_tree() {
     let programs: Vec<&str> = machine::PROGRAMS.iter().map(|(program, _)| *program).collect();
     if !have_programs(&[&programs[..], FAT_PROGRAMS, &["apt-get", "apt-cache", "dpkg", "tar"]].concat()) {
         return;
     }
-    agree().unwrap();
+    compare_with_kernel().unwrap();
 }
 
-fn agree() -> Result<()> {
+fn compare_with_kernel() -> Result<()> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().context("a target directory")?;
     let kernel = Kernel::newest(&target.join("kernel"))?;
     let root = Initramfs::new()?;
@@ -130,7 +130,7 @@ fn agree() -> Result<()> {
         let image = FatImage::mkfs(*bytes, args)?;
         let vfs = mount(&image.path())?;
         fill(&vfs)?;
-        let tree = whole(&vfs)?;
+        let tree = whole_tree(&vfs)?;
         vfs.unmount()?;
         drop(vfs);
         fsck_fat(&image.path())?;
@@ -140,7 +140,7 @@ fn agree() -> Result<()> {
     let mut guest = Boot::new(kernel, root, MODULES)?.boot("vfat")?;
     for (name, ours) in images {
         guest.run(&format!("mount -t vfat -o loop,iocharset=utf8 /{name} /mnt"))?;
-        // What we wrote, as the kernel sees it.
+        // The kernel reads what ivers wrote.
         let archive = fetch(&mut guest, "tar cf - -C /mnt .")?;
         let host = tempfile::tempdir()?;
         let file = host.path().join("tar");
@@ -150,12 +150,13 @@ fn agree() -> Result<()> {
         ivers_oracle::run("tar", [Path::new("xf"), &file, Path::new("-C"), &there])?;
         let mut theirs = Tree::new();
         host_tree(&there, "", &mut theirs)?;
-        ensure!(theirs == ours, "{name}: the kernel sees {:?}, we {:?}", theirs.keys(), ours.keys());
-        // What the kernel writes.
+        ensure!(theirs == ours, "{name}: the kernel reads {:?}, ivers {:?}", theirs.keys(), ours.keys());
+        // The kernel changes the tree, and ivers reads it.
         guest.run(
             "cd /mnt && mkdir 'made by the kernel' && cp 'x y z' 'made by the kernel/A copy.of it' \
-             && mv 'a.b.c.d' 'made by the kernel/MOVED' && rm -r 'was inside/README.TXT' && echo more >> 'x y z' \
-             && mv 'was inside' 'made by the kernel/' && dd if=/dev/urandom of='Ein Würfel.bin' bs=1000 count=77 2>/dev/null",
+             && mv 'a.b.c.d' 'made by the kernel/MOVED' && rm -r 'was inside/README.TXT' \
+             && echo more >> 'x y z' && mv 'was inside' 'made by the kernel/' \
+             && dd if=/dev/urandom of='Ein Würfel.bin' bs=1000 count=77 2>/dev/null",
         )?;
         let seen = fetch(&mut guest, "tar cf - -C /mnt .")?;
         guest.run("cd / && umount /mnt")?;
@@ -169,10 +170,15 @@ fn agree() -> Result<()> {
         let mut theirs = Tree::new();
         host_tree(&there, "", &mut theirs)?;
         let vfs = mount(&image)?;
-        let ours = whole(&vfs)?;
+        let ours = whole_tree(&vfs)?;
         vfs.unmount()?;
         drop(vfs);
-        ensure!(theirs == ours, "{name}: the kernel wrote {:?}, we see {:?}", theirs.keys(), ours.keys());
+        ensure!(
+            theirs == ours,
+            "{name}: the kernel wrote {:?}, ivers reads {:?}",
+            theirs.keys(),
+            ours.keys()
+        );
         fsck_fat(&image)?;
     }
     let complaints: Vec<_> =

@@ -1,4 +1,4 @@
-//! What mkfs.fat and mtools make we read, and what we write they read.
+//! ivers reads volumes that mkfs.fat and mtools wrote, and they read what ivers writes.
 
 use ivers_block::{FileDevice, OpenMode};
 use ivers_fat::{Fat, OpenOptions};
@@ -8,8 +8,9 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Sizes and options of mkfs.fat: all widths, sector sizes, cluster sizes, one and more FATs.
-const MADE: &[(u64, &[&str])] = &[
+/// Sizes and options of mkfs.fat: all widths of FAT entries, several sector and cluster sizes, one or more
+/// FATs.
+const VOLUMES: &[(u64, &[&str])] = &[
     (1_474_560, &[]),
     (2 << 20, &["-F", "12", "-s", "1"]),
     (8 << 20, &["-F", "12", "-f", "1", "-r", "512"]),
@@ -60,15 +61,15 @@ fn list(vfs: &Arc<Vfs>, path: &str) -> Vec<String> {
     names
 }
 
-/// Names that each say something: short, long, of two cases, of other alphabets, of several sectors.
+/// Short and long names, of both cases and of other alphabets.
 const NAMES: &[&str] = &["README.TXT", "readme.long", "Mixed Case Name.text", "übung 日本.txt", "a.b.c.d"];
 
 #[test]
-fn what_mtools_write_we_read() {
+fn ivers_reads_what_mtools_writes() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }
-    for (size, args) in MADE {
+    for (size, args) in VOLUMES {
         let image = FatImage::mkfs(*size, args).unwrap();
         let host = tempfile::tempdir().unwrap();
         image.mtools("mmd", &["::/Dir with a name"]).unwrap();
@@ -93,12 +94,12 @@ fn what_mtools_write_we_read() {
 }
 
 #[test]
-fn what_we_write_mtools_and_fsck_read() {
+fn mtools_and_fsck_read_what_ivers_writes() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }
     let cred = Cred::root();
-    for (size, args) in MADE {
+    for (size, args) in VOLUMES {
         let image = FatImage::mkfs(*size, args).unwrap();
         let vfs = open(&image.path(), false);
         let root = vfs.root().unwrap();
@@ -107,7 +108,7 @@ fn what_we_write_mtools_and_fsck_read() {
             write(&vfs, &dir, name, &bytes(nth * 9001, nth as u8));
             write(&vfs, &root, &format!("{nth} {name}"), &bytes(100, 1));
         }
-        // Enough for the directory to grow, and names that need numbers.
+        // Enough names to make the directory grow and to need numbers in short names.
         for nth in 0..150 {
             write(&vfs, &dir, &format!("number {nth} of many files.dat"), &bytes(nth, nth as u8));
         }
@@ -123,7 +124,7 @@ fn what_we_write_mtools_and_fsck_read() {
         let (inner, _) = vfs.create(&cred, &dir, b"inner", &CreateSpec::directory(0o755), false).unwrap();
         write(&vfs, &inner, "deep", b"down");
         rename(&dir, "inner", &root, "outer");
-        // Grow by a hole, cut, grow again.
+        // Grow past the end, truncate, grow again.
         let file = vfs.resolve(&cred, "/sub dir/readme.long", true).unwrap();
         for size in [50_000, 700, 3000] {
             vfs.set_attr(&cred, &file, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
@@ -137,10 +138,10 @@ fn what_we_write_mtools_and_fsck_read() {
         for (nth, name) in NAMES.iter().enumerate().filter(|(nth, _)| *nth != 1) {
             assert_eq!(get(&format!("::/Sub dir/{name}")), bytes(nth * 9001, nth as u8), "{args:?} {name}");
         }
-        let mut cut = bytes(9001, 1);
-        cut.truncate(700);
-        cut.resize(3000, 0);
-        assert_eq!(get("::/Sub dir/readme.long"), cut);
+        let mut truncated = bytes(9001, 1);
+        truncated.truncate(700);
+        truncated.resize(3000, 0);
+        assert_eq!(get("::/Sub dir/readme.long"), truncated);
         assert_eq!(get("::/Sub dir/number 2 of many files.dat"), bytes(1, 1));
         assert_eq!(get("::/Sub dir/moved here with quite a long name.txt"), bytes(100, 1));
         assert_eq!(get("::/outer/deep"), b"down");
@@ -149,14 +150,15 @@ fn what_we_write_mtools_and_fsck_read() {
 
         let vfs = open(&image.path(), true);
         assert_eq!(list(&vfs, "/Sub dir").len(), NAMES.len() + 100 - 1 + 1, "{args:?}");
-        assert_eq!(read(&vfs, "/Sub dir/README.LONG"), cut);
+        assert_eq!(read(&vfs, "/Sub dir/README.LONG"), truncated);
         vfs.unmount().unwrap();
     }
 }
 
-/// Clusters may be smaller than pages: a page that is dirty already may need more of them, and the one who makes it so is told when there are none.
+/// A page may span several clusters. A write to a page that is already dirty may need another cluster, and
+/// fails if there is none.
 #[test]
-fn what_a_dirty_page_needs_later_is_promised_or_refused() {
+fn a_write_to_a_dirty_page_reserves_its_cluster_or_fails() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }
@@ -175,7 +177,7 @@ fn what_a_dirty_page_needs_later_is_promised_or_refused() {
         let end = (1..40)
             .map(|nth| nth * 100)
             .find(|&at| vfs.write(&cred, &keep, at, &[2; 100], WriteFlags::empty()).is_err());
-        let end = end.expect("there is no room for so much") as usize;
+        let end = end.expect("the volume becomes full") as usize;
         vfs.fsync(&keep, false).unwrap();
         vfs.unmount().unwrap();
         drop((vfs, keep, filler, root));

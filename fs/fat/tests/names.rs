@@ -1,4 +1,5 @@
-//! Names with several spellings: what one of them is told must hold for all, and nothing that is remembered may outlive a change.
+//! Names with several spellings: a change through one spelling is visible through all, and cached names do not
+//! outlive a change.
 
 use ivers_block::{Device, MemDevice};
 use ivers_fat::{Fat, OpenOptions};
@@ -20,13 +21,13 @@ fn mount(device: Arc<dyn Device>) -> Arc<Vfs> {
     Vfs::mount(Fat::open(device, OpenOptions::default()).unwrap(), MountOptions::default()).unwrap()
 }
 
-struct World {
+struct Fixture {
     vfs: Arc<Vfs>,
     root: InodeRef,
     cred: Cred,
 }
 
-impl World {
+impl Fixture {
     fn find(&self, name: &str) -> Result<InodeRef> {
         self.vfs.lookup(&self.cred, &self.root, name.as_bytes())
     }
@@ -53,57 +54,57 @@ impl World {
     }
 }
 
-fn world() -> Option<(Arc<MemDevice>, World)> {
+fn fixture() -> Option<(Arc<MemDevice>, Fixture)> {
     let (device, vfs) = mounted()?;
     let root = vfs.root().unwrap();
-    Some((device, World { vfs, root, cred: Cred::root() }))
+    Some((device, Fixture { vfs, root, cred: Cred::root() }))
 }
 
 #[test]
-fn what_is_remembered_of_one_spelling_holds_for_all() {
-    let Some((_, world)) = world() else { return };
+fn all_spellings_find_the_same_file() {
+    let Some((_, fixture)) = fixture() else { return };
     for absent in ["A Long Name.txt", "a long name.TXT", "ALONGN~1.TXT", "a long name.txt..."] {
-        assert!(world.absent(absent));
+        assert!(fixture.absent(absent));
     }
-    let made = world.make("A Long Name.txt").unwrap();
+    let made = fixture.make("A Long Name.txt").unwrap();
     for spelling in
         ["A Long Name.txt", "a long name.TXT", "ALONGN~1.TXT", "alongn~1.txt", "a long name.txt..."]
     {
-        assert_eq!(world.find(spelling).unwrap().ino, made.ino, "{spelling}");
-        assert!(matches!(world.make(spelling), Err(Error::Name(NameError::Exists))));
+        assert_eq!(fixture.find(spelling).unwrap().ino, made.ino, "{spelling}");
+        assert!(matches!(fixture.make(spelling), Err(Error::Name(NameError::Exists))));
     }
-    world.vfs.unlink(&world.cred, &world.root, b"alongn~1.TXT", false).unwrap();
-    // It is still open: nobody may find it all the same.
+    fixture.vfs.unlink(&fixture.cred, &fixture.root, b"alongn~1.TXT", false).unwrap();
+    // The file is still open, and no name finds it.
     for spelling in ["A Long Name.txt", "a long name.TXT", "ALONGN~1.TXT"] {
-        assert!(world.absent(spelling), "{spelling}");
+        assert!(fixture.absent(spelling), "{spelling}");
     }
-    assert_eq!(world.vfs.write(&world.cred, &made, 0, b"still here", WriteFlags::empty()).unwrap(), 10);
-    let other = world.make("A long name.txt").unwrap();
+    assert_eq!(fixture.vfs.write(&fixture.cred, &made, 0, b"still here", WriteFlags::empty()).unwrap(), 10);
+    let other = fixture.make("A long name.txt").unwrap();
     assert_ne!(other.ino, made.ino);
-    assert_eq!(world.find("ALONGN~1.TXT").unwrap().ino, other.ino);
+    assert_eq!(fixture.find("ALONGN~1.TXT").unwrap().ino, other.ino);
 }
 
 #[test]
-fn a_rename_keeps_the_inode_and_may_respell() {
-    let Some((device, world)) = world() else { return };
-    let file = world.make("file").unwrap();
-    world.vfs.write(&world.cred, &file, 0, b"contents", WriteFlags::empty()).unwrap();
+fn a_rename_keeps_the_inode_and_may_change_only_the_case() {
+    let Some((device, fixture)) = fixture() else { return };
+    let file = fixture.make("file").unwrap();
+    fixture.vfs.write(&fixture.cred, &file, 0, b"contents", WriteFlags::empty()).unwrap();
     for (from, to) in [
         ("file", "File"),
         ("FILE", "a much longer name than before"),
         ("a MUCH longer name than before", "x"),
     ] {
-        world.rename(from, to).unwrap();
-        assert_eq!(world.names(), [to]);
-        assert_eq!(world.find(to).unwrap().ino, file.ino);
+        fixture.rename(from, to).unwrap();
+        assert_eq!(fixture.names(), [to]);
+        assert_eq!(fixture.find(to).unwrap().ino, file.ino);
     }
-    let target = world.make("Target").unwrap();
-    world.rename("x", "TARGET").unwrap();
-    assert_eq!(world.names(), ["Target"], "as vfat: the name that is there stays");
-    assert_eq!(world.find("target").unwrap().ino, file.ino);
+    let target = fixture.make("Target").unwrap();
+    fixture.rename("x", "TARGET").unwrap();
+    assert_eq!(fixture.names(), ["Target"], "as in vfat, the replaced name keeps its spelling");
+    assert_eq!(fixture.find("target").unwrap().ino, file.ino);
     assert_eq!(target.attr().nlink, 0);
     drop((file, target));
-    let World { vfs, root, .. } = world;
+    let Fixture { vfs, root, .. } = fixture;
     vfs.unmount().unwrap();
     drop((root, vfs));
     let vfs = mount(device);
@@ -114,31 +115,34 @@ fn a_rename_keeps_the_inode_and_may_respell() {
 }
 
 #[test]
-fn what_the_format_cannot_do_is_refused() {
-    let Some((_, world)) = world() else { return };
-    let file = world.make("file").unwrap();
+fn unsupported_operations_are_refused() {
+    let Some((_, fixture)) = fixture() else { return };
+    let file = fixture.make("file").unwrap();
     let is = |result: Result<()>, name: NameError| {
         assert!(matches!(result, Err(Error::Name(n)) if n == name), "{result:?}")
     };
     let create = |name: &[u8], spec: &CreateSpec| {
-        world.vfs.create(&world.cred, &world.root, name, spec, false).map(drop)
+        fixture.vfs.create(&fixture.cred, &fixture.root, name, spec, false).map(drop)
     };
     is(create(b"l", &CreateSpec::symlink("x")), NameError::NotPermitted);
     is(create(b"p", &CreateSpec::of(FileType::Fifo, 0o644)), NameError::NotPermitted);
     is(create(b"a?b", &CreateSpec::file(0o644)), NameError::Invalid);
     is(create("x".repeat(256).as_bytes(), &CreateSpec::file(0o644)), NameError::NameTooLong);
-    is(world.find(&"x".repeat(256)).map(drop), NameError::NameTooLong);
-    // What programs are told fits in letters; more bytes than that may fit too.
-    assert_eq!(world.vfs.stat_fs().unwrap().name_max, 255);
+    is(fixture.find(&"x".repeat(256)).map(drop), NameError::NameTooLong);
+    // `name_max` counts characters. A name may have more bytes.
+    assert_eq!(fixture.vfs.stat_fs().unwrap().name_max, 255);
     create("\u{20ac}".repeat(255).as_bytes(), &CreateSpec::file(0o644)).unwrap();
-    is(world.vfs.link(&world.cred, &file, &world.root, b"other", false).map(drop), NameError::NotPermitted);
-    let set = |set: SetAttr| world.vfs.set_attr(&world.cred, &file, &set).map(drop);
+    is(
+        fixture.vfs.link(&fixture.cred, &file, &fixture.root, b"other", false).map(drop),
+        NameError::NotPermitted,
+    );
+    let set = |set: SetAttr| fixture.vfs.set_attr(&fixture.cred, &file, &set).map(drop);
     is(set(SetAttr { uid: Some(7), ..SetAttr::default() }), NameError::NotPermitted);
     let size = file.attr().size;
     is(set(SetAttr { uid: Some(7), size: Some(size + 5), ..SetAttr::default() }), NameError::NotPermitted);
-    assert_eq!(file.attr().size, size, "what is refused is not done by half");
+    assert_eq!(file.attr().size, size, "a refused request changes nothing");
     is(set(SetAttr { size: Some(1 << 32), ..SetAttr::default() }), NameError::TooLarge);
-    // Whether the owner may write is all that is kept.
+    // Only the write permission of the owner is stored.
     for (perm, kept) in
         [(0o444, 0o555), (0o600, 0o755), (0o400, 0o555), (0o422, 0o555), (0o777, 0o755), (0o555, 0o555)]
     {
@@ -152,21 +156,21 @@ fn what_the_format_cannot_do_is_refused() {
     let attr = file.attr();
     assert_eq!((attr.mtime.sec, attr.atime.sec), (1_000_000_000, 999_993_600));
     is(
-        world.vfs.set_xattr(&world.cred, &file, b"user.x", b"y", XattrMode::Any).map(drop),
+        fixture.vfs.set_xattr(&fixture.cred, &file, b"user.x", b"y", XattrMode::Any).map(drop),
         NameError::NotSupported,
     );
 }
 
-/// Who logs an inode puts its whole entry back: it must not bring a name back that somebody takes away meanwhile, nor may the rename
-/// bring back what the entry said before.
+/// Logging an inode writes its whole entry. That must not restore a name that another thread removes at the
+/// same time, and a rename must not restore the older attributes of the entry.
 #[test]
-fn a_name_that_goes_is_gone_whoever_logs_the_inode() {
-    let Some((device, mut world)) = world() else { return };
+fn logging_an_inode_does_not_restore_a_removed_name() {
+    let Some((device, mut fixture)) = fixture() else { return };
     for round in 0..200 {
-        let file = world.make("b").unwrap();
+        let file = fixture.make("b").unwrap();
         let done = AtomicBool::new(false);
         let size = std::thread::scope(|scope| {
-            let (vfs, file, done) = (&world.vfs, &file, &done);
+            let (vfs, file, done) = (&fixture.vfs, &file, &done);
             let grower = scope.spawn(move || {
                 let mut size = 0;
                 while !done.load(Ordering::SeqCst) && size < 30_000 {
@@ -179,32 +183,32 @@ fn a_name_that_goes_is_gone_whoever_logs_the_inode() {
             {
                 let _done = SetOnDrop(done);
                 for _ in 0..20 {
-                    world.rename("b", "a name that needs several slots").unwrap();
-                    // What fails must not lose anything either.
-                    assert!(world.rename("a name that needs several slots", "a?b").is_err());
-                    world.rename("a name that needs several slots", "b").unwrap();
+                    fixture.rename("b", "a name that needs several slots").unwrap();
+                    // A failed rename must not lose the file either.
+                    assert!(fixture.rename("a name that needs several slots", "a?b").is_err());
+                    fixture.rename("a name that needs several slots", "b").unwrap();
                 }
                 if round % 2 == 0 {
-                    world.vfs.unlink(&world.cred, &world.root, b"b", false).unwrap();
+                    fixture.vfs.unlink(&fixture.cred, &fixture.root, b"b", false).unwrap();
                 }
             }
             grower.join().unwrap()
         });
         drop(file);
-        let World { vfs, root, cred } = world;
+        let Fixture { vfs, root, cred } = fixture;
         vfs.unmount().unwrap();
         drop((root, vfs));
         let vfs = mount(device.clone());
-        world = World { root: vfs.root().unwrap(), vfs, cred };
+        fixture = Fixture { root: vfs.root().unwrap(), vfs, cred };
         if round % 2 == 0 {
-            assert_eq!(world.names(), [""; 0], "round {round}");
+            assert_eq!(fixture.names(), [""; 0], "round {round}");
         } else {
-            assert_eq!(world.names(), ["b"], "round {round}");
-            assert_eq!(world.find("b").unwrap().size(), size, "round {round}");
-            world.vfs.unlink(&world.cred, &world.root, b"b", false).unwrap();
+            assert_eq!(fixture.names(), ["b"], "round {round}");
+            assert_eq!(fixture.find("b").unwrap().size(), size, "round {round}");
+            fixture.vfs.unlink(&fixture.cred, &fixture.root, b"b", false).unwrap();
         }
     }
-    let World { vfs, root, .. } = world;
+    let Fixture { vfs, root, .. } = fixture;
     vfs.unmount().unwrap();
     drop((root, vfs));
     let image = FatImage::mkfs(16 << 20, &["-F", "16"]).unwrap();

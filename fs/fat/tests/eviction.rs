@@ -1,4 +1,5 @@
-//! What has left memory since it was changed is still in a batch: that its next change may have to wait for the last one must not be forgotten with it.
+//! Eviction of an inode whose last change is still in a batch. Its next change may have to wait for that
+//! batch, also after the inode is loaded again.
 
 use ivers_block::{Device, FaultDevice, MemDevice};
 use ivers_crash::states::States;
@@ -8,19 +9,19 @@ use ivers_vfs::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Files that are looked at so that others leave a memory of `CACHE_BYTES`.
+/// Looking up this many files evicts other inodes from a cache of `CACHE_BYTES`.
 const OTHERS: usize = 200;
 const CACHE_BYTES: u64 = 64 << 10;
 
-/// Its name, and what is done in a small memory.
-type Script = (&'static str, fn(&World));
+/// A name, and the changes made with a small cache.
+type Script = (&'static str, fn(&Fixture));
 
-struct World {
+struct Fixture {
     vfs: Arc<Vfs>,
     cred: Cred,
 }
 
-impl World {
+impl Fixture {
     fn mount(device: Arc<dyn Device>, cache_bytes: u64) -> Self {
         let options = OpenOptions { commit_interval: Duration::from_secs(3600), ..OpenOptions::default() };
         let fat = Fat::open(device, options).unwrap();
@@ -51,7 +52,7 @@ impl World {
         self.vfs.rename(&self.cred, &old, old_name, &new, new_name, RenameFlags::empty(), false).unwrap();
     }
 
-    /// Looks at so many other files that this one leaves memory.
+    /// Looks up other files until this one is evicted.
     fn evict(&self, path: &str) {
         let change = self.vfs.change(&self.find(path));
         for nth in (0..OTHERS).chain(0..OTHERS) {
@@ -62,42 +63,42 @@ impl World {
 }
 
 #[test]
-fn what_was_renamed_or_cut_may_leave_memory() {
+fn a_renamed_or_truncated_inode_may_be_evicted_before_its_batch_is_written() {
     if !have_programs(FAT_PROGRAMS) {
         return;
     }
     let scripts: [Script; 2] = [
-        ("renamed", |world| {
-            world.rename(("/", "a"), ("/", "b"));
-            world.evict("/b");
-            world.rename(("/", "b"), ("/d", "a"));
+        ("renamed", |fixture| {
+            fixture.rename(("/", "a"), ("/", "b"));
+            fixture.evict("/b");
+            fixture.rename(("/", "b"), ("/d", "a"));
         }),
-        ("cut", |world| {
-            world.truncate("/a", 100);
-            world.evict("/a");
-            world.append("/a", &[b'N'; 4000]);
+        ("truncated", |fixture| {
+            fixture.truncate("/a", 100);
+            fixture.evict("/a");
+            fixture.append("/a", &[b'N'; 4000]);
         }),
     ];
     for (bits, sectors) in [("12", "4"), ("16", "1"), ("32", "1")] {
         let image = FatImage::mkfs(4 << 20, &["-F", bits, "-s", sectors]).unwrap();
         let base = Arc::new(MemDevice::from_bytes(&std::fs::read(image.path()).unwrap()));
-        let world = World::mount(base.clone(), 32 << 20);
+        let fixture = Fixture::mount(base.clone(), 32 << 20);
         for name in ["a", "b"] {
-            world.make("/", name, &CreateSpec::file(0o644));
-            world.append(&format!("/{name}"), &[b'O'; 9000]);
+            fixture.make("/", name, &CreateSpec::file(0o644));
+            fixture.append(&format!("/{name}"), &[b'O'; 9000]);
         }
         for name in ["d", "others"] {
-            world.make("/", name, &CreateSpec::directory(0o755));
+            fixture.make("/", name, &CreateSpec::directory(0o755));
         }
         for nth in 0..OTHERS {
-            world.make("/others", &nth.to_string(), &CreateSpec::file(0o644));
+            fixture.make("/others", &nth.to_string(), &CreateSpec::file(0o644));
         }
-        world.vfs.unmount().unwrap();
+        fixture.vfs.unmount().unwrap();
         for (what, script) in scripts {
             let device = Arc::new(FaultDevice::new(base.clone()));
-            let world = World::mount(device.clone(), CACHE_BYTES);
-            script(&world);
-            world.vfs.unmount().unwrap();
+            let fixture = Fixture::mount(device.clone(), CACHE_BYTES);
+            script(&fixture);
+            fixture.vfs.unmount().unwrap();
             let states = States::new(base.clone(), &device.record(), 1)
                 .each_content(|state, bytes| {
                     std::fs::write(image.path(), bytes).unwrap();
