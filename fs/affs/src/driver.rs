@@ -1,22 +1,22 @@
-//! The calls of the VFS.
+//! The interface to the VFS.
 
+use crate::bitmap::AllocSource;
 use crate::file::FILE_MAX;
+use crate::inode::{affs_inode, header_block};
 use crate::layout::{
-    COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, cache_record, kept_date, mode_of, protect_of, put_tail32,
-    put_text, tail, to_latin, to_utf8,
+    COMMENT_MAX, NAME_MAX, OWNER_MAX, TICK_NS, cache_record, mode_to_protect, protect_to_mode, put_tail32,
+    put_text, storable_date, tail, to_latin1, to_utf8,
 };
-use crate::node::{block_of, node};
-use crate::space::Claim;
-use crate::volume::{Affs, Kind, order_error};
+use crate::volume::{Affs, Kind};
 use ivers_vfs::*;
-use ivers_write_ordering::Stage;
+use ivers_write_ordering::{Ordered, Stage};
 use std::ops::ControlFlow;
 
 const PROTECTION: &[u8] = b"user.amiga.protection";
 const COMMENT: &[u8] = b"user.amiga.comment";
 
 impl Affs {
-    /// A protection word as users write it: a number, decimal or with `0x`.
+    /// Parses a protection word: a decimal number, or a hexadecimal one with `0x`.
     fn parse_protection(text: &[u8]) -> Result<u32> {
         let text = std::str::from_utf8(text).map_err(|_| NameError::Invalid)?.trim();
         let parsed = match text.strip_prefix("0x") {
@@ -26,35 +26,37 @@ impl Affs {
         parsed.map_err(|_| NameError::Invalid.into())
     }
 
-    /// Whether a header has room for what the attributes say.
-    fn has_attributes(inode: &Inode) -> bool {
-        matches!(node(inode).kind, Kind::File | Kind::Directory)
+    /// Returns whether the header has fields for protection and comment.
+    fn stores_xattrs(inode: &Inode) -> bool {
+        matches!(affs_inode(inode).kind, Kind::File | Kind::Directory)
     }
 
     fn set_protection(&self, inode: &Inode, protect: u32) -> Result<()> {
         let change = self.change()?;
-        let mut state = node(inode).state.lock();
+        let mut state = affs_inode(inode).state.lock();
         state.protect = protect;
-        inode.with_attr(|attr| attr.perm = mode_of(protect, node(inode).kind.is_dir()));
-        self.edit(&change, block_of(inode), Stage::Attach, |bytes| put_tail32(bytes, tail::PROTECT, protect))
+        inode.with_attr(|attr| attr.perm = protect_to_mode(protect, affs_inode(inode).kind.is_dir()));
+        self.edit(&change, header_block(inode), Stage::Attach, |bytes| {
+            put_tail32(bytes, tail::PROTECT, protect)
+        })
     }
 
     fn set_comment(&self, inode: &Inode, comment: Vec<u8>) -> Result<()> {
         {
             let change = self.change()?;
-            let _links = self.links.read();
-            let header = self.header(block_of(inode))?;
+            let _chains = self.chain_lock.read();
+            let header = self.header(header_block(inode))?;
             // An orphan is in no directory cache.
             if inode.attr().nlink > 0 {
                 let name = self.name_of(&header)?;
                 let record = cache_record(header.block, &header.bytes, name, &comment);
-                self.recache(&change, header.parent(), &[], Some(record), Claim::Plain)?;
+                self.update_cache(&change, header.parent(), &[], Some(record), AllocSource::Unreserved)?;
             }
             self.edit(&change, header.block, Stage::Attach, |bytes| {
                 put_text(bytes, tail::COMMENT, COMMENT_MAX, &comment);
             })?;
         }
-        node(inode).state.lock().comment = comment;
+        affs_inode(inode).state.lock().comment = comment;
         Ok(())
     }
 }
@@ -65,10 +67,10 @@ impl FileSystem for Affs {
             fs_type: "affs",
             label: self.label.clone(),
             uuid: [0; 16],
-            block_size: self.shape.block_size,
-            root: self.shape.root.ino(),
-            // A character of Latin-1 takes up to two bytes of UTF-8; `name_from` counts characters.
-            name_max: if self.shape.flavour.long_names { 220 } else { 2 * NAME_MAX as u32 },
+            block_size: self.geometry.block_size,
+            root: self.geometry.root.ino(),
+            // A character of Latin-1 takes up to two bytes of UTF-8; `parse_name` counts characters.
+            name_max: if self.geometry.variant.long_names { 220 } else { 2 * NAME_MAX as u32 },
             max_file_size: FILE_MAX,
             max_links: u32::MAX,
             time_granularity_ns: TICK_NS,
@@ -76,37 +78,37 @@ impl FileSystem for Affs {
             projects: false,
             persistent_inos: false,
             names_alias: true,
-            reserve_granularity: self.shape.data_len(),
+            reserve_granularity: self.geometry.data_len(),
             io_unit: 4096,
             reserved: None,
         }
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
-        let (free, available) = self.space.figures();
+        let (free, available) = self.bitmap.free_counts();
         Ok(StatFs {
-            block_size: self.shape.block_size,
-            blocks: u64::from(self.shape.blocks - self.shape.reserved),
+            block_size: self.geometry.block_size,
+            blocks: u64::from(self.geometry.blocks - self.geometry.reserved),
             blocks_free: free,
             blocks_available: available,
             // Any block can become a header.
             files: 0,
             files_free: 0,
-            name_max: if self.shape.flavour.long_names { 110 } else { NAME_MAX as u32 },
+            name_max: if self.geometry.variant.long_names { 110 } else { NAME_MAX as u32 },
         })
     }
 
     fn describe(&self) -> Vec<(String, String)> {
-        let shape = &self.shape;
+        let geometry = &self.geometry;
         vec![
-            ("variant".into(), shape.flavour.name()),
-            ("blocks".into(), format!("{} of {} bytes", shape.blocks, shape.block_size)),
-            ("root block".into(), shape.root.to_string()),
+            ("variant".into(), geometry.variant.name()),
+            ("blocks".into(), format!("{} of {} bytes", geometry.blocks, geometry.block_size)),
+            ("root block".into(), geometry.root.to_string()),
         ]
     }
 
     fn sync(&self) -> Result<()> {
-        self.ordered.as_ref().map_or(Ok(()), |ordered| ordered.sync().map_err(order_error))
+        self.ordered.as_ref().map_or(Ok(()), |_| self.wait_for_batch(Ordered::sync))
     }
 
     fn health(&self) -> Health {
@@ -119,13 +121,13 @@ impl FileSystem for Affs {
     }
 
     fn reclaim_space(&self) -> Result<bool> {
-        self.ordered.as_ref().map_or(Ok(false), |ordered| ordered.release().map_err(order_error))
+        self.ordered.as_ref().map_or(Ok(false), |_| self.wait_for_batch(Ordered::release))
     }
 
     fn abort(&self, why: &Error) {
         if let Some(ordered) = &self.ordered {
-            // The bitmap may not match: the volume stays marked.
-            self.space.keep_mark();
+            // The bitmap may be wrong, so the volume must stay marked as dirty.
+            self.bitmap.keep_dirty_mark();
             ordered.stop(why);
         }
     }
@@ -153,24 +155,25 @@ impl InodeOps for Affs {
     }
 
     fn prepare_setattr(&self, _caller: &Cred, inode: &Inode, old: &Attr, new: &mut Attr) -> Result<()> {
-        let kind = node(inode).kind;
+        let kind = affs_inode(inode).kind;
         if new.flags != old.flags {
             return Err(NameError::NotSupported.into());
         }
         if new.uid > OWNER_MAX || new.gid > OWNER_MAX {
             return Err(NameError::Invalid.into());
         }
-        // The root block keeps other things where headers have these.
+        // In the root block, other fields are at the offsets of these attributes.
         if kind == Kind::Root && (new.uid, new.gid, new.perm) != (old.uid, old.gid, old.perm) {
             return Err(NameError::NotPermitted.into());
         }
         new.perm = match kind {
             Kind::SoftLink | Kind::LinkDirectory | Kind::Root => old.perm,
-            _ => {
-                mode_of(protect_of(new.perm, node(inode).state.lock().protect, kind.is_dir()), kind.is_dir())
-            }
+            _ => protect_to_mode(
+                mode_to_protect(new.perm, affs_inode(inode).state.lock().protect, kind.is_dir()),
+                kind.is_dir(),
+            ),
         };
-        new.mtime = kept_date(new.mtime);
+        new.mtime = storable_date(new.mtime);
         Ok(())
     }
 
@@ -183,11 +186,11 @@ impl InodeOps for Affs {
     }
 
     fn evict_inode(&self, inode: &Inode) {
-        self.forget_promises(inode);
+        self.drop_reservation(inode);
         if inode.attr().nlink > 0 {
-            let shrunk = node(inode).state.lock().shrunk;
-            // Who loads it again does not know what it has to wait for. An error stops all writing, which is how everybody learns of it.
-            let _ = self.settle(shrunk);
+            let shrink_ticket = affs_inode(inode).state.lock().shrink_ticket;
+            // The evicted inode loses its ticket. An error stops all writing, and later calls report it.
+            let _ = self.settle(shrink_ticket);
         }
     }
 
@@ -196,7 +199,7 @@ impl InodeOps for Affs {
     }
 
     fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        self.link_target(&self.header(block_of(inode))?)
+        self.link_target(&self.header(header_block(inode))?)
     }
 }
 
@@ -206,8 +209,8 @@ impl DirectoryOps for Affs {
     }
 
     fn same_name(&self, a: &[u8], b: &[u8]) -> bool {
-        let flavour = self.shape.flavour;
-        to_latin(a).zip(to_latin(b)).is_some_and(|(a, b)| flavour.same(&a, &b))
+        let variant = self.geometry.variant;
+        to_latin1(a).zip(to_latin1(b)).is_some_and(|(a, b)| variant.names_equal(&a, &b))
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
@@ -272,10 +275,10 @@ impl XattrOps for Affs {
     }
 
     fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        if !Self::has_attributes(inode) {
+        if !Self::stores_xattrs(inode) {
             return Err(NameError::NoAttribute.into());
         }
-        let state = node(inode).state.lock();
+        let state = affs_inode(inode).state.lock();
         match name {
             PROTECTION => Ok(format!("{:#010x}", state.protect).into_bytes()),
             COMMENT if !state.comment.is_empty() => Ok(to_utf8(&state.comment)),
@@ -284,11 +287,11 @@ impl XattrOps for Affs {
     }
 
     fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        if !Self::has_attributes(inode) {
+        if !Self::stores_xattrs(inode) {
             return Ok(Vec::new());
         }
         let mut names = vec![PROTECTION.to_vec()];
-        if !node(inode).state.lock().comment.is_empty() {
+        if !affs_inode(inode).state.lock().comment.is_empty() {
             names.push(COMMENT.to_vec());
         }
         Ok(names)
@@ -302,33 +305,33 @@ impl XattrOps for Affs {
         value: Option<&[u8]>,
         mode: XattrMode,
     ) -> Result<()> {
-        let there = match self.get_xattr(inode, name) {
+        let exists = match self.get_xattr(inode, name) {
             Ok(_) => true,
             Err(Error::Name(NameError::NoAttribute)) => false,
             Err(error) => return Err(error),
         };
-        if !Self::has_attributes(inode) || !matches!(name, PROTECTION | COMMENT) {
-            // Nothing of another name was ever there.
+        if !Self::stores_xattrs(inode) || !matches!(name, PROTECTION | COMMENT) {
+            // No other attribute exists.
             return Err(if value.is_some() { NameError::NotSupported } else { NameError::NoAttribute }.into());
         }
         match (value, mode) {
-            (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
-            (Some(_), XattrMode::Replace) | (None, _) if !there => return Err(NameError::NoAttribute.into()),
+            (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
+            (Some(_), XattrMode::Replace) | (None, _) if !exists => return Err(NameError::NoAttribute.into()),
             _ => {}
         }
-        let done = match (name, value) {
-            // The word is always there.
+        let result = match (name, value) {
+            // Every header has a protection word.
             (PROTECTION, None) => return Err(NameError::NotPermitted.into()),
             (PROTECTION, Some(value)) => self.set_protection(inode, Self::parse_protection(value)?),
             (_, value) => {
-                let comment = to_latin(value.unwrap_or_default()).ok_or(NameError::Invalid)?;
+                let comment = to_latin1(value.unwrap_or_default()).ok_or(NameError::Invalid)?;
                 if comment.len() > COMMENT_MAX {
                     return Err(NameError::AttributeTooLarge.into());
                 }
                 self.set_comment(inode, comment)
             }
         };
-        done?;
+        result?;
         inode.changed(Touch::Metadata, Logged::Anyway);
         self.log_inode(inode)
     }

@@ -1,46 +1,48 @@
-//! Files: the tables of their blocks, and data.
+//! Files: tables of blocks, and data.
 //!
-//! There are no holes: a file that grows is filled with zeros up to where it is written. Data goes to the device at once, to blocks that nothing leads to yet
-//! or in place; then the tables follow by a change: new extension blocks ([`Stage::Fresh`]), entries of old ones ([`Stage::Detach`]: they name more than the
-//! size says, which nobody reads), then size and table of the header ([`Stage::Attach`]). A shrinking file loses its size first and entries of
-//! extension blocks then ([`Stage::Cut`]).
+//! Files have no holes: a file that grows is filled with zeros up to the offset of the write. Data is
+//! written to the device at once, in place or to blocks that nothing leads to yet. Then a change updates
+//! the tables: new extension blocks ([`Stage::Fresh`]); entries of old extension blocks ([`Stage::Detach`]:
+//! nothing reads entries past the size); size and table of the header ([`Stage::Attach`]). A file that
+//! shrinks first loses its size, then entries of extension blocks ([`Stage::Cut`]).
 
+use crate::bitmap::AllocSource;
+use crate::inode::{BlockMap, InodeState, affs_inode, header_block};
 use crate::layout::{ARCHIVED, Block, ST_FILE, get_block, put_block, put_tail_block, tail_block};
 use crate::layout::{
-    DATA_HEAD, T_DATA, T_LIST, get32, head, is_sealed, put_tail32, put32, seal, table_slot, tail,
+    DATA_HEAD, T_DATA, T_LIST, checksum_is_valid, get32, head, put_tail32, put32, set_checksum, table_slot,
+    tail,
 };
-use crate::node::{Map, State, block_of, node};
-use crate::space::Claim;
-use crate::volume::{Affs, Hops};
+use crate::volume::{Affs, CycleCheck};
 use ivers_block::ByteOffset;
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Stage};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Files are written up to here: the Amiga takes sizes as signed.
+/// Maximum size of a file: the Amiga stores sizes as signed numbers.
 pub(crate) const FILE_MAX: u64 = (1 << 31) - 1;
-/// As much is read or written at once.
+/// Maximum number of bytes in one read or write of the device.
 const RUN_BYTES: usize = 1 << 20;
 
-/// New bytes of a file.
-struct Bytes<'a> {
+/// Bytes to write to a file.
+struct NewData<'a> {
     offset: u64,
     data: &'a [u8],
 }
 
 impl Affs {
-    /// Blocks that so many data blocks take with their tables.
-    fn cost(&self, data_blocks: u64) -> u64 {
-        data_blocks + self.shape.extensions(data_blocks)
+    /// Returns how many blocks this many data blocks take together with their extension blocks.
+    fn blocks_with_tables(&self, data_blocks: u64) -> u64 {
+        data_blocks + self.geometry.extensions(data_blocks)
     }
 
-    /// Where a file lies.
-    pub(crate) fn map_of(&self, inode: &Inode) -> Result<Arc<Map>> {
-        self.map_in(&mut node(inode).state.lock(), block_of(inode))
+    /// Returns the blocks of a file.
+    pub(crate) fn block_map(&self, inode: &Inode) -> Result<Arc<BlockMap>> {
+        self.block_map_locked(&mut affs_inode(inode).state.lock(), header_block(inode))
     }
 
-    fn map_in(&self, state: &mut State, block: Block) -> Result<Arc<Map>> {
+    fn block_map_locked(&self, state: &mut InodeState, block: Block) -> Result<Arc<BlockMap>> {
         if let Some(map) = &state.map {
             return Ok(map.clone());
         }
@@ -49,124 +51,133 @@ impl Affs {
         Ok(map)
     }
 
-    /// Reads the tables of a file, as far as its size needs them.
-    pub(crate) fn load_map(&self, block: Block) -> Result<Map> {
+    /// Reads the tables of a file as far as its size requires.
+    pub(crate) fn load_map(&self, block: Block) -> Result<BlockMap> {
         let header = self.header(block)?;
         let size = header.size();
-        let want = self.shape.data_blocks(size);
-        if want > u64::from(self.shape.blocks) {
-            return Err(self.shape.damaged(block, format!("a file of {size} bytes on a smaller volume")));
+        let want = self.geometry.data_blocks(size);
+        if want > u64::from(self.geometry.blocks) {
+            return Err(self
+                .geometry
+                .corrupt(block, format!("the size of a file, {size} bytes, is larger than the volume")));
         }
-        let mut map = Map { size, ..Map::default() };
+        let mut map = BlockMap { size, ..BlockMap::default() };
         let mut seen = HashSet::new();
         let mut table = header.bytes;
         let mut at = block;
         loop {
-            for nth in 0..(want as usize - map.data.len()).min(self.shape.table_len()) {
-                let data = get_block(&table, table_slot(self.shape.block_size, nth));
+            for nth in 0..(want as usize - map.data.len()).min(self.geometry.table_len()) {
+                let data = get_block(&table, table_slot(self.geometry.block_size, nth));
                 if !self.is_inside(data) {
-                    return Err(self.shape.damaged(
+                    return Err(self.geometry.corrupt(
                         at,
-                        format!("data block {} of file {block} cannot be block {data}", map.data.len()),
+                        format!(
+                            "data block {} of file {block} refers to invalid block {data}",
+                            map.data.len()
+                        ),
                     ));
                 }
                 map.data.push(data);
             }
             if map.data.len() as u64 == want {
-                let full = map.data.len() - map.extensions.len() * self.shape.table_len();
+                let full = map.data.len() - map.extensions.len() * self.geometry.table_len();
                 self.load_surplus(&mut map, block, at, full)?;
                 return Ok(map);
             }
             at = tail_block(&table, tail::EXTENSION);
             if !seen.insert(at) {
-                return Err(self.shape.damaged(at, format!("the extension blocks of file {block} go round")));
+                return Err(self
+                    .geometry
+                    .corrupt(at, format!("the extension blocks of file {block} form a cycle")));
             }
-            table = self.extension(at, block)?;
+            table = self.read_extension(at, block)?;
             map.extensions.push(at);
         }
     }
 
-    /// Blocks that are named behind entry `full` of the last table that the size needs.
-    fn load_surplus(&self, map: &mut Map, file: Block, mut at: Block, mut full: usize) -> Result<()> {
-        let mut hops = Hops::new();
+    /// Adds the blocks that are named after entry `full` of the last table that the size requires.
+    fn load_surplus(&self, map: &mut BlockMap, file: Block, mut at: Block, mut full: usize) -> Result<()> {
+        let mut cycle = CycleCheck::new();
         loop {
-            let table = self.sealed(at, "a table of blocks")?.read();
-            let slots = full..self.shape.table_len();
-            let entries = slots.map(|nth| get_block(&table, table_slot(self.shape.block_size, nth)));
+            let table = self.checked_buffer(at, "a table of blocks")?.read();
+            let slots = full..self.geometry.table_len();
+            let entries = slots.map(|nth| get_block(&table, table_slot(self.geometry.block_size, nth)));
             map.surplus.extend(entries.take_while(|&entry| entry != Block::NONE));
             let next = tail_block(&table, tail::EXTENSION);
             if let Some(wrong) = map.surplus.iter().find(|&&entry| !self.is_inside(entry)) {
-                return Err(self
-                    .shape
-                    .damaged(at, format!("a block behind the end of file {file} cannot be block {wrong}")));
+                return Err(self.geometry.corrupt(
+                    at,
+                    format!("an entry past the end of file {file} refers to invalid block {wrong}"),
+                ));
             }
             if next == Block::NONE {
                 return Ok(());
             }
-            if !hops.step(next) {
+            if !cycle.step(next) {
                 return Err(self
-                    .shape
-                    .damaged(next, format!("the extension blocks of file {file} go round")));
+                    .geometry
+                    .corrupt(next, format!("the extension blocks of file {file} form a cycle")));
             }
-            self.extension(next, file)?;
+            self.read_extension(next, file)?;
             map.surplus.push(next);
             (at, full) = (next, 0);
         }
     }
 
-    /// An extension block of a file, checked.
-    pub(crate) fn extension(&self, at: Block, file: Block) -> Result<ivers_block::BufferRead> {
-        let table = self.sealed(at, "an extension block")?.read();
-        let is_one = get32(&table, head::TYPE) == T_LIST && get_block(&table, head::OWN_KEY) == at;
-        if !is_one || tail_block(&table, tail::PARENT) != file {
-            return Err(self.shape.damaged(at, format!("no extension block of file {file}")));
+    /// Reads and checks an extension block of a file.
+    pub(crate) fn read_extension(&self, at: Block, file: Block) -> Result<ivers_block::BufferRead> {
+        let table = self.checked_buffer(at, "an extension block")?.read();
+        let is_extension = get32(&table, head::TYPE) == T_LIST && get_block(&table, head::OWN_KEY) == at;
+        if !is_extension || tail_block(&table, tail::PARENT) != file {
+            return Err(self.geometry.corrupt(at, format!("not an extension block of file {file}")));
         }
         Ok(table)
     }
 
-    fn byte_of(&self, block: Block) -> ByteOffset {
-        block.no().offset(self.shape.block_size)
+    fn device_offset(&self, block: Block) -> ByteOffset {
+        block.no().offset(self.geometry.block_size)
     }
 
-    /// The data of an OFS block, checked.
-    fn unwrap<'a>(&self, bytes: &'a [u8], block: Block, file: Block, nth: usize) -> Result<&'a [u8]> {
-        if !is_sealed(bytes) || get32(bytes, head::TYPE) != T_DATA {
+    /// Checks a data block of OFS and returns its data.
+    fn ofs_payload<'a>(&self, bytes: &'a [u8], block: Block, file: Block, nth: usize) -> Result<&'a [u8]> {
+        if !checksum_is_valid(bytes) || get32(bytes, head::TYPE) != T_DATA {
             return Err(self
-                .shape
-                .damaged(block, format!("no data block, or its checksum is wrong (file {file})")));
+                .geometry
+                .corrupt(block, format!("not a data block, or it has a bad checksum (file {file})")));
         }
         let (key, seq) = (get_block(bytes, head::OWN_KEY), get32(bytes, head::HIGH_SEQ));
         if key != file || seq as usize != nth + 1 {
-            return Err(self
-                .shape
-                .damaged(block, format!("block {seq} of file {key}, not {} of file {file}", nth + 1)));
+            return Err(self.geometry.corrupt(
+                block,
+                format!("data block {seq} of file {key} instead of data block {} of file {file}", nth + 1),
+            ));
         }
         Ok(&bytes[DATA_HEAD..])
     }
 
-    /// Fills `buf` with what the file holds from `offset` on; zeros behind its end.
-    fn read_file(&self, file: Block, map: &Map, offset: u64, buf: &mut [u8]) -> Result<()> {
+    /// Reads a file from `offset`. The bytes of `buf` past the end of the file become zeros.
+    fn read_mapped(&self, file: Block, map: &BlockMap, offset: u64, buf: &mut [u8]) -> Result<()> {
         buf.fill(0);
-        let len = self.shape.data_len();
+        let len = self.geometry.data_len();
         let end = map.size.min(offset.saturating_add(buf.len() as u64));
-        let block_size = self.shape.block_size as usize;
+        let block_size = self.geometry.block_size as usize;
         let mut at = offset;
         let mut raw = Vec::new();
         while at < end {
             let first = (at / len) as usize;
-            let behind = end.div_ceil(len) as usize;
-            let run = map.data[first..behind]
+            let end_block = end.div_ceil(len) as usize;
+            let run = map.data[first..end_block]
                 .windows(2)
                 .take_while(|pair| pair[0].no() + 1 == pair[1].no())
                 .count()
                 .min(RUN_BYTES / block_size - 1)
                 + 1;
             raw.resize(run * block_size, 0);
-            self.device().read_at(self.byte_of(map.data[first]), &mut raw)?;
+            self.device().read_at(self.device_offset(map.data[first]), &mut raw)?;
             for (nth, bytes) in (first..).zip(raw.chunks(block_size)) {
-                let data = match self.shape.flavour.ffs {
+                let data = match self.geometry.variant.ffs {
                     true => bytes,
-                    false => self.unwrap(bytes, map.data[nth], file, nth)?,
+                    false => self.ofs_payload(bytes, map.data[nth], file, nth)?,
                 };
                 let skip = (at - nth as u64 * len) as usize;
                 let take = (data.len() - skip).min((end - at) as usize);
@@ -179,31 +190,31 @@ impl Affs {
     }
 
     pub(crate) fn fs_read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let map = self.map_of(inode)?;
-        self.read_file(block_of(inode), &map, offset, buf)
+        let map = self.block_map(inode)?;
+        self.read_mapped(header_block(inode), &map, offset, buf)
     }
 
-    /// Writes `new` into a file that had the blocks and the size of `old` and now has those of `map`; what lies between the old end and the new bytes becomes
-    /// zeros. Nothing on the device leads to blocks that are new.
-    fn store(&self, file: Block, old: &Map, map: &Map, new: &Bytes<'_>) -> Result<()> {
-        let len = self.shape.data_len();
-        let block_size = self.shape.block_size as usize;
+    /// Writes `new` to a file whose blocks and size change from `old` to `map`. The bytes between the old
+    /// end and the new bytes become zeros. Nothing on the device leads to the new blocks yet.
+    fn write_data(&self, file: Block, old: &BlockMap, map: &BlockMap, new: &NewData<'_>) -> Result<()> {
+        let len = self.geometry.data_len();
+        let block_size = self.geometry.block_size as usize;
         let new_end = new.offset + new.data.len() as u64;
         let grows = map.size > old.size;
         let mut first = if grows { old.size.min(new.offset) / len } else { new.offset / len };
-        if map.data.len() > old.data.len() && !self.shape.flavour.ffs {
-            // The last block names the one that follows it.
+        if map.data.len() > old.data.len() && !self.geometry.variant.ffs {
+            // The last block names the block that follows it.
             first = first.min((old.data.len() as u64).saturating_sub(1));
         }
-        let behind = if grows { map.data.len() } else { new_end.div_ceil(len) as usize };
+        let end_block = if grows { map.data.len() } else { new_end.div_ceil(len) as usize };
         let mut raw: Vec<u8> = Vec::new();
         let mut raw_at = ByteOffset(0);
-        for nth in first as usize..behind {
+        for nth in first as usize..end_block {
             let start = nth as u64 * len;
             let mut data = vec![0; len as usize];
             let needed = (start + len).min(old.size.max(map.size));
             if nth < old.data.len() && !(new.offset <= start && new_end >= needed) {
-                self.read_file(file, old, start, &mut data)?;
+                self.read_mapped(file, old, start, &mut data)?;
             }
             let (from, to) = (new.offset.clamp(start, start + len), new_end.clamp(start, start + len));
             if from < to {
@@ -211,13 +222,13 @@ impl Affs {
                 data[(from - start) as usize..(to - start) as usize].copy_from_slice(bytes);
             }
             let block = map.data[nth];
-            let joins = raw_at + raw.len() as u64 == self.byte_of(block) && raw.len() < RUN_BYTES;
+            let joins = raw_at + raw.len() as u64 == self.device_offset(block) && raw.len() < RUN_BYTES;
             if !joins {
                 self.write_raw(raw_at, &raw)?;
                 raw.clear();
-                raw_at = self.byte_of(block);
+                raw_at = self.device_offset(block);
             }
-            if self.shape.flavour.ffs {
+            if self.geometry.variant.ffs {
                 raw.extend_from_slice(&data);
                 continue;
             }
@@ -228,7 +239,7 @@ impl Affs {
             put32(&mut bytes, head::HIGH_SEQ, nth as u32 + 1);
             put32(&mut bytes, head::TABLE_SIZE, (map.size - start).min(len) as u32);
             put_block(&mut bytes, head::FIRST_DATA, map.data.get(nth + 1).copied().unwrap_or(Block::NONE));
-            seal(&mut bytes, head::CHECKSUM);
+            set_checksum(&mut bytes, head::CHECKSUM);
             debug_assert_eq!(bytes.len(), block_size);
             raw.extend_from_slice(&bytes);
         }
@@ -239,36 +250,36 @@ impl Affs {
         if raw.is_empty() { Ok(()) } else { self.device().write_at(byte, raw).map_err(Error::file_data) }
     }
 
-    /// The entries of an extension block, and the block that follows it.
-    fn part_of<'a>(&self, map: &'a Map, nth: usize) -> (&'a [Block], Block) {
-        let per = self.shape.table_len();
+    /// Returns the entries of an extension block, and the extension block that follows it.
+    fn extension_entries<'a>(&self, map: &'a BlockMap, nth: usize) -> (&'a [Block], Block) {
+        let per = self.geometry.table_len();
         let entries = &map.data[(nth + 1) * per..map.data.len().min((nth + 2) * per)];
         (entries, map.extensions.get(nth + 1).copied().unwrap_or(Block::NONE))
     }
 
-    pub(crate) fn put_table(&self, bytes: &mut [u8], entries: &[Block], next: Block) {
+    pub(crate) fn set_table(&self, bytes: &mut [u8], entries: &[Block], next: Block) {
         let slots =
-            (0..self.shape.table_len()).zip(entries.iter().copied().chain(std::iter::repeat(Block::NONE)));
+            (0..self.geometry.table_len()).zip(entries.iter().copied().chain(std::iter::repeat(Block::NONE)));
         for (nth, entry) in slots {
-            put_block(bytes, table_slot(self.shape.block_size, nth), entry);
+            put_block(bytes, table_slot(self.geometry.block_size, nth), entry);
         }
         put32(bytes, head::HIGH_SEQ, entries.len() as u32);
         put_tail_block(bytes, tail::EXTENSION, next);
     }
 
-    /// Brings the tables from `old` to `map`, by a change.
-    fn put_map(
+    /// Changes the tables from `old` to `map`. `protect` is `None` for a new file.
+    fn update_tables(
         &self,
         change: &Change<'_>,
         file: Block,
-        old: &Map,
-        map: &Map,
+        old: &BlockMap,
+        map: &BlockMap,
         protect: Option<u32>,
     ) -> Result<()> {
         let grows = map.data.len() >= old.data.len();
         for (nth, &extension) in map.extensions.iter().enumerate() {
-            let part = self.part_of(map, nth);
-            let write = |bytes: &mut [u8]| self.put_table(bytes, part.0, part.1);
+            let part = self.extension_entries(map, nth);
+            let write = |bytes: &mut [u8]| self.set_table(bytes, part.0, part.1);
             if nth >= old.extensions.len() {
                 self.write_fresh(change, extension, |bytes| {
                     put32(bytes, head::TYPE, T_LIST);
@@ -277,20 +288,20 @@ impl Affs {
                     put_tail32(bytes, tail::SEC_TYPE, ST_FILE);
                     write(bytes);
                 })?;
-            } else if part != self.part_of(old, nth) || !old.surplus.is_empty() {
+            } else if part != self.extension_entries(old, nth) || !old.surplus.is_empty() {
                 self.edit(change, extension, if grows { Stage::Detach } else { Stage::Cut }, write)?;
             }
         }
-        // Nothing leads to a new file yet: it is whole when something does.
+        // Nothing leads to a new file yet, so it must be complete before something does.
         let stage = if protect.is_some() { Stage::Attach } else { Stage::Fresh };
-        self.is_stale(file);
-        let entries = &map.data[..map.data.len().min(self.shape.table_len())];
+        self.mark_record_stale(file);
+        let entries = &map.data[..map.data.len().min(self.geometry.table_len())];
         let next = map.extensions.first().copied().unwrap_or(Block::NONE);
         if !old.surplus.is_empty() {
-            self.space.give_up(change, &old.surplus)?;
+            self.bitmap.free(change, &old.surplus)?;
         }
         self.edit(change, file, stage, |bytes| {
-            self.put_table(bytes, entries, next);
+            self.set_table(bytes, entries, next);
             put_block(bytes, head::FIRST_DATA, entries.first().copied().unwrap_or(Block::NONE));
             put_tail32(bytes, tail::BYTE_SIZE, map.size as u32);
             if let Some(protect) = protect {
@@ -299,54 +310,65 @@ impl Affs {
         })
     }
 
-    /// The map with so many more bytes: new blocks are taken and lie behind those that are there.
-    fn longer(&self, change: &Change<'_>, old: &Map, size: u64, goal: Block, claim: Claim) -> Result<Map> {
-        let data = self.shape.data_blocks(size);
+    /// Returns the map for a file of `size` bytes. Allocates the new blocks, after the old ones if
+    /// possible.
+    fn extended_map(
+        &self,
+        change: &Change<'_>,
+        old: &BlockMap,
+        size: u64,
+        goal: Block,
+        source: AllocSource,
+    ) -> Result<BlockMap> {
+        let data = self.geometry.data_blocks(size);
         let new_data = data.saturating_sub(old.data.len() as u64);
-        let new_extensions = self.shape.extensions(data).saturating_sub(old.extensions.len() as u64);
+        let new_extensions = self.geometry.extensions(data).saturating_sub(old.extensions.len() as u64);
         let goal = old.data.last().map_or(goal, |last| Block(last.0 + 1));
-        let mut blocks = self.space.take(change, goal, new_data + new_extensions, claim)?;
-        let mut map = Map { size, surplus: Vec::new(), ..old.clone() };
+        let mut blocks = self.bitmap.allocate(change, goal, new_data + new_extensions, source)?;
+        let mut map = BlockMap { size, surplus: Vec::new(), ..old.clone() };
         map.extensions.extend(blocks.drain(new_data as usize..));
         map.data.extend(blocks);
         Ok(map)
     }
 
-    /// Writes, and grows the file to `size` if it is shorter. Under the write-back or the exclusive lock, so that nobody else changes the map.
-    fn write_file(&self, inode: &Inode, size: u64, new: &Bytes<'_>) -> Result<()> {
-        let file = block_of(inode);
-        let this = node(inode);
-        let (old, shrunk, promised) = {
+    /// Writes to a file, and grows it to `size` if it is shorter. The caller holds the write-back lock or
+    /// the exclusive lock, so that no other thread changes the map.
+    fn write_file(&self, inode: &Inode, size: u64, new: &NewData<'_>) -> Result<()> {
+        let file = header_block(inode);
+        let this = affs_inode(inode);
+        let (old, shrink_ticket, reserved) = {
             let mut state = this.state.lock();
-            let (shrunk, promised) = (state.shrunk, state.promised);
-            (self.map_in(&mut state, file)?, shrunk, promised)
+            let (shrink_ticket, reserved) = (state.shrink_ticket, state.reserved);
+            (self.block_map_locked(&mut state, file)?, shrink_ticket, reserved)
         };
-        // What was cut off goes home before the same blocks' tables, or the last block, change again.
-        self.settle(shrunk)?;
+        // The truncation must be durable before the same tables or the last block change again.
+        self.settle(shrink_ticket)?;
         if size <= old.size {
-            self.ordered()?.begin().map_err(crate::volume::order_error)?;
-            return self.store(file, &old, &old, new);
+            self.wait_for_batch(|ordered| ordered.begin())?;
+            return self.write_data(file, &old, &old, new);
         }
         if size > FILE_MAX {
             return Err(NameError::TooLarge.into());
         }
-        let map = self.longer(&self.change()?, &old, size, file, Claim::Promised(promised))?;
-        if let Err(error) = self.store(file, &old, &map, new) {
+        let map = self.extended_map(&self.change()?, &old, size, file, AllocSource::Reservation(reserved))?;
+        if let Err(error) = self.write_data(file, &old, &map, new) {
             let change = self.change()?;
-            self.space.give_up(&change, &map.data[old.data.len()..])?;
-            self.space.give_up(&change, &map.extensions[old.extensions.len()..])?;
-            self.break_promises(&mut this.state.lock(), old.data.len() as u64);
+            self.bitmap.free(&change, &map.data[old.data.len()..])?;
+            self.bitmap.free(&change, &map.extensions[old.extensions.len()..])?;
+            self.trim_reservation(&mut this.state.lock(), old.data.len() as u64);
             return Err(error);
         }
         let change = self.change()?;
         let mut state = this.state.lock();
         state.protect &= !ARCHIVED;
-        self.put_map(&change, file, &old, &map, Some(state.protect))?;
+        self.update_tables(&change, file, &old, &map, Some(state.protect))?;
         let (data, grew) = (map.data.len() as u64, map.data.len() > old.data.len());
         state.map = Some(Arc::new(map));
-        state.promised -= state.promised.min(self.cost(data) - self.cost(old.data.len() as u64));
-        self.break_promises(&mut state, 0);
-        self.show_blocks(inode, data);
+        state.reserved -= state
+            .reserved
+            .min(self.blocks_with_tables(data) - self.blocks_with_tables(old.data.len() as u64));
+        self.trim_reservation(&mut state, 0);
+        self.update_blocks_512(inode, data);
         drop(state);
         if grew {
             inode.logged_in_background();
@@ -354,128 +376,136 @@ impl Affs {
         Ok(())
     }
 
-    /// 512-byte units that the inode takes, or will take when its pages are written.
+    /// Returns the 512-byte units that the inode uses, or will use when its pages are written.
     pub(crate) fn fs_blocks_512(&self, inode: &Inode) -> u64 {
-        let state = node(inode).state.lock();
-        let promised = state.promised * u64::from(self.shape.block_size / 512);
-        inode.with_attr(|attr| attr.blocks_512) + promised
+        let state = affs_inode(inode).state.lock();
+        let reserved = state.reserved * u64::from(self.geometry.block_size / 512);
+        inode.with_attr(|attr| attr.blocks_512) + reserved
     }
 
-    /// Under the lock under which promises are kept: what is shown of both goes together.
-    fn show_blocks(&self, inode: &Inode, data_blocks: u64) {
-        let blocks = 1 + self.cost(data_blocks);
-        inode.with_attr(|attr| attr.blocks_512 = blocks * u64::from(self.shape.block_size / 512));
+    /// Updates `blocks_512`. The caller holds the lock of the reservation, so that both change together.
+    fn update_blocks_512(&self, inode: &Inode, data_blocks: u64) {
+        let blocks = 1 + self.blocks_with_tables(data_blocks);
+        inode.with_attr(|attr| attr.blocks_512 = blocks * u64::from(self.geometry.block_size / 512));
     }
 
     pub(crate) fn fs_write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
         let end = (offset + data.len() as u64).min(inode.size());
         let Some(len) = end.checked_sub(offset).filter(|&len| len > 0) else { return Ok(()) };
-        let new = Bytes { offset, data: &data[..len as usize] };
+        let new = NewData { offset, data: &data[..len as usize] };
         self.write_file(inode, end, &new)
     }
 
-    /// Promised is what the pages up to `promised_end` need beyond what the file has. Brings it down to that; `end`: pages reach no further.
-    fn break_promises(&self, state: &mut State, end: u64) {
-        let have = state.map.as_ref().map_or(0, |map| map.data.len() as u64);
+    /// Releases what the pages up to `reserved_end` do not need beyond the blocks of the file. If `end` is
+    /// not 0, it first lowers `reserved_end` to it.
+    fn trim_reservation(&self, state: &mut InodeState, end: u64) {
+        let present = state.map.as_ref().map_or(0, |map| map.data.len() as u64);
         if end > 0 {
-            state.promised_end = state.promised_end.min(end);
+            state.reserved_end = state.reserved_end.min(end);
         }
-        let need = self.cost(state.promised_end.max(have)) - self.cost(have);
-        let broken = state.promised.saturating_sub(need);
-        state.promised -= broken;
-        self.space.unpromise(broken);
+        let need =
+            self.blocks_with_tables(state.reserved_end.max(present)) - self.blocks_with_tables(present);
+        let released = state.reserved.saturating_sub(need);
+        state.reserved -= released;
+        self.bitmap.unreserve(released);
     }
 
     pub(crate) fn fs_reserve(&self, inode: &Inode, offset: u64, len: u64) -> Result<()> {
-        let mut state = node(inode).state.lock();
-        let have = self.map_in(&mut state, block_of(inode))?.data.len() as u64;
-        let end = self.shape.data_blocks(offset.saturating_add(len)).max(state.promised_end);
-        let need = (self.cost(end.max(have)) - self.cost(have)).saturating_sub(state.promised);
-        self.space.promise(need)?;
-        state.promised += need;
-        state.promised_end = end;
+        let mut state = affs_inode(inode).state.lock();
+        let present = self.block_map_locked(&mut state, header_block(inode))?.data.len() as u64;
+        let end = self.geometry.data_blocks(offset.saturating_add(len)).max(state.reserved_end);
+        let need = (self.blocks_with_tables(end.max(present)) - self.blocks_with_tables(present))
+            .saturating_sub(state.reserved);
+        self.bitmap.reserve(need)?;
+        state.reserved += need;
+        state.reserved_end = end;
         Ok(())
     }
 
     pub(crate) fn fs_unreserve(&self, inode: &Inode, offset: u64, len: u64) {
-        let mut state = node(inode).state.lock();
+        let mut state = affs_inode(inode).state.lock();
         let end = offset.saturating_add(len);
-        if self.shape.data_blocks(end) >= state.promised_end {
-            let kept = self.shape.data_blocks(offset);
-            state.promised_end = state.promised_end.min(kept);
-            self.break_promises(&mut state, 0);
+        if self.geometry.data_blocks(end) >= state.reserved_end {
+            let kept = self.geometry.data_blocks(offset);
+            state.reserved_end = state.reserved_end.min(kept);
+            self.trim_reservation(&mut state, 0);
         }
     }
 
-    /// The inode goes: nothing of it will be written.
-    pub(crate) fn forget_promises(&self, inode: &Inode) {
-        let mut state = node(inode).state.lock();
-        self.space.unpromise(std::mem::take(&mut state.promised));
-        state.promised_end = 0;
+    /// Releases the whole reservation of an inode: none of its pages will be written.
+    pub(crate) fn drop_reservation(&self, inode: &Inode) {
+        let mut state = affs_inode(inode).state.lock();
+        self.bitmap.unreserve(std::mem::take(&mut state.reserved));
+        state.reserved_end = 0;
     }
 
     pub(crate) fn fs_truncate(&self, inode: &Inode, size: u64) -> Result<()> {
-        let old = self.map_of(inode)?;
+        let old = self.block_map(inode)?;
         if size >= old.size {
-            let new = Bytes { offset: size, data: &[] };
+            let new = NewData { offset: size, data: &[] };
             if size > old.size {
                 self.write_file(inode, size, &new)?;
             }
         } else {
-            self.cut(inode, &old, size)?;
+            self.shrink(inode, &old, size)?;
         }
         inode.changed(Touch::Data, Logged::Anyway);
         self.fs_log_inode(inode)
     }
 
-    fn cut(&self, inode: &Inode, old: &Map, size: u64) -> Result<()> {
-        let this = node(inode);
-        let file = block_of(inode);
-        let shrunk = this.state.lock().shrunk;
-        self.settle(shrunk)?;
-        let data = self.shape.data_blocks(size);
-        let extensions = self.shape.extensions(data) as usize;
-        let mut map = Map { size, surplus: Vec::new(), ..old.clone() };
+    fn shrink(&self, inode: &Inode, old: &BlockMap, size: u64) -> Result<()> {
+        let this = affs_inode(inode);
+        let file = header_block(inode);
+        let shrink_ticket = this.state.lock().shrink_ticket;
+        self.settle(shrink_ticket)?;
+        let data = self.geometry.data_blocks(size);
+        let extensions = self.geometry.extensions(data) as usize;
+        let mut map = BlockMap { size, surplus: Vec::new(), ..old.clone() };
         let mut freed = map.data.split_off(data as usize);
         freed.extend(map.extensions.split_off(extensions));
         let change = self.change()?;
         let mut state = this.state.lock();
         state.protect &= !ARCHIVED;
-        self.space.give_up(&change, &freed)?;
-        self.put_map(&change, file, old, &map, Some(state.protect))?;
-        if let (Some(&last), false) = (map.data.last(), self.shape.flavour.ffs) {
-            // Data goes past the cache: what is there may be old.
+        self.bitmap.free(&change, &freed)?;
+        self.update_tables(&change, file, old, &map, Some(state.protect))?;
+        if let (Some(&last), false) = (map.data.last(), self.geometry.variant.ffs) {
+            // Data is written without the cache, so the cached block may be old.
             self.cache.forget(last.no());
-            self.unwrap(&self.sealed(last, "a data block")?.read(), last, file, data as usize - 1)?;
-            self.put_end(&change, last, self.last_len(&map))?;
+            self.ofs_payload(
+                &self.checked_buffer(last, "a data block")?.read(),
+                last,
+                file,
+                data as usize - 1,
+            )?;
+            self.set_last_block(&change, last, self.last_block_len(&map))?;
         }
-        state.shrunk = change.ticket();
+        state.shrink_ticket = change.ticket();
         state.map = Some(Arc::new(map));
-        state.promised_end = 0;
-        self.break_promises(&mut state, 0);
-        self.show_blocks(inode, data);
+        state.reserved_end = 0;
+        self.trim_reservation(&mut state, 0);
+        self.update_blocks_512(inode, data);
         Ok(())
     }
 
-    /// How many bytes the last data block of OFS counts.
-    fn last_len(&self, map: &Map) -> u32 {
-        (map.size - (map.data.len() as u64 - 1) * self.shape.data_len()) as u32
+    /// Returns how many bytes the last data block of an OFS file counts.
+    fn last_block_len(&self, map: &BlockMap) -> u32 {
+        (map.size - (map.data.len() as u64 - 1) * self.geometry.data_len()) as u32
     }
 
-    /// Lets a data block of OFS be the last one.
-    pub(crate) fn put_end(&self, change: &Change<'_>, last: Block, len: u32) -> Result<()> {
+    /// Marks a data block of OFS as the last one of its file.
+    pub(crate) fn set_last_block(&self, change: &Change<'_>, last: Block, len: u32) -> Result<()> {
         self.edit(change, last, Stage::Cut, |bytes| {
             put32(bytes, head::TABLE_SIZE, len);
             put_block(bytes, head::FIRST_DATA, Block::NONE);
         })
     }
 
-    /// The last data block of a file of OFS that says more than the file's size, and what it should count: what an append wrote that a crash cut off. One that is damaged is left to
-    /// whoever reads it.
-    pub(crate) fn loose_end(&self, map: &Map) -> Result<Option<(Block, u32)>> {
-        let (Some(&last), false) = (map.data.last(), self.shape.flavour.ffs) else { return Ok(None) };
-        let len = self.last_len(map);
-        match self.sealed(last, "a data block") {
+    /// Returns the last data block of an OFS file and its correct count, if the block counts more than the
+    /// file's size. An append that a crash interrupted leaves it. A damaged block is left to its readers.
+    pub(crate) fn stale_last_block(&self, map: &BlockMap) -> Result<Option<(Block, u32)>> {
+        let (Some(&last), false) = (map.data.last(), self.geometry.variant.ffs) else { return Ok(None) };
+        let len = self.last_block_len(map);
+        match self.checked_buffer(last, "a data block") {
             Ok(block) => {
                 let bytes = block.read();
                 let is_end = (get32(&bytes, head::TABLE_SIZE), get_block(&bytes, head::FIRST_DATA))
@@ -487,22 +517,23 @@ impl Affs {
         }
     }
 
-    /// Data and tables of a file that is being made with zeros; gives its map. The header is the caller's.
-    pub(crate) fn make_zeros(&self, file: Block, size: u64) -> Result<Map> {
-        let none = Map::default();
-        let map = self.longer(&self.change()?, &none, size, file, Claim::Plain)?;
-        self.store(file, &none, &map, &Bytes { offset: size, data: &[] })?;
+    /// Writes data and tables of a new file that is filled with zeros, and returns its map. The caller
+    /// writes the header.
+    pub(crate) fn write_zeros(&self, file: Block, size: u64) -> Result<BlockMap> {
+        let none = BlockMap::default();
+        let map = self.extended_map(&self.change()?, &none, size, file, AllocSource::Unreserved)?;
+        self.write_data(file, &none, &map, &NewData { offset: size, data: &[] })?;
         Ok(map)
     }
 
     /// Writes the tables of a new file.
-    pub(crate) fn put_new_map(&self, change: &Change<'_>, file: Block, map: &Map) -> Result<()> {
-        self.put_map(change, file, &Map::default(), map, None)
+    pub(crate) fn write_new_tables(&self, change: &Change<'_>, file: Block, map: &BlockMap) -> Result<()> {
+        self.update_tables(change, file, &BlockMap::default(), map, None)
     }
 
     pub(crate) fn fs_map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let map = self.map_of(inode)?;
-        let end = map.data.len() as u64 * self.shape.data_len();
+        let map = self.block_map(inode)?;
+        let end = map.data.len() as u64 * self.geometry.data_len();
         Ok(match offset < end {
             true => MappedRange { start: 0, len: end, kind: RangeKind::Data },
             false => MappedRange { start: end, len: u64::MAX - end, kind: RangeKind::Hole },
@@ -517,13 +548,13 @@ impl Affs {
         len: u64,
     ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        // Nothing lies behind the end of a file, and nothing inside it is missing.
+        // A file has no blocks past its end and no holes.
         if !mode.is_empty() {
             return Err(NameError::NotSupported.into());
         }
-        let old = self.map_of(inode)?.size;
+        let old = self.block_map(inode)?.size;
         if end > old.max(inode.size()) {
-            self.write_file(inode, end, &Bytes { offset: end, data: &[] })?;
+            self.write_file(inode, end, &NewData { offset: end, data: &[] })?;
             inode.with_attr(|attr| attr.size = attr.size.max(end));
         }
         inode.changed(Touch::Data, Logged::Anyway);

@@ -1,37 +1,36 @@
-//! The Amiga's filesystems: OFS and FFS, plain, international and with directory caches.
+//! The AFFS driver: OFS and FFS, the Amiga's filesystems; plain, international and with directory caches.
 //!
-//! [`Affs::open`] finds a volume in a floppy or hard disk image, checks it, and gives a filesystem for `ivers_vfs::Vfs::mount`.
+//! [`Affs::open`] finds a volume in a floppy or hard disk image, checks it, and returns a filesystem for
+//! `ivers_vfs::Vfs::mount`. `docs/affs.md` explains the order of writes.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`layout`] | the structures on the device, as bytes; no I/O |
+//! | [`layout`] | on-disk structures, as bytes; no I/O |
 //! | [`rdb`] | the partitions of a hard disk |
-//! | `open`, `recover` | finding the root; a volume that was not closed |
-//! | `volume` | the opened volume: checked blocks, and changes of them |
-//! | `space` | the bitmap, and the mark that says whether it holds |
-//! | `names`, `rename`, `listing` | directories: names that come and go, that move, and how they are listed |
-//! | `dircache` | what `DOS\4` and `DOS\5` keep beside a directory |
-//! | `file`, `node` | data, attributes |
-//! | `driver` | the calls of the VFS |
-//! | [`mkfs`] | an empty volume |
-//!
-//! Why writes go home in the order in which they do is told in `docs/affs.md`.
+//! | `open`, `recover` | finding the root block; recovery after a crash |
+//! | `volume` | the open volume: checked blocks, and changes of them |
+//! | `bitmap` | free blocks, reservations, and the dirty mark |
+//! | `names`, `rename`, `readdir` | directories: adding, removing, moving and listing names |
+//! | `dircache` | the directory caches of `DOS\4` and `DOS\5` |
+//! | `file`, `inode` | data; attributes |
+//! | `driver` | the interface to the VFS |
+//! | [`mkfs`] | making an empty volume |
 
 #![forbid(unsafe_code)]
 
+mod bitmap;
 mod dircache;
 mod driver;
 mod file;
+mod inode;
 pub mod layout;
-mod listing;
 pub mod mkfs;
 mod names;
-mod node;
 mod open;
 pub mod rdb;
+mod readdir;
 mod recover;
 mod rename;
-mod space;
 mod volume;
 
 pub use open::{OpenOptions, probe};

@@ -1,32 +1,34 @@
-//! An empty volume (FAQ 5).
+//! Making an empty volume (FAQ 5).
 
-use crate::layout::{BM_VALID, Flavour, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_DIRCACHE, T_SHORT};
-use crate::layout::{dirc, head, put_date, put_tail32, put_text, put32, seal, table_len, tail, to_latin};
+use crate::layout::{BM_VALID, NAME_MAX, ROOT_BM_PAGES, ST_ROOT, T_DIRCACHE, T_SHORT, Variant};
+use crate::layout::{
+    dirc, head, put_date, put_tail32, put_text, put32, set_checksum, table_len, tail, to_latin1,
+};
 use ivers_block::{ByteOffset, Device};
 use ivers_vfs::{Error, NameError, Result, Timestamp};
 
-const RESERVED: u32 = 2;
+const RESERVED_BLOCKS: u32 = 2;
 
-/// Makes an empty volume on all of a device. `low`: the last byte of its `DOS` word, 0 to 5.
-pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: Timestamp) -> Result<()> {
-    let tag = u32::from_be_bytes([b'D', b'O', b'S', low]);
-    let known = Flavour::of(tag).filter(|flavour| !flavour.long_names);
+/// Makes an empty volume that fills the device. `low_byte` is the last byte of its `DOS` word, 0 to 5.
+pub fn format(device: &dyn Device, low_byte: u8, block_size: u32, label: &str, now: Timestamp) -> Result<()> {
+    let dos_type = u32::from_be_bytes([b'D', b'O', b'S', low_byte]);
+    let variant = Variant::from_dos_type(dos_type).filter(|variant| !variant.long_names);
     let blocks = u32::try_from(device.size_bytes() / u64::from(block_size.max(1))).unwrap_or(u32::MAX);
-    let sound = [512, 1024, 2048, 4096].contains(&block_size) && blocks > RESERVED + 8;
-    let label = to_latin(label.as_bytes()).filter(|label| !label.is_empty() && label.len() <= NAME_MAX);
-    let (Some(flavour), true, Some(label)) = (known, sound, label) else {
+    let valid_size = [512, 1024, 2048, 4096].contains(&block_size) && blocks > RESERVED_BLOCKS + 8;
+    let label = to_latin1(label.as_bytes()).filter(|label| !label.is_empty() && label.len() <= NAME_MAX);
+    let (Some(variant), true, Some(label)) = (variant, valid_size, label) else {
         return Err(Error::Name(NameError::Invalid));
     };
     let size = block_size as usize;
-    let root = (RESERVED + blocks - 1) / 2;
+    let root = (RESERVED_BLOCKS + blocks - 1) / 2;
     let per_page = (size / 4 - 1) * 32;
-    let pages = ((blocks - RESERVED) as usize).div_ceil(per_page);
-    let named = size / 4 - 1;
-    let extensions = pages.saturating_sub(ROOT_BM_PAGES).div_ceil(named);
-    // Behind all these the root's cache, which no directory is without.
+    let pages = ((blocks - RESERVED_BLOCKS) as usize).div_ceil(per_page);
+    let per_extension = size / 4 - 1;
+    let extensions = pages.saturating_sub(ROOT_BM_PAGES).div_ceil(per_extension);
+    // The root's directory cache is after these. Every directory has one.
     let cache = root + 1 + (pages + extensions) as u32;
-    let own = root..cache + u32::from(flavour.cached);
-    if own.end > blocks {
+    let system = root..cache + u32::from(variant.cached);
+    if system.end > blocks {
         return Err(NameError::NoSpace.into());
     }
     let page = |nth: usize| root + 1 + nth as u32;
@@ -36,19 +38,20 @@ pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: T
     };
     for nth in 0..pages {
         let mut bytes = vec![0xff; size];
-        let first = RESERVED as usize + nth * per_page;
-        for block in own.clone().filter(|&block| (first..first + per_page).contains(&(block as usize))) {
+        let first = RESERVED_BLOCKS as usize + nth * per_page;
+        for block in system.clone().filter(|&block| (first..first + per_page).contains(&(block as usize))) {
             let at = block as usize - first;
             bytes[4 + at / 32 * 4 + 3 - at % 32 / 8] &= !(1 << (at % 8));
         }
-        seal(&mut bytes, 0);
+        set_checksum(&mut bytes, 0);
         write(page(nth), &bytes)?;
     }
     for nth in 0..extensions {
         let mut bytes = vec![0; size];
-        let first = ROOT_BM_PAGES + nth * named;
-        (first..pages.min(first + named)).for_each(|at| put32(&mut bytes, (at - first) * 4, page(at)));
-        put32(&mut bytes, named * 4, extension(nth + 1));
+        let first = ROOT_BM_PAGES + nth * per_extension;
+        (first..pages.min(first + per_extension))
+            .for_each(|at| put32(&mut bytes, (at - first) * 4, page(at)));
+        put32(&mut bytes, per_extension * 4, extension(nth + 1));
         write(extension(nth), &bytes)?;
     }
     let mut bytes = vec![0; size];
@@ -61,20 +64,20 @@ pub fn format(device: &dyn Device, low: u8, block_size: u32, label: &str, now: T
         put_date(&mut bytes, at, now);
     }
     put_text(&mut bytes, tail::NAME, NAME_MAX, &label);
-    if flavour.cached {
+    if variant.cached {
         put_tail32(&mut bytes, tail::EXTENSION, cache);
         let mut empty = vec![0; size];
         put32(&mut empty, head::TYPE, T_DIRCACHE);
         put32(&mut empty, head::OWN_KEY, cache);
         put32(&mut empty, dirc::PARENT, root);
-        seal(&mut empty, head::CHECKSUM);
+        set_checksum(&mut empty, head::CHECKSUM);
         write(cache, &empty)?;
     }
     put_tail32(&mut bytes, tail::SEC_TYPE, ST_ROOT);
-    seal(&mut bytes, head::CHECKSUM);
+    set_checksum(&mut bytes, head::CHECKSUM);
     write(root, &bytes)?;
     let mut boot = vec![0; size];
-    put32(&mut boot, 0, tag);
+    put32(&mut boot, 0, dos_type);
     write(0, &boot)?;
     write(1, &vec![0; size])?;
     Ok(device.flush()?)

@@ -1,32 +1,31 @@
-//! Opening a volume: where it lies, where its root is, and whether it may be written to.
+//! Opening a volume: finds the partition and the root block, and decides whether the volume is writable.
 
-use crate::dircache::Caches;
+use crate::bitmap::{BLOCKS_MAX, Bitmap};
+use crate::dircache::DirCaches;
 use crate::layout::{
-    BM_VALID, Block, Flavour, ST_ROOT, T_SHORT, get32, head, is_sealed, shown_tag, table_len, tail, tail32,
-    to_utf8,
+    BM_VALID, Block, ST_ROOT, T_SHORT, Variant, checksum_is_valid, format_dos_type, get32, head, table_len,
+    tail, tail32, to_utf8,
 };
 use crate::rdb;
-use crate::space::{BLOCKS_MAX, Space};
-use crate::volume::{Affs, Shape, order_error};
+use crate::volume::{Affs, Geometry, to_vfs_error};
 use ivers_block::{Budget, BufferCache, ByteOffset, Device, OffsetDevice};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{Mutex, RwLock};
 use ivers_vfs::{Error, Result};
-use ivers_write_ordering::{Ordered, OrderedOptions, Ticket};
-use std::collections::HashMap;
+use ivers_write_ordering::{Ordered, OrderedOptions};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How to open a volume.
+/// Options of [`Affs::open`].
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// Write nothing.
+    /// Write nothing to the device.
     pub read_only: bool,
-    /// Which partition of a hard disk: its name or its number. Not needed where there is one.
+    /// The partition of a hard disk, by name or number. Required if there are several.
     pub partition: Option<String>,
-    /// The bound of the block cache.
+    /// Bounds the block cache.
     pub budget: Arc<Budget>,
-    /// A change goes home at the latest about this long after it was made.
+    /// Approximate longest time from a change to its write.
     pub commit_interval: Duration,
     /// The image's name, for messages.
     pub place: String,
@@ -44,74 +43,75 @@ impl Default for OpenOptions {
     }
 }
 
-/// Block sizes that there are.
+/// Valid block sizes, in bytes.
 const BLOCK_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
-/// Blocks at the beginning that belong to no file where no partition says otherwise.
-const RESERVED: u32 = 2;
+/// Reserved blocks at the start of a volume without a partition entry.
+const RESERVED_BLOCKS: u32 = 2;
 
-/// A volume on a device, before its root was looked for.
-struct Extent {
+/// The place of a volume on a device, before its root block is found.
+struct VolumeExtent {
     place: String,
     len: u64,
-    /// What a partition says.
+    /// The block size in the partition entry.
     block_size: Option<u32>,
     reserved: u32,
 }
 
-/// Whether a device begins as a volume, or as a disk with partitions, as far as its first bytes tell.
+/// Returns whether a device starts with a volume or with a partition table. `head` is the first bytes of
+/// it.
 pub fn probe(head: &[u8]) -> bool {
-    let volume = head.len() >= 4 && Flavour::of(get32(head, 0)).is_some();
+    let volume = head.len() >= 4 && Variant::from_dos_type(get32(head, 0)).is_some();
     volume || head.chunks(512).take(16).any(|block| block.starts_with(b"RDSK"))
 }
 
 impl Affs {
-    /// Opens a floppy or hard disk image, or a partition of it.
+    /// Opens the volume in a floppy or hard disk image, or in one of its partitions.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let (device, extent) = find_volume(device, &options)?;
         let mut first = [0; 4];
         if extent.len < 4 * 512 {
             return Err(Error::Incompatible(format!(
-                "{} holds no AmigaDOS volume: it is too small",
+                "{} is no AmigaDOS volume: it is shorter than four sectors",
                 extent.place
             )));
         }
         device.read_at(ByteOffset(0), &mut first)?;
-        let tag = u32::from_be_bytes(first);
-        let Some(flavour) = Flavour::of(tag) else {
+        let dos_type = u32::from_be_bytes(first);
+        let Some(variant) = Variant::from_dos_type(dos_type) else {
             return Err(Error::Incompatible(format!(
-                "{} holds no AmigaDOS volume (its first block says {})",
+                "{} is no AmigaDOS volume: its first word is {}",
                 extent.place,
-                shown_tag(tag)
+                format_dos_type(dos_type)
             )));
         };
-        let (shape, root) = find_root(&*device, &extent, flavour)?;
-        let cache = Arc::new(BufferCache::new(device, shape.block_size, options.budget.clone()));
-        let (space, found) = Space::find(&shape, &cache, &root);
-        let space = Arc::new(space);
+        let (geometry, root) = find_root(&*device, &extent, variant)?;
+        let cache = Arc::new(BufferCache::new(device, geometry.block_size, options.budget.clone()));
+        let (bitmap, found) = Bitmap::locate(&geometry, &cache, &root);
+        let bitmap = Arc::new(bitmap);
         let valid = tail32(&root, tail::BM_FLAG) == BM_VALID;
-        let small = shape.blocks <= BLOCKS_MAX;
-        // Nobody asks for the bitmap of what is only read, but for the figures of free space.
-        let bitmap = found.and_then(|()| if valid && small { space.load() } else { Ok(()) });
+        let small = geometry.blocks <= BLOCKS_MAX;
+        // A read-only mount uses the bitmap only to count free blocks.
+        let loaded = found.and_then(|()| if valid && small { bitmap.load() } else { Ok(()) });
         let name_len = usize::from(root[root.len() - tail::NAME]).min(30);
         let name_at = root.len() - tail::NAME + 1;
         let label = String::from_utf8_lossy(&to_utf8(&root[name_at..name_at + name_len])).into_owned();
         let mut affs = Self {
-            shape,
+            geometry,
             label,
             cache,
-            space: space.clone(),
+            bitmap: bitmap.clone(),
             ordered: None,
             read_only: None,
-            links: RwLock::new(()),
-            moved: Mutex::new(Ticket::default()),
-            caches: Caches::default(),
+            chain_lock: RwLock::new(()),
+            last_move: Mutex::default(),
+            caches: DirCaches::default(),
             orphans: AtomicU64::new(0),
-            lives: Mutex::new(HashMap::new()),
+            generations: Mutex::default(),
         };
-        affs.read_only = affs.why_read_only(&options, bitmap);
+        affs.read_only = affs.read_only_reason(&options, loaded);
         if affs.read_only.is_none() {
             let order = OrderedOptions { interval: options.commit_interval, ..OrderedOptions::default() };
-            let ordered = Ordered::new(affs.cache.clone(), space, order).map_err(order_error)?;
+            let ordered = Ordered::new(affs.cache.clone(), bitmap, order).map_err(to_vfs_error)?;
             affs.ordered = Some(ordered);
             if !valid {
                 affs.recover()?;
@@ -120,41 +120,55 @@ impl Affs {
         Ok(Arc::new(affs))
     }
 
-    /// Why the volume cannot be written to, if so.
-    fn why_read_only(&self, options: &OpenOptions, bitmap: Result<()>) -> Option<String> {
-        let flavour = self.shape.flavour;
+    /// Returns why the volume is read-only, if it is.
+    fn read_only_reason(&self, options: &OpenOptions, loaded: Result<()>) -> Option<String> {
+        let variant = self.geometry.variant;
         if options.read_only || self.device().is_read_only() {
-            return Some("opened for reading only".into());
+            return Some("opened read-only".into());
         }
-        if flavour.long_names {
-            return Some(format!("{}: long names are not written", flavour.name()));
+        if variant.long_names {
+            return Some(format!("{}: writing to volumes with long names is not supported", variant.name()));
         }
-        if self.shape.blocks > BLOCKS_MAX {
-            return Some(format!("{} blocks are more than are written to", self.shape.blocks));
+        if self.geometry.blocks > BLOCKS_MAX {
+            return Some(format!(
+                "{} blocks: writing to volumes of more than 2^28 blocks is not supported",
+                self.geometry.blocks
+            ));
         }
-        bitmap.err().map(|error| format!("the bitmap cannot be used: {error}"))
+        loaded.err().map(|error| format!("the bitmap is damaged: {error}"))
     }
 }
 
-fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dyn Device>, Extent)> {
+fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dyn Device>, VolumeExtent)> {
     let place = &options.place;
     let Some(partitions) = rdb::partitions(&*device, place)? else {
         if options.partition.is_some() {
             return Err(Error::Incompatible(format!(
-                "{place} has no list of partitions (no Rigid Disk Block)"
+                "{place} has no partition table (no Rigid Disk Block); omit -o partition"
             )));
         }
-        let extent =
-            Extent { place: place.clone(), len: device.size_bytes(), block_size: None, reserved: RESERVED };
+        let extent = VolumeExtent {
+            place: place.clone(),
+            len: device.size_bytes(),
+            block_size: None,
+            reserved: RESERVED_BLOCKS,
+        };
         return Ok((device, extent));
     };
     let chosen = rdb::choose(&partitions, options.partition.as_deref(), place)?;
     let place = format!("{place}, partition {}", chosen.name);
     if !BLOCK_SIZES.contains(&chosen.block_size) {
-        return Err(Error::Incompatible(format!("{place}: blocks of {} bytes", chosen.block_size)));
+        return Err(Error::Incompatible(format!(
+            "{place}: a block size of {} bytes is not supported",
+            chosen.block_size
+        )));
     }
-    let extent =
-        Extent { place, len: chosen.len, block_size: Some(chosen.block_size), reserved: chosen.reserved };
+    let extent = VolumeExtent {
+        place,
+        len: chosen.len,
+        block_size: Some(chosen.block_size),
+        reserved: chosen.reserved,
+    };
     let device = match chosen.start {
         0 => device,
         start => Arc::new(OffsetDevice::new(device, ByteOffset(start))?),
@@ -162,10 +176,11 @@ fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dy
     Ok((device, extent))
 }
 
-/// The root lies in the middle (FAQ 4.2). What is no root there is asked for its size in blocks another way.
-fn find_root(device: &dyn Device, extent: &Extent, flavour: Flavour) -> Result<(Shape, Vec<u8>)> {
+/// Finds the root block, which is in the middle of the volume (FAQ 4.2). Tries all block sizes if no
+/// partition entry gives one.
+fn find_root(device: &dyn Device, extent: &VolumeExtent, variant: Variant) -> Result<(Geometry, Vec<u8>)> {
     let sizes = extent.block_size.map_or(BLOCK_SIZES.to_vec(), |size| vec![size]);
-    let mut damaged = None;
+    let mut corrupt_root = None;
     for block_size in sizes {
         let blocks = (extent.len / u64::from(block_size)).min(u64::from(u32::MAX - 1)) as u32;
         if blocks <= extent.reserved.saturating_add(2) || extent.reserved == 0 {
@@ -184,27 +199,27 @@ fn find_root(device: &dyn Device, extent: &Extent, flavour: Flavour) -> Result<(
             let is_root = get32(&bytes, head::TYPE) == T_SHORT
                 && tail32(&bytes, tail::SEC_TYPE) == ST_ROOT
                 && get32(&bytes, head::TABLE_SIZE) as usize == table_len(block_size);
-            let shape = Shape {
+            let geometry = Geometry {
                 place: extent.place.clone(),
-                flavour,
+                variant,
                 block_size,
                 blocks,
                 reserved: extent.reserved,
                 root: Block(root as u32),
             };
-            match (is_root, is_sealed(&bytes)) {
-                (true, true) => return Ok((shape, bytes)),
+            match (is_root, checksum_is_valid(&bytes)) {
+                (true, true) => return Ok((geometry, bytes)),
                 (true, false) => {
-                    damaged =
-                        Some(shape.damaged(Block(root as u32), "the checksum of the root block is wrong"))
+                    corrupt_root =
+                        Some(geometry.corrupt(Block(root as u32), "the root block has a bad checksum"))
                 }
                 (false, _) => {}
             }
         }
     }
-    Err(damaged.unwrap_or_else(|| {
+    Err(corrupt_root.unwrap_or_else(|| {
         Error::corrupt(
-            format!("{}, but there is no root block in the middle", flavour.name()),
+            format!("{} without a root block in the middle of the volume", variant.name()),
             extent.place.clone(),
         )
     }))

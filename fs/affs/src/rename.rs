@@ -1,129 +1,143 @@
-//! Moves, and other cases in which an entry takes the place of a hard link to it.
+//! Renames, and other cases in which an entry takes over a hard link to it.
 //!
-//! An entry cannot stand in two chains at a time (see [`crate::names`]). To move one without a moment in which a crash would lose it, a hard link takes its
-//! place in between:
+//! An entry cannot be in two hash chains at a time (see [`crate::names`]). A crash must not lose an entry
+//! that moves, so a hard link stands in for it:
 //!
-//! 1. a link block with the new name is made and put into the chain of links ([`Stage::Fresh`], [`Stage::Detach`]), then where the new
-//!    name belongs, in place of what is replaced, if anything ([`Stage::Attach`]). All this is settled: both names lead to the entry.
-//! 2. The entry leaves its old chain ([`Stage::Detach`]), takes the link's name and place ([`Stage::Turn`]), and stands where the link stood ([`Stage::Attach`]);
-//!    the link leaves the chain of links ([`Stage::Cut`]).
+//! 1. The driver creates a link block with the new name ([`Stage::Fresh`]) and adds it to the chain of
+//!    links ([`Stage::Detach`]). Then it adds the link to the hash chain of the new name, in place of the
+//!    replaced entry if there is one ([`Stage::Attach`]). It settles this change: both names lead to the
+//!    entry.
+//! 2. It removes the entry from its old chain ([`Stage::Detach`]), gives it the name and directory of the
+//!    link ([`Stage::Turn`]) and puts it where the link was ([`Stage::Attach`]). Then it removes the link
+//!    from the chain of links ([`Stage::Cut`]).
 //!
-//! The same second half is what happens when the own name of an entry with hard links is removed: it takes the name of the newest link.
+//! The driver also does step 2 when the own name of an entry with hard links is removed: the entry takes
+//! over its newest link.
 //!
-//! A change of the same batch that takes another name away would be written before the second half is complete, and could lead from
-//! a chain into the other: so whoever takes a name away settles [`Affs::moved`] first.
+//! Another change of the same batch that removes a name would be written before step 2 is complete, and
+//! could lead from one chain into the other. So a change that removes a name settles [`Affs::last_move`]
+//! first.
 
-use crate::layout::{Block, NAME_MAX, name_from, put_tail_block, put_text, tail};
-use crate::node::{block_of, node};
-use crate::space::Claim;
+use crate::bitmap::AllocSource;
+use crate::inode::{affs_inode, header_block};
+use crate::layout::{Block, NAME_MAX, parse_name, put_tail_block, put_text, tail};
 use crate::volume::{Affs, Header, Kind};
 use ivers_vfs::*;
 use ivers_write_ordering::{Change, Stage, Ticket};
 
 impl Affs {
-    pub(crate) fn settle_moved(&self) -> Result<()> {
-        let moved: Ticket = *self.moved.lock();
+    pub(crate) fn settle_last_move(&self) -> Result<()> {
+        let moved: Ticket = *self.last_move.lock();
         self.settle(moved)
     }
 
-    /// An entry that stands in no chain (any more) takes the place, the name and the directory of a link to it, whose block is freed.
-    pub(crate) fn replace_link(&self, change: &Change<'_>, block: Block, link: &Header) -> Result<()> {
-        let before = self.before(link)?;
-        self.unchain(change, link)?;
+    /// Lets an entry that is in no hash chain take over a link to it: its place, its name and its
+    /// directory. Frees the link's block.
+    pub(crate) fn take_over_link(&self, change: &Change<'_>, block: Block, link: &Header) -> Result<()> {
+        let predecessor = self.predecessor(link)?;
+        self.remove_from_link_chain(change, link)?;
         let (name, dir, chain) = (self.name_of(link)?, link.parent(), link.chain());
         let record = self.record_of(&self.header(block)?, Some(name))?;
-        self.recache_surely(change, dir, &[link.block], Some(record))?;
+        self.update_cache_anyway(change, dir, &[link.block], Some(record))?;
         self.edit(change, block, Stage::Turn, |bytes| {
             put_text(bytes, tail::NAME, NAME_MAX, name);
             put_tail_block(bytes, tail::PARENT, dir);
             put_tail_block(bytes, tail::HASH_CHAIN, chain);
         })?;
-        self.point(change, dir, before, Stage::Attach, block)?;
+        self.set_pointer(change, dir, predecessor, Stage::Attach, block)?;
         self.free_header(change, link.block)
     }
 
     pub(crate) fn fs_rename(&self, rename: &Rename<'_>) -> Result<()> {
         let &Rename { old_dir, old_name, new_dir, new_name, inode, target, exchange, .. } = rename;
-        let (old_name, new_name) = (name_from(old_name)?, name_from(new_name)?);
+        let (old_name, new_name) = (parse_name(old_name)?, parse_name(new_name)?);
         if exchange {
             return Err(NameError::NotSupported.into());
         }
-        target.map_or(Ok(()), |target| self.may_go(target))?;
-        self.settle_moved()?;
-        let (from, to) = (block_of(old_dir), block_of(new_dir));
-        let stays = from == to && target.is_none() && self.slot_of(&old_name) == self.slot_of(&new_name);
-        if stays {
+        target.map_or(Ok(()), |target| self.check_removable(target))?;
+        self.settle_last_move()?;
+        let (from, to) = (header_block(old_dir), header_block(new_dir));
+        let same_chain =
+            from == to && target.is_none() && self.hash_slot(&old_name) == self.hash_slot(&new_name);
+        if same_chain {
             let change = self.change()?;
-            let _links = self.links.read();
-            let entry = self.found(from, &old_name)?.entry;
+            let _chains = self.chain_lock.read();
+            let entry = self.find_existing(from, &old_name)?.entry;
             let record = self.record_of(&entry, Some(&new_name))?;
-            self.recache(&change, from, &[], Some(record), Claim::Kept)?;
+            self.update_cache(&change, from, &[], Some(record), AllocSource::ReservePool)?;
             self.edit(&change, entry.block, Stage::Attach, |bytes| {
                 put_text(bytes, tail::NAME, NAME_MAX, &new_name)
             })?;
-        } else if node(inode).kind == Kind::LinkDirectory {
+        } else if affs_inode(inode).kind == Kind::LinkDirectory {
             return Err(NameError::NotSupported.into());
         } else {
-            let (placed, ticket) = self.place_link(rename, &new_name)?;
+            let (stand_in, ticket) = self.add_stand_in(rename, &new_name)?;
             self.settle(ticket)?;
-            self.leave_old_place(rename, &old_name, placed)?;
+            self.replace_stand_in(rename, &old_name, stand_in)?;
         }
         if let Some(target) = target {
-            let gone = if target.kind == FileType::Directory { -(target.attr().nlink as i32) } else { -1 };
-            self.relinked(target, gone)?;
+            let lost_links =
+                if target.kind == FileType::Directory { -(target.attr().nlink as i32) } else { -1 };
+            self.change_nlink(target, lost_links)?;
         }
-        self.relinked(inode, 0)?;
+        self.change_nlink(inode, 0)?;
         if from != to {
-            self.renamed_in(old_dir)?;
+            self.dir_changed(old_dir)?;
         }
-        self.renamed_in(new_dir)
+        self.dir_changed(new_dir)
     }
 
-    /// The first half of a move: a link under the new name. What stood there, if anything, stands in no chain then.
-    fn place_link(&self, rename: &Rename<'_>, new_name: &[u8]) -> Result<((Block, Option<Header>), Ticket)> {
-        let to = block_of(rename.new_dir);
+    /// Adds a link with the new name. Returns the link, and the replaced entry, which is then in no hash
+    /// chain.
+    fn add_stand_in(
+        &self,
+        rename: &Rename<'_>,
+        new_name: &[u8],
+    ) -> Result<((Block, Option<Header>), Ticket)> {
+        let to = header_block(rename.new_dir);
         let change = self.change()?;
-        let _links = self.links.read();
+        let _chains = self.chain_lock.read();
         let replaced = match rename.target {
-            Some(_) => Some(self.found(to, new_name)?),
+            Some(_) => Some(self.find_existing(to, new_name)?),
             None => None,
         };
-        let before = match &replaced {
-            Some(found) => found.before,
-            None => self.end_of(to, new_name)?,
+        let predecessor = match &replaced {
+            Some(found) => found.predecessor,
+            None => self.chain_end(to, new_name)?,
         };
-        let real = self.header(block_of(rename.inode))?;
-        let instead_of = replaced.as_ref().map(|found| &found.entry);
-        let link = self.make_link(&change, &real, (to, new_name), instead_of, Claim::Kept)?;
-        self.point(&change, to, before, Stage::Attach, link)?;
+        let real = self.header(header_block(rename.inode))?;
+        let replaced_entry = replaced.as_ref().map(|found| &found.entry);
+        let link =
+            self.create_link(&change, &real, (to, new_name), replaced_entry, AllocSource::ReservePool)?;
+        self.set_pointer(&change, to, predecessor, Stage::Attach, link)?;
         Ok(((link, replaced.map(|found| found.entry)), change.ticket()))
     }
 
-    /// The second half.
-    fn leave_old_place(
+    /// Removes the entry from its old chain and lets it take over the link.
+    fn replace_stand_in(
         &self,
         rename: &Rename<'_>,
         old_name: &[u8],
         (link, replaced): (Block, Option<Header>),
     ) -> Result<()> {
         let change = self.change()?;
-        let _links = self.links.write();
-        let from = block_of(rename.old_dir);
-        let old = self.found(from, old_name)?;
-        self.recache_surely(&change, from, &[old.entry.block], None)?;
-        self.point(&change, from, old.before, Stage::Detach, old.entry.chain())?;
+        let _chains = self.chain_lock.write();
+        let from = header_block(rename.old_dir);
+        let old = self.find_existing(from, old_name)?;
+        self.update_cache_anyway(&change, from, &[old.entry.block], None)?;
+        self.set_pointer(&change, from, old.predecessor, Stage::Detach, old.entry.chain())?;
         if old.entry.kind == Kind::LinkFile {
-            // A link's name moves: the new link stays, the old one goes.
-            self.unchain(&change, &old.entry)?;
+            // The entry is a link itself: the new link stays and the old one is freed.
+            self.remove_from_link_chain(&change, &old.entry)?;
             self.free_header(&change, old.entry.block)?;
         } else {
-            self.replace_link(&change, old.entry.block, &self.header(link)?)?;
+            self.take_over_link(&change, old.entry.block, &self.header(link)?)?;
         }
         if let Some(replaced) = replaced {
-            // Its header as it is now: the chain may have changed under it.
-            self.drop_nameless(&change, &self.header(replaced.block)?)?;
+            // Read the header again: its pointer to the next entry may have changed.
+            self.finish_removal(&change, &self.header(replaced.block)?)?;
         }
-        *self.moved.lock() = change.ticket();
+        *self.last_move.lock() = change.ticket();
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! What has left memory since it was changed is still in a batch: that its next change may have to wait for the last one must not be forgotten with it.
+//! Eviction of changed inodes: an evicted inode may still be in a batch, and its next change must wait for
+//! that batch if it depends on it.
 
 mod common;
 
@@ -9,7 +10,7 @@ use ivers_crash::states::States;
 use ivers_vfs::{CreateSpec, MountOptions, SetAttr, Vfs};
 use std::sync::Arc;
 
-/// Files that are looked at so that others leave a memory of `CACHE_BYTES`.
+/// Number of files whose lookups evict the others from a cache of `CACHE_BYTES`.
 const OTHERS: usize = 200;
 const CACHE_BYTES: u64 = 64 << 10;
 
@@ -18,7 +19,7 @@ fn truncate(vfs: &Arc<Vfs>, path: &str, size: u64) {
     vfs.set_attr(&root(), &find(vfs, path), &size).unwrap();
 }
 
-/// Looks at so many other files that this one leaves memory.
+/// Evicts a file by looking up many others.
 fn evict(vfs: &Arc<Vfs>, path: &str) {
     let change = vfs.change(&find(vfs, path));
     for nth in (0..OTHERS).chain(0..OTHERS) {
@@ -28,9 +29,9 @@ fn evict(vfs: &Arc<Vfs>, path: &str) {
 }
 
 #[test]
-fn what_was_cut_may_leave_memory() {
-    for low in [0, 1, 5] {
-        let base = fresh(low, 512, DD);
+fn evicted_inode_grows_only_after_its_truncation_is_durable() {
+    for low_byte in [0, 1, 5] {
+        let base = fresh(low_byte, 512, DD);
         let vfs = mount(&base);
         put(&vfs, "/a", &pattern(1, 60_000));
         make(&vfs, "/others", &CreateSpec::directory(0o755));
@@ -52,10 +53,10 @@ fn what_was_cut_may_leave_memory() {
             let states = States::new(base.clone(), &device.record(), 1)
                 .each_content(|state, bytes| {
                     let whole = ivers_oracle::affs::check(&bytes, 512).crashed();
-                    assert!(whole.is_ok(), "DOS\\{low}, {size}, {state:?}: {:?}", whole.err());
+                    assert!(whole.is_ok(), "DOS\\{low_byte}, {size}, {state:?}: {:?}", whole.err());
                 })
                 .unwrap();
-            println!("DOS\\{low}, cut to {size}: {states} states");
+            println!("DOS\\{low_byte}, truncated to {size}: {states} states");
         }
     }
 }

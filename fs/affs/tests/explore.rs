@@ -1,7 +1,9 @@
-//! Every crash point of many workloads (see `ivers_crash`): what a crash leaves is a sound volume with lost blocks at worst, and says that its bitmap does not hold.
+//! Every crash point of many workloads (see `ivers_crash`): a crash costs at most lost blocks, and leaves a
+//! valid volume whose `bm_flag` is clear.
 //!
-//! `IVERS_CRASH_STATES` bounds the number of states of each kind of volume, `IVERS_CRASH_SEED` decides what is sampled, and
-//! `IVERS_CRASH_WORKLOAD` runs the one workload that a report names. `IVERS_CRASH_VIOLATIONS` says after how many violations to stop.
+//! `IVERS_CRASH_STATES` bounds the number of states of each kind of volume. `IVERS_CRASH_SEED` chooses the
+//! sample. `IVERS_CRASH_WORKLOAD` runs the workload that a report names. `IVERS_CRASH_VIOLATIONS` is the
+//! number of violations that ends a run.
 
 mod common;
 
@@ -18,17 +20,17 @@ use rand::{Rng, SeedableRng};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A kind of volume, with blocks of a sector: what is larger can be torn, and has no checksum that could tell.
+/// A kind of volume. Its blocks are sectors, because the driver assumes that no block is torn.
 #[derive(Clone, Copy)]
 struct Amiga {
     name: &'static str,
-    low: u8,
+    low_byte: u8,
 }
 
 const KINDS: &[Amiga] = &[
-    Amiga { name: "OFS", low: 0 },
-    Amiga { name: "FFS, international", low: 3 },
-    Amiga { name: "FFS, directory caches", low: 5 },
+    Amiga { name: "OFS", low_byte: 0 },
+    Amiga { name: "FFS, international", low_byte: 3 },
+    Amiga { name: "FFS, directory caches", low_byte: 5 },
 ];
 const BLOCK: usize = 512;
 
@@ -38,10 +40,10 @@ impl Target for Amiga {
     }
 
     fn format(&self) -> anyhow::Result<MemDevice> {
-        Ok(MemDevice::from_bytes(&fresh(self.low, BLOCK as u32, 2 << 20).to_bytes()))
+        Ok(MemDevice::from_bytes(&fresh(self.low_byte, BLOCK as u32, 2 << 20).to_bytes()))
     }
 
-    /// What there is to recover is looked at first: the driver's recovery could mend more than a crash may break.
+    /// Checks the crash state first: the driver's recovery could repair more than a crash may damage.
     fn open(&self, device: Arc<dyn Device>, _: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let bytes = bytes_of(&*device).map_err(|what| Error::corrupt(what.to_string(), "reading"))?;
         ivers_oracle::affs::check(&bytes, BLOCK)
@@ -70,7 +72,7 @@ impl Target for Amiga {
     }
 
     fn repair(&self, _image: &Path) -> anyhow::Result<Repaired> {
-        anyhow::bail!("there is no other tool that repairs")
+        anyhow::bail!("no other tool repairs these volumes")
     }
 
     fn kernel_recovers(&self, _image: &Path) -> Option<anyhow::Result<()>> {
@@ -91,13 +93,13 @@ fn workloads(seed: u64) -> Vec<Workload> {
 }
 
 #[test]
-fn a_crash_loses_blocks_at_worst() {
+fn crash_costs_at_most_lost_blocks() {
     let states = env("IVERS_CRASH_STATES").unwrap_or(3000);
     let seed = env("IVERS_CRASH_SEED").unwrap_or(1);
     let only = std::env::var("IVERS_CRASH_WORKLOAD").ok();
     for kind in KINDS {
         let workloads = match &only {
-            Some(name) => vec![Workload::by_name(name).expect("a workload's name, as a report gives it")],
+            Some(name) => vec![Workload::by_name(name).expect("the name of a workload, as in a report")],
             None => workloads(seed),
         };
         let explorer = Explorer {
@@ -108,17 +110,18 @@ fn a_crash_loses_blocks_at_worst() {
             fsck_first_every: 0,
             ..Explorer::new(*kind, seed)
         };
-        let summary = explorer.run().expect("the explorer itself works");
+        let summary = explorer.run().expect("the explorer runs");
         println!("{summary}");
-        assert!(summary.violations.is_empty(), "promises were broken: see above");
+        assert!(summary.violations.is_empty(), "a crash state violated a promise: see above");
         assert!(only.is_some() || summary.states >= states, "too few workloads for {states} states");
     }
 }
 
-/// Contents that were made durable under a name are found under it, or under the name that it was about to get: at no point of a rename, with or without
-/// a file in its way, a second link or another directory, is the file lost, and at no point is the name that is replaced missing.
+/// A file that was durable before a rename is found under its old or its new name at every crash point. The
+/// new name is never missing if the rename replaces a file. The cases have a replaced file, a hard link,
+/// another directory or none of these.
 #[test]
-fn a_rename_loses_nothing_at_any_point() {
+fn rename_loses_no_file_at_any_crash_point() {
     let renames: &[(&str, &str)] = &[
         ("/a", "/b"),
         ("/a", "/c"),
@@ -128,16 +131,16 @@ fn a_rename_loses_nothing_at_any_point() {
         ("/d", "/e"),
         ("/c", "/d/in"),
     ];
-    for low in [0, 1, 5] {
+    for low_byte in [0, 1, 5] {
         for &(old, new) in renames {
-            let base = fresh(low, 512, DD);
+            let base = fresh(low_byte, 512, DD);
             let vfs = mount(&base);
             make(&vfs, "/d", &ivers_vfs::CreateSpec::directory(0o755));
             for (nth, path) in ["/a", "/c", "/d/in"].into_iter().enumerate() {
                 put(&vfs, path, &pattern(nth + 1, 3000 * (nth + 1)));
             }
             link(&vfs, "/a", "/l");
-            // So that chains have more than one entry, on both sides.
+            // Gives both directories hash chains of several entries.
             for nth in 0..200 {
                 make(&vfs, &format!("/fill{nth}"), &ivers_vfs::CreateSpec::file(0o600));
                 make(&vfs, &format!("/d/fill{nth}"), &ivers_vfs::CreateSpec::file(0o600));
@@ -155,7 +158,7 @@ fn a_rename_loses_nothing_at_any_point() {
             let states = States::new(base, &record, 7)
                 .each_content(|state, bytes| {
                     let image = Arc::new(MemDevice::from_bytes(&bytes));
-                    let place = format!("DOS\\{low}, {old} to {new}, {state:?}");
+                    let place = format!("DOS\\{low_byte}, {old} to {new}, {state:?}");
                     let vfs = mount(&image);
                     let found = contents(&vfs);
                     for content in wanted.iter().filter(|content| after.contains(content)) {
@@ -163,10 +166,10 @@ fn a_rename_loses_nothing_at_any_point() {
                     }
                     for path in [old, new].into_iter().filter(|path| ["/c", "/a"].contains(path)) {
                         let is_there = vfs.resolve(&root(), path, false).is_ok();
-                        assert!(is_there || path == old, "{place}: nothing is at {path}");
+                        assert!(is_there || path == old, "{place}: {path} is missing");
                     }
                     let both = [old, new].map(|path| vfs.resolve(&root(), path, false).is_ok());
-                    assert!(both[0] || both[1], "{place}: neither name is there");
+                    assert!(both[0] || both[1], "{place}: both names are missing");
                     vfs.unmount().unwrap();
                     check(&image, 512);
                 })
@@ -176,7 +179,7 @@ fn a_rename_loses_nothing_at_any_point() {
     }
 }
 
-/// The contents of all files that have any, each once.
+/// Returns the distinct contents of all files that are not empty.
 fn contents(vfs: &Arc<Vfs>) -> Vec<Vec<u8>> {
     let mut all: Vec<Vec<u8>> = Vec::new();
     for path in tree(vfs).keys().filter(|path| !path.contains("fill")) {

@@ -1,4 +1,5 @@
-//! Linux' own affs, in an emulated machine: it reads the tree that ivers wrote, and ivers reads what it wrote.
+//! Linux' affs in an emulated machine: it reads the tree that ivers wrote, and ivers reads the tree that
+//! Linux wrote.
 
 mod common;
 
@@ -11,9 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Volumes: the low byte, and bytes.
+/// The volumes: low byte of the first word, and size in bytes.
 const VOLUMES: &[(u8, u64)] = &[(0, DD), (1, DD), (2, HD), (3, 4 << 20), (4, DD), (5, 4 << 20)];
-/// Linux does not write directory caches: it mounts these read-only.
+/// Linux mounts volumes with directory caches read-only.
 const FIRST_CACHED: u8 = 4;
 
 fn boot(images: &[(String, Arc<MemDevice>)]) -> anyhow::Result<Guest> {
@@ -29,14 +30,14 @@ fn boot(images: &[(String, Arc<MemDevice>)]) -> anyhow::Result<Guest> {
     Boot::new(kernel, root, &["loop", "affs"])?.boot("amiga")
 }
 
-/// Everything that is not a directory: mode, size, sum.
+/// Returns mode, size and MD5 sum of every regular file.
 fn digest(vfs: &Arc<Vfs>) -> Vec<String> {
     let files = tree(vfs).into_keys().filter_map(|path| {
         let inode = find(vfs, &path);
         (inode.kind == FileType::Regular).then(|| {
             let data = get(vfs, &inode);
             let sum: String = Md5::digest(&data).iter().map(|byte| format!("{byte:02x}")).collect();
-            // Linux asks for no Latin-1: such names are compared by what they stand for.
+            // Linux shows names in Latin-1, so such files are compared without their names.
             let name = if path.is_ascii() { path } else { "-".into() };
             format!("{name} {:o} {} {sum}", inode.attr().perm, data.len())
         })
@@ -46,7 +47,7 @@ fn digest(vfs: &Arc<Vfs>) -> Vec<String> {
     files
 }
 
-/// The same by the guest.
+/// Prints the same in the guest.
 const DIGEST: &str = "cd /mnt && find . -type f | while IFS= read -r f; do \
     case \"$f\" in *[!\\ -~]*) n=-;; *) n=${f#.};; esac; \
     echo \"$n $(stat -c '%a %s' \"$f\") $(md5sum < \"$f\" | cut -d' ' -f1)\"; done | LC_ALL=C sort; cd /";
@@ -76,13 +77,14 @@ fn fill(vfs: &Arc<Vfs>) {
     vfs.set_attr(&root(), &file, &SetAttr { perm: Some(0o754), ..SetAttr::default() }).unwrap();
 }
 
-/// What the guest does to a mounted volume.
-const WORK: &str = "mkdir /mnt/Guest && cp /mnt/Dir/Below/large /mnt/Guest/copy && cat /mnt/file33 >> /mnt/Guest/copy && \
-    mv /mnt/file34 /mnt/Guest/moved && rm /mnt/file35 /mnt/Dir/moved03 && ln /mnt/file36 /mnt/Guest/hard && \
+/// What the guest does on a mounted volume.
+const WORK: &str = "mkdir /mnt/Guest && cp /mnt/Dir/Below/large /mnt/Guest/copy && \
+    cat /mnt/file33 >> /mnt/Guest/copy && mv /mnt/file34 /mnt/Guest/moved && \
+    rm /mnt/file35 /mnt/Dir/moved03 && ln /mnt/file36 /mnt/Guest/hard && \
     ln -s Dir/heir /mnt/Guest/soft && chmod 640 /mnt/file37 && echo short > /mnt/file38 && sync";
 
 #[test]
-fn linux_reads_what_ivers_wrote_and_the_other_way_round() {
+fn linux_and_ivers_read_each_others_volumes() {
     let programs: Vec<&str> = PROGRAMS.iter().map(|(program, _)| *program).collect();
     if !ivers_oracle::have_programs(
         &[&programs[..], &["apt-get", "apt-cache", "dpkg", "base64", "gzip"]].concat(),
@@ -91,20 +93,20 @@ fn linux_reads_what_ivers_wrote_and_the_other_way_round() {
     }
     let mut images = Vec::new();
     let mut wanted = Vec::new();
-    for &(low, bytes) in VOLUMES {
-        let device = fresh(low, 512, bytes);
+    for &(low_byte, bytes) in VOLUMES {
+        let device = fresh(low_byte, 512, bytes);
         let vfs = mount(&device);
         fill(&vfs);
         wanted.push(digest(&vfs));
         vfs.unmount().unwrap();
-        images.push((format!("image{low}"), device));
+        images.push((format!("image{low_byte}"), device));
     }
     let mut guest = boot(&images).unwrap();
-    for (((name, _), wanted), &(low, _)) in images.iter().zip(wanted).zip(VOLUMES) {
+    for (((name, _), wanted), &(low_byte, _)) in images.iter().zip(wanted).zip(VOLUMES) {
         guest.run(&format!("mount -t affs -o loop /{name} /mnt")).unwrap();
         assert_eq!(seen_by(&mut guest), wanted, "{name}");
         assert_eq!(guest.run("readlink /mnt/soft").unwrap(), "Dir/Below/large", "{name}");
-        if low >= FIRST_CACHED {
+        if low_byte >= FIRST_CACHED {
             guest.run("! touch /mnt/new 2>/dev/null && umount /mnt").unwrap();
             continue;
         }
@@ -119,7 +121,7 @@ fn linux_reads_what_ivers_wrote_and_the_other_way_round() {
         assert_eq!(vfs.read_link(&find(&vfs, "/Guest/soft")).unwrap(), b"Dir/heir", "{name}");
         assert_eq!(find(&vfs, "/Guest/hard").ino, find(&vfs, "/file36").ino, "{name}");
         assert_eq!(find(&vfs, "/file36").attr().nlink, 2, "{name}");
-        // And goes on from there, also with files that Linux cut: it leaves blocks behind their ends.
+        // Linux leaves blocks past the end of a file that it truncates. Changing such files must work.
         for path in ["/file38", "/Guest/copy"] {
             let file = find(&vfs, path);
             vfs.set_attr(&root(), &file, &SetAttr { size: Some(5), ..SetAttr::default() }).unwrap();

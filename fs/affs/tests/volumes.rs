@@ -1,16 +1,17 @@
-//! Volumes that ivers writes, seen by itself, by a checker of our own, by amitools and by unadf; and volumes made by amitools.
+//! Volumes that ivers writes, read by ivers, by our own checker, by amitools and by unadf. Volumes that
+//! amitools make, read and written by ivers.
 
 mod common;
 
 use common::*;
 use ivers_affs::OpenOptions;
-use ivers_affs::layout::{T_DIRCACHE, dirc, get32, head, put_tail32, put32, record, tail};
+use ivers_affs::layout::{T_DIRCACHE, dirc, get32, head, put_tail32, put32, record, set_checksum, tail};
 use ivers_block::{ByteOffset, Device, MemDevice};
 use ivers_vfs::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What the shapes of volumes are: the low byte, the block size, the size.
+/// The volumes: low byte of the first word, block size, size in bytes.
 const SHAPES: &[(u8, u32, u64)] = &[
     (0, 512, DD),
     (1, 512, DD),
@@ -26,7 +27,7 @@ const SHAPES: &[(u8, u32, u64)] = &[
     (4, 4096, 16 << 20),
 ];
 
-/// A day's work: everything that changes something. `links`: others take them for damage.
+/// Makes changes of every kind. `links`: also links, which xdfscan reports as damage.
 fn work(vfs: &Arc<Vfs>, links: bool) {
     for nth in 0..60 {
         put(vfs, &format!("/file{nth:02}"), &pattern(nth, nth * 97));
@@ -73,17 +74,17 @@ fn work(vfs: &Arc<Vfs>, links: bool) {
 }
 
 #[test]
-fn what_was_written_is_read_back() {
-    for &(low, block_size, bytes) in SHAPES {
-        let device = fresh(low, block_size, bytes);
+fn tree_is_unchanged_after_a_remount() {
+    for &(low_byte, block_size, bytes) in SHAPES {
+        let device = fresh(low_byte, block_size, bytes);
         let vfs = mount(&device);
         work(&vfs, true);
         let before = tree(&vfs);
         vfs.unmount().unwrap();
         let report = check(&device, block_size);
-        assert_eq!(report.tree.len(), before.len(), "DOS\\{low} {block_size}");
+        assert_eq!(report.tree.len(), before.len(), "DOS\\{low_byte} {block_size}");
         let vfs = mount_fs(open(&device, OpenOptions::default()).unwrap());
-        assert_eq!(tree(&vfs), before, "DOS\\{low} {block_size}");
+        assert_eq!(tree(&vfs), before, "DOS\\{low_byte} {block_size}");
         assert_eq!(get(&vfs, &find(&vfs, "/Unter/big")).len(), 120_003);
         let comment = vfs.get_xattr(&root(), &find(&vfs, "/file07"), "user.amiga.comment").unwrap();
         assert_eq!(comment, "na \u{fc}nd".as_bytes());
@@ -91,9 +92,9 @@ fn what_was_written_is_read_back() {
         assert_eq!((attr.perm, attr.uid, attr.gid), (0o421, 1000, 33));
         assert_eq!(vfs.read_link(&find(&vfs, "/soft")).unwrap(), b"Dir/../Unter/big");
         drop(vfs);
-        // Everything goes, and all its room comes back.
+        // After everything is removed, all space is free again.
         let vfs = mount(&device);
-        let empty = mount(&fresh(low, block_size, bytes)).stat_fs().unwrap().blocks_free;
+        let empty = mount(&fresh(low_byte, block_size, bytes)).stat_fs().unwrap().blocks_free;
         for path in before.keys().rev() {
             let (dir, name) = split(&vfs, path);
             let inode = find(&vfs, path);
@@ -110,16 +111,16 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
-fn amitools_and_unadf_agree_on_what_ivers_wrote() {
+fn amitools_and_unadf_read_volumes_of_ivers() {
     let Some(tools) = amitools() else { return };
     if !ivers_oracle::have_programs(&["unadf"]) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    for (low, bytes) in
+    for (low_byte, bytes) in
         [(0, DD), (1, DD), (2, DD), (3, DD), (4, DD), (5, DD), (0, 6 << 20), (3, 24 << 20), (5, 6 << 20)]
     {
-        let device = fresh(low, 512, bytes);
+        let device = fresh(low_byte, 512, bytes);
         let vfs = mount(&device);
         work(&vfs, false);
         let files: BTreeMap<String, Vec<u8>> = tree(&vfs)
@@ -129,39 +130,39 @@ fn amitools_and_unadf_agree_on_what_ivers_wrote() {
             .collect();
         vfs.unmount().unwrap();
         let is_floppy = bytes == DD;
-        let path = dir.path().join(format!("image{low}.{}", if is_floppy { "adf" } else { "hdf" }));
+        let path = dir.path().join(format!("image{low_byte}.{}", if is_floppy { "adf" } else { "hdf" }));
         std::fs::write(&path, device.to_bytes()).unwrap();
         let caches = check(&device, 512).caches;
-        assert_eq!(!caches.is_empty(), low >= 4);
+        assert_eq!(!caches.is_empty(), low_byte >= 4);
         tools
             .xdfscan_beside(&path, &caches)
-            .unwrap_or_else(|error| panic!("DOS\\{low}, {bytes} bytes: {error:#}"));
-        let out = dir.path().join(format!("xdf{low}{bytes}"));
+            .unwrap_or_else(|error| panic!("DOS\\{low_byte}, {bytes} bytes: {error:#}"));
+        let out = dir.path().join(format!("xdf{low_byte}{bytes}"));
         tools.xdftool(&path, &["unpack", out.to_str().unwrap(), "fsuae"]).unwrap();
         let unpacked = if out.join("Test").is_dir() { out.join("Test") } else { out };
         compare(&unpacked, &files, "xdftool");
         let listed = tools.xdftool(&path, &["list"]).unwrap();
         assert!(listed.contains("na \u{fc}nd"), "{listed}");
         if is_floppy {
-            let out = dir.path().join(format!("unadf{low}"));
+            let out = dir.path().join(format!("unadf{low_byte}"));
             std::fs::create_dir(&out).unwrap();
             ivers_oracle::affs::unadf(&path, &out).unwrap();
             compare(&out, &files, "unadf");
-            if low >= 4 {
+            if low_byte >= 4 {
                 let by_headers = ivers_oracle::affs::unadf_list(&path, false).unwrap();
                 assert_eq!(ivers_oracle::affs::unadf_list(&path, true).unwrap(), by_headers);
                 assert_eq!(by_headers.len(), tree(&mount(&device)).len());
             }
         }
-        if low >= 4 {
-            // It looks every record up: with one missing it stops.
+        if low_byte >= 4 {
+            // xdftool looks up each record, and stops if one is missing.
             let words = [
                 "delete", "Dir", "all", "+", "delete", "Unter", "all", "+", "delete", "file13", "+",
                 "makedir",
             ];
             tools.xdftool(&path, &[&words[..], &["Anew"]].concat()).unwrap();
             let device = image(&path);
-            // It leaves the type out of the records that it writes.
+            // xdftool omits the type in the records that it writes.
             leave_open(&device);
             let vfs = mount(&device);
             assert!(names(&vfs, &vfs.root().unwrap()).contains(&"Anew".to_owned()));
@@ -173,8 +174,9 @@ fn amitools_and_unadf_agree_on_what_ivers_wrote() {
     }
 }
 
-/// The files below a directory are these. Names of others' tools are not all UTF-8: such ones are compared by what they hold.
-fn compare(dir: &std::path::Path, want: &BTreeMap<String, Vec<u8>>, who: &str) {
+/// Checks the files below a directory. A name that another tool wrote may not be UTF-8: such files are
+/// compared by their contents.
+fn compare(dir: &std::path::Path, want: &BTreeMap<String, Vec<u8>>, tool: &str) {
     let mut found: Vec<Vec<u8>> = Vec::new();
     let mut dirs = vec![dir.to_owned()];
     while let Some(at) = dirs.pop() {
@@ -190,7 +192,7 @@ fn compare(dir: &std::path::Path, want: &BTreeMap<String, Vec<u8>>, who: &str) {
             }
             let data = std::fs::read(&path).unwrap();
             if let Some(want) = name.to_str().and_then(|name| want.get(&format!("/{name}"))) {
-                assert!(*want == data, "{who}: {} differs", name.display());
+                assert!(*want == data, "{tool}: {} differs", name.display());
             }
             found.push(data);
         }
@@ -198,7 +200,7 @@ fn compare(dir: &std::path::Path, want: &BTreeMap<String, Vec<u8>>, who: &str) {
     let mut want: Vec<Vec<u8>> = want.values().cloned().collect();
     want.sort();
     found.sort();
-    assert!(found == want, "{who}: {} files, not {}", found.len(), want.len());
+    assert!(found == want, "{tool}: {} files, not {}", found.len(), want.len());
 }
 
 #[test]
@@ -208,12 +210,12 @@ fn volumes_of_amitools_are_read_and_written() {
     let source = dir.path().join("data");
     std::fs::write(&source, pattern(5, 80_000)).unwrap();
     let source = source.to_str().unwrap();
-    for (low, options) in
+    for (low_byte, options) in
         ["ofs", "ffs", "ofs+intl", "ffs+intl", "ofs+dc", "ffs+dc", "ofs+ln", "ffs+ln"].into_iter().enumerate()
     {
         for (name, size) in [("a.adf", None), ("a.hdf", Some("size=12Mi"))] {
-            let path = dir.path().join(format!("{low}{name}"));
-            let long = if low >= 6 { "a name of more than thirty characters" } else { "Data" };
+            let path = dir.path().join(format!("{low_byte}{name}"));
+            let long = if low_byte >= 6 { "a name of more than thirty characters" } else { "Data" };
             let mut words: Vec<&str> = vec!["create"];
             words.extend(size);
             words.extend(["+", "format", "Volume", options, "+", "makedir", "Dir", "+", "write", source]);
@@ -223,14 +225,14 @@ fn volumes_of_amitools_are_read_and_written() {
             let device = image(&path);
             let fs = open(&device, writable()).unwrap();
             assert_eq!(fs.info().label, "Volume");
-            assert_eq!(fs.health().read_only.is_some(), low >= 6, "{options}");
+            assert_eq!(fs.health().read_only.is_some(), low_byte >= 6, "{options}");
             let vfs = mount_fs(fs);
             assert_eq!(names(&vfs, &vfs.root().unwrap()), ["Dir", "Top"]);
             assert_eq!(get(&vfs, &find(&vfs, &format!("/dir/{}", long.to_uppercase()))), pattern(5, 80_000));
             let top = find(&vfs, "/TOP");
             assert_eq!(top.attr().perm, 0o600);
             assert_eq!(vfs.get_xattr(&root(), &top, "user.amiga.protection").unwrap(), b"0x00000002");
-            if low >= 6 {
+            if low_byte >= 6 {
                 let refused =
                     vfs.create(&root(), &vfs.root().unwrap(), b"x", &CreateSpec::file(0o600), false);
                 assert!(matches!(refused, Err(Error::Name(NameError::ReadOnly))));
@@ -241,13 +243,14 @@ fn volumes_of_amitools_are_read_and_written() {
             unlink(&vfs, "/Top");
             vfs.unmount().unwrap();
             let report = ivers_oracle::affs::check(&device.to_bytes(), 512);
-            // amitools 0.8.1 leaves the type out of its records: what we did not touch is still so.
+            // amitools 0.8.1 omits the type in its records. The caches of unchanged directories still have
+            // those.
             assert!(report.errors.iter().all(|error| error.contains("a cache of /Dir/")), "{report:?}");
             std::fs::write(&path, device.to_bytes()).unwrap();
             tools
                 .xdfscan_beside(&path, &report.caches)
                 .unwrap_or_else(|error| panic!("{options} {name}: {error:#}"));
-            // A volume that nobody closed: now it is.
+            // Recover the volume, which repairs the caches.
             leave_open(&device);
             mount(&device).unmount().unwrap();
             check(&device, 512);
@@ -307,38 +310,34 @@ fn partitions_are_found_by_name_and_number() {
         let listed = tools.xdftool(&path, &["open", &with, "+", "list", part]).unwrap();
         assert!(listed.contains("by ") && listed.matches("30000").count() == 2, "{listed}");
     }
-    // One that reserves more than there is, and a loop of partitions.
+    // A partition that reserves too many blocks, and a cycle of partitions.
     let mut bytes = device.to_bytes();
     let part = (0..64).find(|nth| bytes[nth * 512..].starts_with(b"PART")).unwrap();
     let mut greedy = bytes.clone();
     put32(&mut greedy[part * 512..], 128 + 6 * 4, u32::MAX);
-    reseal(&mut greedy[part * 512..part * 512 + 256], 8);
+    set_checksum(&mut greedy[part * 512..part * 512 + 256], 8);
     let greedy = Arc::new(MemDevice::from_bytes(&greedy));
     let error = open(&greedy, choose(Some("DH0"))).err().unwrap();
     assert!(matches!(error, Error::Incompatible(_) | Error::Corrupt { .. }), "{error}");
     assert!(open(&greedy, choose(Some("Work"))).is_ok());
     bytes[part * 512 + 16..part * 512 + 20].copy_from_slice(&(part as u32).to_be_bytes());
-    reseal(&mut bytes[part * 512..part * 512 + 256], 8);
+    set_checksum(&mut bytes[part * 512..part * 512 + 256], 8);
     let error = open(&Arc::new(MemDevice::from_bytes(&bytes)), choose(Some("DH0"))).err().unwrap();
-    assert!(matches!(&error, Error::Corrupt { what, .. } if what.contains("no end")), "{error}");
+    assert!(matches!(&error, Error::Corrupt { what, .. } if what.contains("has a cycle")), "{error}");
 }
 
-/// As if the machine had stopped.
+/// Clears `bm_flag`, as after a crash.
 fn leave_open(device: &MemDevice) {
     let root = (2 + device.size_bytes() / 512 - 1) / 2 * 512;
     let mut block = [0; 512];
     device.read_at(ByteOffset(root), &mut block).unwrap();
     put_tail32(&mut block, tail::BM_FLAG, 0);
-    reseal(&mut block, head::CHECKSUM);
+    set_checksum(&mut block, head::CHECKSUM);
     device.write_at(ByteOffset(root), &block).unwrap();
 }
 
-fn reseal(block: &mut [u8], at: usize) {
-    ivers_affs::layout::seal(block, at);
-}
-
 #[test]
-fn names_are_found_in_any_case_and_keep_theirs() {
+fn names_are_case_insensitive_and_case_preserving() {
     let device = fresh(3, 512, DD);
     let vfs = mount(&device);
     let file = put(&vfs, "/R\u{e9}sum\u{e9}", b"text");
@@ -363,9 +362,9 @@ fn names_are_found_in_any_case_and_keep_theirs() {
 }
 
 #[test]
-fn a_full_volume_says_so_and_loses_nothing() {
-    for low in [0, 1, 5] {
-        let device = fresh(low, 512, DD);
+fn full_volume_returns_enospc_and_loses_nothing() {
+    for low_byte in [0, 1, 5] {
+        let device = fresh(low_byte, 512, DD);
         let vfs = mount(&device);
         make(&vfs, "/Dir", &CreateSpec::directory(0o755));
         let mut made = 0;
@@ -379,7 +378,7 @@ fn a_full_volume_says_so_and_loses_nothing() {
         assert!(matches!(full, Ok(_) | Err(Error::Name(NameError::NoSpace))), "{full:?}");
         assert!(made >= 11, "{made}");
         vfs.sync().unwrap();
-        // A move takes a block for a moment, which is kept for that.
+        // A rename needs a block until its second batch is durable. The reserve pool has one.
         let dir = find(&vfs, "/Dir");
         let full = loop {
             if let Err(error) = vfs.create(&root(), &dir, b"new", &CreateSpec::file(0o600), false) {
@@ -408,11 +407,12 @@ fn a_full_volume_says_so_and_loses_nothing() {
     }
 }
 
-/// Blocks are smaller than pages: a page that is dirty already may need more of them, and the one who makes it so is told when there are none.
+/// Blocks are smaller than pages, so a page that is already dirty may need more of them. A write that finds
+/// none fails with ENOSPC.
 #[test]
-fn what_a_dirty_page_needs_later_is_promised_or_refused() {
-    for low in [0u8, 1] {
-        let device = fresh(low, 512, DD);
+fn blocks_for_a_dirty_page_are_reserved_or_refused() {
+    for low_byte in [0u8, 1] {
+        let device = fresh(low_byte, 512, DD);
         let vfs = mount(&device);
         let keep = put(&vfs, "/keep", &pattern(1, 100));
         let full = (0..).find_map(|nth| {
@@ -424,9 +424,9 @@ fn what_a_dirty_page_needs_later_is_promised_or_refused() {
         let end = (1..40)
             .map(|nth| nth * 100)
             .find(|&at| vfs.write(&root(), &keep, at, &pattern(2, 100), WriteFlags::empty()).is_err());
-        let end = end.expect("there is no room for so much") as usize;
-        // As far as the block goes that it has: of OFS 488 bytes, of FFS 512.
-        assert!(end >= [400, 500][usize::from(low)], "{end}");
+        let end = end.expect("the volume is full") as usize;
+        // The file can grow to the end of its last block: 488 bytes in OFS, 512 in FFS.
+        assert!(end >= [400, 500][usize::from(low_byte)], "{end}");
         vfs.fsync(&keep, false).unwrap();
         vfs.unmount().unwrap();
         check(&device, 512);
@@ -437,9 +437,10 @@ fn what_a_dirty_page_needs_later_is_promised_or_refused() {
     }
 }
 
-/// Entries that stay are listed exactly once, whatever comes and goes between the calls.
+/// Every entry that exists during the whole listing is returned exactly once, while others are added and
+/// removed.
 #[test]
-fn listing_goes_on_where_it_was() {
+fn readdir_returns_each_lasting_entry_once() {
     let device = fresh(1, 512, DD);
     let vfs = mount(&device);
     make(&vfs, "/d", &CreateSpec::directory(0o755));
@@ -448,7 +449,7 @@ fn listing_goes_on_where_it_was() {
         make(&vfs, &format!("/d/stays{nth}"), &CreateSpec::file(0o600));
         make(&vfs, &format!("/d/goes{nth}"), &CreateSpec::file(0o600));
     }
-    // Names that are links': their blocks change when the original's name goes.
+    // Names of hard links: their blocks change when the original name is removed.
     for nth in 0..20 {
         make(&vfs, &format!("/e/orig{nth}"), &CreateSpec::file(0o600));
         link(&vfs, &format!("/e/orig{nth}"), &format!("/d/stays as link{nth}"));
@@ -482,9 +483,10 @@ fn listing_goes_on_where_it_was() {
     check(&device, 512);
 }
 
-/// What is in use without a name when the volume is closed is lost then, and the volume says so.
+/// If an orphan is in use when the volume is closed, its blocks stay marked as used and `bm_flag` stays
+/// clear. The next mount frees them.
 #[test]
-fn files_in_use_without_a_name_are_told_of() {
+fn orphans_keep_the_volume_dirty_until_the_next_mount() {
     let device = fresh(1, 512, DD);
     let vfs = mount(&device);
     let file = put(&vfs, "/file", &pattern(1, 50_000));
@@ -500,7 +502,7 @@ fn files_in_use_without_a_name_are_told_of() {
 }
 
 #[test]
-fn the_mark_tells_of_a_volume_that_was_not_closed() {
+fn unclean_volume_is_marked_and_recovered() {
     let device = fresh(0, 512, DD);
     let vfs = mount(&device);
     let valid = |device: &MemDevice| ivers_oracle::affs::check(&device.to_bytes(), 512).valid;
@@ -509,7 +511,7 @@ fn the_mark_tells_of_a_volume_that_was_not_closed() {
     vfs.fsync(&file, false).unwrap();
     assert!(!valid(&device));
     drop((file, vfs));
-    // As a crash leaves it: read only, it is read; to write, the bitmap is made anew.
+    // A read-only mount reads the volume as a crash left it. A mount for writing rebuilds the bitmap.
     let read_only = mount_fs(open(&device, OpenOptions::default()).unwrap());
     assert_eq!(get(&read_only, &find(&read_only, "/file")), pattern(1, 50_000));
     drop(read_only);
@@ -519,11 +521,12 @@ fn the_mark_tells_of_a_volume_that_was_not_closed() {
     check(&device, 512);
 }
 
-/// Records that grow and shrink, pages that come and go at both ends, entries that change without their names: the checker compares every cache with the headers.
+/// Records grow and shrink; cache blocks are added and removed at both ends; entries change without their
+/// names. The checker compares every cache with the headers.
 #[test]
-fn caches_tell_what_headers_tell() {
-    for (low, block_size, bytes) in [(4, 512, HD), (5, 512, HD), (5, 1024, 4 << 20)] {
-        let device = fresh(low, block_size, bytes);
+fn directory_caches_match_the_headers() {
+    for (low_byte, block_size, bytes) in [(4, 512, HD), (5, 512, HD), (5, 1024, 4 << 20)] {
+        let device = fresh(low_byte, block_size, bytes);
         let mut vfs = mount(&device);
         let again = |vfs: &mut Arc<Vfs>| {
             vfs.unmount().unwrap();
@@ -549,13 +552,13 @@ fn caches_tell_what_headers_tell() {
         }
         let full = again(&mut vfs);
         assert!(full > 60 * 54 / block_size as usize, "{full}");
-        // In place, and where there is no room in place any more.
+        // Comments that fit in place, and comments that do not.
         for nth in 0..60 {
             comment(&vfs, &path(nth), 1 + nth % 7 * 13);
         }
         let grown = again(&mut vfs);
         assert!(grown > full, "{grown} {full}");
-        // Nothing but what needs no room.
+        // Changes that need no space.
         let file = find(&vfs, &path(7));
         write(&vfs, &file, 4, b" and more");
         let attr = SetAttr { perm: Some(0o604), uid: Some(70), gid: Some(71), ..SetAttr::default() };
@@ -563,7 +566,7 @@ fn caches_tell_what_headers_tell() {
         vfs.set_xattr(&root(), &find(&vfs, "/d"), "user.amiga.protection", b"0x20", XattrMode::Any).unwrap();
         drop(file);
         again(&mut vfs);
-        // The first pages go, those in the midst, the last.
+        // Empties the first, some middle and the last cache blocks.
         for nth in (0..20).chain(30..35).chain(50..60) {
             unlink(&vfs, &path(nth));
         }
@@ -597,13 +600,14 @@ fn caches_tell_what_headers_tell() {
         unlink(&vfs, "/soft");
         assert_eq!(again(&mut vfs), 1);
         let left = vfs.stat_fs().unwrap().blocks_free;
-        assert_eq!(left, mount(&fresh(low, block_size, bytes)).stat_fs().unwrap().blocks_free);
+        assert_eq!(left, mount(&fresh(low_byte, block_size, bytes)).stat_fs().unwrap().blocks_free);
     }
 }
 
-/// Caches of others that tell something else: one that cannot be read is filled anew when its directory changes, and all are when a volume was not closed.
+/// Caches of other programs that differ from the headers: an unreadable cache is written again when its
+/// directory changes, and all caches after a crash.
 #[test]
-fn caches_that_lie_are_mended() {
+fn wrong_directory_caches_are_repaired() {
     let device = fresh(5, 512, DD);
     let vfs = mount(&device);
     make(&vfs, "/Dir", &CreateSpec::directory(0o755));
@@ -617,7 +621,7 @@ fn caches_that_lie_are_mended() {
         device.read_at(ByteOffset(page), &mut block).unwrap();
         assert_eq!(get32(&block, head::TYPE), T_DIRCACHE);
         words.iter().for_each(|&(at, word)| put32(&mut block, at, word));
-        reseal(&mut block, head::CHECKSUM);
+        set_checksum(&mut block, head::CHECKSUM);
         device.write_at(ByteOffset(page), &block).unwrap();
     };
     let is_wrong = || ivers_oracle::affs::check(&device.to_bytes(), 512).closed().is_err();

@@ -6,7 +6,7 @@
 
 use crate::input::{Flags, Input, Patch};
 use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
-use ivers_affs::layout::{head, put_tail32, put32, seal, tail};
+use ivers_affs::layout::{head, put_tail32, put32, set_checksum, tail};
 use ivers_affs::{Affs, OpenOptions, mkfs};
 use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_vfs::*;
@@ -82,7 +82,7 @@ fn disk(first: &[u8], second: &[u8]) -> Vec<u8> {
         let vector = [16, 128, 0, 1, 1, CYLINDER, 2, 0, 0, begin, begin + cylinders - 1, 30, 0, 0, 0, 0];
         vector.iter().enumerate().for_each(|(at, word)| put32(&mut part, 128 + at * 4, *word as u32));
         part[192..195].copy_from_slice(b"DOS");
-        seal(&mut part, 8);
+        set_checksum(&mut part, 8);
         image[(nth + 1) * BLOCK..(nth + 1) * BLOCK + 256].copy_from_slice(&part);
         image.extend_from_slice(bytes);
         image.resize(image.len().next_multiple_of(unit), 0);
@@ -95,7 +95,7 @@ fn disk(first: &[u8], second: &[u8]) -> Vec<u8> {
     for (at, word) in [(4, 64), (16, BLOCK as u32), (28, 1)] {
         put32(&mut rdb, at, word);
     }
-    seal(&mut rdb, 8);
+    set_checksum(&mut rdb, 8);
     image[..256].copy_from_slice(&rdb);
     image
 }
@@ -144,7 +144,7 @@ fn change(device: &dyn Device, block: usize, write: impl Fn(&mut [u8]), sealed: 
     write(&mut bytes);
     if let (Some(checksum), true) = (checksum, sealed) {
         let len = if checksum == 8 { 256 } else { BLOCK };
-        seal(&mut bytes[..len], checksum);
+        set_checksum(&mut bytes[..len], checksum);
     }
     device.write_at(ByteOffset(at), &bytes).expect("places lie in the image");
 }

@@ -1,4 +1,4 @@
-//! What the tests on volumes share.
+//! Helpers of the tests on volumes.
 
 #![allow(dead_code)]
 
@@ -11,16 +11,16 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A floppy of double and one of high density.
+/// Size in bytes of a floppy of double density, and of high density.
 pub const DD: u64 = 880 << 10;
 pub const HD: u64 = 1760 << 10;
 
 pub const NOW: Timestamp = Timestamp { sec: 1_763_766_000, nsec: 0 };
 
-/// An empty volume whose free space is full of bytes that no test writes.
-pub fn fresh(low: u8, block_size: u32, bytes: u64) -> Arc<MemDevice> {
+/// Makes an empty volume. Its free space is full of bytes that no test writes.
+pub fn fresh(low_byte: u8, block_size: u32, bytes: u64) -> Arc<MemDevice> {
     let device = Arc::new(MemDevice::from_bytes(&vec![0xa6; bytes as usize]));
-    ivers_affs::mkfs::format(&*device, low, block_size, "Test", NOW).unwrap();
+    ivers_affs::mkfs::format(&*device, low_byte, block_size, "Test", NOW).unwrap();
     device
 }
 
@@ -46,7 +46,7 @@ pub fn image(path: &Path) -> Arc<MemDevice> {
     Arc::new(MemDevice::from_bytes(&std::fs::read(path).unwrap()))
 }
 
-/// What the checker of our own says of a closed volume.
+/// Checks a closed volume with our own checker.
 pub fn check(device: &MemDevice, block_size: u32) -> ivers_oracle::affs::Report {
     ivers_oracle::affs::check(&device.to_bytes(), block_size as usize).closed().unwrap()
 }
@@ -58,7 +58,7 @@ pub fn amitools() -> Option<Amitools> {
     match Amitools::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("../oracles/amitools")) {
         Ok(tools) => Some(tools),
         Err(error) => {
-            assert!(std::env::var_os("CI").is_none(), "CI is set, and there are no amitools: {error:#}");
+            assert!(std::env::var_os("CI").is_none(), "CI is set and amitools are missing: {error:#}");
             ivers_oracle::skipped(&format!("{error:#}"));
             None
         }
@@ -73,7 +73,7 @@ pub fn find(vfs: &Arc<Vfs>, path: &str) -> InodeRef {
     vfs.resolve(&root(), path, false).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// A directory by path, and the last name.
+/// Returns the directory of a path, and its last name.
 pub fn split<'p>(vfs: &Arc<Vfs>, path: &'p str) -> (InodeRef, &'p [u8]) {
     let (dir, name) = path.rsplit_once('/').unwrap();
     (find(vfs, if dir.is_empty() { "/" } else { dir }), name.as_bytes())
@@ -128,7 +128,7 @@ pub fn names(vfs: &Arc<Vfs>, dir: &InodeRef) -> Vec<String> {
     names
 }
 
-/// Paths, with kind, permission, links and contents.
+/// Returns all paths, with kind, permissions, owner, contents and links.
 pub fn tree(vfs: &Arc<Vfs>) -> BTreeMap<String, String> {
     let mut tree = BTreeMap::new();
     let mut dirs = vec![String::new()];

@@ -1,42 +1,45 @@
-//! Listing a directory: where `readdir` goes on, whatever came and went in between.
+//! Listing directories: `readdir` continues at a position that stays valid while names are added and
+//! removed.
 
+use crate::inode::{affs_inode, header_block};
 use crate::layout::{Block, to_utf8};
-use crate::node::{block_of, node};
 use crate::volume::{Affs, Kind};
 use ivers_vfs::*;
 use std::ops::ControlFlow;
 
-/// The entries of one chain, in the order in which they are handed out.
-pub(crate) struct Listing {
-    /// The directory's value when they were read: they count while it is the same.
+/// The entries of one hash chain, in the order of their keys.
+pub(crate) struct ListedChain {
+    /// The directory's change counter when the chain was read. The entries are valid while it is the same.
     version: u64,
     slot: usize,
-    entries: Vec<Listed>,
+    entries: Vec<ListedEntry>,
 }
 
-struct Listed {
+struct ListedEntry {
     key: u64,
     ino: Ino,
     kind: Option<FileType>,
     name: Vec<u8>,
 }
 
-/// Cursors: 1 stands behind `.`, 2 behind `..`; above these the slot (from 1) and, below it, the key of the last entry.
+/// Cursors: 1 is after `.`, 2 after `..`. In a larger cursor, the bits from this one up are the slot,
+/// counted from 1, and the bits below it the key of the last entry.
 const KEY_BITS: u32 = 48;
 
 impl Affs {
-    /// Places are kept by name: blocks change places when a link's name becomes an entry's own.
-    fn key_of(&self, name: &[u8]) -> u64 {
+    /// Returns the position of a name within its chain. It depends on the name, because an entry that takes
+    /// over a hard link changes its block.
+    fn name_key(&self, name: &[u8]) -> u64 {
         // FNV-1a.
         let hash = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &c| {
-            (hash ^ u64::from(self.shape.flavour.upper(c))).wrapping_mul(0x100_0000_01b3)
+            (hash ^ u64::from(self.geometry.variant.to_upper(c))).wrapping_mul(0x100_0000_01b3)
         });
         (hash ^ hash >> KEY_BITS) & ((1 << KEY_BITS) - 1)
     }
 
-    fn list(&self, dir: Block, version: u64, slot: usize) -> Result<Listing> {
+    fn read_chain(&self, dir: Block, version: u64, slot: usize) -> Result<ListedChain> {
         let mut entries = Vec::new();
-        let _links = self.links.read();
+        let _chains = self.chain_lock.read();
         self.walk_chain(dir, slot, |_, entry| {
             let name = self.name_of(&entry)?;
             let kind = match entry.kind {
@@ -45,16 +48,16 @@ impl Affs {
                 Kind::SoftLink | Kind::LinkDirectory => Some(FileType::Symlink),
                 Kind::LinkFile | Kind::Root => None,
             };
-            entries.push(Listed {
-                key: self.key_of(name),
-                ino: self.meant_by(&entry)?,
+            entries.push(ListedEntry {
+                key: self.name_key(name),
+                ino: self.target_ino(&entry)?,
                 kind,
                 name: to_utf8(name),
             });
             Ok(ControlFlow::Continue(()))
         })?;
         entries.sort_by_key(|entry| entry.key);
-        Ok(Listing { version, slot, entries })
+        Ok(ListedChain { version, slot, entries })
     }
 
     pub(crate) fn fs_readdir(
@@ -70,21 +73,21 @@ impl Affs {
                 return Ok(());
             }
         }
-        let (first, behind) = match cursor >> KEY_BITS {
+        let (first, after) = match cursor >> KEY_BITS {
             0 => (0, None),
             slot => (slot as usize - 1, Some(cursor & ((1 << KEY_BITS) - 1))),
         };
-        // Every change of names moves it, whoever looks or not: see `renamed_in`.
+        // Every change of names raises the counter, also if nobody queried it: see `dir_changed`.
         let version = dir.counter.peek();
-        for slot in first..self.shape.table_len() {
-            let kept = node(dir).state.lock().listing.take();
-            let listing = match kept {
-                Some(kept) if kept.version == version && kept.slot == slot => kept,
-                _ => self.list(block_of(dir), version, slot)?,
+        for slot in first..self.geometry.table_len() {
+            let cached = affs_inode(dir).state.lock().listed_chain.take();
+            let chain = match cached {
+                Some(cached) if cached.version == version && cached.slot == slot => cached,
+                _ => self.read_chain(header_block(dir), version, slot)?,
             };
             let mut stopped = false;
-            for Listed { key, ino, kind, name } in &listing.entries {
-                if slot == first && behind.is_some_and(|behind| *key <= behind) {
+            for ListedEntry { key, ino, kind, name } in &chain.entries {
+                if slot == first && after.is_some_and(|after| *key <= after) {
                     continue;
                 }
                 let next = (slot as u64 + 1) << KEY_BITS | key;
@@ -94,7 +97,7 @@ impl Affs {
                 }
             }
             if stopped {
-                node(dir).state.lock().listing = Some(listing);
+                affs_inode(dir).state.lock().listed_chain = Some(chain);
                 return Ok(());
             }
         }
