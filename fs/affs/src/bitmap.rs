@@ -10,7 +10,7 @@ use crate::layout::{
 };
 use crate::volume::Geometry;
 use ivers_block::BufferCache;
-use ivers_vfs::sync::Mutex;
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{NameError, Result, Timestamp};
 use ivers_write_ordering::{Change, Stage, Volume};
 use std::collections::HashSet;
@@ -95,7 +95,7 @@ pub(crate) struct Bitmap {
     pages: Vec<Block>,
     /// The blocks of the volume itself: root, bitmap and bitmap extension blocks.
     system: HashSet<Block>,
-    state: Mutex<State>,
+    state: RankedMutex<rank::Leaf, State>,
     /// Keeps the dirty mark when the volume is closed.
     keep_dirty_mark: AtomicBool,
 }
@@ -108,7 +108,7 @@ impl Bitmap {
             cache: cache.clone(),
             pages: Vec::new(),
             system: HashSet::from([geometry.root]),
-            state: Mutex::default(),
+            state: RankedMutex::default(),
             keep_dirty_mark: AtomicBool::new(false),
         };
         let found = bitmap.locate_pages(root);

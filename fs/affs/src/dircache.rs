@@ -21,7 +21,7 @@ use crate::layout::{
 };
 use crate::volume::{Affs, CycleCheck, Header};
 use ivers_block::BufferRead;
-use ivers_vfs::sync::Mutex;
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{Error, NameError, Result};
 use ivers_write_ordering::{Change, Stage};
 use std::borrow::Cow;
@@ -32,9 +32,9 @@ use std::ops::ControlFlow;
 #[derive(Default)]
 pub(crate) struct DirCaches {
     /// Held while a cache is changed. Taken under [`Affs::chain_lock`].
-    update_lock: Mutex<()>,
+    update_lock: RankedMutex<rank::Driver<10>, ()>,
     /// Headers that have changed and Drops the note on a block whose header was deleted.s have not.
-    stale: Mutex<BTreeSet<Block>>,
+    stale: RankedMutex<rank::Leaf, BTreeSet<Block>>,
 }
 
 /// A block of a cache.
@@ -183,7 +183,7 @@ impl Affs {
             by_directory.entry(header.parent()).or_default().insert(block, record);
         }
         for (dir, wanted) in by_directory {
-            self.write_records(&self.change()?, dir, wanted, |_| true, AllocSource::ReservePool)?;
+            self.write_records(&*self.change()?, dir, wanted, |_| true, AllocSource::ReservePool)?;
         }
         Ok(())
     }

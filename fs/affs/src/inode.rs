@@ -6,7 +6,7 @@ use crate::layout::{
 };
 use crate::readdir::ListedChain;
 use crate::volume::{Affs, CycleCheck, Header, Kind};
-use ivers_vfs::sync::Mutex;
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::*;
 use ivers_write_ordering::{Stage, Ticket};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// What the driver keeps with an inode in memory.
 pub(crate) struct AffsInode {
     pub kind: Kind,
-    pub state: Mutex<InodeState>,
+    pub state: RankedMutex<rank::Driver<20>, InodeState>,
 }
 
 #[derive(Default)]
@@ -159,7 +159,7 @@ impl Affs {
             counter: InitialCounter::NotStored,
             private: Box::new(AffsInode {
                 kind: header.kind,
-                state: Mutex::new(InodeState { protect, comment, ..InodeState::default() }),
+                state: RankedMutex::new(InodeState { protect, comment, ..InodeState::default() }),
             }),
         })
     }

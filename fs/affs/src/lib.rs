@@ -15,6 +15,18 @@
 //! | `file`, `inode` | data; attributes |
 //! | `driver` | the interface to the VFS |
 //! | [`mkfs`] | making an empty volume |
+//!
+//! # Locks
+//!
+//! In order; ARCHITECTURE.md has the ranks of all locks:
+//!
+//! | rank | lock |
+//! |---|---|
+//! | `Handle` | an open change |
+//! | `Driver<0>` | `chain_lock`: the hash chains |
+//! | `Driver<10>` | the update lock of the directory caches |
+//! | `Driver<20>` | the state of an inode: its block map and its reservation |
+//! | `Leaf` | the bitmap, the last move, the generations, the stale records |
 
 #![forbid(unsafe_code)]
 

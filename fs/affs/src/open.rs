@@ -10,7 +10,7 @@ use crate::rdb;
 use crate::volume::{Affs, Geometry, to_vfs_error};
 use ivers_block::{Budget, BufferCache, ByteOffset, Device, OffsetDevice};
 use ivers_vfs::sync::atomic::AtomicU64;
-use ivers_vfs::sync::{Mutex, RwLock};
+use ivers_vfs::sync::{RankedMutex, RankedRwLock};
 use ivers_vfs::{Error, Result};
 use ivers_write_ordering::{Ordered, OrderedOptions};
 use std::sync::Arc;
@@ -102,11 +102,11 @@ impl Affs {
             bitmap: bitmap.clone(),
             ordered: None,
             read_only: None,
-            chain_lock: RwLock::new(()),
-            last_move: Mutex::default(),
+            chain_lock: RankedRwLock::new(()),
+            last_move: RankedMutex::default(),
             caches: DirCaches::default(),
             orphans: AtomicU64::new(0),
-            generations: Mutex::default(),
+            generations: RankedMutex::default(),
         };
         affs.read_only = affs.read_only_reason(&options, loaded);
         if affs.read_only.is_none() {

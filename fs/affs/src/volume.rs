@@ -9,7 +9,7 @@ use crate::layout::{
 use crate::layout::{ST_FILE, ST_LINKDIR, ST_LINKFILE, ST_ROOT, ST_SOFTLINK, ST_USERDIR};
 use ivers_block::{Buffer, BufferCache, BufferRead, Device};
 use ivers_vfs::sync::atomic::AtomicU64;
-use ivers_vfs::sync::{Mutex, RwLock};
+use ivers_vfs::sync::{Held, RankedMutex, RankedRwLock, rank};
 use ivers_vfs::{Error, NameError, Result};
 use ivers_write_ordering::{Change, Ordered, OrderedError, Stage, Ticket};
 use std::collections::HashMap;
@@ -27,15 +27,15 @@ pub struct Affs {
     /// Protects the hash chains. Shared: a thread follows or changes a chain of a directory that the VFS
     /// has locked. Exclusive: it changes a chain of any other directory. That happens when an entry loses
     /// its own name and takes over the name of a hard link, which may be in any directory.
-    pub(crate) chain_lock: RwLock<()>,
+    pub(crate) chain_lock: RankedRwLock<rank::Driver<0>, ()>,
     /// The batch of the last change that moved an entry to another chain. A change that removes a name
     /// settles it first (see [`crate::rename`]).
-    pub(crate) last_move: Mutex<Ticket>,
+    pub(crate) last_move: RankedMutex<rank::Leaf, Ticket>,
     pub(crate) caches: DirCaches,
     /// Number of orphans. If the volume is closed with orphans, their blocks stay marked as used.
     pub(crate) orphans: AtomicU64,
     /// Generations of the blocks whose headers were deleted in this mount.
-    pub(crate) generations: Mutex<HashMap<Block, HeaderGeneration>>,
+    pub(crate) generations: RankedMutex<rank::Leaf, HashMap<Block, HeaderGeneration>>,
 }
 
 /// An entry of [`Affs::generations`].
@@ -171,6 +171,21 @@ impl CycleCheck {
     }
 }
 
+/// An open change. Debug builds count it as a lock of rank [`rank::Handle`].
+pub(crate) struct OpenChange<'a> {
+    // Dropped first.
+    change: Change<'a>,
+    _held: Held,
+}
+
+impl<'a> std::ops::Deref for OpenChange<'a> {
+    type Target = Change<'a>;
+
+    fn deref(&self) -> &Change<'a> {
+        &self.change
+    }
+}
+
 /// Converts an error of write ordering to one of the VFS.
 pub(crate) fn to_vfs_error(error: OrderedError) -> Error {
     Error::io(error)
@@ -254,8 +269,11 @@ impl Affs {
     }
 
     /// Opens a change. The caller holds no lock of this driver.
-    pub(crate) fn change(&self) -> Result<Change<'_>> {
-        self.ordered()?.change().map_err(to_vfs_error)
+    pub(crate) fn change(&self) -> Result<OpenChange<'_>> {
+        let ordered = self.ordered()?;
+        let held = Held::before_waiting::<rank::Handle>();
+        let change = ordered.change().map_err(to_vfs_error)?;
+        Ok(OpenChange { change, _held: held })
     }
 
     /// Makes the batch of a change durable, if it is not.
@@ -269,7 +287,9 @@ impl Affs {
         &self,
         wait: impl FnOnce(&Ordered) -> ivers_write_ordering::Result<T>,
     ) -> Result<T> {
-        wait(self.ordered()?).map_err(to_vfs_error)
+        let ordered = self.ordered()?;
+        let _held = Held::before_waiting::<rank::Handle>();
+        wait(ordered).map_err(to_vfs_error)
     }
 
     /// Changes bytes of a block whose checksum is at [`head::CHECKSUM`]. `edit` runs once for each version
