@@ -134,7 +134,7 @@ impl Affs {
         self.write_records(change, dir, new.into_iter().collect(), |entry| !removed.contains(&entry), source)
     }
 
-    /// Does the same for a change that can no longer be undone. Without space, the volume keeps marked as
+    /// Does the same for a change that can no longer be undone. Without space, the volume stays marked as
     /// dirty, and the next mount repairs the cache.
     pub(crate) fn update_cache_anyway(
         &self,
