@@ -1,8 +1,9 @@
 //! The reaction to failures, the same for every format.
 //!
 //! - No space: running deletions end and the driver reclaims what it can; then the call is tried once more.
-//! - Data of a file could not be written, or was refused: that is a write-back error of the file, which every
-//!   descriptor's next fsync reports once. The file shows what the driver has, and everything else goes on.
+//! - Data of a file could not be written, or was refused: that is an error of the file, and everything else
+//!   goes on. The caller of a truncate or a fallocate gets it. After a write-back every descriptor's next
+//!   fsync reports it once, and the file shows what the driver has.
 //! - A server did not do a request: written data stays in the cache and is written later.
 //! - A structure of the format is damaged or could not be written: the filesystem stops. The driver aborts,
 //!   and nothing changes until the next mount.
@@ -37,10 +38,10 @@ impl Failure {
 
 impl Vfs {
     /// Runs a driver call that changes something. If it fails in a way that may leave a change half done, the
-    /// filesystem stops.
+    /// filesystem stops. [`Error::FileData`] is not one: the driver returns it with nothing half done.
     pub(crate) fn guarded<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let result = call();
-        if let Err(error @ (Error::Corrupt { .. } | Error::Io(_) | Error::FileData(_))) = &result {
+        if let Err(error @ (Error::Corrupt { .. } | Error::Io(_))) = &result {
             self.stop(error);
         }
         result

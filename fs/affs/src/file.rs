@@ -356,7 +356,12 @@ impl Affs {
             let change = self.change()?;
             self.bitmap.free(&change, &map.data[old.data.len()..])?;
             self.bitmap.free(&change, &map.extensions[old.extensions.len()..])?;
-            self.trim_reservation(&mut this.state.lock(), old.data.len() as u64);
+            let mut state = this.state.lock();
+            // Allocating the blocks used up this part of the reservation.
+            let used = self.blocks_with_tables(map.data.len() as u64)
+                - self.blocks_with_tables(old.data.len() as u64);
+            state.reserved -= state.reserved.min(used);
+            self.trim_reservation(&mut state, old.data.len() as u64);
             return Err(error);
         }
         let change = self.change()?;
@@ -523,7 +528,12 @@ impl Affs {
     pub(crate) fn write_zeros(&self, file: Block, size: u64) -> Result<BlockMap> {
         let none = BlockMap::default();
         let map = self.extended_map(&*self.change()?, &none, size, file, AllocSource::Unreserved)?;
-        self.write_data(file, &none, &map, &NewData { offset: size, data: &[] })?;
+        if let Err(error) = self.write_data(file, &none, &map, &NewData { offset: size, data: &[] }) {
+            let change = self.change()?;
+            self.bitmap.free(&change, &map.data)?;
+            self.bitmap.free(&change, &map.extensions)?;
+            return Err(error);
+        }
         Ok(map)
     }
 

@@ -37,6 +37,7 @@ pub trait FileOps {
     /// Changes the size, and calls [`Inode::changed`] with `Touch::Data`. The VFS has dropped the pages past
     /// the new end and set `Attr::size`. Growing makes a hole. If the new end is within a page, the page
     /// cache holds the rest of that page as zeros; the driver zeroes the rest of its block on the device
-    /// where it must.
+    /// where it must. After an error a growing file gets its old size back. A file that is cut keeps the new
+    /// size, so cut it also if the device refuses those zeros.
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()>;
 }

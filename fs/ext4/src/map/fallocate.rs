@@ -5,7 +5,9 @@ use crate::layout::inode::FL_EXTENTS;
 use crate::map::MAP_CREDITS;
 use crate::map::node::{END, Extent, MAX_UNWRITTEN};
 use ivers_block::FileBlock;
-use ivers_vfs::{AllocateOps, BlockPool, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch};
+use ivers_vfs::{
+    AllocateOps, BlockPool, Error, FallocateMode, Inode, Logged, NameError, RangeKind, Result, Touch,
+};
 
 impl Ext4 {
     /// Sets the size of the data; see [`ivers_vfs::FileOps::truncate`]. A shrink first logs the new size with
@@ -24,9 +26,13 @@ impl Ext4 {
             self.zero_stale_tail(inode, size.next_multiple_of(1 << bits).saturating_add(1))?;
             return self.changed_size(inode, size);
         }
-        // Other code relies on zeros in a block after the end of the file.
+        // Other code relies on zeros in a block after the end of the file. If the device refuses them, the
+        // file is cut all the same: the VFS shows it so. `zero_stale_tail` tries again before it grows.
         let from = FileBlock(size.div_ceil(1 << bits));
-        self.zero_part(inode, size, from.0 << bits)?;
+        let zeroed = self.zero_part(inode, size, from.0 << bits);
+        if !matches!(zeroed, Ok(()) | Err(Error::FileData(_))) {
+            return zeroed;
+        }
         let mut h = self.begin(MAP_CREDITS)?;
         core_of(inode).write().disk_size = size;
         self.orphan_add(&mut h, inode)?;
@@ -37,7 +43,7 @@ impl Ext4 {
         let mut h = self.begin(MAP_CREDITS)?;
         self.orphan_del(&mut h, inode)?;
         self.log(&mut h, inode)?;
-        removed
+        removed.and(zeroed)
     }
 
     /// Logs the new disk size in the last transaction of a change of the data.
