@@ -113,8 +113,8 @@ impl Vfs {
         Ok(())
     }
 
-    /// Writes. Permission was checked at open; only inode flags are checked here. Returns fewer bytes than
-    /// given only if an error followed them; the next call returns that error.
+    /// Writes, and returns how many bytes were written, as write(2) does. For what ended a short write, see
+    /// [`Vfs::write_with_outcome`].
     pub fn write(
         &self,
         cred: &Cred,
@@ -123,6 +123,19 @@ impl Vfs {
         data: &[u8],
         flags: WriteFlags,
     ) -> Result<usize> {
+        self.write_with_outcome(cred, inode, offset, data, flags)?.count()
+    }
+
+    /// Writes. Permission was checked at open; only inode flags are checked here. Returns `Err` if nothing
+    /// was written, or if it could not be logged or made durable as required.
+    pub fn write_with_outcome(
+        &self,
+        cred: &Cred,
+        inode: &InodeRef,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Result<WriteOutcome> {
         match inode.kind {
             FileType::Regular => {}
             FileType::Directory => return Err(NameError::IsDirectory.into()),
@@ -145,7 +158,7 @@ impl Vfs {
                 return Err(NameError::NotPermitted.into());
             }
             if data.is_empty() {
-                return Ok(0);
+                return Ok(WriteOutcome { bytes: 0, error: None });
             }
             let offset = if append { size } else { offset };
             let room = self.info.max_file_size.saturating_sub(offset);
@@ -190,21 +203,24 @@ impl Vfs {
                 done += piece;
                 size = size.max(at + piece as u64);
             }
+            if failed.is_none() && total < data.len() {
+                failed = Some(NameError::TooLarge.into());
+            }
         }
         self.policy.stats.mine().data_bytes.fetch_add(done as u64, Ordering::Relaxed);
         if done > 0 {
             self.notify(inode, ChangeKind::Data);
         }
-        match failed {
-            Some(error) if done == 0 => return Err(error),
-            _ => {}
+        let outcome = WriteOutcome { bytes: done, error: failed };
+        if done == 0 {
+            return outcome.complete().map(|bytes| WriteOutcome { bytes, error: None });
         }
         if flags.contains(WriteFlags::SYNC) {
             self.fsync(inode, false)?;
         } else {
             self.sync_if_required(inode, InodeFlags::SYNC)?;
         }
-        Ok(done)
+        Ok(outcome)
     }
 
     fn write_cached(

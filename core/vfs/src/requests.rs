@@ -1,5 +1,6 @@
 //! Arguments and results of VFS calls, apart from the types that drivers share.
 
+use crate::error::{Error, Result};
 use crate::open_hooks::FileObserver;
 use crate::types::*;
 use crate::update_policy::{AtimeMode, ChangeMode, Clock};
@@ -229,6 +230,30 @@ impl CreateSpec {
     /// A symbolic link.
     pub fn symlink(target: impl Into<Vec<u8>>) -> Self {
         Self { target: target.into(), ..Self::of(FileType::Symlink, 0o777) }
+    }
+}
+
+/// What a write did.
+#[derive(Debug)]
+pub struct WriteOutcome {
+    /// How many bytes were written, from the front.
+    pub bytes: usize,
+    /// Why the rest was not written, if there is a rest.
+    pub error: Option<Error>,
+}
+
+impl WriteOutcome {
+    /// The number of bytes, as write(2) returns it: the error only if nothing was written.
+    pub fn count(self) -> Result<usize> {
+        match self.error {
+            Some(error) if self.bytes == 0 => Err(error),
+            _ => Ok(self.bytes),
+        }
+    }
+
+    /// The number of bytes if all were written, otherwise the error.
+    pub fn complete(self) -> Result<usize> {
+        self.error.map_or(Ok(self.bytes), Err)
     }
 }
 

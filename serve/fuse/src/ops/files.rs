@@ -8,7 +8,7 @@ use crate::connection::{
 };
 use crate::nodes::Node;
 use fuser::*;
-use ivers_vfs::{Cred, FallocateMode, InodeFlags, SetAttr, WriteFlags as VfsWrite};
+use ivers_vfs::{Cred, FallocateMode, InodeFlags, SetAttr, WriteFlags as VfsWrite, WriteOutcome};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
@@ -115,15 +115,11 @@ impl Ops {
         if !from_cache {
             s.data_changes(request, &node);
         }
-        let mut written = s.telling_of_set_id(&node, || s.vfs.write(&cred, &node.inode, offset, data, how));
+        let write = || s.vfs.write_with_outcome(&cred, &node.inode, offset, data, how);
+        let written = s.telling_of_set_id(&node, write);
         // The kernel ignores how much of its cached data was written: only an error reports a loss.
-        while let (true, Ok(done @ 1..)) = (from_cache, &written) {
-            let Some(rest) = data.get(*done..).filter(|rest| !rest.is_empty()) else { break };
-            let done = *done;
-            written =
-                s.vfs.write(&cred, &node.inode, offset + done as u64, rest, how).map(|more| done + more);
-        }
-        let written = written.or_errno();
+        let report = if from_cache { WriteOutcome::complete } else { WriteOutcome::count };
+        let written = written.and_then(report).or_errno();
         if let (true, Err(error)) = (from_cache, &written) {
             s.cannot_store(&node);
             s.report_at_next_write(&node, error.code());

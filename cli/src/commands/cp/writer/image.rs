@@ -167,11 +167,8 @@ impl Target for Image {
     }
 
     fn write(&self, inode: &InodeRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = offset.saturating_add(done as u64);
-            done += self.vfs.write(&Cred::root(), inode, at, &bytes[done..], WriteFlags::empty())?;
-        }
+        let flags = WriteFlags::empty();
+        self.vfs.write_with_outcome(&Cred::root(), inode, offset, bytes, flags)?.complete()?;
         Ok(())
     }
 
