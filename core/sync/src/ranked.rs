@@ -333,6 +333,19 @@ impl<R: Rank, T> RankedRwLock<R, T> {
     }
 }
 
+impl<R: Rank, T: Default> Default for RankedRwLock<R, T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<R: Rank, T: std::fmt::Debug> std::fmt::Debug for RankedRwLock<R, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ", R::NAME)?;
+        self.lock.fmt(f)
+    }
+}
+
 #[cfg(all(test, debug_assertions, not(shuttle)))]
 mod tests {
     use super::rank::*;

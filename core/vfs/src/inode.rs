@@ -80,7 +80,8 @@ pub struct Inode {
     pub(crate) deferred: AtomicU8,
     /// References outside the cache: lookups, open files, front ends.
     pub(crate) users: AtomicU64,
-    pub(crate) policy: Arc<Policy>,
+    /// The settings of the mount. An inode outside its cache has none.
+    policy: Option<Arc<Policy>>,
     /// Held while pages are written to the device.
     pub(crate) writeback_lock: RankedMutex<rank::WritebackLock, ()>,
     /// Set while the inode is in the mount's list of inodes with dirty pages.
@@ -105,8 +106,18 @@ pub struct Inode {
 }
 
 impl Inode {
-    /// Builds the inode that a driver decoded.
-    pub fn new(loaded: LoadedInode, policy: Arc<Policy>) -> Self {
+    /// Builds the inode that a driver decoded, for the cache of a mount.
+    pub(crate) fn new(loaded: LoadedInode, policy: Arc<Policy>) -> Self {
+        Self::build(loaded, Some(policy))
+    }
+
+    /// Builds an inode outside the cache of a mount, for work inside a driver: reserved inodes, orphans at
+    /// mount. [`Inode::changed`] bumps its counter, moves no time, and always answers [`Dirtied::Log`].
+    pub fn detached(loaded: LoadedInode) -> Self {
+        Self::build(loaded, None)
+    }
+
+    fn build(loaded: LoadedInode, policy: Option<Arc<Policy>>) -> Self {
         let server_managed = matches!(loaded.counter, InitialCounter::Server(_));
         let counter = match loaded.counter {
             InitialCounter::Stored(value) => Counter::new_queried(value),
@@ -116,7 +127,9 @@ impl Inode {
                 counter.set_raw(raw);
                 counter
             }
-            InitialCounter::NotStored => Counter::new(policy.next_unstored_counter()),
+            InitialCounter::NotStored => {
+                Counter::new(policy.as_ref().map_or(1, |policy| policy.next_unstored_counter()))
+            }
         };
         Self {
             ino: loaded.ino,
@@ -170,7 +183,10 @@ impl Inode {
     /// The update path: decides whether a change moves times, bumps the counter and logs the inode. Call it
     /// once the change is visible. The caller logs the inode if the answer is [`Dirtied::Log`].
     pub fn changed(&self, touch: Touch, logged: Logged) -> Dirtied {
-        let policy = &*self.policy;
+        let Some(policy) = self.policy.as_deref() else {
+            self.counter.inc();
+            return Dirtied::Log;
+        };
         let stats = policy.stats.mine();
         Stats::count(&stats.changes);
         if policy.mode == ChangeMode::Off {
@@ -291,6 +307,30 @@ impl Inode {
 
     /// Counts an inode update by write-back (allocation, size on disk). It is no change.
     pub fn logged_in_background(&self) {
-        Stats::count(&self.policy.stats.mine().inode_updates_allocation);
+        if let Some(policy) = &self.policy {
+            Stats::count(&policy.stats.mine().inode_updates_allocation);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::NewInode;
+
+    #[test]
+    fn a_change_of_a_detached_inode_is_always_logged_and_moves_no_time() {
+        let time = Timestamp { sec: 1, nsec: 2 };
+        let attr = NewInode::new(FileType::Regular, time).attr(1);
+        let counter = InitialCounter::Fresh(7);
+        let inode =
+            Inode::detached(LoadedInode { ino: Ino(5), generation: 0, attr, counter, private: Box::new(()) });
+        for value in 8..10 {
+            assert_eq!(inode.changed(Touch::Data, Logged::IfNeeded), Dirtied::Log);
+            assert_eq!(inode.counter.peek(), value);
+        }
+        inode.logged_in_background();
+        let attr = inode.attr();
+        assert_eq!((attr.mtime, attr.ctime), (time, time));
     }
 }

@@ -120,12 +120,6 @@ impl Policy {
         }
     }
 
-    /// The policy of inodes outside the cache, which only a driver sees.
-    pub fn of_detached_inodes() -> Self {
-        let (mode, deferred) = (ChangeMode::Lazy, DeferredUpdates::default());
-        Self::new(mode, deferred, AtimeMode::Never, false, Box::new(CoarseClock), 1)
-    }
-
     /// The time of a change, rounded down to the granularity of clock and format.
     pub fn now(&self) -> Timestamp {
         self.clock.now().truncate(self.granularity_ns)

@@ -7,7 +7,8 @@ use crate::fs::{Ext4, Ext4Inode, core_of};
 use crate::layout::inode::{FL_EXTENTS, slot_state};
 use ivers_block::{BlockNo, Buffer, FileBlock};
 use ivers_vfs::{
-    Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode, Result, Touch,
+    Clock, CoarseClock, Error, FileType, InitialCounter, Inode, IoctlOps, Logged, NameError, NewInode,
+    Result, Touch,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -60,11 +61,13 @@ impl Ext4 {
         }
         self.adopt_nodes(&mut h, inode, &its)?;
         self.adopt_nodes(&mut h, &boot, &mine)?;
-        for inode in [inode, &boot] {
-            inode.changed(Touch::Data, Logged::Anyway);
-            self.log(&mut h, inode)?;
-        }
-        Ok(())
+        inode.changed(Touch::Data, Logged::Anyway);
+        boot.changed(Touch::Data, Logged::Anyway);
+        // `changed` moves the times only of inodes in the VFS's cache.
+        let (mtime, ctime) = inode.with_attr(|attr| (attr.mtime, attr.ctime));
+        boot.with_attr(|attr| (attr.mtime, attr.ctime) = (mtime, ctime));
+        self.log(&mut h, inode)?;
+        self.log(&mut h, &boot)
     }
 
     fn nodes_of(&self, inode: &Inode) -> Result<Vec<Arc<Buffer>>> {
@@ -91,13 +94,13 @@ impl Ext4 {
         };
         let state = slot_state(&old);
         if state.mode != 0 && state.links != 0 {
-            let boot = self.detached(self.load(BOOT_INO, true)?);
+            let boot = Inode::detached(self.load(BOOT_INO, true)?);
             if boot.kind != FileType::Regular {
                 return Err(self.corrupt_inode("the boot loader is not a regular file", &boot));
             }
             return Ok(boot);
         }
-        let new = NewInode::new(FileType::Regular, self.own_policy.now());
+        let new = NewInode::new(FileType::Regular, CoarseClock.now());
         let version = self.fresh_version(BOOT_INO, &old);
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         let image = self.new_image(0, &new, generation, version);
@@ -110,7 +113,7 @@ impl Ext4 {
         })?;
         let mut loaded = self.loaded(BOOT_INO, image);
         loaded.counter = InitialCounter::Fresh(version);
-        Ok(self.detached(loaded))
+        Ok(Inode::detached(loaded))
     }
 }
 

@@ -4,8 +4,8 @@
 use crate::fs::{Ext4, Handle, ROOT_INO};
 use crate::layout::raw::RawSuperblock;
 use ivers_vfs::epoch::{EpochRecord, Found, base_of, decide};
+use ivers_vfs::sync::{RankedMutex, rank};
 use ivers_vfs::{EpochOps, Inode, Result};
-use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Name index of `trusted.`.
@@ -22,13 +22,13 @@ pub(crate) struct Epoch {
     base: AtomicU64,
     /// The epoch in the record. It is higher than the served one after a 32-bit counter has overflowed, or if
     /// no change attribute is served.
-    stored: Mutex<u64>,
+    stored: RankedMutex<rank::Leaf, u64>,
     /// The reason why no change attribute is served.
-    missing: Mutex<Option<String>>,
+    missing: RankedMutex<rank::Leaf, Option<String>>,
     is_missing: AtomicBool,
     stays_open: AtomicBool,
     /// The superblock fields as unmount will leave them.
-    foreign: Mutex<[u32; 4]>,
+    foreign: RankedMutex<rank::Leaf, [u32; 4]>,
 }
 
 /// The superblock fields that reveal a foreign writer.
@@ -65,7 +65,7 @@ impl Epoch {
 
 impl Ext4 {
     fn epoch_root(&self) -> Result<Inode> {
-        Ok(self.detached(self.load(ROOT_INO, false)?))
+        Ok(Inode::detached(self.load(ROOT_INO, false)?))
     }
 
     /// Decides the epoch. On a writable mount, makes the OPEN record durable.
@@ -127,12 +127,9 @@ impl Ext4 {
     }
 
     fn store_epoch(&self, h: &mut Handle, root: &Inode, open: bool) -> Result<()> {
-        let record = EpochRecord {
-            open,
-            uuid: self.sb.uuid,
-            epoch: *self.epoch.stored.lock(),
-            foreign: *self.epoch.foreign.lock(),
-        };
+        let epoch = *self.epoch.stored.lock();
+        let foreign = *self.epoch.foreign.lock();
+        let record = EpochRecord { open, uuid: self.sb.uuid, epoch, foreign };
         self.xattr_set_raw(h, root, INDEX_TRUSTED, NAME, Some(&record.encode()))?;
         self.log_attributes(h, root)
     }

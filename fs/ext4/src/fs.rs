@@ -13,8 +13,8 @@ use crate::system_zone::SystemZone;
 pub use crate::transaction::Handle;
 use crate::transaction::{LastChange, Transactions};
 use ivers_block::{BlockNo, Buffer, BufferCache, ByteOffset, Device};
-use ivers_vfs::sync::{Mutex, RankedMutex, RankedRwLock, rank};
-use ivers_vfs::{Error, Inode, LoadedInode, NameError, Policy, Result};
+use ivers_vfs::sync::{RankedMutex, RankedRwLock, rank};
+use ivers_vfs::{Error, Inode, NameError, Result};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
@@ -42,9 +42,9 @@ pub struct Ext4 {
     pub(crate) reservation_windows: ReservationWindows,
     pub(crate) system_zone: SystemZone,
     /// The private part of the root, shared by every copy of that inode because it holds the epoch record.
-    pub(crate) root_core: Mutex<Weak<CoreLock>>,
+    pub(crate) root_core: RankedMutex<rank::Leaf, Weak<CoreLock>>,
     /// High halves of counters that overflowed their 32 stored bits in this mount.
-    pub(crate) wrapped: Mutex<HashMap<u32, u64>>,
+    pub(crate) wrapped: RankedMutex<rank::Leaf, HashMap<u32, u64>>,
     /// Serializes swaps with the boot loader.
     pub(crate) boot: RankedMutex<rank::BeforeHandle, ()>,
     /// Computed at first use, if the superblock does not store it.
@@ -52,8 +52,6 @@ pub struct Ext4 {
     pub(crate) closed: AtomicBool,
     /// Distinguishes successive inodes with one inode number.
     pub(crate) next_generation: AtomicU32,
-    /// For inodes that only the driver sees.
-    pub(crate) own_policy: Arc<Policy>,
 }
 
 /// The driver's data of an inode: [`Inode::private`].
@@ -153,10 +151,5 @@ impl Ext4 {
     /// The checksum seed of the structures that an inode owns.
     pub fn inode_seed(&self, ino: u32, generation: u32) -> u32 {
         inode_seed(&self.sb, ino, generation)
-    }
-
-    /// Makes an inode outside the VFS's cache, for the driver only.
-    pub fn detached(&self, loaded: LoadedInode) -> Inode {
-        Inode::new(loaded, self.own_policy.clone())
     }
 }

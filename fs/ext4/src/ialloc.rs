@@ -6,7 +6,8 @@ use crate::layout::features::{Incompat, RoCompat};
 use crate::layout::inode::{FL_EXTENTS, FL_INHERITED, InodeImage, StoredVersion};
 use ivers_block::BlockNo;
 use ivers_vfs::{
-    Attr, FileType, InitialCounter, Inode, InodeFlags, LoadedInode, NameError, NewInode, Result,
+    Attr, Clock, CoarseClock, FileType, InitialCounter, Inode, InodeFlags, LoadedInode, NameError, NewInode,
+    Result,
 };
 use std::sync::atomic::Ordering;
 
@@ -184,8 +185,7 @@ impl Ext4 {
         self.log(h, inode)?;
         // An attribute inode stores no time there, and a small number would be read as the next orphan.
         let ctime = inode.attr().ctime.sec;
-        let now =
-            if ctime > i64::from(self.sb.inodes_count) { ctime } else { self.own_policy.now().sec } as u32;
+        let now = if ctime > i64::from(self.sb.inodes_count) { ctime } else { CoarseClock.now().sec } as u32;
         self.modify_slot(h, ino, |slot| slot[0x14..0x18].copy_from_slice(&now.to_le_bytes()))?;
         let (number, bit) = self.sb.group_of_inode(ino);
         let group = self.groups.get(number)?;

@@ -20,6 +20,7 @@ use crate::transaction::{Handle, Transactions, journal_error};
 use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
+use ivers_vfs::sync::RankedMutex;
 use ivers_vfs::{Clock, CoarseClock, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
@@ -276,12 +277,11 @@ impl Ext4 {
             orphans: Default::default(),
             reservation_windows: Default::default(),
             system_zone: Default::default(),
-            root_core: ivers_vfs::sync::Mutex::new(Weak::new()),
+            root_core: RankedMutex::new(Weak::new()),
             wrapped: Default::default(),
             boot: Default::default(),
             overhead: OnceLock::new(),
             closed: AtomicBool::new(false),
-            own_policy: Arc::new(ivers_vfs::Policy::of_detached_inodes()),
             next_generation: AtomicU32::new((now.sec as u32).wrapping_mul(0x9E37_79B9) ^ now.nsec),
         })
     }

@@ -150,7 +150,7 @@ impl Ext4 {
     }
 
     fn open_orphan_file(&self) -> Result<OrphanFile> {
-        let inode = self.detached(self.load(self.sb.orphan_file_inum, true)?);
+        let inode = Inode::detached(self.load(self.sb.orphan_file_inum, true)?);
         let count = inode.attr().size >> self.sb.block_bits;
         let mut blocks = Vec::new();
         for file_block in FileBlock(0).run(count.min(MAX_FILE_BLOCKS)) {
@@ -281,7 +281,7 @@ impl Ext4 {
                 continue;
             }
             let inode = match self.load(ino, true) {
-                Ok(loaded) => self.detached(loaded),
+                Ok(loaded) => Inode::detached(loaded),
                 Err(Error::Name(NameError::Stale)) => {
                     return Err(Error::corrupt(
                         format!("orphan {ino} is not an inode in use"),

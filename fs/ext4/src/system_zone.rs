@@ -11,8 +11,8 @@
 
 use crate::fs::Ext4;
 use ivers_block::BlockNo;
+use ivers_vfs::sync::{RankedRwLock, rank};
 use ivers_vfs::{Error, Inode, Result};
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ type Ranges = Arc<[(BlockNo, BlockNo)]>;
 #[derive(Debug, Default)]
 pub(crate) struct SystemZone {
     journal: Vec<(BlockNo, BlockNo)>,
-    /// By flexible group. A leaf lock.
-    known: RwLock<HashMap<u32, Ranges>>,
+    /// By flexible group.
+    known: RankedRwLock<rank::Leaf, HashMap<u32, Ranges>>,
 }
 
 /// Sorts ranges and merges those that touch.
@@ -52,7 +52,7 @@ fn first_overlap(ranges: &[(BlockNo, BlockNo)], start: BlockNo, end: BlockNo) ->
 impl SystemZone {
     /// Starts with the blocks of the journal.
     pub(crate) fn new(journal: Vec<(BlockNo, BlockNo)>) -> Self {
-        Self { journal: merged(journal).to_vec(), known: RwLock::default() }
+        Self { journal: merged(journal).to_vec(), known: RankedRwLock::default() }
     }
 }
 

@@ -451,7 +451,7 @@ fn an_fsync_without_changes_writes_nothing() {
 
         // Written back, not yet durable, evicted and loaded again: the next fsync must still flush.
         vfs.write(&cred, &quiet, 0, &bytes(3, 4096), WriteFlags::DIRECT).unwrap();
-        let again = ext4.detached(ext4.load_inode(quiet.ino).unwrap());
+        let again = Inode::detached(ext4.load_inode(quiet.ino).unwrap());
         let before = device.len();
         ext4.fsync(&again, false).unwrap();
         assert!(device.len() > before, "{args:?}: it may have changed before it was loaded");

@@ -140,8 +140,7 @@ impl DirectoryOps for ExampleFs {
             self.put_record(h, dir, record, ino, name)?;
             self.changed(h, dir, Touch::Data, Logged::IfNeeded)
         })?;
-        let private = Box::new(RwLock::new(Core { raw, taken: BTreeMap::new() }));
-        Ok(LoadedInode { ino, generation, attr, counter: InitialCounter::Fresh(counter), private })
+        Ok(loaded(ino, raw, attr, InitialCounter::Fresh(counter)))
     }
 
     fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {

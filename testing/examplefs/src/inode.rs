@@ -11,8 +11,18 @@ pub(crate) struct Core {
     pub(crate) taken: BTreeMap<usize, BlockNo>,
 }
 
-pub(crate) fn core(inode: &Inode) -> &RwLock<Core> {
+/// Its lock. Nothing takes two of them.
+pub(crate) type CoreLock = RankedRwLock<rank::Driver<0>, Core>;
+
+pub(crate) fn core(inode: &Inode) -> &CoreLock {
     inode.private()
+}
+
+/// Returns an inode for the VFS.
+pub(crate) fn loaded(ino: Ino, raw: RawInode, attr: Attr, counter: InitialCounter) -> LoadedInode {
+    let generation = raw.generation.get();
+    let private = Box::new(CoreLock::new(Core { raw, taken: BTreeMap::new() }));
+    LoadedInode { ino, generation, attr, counter, private }
 }
 
 pub(crate) fn is_dir(inode: &Inode) -> bool {
@@ -34,6 +44,7 @@ pub(crate) fn journal_error(error: JournalError) -> Error {
 impl ExampleFs {
     /// Runs `f` in a transaction. An error stops the filesystem: what `f` did until then must not commit.
     pub(crate) fn change<T>(&self, credits: u32, f: impl FnOnce(&Handle) -> Result<T>) -> Result<T> {
+        let _held = Held::before_waiting::<rank::Handle>();
         let handle = self.journal.begin(credits).map_err(journal_error)?;
         // While the handle is open: a commit may be waiting for its end.
         f(&handle).inspect_err(|error| self.journal.abort(error))
@@ -126,9 +137,8 @@ impl InodeOps for ExampleFs {
         if raw.has_blocks() && !(0..MAX_BLOCKS).all(is_sound) {
             return Err(corrupt("a block is missing or not one of the data blocks"));
         }
-        let (generation, counter) = (raw.generation.get(), raw.counter.get() & (u64::MAX >> 1));
-        let private = Box::new(RwLock::new(Core { raw, taken: BTreeMap::new() }));
-        Ok(LoadedInode { ino, generation, attr, counter: InitialCounter::Stored(counter), private })
+        let counter = InitialCounter::Stored(raw.counter.get() & (u64::MAX >> 1));
+        Ok(loaded(ino, raw, attr, counter))
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {

@@ -23,7 +23,8 @@
 //! | E5 | a value is above those of earlier inodes with this number | a free inode keeps its counter |
 //! | E6 | no value stands for two states across a crash | the record is OPEN from `open` to `unmount` |
 //!
-//! Order of locks: a journal handle, the lock of a `Core`, then those of `Space` and of the free inodes.
+//! Order of locks: a journal handle, the lock of a `Core`, then those of `Space` and of the free inodes. Their
+//! ranks say so, and debug builds check them.
 
 #![forbid(unsafe_code)]
 
@@ -35,10 +36,10 @@ mod mkfs;
 mod open;
 mod space;
 
-use inode::{Core, core, is_dir, journal_error};
+use inode::{core, is_dir, journal_error, loaded};
 use ivers_block::{BlockNo, Buffer, BufferCache, Device};
 use ivers_journal::{Handle, Journal, JournalError, JournalOptions};
-use ivers_vfs::sync::{Mutex, RwLock};
+use ivers_vfs::sync::{Held, RankedMutex, RankedRwLock, rank};
 use ivers_vfs::*;
 use layout::*;
 pub use mkfs::format;
@@ -57,7 +58,7 @@ pub struct ExampleFs {
     journal: Journal,
     read_only: bool,
     space: Arc<Space>,
-    free_inodes: Mutex<BTreeSet<Ino>>,
+    free_inodes: RankedMutex<rank::Leaf, BTreeSet<Ino>>,
     /// The epoch that is served.
     epoch: u64,
     /// Leave the epoch record OPEN at unmount.

@@ -49,7 +49,7 @@ impl ExampleFs {
             journal: journal.map_err(journal_error)?,
             read_only,
             space: Arc::default(),
-            free_inodes: Mutex::default(),
+            free_inodes: RankedMutex::default(),
             epoch,
             stays_open: AtomicBool::new(false),
         };

@@ -5,7 +5,7 @@ use crate::*;
 
 /// All blocks, in memory.
 #[derive(Default)]
-pub(crate) struct Space(Mutex<State>);
+pub(crate) struct Space(RankedMutex<rank::Leaf, State>);
 
 #[derive(Default)]
 struct State {
@@ -19,7 +19,7 @@ struct State {
 
 impl Space {
     pub(crate) fn new(busy: Vec<bool>) -> Self {
-        Self(Mutex::new(State { busy, ..State::default() }))
+        Self(RankedMutex::new(State { busy, ..State::default() }))
     }
 
     /// Counts the free blocks, with those that wait for a commit.

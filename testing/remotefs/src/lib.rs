@@ -12,9 +12,8 @@
 
 #![forbid(unsafe_code)]
 
-use ivers_vfs::sync::on_another_machine;
+use ivers_vfs::sync::{RankedMutex, on_another_machine, rank};
 use ivers_vfs::*;
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -30,10 +29,10 @@ pub struct RemoteFs {
     /// Added to the server's values, so that tests see all 64 bits in use.
     change_base: u64,
     /// Filehandles: they name inodes to the server, and outlive the inode cache.
-    handles: Mutex<HashMap<Ino, InodeRef>>,
+    handles: RankedMutex<rank::Leaf, HashMap<Ino, InodeRef>>,
     /// Inodes that the server promised to report changes of (as with a delegation).
-    granted: Mutex<HashSet<Ino>>,
-    locks: Mutex<Vec<(Ino, LockRequest)>>,
+    granted: RankedMutex<rank::Leaf, HashSet<Ino>>,
+    locks: RankedMutex<rank::Leaf, Vec<(Ino, LockRequest)>>,
     cache: OnceLock<CacheHandle>,
     round_trips: AtomicU64,
     /// Added to the generations in replies.
@@ -46,11 +45,11 @@ impl RemoteFs {
     pub fn new(server: Arc<Vfs>, change_base: u64, on_round_trip: OnRoundTrip) -> Result<Self> {
         let root = server.root()?;
         Ok(Self {
-            handles: Mutex::new(HashMap::from([(root.ino, root)])),
+            handles: RankedMutex::new(HashMap::from([(root.ino, root)])),
             server,
             change_base,
-            granted: Mutex::default(),
-            locks: Mutex::default(),
+            granted: RankedMutex::default(),
+            locks: RankedMutex::default(),
             cache: OnceLock::new(),
             round_trips: AtomicU64::new(0),
             restored: AtomicU32::new(0),
@@ -95,6 +94,12 @@ impl RemoteFs {
         self.handles.lock().get(&ino).cloned().ok_or(NameError::Stale.into())
     }
 
+    /// Keeps a filehandle. The server releases the one that it replaces, so not under the lock.
+    fn remember(&self, inode: InodeRef) {
+        let replaced = self.handles.lock().insert(inode.ino, inode);
+        drop(replaced);
+    }
+
     fn change_of(&self, inode: &InodeRef) -> Result<u64> {
         let change = self.server.change(inode).ok_or(Error::Server(ServerError::StateLost))?;
         Ok(change.wrapping_add(self.change_base))
@@ -110,7 +115,7 @@ impl RemoteFs {
             attr: self.server.stat(&inode),
             private: Box::new(()),
         };
-        self.handles.lock().insert(inode.ino, inode);
+        self.remember(inode);
         Ok(loaded)
     }
 
@@ -138,7 +143,8 @@ impl FileSystem for RemoteFs {
     }
 
     fn unmount(&self) -> Result<()> {
-        on_another_machine(|| self.handles.lock().clear());
+        let handles = std::mem::take(&mut *self.handles.lock());
+        on_another_machine(|| drop(handles));
         self.ask("destroy session", |_| Ok(()))
     }
 
@@ -162,7 +168,8 @@ impl InodeOps for RemoteFs {
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        on_another_machine(|| drop(self.handles.lock().remove(&inode.ino)));
+        let handle = self.handles.lock().remove(&inode.ino);
+        on_another_machine(|| drop(handle));
         Ok(())
     }
 
@@ -192,7 +199,7 @@ impl DirectoryOps for RemoteFs {
         self.ask("lookupp", |server| {
             let parent = server.lookup(&Cred::root(), &handle, b"..")?;
             let ino = parent.ino;
-            self.handles.lock().insert(ino, parent);
+            self.remember(parent);
             Ok(ino)
         })
     }

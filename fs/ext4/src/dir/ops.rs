@@ -125,7 +125,7 @@ impl Ext4 {
         let private = loaded.private.downcast_ref::<Ext4Inode>();
         let private = private
             .ok_or_else(|| Error::corrupt("a new inode is not from this driver", self.place.clone()))?;
-        Ok(self.detached(LoadedInode {
+        Ok(Inode::detached(LoadedInode {
             ino: loaded.ino,
             generation: loaded.generation,
             attr: loaded.attr.clone(),

@@ -29,7 +29,7 @@ impl Ext4 {
         if size > EA_VALUE_MAX {
             return Err(Error::corrupt("an attribute's value is too long", self.ea_place(ino)));
         }
-        let inode = self.detached(self.load(ino, true)?);
+        let inode = Inode::detached(self.load(ino, true)?);
         if core_of(&inode).read().flags & FL_EA_INODE == 0 || inode.size() != u64::from(size) {
             return Err(Error::corrupt(
                 "an attribute refers to an inode that is not an attribute inode",
@@ -64,7 +64,7 @@ impl Ext4 {
             gid: attr.gid,
             ..NewInode::new(FileType::Regular, attr.ctime)
         };
-        let inode = self.detached(self.alloc_inode(h, owner, &new)?);
+        let inode = Inode::detached(self.alloc_inode(h, owner, &new)?);
         let ino = inode.ino.0 as u32;
         core_of(&inode).write().flags |= FL_EA_INODE;
         let hash = self.csum(self.sb.csum_seed, value);
@@ -127,7 +127,7 @@ impl Ext4 {
         if self.count_ea_references(h, ino, -1)? > 0 {
             return Ok(None);
         }
-        let inode = self.detached(self.load(ino, true)?);
+        let inode = Inode::detached(self.load(ino, true)?);
         self.orphan_add(h, &inode)?;
         Ok(Some(inode))
     }
