@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use ivers_fuse::{MOUNT, mounts_of};
+use ivers_fuse::{MOUNT, MountEntry, all_mounts, mounts_of};
 use serde_json::json;
 
 use crate::file_info::{self, is_dead_mount};
@@ -138,6 +138,8 @@ fn detach(dir: &PathBuf, lazy: bool) -> Result<()> {
             Err(error) => Err(failure(FAILED, format!("{}: {error}", dir.display()))),
         };
     }
+    let mounts = || all_mounts().into_iter().filter(|mount| mount.dir == *dir).collect::<Vec<_>>();
+    let before = mounts();
     let mut command = Command::new("fusermount3");
     command.arg("-u");
     if lazy {
@@ -146,15 +148,36 @@ fn detach(dir: &PathBuf, lazy: bool) -> Result<()> {
     let output = command
         .arg("--")
         .arg(dir)
-        .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .output()
         .context("cannot run fusermount3 (package fuse3), which unmounts without root")?;
     if output.status.success() {
         return Ok(());
     }
-    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if message.contains("busy") { Err(busy(dir)) } else { Err(failure(FAILED, message)) }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let uid = rustix::process::geteuid().as_raw();
+    after_refusal(dir, lazy, uid, &before, &mounts(), message.trim())
+}
+
+/// Judges a failed fusermount3 by the mounts on the directory before and after it. Its exit status does not
+/// tell why it failed, and its message is for people.
+fn after_refusal(
+    dir: &Path,
+    lazy: bool,
+    uid: u32,
+    before: &[MountEntry],
+    after: &[MountEntry],
+    message: &str,
+) -> Result<()> {
+    let Some(top) = before.last() else {
+        return Err(usage(format!("{}: not a mount point, but a directory below one", dir.display())));
+    };
+    if !after.contains(top) {
+        return Ok(());
+    }
+    // A user may unmount its own mounts, and may always do so lazily.
+    let is_own = top.line.contains(&format!("user_id={uid},"));
+    if is_own && !lazy { Err(busy(dir)) } else { Err(failure(FAILED, message.to_owned())) }
 }
 
 fn busy(dir: &Path) -> anyhow::Error {
@@ -165,4 +188,28 @@ fn busy(dir: &Path) -> anyhow::Error {
             dir.display()
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::failure::{Failure, USAGE};
+
+    #[test]
+    fn a_failed_fusermount_is_judged_by_the_mounts() {
+        let entry = |number: u32, uid: u32| MountEntry {
+            line: format!("{number} 1 0:{number} / /m rw - fuse.ivers i rw,user_id={uid},group_id=7"),
+            dir: "/m".into(),
+        };
+        let (own, other) = (entry(1, 1000), entry(2, 100));
+        let code = |lazy, before: &[MountEntry], after: &[MountEntry]| {
+            let error = after_refusal(Path::new("/m"), lazy, 1000, before, after, "why").err()?;
+            Some(error.downcast::<Failure>().unwrap().code)
+        };
+        assert_eq!(code(false, &[own.clone()], &[own.clone()]), Some(BUSY));
+        assert_eq!(code(true, &[own.clone()], &[own.clone()]), Some(FAILED), "lazily it is never busy");
+        assert_eq!(code(false, &[other.clone()], &[other.clone()]), Some(FAILED), "of another user");
+        assert_eq!(code(false, &[other.clone(), own.clone()], &[other.clone()]), None, "it is gone");
+        assert_eq!(code(false, &[], &[]), Some(USAGE), "no mount point");
+    }
 }

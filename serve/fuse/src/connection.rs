@@ -407,7 +407,7 @@ impl Connection {
         node: Arc<Node>,
         answer: impl FnOnce(Option<u64>) + Send + 'static,
     ) {
-        if !node.is_held_back() || self.vfs.no_change_attribute().is_some() {
+        if !node.is_held_back() {
             return self.query_flushed(node, answer);
         }
         let connection = self.clone();

@@ -1,6 +1,7 @@
 //! The sizes of a new filesystem: blocks, groups, inodes, journal.
 
 use crate::layout::raw::RawSuperblock;
+use crate::layout::superblock::MAGIC;
 use crate::layout::{Compat, Incompat, RoCompat};
 use ivers_vfs::{Error, Result};
 use zerocopy::FromZeros;
@@ -184,7 +185,7 @@ impl Geometry {
         raw.s_lastcheck = options.timestamp.into();
         raw.s_mkfs_time = options.timestamp.into();
         raw.s_max_mnt_count = u16::MAX.into();
-        raw.s_magic = 0xEF53.into();
+        raw.s_magic = MAGIC.into();
         raw.s_state = 1.into();
         raw.s_errors = 1.into();
         raw.s_rev_level = 1.into();

@@ -158,17 +158,14 @@ impl Ops {
                 None => reply.error(none),
             },
             VirtualXattr::Unknown => reply.error(none),
-            VirtualXattr::Change | VirtualXattr::Stored | VirtualXattr::Children(_)
-                if s.vfs.no_change_attribute().is_some() =>
-            {
-                reply.error(none)
-            }
-            // Asking only for the size is no query: return the size of the longest number.
-            VirtualXattr::Change if size == 0 => reply.size(cookie::DECIMAL_MAX),
-            VirtualXattr::Change => s.query(node, move |change| match change {
+            VirtualXattr::Change if size > 0 => s.query(node, move |change| match change {
                 Some(change) => reply::value(change.to_string().as_bytes(), size, reply),
                 None => reply.error(none),
             }),
+            // The rest is answered without a query, which would say so itself.
+            _ if s.vfs.no_change_attribute().is_some() => reply.error(none),
+            // Asking only for the size is no query: return the size of the longest number.
+            VirtualXattr::Change => reply.size(cookie::DECIMAL_MAX),
             VirtualXattr::Children(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
             VirtualXattr::Children(cursor) => {
                 let value = bulk_stat::value(s, request, ino, cursor, size as usize);
