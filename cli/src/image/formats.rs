@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ivers_block::{Budget, ByteOffset, Device};
-use ivers_vfs::{FileSystem, Result};
+use ivers_vfs::{DriverOptions, FileSystem, Result};
 
 use super::open_options::{ImageOptions, Owners};
 
@@ -104,6 +104,11 @@ impl Format {
     }
 }
 
+fn common_options(options: &ImageOptions, budget: Arc<Budget>, place: String) -> DriverOptions {
+    let commit_interval = Duration::from_secs(options.commit_s);
+    DriverOptions { read_only: options.read_only, budget, commit_interval, place }
+}
+
 fn open_ext4(
     device: Arc<dyn Device>,
     options: &ImageOptions,
@@ -111,12 +116,9 @@ fn open_ext4(
     place: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let options = ivers_ext4::OpenOptions {
-        read_only: options.read_only,
+        common: common_options(options, budget, place),
         trust_foreign: options.trust_foreign,
         no_replay: options.no_replay,
-        budget,
-        commit_interval: Duration::from_secs(options.commit_s),
-        place,
     };
     Ok(ivers_ext4::Ext4::open(device, options)?)
 }
@@ -129,15 +131,12 @@ fn open_fat(
 ) -> Result<Arc<dyn FileSystem>> {
     let Owners { uid, gid, fmask, dmask, utc_offset_minutes } = options.owners;
     let options = ivers_fat::OpenOptions {
-        read_only: options.read_only,
+        common: common_options(options, budget, place),
         uid,
         gid,
         fmask,
         dmask,
         utc_offset_minutes,
-        budget,
-        commit_interval: Duration::from_secs(options.commit_s),
-        place,
     };
     Ok(ivers_fat::Fat::open(device, options)?)
 }
@@ -149,11 +148,8 @@ fn open_affs(
     place: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let options = ivers_affs::OpenOptions {
-        read_only: options.read_only,
+        common: common_options(options, budget, place),
         partition: options.partition.clone(),
-        budget,
-        commit_interval: Duration::from_secs(options.commit_s),
-        place,
     };
     Ok(ivers_affs::Affs::open(device, options)?)
 }

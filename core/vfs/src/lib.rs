@@ -35,9 +35,9 @@ mod xattr;
 
 pub use access::Rights;
 pub use driver::{
-    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Child, DirectoryOps, EpochOps, FileOps, FileSystem,
-    FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LoadedInode, LockOwner, LockRequest,
-    NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps, XattrMode, XattrOps,
+    AllocateOps, BlockMapOps, BlockPool, CacheHandle, Child, DirectoryOps, DriverOptions, EpochOps, FileOps,
+    FileSystem, FsInfo, Health, InitialCounter, InodeOps, IoctlOps, JournalOps, LoadedInode, LockOwner,
+    LockRequest, NewInode, Rename, ReservedBlocks, ServerOps, UnnamedFileOps, XattrMode, XattrOps,
 };
 pub use error::{Error, IoError, NameError, Result, ServerError};
 pub use fallocate::Piece;

@@ -8,38 +8,25 @@ use crate::layout::{
 };
 use crate::rdb;
 use crate::volume::{Affs, Geometry, to_vfs_error};
-use ivers_block::{Budget, BufferCache, ByteOffset, Device, OffsetDevice};
+use ivers_block::{BufferCache, ByteOffset, Device, OffsetDevice};
 use ivers_vfs::sync::atomic::AtomicU64;
 use ivers_vfs::sync::{RankedMutex, RankedRwLock};
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{DriverOptions, Error, Result};
 use ivers_write_ordering::{Ordered, OrderedOptions};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Options of [`Affs::open`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Write nothing to the device.
-    pub read_only: bool,
+    /// The options that every driver has.
+    pub common: DriverOptions,
     /// The partition of a hard disk, by name or number. Required if there are several.
     pub partition: Option<String>,
-    /// Bounds the block cache.
-    pub budget: Arc<Budget>,
-    /// Approximate longest time from a change to its write.
-    pub commit_interval: Duration,
-    /// The image's name, for messages.
-    pub place: String,
 }
 
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            read_only: true,
-            partition: None,
-            budget: Arc::new(Budget::new(32 << 20)),
-            commit_interval: Duration::from_secs(5),
-            place: "image".into(),
-        }
+impl From<DriverOptions> for OpenOptions {
+    fn from(common: DriverOptions) -> Self {
+        Self { common, ..Self::default() }
     }
 }
 
@@ -85,7 +72,7 @@ impl Affs {
             )));
         };
         let (geometry, root) = find_root(&*device, &extent, variant)?;
-        let cache = Arc::new(BufferCache::new(device, geometry.block_size, options.budget.clone()));
+        let cache = Arc::new(BufferCache::new(device, geometry.block_size, options.common.budget.clone()));
         let (bitmap, found) = Bitmap::locate(&geometry, &cache, &root);
         let bitmap = Arc::new(bitmap);
         let valid = tail32(&root, tail::BM_FLAG) == BM_VALID;
@@ -110,7 +97,8 @@ impl Affs {
         };
         affs.read_only = affs.read_only_reason(&options, loaded);
         if affs.read_only.is_none() {
-            let order = OrderedOptions { interval: options.commit_interval, ..OrderedOptions::default() };
+            let order =
+                OrderedOptions { interval: options.common.commit_interval, ..OrderedOptions::default() };
             let ordered = Ordered::new(affs.cache.clone(), bitmap, order).map_err(to_vfs_error)?;
             affs.ordered = Some(ordered);
             if !valid {
@@ -123,7 +111,7 @@ impl Affs {
     /// Returns why the volume is read-only, if it is.
     fn read_only_reason(&self, options: &OpenOptions, loaded: Result<()>) -> Option<String> {
         let variant = self.geometry.variant;
-        if options.read_only || self.device().is_read_only() {
+        if options.common.read_only || self.device().is_read_only() {
             return Some("opened read-only".into());
         }
         if variant.long_names {
@@ -140,7 +128,7 @@ impl Affs {
 }
 
 fn find_volume(device: Arc<dyn Device>, options: &OpenOptions) -> Result<(Arc<dyn Device>, VolumeExtent)> {
-    let place = &options.place;
+    let place = &options.common.place;
     let Some(partitions) = rdb::partitions(&*device, place)? else {
         if options.partition.is_some() {
             return Err(Error::Incompatible(format!(

@@ -83,7 +83,7 @@ fn tree_is_unchanged_after_a_remount() {
         vfs.unmount().unwrap();
         let report = check(&device, block_size);
         assert_eq!(report.tree.len(), before.len(), "DOS\\{low_byte} {block_size}");
-        let vfs = mount_fs(open(&device, OpenOptions::default()).unwrap());
+        let vfs = mount_fs(open(&device, reading()).unwrap());
         assert_eq!(tree(&vfs), before, "DOS\\{low_byte} {block_size}");
         assert_eq!(get(&vfs, &find(&vfs, "/Unter/big")).len(), 120_003);
         let comment = vfs.get_xattr(&root(), &find(&vfs, "/file07"), "user.amiga.comment").unwrap();
@@ -512,7 +512,7 @@ fn unclean_volume_is_marked_and_recovered() {
     assert!(!valid(&device));
     drop((file, vfs));
     // A read-only mount reads the volume as a crash left it. A mount for writing rebuilds the bitmap.
-    let read_only = mount_fs(open(&device, OpenOptions::default()).unwrap());
+    let read_only = mount_fs(open(&device, reading()).unwrap());
     assert_eq!(get(&read_only, &find(&read_only, "/file")), pattern(1, 50_000));
     drop(read_only);
     let vfs = mount(&device);

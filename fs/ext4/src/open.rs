@@ -17,46 +17,32 @@ use crate::layout::superblock::{
 };
 use crate::system_zone::SystemZone;
 use crate::transaction::{Handle, Transactions, journal_error};
-use ivers_block::{Budget, BufferCache, Device, OverlayDevice};
+use ivers_block::{BufferCache, Device, OverlayDevice};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options};
 use ivers_journal::{Journal, JournalOptions};
 use ivers_vfs::sync::RankedMutex;
-use ivers_vfs::{Clock, CoarseClock, Error, Result};
+use ivers_vfs::{Clock, CoarseClock, DriverOptions, Error, Result};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Lower bound of the memory for committed blocks that are not written in place yet, in bytes.
 const MIN_JOURNAL_BYTES: u64 = 4 << 20;
 
 /// Options for opening an image.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Write nothing.
-    pub read_only: bool,
+    /// What all formats have.
+    pub common: DriverOptions,
     /// Trust the epoch record even after a foreign writer.
     pub trust_foreign: bool,
-    /// Do not replay the journal even in memory; only with `read_only`.
+    /// Do not replay the journal even in memory; only with [`DriverOptions::read_only`].
     pub no_replay: bool,
-    /// The memory bound of metadata blocks.
-    pub budget: Arc<Budget>,
-    /// Longest time that a transaction stays open.
-    pub commit_interval: Duration,
-    /// The image's name in errors.
-    pub place: String,
 }
 
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            read_only: false,
-            trust_foreign: false,
-            no_replay: false,
-            budget: Arc::new(Budget::new(256 << 20)),
-            commit_interval: Duration::from_secs(5),
-            place: "image".to_owned(),
-        }
+impl From<DriverOptions> for OpenOptions {
+    fn from(common: DriverOptions) -> Self {
+        Self { common, ..Self::default() }
     }
 }
 
@@ -122,10 +108,10 @@ impl Condition {
 impl Ext4 {
     /// Checks an image, brings it into a consistent state, and opens it.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
-        let place = options.place.clone();
+        let place = options.common.place.clone();
         let (raw, sb) = read_super(&*device, &place)?;
         let mut read_only = unwritable_features(&sb);
-        if options.read_only {
+        if options.common.read_only {
             read_only = Some("requested".to_owned());
         } else if device.is_read_only() {
             read_only = Some("the image is read-only".to_owned());
@@ -235,7 +221,7 @@ impl Ext4 {
         read_only: Option<String>,
         log: Option<Jbd2Log>,
     ) -> Result<Self> {
-        let cache = Arc::new(BufferCache::new(dev.clone(), sb.block_size, options.budget.clone()));
+        let cache = Arc::new(BufferCache::new(dev.clone(), sb.block_size, options.common.budget.clone()));
         let free = u64::from(raw.s_free_blocks_count_lo.get())
             | if sb.incompat.contains(Incompat::BIT64) {
                 u64::from(raw.s_free_blocks_count_hi.get()) << 32
@@ -246,7 +232,7 @@ impl Ext4 {
         let groups = Groups::new(
             sb.clone(),
             cache.clone(),
-            options.place.clone(),
+            options.common.place.clone(),
             free.min(sb.blocks_count),
             u64::from(free_inodes),
         );
@@ -255,19 +241,20 @@ impl Ext4 {
                 let usual = JournalOptions::default();
                 // Committed blocks stay in memory until they are written in place. Large transactions need a
                 // minimum.
-                let kept = (options.budget.limit() / 4).clamp(MIN_JOURNAL_BYTES, usual.checkpoint_bytes);
-                let settled = usual.with_commit_interval(options.commit_interval).with_checkpoint_bytes(kept);
+                let kept =
+                    (options.common.budget.limit() / 4).clamp(MIN_JOURNAL_BYTES, usual.checkpoint_bytes);
+                let settled =
+                    usual.with_commit_interval(options.common.commit_interval).with_checkpoint_bytes(kept);
                 Journal::open(Box::new(log), cache.clone(), settled).map_err(journal_error)?
             }
             None if read_only.is_some() => Journal::none(cache.clone()),
-            None => {
-                Journal::none_with_interval(cache.clone(), options.commit_interval).map_err(journal_error)?
-            }
+            None => Journal::none_with_interval(cache.clone(), options.common.commit_interval)
+                .map_err(journal_error)?,
         };
         let now = CoarseClock.now();
         Ok(Self {
             sb: sb.clone(),
-            place: options.place.clone(),
+            place: options.common.place.clone(),
             cache,
             dev,
             groups: Arc::new(groups),

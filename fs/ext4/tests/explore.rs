@@ -19,7 +19,7 @@ use ivers_crash::{Explorer, Promises, Repaired, Target, Workload, env};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_oracle::kernel::may_loop_mount;
 use ivers_oracle::{LoopMount, e2fs};
-use ivers_vfs::FileSystem;
+use ivers_vfs::{DriverOptions, FileSystem};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -111,7 +111,14 @@ impl Target for Ext {
 
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
         let place = "test image".into();
-        Ok(Ext4::open(device, OpenOptions { place, trust_foreign: trusting, ..OpenOptions::default() })?)
+        Ok(Ext4::open(
+            device,
+            OpenOptions {
+                common: DriverOptions { place, ..DriverOptions::default() },
+                trust_foreign: trusting,
+                ..OpenOptions::default()
+            },
+        )?)
     }
 
     fn promises(&self) -> Promises {

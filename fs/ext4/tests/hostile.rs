@@ -95,7 +95,11 @@ fn mutated_images_cause_no_panic() {
             }
             let read_only = round % 3 == 0;
             let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
-            let options = OpenOptions { read_only, place: "image".into(), ..OpenOptions::default() };
+            let options = OpenOptions::from(DriverOptions {
+                read_only,
+                place: "image".into(),
+                ..DriverOptions::default()
+            });
             let Ok(fs) = Ext4::open(device, options) else { continue };
             let Ok(vfs) = Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() })
             else {
@@ -156,7 +160,11 @@ fn a_chain_of_attribute_inodes_is_deleted() {
     image[1024 + 0x10..1024 + 0x14].fill(0);
     image[1024 + 0xE8..1024 + 0xEC].copy_from_slice(&first.to_le_bytes());
     let device: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
-    let fs = Ext4::open(device, OpenOptions { place: "image".into(), ..OpenOptions::default() }).unwrap();
+    let fs = Ext4::open(
+        device,
+        OpenOptions::from(DriverOptions { place: "image".into(), ..DriverOptions::default() }),
+    )
+    .unwrap();
     assert_eq!(fs.stat_fs().unwrap().files_free, u64::from(last - first + 1), "all are deleted");
 }
 
@@ -166,7 +174,10 @@ fn refusal(args: &[&str]) -> String {
     mkfs(&path, args, 16 << 20);
     let before = std::fs::read(&path).unwrap();
     let device = Arc::new(MemDevice::from_bytes(&before));
-    let result = Ext4::open(device.clone(), OpenOptions { place: "image".into(), ..OpenOptions::default() });
+    let result = Ext4::open(
+        device.clone(),
+        OpenOptions::from(DriverOptions { place: "image".into(), ..DriverOptions::default() }),
+    );
     assert!(device.to_bytes() == before, "something was written");
     match result {
         Ok(fs) => fs.health().read_only.expect("it is writable"),

@@ -3,7 +3,7 @@
 
 use ivers_block::{FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
-use ivers_vfs::{CreateSpec, Cred, InodeRef, MountOptions, RenameFlags, Vfs, XattrMode};
+use ivers_vfs::{CreateSpec, Cred, DriverOptions, InodeRef, MountOptions, RenameFlags, Vfs, XattrMode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ impl Image {
 
     fn mount(&self) -> Arc<Vfs> {
         let device = Arc::new(FileDevice::open(&self.path, OpenMode::ReadWrite).unwrap());
-        let options = OpenOptions { place: "test image".into(), ..OpenOptions::default() };
+        let options =
+            OpenOptions::from(DriverOptions { place: "test image".into(), ..DriverOptions::default() });
         Vfs::mount(Ext4::open(device, options).unwrap(), MountOptions::default()).unwrap()
     }
 

@@ -7,7 +7,7 @@ use common::{device, mkfs, mount, open};
 use ivers_block::OpenMode;
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_oracle::e2fs::e2fsck_repair_all;
-use ivers_vfs::{CreateSpec, Cred, FileSystem, Vfs, WriteFlags};
+use ivers_vfs::{CreateSpec, Cred, DriverOptions, FileSystem, Vfs, WriteFlags};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ fn serves_nothing_until_repaired(path: &Path, options: OpenOptions, why: &str, s
 }
 
 fn reading() -> OpenOptions {
-    OpenOptions { read_only: true, ..OpenOptions::default() }
+    OpenOptions::from(DriverOptions { read_only: true, ..DriverOptions::default() })
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn mount(path: &Path, cache: u64) -> (Arc<ReadRecorder>, Arc<Vfs>) {
         reads: Mutex::default(),
     });
     let budget = Arc::new(Budget::new(cache));
-    let options = OpenOptions { budget: budget.clone(), ..OpenOptions::default() };
+    let options = OpenOptions::from(DriverOptions { budget: budget.clone(), ..DriverOptions::default() });
     let fs = Ext4::open(device.clone(), options).unwrap();
     let options = MountOptions {
         background: false,

@@ -34,7 +34,7 @@ impl Fat {
         if &entry.dir_name != b"..         " || !valid {
             return Err(Error::corrupt(
                 "the second entry of a directory is no valid ..",
-                format!("{}, byte {byte}", self.options.place),
+                format!("{}, byte {byte}", self.options.common.place),
             ));
         }
         Ok(if self.is_root_cluster(parent) { Cluster::NONE } else { parent })
@@ -51,7 +51,7 @@ impl Fat {
         {
             return Err(Error::corrupt(
                 "the .. of a directory does not refer to its parent",
-                format!("{}, entry at byte {}", self.options.place, pos * SLOT_BYTES),
+                format!("{}, entry at byte {}", self.options.common.place, pos * SLOT_BYTES),
             ));
         }
         Ok(())
@@ -452,7 +452,7 @@ impl DirectoryOps for Fat {
             Some(pos) => Ok(self.ino_map.lock().ino_at(pos)),
             None => Err(Error::corrupt(
                 "the parent of a directory has no entry in its own parent",
-                format!("{}, cluster {parent}", self.options.place),
+                format!("{}, cluster {parent}", self.options.common.place),
             )),
         }
     }

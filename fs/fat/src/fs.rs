@@ -145,8 +145,8 @@ impl Fat {
     /// Describes an inode in an error. The driver does not know names of inodes.
     pub(crate) fn describe_inode(&self, state: &InodeState) -> String {
         match state.entry_pos {
-            Some(pos) => format!("{}, entry at byte {}", self.options.place, pos * SLOT_BYTES),
-            None => format!("{}, the root directory", self.options.place),
+            Some(pos) => format!("{}, entry at byte {}", self.options.common.place, pos * SLOT_BYTES),
+            None => format!("{}, the root directory", self.options.common.place),
         }
     }
 
@@ -250,7 +250,7 @@ impl Fat {
         if (first != Cluster::NONE || is_dir || size > 0) && !self.geometry.is_cluster(first) {
             return Err(Error::corrupt(
                 format!("first cluster {first} is outside the volume of {} clusters", self.geometry.clusters),
-                format!("{}, entry at byte {byte}", self.options.place),
+                format!("{}, entry at byte {byte}", self.options.common.place),
             ));
         }
         let state = self.new_state(Some(pos), first, size);

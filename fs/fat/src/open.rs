@@ -5,19 +5,18 @@ use crate::fat::AllocationTable;
 use crate::fs::{Fat, order_error};
 use crate::ino_map::InoMap;
 use crate::layout::{Geometry, attr};
-use ivers_block::{Budget, BufferCache, ByteOffset, Device};
+use ivers_block::{BufferCache, ByteOffset, Device};
 use ivers_vfs::sync::RankedMutex;
-use ivers_vfs::{Error, Result};
+use ivers_vfs::{DriverOptions, Error, Result};
 use ivers_write_ordering::{Mirror, Ordered, OrderedOptions};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Options of [`Fat::open`]. The format stores neither owners nor permissions, so all files have those given
 /// here.
 #[derive(Clone)]
 pub struct OpenOptions {
-    /// Write nothing.
-    pub read_only: bool,
+    /// The options that every driver has.
+    pub common: DriverOptions,
     /// The owner of all files.
     pub uid: u32,
     /// The group of all files.
@@ -28,27 +27,24 @@ pub struct OpenOptions {
     pub dmask: u32,
     /// The times on the medium minus UTC. The format stores no time zone.
     pub utc_offset_minutes: i32,
-    /// The memory bound that buffers count against.
-    pub budget: Arc<Budget>,
-    /// Approximate longest time from a change to its write.
-    pub commit_interval: Duration,
-    /// The image's name in errors.
-    pub place: String,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
         Self {
-            read_only: false,
+            common: DriverOptions::default(),
             uid: 0,
             gid: 0,
             fmask: 0o022,
             dmask: 0o022,
             utc_offset_minutes: 0,
-            budget: Arc::new(Budget::new(64 << 20)),
-            commit_interval: Duration::from_secs(5),
-            place: "device".into(),
         }
+    }
+}
+
+impl From<DriverOptions> for OpenOptions {
+    fn from(common: DriverOptions) -> Self {
+        Self { common, ..Self::default() }
     }
 }
 
@@ -58,13 +54,16 @@ impl Fat {
         let mut head = vec![0; 512.min(device.size_bytes()) as usize];
         device.read_at(ByteOffset(0), &mut head)?;
         let geometry = Geometry::parse(&head, device.size_bytes()).map_err(|error| match error {
-            Error::Incompatible(text) => Error::Incompatible(format!("{}: {text}", options.place)),
-            Error::Corrupt { what, place } => Error::corrupt(what, format!("{}: {place}", options.place)),
+            Error::Incompatible(text) => Error::Incompatible(format!("{}: {text}", options.common.place)),
+            Error::Corrupt { what, place } => {
+                Error::corrupt(what, format!("{}: {place}", options.common.place))
+            }
             other => other,
         })?;
-        let cache = Arc::new(BufferCache::new(device.clone(), geometry.sector_bytes, options.budget.clone()));
+        let cache =
+            Arc::new(BufferCache::new(device.clone(), geometry.sector_bytes, options.common.budget.clone()));
         let table = Arc::new(AllocationTable::new(geometry.clone(), cache.clone())?);
-        let read_only = if options.read_only {
+        let read_only = if options.common.read_only {
             Some("opened read-only".to_owned())
         } else {
             device.is_read_only().then(|| "the device is read-only".to_owned())
@@ -72,7 +71,7 @@ impl Fat {
         if table.was_dirty {
             log::warn!(
                 "{}: the volume was not unmounted cleanly; run fsck.fat to free lost clusters",
-                options.place
+                options.common.place
             );
         }
         let ordered = match read_only {
@@ -82,13 +81,13 @@ impl Fat {
                     // A crash between the two writes may leave the other copies older than the first, and
                     // the stored count of free clusters wrong.
                     let pieces = table.align_copies()?;
-                    log::info!("{}: updated {pieces} pieces of the copies of the FAT", options.place);
+                    log::info!("{}: updated {pieces} pieces of the copies of the FAT", options.common.place);
                     table.count()?;
                 }
                 let fat = geometry.fat_start;
                 let mirror = Mirror { first: fat..fat + geometry.fat_sectors, copies: geometry.copies };
                 let ordered_options = OrderedOptions {
-                    interval: options.commit_interval,
+                    interval: options.common.commit_interval,
                     mirror: Some(mirror),
                     ..OrderedOptions::default()
                 };

@@ -23,7 +23,10 @@ struct Fixture {
 
 impl Fixture {
     fn mount(device: Arc<dyn Device>, cache_bytes: u64) -> Self {
-        let options = OpenOptions { commit_interval: Duration::from_secs(3600), ..OpenOptions::default() };
+        let options = OpenOptions::from(DriverOptions {
+            commit_interval: Duration::from_secs(3600),
+            ..DriverOptions::default()
+        });
         let fat = Fat::open(device, options).unwrap();
         let options = MountOptions { background: false, cache_bytes, ..MountOptions::default() };
         Self { vfs: Vfs::mount(fat, options).unwrap(), cred: Cred::root() }

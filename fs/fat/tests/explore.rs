@@ -6,9 +6,9 @@
 
 use ivers_block::{Device, MemDevice};
 use ivers_crash::{Explorer, Op, Promises, Repaired, Target, Workload, env};
-use ivers_fat::{Fat, OpenOptions};
+use ivers_fat::Fat;
 use ivers_oracle::{FAT_PROGRAMS, fsck_fat_after_crash, fsck_fat_repair, have_programs};
-use ivers_vfs::FileSystem;
+use ivers_vfs::{DriverOptions, FileSystem};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -49,13 +49,13 @@ impl Target for Kind {
     }
 
     fn open(&self, device: Arc<dyn Device>, _trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>> {
-        let options = OpenOptions {
+        let options = DriverOptions {
             place: "test image".into(),
             // Without timed writes, a workload writes the same every time.
             commit_interval: Duration::from_secs(3600),
-            ..OpenOptions::default()
+            ..DriverOptions::default()
         };
-        Ok(Fat::open(device, options)?)
+        Ok(Fat::open(device, options.into())?)
     }
 
     fn promises(&self) -> Promises {

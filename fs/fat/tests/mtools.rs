@@ -26,7 +26,11 @@ const VOLUMES: &[(u64, &[&str])] = &[
 fn open(image: &Path, read_only: bool) -> Arc<Vfs> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = Arc::new(FileDevice::open(image, mode).unwrap());
-    let options = OpenOptions { read_only, place: image.display().to_string(), ..OpenOptions::default() };
+    let options = OpenOptions::from(DriverOptions {
+        read_only,
+        place: image.display().to_string(),
+        ..DriverOptions::default()
+    });
     let fs = Fat::open(device, options).unwrap();
     Vfs::mount(fs, MountOptions { read_only, ..MountOptions::default() }).unwrap()
 }

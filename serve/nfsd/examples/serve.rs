@@ -12,7 +12,7 @@ use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_nfsd::stable::StableStorage;
-use ivers_vfs::{MountOptions, Vfs};
+use ivers_vfs::{DriverOptions, MountOptions, Vfs};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&config.image, OpenMode::ReadWrite)?);
     let place = config.image.display().to_string();
     let vfs = Vfs::mount(
-        Ext4::open(device, OpenOptions { place, ..OpenOptions::default() })?,
+        Ext4::open(device, OpenOptions::from(DriverOptions { place, ..DriverOptions::default() }))?,
         MountOptions::default(),
     )?;
     let name = config.image.canonicalize()?.as_os_str().as_encoded_bytes().to_vec();

@@ -11,7 +11,8 @@ use ivers_block::{Budget, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
 use ivers_mem::Mem;
 use ivers_vfs::{
-    CreateSpec, Cred, FallocateMode, FileSystem, InodeRef, MountOptions, SetAttr, Vfs, WriteFlags,
+    CreateSpec, Cred, DriverOptions, FallocateMode, FileSystem, InodeRef, MountOptions, SetAttr, Vfs,
+    WriteFlags,
 };
 
 use super::device::{Counting, Writes};
@@ -87,12 +88,12 @@ impl InProcess {
         } else {
             let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
             let device = Arc::new(Counting::new(FileDevice::open(path, mode)?));
-            let open = OpenOptions {
+            let open = OpenOptions::from(DriverOptions {
                 read_only: options.read_only,
                 budget: budget.clone(),
                 place: path.display().to_string(),
-                ..OpenOptions::default()
-            };
+                ..DriverOptions::default()
+            });
             (Ext4::open(device.clone(), open)?, Some(device))
         };
         options.budget = Some(budget);

@@ -1,7 +1,7 @@
 //! Opening a filesystem.
 
 use crate::*;
-use ivers_block::{Budget, OverlayDevice};
+use ivers_block::OverlayDevice;
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogMap};
 use ivers_vfs::epoch::{Found, decide};
 
@@ -18,12 +18,13 @@ fn read_super(device: &dyn Device, place: &str) -> Result<RawSuper> {
 }
 
 impl ExampleFs {
-    /// Opens a filesystem: replays the log, decides the epoch, frees the orphans. `place` is the image's name
-    /// in errors. A read-only mount does all this too, and writes it into memory.
-    pub fn open(device: Arc<dyn Device>, read_only: bool, budget: Arc<Budget>, place: &str) -> Result<Self> {
+    /// Opens a filesystem: replays the log, decides the epoch, frees the orphans. A read-only mount does all
+    /// this too, and writes it into memory.
+    pub fn open(device: Arc<dyn Device>, options: DriverOptions) -> Result<Self> {
+        let DriverOptions { read_only, budget, commit_interval, place } = options;
         let read_only = read_only || device.is_read_only();
         let device = if read_only { Arc::new(OverlayDevice::new(device)) } else { device };
-        let sb = read_super(&*device, place)?;
+        let sb = read_super(&*device, &place)?;
         let map = LogMap::contiguous(BlockNo(1), sb.log_blocks.get());
         let fs_blocks = sb.blocks.get().into();
         let options = Jbd2Options { block_size: BLOCK as u32, fs_blocks, uuid: Some(sb.uuid) };
@@ -31,7 +32,7 @@ impl ExampleFs {
         let clean = !log.needs_recovery();
         log.recover().map_err(journal_error)?;
         // Of the superblock only the epoch record changes.
-        let record = read_super(&*device, place)?.epoch_record;
+        let record = read_super(&*device, &place)?.epoch_record;
         let (record, uuid) = (Some(&record[..]), sb.uuid);
         let found = Found { record, uuid, foreign: [0; 4], clean, trust_foreign: true, read_only };
         let corrupt = |what| Error::corrupt(what, format!("{place}, superblock"));
@@ -40,9 +41,10 @@ impl ExampleFs {
         // In place: if the medium ignores a flush, recovery drops the newest transactions of the log.
         device.write_fua(SUPER, sb.as_bytes())?;
         let cache = Arc::new(BufferCache::new(device.clone(), BLOCK as u32, budget));
-        let journal = Journal::open(Box::new(log), cache.clone(), JournalOptions::default());
+        let options = JournalOptions::default().with_commit_interval(commit_interval);
+        let journal = Journal::open(Box::new(log), cache.clone(), options);
         let mut fs = Self {
-            place: place.to_owned(),
+            place,
             sb,
             device,
             cache,

@@ -36,7 +36,7 @@ fn volume(low: u8) -> Vec<u8> {
     let device = Arc::new(MemDevice::new(200 << 10));
     let now = Timestamp { sec: 1_763_766_000, nsec: 0 };
     mkfs::format(&*device, low, BLOCK as u32, "Fuzz", now).expect("it is made");
-    let options = OpenOptions { read_only: false, ..OpenOptions::default() };
+    let options = OpenOptions::default();
     let fs = Affs::open(device.clone(), options).expect("it opens");
     let vfs =
         Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).expect("it mounts");
@@ -154,9 +154,12 @@ fn mount(device: &Arc<dyn Device>, flags: Flags, partition: &str) -> Option<Arc<
     let mut magic = [0; 4];
     device.read_at(ByteOffset(0), &mut magic).ok()?;
     let options = OpenOptions {
-        read_only: flags.read_only(),
+        common: DriverOptions {
+            read_only: flags.read_only(),
+            budget: budget.clone(),
+            ..DriverOptions::default()
+        },
         partition: (magic == *b"RDSK").then(|| partition.to_owned()),
-        budget: budget.clone(),
         ..OpenOptions::default()
     };
     let fs = Affs::open(device.clone(), options).ok()?;

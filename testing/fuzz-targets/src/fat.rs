@@ -7,7 +7,7 @@ use crate::work::{CACHE_BYTES, mount_twice, on_vfs};
 use flate2::read::DeflateDecoder;
 use ivers_block::{Budget, ByteOffset, Device, MemDevice, OverlayDevice};
 use ivers_fat::{Fat, OpenOptions};
-use ivers_vfs::Vfs;
+use ivers_vfs::{DriverOptions, Vfs};
 use std::io::Read;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -61,13 +61,13 @@ pub fn run(input: &[u8]) {
 
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(CACHE_BYTES));
-    let options = OpenOptions {
+    let options = OpenOptions::from(DriverOptions {
         read_only: flags.read_only(),
         budget: budget.clone(),
         // No timed thread: runs must be reproducible.
         commit_interval: Duration::from_secs(3600),
-        ..OpenOptions::default()
-    };
+        ..DriverOptions::default()
+    });
     let fs = Fat::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
 }

@@ -66,9 +66,12 @@ fn damage(base: &Base, device: &Arc<dyn Device>, classes: &[Class], flags: Flags
 fn mount(device: &Arc<dyn Device>, flags: Flags) -> Option<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(CACHE_BYTES));
     let options = OpenOptions {
-        read_only: flags.read_only(),
+        common: DriverOptions {
+            read_only: flags.read_only(),
+            budget: budget.clone(),
+            ..DriverOptions::default()
+        },
         no_replay: flags.no_replay() && flags.read_only(),
-        budget: budget.clone(),
         ..OpenOptions::default()
     };
     let fs = Ext4::open(device.clone(), options).ok()?;

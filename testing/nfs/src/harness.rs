@@ -23,7 +23,7 @@ use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::exports::handle::Handles;
 use ivers_nfsd::rpc::Credential;
 use ivers_nfsd::state::{Access, Caller, ConnId, FileId, SessionRequest, Step, Stop};
-use ivers_vfs::{Cred, MountOptions, Vfs};
+use ivers_vfs::{Cred, DriverOptions, MountOptions, Vfs};
 use parking_lot::Mutex;
 
 /// The ID of a user that has no open.
@@ -180,7 +180,11 @@ pub fn mem() -> Arc<Vfs> {
 pub fn ext4() -> Arc<Vfs> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
     mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
-    let fs = Ext4::open(device, OpenOptions { place: "a test".into(), ..OpenOptions::default() }).unwrap();
+    let fs = Ext4::open(
+        device,
+        OpenOptions::from(DriverOptions { place: "a test".into(), ..DriverOptions::default() }),
+    )
+    .unwrap();
     Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
 

@@ -86,6 +86,7 @@ mod file;
 mod filesystem;
 mod inode;
 mod optional;
+mod options;
 mod server;
 
 pub use directory::{Child, DirectoryOps, Rename};
@@ -95,4 +96,5 @@ pub use inode::{InitialCounter, InodeOps, LoadedInode, NewInode};
 pub use optional::{
     AllocateOps, BlockMapOps, EpochOps, IoctlOps, JournalOps, UnnamedFileOps, XattrMode, XattrOps,
 };
+pub use options::DriverOptions;
 pub use server::{CacheHandle, LockOwner, LockRequest, ServerOps};

@@ -29,7 +29,11 @@ pub fn open(device: &Arc<MemDevice>, options: OpenOptions) -> ivers_vfs::Result<
 }
 
 pub fn writable() -> OpenOptions {
-    OpenOptions { read_only: false, ..OpenOptions::default() }
+    OpenOptions::default()
+}
+
+pub fn reading() -> OpenOptions {
+    DriverOptions { read_only: true, ..DriverOptions::default() }.into()
 }
 
 pub fn mount_fs(fs: Arc<Affs>) -> Arc<Vfs> {

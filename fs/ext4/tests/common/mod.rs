@@ -4,7 +4,7 @@
 
 use ivers_block::{BlockError, FileDevice, OpenMode};
 use ivers_ext4::{Ext4, OpenOptions};
-use ivers_vfs::{MountOptions, Vfs};
+use ivers_vfs::{DriverOptions, MountOptions, Vfs};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -65,7 +65,11 @@ pub fn device(path: &Path, mode: OpenMode) -> Arc<FileDevice> {
 /// Opens the filesystem.
 pub fn open(path: &Path, read_only: bool) -> Arc<Ext4> {
     let mode = if read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let options = OpenOptions { read_only, place: "test image".into(), ..OpenOptions::default() };
+    let options = OpenOptions::from(DriverOptions {
+        read_only,
+        place: "test image".into(),
+        ..DriverOptions::default()
+    });
     Ext4::open(device(path, mode), options).unwrap()
 }
 

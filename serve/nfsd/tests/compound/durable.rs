@@ -12,16 +12,22 @@ use ivers_nfs4::ops::v42::{RangeArgs, SetXattrArgs, SetXattrOption};
 use ivers_nfs4::ops::{Op, OpResult};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{CreateType, FileHandle, StableHow, StateId};
-use ivers_vfs::{Cred, InodeRef, MountOptions, Vfs};
+use ivers_vfs::{Cred, DriverOptions, InodeRef, MountOptions, Vfs};
 
 use ivers_nfs_test::harness::*;
 
 fn mount(device: Arc<dyn Device>) -> Arc<Vfs> {
     // No commit runs by itself.
     let commit_interval = Duration::from_secs(900);
-    let fs =
-        Ext4::open(device, OpenOptions { place: "a test".into(), commit_interval, ..OpenOptions::default() })
-            .unwrap();
+    let fs = Ext4::open(
+        device,
+        OpenOptions::from(DriverOptions {
+            place: "a test".into(),
+            commit_interval,
+            ..DriverOptions::default()
+        }),
+    )
+    .unwrap();
     Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
 

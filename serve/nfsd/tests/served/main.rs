@@ -25,12 +25,16 @@ use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::net::listen;
 use ivers_nfsd::server::{Exported, NfsServer, Setup};
 use ivers_nfsd::stable::StableStorage;
-use ivers_vfs::{MountOptions, Vfs};
+use ivers_vfs::{DriverOptions, MountOptions, Vfs};
 
 fn ext4() -> Arc<Vfs> {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
     mkfs(&device, &MkfsOptions { zeroed: true, ..MkfsOptions::default() }).unwrap();
-    let fs = Ext4::open(device, OpenOptions { place: "a test".into(), ..OpenOptions::default() }).unwrap();
+    let fs = Ext4::open(
+        device,
+        OpenOptions::from(DriverOptions { place: "a test".into(), ..DriverOptions::default() }),
+    )
+    .unwrap();
     Vfs::mount(fs, MountOptions { background: false, ..MountOptions::default() }).unwrap()
 }
 

@@ -12,7 +12,7 @@ use ivers_ext4::{Ext4, OpenOptions};
 use ivers_fuse::{FuseOptions, MountError, Session};
 use ivers_mem::Mem;
 use ivers_oracle::Image;
-use ivers_vfs::{AtimeMode, ChangeMode, Clock, FileSystem, MountOptions, Timestamp, Vfs};
+use ivers_vfs::{AtimeMode, ChangeMode, Clock, DriverOptions, FileSystem, MountOptions, Timestamp, Vfs};
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -123,7 +123,8 @@ pub fn image(kind: &str, args: &[&str]) -> Vec<u8> {
 }
 
 pub fn open_ext4(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
-    let options = OpenOptions { budget, place: "memory".into(), ..OpenOptions::default() };
+    let options =
+        OpenOptions::from(DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() });
     Ext4::open(device, options).expect("it opens")
 }
 
@@ -151,12 +152,11 @@ pub fn amiga(low: u8) -> Vec<u8> {
 }
 
 pub fn open_affs(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
-    let options = ivers_affs::OpenOptions {
-        read_only: false,
+    let options = ivers_affs::OpenOptions::from(DriverOptions {
         budget,
         place: "memory".into(),
-        ..ivers_affs::OpenOptions::default()
-    };
+        ..DriverOptions::default()
+    });
     ivers_affs::Affs::open(device, options).expect("it opens")
 }
 
@@ -179,7 +179,8 @@ pub fn example() -> Vec<u8> {
 }
 
 pub fn open_example(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
-    Arc::new(ivers_examplefs::ExampleFs::open(device, false, budget, "memory").expect("it opens"))
+    let options = DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() };
+    Arc::new(ivers_examplefs::ExampleFs::open(device, options).expect("it opens"))
 }
 
 /// Mounts the example driver on a device in memory; each mount takes the next of `hows`.
@@ -206,11 +207,9 @@ pub fn vfat(args: &[&str]) -> Vec<u8> {
 /// Opens FAT with the permission bits that the model expects.
 pub fn open_fat(device: Arc<dyn Device>, budget: Arc<Budget>) -> Arc<dyn FileSystem> {
     let options = ivers_fat::OpenOptions {
-        read_only: false,
+        common: DriverOptions { budget, place: "memory".into(), ..DriverOptions::default() },
         fmask: 0o133,
         dmask: 0o022,
-        budget,
-        place: "memory".into(),
         ..ivers_fat::OpenOptions::default()
     };
     ivers_fat::Fat::open(device, options).expect("it opens")

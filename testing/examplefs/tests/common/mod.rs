@@ -2,12 +2,12 @@
 #![allow(dead_code)]
 
 use anyhow::{Context, ensure};
-use ivers_block::{BlockNo, Budget, Device, MemDevice};
+use ivers_block::{BlockNo, Device, MemDevice};
 use ivers_examplefs::layout::*;
 use ivers_examplefs::{ExampleFs, format};
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogMap};
 use ivers_vfs::epoch::EpochRecord;
-use ivers_vfs::{FileType, Ino, MountOptions, Timestamp, Vfs};
+use ivers_vfs::{DriverOptions, FileType, Ino, MountOptions, Timestamp, Vfs};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -23,7 +23,8 @@ pub fn fresh(blocks: usize) -> MemDevice {
 }
 
 pub fn open(device: Arc<dyn Device>, read_only: bool) -> ivers_vfs::Result<Arc<ExampleFs>> {
-    Ok(Arc::new(ExampleFs::open(device, read_only, Arc::new(Budget::new(32 << 20)), "test image")?))
+    let options = DriverOptions { read_only, place: "test image".into(), ..DriverOptions::default() };
+    Ok(Arc::new(ExampleFs::open(device, options)?))
 }
 
 pub fn mount(device: Arc<dyn Device>) -> ivers_vfs::Result<Arc<Vfs>> {
