@@ -14,7 +14,7 @@ impl ExampleFs {
         let raw = core(dir).read().raw.clone();
         let mut records = Vec::new();
         for at in 0..raw.size.get() as usize / BLOCK {
-            let bytes = self.block(raw.block(at))?.read();
+            let bytes = self.cache.get(raw.block(at))?.read();
             records.extend(bytes.chunks_exact(size_of::<RawName>()).flat_map(RawName::read_from_bytes));
         }
         let bad = |record: &RawName| record.ino() > Ino(self.sb.inodes.get().into()) || !record.is_valid();
@@ -37,7 +37,8 @@ impl ExampleFs {
     }
 
     fn expect_empty(&self, inode: &Inode) -> Result<()> {
-        if is_dir(inode) && self.records(inode)?.iter().any(|record| record.ino() != FREE) {
+        let in_use = |record: &RawName| record.ino() != FREE;
+        if inode.kind == FileType::Directory && self.records(inode)?.iter().any(in_use) {
             return Err(NameError::NotEmpty.into());
         }
         Ok(())
@@ -61,7 +62,7 @@ impl ExampleFs {
                 let raw = &mut core(dir).write().raw;
                 raw.set_block(records.len() / NAMES, taken[0]);
                 raw.size = (raw.size.get() + BLOCK as u64).into();
-                dir.with_attr(|attr| (attr.size, attr.blocks_512) = (raw.size.get(), raw.blocks_512()));
+                dir.with_attr(|attr| attr.size = raw.size.get());
             }
             self.changed(h, dir, Touch::Data, Logged::Anyway)
         })?;
@@ -72,7 +73,7 @@ impl ExampleFs {
     fn put_record(&self, h: &Handle, dir: &Inode, record: usize, ino: Ino, name: &[u8]) -> Result<()> {
         let mut raw = RawName { ino: (ino.0 as u32).into(), len: name.len() as u8, name: [0; NAME_MAX] };
         raw.name[..name.len()].copy_from_slice(name);
-        let buffer = self.block(core(dir).read().raw.block(record / NAMES))?;
+        let buffer = self.cache.get(core(dir).read().raw.block(record / NAMES))?;
         let at = record % NAMES * size_of::<RawName>();
         h.modify_range(&buffer, at..at + size_of::<RawName>(), |bytes| bytes.copy_from_slice(raw.as_bytes()));
         Ok(())
@@ -179,7 +180,7 @@ impl DirectoryOps for ExampleFs {
             self.put_record(h, old_dir, old_record, left, left_name)?;
             for (moved, to) in [(Some(inode), new_dir), (swapped, old_dir)] {
                 let Some(moved) = moved else { continue };
-                let stores_parent = crosses && is_dir(moved);
+                let stores_parent = crosses && moved.kind == FileType::Directory;
                 if stores_parent {
                     core(moved).write().raw.parent = (to.ino.0 as u32).into();
                 }

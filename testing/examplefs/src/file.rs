@@ -23,11 +23,9 @@ impl ExampleFs {
     /// Zeroes the block in which the file ends on disk from there on, before the file grows past that block:
     /// those bytes may be from before a truncation.
     fn zero_tail(&self, inode: &Inode) -> Result<()> {
-        let (size, block) = {
-            let raw = &core(inode).read().raw;
-            let size = raw.size.get() as usize;
-            (size, raw.block(size / BLOCK))
-        };
+        let raw = core(inode).read().raw.clone();
+        let size = raw.size.get() as usize;
+        let block = raw.block(size / BLOCK);
         if block == HOLE { Ok(()) } else { self.write_data(block, size % BLOCK, &[0; BLOCK][size % BLOCK..]) }
     }
 }
@@ -100,7 +98,6 @@ impl FileOps for ExampleFs {
                     self.space.release(core.taken.remove(&at));
                 }
                 core.raw.size = size.into();
-                inode.with_attr(|attr| attr.blocks_512 = core.raw.blocks_512());
             }
             inode.logged_in_background();
             self.log(h, inode)
@@ -108,8 +105,8 @@ impl FileOps for ExampleFs {
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
-        let taken = core(inode).read().taken.len();
-        inode.with_attr(|attr| attr.blocks_512) + (taken * BLOCK / 512) as u64
+        let core = core(inode).read();
+        ((core.raw.blocks() + core.taken.len()) * BLOCK / 512) as u64
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
@@ -121,7 +118,6 @@ impl FileOps for ExampleFs {
                 let raw = &mut core(inode).write().raw;
                 self.cut(h, raw, file_blocks(0, size).end, false)?;
                 raw.size = size.into();
-                inode.with_attr(|attr| attr.blocks_512 = raw.blocks_512());
             }
             self.changed(h, inode, Touch::Data, Logged::Anyway)
         })

@@ -25,18 +25,11 @@ pub(crate) fn loaded(ino: Ino, raw: RawInode, attr: Attr, counter: InitialCounte
     LoadedInode { ino, generation, attr, counter, private }
 }
 
-pub(crate) fn is_dir(inode: &Inode) -> bool {
-    inode.kind == FileType::Directory
-}
-
 pub(crate) fn journal_error(error: JournalError) -> Error {
+    use JournalError::{Corrupt, External, Incompatible};
     match error {
-        JournalError::Corrupt { what, log_block } => {
-            Error::corrupt(what, format!("block {log_block} of the log"))
-        }
-        JournalError::Incompatible { .. } | JournalError::External { .. } => {
-            Error::Incompatible(error.to_string())
-        }
+        Corrupt { what, log_block } => Error::corrupt(what, format!("block {log_block} of the log")),
+        Incompatible { .. } | External { .. } => Error::Incompatible(error.to_string()),
         error => Error::io(error),
     }
 }
@@ -50,17 +43,13 @@ impl ExampleFs {
         f(&handle).inspect_err(|error| self.journal.abort(error))
     }
 
-    pub(crate) fn block(&self, block: BlockNo) -> Result<Arc<Buffer>> {
-        Ok(self.cache.get(block)?)
-    }
-
     pub(crate) fn corrupt(&self, what: &str, place: impl std::fmt::Display) -> Error {
         Error::corrupt(what, format!("{}, {place}", self.place))
     }
 
     /// Reads an inode, in use or free.
     pub(crate) fn raw_inode(&self, ino: Ino) -> Result<RawInode> {
-        let buffer = self.block(self.sb.inode_block(ino).ok_or(NameError::Stale)?)?;
+        let buffer = self.cache.get(self.sb.inode_block(ino).ok_or(NameError::Stale)?)?;
         let raw = RawInode::read_from_bytes(&buffer.read()).expect("it fills a block");
         if raw.checksum(ino) == raw.crc32c.get() {
             Ok(raw)
@@ -71,7 +60,7 @@ impl ExampleFs {
 
     /// Stores an inode. `raw` runs under the buffer's lock.
     pub(crate) fn put_inode(&self, h: &Handle, ino: Ino, raw: impl FnOnce() -> RawInode) -> Result<()> {
-        let buffer = self.block(self.sb.inode_block(ino).ok_or(NameError::Stale)?)?;
+        let buffer = self.cache.get(self.sb.inode_block(ino).ok_or(NameError::Stale)?)?;
         h.modify(&buffer, |bytes| bytes.copy_from_slice(raw().sealed(ino).as_bytes()));
         Ok(())
     }

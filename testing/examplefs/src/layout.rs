@@ -12,7 +12,7 @@
 
 use ivers_block::{BlockNo, ByteOffset};
 use ivers_vfs::epoch::{EpochRecord, RECORD_LEN};
-use ivers_vfs::{Attr, FileType, Ino, InodeFlags, Timestamp};
+use ivers_vfs::{Attr, FileType, Ino, InodeFlags, NewInode, Timestamp};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -170,9 +170,9 @@ impl RawInode {
         self.map[at] = (block.0 as u32).into();
     }
 
-    pub fn blocks_512(&self) -> u64 {
-        let blocks = (0..MAX_BLOCKS).filter(|at| self.has_blocks() && self.block(*at) != HOLE);
-        (blocks.count() * BLOCK / 512) as u64
+    /// Counts its blocks.
+    pub fn blocks(&self) -> usize {
+        (0..MAX_BLOCKS).filter(|at| self.has_blocks() && self.block(*at) != HOLE).count()
     }
 
     /// Sets counter and attributes, except the size: that is the size on disk.
@@ -185,25 +185,13 @@ impl RawInode {
         self
     }
 
-    /// The attributes, unless the type is unknown.
+    /// The attributes, unless the type is unknown. The number of blocks is left out: the map has it.
     pub fn attr(&self) -> Option<Attr> {
         let [atime, mtime, ctime, btime] = self.times.map(|time| Timestamp { sec: time.get(), nsec: 0 });
-        Some(Attr {
-            kind: self.kind()?,
-            perm: self.mode.get() & 0o7777,
-            uid: self.uid.get(),
-            gid: self.gid.get(),
-            project: 0,
-            nlink: self.nlink.get(),
-            size: self.size.get(),
-            blocks_512: self.blocks_512(),
-            rdev: self.rdev.get(),
-            atime,
-            mtime,
-            ctime,
-            btime: Some(btime),
-            flags: InodeFlags::from_bits_truncate(self.flags.get()),
-        })
+        let new = NewInode::new(self.kind()?, btime).attr(self.nlink.get());
+        let (perm, flags) = (self.mode.get() & 0o7777, InodeFlags::from_bits_truncate(self.flags.get()));
+        let (uid, gid, rdev) = (self.uid.get(), self.gid.get(), self.rdev.get());
+        Some(Attr { perm, uid, gid, size: self.size.get(), rdev, atime, mtime, ctime, flags, ..new })
     }
 }
 

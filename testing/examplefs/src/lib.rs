@@ -12,6 +12,8 @@
 //! | `dir` | names, each change in one transaction |
 //! | `file` | write-back: data to the device, then the transaction that maps it |
 //!
+//! `mkfs` makes images for the tests and is not part of the example.
+//!
 //! # Invariants
 //!
 //! | # | statement | established by |
@@ -36,8 +38,8 @@ mod mkfs;
 mod open;
 mod space;
 
-use inode::{core, is_dir, journal_error, loaded};
-use ivers_block::{BlockNo, Buffer, BufferCache, Device};
+use inode::{core, journal_error, loaded};
+use ivers_block::{BlockNo, BufferCache, Device};
 use ivers_journal::{Handle, Journal, JournalError, JournalOptions};
 use ivers_vfs::sync::{Held, RankedMutex, RankedRwLock, rank};
 use ivers_vfs::*;
@@ -69,22 +71,13 @@ impl FileSystem for ExampleFs {
     fn info(&self) -> FsInfo {
         let within = ChangeSemantics::WITHIN_A_MOUNT;
         FsInfo {
-            fs_type: "example",
-            label: String::new(),
             uuid: self.sb.uuid,
-            block_size: BLOCK as u32,
             root: ROOT,
             name_max: NAME_MAX as u32,
             max_file_size: (MAX_BLOCKS * BLOCK) as u64,
-            max_links: 65_000,
-            time_granularity_ns: 1_000_000_000,
             semantics: ChangeSemantics { persistent: true, crash_safe: true, ..within },
-            projects: false,
             persistent_inos: true,
-            names_alias: false,
-            reserve_granularity: BLOCK as u64,
-            io_unit: BLOCK as u32,
-            reserved: None,
+            ..FsInfo::usual("example", BLOCK as u32)
         }
     }
 
@@ -129,7 +122,7 @@ impl FileSystem for ExampleFs {
         // CLOSED commits together with all that is left, or not at all.
         if !self.stays_open.load(Ordering::Acquire) {
             let sb = self.sb.clone().with_epoch(self.epoch, false);
-            let buffer = self.block(BlockNo(0))?;
+            let buffer = self.cache.get(BlockNo(0))?;
             self.change(CREDITS, |h| {
                 h.modify(&buffer, |bytes| bytes[..size_of::<RawSuper>()].copy_from_slice(sb.as_bytes()));
                 Ok(())

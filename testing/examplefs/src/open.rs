@@ -5,15 +5,17 @@ use ivers_block::OverlayDevice;
 use ivers_journal::jbd2::{Jbd2Log, Jbd2Options, LogMap};
 use ivers_vfs::epoch::{Found, decide};
 
+fn corrupt_super(place: &str, what: &str) -> Error {
+    Error::corrupt(what, format!("{place}, superblock"))
+}
+
 fn read_super(device: &dyn Device, place: &str) -> Result<RawSuper> {
-    let corrupt = |what: &str| Error::corrupt(what, format!("{place}, superblock"));
-    let mut bytes = [0; size_of::<RawSuper>()];
     if device.size_bytes() < BLOCK as u64 {
-        return Err(corrupt("the device is too small"));
+        return Err(corrupt_super(place, "the device is too small"));
     }
-    device.read_at(SUPER, &mut bytes)?;
-    let sb = RawSuper::read_from_bytes(&bytes).expect("the sizes are equal");
-    sb.check(device.size_bytes()).map_err(corrupt)?;
+    let mut sb = RawSuper::new_zeroed();
+    device.read_at(SUPER, sb.as_mut_bytes())?;
+    sb.check(device.size_bytes()).map_err(|what| corrupt_super(place, what))?;
     Ok(sb)
 }
 
@@ -35,8 +37,7 @@ impl ExampleFs {
         let record = read_super(&*device, &place)?.epoch_record;
         let (record, uuid) = (Some(&record[..]), sb.uuid);
         let found = Found { record, uuid, foreign: [0; 4], clean, trust_foreign: true, read_only };
-        let corrupt = |what| Error::corrupt(what, format!("{place}, superblock"));
-        let epoch = decide(&found).map_err(corrupt)?.epoch;
+        let epoch = decide(&found).map_err(|what| corrupt_super(&place, what))?.epoch;
         let sb = sb.with_epoch(epoch, true);
         // In place: if the medium ignores a flush, recovery drops the newest transactions of the log.
         device.write_fua(SUPER, sb.as_bytes())?;
@@ -55,7 +56,7 @@ impl ExampleFs {
             epoch,
             stays_open: AtomicBool::new(false),
         };
-        fs.space = Arc::new(Space::new(fs.read_bitmap()?));
+        fs.space = Arc::new(fs.read_bitmap()?);
         for ino in (1..=u64::from(fs.sb.inodes.get())).map(Ino) {
             let raw = fs.raw_inode(ino)?;
             if raw.mode.get() == 0 {

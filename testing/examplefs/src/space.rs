@@ -18,10 +18,6 @@ struct State {
 }
 
 impl Space {
-    pub(crate) fn new(busy: Vec<bool>) -> Self {
-        Self(RankedMutex::new(State { busy, ..State::default() }))
-    }
-
     /// Counts the free blocks, with those that wait for a commit.
     pub(crate) fn free(&self) -> usize {
         let state = self.0.lock();
@@ -50,11 +46,12 @@ impl Space {
 
 impl ExampleFs {
     /// Reads the bitmap. The filesystem's own blocks are in use whatever it says.
-    pub(crate) fn read_bitmap(&self) -> Result<Vec<bool>> {
-        let bytes = self.block(self.sb.bitmap())?.read();
+    pub(crate) fn read_bitmap(&self) -> Result<Space> {
+        let bytes = self.cache.get(self.sb.bitmap())?.read();
         let bit = |block: usize| bytes[block / 8] >> (block % 8) & 1 == 1;
         let own = self.sb.data().0 as usize;
-        Ok((0..self.sb.blocks.get() as usize).map(|block| block < own || bit(block)).collect())
+        let busy = (0..self.sb.blocks.get() as usize).map(|block| block < own || bit(block)).collect();
+        Ok(Space(RankedMutex::new(State { busy, ..State::default() })))
     }
 
     /// Frees blocks. `logged`: they were written through the journal.
@@ -72,7 +69,7 @@ impl ExampleFs {
 
     /// Sets or clears bits of the bitmap.
     pub(crate) fn mark(&self, h: &Handle, blocks: &[BlockNo], used: bool) -> Result<()> {
-        let bitmap = self.block(self.sb.bitmap())?;
+        let bitmap = self.cache.get(self.sb.bitmap())?;
         let wrong = h.modify(&bitmap, |bytes| {
             blocks.iter().find(|block| {
                 let (byte, bit) = (&mut bytes[block.0 as usize / 8], 1 << (block.0 % 8));

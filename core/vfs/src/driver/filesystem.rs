@@ -49,6 +49,32 @@ pub struct FsInfo {
     pub reserved: Option<ReservedBlocks>,
 }
 
+impl FsInfo {
+    /// The usual values for a format with this name and this block size: nothing optional, and no promise that
+    /// outlives the mount. Set what differs.
+    pub fn usual(fs_type: &'static str, block_size: u32) -> Self {
+        let unit = block_size.max(4096);
+        Self {
+            fs_type,
+            label: String::new(),
+            uuid: [0; 16],
+            block_size,
+            root: Ino(1),
+            name_max: 255,
+            max_file_size: i64::MAX as u64,
+            max_links: 65_000,
+            time_granularity_ns: 1_000_000_000,
+            semantics: ChangeSemantics::WITHIN_A_MOUNT,
+            projects: false,
+            persistent_inos: false,
+            names_alias: false,
+            reserve_granularity: unit.into(),
+            io_unit: unit,
+            reserved: None,
+        }
+    }
+}
+
 /// Who may use the reserved blocks, besides root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReservedBlocks {
