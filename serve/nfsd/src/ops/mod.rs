@@ -16,6 +16,7 @@
 mod access;
 pub mod attr;
 mod component;
+mod durability;
 mod file_io;
 pub(crate) mod filehandle;
 mod namespace;
@@ -25,12 +26,10 @@ mod readdir;
 mod xattr;
 
 use ivers_nfs4::ops::{Op, OpResult, number};
-use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::xdr::{Encoder, Xdr};
-use ivers_vfs::InodeRef;
 
-use crate::compound::status::OrStatus;
-use crate::compound::{Context, Object};
+use crate::compound::Context;
 use crate::state::Step;
 
 /// The outcome of [`perform`].
@@ -42,13 +41,6 @@ pub enum Outcome {
     Result(Box<OpResult>),
     /// The operation works on clients' state. The executor performs it.
     OfState,
-}
-
-/// Makes changes of names and attributes durable before the reply, unless the export is `async`. Then they
-/// become durable within the commit interval of the mount. Data is separate: WRITE and COMMIT report when it
-/// is durable, and the names that lead to it are durable with it.
-pub(crate) fn commit_now(object: &Object, inodes: &[&InodeRef]) -> Res<()> {
-    if object.is_deferred() { Ok(()) } else { object.vfs().commit(inodes).nfs() }
 }
 
 /// The largest result of an operation that changes something, in bytes. With less room left, the operation

@@ -7,8 +7,8 @@ use ivers_vfs::{CreateSpec, Cred, Error, Expected, FileType, InodeRef, NameError
 
 use super::attr;
 use super::attr::acl_to_posix::NewAcl;
-use super::commit_now;
 use super::component;
+use super::durability::commit_now;
 use crate::compound::status::{OrStatus, status};
 use crate::compound::{Context, CurrentFh, Object, PermitGuard};
 use crate::state::{Access, Step};

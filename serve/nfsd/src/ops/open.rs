@@ -9,7 +9,8 @@ use ivers_vfs::{CreateSpec, Error, FileType, InodeRef, NameError, SetAttr, TimeS
 
 use super::attr::acl_to_posix::NewAcl;
 use super::attr::set::default_mode;
-use super::{commit_now, component, filehandle, namespace};
+use super::durability::commit_now;
+use super::{component, filehandle, namespace};
 use crate::compound::status::{OrStatus, status};
 use crate::compound::{Context, CurrentFh, Object};
 use crate::state::FileId;

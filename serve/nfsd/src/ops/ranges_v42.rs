@@ -10,7 +10,7 @@ use ivers_nfs4::types::{Bitmap, StableHow, StateId, Verifier};
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{Error, FallocateMode, NameError, Piece};
 
-use super::commit_now;
+use super::durability::commit_now;
 use super::file_io::{begin_read, begin_write, range_end};
 use crate::compound::status::{OrStatus, status};
 use crate::compound::{Context, CopyJob, Object};

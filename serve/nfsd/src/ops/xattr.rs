@@ -6,8 +6,8 @@ use ivers_nfs4::types::ChangeInfo;
 use ivers_nfs4::xdr::List;
 use ivers_vfs::{FileType, XattrMode};
 
-use super::commit_now;
 use super::component::text;
+use super::durability::commit_now;
 use crate::compound::status::OrStatus;
 use crate::compound::{Context, Object};
 use crate::state::{Access, Step};

@@ -4,9 +4,10 @@ use ivers_nfs4::attr::{self, Attrs, ChangeAttrType};
 use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::Res;
 use ivers_nfs4::types::{Bitmap, Ftype, NfsTime, OpenArguments, SpecData};
-use ivers_vfs::{Attr, FileType};
+use ivers_vfs::{Attr, FileType, Timestamp};
 
-use super::{EXCLUSIVE, acl_from_posix, supported, time};
+use super::acl_from_posix;
+use super::supported::{EXCLUSIVE, supported};
 use crate::compound::status::OrStatus;
 use crate::compound::{Context, CurrentFh, IdMap, Object, ReportedAttrs};
 use crate::exports::table::PSEUDO_FSID;
@@ -29,6 +30,10 @@ pub fn ftype(kind: FileType) -> Ftype {
         FileType::Fifo => Ftype::Fifo,
         FileType::Socket => Ftype::Sock,
     }
+}
+
+fn time(time: Timestamp) -> NfsTime {
+    NfsTime { seconds: time.sec, nseconds: time.nsec }
 }
 
 /// The values of the attributes in `want`, which are all supported.

@@ -7,10 +7,10 @@ use ivers_nfs4::types::{Bitmap, SetTime};
 use ivers_vfs::{Attr, CreateSpec, FileType, SetAttr, TimeSet, Timestamp};
 
 use super::acl_to_posix::NewAcl;
-use super::{SETTABLE, parse_new_attrs};
+use super::supported::{SETTABLE, supported};
 use crate::compound::status::status;
-use crate::compound::{Context, IdMap};
-use crate::ops::commit_now;
+use crate::compound::{Context, CurrentFh, IdMap};
+use crate::ops::durability::commit_now;
 use crate::ops::file_io::is_special;
 use crate::state::{Access, Step};
 
@@ -116,6 +116,20 @@ impl NewAttrs {
         let (perm, size) = (perm.unwrap_or(spec.perm), size.unwrap_or(0));
         CreateSpec { perm, umask: self.umask, uid, gid, size, atime, mtime, ..spec }
     }
+}
+
+/// Parses attributes that a client sets on an object, or on a new object of the type `made` in it.
+pub fn parse_new_attrs(
+    context: &Context,
+    fh: &CurrentFh,
+    given: &Fattr,
+    made: Option<FileType>,
+) -> Res<NewAttrs> {
+    let kind = made.unwrap_or(match fh {
+        CurrentFh::Pseudo(_) => FileType::Directory,
+        CurrentFh::Object(object) => object.inode.kind,
+    });
+    NewAttrs::of(context, supported(context.minor, fh), given, kind, made.is_some())
 }
 
 /// SETATTR.
