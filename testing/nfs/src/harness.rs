@@ -17,12 +17,17 @@ use ivers_nfs4::rpc::AuthSys;
 use ivers_nfs4::status::{NfsStat, Res};
 use ivers_nfs4::types::{Bitmap, ChangeInfo, FileHandle, StateId};
 use ivers_nfs4::xdr::{Encoder, List, Xdr};
-use ivers_nfsd::compound::{Clients, Context, CopyJob, Exports, Filesystem, Origin, PermitGuard, Service};
+use ivers_nfsd::compound::{
+    Clients, Context, CopyJob, EndPermit, Exports, Filesystem, Origin, PermitGuard, Service,
+};
 use ivers_nfsd::executor::{Executor, Progress, StateOps, StateReply};
 use ivers_nfsd::exports::config::ExportConfig;
 use ivers_nfsd::exports::handle::Handles;
 use ivers_nfsd::rpc::Credential;
-use ivers_nfsd::state::{Access, Caller, ConnId, FileId, SessionRequest, Step, Stop};
+use ivers_nfsd::state::{
+    Access, Caller, Config, ConnId, FileId, Permit, PreviousBoot, Rng, SessionRequest, StateManager, Step,
+    Stop, Time,
+};
 use ivers_vfs::{Cred, DriverOptions, MountOptions, Vfs};
 use parking_lot::Mutex;
 
@@ -45,8 +50,8 @@ pub struct FakeClients {
     pub files: Mutex<Vec<u64>>,
     /// Runs during the next request for access.
     pub during_next_permit: Mutex<Option<ConcurrentAction>>,
-    /// The number of accesses that are granted and not released.
-    pub outstanding: Arc<AtomicUsize>,
+    /// The permits, and the number of those that are granted and not ended.
+    pub permits: Arc<FakePermits>,
     /// The reply size of each request that finished.
     pub finished: Mutex<Vec<Option<usize>>>,
     /// The reply limit in bytes that SEQUENCE sets, and whether the reply is cached.
@@ -57,11 +62,39 @@ pub struct FakeClients {
     pub replay: Mutex<Option<Arc<[u8]>>>,
 }
 
-struct CountedAccess(Arc<AtomicUsize>);
+struct NoRandomness;
 
-impl Drop for CountedAccess {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+impl Rng for NoRandomness {
+    fn next_u64(&mut self) -> u64 {
+        0
+    }
+}
+
+/// A state without clients, which grants every permit.
+pub struct FakePermits {
+    state: Mutex<StateManager>,
+    outstanding: AtomicUsize,
+}
+
+impl Default for FakePermits {
+    fn default() -> Self {
+        let (config, past) = (Config::default(), PreviousBoot::default());
+        let state = StateManager::new(Time(0), config, 1, past, Box::new(NoRandomness));
+        Self { state: Mutex::new(state), outstanding: AtomicUsize::new(0) }
+    }
+}
+
+impl FakePermits {
+    /// Returns the number of permits that are granted and not ended.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.load(Ordering::SeqCst)
+    }
+}
+
+impl EndPermit for FakePermits {
+    fn end_permit(self: Arc<Self>, permit: Permit) {
+        self.state.lock().end_permit(Time(0), permit);
+        self.outstanding.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -73,8 +106,11 @@ impl FakeClients {
 
     /// Grants an access.
     pub fn grant(&self) -> PermitGuard {
-        self.outstanding.fetch_add(1, Ordering::SeqCst);
-        PermitGuard::new(CountedAccess(self.outstanding.clone()))
+        let file = FileId { export: 0, inode: 0, generation: 0 };
+        let (caller, stateid) = (Caller::V40, StateId::ANONYMOUS);
+        let permit = self.permits.state.lock().permit(Time(0), caller, file, &stateid, Access::Metadata);
+        self.permits.outstanding.fetch_add(1, Ordering::SeqCst);
+        PermitGuard::new(permit.expect("no client is in the way"), self.permits.clone())
     }
 
     fn next_error(&self) -> Step<()> {
@@ -193,7 +229,7 @@ pub fn on_each_filesystem(test: impl Fn(&Server)) {
     for vfs in [mem(), ext4()] {
         let server = Server::new(vfs, "no_root_squash,sec=sys;none");
         test(&server);
-        assert_eq!(server.clients.outstanding.load(Ordering::SeqCst), 0, "an access is not released");
+        assert_eq!(server.clients.permits.outstanding(), 0, "an access is not released");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Generated requests with unusual arguments, and checks of their replies.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ivers_nfs4::attr::Attrs;
 use ivers_nfs4::compound::CompoundRes;
@@ -197,7 +196,7 @@ pub fn run(server: &Server, origin: Origin, bytes: Vec<u8>) -> Option<CompoundRe
     assert!(failed.is_none_or(|at| at + 1 == statuses.len()), "it went on after a failure: {statuses:?}");
     let last = statuses.last().copied().unwrap_or(res.status);
     assert_eq!(res.status, last, "the status is that of the last operation");
-    assert_eq!(server.clients.outstanding.load(Ordering::SeqCst), 0);
+    assert_eq!(server.clients.permits.outstanding(), 0);
     Some(res)
 }
 

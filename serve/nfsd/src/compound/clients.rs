@@ -7,22 +7,39 @@ use ivers_vfs::Cred;
 
 use super::current_fh::Object;
 use super::origin::Origin;
-use crate::state::{Access, Caller, FileId, SessionRequest, Step};
+use crate::state::{Access, Caller, FileId, Permit, SessionRequest, Step};
 
-/// A granted access to a file. The grant holds until this is dropped.
-#[must_use = "the grant ends when this is dropped"]
-pub struct PermitGuard(Box<dyn Send + Sync>);
+/// Ends permits for their [guards](PermitGuard).
+pub trait EndPermit: Send + Sync {
+    /// Ends a permit.
+    fn end_permit(self: Arc<Self>, permit: Permit);
+}
+
+/// A permit that ends when this is dropped.
+#[must_use = "the permit ends when this is dropped"]
+pub struct PermitGuard {
+    /// The permit, and where it ends. Present until the drop.
+    permit: Option<(Permit, Arc<dyn EndPermit>)>,
+}
 
 impl PermitGuard {
-    /// A grant that ends when `until` is dropped.
-    pub fn new(until: impl Send + Sync + 'static) -> Self {
-        Self(Box::new(until))
+    /// Guards a permit of this state.
+    pub fn new(permit: Permit, state: Arc<dyn EndPermit>) -> Self {
+        Self { permit: Some((permit, state)) }
+    }
+}
+
+impl Drop for PermitGuard {
+    fn drop(&mut self) {
+        if let Some((permit, state)) = self.permit.take() {
+            state.end_permit(permit);
+        }
     }
 }
 
 impl std::fmt::Debug for PermitGuard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PermitGuard({:p})", self.0)
+        f.debug_tuple("PermitGuard").field(&self.permit.as_ref().map(|(permit, _)| permit)).finish()
     }
 }
 

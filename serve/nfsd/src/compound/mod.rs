@@ -25,7 +25,7 @@ pub(crate) mod reply_cache;
 mod service;
 pub mod status;
 
-pub use clients::{Clients, CopyJob, PermitGuard, ReportedAttrs, WakeReason};
+pub use clients::{Clients, CopyJob, EndPermit, PermitGuard, ReportedAttrs, WakeReason};
 pub use context::Context;
 pub use current_fh::{CurrentFh, Object};
 pub use denial_log::DenialLog;

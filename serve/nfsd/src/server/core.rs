@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::copy_queue::Copies;
 use super::runtime::{Clock, Dial, ReplySink, Runtime};
 use super::suspended::{SuspendedRequest, SuspendedRequests};
-use crate::compound::{PermitGuard, Service, WakeReason};
+use crate::compound::{EndPermit, PermitGuard, Service, WakeReason};
 use crate::executor::Progress;
 use crate::exports::handle::Target;
 use crate::net::connection::Connection;
@@ -236,9 +236,9 @@ impl Core {
         }
     }
 
-    /// A guard that ends the access when it is dropped.
+    /// A guard that ends the permit when it is dropped.
     pub fn guard(self: &Arc<Self>, permit: Permit) -> PermitGuard {
-        PermitGuard::new(EndPermit { core: self.clone(), permit: Some(permit) })
+        PermitGuard::new(permit, self.clone())
     }
 
     pub fn is_pending(&self, ticket: Ticket) -> bool {
@@ -370,15 +370,8 @@ impl Core {
     }
 }
 
-struct EndPermit {
-    core: Arc<Core>,
-    permit: Option<Permit>,
-}
-
-impl Drop for EndPermit {
-    fn drop(&mut self) {
-        if let Some(permit) = self.permit.take() {
-            self.core.with(|state, now| state.end_permit(now, permit));
-        }
+impl EndPermit for Core {
+    fn end_permit(self: Arc<Self>, permit: Permit) {
+        self.with(|state, now| state.end_permit(now, permit));
     }
 }

@@ -1,7 +1,6 @@
 //! The loop over operations: versions, positions, sizes, waiting.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ivers_nfs4::compound::{CompoundArgs, CompoundHeader, CompoundRes};
 use ivers_nfs4::ops::v40::{ReadArgs, SeqState, WriteArgs};
@@ -212,7 +211,7 @@ fn suspended_request_runs_after_its_event() {
     stop(Stop::Wait(Ticket(7)));
     drop(waits(begin(ops)).1);
     assert_eq!(*server.clients.finished.lock(), [None]);
-    assert_eq!(server.clients.outstanding.load(Ordering::SeqCst), 0);
+    assert_eq!(server.clients.permits.outstanding(), 0);
 }
 
 /// Every operation checks the delegations and opens of a file before it changes the file.
@@ -265,7 +264,7 @@ fn every_change_checks_delegations_first() {
             assert_eq!(status, NfsStat::Delay, "{op:?}");
             assert_eq!(server.clients.requested.lock().len(), nth + 1);
             assert_eq!(change(), before, "{op:?}");
-            assert_eq!(server.clients.outstanding.load(Ordering::SeqCst), 0);
+            assert_eq!(server.clients.permits.outstanding(), 0);
         }
     }
 }
@@ -319,11 +318,7 @@ fn getattr_reports_the_holders_changes() {
     let res = answer(waits(begin(ops)).1.resume(holder_answered(Some(reported))));
     let Some(OpResult::ReadDir(Ok(listed))) = res.results.last() else { panic!("{res:?}") };
     assert_eq!(listed.entries[0].attrs.values, 99u64.to_be_bytes());
-    assert_eq!(
-        server.clients.outstanding.load(Ordering::SeqCst),
-        0,
-        "the guard lives until the attributes are read"
-    );
+    assert_eq!(server.clients.permits.outstanding(), 0, "the guard lives until the attributes are read");
     // CLOSE works on clients' state.
     let close = Op::Close(SeqState { seqid: 0, stateid: StateId::ANONYMOUS });
     assert_eq!(server.status_of(0, vec![close]), NfsStat::Notsupp);

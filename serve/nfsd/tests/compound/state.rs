@@ -7,7 +7,7 @@ use ivers_nfs4::ops::Op;
 use ivers_nfs4::ops::v40::{ReadArgs, WriteArgs};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{FileHandle, StableHow, StateId};
-use ivers_nfsd::compound::{Clients, Context, CopyJob, Origin, PermitGuard, Service};
+use ivers_nfsd::compound::{Clients, Context, CopyJob, EndPermit, Origin, PermitGuard, Service};
 use ivers_nfsd::executor::{Executor, StateOps, StateReply};
 use ivers_nfsd::exports::handle::Handles;
 use ivers_nfsd::state::{
@@ -27,23 +27,22 @@ impl Rng for Counting {
     }
 }
 
-struct Real(Arc<Mutex<StateManager>>, Arc<AtomicU64>);
+/// Real state, and the number of its permits.
+struct Permits(Mutex<StateManager>, Arc<AtomicU64>);
 
-struct Ends(Arc<Mutex<StateManager>>, Arc<AtomicU64>, Option<Permit>);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        if let Some(permit) = self.2.take() {
-            self.0.lock().end_permit(Time(0), permit);
-            self.1.fetch_sub(1, Ordering::SeqCst);
-        }
+impl EndPermit for Permits {
+    fn end_permit(self: Arc<Self>, permit: Permit) {
+        self.0.lock().end_permit(Time(0), permit);
+        self.1.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
+struct Real(Arc<Permits>);
+
 impl Real {
     fn held(&self, permit: Permit) -> PermitGuard {
-        self.1.fetch_add(1, Ordering::SeqCst);
-        PermitGuard::new(Ends(self.0.clone(), self.1.clone(), Some(permit)))
+        self.0.1.fetch_add(1, Ordering::SeqCst);
+        PermitGuard::new(permit, self.0.clone())
     }
 }
 
@@ -55,7 +54,7 @@ impl Clients for Real {
         stateid: &StateId,
         does: Access,
     ) -> Step<PermitGuard> {
-        let permit = self.0.lock().permit(Time(0), caller, file, stateid, does)?;
+        let permit = self.0.0.lock().permit(Time(0), caller, file, stateid, does)?;
         Ok(self.held(permit))
     }
 
@@ -64,7 +63,7 @@ impl Clients for Real {
     }
 
     fn begin_getattr(&self, caller: Caller, file: FileId) -> Step<PermitGuard> {
-        let permit = self.0.lock().begin_getattr(Time(0), caller, file)?;
+        let permit = self.0.0.lock().begin_getattr(Time(0), caller, file)?;
         Ok(self.held(permit))
     }
 
@@ -85,7 +84,7 @@ fn server(past: PreviousBoot) -> (Server, Arc<AtomicU64>) {
     let mut server = Server::new(mem(), "no_root_squash");
     let state = StateManager::new(Time(0), Config::default(), 3, past, Box::new(Counting(0)));
     let out = Arc::new(AtomicU64::new(0));
-    let real = Arc::new(Real(Arc::new(Mutex::new(state)), out.clone()));
+    let real = Arc::new(Real(Arc::new(Permits(Mutex::new(state), out.clone()))));
     let handles = Handles::new([7; 16]);
     let exports = exports(&handles, &server.vfs, "no_root_squash");
     server.service = Arc::new(Service::new(handles, real.clone(), exports, 3));
