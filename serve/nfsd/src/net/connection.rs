@@ -1,10 +1,10 @@
-//! One connection: what arrives on it, and what is sent on it.
+//! One connection: its socket, its limits, its epoll registration, and its end. `receiving` contains what
+//! arrives on it, `sending` what is sent on it.
 //!
 //! Lock order: `inbound` (held by the one thread that reads), `wire`, `poll_state`. No lock is held while a
 //! connection is closed.
 
-use std::collections::VecDeque;
-use std::io::{Read, Write};
+use std::collections::{HashMap, VecDeque};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -12,87 +12,137 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ivers_busy_poll::PollHistory;
-use parking_lot::{Mutex, MutexGuard};
-use rustix::buffer::spare_capacity;
+use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::io::Errno;
 use rustls::ServerConnection;
 
 use super::budget::{Account, Charge, ClientKey};
-use super::reactor::Reactor;
-use super::record_reader::{InvalidRecord, Message, RecordReader};
-use super::reply_batch;
-use super::tls::{TlsPeer, encrypted};
-use super::{Action, Limits};
+use super::fair_queue::Job;
+use super::limits::Limits;
+use super::record_reader::{Message, RecordReader};
+use super::shared::Shared;
+use super::tls::TlsPeer;
 
-mod busy_poll;
+/// Handles the messages of all connections.
+pub trait Handler: Send + Sync + 'static {
+    /// Handles one message. The reading thread calls this: it must not wait, nor do long work.
+    fn message(&self, connection: &Arc<Connection>, message: Message) -> Action;
 
-pub(super) use busy_poll::BusyPoll;
-use busy_poll::{MIN_TURNS, PollId, Round};
+    /// Tells that a connection is closed.
+    fn closed(&self, connection: &Arc<Connection>);
 
-/// After this many bytes other connections get their turn, and another thread may read here while this one
-/// executes requests.
-const ROUND_BYTES: usize = 256 << 10;
-
-struct Inbound {
-    reader: RecordReader,
-    tls: bool,
-    /// Jobs that the current round of reading produced, and whether all of them are non-blocking.
-    jobs: usize,
-    all_non_blocking: bool,
+    /// Runs periodically, several times per second, to check deadlines.
+    fn tick(&self);
 }
 
-struct Wire {
-    queue: VecDeque<Vec<u8>>,
+/// What to do with a message.
+pub enum Action {
+    /// Nothing is left to do.
+    Done,
+    /// Queue this job for the client.
+    Work(Job),
+    /// Queue this job, which announces when it is about to block (`reply_batch`).
+    NonBlocking(Job),
+    /// Queue this job before all others.
+    Urgent(Job),
+    /// Send this record unencrypted. Everything after it, in both directions, is TLS.
+    StartTls(Vec<u8>),
+    /// Close the connection, for this reason.
+    Close(&'static str),
+}
+
+/// The open connections, and what handles their messages.
+pub(super) struct Connections {
+    pub(super) handler: Arc<dyn Handler>,
+    pub(super) open: Mutex<HashMap<u64, Arc<Connection>>>,
+}
+
+impl Connections {
+    pub(super) fn new(handler: Arc<dyn Handler>) -> Self {
+        Self { handler, open: Mutex::default() }
+    }
+}
+
+pub(super) struct Inbound {
+    pub(super) reader: RecordReader,
+    pub(super) tls: bool,
+    /// Jobs that the current round of reading produced, and whether all of them are non-blocking.
+    pub(super) jobs: usize,
+    pub(super) all_non_blocking: bool,
+}
+
+pub(super) struct Wire {
+    pub(super) queue: VecDeque<Vec<u8>>,
     /// Bytes sent of the first record in the queue.
-    sent: usize,
-    unsent: usize,
-    charge: Charge,
-    tls: Option<Box<ServerConnection>>,
+    pub(super) sent: usize,
+    pub(super) unsent: usize,
+    pub(super) charge: Charge,
+    pub(super) tls: Option<Box<ServerConnection>>,
     /// Since when the socket accepts no bytes.
-    stuck: Option<Instant>,
-    choked: bool,
+    pub(super) stuck: Option<Instant>,
+    pub(super) choked: bool,
     /// The connection is not established yet.
-    connecting: bool,
+    pub(super) connecting: bool,
+}
+
+/// State of a busy-polling thread.
+pub(super) struct PollId {
+    /// Identifies this busy poll: another one may have started when the thread returns.
+    pub(super) number: u64,
+    /// Number of periodic checks since the thread last polled.
+    pub(super) ticks: u8,
 }
 
 /// Which events epoll reports. It reports once, then it must be re-armed.
-struct PollState {
+pub(super) struct PollState {
     /// A thread is reading.
-    reading: bool,
+    pub(super) reading: bool,
     /// The reading thread keeps polling after it executed what it read.
-    busy_poll: Option<PollId>,
+    pub(super) busy_poll: Option<PollId>,
     /// Number of busy polls so far; identifies each of them.
-    busy_polls: u64,
+    pub(super) busy_polls: u64,
     /// Bytes wait to be written.
-    out: bool,
+    pub(super) out: bool,
+}
+
+/// The result of one round of reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Round {
+    /// No complete message.
+    Nothing,
+    /// Only non-blocking jobs.
+    NonBlocking,
+    /// Jobs that may block.
+    Other,
 }
 
 /// A connection.
 pub struct Connection {
-    id: u64,
-    reactor: Arc<Reactor>,
-    stream: TcpStream,
-    peer: SocketAddr,
-    local: SocketAddr,
+    pub(super) id: u64,
+    pub(super) shared: Arc<Shared>,
+    pub(super) others: Arc<Connections>,
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    pub(super) local: SocketAddr,
     /// The server opened the connection.
-    dialled: bool,
-    account: Arc<Account>,
-    inbound: Mutex<Inbound>,
-    wire: Mutex<Wire>,
-    poll_state: Mutex<PollState>,
-    /// Number of consecutive messages that arrived while no call was in progress; at most [`MIN_TURNS`].
-    turns: AtomicU8,
-    poll_history: PollHistory,
-    closed: AtomicBool,
-    is_kept: AtomicBool,
-    calls_in_progress: AtomicUsize,
-    /// When a message was last complete, in milliseconds of the reactor's clock.
-    last_message_ms: AtomicU64,
+    pub(super) dialled: bool,
+    pub(super) account: Arc<Account>,
+    pub(super) inbound: Mutex<Inbound>,
+    pub(super) wire: Mutex<Wire>,
+    pub(super) poll_state: Mutex<PollState>,
+    /// Number of consecutive messages that arrived while no call was in progress; at most
+    /// [`MIN_TURNS`](super::busy_poll::MIN_TURNS).
+    pub(super) turns: AtomicU8,
+    pub(super) poll_history: PollHistory,
+    pub(super) closed: AtomicBool,
+    pub(super) is_kept: AtomicBool,
+    pub(super) calls_in_progress: AtomicUsize,
+    /// When a message was last complete, in milliseconds of the server's clock.
+    pub(super) last_message_ms: AtomicU64,
     /// When the current, incomplete message started to arrive; 0 if there is none.
-    message_start_ms: AtomicU64,
-    tls_start: OnceLock<Instant>,
-    tls_peer: OnceLock<TlsPeer>,
+    pub(super) message_start_ms: AtomicU64,
+    pub(super) tls_start: OnceLock<Instant>,
+    pub(super) tls_peer: OnceLock<TlsPeer>,
 }
 
 impl std::fmt::Debug for Connection {
@@ -104,7 +154,8 @@ impl std::fmt::Debug for Connection {
 impl Connection {
     pub(super) fn new(
         id: u64,
-        reactor: &Arc<Reactor>,
+        shared: &Arc<Shared>,
+        others: &Arc<Connections>,
         stream: TcpStream,
         peer: SocketAddr,
         account: Arc<Account>,
@@ -115,7 +166,7 @@ impl Connection {
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, Duration::from_secs(60))?;
         let local = stream.local_addr()?;
-        let reader = RecordReader::new(account.clone(), reactor.limits.record_bytes);
+        let reader = RecordReader::new(account.clone(), shared.limits.record_bytes);
         let inbound = Inbound { reader, tls: false, jobs: 0, all_non_blocking: true };
         let wire = Wire {
             queue: VecDeque::new(),
@@ -129,7 +180,8 @@ impl Connection {
         };
         Ok(Arc::new(Self {
             id,
-            reactor: reactor.clone(),
+            shared: shared.clone(),
+            others: others.clone(),
             stream,
             peer,
             local,
@@ -148,7 +200,7 @@ impl Connection {
             closed: AtomicBool::new(false),
             is_kept: AtomicBool::new(false),
             calls_in_progress: AtomicUsize::new(0),
-            last_message_ms: AtomicU64::new(reactor.now_ms()),
+            last_message_ms: AtomicU64::new(shared.now_ms()),
             message_start_ms: AtomicU64::new(0),
             tls_start: OnceLock::new(),
             tls_peer: OnceLock::new(),
@@ -201,21 +253,21 @@ impl Connection {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the reactor that it belongs to.
-    pub(crate) fn reactor(&self) -> &Arc<Reactor> {
-        &self.reactor
+    /// Returns what it shares with the other connections.
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// Counts a call in progress.
     pub(crate) fn call_started(&self) {
         self.calls_in_progress.fetch_add(1, Ordering::Relaxed);
-        self.reactor.calls_in_progress.fetch_add(1, Ordering::Relaxed);
+        self.shared.calls_in_progress.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts the end of a call.
     pub(crate) fn call_ended(&self) {
         self.calls_in_progress.fetch_sub(1, Ordering::Relaxed);
-        self.reactor.calls_in_progress.fetch_sub(1, Ordering::Release);
+        self.shared.calls_in_progress.fetch_sub(1, Ordering::Release);
     }
 
     /// Returns whether TLS may start: no call is in progress, everything is sent, and TLS has not started.
@@ -237,139 +289,6 @@ impl Connection {
         self.wire.lock().unsent
     }
 
-    /// Sends a record that includes its mark. Queues it until the peer accepts it. If the connection ends,
-    /// the record is lost.
-    pub fn send(self: &Arc<Self>, record: Vec<u8>) {
-        if let Some(record) = reply_batch::add(self, record) {
-            self.send_at_once(record);
-        }
-    }
-
-    /// Sends one or more records without batching them.
-    pub(super) fn send_at_once(self: &Arc<Self>, record: Vec<u8>) {
-        if self.is_closed() {
-            return;
-        }
-        let mut wire = self.wire.lock();
-        let bytes = match &mut wire.tls {
-            None => Ok(record),
-            Some(tls) => tls.writer().write_all(&record).and_then(|()| encrypted(tls)),
-        };
-        match bytes {
-            Ok(bytes) => self.write_or_queue(wire, bytes),
-            Err(error) => {
-                drop(wire);
-                self.close(&format!("cannot encrypt: {error}"));
-            }
-        }
-    }
-
-    /// Writes as much as possible and queues the rest.
-    fn write_or_queue(self: &Arc<Self>, mut wire: MutexGuard<'_, Wire>, bytes: Vec<u8>) {
-        let mut written = 0;
-        if wire.queue.is_empty() && !wire.connecting {
-            match self.write(&bytes) {
-                Ok(len) => written = len,
-                Err(error) => {
-                    drop(wire);
-                    return self.close(&format!("cannot send: {error}"));
-                }
-            }
-        }
-        if written < bytes.len() {
-            if wire.queue.is_empty() {
-                wire.sent = written;
-                wire.stuck = Some(Instant::now());
-            }
-            let more = bytes.len() - written;
-            wire.unsent += more;
-            wire.charge.grow_anyway(more);
-            wire.queue.push_back(bytes);
-        }
-        self.update_limits(wire);
-    }
-
-    /// Writes until the socket accepts no more bytes. Returns the number of bytes written.
-    fn write(&self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut written = 0;
-        while written < bytes.len() {
-            match (&self.stream).write(&bytes[written..]) {
-                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(len) => written += len,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.reactor.counters.bytes_out.fetch_add(written as u64, Ordering::Relaxed);
-        Ok(written)
-    }
-
-    /// Writes queued bytes: the socket is writable.
-    fn flush(self: &Arc<Self>) {
-        let mut wire = self.wire.lock();
-        if wire.connecting {
-            match self.stream.take_error() {
-                Ok(None) => wire.connecting = false,
-                Ok(Some(error)) | Err(error) => {
-                    drop(wire);
-                    return self.close(&format!("cannot connect: {error}"));
-                }
-            }
-        }
-        while let Some(first) = wire.queue.front() {
-            let (left, len) = (first.len() - wire.sent, self.write(&first[wire.sent..]));
-            match len {
-                Ok(0) => break,
-                Ok(len) => {
-                    wire.unsent -= len;
-                    wire.charge.shrink(len);
-                    wire.stuck = Some(Instant::now());
-                    if len < left {
-                        wire.sent += len;
-                        break;
-                    }
-                    wire.queue.pop_front();
-                    wire.sent = 0;
-                }
-                Err(error) => {
-                    drop(wire);
-                    return self.close(&format!("cannot send: {error}"));
-                }
-            }
-        }
-        if wire.queue.is_empty() {
-            wire.stuck = None;
-        }
-        self.update_limits(wire);
-    }
-
-    /// Updates choking and events after the number of unsent bytes changed.
-    fn update_limits(self: &Arc<Self>, mut wire: MutexGuard<'_, Wire>) {
-        let Limits { choke_bytes, unsent_bytes, .. } = self.reactor.limits;
-        let choked = wire.unsent > if wire.choked { choke_bytes / 2 } else { choke_bytes };
-        if choked != wire.choked {
-            wire.choked = choked;
-            self.reactor.set_choked(self, choked);
-        }
-        let out = !wire.queue.is_empty() || wire.connecting;
-        {
-            let mut state = self.poll_state.lock();
-            if state.out != out {
-                state.out = out;
-                // The reading thread re-arms when it is done, but replies must not wait for that.
-                if out {
-                    self.rearm(&state);
-                }
-            }
-        }
-        let too_much = wire.unsent > unsent_bytes;
-        drop(wire);
-        if too_much {
-            self.close("the peer does not read its replies");
-        }
-    }
-
     fn interest(state: &PollState) -> EventFlags {
         let mut flags = EventFlags::ONESHOT;
         flags.set(EventFlags::IN | EventFlags::RDHUP, !state.reading);
@@ -377,10 +296,10 @@ impl Connection {
         flags
     }
 
-    fn rearm(&self, state: &PollState) {
+    pub(super) fn rearm(&self, state: &PollState) {
         // This fails if the connection was closed concurrently; then no events are needed.
         let _ = epoll::modify(
-            &self.reactor.epoll,
+            &self.shared.epoll,
             &self.stream,
             EventData::new_u64(self.id),
             Self::interest(state),
@@ -389,181 +308,13 @@ impl Connection {
 
     pub(super) fn register(&self) -> std::io::Result<()> {
         let state = self.poll_state.lock();
-        epoll::add(&self.reactor.epoll, &self.stream, EventData::new_u64(self.id), Self::interest(&state))?;
+        epoll::add(&self.shared.epoll, &self.stream, EventData::new_u64(self.id), Self::interest(&state))?;
         Ok(())
-    }
-
-    /// Handles events. If it returns a [`BusyPoll`], the calling thread executes the queued jobs, and then
-    /// calls [`BusyPoll::poll_next`].
-    pub(super) fn ready(self: &Arc<Self>, flags: EventFlags, buffer: &mut [u8]) -> Option<BusyPoll> {
-        if flags.contains(EventFlags::OUT) {
-            self.flush();
-        }
-        let readable =
-            flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
-        {
-            let mut state = self.poll_state.lock();
-            match (readable, state.reading) {
-                // The reading thread sees the end and re-arms then. Re-arming now would report the event over
-                // and over.
-                (true, true) => return None,
-                (true, false) => {
-                    state.reading = true;
-                    if state.out {
-                        self.rearm(&state);
-                    }
-                }
-                (false, _) => {
-                    self.rearm(&state);
-                    return None;
-                }
-            }
-        }
-        let read = self.read(buffer);
-        let mut state = self.poll_state.lock();
-        if (self.turns.load(Ordering::Relaxed) >= MIN_TURNS || read == Round::NonBlocking)
-            && !self.is_closed()
-        {
-            let number = state.busy_polls;
-            state.busy_polls += 1;
-            state.busy_poll = Some(PollId { number, ticks: 0 });
-            return Some(BusyPoll::new(self.clone(), number));
-        }
-        state.reading = false;
-        self.rearm(&state);
-        None
-    }
-
-    fn read(self: &Arc<Self>, buffer: &mut [u8]) -> Round {
-        let mut inbound = self.inbound.lock();
-        (inbound.jobs, inbound.all_non_blocking) = (0, true);
-        let ended = self.read_round(&mut inbound, buffer);
-        let start = inbound.reader.started().map_or(0, |start| self.reactor.ms(start).max(1));
-        self.message_start_ms.store(start, Ordering::Relaxed);
-        if ended.is_err() || self.is_closed() {
-            inbound.reader = RecordReader::new(self.account.clone(), 0);
-        }
-        let round = match (inbound.jobs, inbound.all_non_blocking) {
-            (0, _) => Round::Nothing,
-            (_, true) => Round::NonBlocking,
-            (_, false) => Round::Other,
-        };
-        drop(inbound);
-        if let Err(why) = ended {
-            self.close(&why);
-        }
-        round
-    }
-
-    fn read_round(self: &Arc<Self>, inbound: &mut Inbound, buffer: &mut [u8]) -> Result<(), String> {
-        let mut taken = 0;
-        while taken < ROUND_BYTES && !self.is_closed() {
-            let direct = if inbound.tls { None } else { inbound.reader.read_buffer() };
-            let (direct, asked, len) = match direct {
-                Some(room) => {
-                    let asked = room.capacity() - room.len();
-                    (true, asked, rustix::io::read(&self.stream, spare_capacity(room)))
-                }
-                None => (false, buffer.len(), rustix::io::read(&self.stream, &mut *buffer)),
-            };
-            let len = match len {
-                Ok(0) => return Err("the peer closed it".into()),
-                Ok(len) => len,
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(format!("cannot receive: {error}")),
-            };
-            self.reactor.counters.bytes_in.fetch_add(len as u64, Ordering::Relaxed);
-            if direct {
-                if let Some(message) = inbound.reader.bytes_read(len) {
-                    self.deliver(inbound, message, &[])?;
-                }
-            } else if inbound.tls {
-                let plain = self.decrypt(&buffer[..len])?;
-                self.feed(inbound, &plain)?;
-            } else {
-                self.feed(inbound, &buffer[..len])?;
-            }
-            taken += len;
-            if len < asked {
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    fn feed(self: &Arc<Self>, inbound: &mut Inbound, mut bytes: &[u8]) -> Result<(), String> {
-        loop {
-            match inbound.reader.feed(&mut bytes) {
-                Ok(None) => return Ok(()),
-                Ok(Some(message)) => self.deliver(inbound, message, bytes)?,
-                Err(InvalidRecord) => return Err("invalid or oversized record".into()),
-            }
-        }
-    }
-
-    fn deliver(self: &Arc<Self>, inbound: &mut Inbound, message: Message, rest: &[u8]) -> Result<(), String> {
-        self.last_message_ms.store(self.reactor.now_ms(), Ordering::Relaxed);
-        let overlaps = self.calls_in_progress.load(Ordering::Relaxed) > 0;
-        let turns = if overlaps { 0 } else { self.turns.load(Ordering::Relaxed) + 1 };
-        self.turns.store(turns.min(MIN_TURNS), Ordering::Relaxed);
-        let action = self.reactor.handler.message(self, message);
-        inbound.jobs += 1;
-        inbound.all_non_blocking &= matches!(action, Action::Done | Action::NonBlocking(_));
-        match action {
-            Action::Done => {}
-            Action::Work(job) => self.reactor.push(self, job, false),
-            Action::NonBlocking(job) => self.reactor.push(self, job, true),
-            Action::Urgent(job) => self.reactor.push_urgent_read(job),
-            Action::Close(why) => return Err(why.into()),
-            Action::StartTls(reply) => {
-                // [RFC9289 4.1] Bytes after the request were not protected, but would be taken for protected
-                // ones: an attacker may have added them.
-                if !rest.is_empty() {
-                    return Err("unencrypted bytes after the request for TLS".into());
-                }
-                let Some(tls) = &self.reactor.tls else { return Err("TLS is not configured".into()) };
-                let connection = tls.connection().map_err(|error| format!("cannot start TLS: {error}"))?;
-                let _ = self.tls_start.set(Instant::now());
-                inbound.tls = true;
-                // One step under the lock, so that nothing else is sent unencrypted after the reply.
-                let mut wire = self.wire.lock();
-                wire.tls = Some(connection);
-                self.write_or_queue(wire, reply);
-            }
-        }
-        Ok(())
-    }
-
-    /// Decrypts bytes and answers messages of TLS itself.
-    fn decrypt(self: &Arc<Self>, mut bytes: &[u8]) -> Result<Vec<u8>, String> {
-        let mut plain = Vec::new();
-        let mut wire = self.wire.lock();
-        let Some(tls) = &mut wire.tls else { return Err("TLS was not started".into()) };
-        let mut ended = Ok(());
-        while !bytes.is_empty() && ended.is_ok() {
-            ended = tls.read_tls(&mut bytes).map_err(|error| error.to_string()).and_then(|_| {
-                let state = tls.process_new_packets().map_err(|error| format!("TLS: {error}"))?;
-                let at = plain.len();
-                plain.resize(at + state.plaintext_bytes_to_read(), 0);
-                tls.reader().read_exact(&mut plain[at..]).map_err(|error| error.to_string())?;
-                if state.peer_has_closed() { Err("the peer ended TLS".into()) } else { Ok(()) }
-            });
-        }
-        if ended.is_ok() && !tls.is_handshaking() && self.tls_peer.get().is_none() {
-            let _ = self.tls_peer.set(TlsPeer::of(tls));
-        }
-        if let Ok(bytes) = encrypted(tls)
-            && !bytes.is_empty()
-        {
-            self.write_or_queue(wire, bytes);
-        }
-        ended.map(|()| plain)
     }
 
     /// Returns the reason to close the connection if a deadline has passed.
     pub(super) fn overdue(&self, now_ms: u64) -> Option<&'static str> {
-        let Limits { record_time, idle_time, unread_time, handshake_time, .. } = self.reactor.limits;
+        let Limits { record_time, idle_time, unread_time, handshake_time, .. } = self.shared.limits;
         let past = |since_ms: u64, time: Duration| now_ms.saturating_sub(since_ms) > time.as_millis() as u64;
         let begun = self.message_start_ms.load(Ordering::Relaxed);
         if begun != 0 && past(begun, record_time) {
@@ -601,9 +352,10 @@ impl Connection {
             return;
         }
         log::debug!("{self:?} closed: {why}");
-        let _ = epoll::delete(&self.reactor.epoll, &self.stream);
+        let _ = epoll::delete(&self.shared.epoll, &self.stream);
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.reactor.forget(self);
+        self.others.open.lock().remove(&self.id);
+        drop(self.shared.queue.remove(self.client(), self.id));
         self.account.close();
         {
             let mut wire = self.wire.lock();
@@ -615,6 +367,6 @@ impl Connection {
         if let Some(mut inbound) = self.inbound.try_lock() {
             inbound.reader = RecordReader::new(self.account.clone(), 0);
         }
-        self.reactor.handler.closed(self);
+        self.others.handler.closed(self);
     }
 }

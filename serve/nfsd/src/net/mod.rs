@@ -19,7 +19,7 @@
 //! - Sockets are polled in one-shot mode: one thread at a time reads a connection. While that thread executes
 //!   a request, another may read.
 //! - If a client sends one request at a time, the thread polls the connection for the next one
-//!   (`connection::busy_poll`). If a client sends many requests that need no I/O, the thread also stays with
+//!   (`busy_poll`). If a client sends many requests that need no I/O, the thread also stays with
 //!   it, and writes replies together (`reply_batch`).
 //! - Bytes are charged as they arrive ([`budget`]). If a message exceeds the limits, only its head is kept,
 //!   to refuse it properly ([`record_reader`]).
@@ -28,149 +28,32 @@
 //! jobs and bytes. An account may be locked together with the budget's table.
 
 pub mod budget;
+mod busy_poll;
 pub mod connection;
+mod counters;
 pub mod fair_queue;
+mod limits;
 pub mod listen;
 pub(crate) mod reactor;
+mod receiving;
 pub mod record_reader;
 pub(crate) mod reply_batch;
+mod sending;
+pub(crate) mod shared;
 pub mod tls;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use budget::Bounds;
-use connection::Connection;
-use fair_queue::Job;
-use ivers_busy_poll::BusyPoller;
+pub use connection::{Action, Handler};
+pub use counters::{Counters, NetStats};
+pub use limits::Limits;
+
 use reactor::Reactor;
-use record_reader::Message;
 use tls::Tls;
-
-/// Handles the messages of all connections.
-pub trait Handler: Send + Sync + 'static {
-    /// Handles one message. The reading thread calls this: it must not wait, nor do long work.
-    fn message(&self, connection: &Arc<Connection>, message: Message) -> Action;
-
-    /// Tells that a connection is closed.
-    fn closed(&self, connection: &Arc<Connection>);
-
-    /// Runs periodically, several times per second, to check deadlines.
-    fn tick(&self);
-}
-
-/// What to do with a message.
-pub enum Action {
-    /// Nothing is left to do.
-    Done,
-    /// Queue this job for the client.
-    Work(Job),
-    /// Queue this job, which announces when it is about to block (`reply_batch`).
-    NonBlocking(Job),
-    /// Queue this job before all others.
-    Urgent(Job),
-    /// Send this record unencrypted. Everything after it, in both directions, is TLS.
-    StartTls(Vec<u8>),
-    /// Close the connection, for this reason.
-    Close(&'static str),
-}
-
-/// Limits of the network layer.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Number of threads, at least three.
-    pub threads: usize,
-    /// Maximum time to busy-poll for a client's next request; zero disables it.
-    pub linger: Duration,
-    /// Maximum size of a record in bytes. A larger one closes the connection, so this must exceed the maximum
-    /// request size of sessions.
-    pub record_bytes: usize,
-    /// Limits for requests and unread replies.
-    pub bounds: Bounds,
-    /// If a connection has more unsent bytes, its further requests wait.
-    pub choke_bytes: usize,
-    /// If a connection has more unsent bytes, it is closed.
-    pub unsent_bytes: usize,
-    /// Time for a record to arrive completely.
-    pub record_time: Duration,
-    /// Time after which an idle connection without a session is closed.
-    pub idle_time: Duration,
-    /// Time in which the peer must accept some of the unsent bytes.
-    pub unread_time: Duration,
-    /// Time for the TLS handshake.
-    pub handshake_time: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        const MIB: usize = 1 << 20;
-        Self {
-            threads: 16,
-            linger: BusyPoller::default_duration(),
-            record_bytes: 2 * MIB,
-            bounds: Bounds {
-                // A session of 64 slots, each with a write of 1 MiB.
-                connection_bytes: 80 * MIB,
-                client_bytes: 128 * MIB,
-                total_bytes: 384 * MIB,
-                client_connections: 256,
-                total_connections: 1024,
-            },
-            choke_bytes: 4 * MIB,
-            unsent_bytes: 48 * MIB,
-            record_time: Duration::from_secs(120),
-            idle_time: Duration::from_secs(60),
-            unread_time: Duration::from_secs(60),
-            handshake_time: Duration::from_secs(30),
-        }
-    }
-}
-
-/// Event counts since the start.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Connections accepted.
-    pub connections: AtomicU64,
-    /// Connections refused.
-    pub connections_refused: AtomicU64,
-    /// Bytes received, including TLS.
-    pub bytes_in: AtomicU64,
-    /// Bytes sent, including TLS.
-    pub bytes_out: AtomicU64,
-    /// Calls received.
-    pub calls: AtomicU64,
-    /// Calls refused because a limit was reached.
-    pub calls_refused: AtomicU64,
-    /// Calls sent to clients.
-    pub callbacks: AtomicU64,
-    /// Calls to clients without a reply in time.
-    pub callbacks_late: AtomicU64,
-    /// Jobs that panicked, which is a bug in the server.
-    pub panics: AtomicU64,
-}
-
-/// A snapshot of [`Counters`] and of current totals.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the counters' own are at `Counters`")]
-pub struct NetStats {
-    /// Open connections.
-    pub connections: u64,
-    /// Bytes held by requests and unread replies.
-    pub held_bytes: u64,
-    pub connections_total: u64,
-    pub connections_refused: u64,
-    pub bytes_in: u64,
-    pub bytes_out: u64,
-    pub calls: u64,
-    pub calls_refused: u64,
-    pub callbacks: u64,
-    pub callbacks_late: u64,
-    pub panics: u64,
-}
 
 /// The network threads. They run until this is dropped.
 pub struct Net {
@@ -211,12 +94,12 @@ impl Net {
 
     /// Returns the event counts.
     pub fn counters(&self) -> &Counters {
-        &self.reactor.counters
+        &self.reactor.shared().counters
     }
 
     /// Returns the number of open connections and of bytes held.
     pub fn held(&self) -> (usize, usize) {
-        (self.reactor.budget().connections(), self.reactor.budget().bytes())
+        (self.reactor.shared().budget().connections(), self.reactor.shared().budget().bytes())
     }
 
     pub(crate) fn reactor(&self) -> &Arc<Reactor> {

@@ -120,6 +120,6 @@ pub(crate) fn about_to_block() {
     if let Some(connection) = unblocked {
         flush();
         connection.allow_other_readers();
-        connection.reactor().wake_for_waiting_jobs();
+        connection.shared().wake_for_waiting_jobs();
     }
 }

@@ -125,7 +125,7 @@ impl Callbacks {
         if let Some(then) = then {
             return continue_with(connection, then, Err(CallbackError::TooMany));
         }
-        connection.reactor().counters.callbacks.fetch_add(1, Ordering::Relaxed);
+        connection.shared().counters.callbacks.fetch_add(1, Ordering::Relaxed);
         let mut encoder = Encoder::with_capacity(128 + arguments.len());
         encoder.word(0);
         let Procedure { program, version, procedure, ref credential } = *procedure;
@@ -195,5 +195,5 @@ impl Callbacks {
 }
 
 fn continue_with(connection: &Connection, then: Continuation, outcome: Outcome) {
-    connection.reactor().push_urgent(Box::new(move || then(outcome)));
+    connection.shared().push_urgent(Box::new(move || then(outcome)));
 }

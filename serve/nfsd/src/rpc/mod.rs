@@ -73,20 +73,20 @@ impl Workers {
     /// Runs a job before all queued requests.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(reactor) = self.reactor.upgrade() {
-            reactor.push_urgent(Box::new(job));
+            reactor.shared().push_urgent(Box::new(job));
         }
     }
 
     /// Runs a job after `time`.
     pub fn after(&self, time: Duration, job: impl FnOnce() + Send + 'static) {
         if let Some(reactor) = self.reactor.upgrade() {
-            reactor.after(time, Box::new(job));
+            reactor.shared().after(time, Box::new(job));
         }
     }
 
     /// Returns network statistics; `None` after the server ended.
     pub fn net(&self) -> Option<NetStats> {
-        Some(self.reactor.upgrade()?.stats())
+        Some(self.reactor.upgrade()?.shared().stats())
     }
 
     /// Adds an outgoing connection for callbacks ([`Callbacks::call`]). Calls made before it is established
@@ -190,19 +190,19 @@ impl Handler for Dispatcher {
 
     fn tick(&self) {
         let Some(reactor) = self.reactor.get().and_then(Weak::upgrade) else { return };
-        let late = self.callbacks.tick(|job| reactor.push_urgent(job));
-        reactor.counters.callbacks_late.fetch_add(late, Ordering::Relaxed);
+        let late = self.callbacks.tick(|job| reactor.shared().push_urgent(job));
+        reactor.shared().counters.callbacks_late.fetch_add(late, Ordering::Relaxed);
     }
 }
 
 impl Dispatcher {
     fn handle_call(&self, connection: &Arc<Connection>, message: Message) -> Action {
-        let reactor = connection.reactor();
+        let shared = connection.shared();
         // The client notices that the connection is closed, reconnects and sends the call again.
-        if reactor.is_draining() {
+        if shared.is_draining() {
             return Action::Done;
         }
-        reactor.counters.calls.fetch_add(1, Ordering::Relaxed);
+        shared.counters.calls.fetch_add(1, Ordering::Relaxed);
         let answer = |xid: u32, reply: &Reply| {
             connection.send(without_results(xid, reply).into_bytes());
             Action::Done
@@ -226,7 +226,7 @@ impl Dispatcher {
                 Ok(sys) => Credential::Sys(sys),
                 Err(_) => return answer(xid, &Reply::AuthError(AuthStat::BadCred)),
             },
-            AUTH_TLS if reactor.offers_tls() => return start_tls(connection, &header),
+            AUTH_TLS if shared.offers_tls() => return start_tls(connection, &header),
             _ => return answer(xid, &Reply::AuthError(AuthStat::BadCred)),
         };
         let Some(program) = self.programs.iter().find(|program| program.number() == header.program) else {
@@ -255,7 +255,7 @@ impl Dispatcher {
             }
             return Action::Work(Box::new(move || program.call(call, reply)));
         }
-        reactor.counters.calls_refused.fetch_add(1, Ordering::Relaxed);
+        shared.counters.calls_refused.fetch_add(1, Ordering::Relaxed);
         // A client that exceeds the limits and reads no replies would not read this one either.
         match program.busy(&call).filter(|_| !connection.is_choked()) {
             Some(results) => reply.send_encoded(&results),

@@ -6,7 +6,7 @@
 //! This is right only while requests take turns; otherwise the second request would wait for the first. So a
 //! connection that sends a request during another one is not polled. If a request takes long, the periodic
 //! check gives reading back to epoll.
-//! The thread also keeps the connection if all that it read is [non-blocking](super::super::reply_batch),
+//! The thread also keeps the connection if all that it read is [non-blocking](super::reply_batch),
 //! until it announces that it is about to block.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use ivers_busy_poll::{BusyPoller, Outcome};
 
-use super::{Connection, PollState};
+use super::connection::{Connection, PollState, Round};
 
 /// Number of requests, each sent after the reply to the one before, after which requests are assumed to take
 /// turns.
@@ -23,29 +23,10 @@ pub(super) const MIN_TURNS: u8 = 16;
 /// during the previous one.
 const EARLY_PENALTY: u8 = 5;
 
-/// State of a busy-polling thread.
-pub(super) struct PollId {
-    /// Identifies this busy poll: another one may have started when the thread returns.
-    pub(super) number: u64,
-    /// Number of periodic checks since the thread last polled.
-    pub(super) ticks: u8,
-}
-
-/// The result of one round of reading.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Round {
-    /// No complete message.
-    Nothing,
-    /// Only non-blocking jobs.
-    NonBlocking,
-    /// Jobs that may block.
-    Other,
-}
-
 impl Connection {
     /// Lets other threads read if the polling thread has been executing a request since the previous check.
     /// Called periodically.
-    pub(in crate::net) fn stop_polling_if_busy(&self) {
+    pub(super) fn stop_polling_if_busy(&self) {
         let mut state = self.poll_state.lock();
         if let Some(poll) = &mut state.busy_poll {
             poll.ticks += 1;
@@ -57,7 +38,7 @@ impl Connection {
 
     /// Lets other threads read, because the polling thread is about to block. Does nothing if requests take
     /// turns: then nothing arrives meanwhile.
-    pub(in crate::net) fn allow_other_readers(&self) {
+    pub(super) fn allow_other_readers(&self) {
         if self.turns.load(Ordering::Relaxed) < MIN_TURNS / 2 {
             self.stop_polling(&mut self.poll_state.lock());
         }
@@ -73,7 +54,7 @@ impl Connection {
 }
 
 /// The right to poll a connection. Dropping it hands the connection back to epoll.
-pub(in crate::net) struct BusyPoll(Arc<Connection>, u64);
+pub(super) struct BusyPoll(Arc<Connection>, u64);
 
 impl BusyPoll {
     /// Creates the handle of the busy poll with this number.
@@ -81,13 +62,13 @@ impl BusyPoll {
         Self(connection, number)
     }
 
-    pub(in crate::net) fn connection(&self) -> &Arc<Connection> {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
         &self.0
     }
 
     /// Polls for the next request and reads it. Returns `None` if none arrives or if requests no longer take
     /// turns.
-    pub(in crate::net) fn poll_next(self, poller: &BusyPoller, buffer: &mut [u8]) -> Option<Self> {
+    pub(super) fn poll_next(self, poller: &BusyPoller, buffer: &mut [u8]) -> Option<Self> {
         let connection = &self.0;
         match &mut connection.poll_state.lock().busy_poll {
             Some(poll) if poll.number == self.1 => poll.ticks = 0,
