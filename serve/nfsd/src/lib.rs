@@ -1,7 +1,7 @@
 //! The NFSv4 server. `docs/nfsd.md` lists the requirements that it meets.
 //!
-//! The table lists the modules from the lowest layer to the highest. A module uses only lower layers:
-//! `cargo test -p xtask` checks that.
+//! The table lists the modules from the lowest layer to the highest. A module uses only lower layers, and so
+//! do the files inside a module: `cargo test -p xtask` checks that.
 //!
 //! | module | contains | does not know |
 //! |---|---|---|

@@ -5,28 +5,11 @@ use ivers_nfs4::ops::v40::CallbackClient;
 use ivers_nfs4::types::{ClientId, SessionId};
 use ivers_nfs4::xdr::List;
 
-use super::session::CallbackCred;
-use super::stateids::EntryKind;
-use super::{Callback, ConnId, Effect, StateManager};
-
-/// A slot of a back channel, in which the server is the requester.
-#[derive(Debug, Clone, Default)]
-pub(super) struct BackSlot {
-    sequence: u32,
-    busy: bool,
-    /// The connection broke before the reply. Only the same callback may use this sequence number.
-    unanswered: Option<Callback>,
-}
-
-impl BackSlot {
-    pub fn is_busy(&self) -> bool {
-        self.busy
-    }
-
-    pub fn is_stuck(&self) -> bool {
-        !self.busy && self.unanswered.is_some()
-    }
-}
+use super::effects::{Callback, Effect};
+use super::ids::ConnId;
+use super::manager::StateManager;
+use super::tables::entry::EntryKind;
+use super::tables::session::CallbackCred;
 
 /// The path of a callback. It must be [ended](StateManager::end_callback).
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ivers_nfs4::ops::v41::{ExchangeIdArgs, ExchangeIdOk, ProtectNone, ServerOwner, StateProtect, exchgid};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, Opaque, SessionId, Verifier};
+use ivers_nfs4::types::{ClientId, Opaque, Verifier};
 use ivers_nfs4::xdr::List;
 
+use super::client_record::{ClientRecord, RecordChange};
 use super::fault_injection::{self, Fault};
-use super::session::CreateSlot;
+use super::ids::{ClientHost, Principal, Step, Stop, Ticket, Time, fail};
+use super::manager::StateManager;
 use super::stable_clients::RecordStatus;
-use super::stateids::{EntryKind, OwnerKind};
-use super::v40::V40;
-use super::{
-    ClientHost, ClientRecord, FileId, Pending, Principal, RecordChange, SessionRequest, StateManager, Step,
-    Stop, Ticket, Time, fail,
-};
+use super::tables::client::{Client, RevocationMark};
+use super::tables::entry::EntryKind;
+use super::tables::pending::Pending;
+use super::tables::session::CreateSlot;
+use super::tables::slot::SessionRequest;
 
 /// The flags that a client may set.
 const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
@@ -29,74 +30,6 @@ const EXCHANGE_FLAGS: u32 = exchgid::SUPP_MOVED_REFER
 
 /// Maximum number of stateids of expired clients to remember. NFSv4.0 has a separate error for them.
 const EXPIRED: usize = 4096;
-
-/// The clients with one name: at most one is confirmed, and at most one waits to replace it.
-#[derive(Debug, Default)]
-pub(super) struct Incarnations {
-    pub confirmed: Option<ClientId>,
-    pub unconfirmed: Option<ClientId>,
-}
-
-/// Whether stable storage knows that a delegation was revoked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RevocationMark {
-    None,
-    Writing(Ticket),
-    Durable,
-}
-
-/// One boot of a client.
-#[derive(Debug)]
-pub(super) struct Client {
-    pub id: ClientId,
-    pub host: ClientHost,
-    pub with_sessions: bool,
-    pub owner: Vec<u8>,
-    pub verifier: Verifier,
-    pub principal: Principal,
-    pub confirmed: bool,
-    pub renewed: Time,
-    /// Number of permits, plans, busy slots and owner requests of the client.
-    pub busy: u32,
-    pub revocation_mark: RevocationMark,
-    /// The client's record is being removed. Until that is durable, others cannot get its state, and it gets
-    /// nothing.
-    pub evicting: Option<Ticket>,
-    /// The client has reclaimed everything.
-    pub reclaim_completed: bool,
-    pub create: CreateSlot,
-    pub sessions: BTreeSet<SessionId>,
-    pub reply_cache_bytes: u64,
-    /// The equivalent of sessions in NFSv4.0.
-    pub v40: Option<V40>,
-    /// The client held state before the restart.
-    pub may_reclaim: bool,
-    pub entries: BTreeSet<u32>,
-    pub owners: BTreeMap<(OwnerKind, Vec<u8>), u64>,
-    pub delegations: usize,
-    /// Number of revoked delegations that the client has not acknowledged.
-    pub revoked: usize,
-    pub ranges: usize,
-    pub waiters: usize,
-    pub waits_on: BTreeSet<FileId>,
-}
-
-impl Client {
-    pub fn as_record(&self) -> ClientRecord {
-        ClientRecord {
-            sessions: self.with_sessions,
-            owner: self.owner.clone(),
-            verifier: self.verifier,
-            principal: self.principal.clone(),
-            revoked: self.revocation_mark != RevocationMark::None,
-        }
-    }
-
-    /// Returns whether the client holds state that others may need.
-    pub fn holds_state(&self) -> bool {
-        !self.entries.is_empty()
-    }
-}
 
 impl StateManager {
     /// EXCHANGE_ID: all cases of RFC 8881 section 18.35.4.

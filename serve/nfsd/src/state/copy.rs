@@ -10,30 +10,17 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StableHow, StateId, Verifier};
 use ivers_nfs4::xdr::List;
 
-use super::delegation::RequestId;
-use super::stateids::EntryKind;
-use super::{
-    Access, Callback, Caller, Effect, FileId, Pending, Permit, SessionRequest, StateManager, Step, Stop,
-    Ticket, Time, fail,
-};
+use super::effects::{Callback, Effect};
+use super::ids::{Caller, FileId, Step, Stop, Ticket, Time, fail};
+use super::manager::StateManager;
+use super::tables::copy::Copy;
+use super::tables::entry::EntryKind;
+use super::tables::in_flight::{Access, Permit};
+use super::tables::pending::Pending;
+use super::tables::slot::{RequestId, SessionRequest};
 
 /// Lease times for which the result of a copy is kept if the client does not acknowledge it.
 const REMEMBERED_LEASES: u64 = 2;
-
-/// A copy that is running, or whose result the client may not know.
-#[derive(Debug)]
-pub(super) struct Copy {
-    source: (FileId, StateId),
-    target: (FileId, StateId),
-    verifier: Verifier,
-    pub request_id: Option<RequestId>,
-    count: u64,
-    /// A slice is running.
-    busy: bool,
-    /// The ticket of an OFFLOAD_CANCEL that waits for the slice.
-    cancelled: Option<Ticket>,
-    ended: Option<(Time, NfsStat)>,
-}
 
 /// The files of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,62 +2,23 @@
 
 use ivers_nfs4::ops::v40::share;
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, SessionId, StateId};
+use ivers_nfs4::types::{ClientId, StateId};
 
-use super::client::RevocationMark;
+use super::effects::{Callback, Effect};
 use super::fault_injection::{self, Fault};
-use super::in_flight::{Access, InFlight, InFlightKind, Permit};
-use super::open::{Claim, PlannedOpen};
-use super::stateids::EntryKind;
-use super::{
-    Callback, Caller, Effect, FileId, Limits, LogEvent, Pending, SessionRequest, StateManager, Step, Stop,
-    Ticket, Time, fail,
-};
+use super::ids::{Caller, FileId, Millis, Step, Stop, Ticket, Time, fail};
+use super::limits::Limits;
+use super::manager::StateManager;
+use super::tables::client::RevocationMark;
+use super::tables::delegation::{Delegation, Recall};
+use super::tables::entry::EntryKind;
+use super::tables::events::LogEvent;
+use super::tables::in_flight::{Access, InFlight, InFlightKind, Permit};
+use super::tables::open::{Claim, PlannedOpen};
+use super::tables::pending::Pending;
 
 /// Maximum lease times between recall and revocation, even if the holder keeps writing back.
 const RECALL_LEASES: u64 = 4;
-
-/// The request in which a delegation was granted. Callbacks refer to it until the client has seen the reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RequestId {
-    pub session: SessionId,
-    pub slot: u32,
-    pub sequence: u32,
-}
-
-impl From<&SessionRequest> for RequestId {
-    fn from(running: &SessionRequest) -> Self {
-        Self { session: running.session, slot: running.slot, sequence: running.sequence }
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Recall {
-    pub since: Time,
-    /// The time of the next check.
-    pub check: Time,
-    /// The client has acknowledged the recall.
-    pub delivered: bool,
-}
-
-#[derive(Debug)]
-pub(super) struct Delegation {
-    pub write: bool,
-    /// Change attribute and size at the grant.
-    granted_attrs: Option<(u64, u64)>,
-    /// Reclaimed after a restart: `granted_attrs` is unknown.
-    reclaimed: bool,
-    /// The server has reported changes of the holder to another client.
-    reported_modified: bool,
-    pub request_id: Option<RequestId>,
-    pub recall: Option<Recall>,
-    /// When the holder last wrote or opened with the delegation.
-    pub last_used: Time,
-    getattr: Option<Ticket>,
-    /// The holder's reply is being passed on.
-    reply_in_flight: Option<Ticket>,
-    pub revoked: bool,
-}
 
 /// The result of a request for a delegation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,7 +243,7 @@ impl StateManager {
                 return Some(check);
             }
             if self.revoke_if_overdue(now, index) != Ok(true) {
-                let again = now + super::Millis::seconds(1);
+                let again = now + Millis::seconds(1);
                 self.recalls.remove(&(check, index));
                 self.recalls.insert((again, index));
                 if let Some(Recall { check, .. }) = self.delegation(index).and_then(|it| it.recall.as_mut()) {

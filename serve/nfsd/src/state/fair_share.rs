@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 
 use ivers_nfs4::types::ClientId;
 
-use super::client::Client;
-use super::{ClientHost, StateManager};
+use super::ids::ClientHost;
+use super::manager::StateManager;
+use super::tables::client::Client;
 
 /// The use of one limit by host.
 pub(super) struct FairShare {

@@ -1,35 +1,9 @@
 //! The state of a file: opens, locks, delegations and operations in progress.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::range::Ranges;
-use super::{FileId, StateManager, Step, Stop, Ticket, Time};
-
-/// The state of a file. It exists only while it is not empty.
-#[derive(Debug, Default)]
-pub(super) struct FileState {
-    pub opens: BTreeSet<u32>,
-    pub delegations: BTreeSet<u32>,
-    pub locks: BTreeMap<u64, Ranges>,
-    pub waiters: Vec<super::lock::Waiter>,
-    /// Permits and plans.
-    pub in_flight: BTreeSet<u64>,
-    /// Bumps of its change attribute that must be done before anybody queries or changes it.
-    pub pending_bumps: BTreeSet<Ticket>,
-    /// The last conflict with a delegation.
-    pub last_conflict: Option<Time>,
-}
-
-impl FileState {
-    fn is_idle(&self) -> bool {
-        self.opens.is_empty()
-            && self.delegations.is_empty()
-            && self.locks.is_empty()
-            && self.waiters.is_empty()
-            && self.in_flight.is_empty()
-            && self.pending_bumps.is_empty()
-    }
-}
+use super::effects::Effect;
+use super::ids::{FileId, Step, Stop, Time};
+use super::manager::StateManager;
+use super::tables::pending::Pending;
 
 impl StateManager {
     /// Forgets the state of a file if it is empty. [`StateManager::tick`] forgets a conflict after a while.
@@ -70,8 +44,8 @@ impl StateManager {
     }
 
     pub(super) fn request_bump(&mut self, file: FileId) {
-        let ticket = self.ticket(super::Pending::Bump(file));
+        let ticket = self.ticket(Pending::Bump(file));
         self.files.entry(file).or_default().pending_bumps.insert(ticket);
-        self.effects.push(super::Effect::Bump { ticket, file });
+        self.effects.push(Effect::Bump { ticket, file });
     }
 }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::in_flight::InFlightKind;
-use super::slot::Slot;
-use super::stateids::EntryKind;
-use super::*;
 use ivers_nfs4::ops::v40::share;
+
+use super::manager::StateManager;
+use super::tables::entry::EntryKind;
+use super::tables::in_flight::InFlightKind;
+use super::tables::slot::Slot;
 
 impl StateManager {
     /// Panics if an invariant is violated.

@@ -4,13 +4,15 @@
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
-use super::client::Client;
+use super::client_record::{ClientRecord, RecordChange};
 use super::fair_share::FairShare;
 use super::fault_injection::{self, Fault};
+use super::ids::{ClientHost, Millis, Step, Stop, Time, fail};
+use super::manager::StateManager;
 use super::stable_clients::RecordStatus;
-use super::{
-    ClientHost, ClientRecord, LogEvent, Millis, Pending, RecordChange, StateManager, Step, Stop, Time, fail,
-};
+use super::tables::client::Client;
+use super::tables::events::LogEvent;
+use super::tables::pending::Pending;
 
 /// Maximum number of clients that one [`StateManager::tick`] checks.
 const SLICE: usize = 64;

@@ -1,6 +1,6 @@
 //! Limits per client and in total, so that one client does not starve others.
 
-use super::Millis;
+use super::ids::Millis;
 
 /// Configuration of the state.
 #[derive(Debug, Clone, PartialEq, Eq)]

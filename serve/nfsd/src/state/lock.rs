@@ -5,27 +5,14 @@ use ivers_nfs4::ops::v40::{LockDenied, share};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, LockType, Opaque, StateId};
 
+use super::effects::{Callback, Effect};
 use super::fault_injection::{self, Fault};
+use super::ids::{Caller, FileId, Step, Stop, Time, fail};
+use super::manager::StateManager;
 use super::range::Range;
-use super::stateids::{EntryKind, OwnerKind};
-use super::{Callback, Caller, Effect, FileId, StateManager, Step, Stop, Time, fail};
-
-#[derive(Debug)]
-pub(super) struct LockState {
-    pub owner: u64,
-    /// The open that the locks belong to.
-    pub open: u32,
-}
-
-/// A lock-owner to notify when a lock may be free. The lock is not reserved for it.
-#[derive(Debug)]
-pub(super) struct Waiter {
-    pub client: ClientId,
-    pub owner: Vec<u8>,
-    range: Range,
-    write: bool,
-    since: Time,
-}
+use super::tables::entry::EntryKind;
+use super::tables::lock::{LockState, Waiter};
+use super::tables::owner::OwnerKind;
 
 /// The lock-owner of a LOCK.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -53,6 +53,12 @@
 //! [`begin_owner_request`]: StateManager::begin_owner_request
 //! [`end_owner_request`]: StateManager::end_owner_request
 //!
+//! # Layers
+//!
+//! `tables` contains the entries of the tables, and `manager` the tables: [`StateManager`]. Each file above
+//! them adds the operations of one kind. Files name only lower files; the methods of the manager call each
+//! other.
+//!
 //! # Invariants
 //!
 //! "invariants" is `check_invariants`, which tests call; "driver" is the randomized test in `tests/driver`.
@@ -72,8 +78,10 @@
 
 mod callback;
 mod client;
+mod client_record;
 mod copy;
 mod delegation;
+mod effects;
 mod fair_share;
 mod fault_injection;
 mod file;
@@ -84,6 +92,7 @@ mod invariants;
 mod lease;
 mod limits;
 mod lock;
+mod manager;
 mod open;
 mod owner;
 mod range;
@@ -93,328 +102,31 @@ mod slot;
 mod stable_clients;
 mod stateids;
 mod stats;
+mod tables;
+mod tickets;
 mod v40;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use ivers_nfs4::callback::OffloadInfo;
-use ivers_nfs4::types::{ClientId, SessionId, StateId};
-
 pub use callback::{CallbackPath, NoCallbackPath};
+pub use client_record::{ClientRecord, RecordChange};
 pub use copy::CopyRequest;
 pub use delegation::{DelegationGrant, GetattrOutcome, HolderAttrs, WhyNoDelegation};
-pub use grace::PreviousBoot;
+pub use effects::{Callback, Effect};
 pub use ids::{
     CachedReply, Caller, ClientHost, ConnId, Digest, FileId, Millis, Principal, Rng, Step, Stop, Ticket, Time,
 };
-pub use in_flight::{Access, Permit};
 pub use limits::{Config, Limits};
 pub use lock::{LockRequest, Locker};
-pub use open::{Claim, OpenPlan, OpenRequest, Opened};
+pub use manager::StateManager;
+pub use open::{OpenPlan, OpenRequest, Opened};
 pub use owner::{OwnerRequest, SeqidOwner};
-pub use session::CallbackCred;
-pub use slot::{RequestHeader, SequenceOutcome, SessionRequest};
-pub use stats::{EventCounts, LogEvent, StateCounts};
-
-use client::{Client, Incarnations};
-use file::FileState;
-use grace::Grace;
-use ids::fail;
-use in_flight::InFlight;
-use reply_memory::ReplyMemory;
-use session::Session;
-use stable_clients::StableClients;
-use stateids::{Owner, StateEntry};
-
-/// An action for the server to perform, in this order. It performs the effects of a request before it
-/// replies.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
-    /// Write to stable storage after all earlier changes, then call
-    /// [`effect_done`](StateManager::effect_done).
-    Persist {
-        /// The ticket to report.
-        ticket: Ticket,
-        /// The change.
-        change: RecordChange,
-    },
-    /// Force a bump of a file's change attribute, then call [`effect_done`](StateManager::effect_done). A
-    /// file that no longer exists needs no bump.
-    Bump {
-        /// The ticket to report.
-        ticket: Ticket,
-        /// The file.
-        file: FileId,
-    },
-    /// The ticket of a [`Stop::Wait`] is done without an action of the server: repeat the calls that wait for
-    /// it.
-    Wake {
-        /// The ticket.
-        ticket: Ticket,
-    },
-    /// The first open of a file. The file must stay until [`Effect::Unpin`], even if its last name is
-    /// removed.
-    Pin {
-        /// The file.
-        file: FileId,
-    },
-    /// The last close of a file.
-    Unpin {
-        /// The file.
-        file: FileId,
-    },
-    /// Send a callback to a client.
-    Callback {
-        /// The client.
-        client: ClientId,
-        /// The callback.
-        call: Callback,
-    },
-}
-
-/// A callback operation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Callback {
-    /// CB_RECALL.
-    Recall {
-        /// The delegation.
-        stateid: StateId,
-        /// Its file.
-        file: FileId,
-        /// Whether the conflicting operation truncates the file.
-        truncate: bool,
-    },
-    /// CB_GETATTR of change attribute and size. The reply goes to [`StateManager::getattr_reply`].
-    GetAttr {
-        /// The ticket for the reply.
-        ticket: Ticket,
-        /// The file.
-        file: FileId,
-        /// The delegation.
-        stateid: StateId,
-    },
-    /// CB_NOTIFY_LOCK: a lock may be free.
-    NotifyLock {
-        /// The file.
-        file: FileId,
-        /// The lock-owner that waits for the lock.
-        owner: Vec<u8>,
-    },
-    /// CB_OFFLOAD: a copy has ended. When the client has acknowledged it, call
-    /// [`StateManager::copy_acknowledged`].
-    Offload {
-        /// The copy.
-        stateid: StateId,
-        /// The file that it copied to.
-        file: FileId,
-        /// The result.
-        info: OffloadInfo,
-    },
-}
-
-/// A client on stable storage. After a restart it may reclaim what it held.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClientRecord {
-    /// Whether the client uses sessions (NFSv4.1 or later).
-    pub sessions: bool,
-    /// The client's own name: `co_ownerid`, or `id` in NFSv4.0.
-    pub owner: Vec<u8>,
-    /// Identifies the boot of the client.
-    pub verifier: [u8; 8],
-    /// The principal that created the client.
-    pub principal: Principal,
-    /// A delegation of the client was revoked, and the client may not know: it must not reclaim delegations
-    /// (section 8.4.3).
-    pub revoked: bool,
-}
-
-impl ClientRecord {
-    /// The key of the record.
-    fn key(&self) -> (bool, Vec<u8>) {
-        (self.sessions, self.owner.clone())
-    }
-
-    /// Returns whether both records are of one boot of one client.
-    pub fn is_same_boot(&self, other: &Self) -> bool {
-        let key = |it: &Self| (it.sessions, it.verifier);
-        key(self) == key(other) && self.owner == other.owner && self.principal == other.principal
-    }
-}
-
-/// A change of the list of clients, which has one record for each `sessions` and `owner`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RecordChange {
-    /// Add a record, or replace the one with the same key.
-    Put(ClientRecord),
-    /// Remove the records that are still [of the same boot](ClientRecord::is_same_boot).
-    Remove(Vec<ClientRecord>),
-}
-
-/// The purpose of a ticket.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Pending {
-    /// Writing a client's record.
-    RecordPut,
-    /// Recording that a client has lost a delegation.
-    RevocationMark(ClientId),
-    /// Removing a client's record; then the client is removed.
-    Evicting(ClientId),
-    /// Removing the records of clients that did not reclaim; then the grace period ends.
-    GraceEnd,
-    /// Bumping a file's change attribute.
-    Bump(FileId),
-    /// Asking the holder of this write delegation for attributes.
-    Getattr(u32),
-    /// Nothing to do when it is done.
-    Nothing,
-}
-
-/// All that the server knows about its clients.
-pub struct StateManager {
-    config: Config,
-    boot: u32,
-    rng: Box<dyn Rng>,
-    clients: BTreeMap<ClientId, Client>,
-    incarnations: BTreeMap<(bool, Vec<u8>), Incarnations>,
-    sessions: BTreeMap<SessionId, Session>,
-    pending: BTreeMap<Ticket, Pending>,
-    stable_clients: StableClients,
-    effects: Vec<Effect>,
-    last_ticket: u64,
-    reply_cache_bytes: u64,
-    reply_memory: ReplyMemory,
-    entries: BTreeMap<u32, StateEntry>,
-    last_index: u32,
-    /// Indexes of NFSv4.0 stateids of expired clients, limited to the newest.
-    expired: BTreeSet<u32>,
-    owners: BTreeMap<u64, Owner>,
-    last_owner: u64,
-    /// NFSv4.0 stateids that an owner's last CLOSE ended, with the owner and the seqid of that CLOSE.
-    closed: BTreeMap<[u8; 12], (u64, u32)>,
-    files: BTreeMap<FileId, FileState>,
-    in_flight: BTreeMap<u64, InFlight>,
-    last_in_flight: u64,
-    delegations: usize,
-    /// Recalled delegations by the time of their next check.
-    recalls: BTreeSet<(Time, u32)>,
-    copies: BTreeSet<u32>,
-    ranges: usize,
-    waiters: usize,
-    grace: Grace,
-    events: EventCounts,
-    notes: Vec<LogEvent>,
-    // Where the sweeps of `tick` continue.
-    sweep_at: ClientId,
-    owners_at: u64,
-    files_at: Option<FileId>,
-}
-
-impl StateManager {
-    /// Creates the state of a starting server. `boot` is its boot count, `past` what the last boot left.
-    pub fn new(now: Time, config: Config, boot: u32, past: PreviousBoot, rng: Box<dyn Rng>) -> Self {
-        Self {
-            config,
-            boot,
-            rng,
-            clients: BTreeMap::new(),
-            incarnations: BTreeMap::new(),
-            sessions: BTreeMap::new(),
-            pending: BTreeMap::new(),
-            stable_clients: StableClients::new(past.clients.iter()),
-            effects: Vec::new(),
-            last_ticket: 0,
-            reply_cache_bytes: 0,
-            reply_memory: ReplyMemory::default(),
-            entries: BTreeMap::new(),
-            last_index: 0,
-            expired: BTreeSet::new(),
-            owners: BTreeMap::new(),
-            last_owner: 0,
-            closed: BTreeMap::new(),
-            files: BTreeMap::new(),
-            in_flight: BTreeMap::new(),
-            last_in_flight: 0,
-            delegations: 0,
-            recalls: BTreeSet::new(),
-            copies: BTreeSet::new(),
-            ranges: 0,
-            waiters: 0,
-            grace: Grace::new(now, past),
-            events: EventCounts::default(),
-            notes: Vec::new(),
-            sweep_at: 0,
-            owners_at: 0,
-            files_at: None,
-        }
-    }
-
-    /// Returns the effects since the last call. Call it before releasing the mutex.
-    pub fn take_effects(&mut self) -> Vec<Effect> {
-        std::mem::take(&mut self.effects)
-    }
-
-    /// Returns whether a ticket is not done yet.
-    pub fn is_pending(&self, ticket: Ticket) -> bool {
-        self.pending.contains_key(&ticket)
-    }
-
-    /// Reports that the action for a ticket is done. Returns false if nothing waits for it.
-    pub fn effect_done(&mut self, ticket: Ticket) -> bool {
-        self.stable_clients.settle(ticket, true);
-        match self.pending.remove(&ticket) {
-            Some(Pending::RevocationMark(client)) => self.revocation_mark_written(client, ticket, true),
-            Some(Pending::Evicting(client)) => self.remove_client(client),
-            Some(Pending::GraceEnd) => self.end_grace(),
-            Some(Pending::Bump(file)) => {
-                if let Some(state) = self.files.get_mut(&file) {
-                    state.pending_bumps.remove(&ticket);
-                }
-                self.forget_file_if_idle(file);
-            }
-            Some(Pending::RecordPut | Pending::Getattr(_) | Pending::Nothing) => {}
-            None => return false,
-        }
-        true
-    }
-
-    /// Reports that the action for a ticket failed. A caller that waits for it repeats its call, which tries
-    /// again.
-    pub fn effect_failed(&mut self, ticket: Ticket) -> bool {
-        self.stable_clients.settle(ticket, false);
-        match self.pending.remove(&ticket) {
-            Some(Pending::RevocationMark(client)) => self.revocation_mark_written(client, ticket, false),
-            Some(Pending::Evicting(client)) => {
-                if let Some(client) = self.clients.get_mut(&client) {
-                    client.evicting = None;
-                }
-            }
-            Some(Pending::GraceEnd) => self.retry_grace_end(ticket),
-            Some(Pending::Bump(file)) => {
-                if let Some(state) = self.files.get_mut(&file) {
-                    state.pending_bumps.remove(&ticket);
-                }
-                self.request_bump(file);
-            }
-            Some(Pending::RecordPut | Pending::Getattr(_) | Pending::Nothing) => {}
-            None => return false,
-        }
-        true
-    }
-
-    fn ticket(&mut self, pending: Pending) -> Ticket {
-        self.last_ticket += 1;
-        let ticket = Ticket(self.last_ticket);
-        self.pending.insert(ticket, pending);
-        ticket
-    }
-
-    fn persist(&mut self, pending: Pending, change: RecordChange) -> Ticket {
-        let ticket = self.ticket(pending);
-        self.stable_clients.ask(ticket, &change);
-        self.effects.push(Effect::Persist { ticket, change });
-        ticket
-    }
-}
+pub use slot::{RequestHeader, SequenceOutcome};
+pub use stats::StateCounts;
+pub use tables::events::{EventCounts, LogEvent};
+pub use tables::grace::PreviousBoot;
+pub use tables::in_flight::{Access, Permit};
+pub use tables::open::Claim;
+pub use tables::session::CallbackCred;
+pub use tables::slot::SessionRequest;

@@ -10,58 +10,18 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
 use super::delegation::DelegationGrant;
+use super::effects::Effect;
 use super::fault_injection::{self, Fault};
-use super::in_flight::{InFlight, InFlightKind};
-use super::stateids::{EntryKind, OwnerKind};
-use super::{Caller, Effect, FileId, Principal, SessionRequest, StateManager, Step, Time, fail};
+use super::ids::{Caller, FileId, Principal, Step, Stop, Time, fail};
+use super::manager::StateManager;
+use super::tables::entry::EntryKind;
+use super::tables::in_flight::{Access, InFlight, InFlightKind};
+use super::tables::open::{Claim, Open, PlannedOpen};
+use super::tables::owner::OwnerKind;
+use super::tables::slot::SessionRequest;
 
 /// Maximum number of principals to remember per open. Others are checked for each request.
 const OPENERS: usize = 8;
-
-#[derive(Debug)]
-pub(super) struct Open {
-    pub owner: u64,
-    pub access: u32,
-    pub deny: u32,
-    /// The (access, deny) pairs of its OPENs: bit `access * 4 + deny`. A downgrade must return to some of
-    /// them.
-    combinations: u16,
-    /// The lock stateids under this open.
-    pub locks: BTreeSet<u32>,
-    /// The principals that opened it.
-    openers: BTreeSet<Principal>,
-}
-
-impl Open {
-    fn add(&mut self, access: u32, deny: u32) {
-        self.access |= access;
-        self.deny |= deny;
-        self.combinations |= 1 << (access * 4 + deny);
-    }
-
-    /// Returns the combinations within (access, deny), or `None` if their union is different.
-    fn reduced(&self, access: u32, deny: u32) -> Option<u16> {
-        let within = |bit: &u32| (bit / 4) & !access == 0 && (bit % 4) & !deny == 0;
-        let left = (4..16).filter(|bit| self.combinations & 1 << bit != 0).filter(within);
-        let (mut sum, mut union) = (0, (0, 0));
-        for bit in left {
-            sum |= 1 << bit;
-            union = (union.0 | (bit / 4), union.1 | (bit % 4));
-        }
-        (union == (access, deny)).then_some(sum)
-    }
-}
-
-/// The claim of an OPEN.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Claim {
-    /// CLAIM_NULL, CLAIM_FH.
-    Null,
-    /// CLAIM_PREVIOUS, with the requested delegation (`open_delegation_type4`).
-    Previous(u32),
-    /// CLAIM_DELEGATE_CUR, CLAIM_DELEG_CUR_FH.
-    DelegateCur(StateId),
-}
 
 /// The arguments of OPEN.
 #[derive(Debug)]
@@ -87,20 +47,6 @@ pub struct OpenRequest<'a> {
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "it counts as under way until it is committed or aborted"]
 pub struct OpenPlan(pub(super) u64);
-
-/// The arguments of a planned OPEN.
-#[derive(Debug, Clone)]
-pub(super) struct PlannedOpen {
-    pub client: ClientId,
-    pub owner: Vec<u8>,
-    pub access: u32,
-    pub deny: u32,
-    pub wants: u32,
-    pub claim: Claim,
-    pub request_id: Option<super::delegation::RequestId>,
-    /// Its access to the file, including the write access of a truncation.
-    pub effective_access: u32,
-}
 
 /// A committed OPEN.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -242,9 +188,9 @@ impl StateManager {
             InFlightKind::Open(plan) => plan.deny & access != 0 || plan.effective_access & deny != 0,
             InFlightKind::Permit { access, by } => {
                 let bits = match access {
-                    super::Access::Read => share::READ,
-                    super::Access::Write | super::Access::Resize => share::WRITE,
-                    super::Access::Metadata | super::Access::Namespace => 0,
+                    Access::Read => share::READ,
+                    Access::Write | Access::Resize => share::WRITE,
+                    Access::Metadata | Access::Namespace => 0,
                 };
                 let owner = by.and_then(|index| match &self.entries.get(&index)?.kind {
                     EntryKind::Open(open) => Some(open.owner),
@@ -266,7 +212,7 @@ impl StateManager {
         plan: OpenPlan,
         file: FileId,
         delegate: bool,
-    ) -> Result<Opened, (OpenPlan, super::Stop)> {
+    ) -> Result<Opened, (OpenPlan, Stop)> {
         if let Err(stop) = self.open_claim(now, &plan, file, false) {
             return Err((plan, stop));
         }

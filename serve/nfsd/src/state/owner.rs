@@ -7,26 +7,10 @@ use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
 use super::fault_injection::{self, Fault};
-use super::stateids::{EntryKind, OwnerKind};
-use super::{CachedReply, Caller, FileId, StateManager, Step, Stop, Time, fail};
-
-#[derive(Debug)]
-pub(super) struct OwnerSeqid {
-    last: u32,
-    reply: Option<Arc<CachedReply>>,
-    busy: bool,
-    /// The owner is confirmed: its first OPEN was not an old retransmission.
-    pub confirmed: bool,
-    last_used: Time,
-    /// The stateid of the last CLOSE, which a retry of that CLOSE contains.
-    closed: Option<[u8; 12]>,
-}
-
-impl super::stateids::Owner {
-    pub fn is_busy(&self) -> bool {
-        self.sequence.as_ref().is_some_and(|sequence| sequence.busy)
-    }
-}
+use super::ids::{CachedReply, Caller, FileId, Step, Stop, Time, fail};
+use super::manager::StateManager;
+use super::tables::entry::EntryKind;
+use super::tables::owner::{OwnerKind, OwnerSeqid};
 
 /// The owner of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]

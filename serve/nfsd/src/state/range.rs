@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ivers_nfs4::status::NfsStat;
 
-use super::{Step, fail};
+use super::ids::{Step, fail};
 
 /// First to last byte, inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

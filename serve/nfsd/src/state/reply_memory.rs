@@ -9,24 +9,16 @@
 //! Below five eighths of the limit, sessions grow back to the agreed size. The gap between the two thresholds
 //! prevents oscillation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ivers_nfs4::types::{ClientId, SessionId};
 
-use super::client::Client;
-use super::{ClientHost, StateManager, Stop, Time};
+use super::ids::{ClientHost, Stop, Time};
+use super::manager::StateManager;
+use super::tables::client::Client;
 
 /// Maximum number of clients to evict in one round.
 const SLICE: usize = 64;
-
-/// The result of the last check.
-#[derive(Debug, Default)]
-pub(super) struct ReplyMemory {
-    /// Number of checks. A session changes its size at most once per round.
-    round: u64,
-    /// Hosts that hold more than a fair share.
-    over_share: BTreeSet<ClientHost>,
-}
 
 impl StateManager {
     /// Returns the bytes above which memory is short, and those up to which sessions grow.

@@ -2,117 +2,27 @@
 
 use std::collections::BTreeMap;
 
-use ivers_nfs4::ops::v41::{
-    BackchannelCtlArgs, BindConn, CallbackSecurity, ChannelAttrs, CreateSessionArgs, CreateSessionOk,
-    session_flags,
-};
-use ivers_nfs4::status::{NfsStat, Res};
-use ivers_nfs4::types::{ClientId, SessionId};
-use ivers_nfs4::xdr::List;
-
-use super::callback::BackSlot;
 use super::fair_share::FairShare;
-use super::slot::Slot;
-use super::{ConnId, Limits, Principal, SessionRequest, StateManager, Step, Stop, Time, fail};
+use super::ids::{ConnId, Principal, Step, Stop, Time, fail};
+use super::limits::Limits;
+use super::manager::StateManager;
+use super::tables::back_slot::BackSlot;
+use super::tables::session::{
+    BACK, BACK_OR_BOTH, BOTH, CallbackCred, CreateSlot, FORE, SMALLEST_KEPT, SMALLEST_MESSAGE, Session,
+};
+use super::tables::slot::{SessionRequest, Slot};
 
-/// Minimum size for a SEQUENCE with its RPC header, and for its reply.
-pub(super) const SMALLEST_MESSAGE: u32 = 128;
 /// Minimum size for a CB_SEQUENCE and the operation after it.
 const SMALLEST_CALLBACK: u32 = 256;
-/// Minimum bytes reserved for a cached reply. The reply to a lone SEQUENCE is always cached.
-pub(super) const SMALLEST_KEPT: u32 = 512;
 /// CB_SEQUENCE and one other operation.
 const CALLBACK_OPERATIONS: u32 = 2;
-/// `CDFC4_*` and `CDFS4_*`: the direction of a connection.
-const FORE: u32 = 1;
-const BACK: u32 = 2;
-const BOTH: u32 = 3;
-const BACK_OR_BOTH: u32 = 7;
 
-/// The credentials of the server in callbacks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CallbackCred {
-    /// AUTH_NONE.
-    None,
-    /// AUTH_SYS with the values that the client chose.
-    Sys(ivers_nfs4::rpc::AuthSys),
-}
-
-impl CallbackCred {
-    /// Returns the first supported credentials. Without any, callbacks are impossible.
-    fn choose(offered: &List<CallbackSecurity>) -> Option<Self> {
-        offered.0.iter().find_map(|security| match security {
-            CallbackSecurity::None => Some(Self::None),
-            CallbackSecurity::Sys(sys) => Some(Self::Sys(sys.clone())),
-            CallbackSecurity::Gss(_) => None,
-        })
-    }
-}
-
-/// The slot of CREATE_SESSION: the last sequence number and its reply.
-#[derive(Debug)]
-pub(super) struct CreateSlot {
-    sequence: u32,
-    reply: Res<CreateSessionOk>,
-}
-
-impl Default for CreateSlot {
-    fn default() -> Self {
-        Self { sequence: 0, reply: Err(NfsStat::SeqMisordered) }
-    }
-}
-
-impl CreateSlot {
-    /// Returns the sequence number that the client must use next.
-    pub fn next(&self) -> u32 {
-        self.sequence.wrapping_add(1)
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Session {
-    pub client: ClientId,
-    pub fore: ChannelAttrs,
-    pub slots: Vec<Slot>,
-    /// Last sequence numbers of the retired slots, which follow `slots`.
-    pub retired: Vec<u32>,
-    /// The number of slots that the server asks the client to keep.
-    pub target: u32,
-    /// Number of changes of `target`.
-    pub target_version: u32,
-    /// The [round](super::reply_memory::ReplyMemory) of the last change.
-    pub resized: u64,
-    pub back_slots: Vec<BackSlot>,
-    pub back_wanted: bool,
-    pub program: u32,
-    /// The minor version that created the session. Callbacks use the same one.
-    pub minor: u32,
-    pub identity: Option<CallbackCred>,
-    /// The directions of each connection.
-    pub connections: BTreeMap<ConnId, u32>,
-}
-
-impl Session {
-    /// Returns whether every slot waits for a reply that never came. Only a new session helps.
-    pub fn back_is_stuck(&self) -> bool {
-        self.back_slots.iter().all(BackSlot::is_stuck)
-    }
-
-    /// Returns a connection for callbacks.
-    pub fn back_connection(&self) -> Option<ConnId> {
-        self.identity.as_ref()?;
-        self.connections.iter().find(|(_, way)| **way & BACK != 0).map(|(conn, _)| *conn)
-    }
-
-    fn bind(&mut self, conn: ConnId, way: u32, limit: usize) -> Step<u32> {
-        if !self.connections.contains_key(&conn) && self.connections.len() >= limit {
-            return fail(NfsStat::Delay);
-        }
-        let ways = self.connections.entry(conn).or_default();
-        *ways |= way;
-        Ok(*ways)
-    }
-}
+use ivers_nfs4::ops::v41::{
+    BackchannelCtlArgs, BindConn, ChannelAttrs, CreateSessionArgs, CreateSessionOk, session_flags,
+};
+use ivers_nfs4::status::{NfsStat, Res};
+use ivers_nfs4::types::SessionId;
+use ivers_nfs4::xdr::List;
 
 /// Returns the fore channel that the server agrees to.
 fn fore_channel(asked: &ChannelAttrs, limits: &Limits) -> Res<ChannelAttrs> {

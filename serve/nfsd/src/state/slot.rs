@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use ivers_nfs4::ops::v41::{SequenceArgs, SequenceOk, seq4_status};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, SessionId};
+use ivers_nfs4::types::ClientId;
 
-use super::client::Client;
 use super::fault_injection::{self, Fault};
-use super::session::{SMALLEST_KEPT, SMALLEST_MESSAGE, Session};
-use super::{ConnId, Digest, Principal, StateManager, Step, Time, fail};
+use super::ids::{ConnId, Digest, Principal, Step, Time, fail};
+use super::manager::StateManager;
+use super::tables::client::Client;
+use super::tables::session::{SMALLEST_KEPT, SMALLEST_MESSAGE, Session};
+use super::tables::slot::{Completed, SessionRequest, Slot, SlotContent};
 
 /// A request before its operations.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,122 +35,6 @@ pub enum SequenceOutcome {
     Replay(Arc<[u8]>),
     /// A retry without a cached reply: the second operation returns NFS4ERR_RETRY_UNCACHED_REP.
     Uncached(SequenceOk),
-}
-
-/// A running request of a session. It must be [finished](StateManager::finish), even on errors.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "the slot stays busy until it is finished"]
-pub struct SessionRequest {
-    /// The client that sent it.
-    pub client: ClientId,
-    /// Its session.
-    pub session: SessionId,
-    /// Its slot.
-    pub slot: u32,
-    /// Its sequence number in that slot.
-    pub sequence: u32,
-    /// Whether to cache its reply.
-    pub keep: bool,
-    /// Maximum size of its reply.
-    pub reply_bytes: u32,
-}
-
-#[derive(Debug, Clone)]
-struct Completed {
-    principal: Principal,
-    digest: Digest,
-    reply: Option<Arc<[u8]>>,
-}
-
-#[derive(Debug, Clone, Default)]
-enum SlotContent {
-    #[default]
-    Unused,
-    /// The slot was retired and restored: the client continues its sequence numbers or starts again at 1.
-    Restored,
-    Busy {
-        principal: Principal,
-        digest: Digest,
-    },
-    Completed(Completed),
-}
-
-#[derive(Debug, Clone, Default)]
-pub(super) struct Slot {
-    sequence: u32,
-    content: SlotContent,
-    /// The `target_version` of the session that the slot's last reply contained.
-    advertised_version: u32,
-}
-
-impl Slot {
-    #[cfg(test)]
-    pub fn at(sequence: u32) -> Self {
-        Self { sequence, ..Self::default() }
-    }
-
-    #[cfg(test)]
-    pub fn next(&self) -> u32 {
-        self.sequence.wrapping_add(1)
-    }
-
-    pub fn is_busy(&self) -> bool {
-        matches!(self.content, SlotContent::Busy { .. })
-    }
-
-    /// Returns whether the client has seen the reply to this request, because it has sent a later one.
-    pub fn is_past(&self, sequence: u32) -> bool {
-        self.sequence != sequence
-    }
-}
-
-impl Session {
-    /// Returns the bytes reserved for cached replies.
-    pub fn reserved(&self) -> u64 {
-        self.reserved_each() * self.slots.len() as u64
-    }
-
-    /// Returns the bytes reserved for one slot.
-    pub fn reserved_each(&self) -> u64 {
-        u64::from(self.fore.max_response_cached.max(SMALLEST_KEPT))
-    }
-
-    /// Sets another target.
-    pub fn set_target(&mut self, target: u32, round: u64) {
-        (self.target, self.resized) = (target, round);
-        self.target_version = self.target_version.wrapping_add(1);
-    }
-
-    /// Restores retired slots.
-    pub fn grow(&mut self, more: usize) {
-        let numbers: Vec<u32> = self.retired.drain(..more.min(self.retired.len())).collect();
-        let advertised_version = self.target_version;
-        self.slots.extend(numbers.into_iter().map(|sequence| Slot {
-            sequence,
-            content: SlotContent::Restored,
-            advertised_version,
-        }));
-    }
-
-    fn retire(&mut self, keep: usize) {
-        let gone = self.slots.split_off(keep);
-        self.retired.splice(..0, gone.iter().map(|slot| slot.sequence));
-    }
-
-    fn highest(&self) -> u32 {
-        self.slots.len() as u32 - 1
-    }
-
-    fn reply(&self, args: &SequenceArgs, status_flags: u32) -> SequenceOk {
-        SequenceOk {
-            sessionid: args.sessionid,
-            sequenceid: args.sequenceid,
-            slotid: args.slotid,
-            highest_slotid: self.highest(),
-            target_highest_slotid: self.target - 1,
-            status_flags,
-        }
-    }
 }
 
 impl StateManager {

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{ClientRecord, RecordChange, Ticket};
+use super::client_record::{ClientRecord, RecordChange};
+use super::ids::Ticket;
 
 /// The status of a client's record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

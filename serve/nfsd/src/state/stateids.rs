@@ -6,55 +6,11 @@ use std::collections::BTreeSet;
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::{ClientId, StateId};
 
-use super::copy::Copy;
-use super::delegation::Delegation;
-use super::lock::LockState;
-use super::open::Open;
-use super::{Caller, FileId, StateManager, Step, Time, fail};
-
-/// The state that an index identifies.
-#[derive(Debug)]
-pub(super) enum EntryKind {
-    Open(Open),
-    Lock(LockState),
-    Delegation(Delegation),
-    Copy(Copy),
-}
-
-/// A piece of state. Its stateid consists of boot count, index and random number.
-#[derive(Debug)]
-pub(super) struct StateEntry {
-    pub client: ClientId,
-    pub file: FileId,
-    pub random: u32,
-    pub seqid: u32,
-    pub kind: EntryKind,
-}
-
-impl StateEntry {
-    /// Increments the seqid. It skips 0, which means "the current one" in requests.
-    pub fn changed(&mut self) {
-        self.seqid = self.seqid.checked_add(1).unwrap_or(1);
-    }
-}
-
-/// The kind of an owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum OwnerKind {
-    Open,
-    Lock,
-}
-
-/// An open-owner or a lock-owner.
-#[derive(Debug)]
-pub(super) struct Owner {
-    pub client: ClientId,
-    pub kind: OwnerKind,
-    pub name: Vec<u8>,
-    pub entries: BTreeSet<u32>,
-    /// The sequence of its requests in NFSv4.0.
-    pub sequence: Option<super::owner::OwnerSeqid>,
-}
+use super::ids::{Caller, FileId, Step, Stop, Time, fail};
+use super::manager::StateManager;
+use super::tables::entry::{EntryKind, StateEntry};
+use super::tables::open::Open;
+use super::tables::owner::{Owner, OwnerKind};
 
 impl StateManager {
     pub(super) fn stateid(&self, index: u32) -> StateId {
@@ -198,7 +154,7 @@ impl StateManager {
     /// TEST_STATEID (RFC 8881 section 18.48): a status for each stateid.
     pub fn test_stateid(&self, client: ClientId, stateids: &[StateId]) -> Vec<NfsStat> {
         let status = |stateid: &StateId| match self.find(Caller::Client(client), stateid) {
-            Err(super::Stop::Fail(status)) => status,
+            Err(Stop::Fail(status)) => status,
             _ => NfsStat::Ok,
         };
         stateids.iter().map(status).collect()
@@ -209,7 +165,7 @@ impl StateManager {
         let caller = Caller::Client(id);
         let index = match self.find(caller, stateid) {
             Ok(index) => index,
-            Err(super::Stop::Fail(NfsStat::DelegRevoked)) => {
+            Err(Stop::Fail(NfsStat::DelegRevoked)) => {
                 let bytes = &stateid.other[4..8];
                 let index = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 self.remove_entry(index);

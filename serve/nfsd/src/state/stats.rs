@@ -2,8 +2,9 @@
 
 use ivers_nfs4::types::ClientId;
 
-use super::stateids::EntryKind;
-use super::{FileId, StateManager};
+use super::manager::StateManager;
+use super::tables::entry::EntryKind;
+use super::tables::events::{EventCounts, LogEvent};
 
 /// Maximum number of log events to keep. Further ones are only counted.
 const NOTES_MAX: usize = 256;
@@ -31,32 +32,6 @@ pub struct StateCounts {
     pub recalls_pending: usize,
     /// Whether the grace period lasts.
     pub in_grace: bool,
-}
-
-/// Events since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct EventCounts {
-    /// Confirmations of clients.
-    pub clients_confirmed: u64,
-    /// Evictions of clients.
-    pub clients_evicted: u64,
-    /// Recalls of delegations.
-    pub recalls: u64,
-    /// Revocations of delegations.
-    pub revocations: u64,
-}
-
-/// An event for the log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LogEvent {
-    /// A client was evicted.
-    Evicted(ClientId),
-    /// A delegation is recalled.
-    Recalled(ClientId, FileId),
-    /// A delegation was not returned in time, and is revoked.
-    Revoked(ClientId, FileId),
-    /// The grace period is over.
-    GraceOver,
 }
 
 impl StateManager {

@@ -2,22 +2,12 @@
 
 use ivers_nfs4::ops::v40::{CallbackClient, ConfirmArgs, SetClientIdArgs};
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, Verifier};
+use ivers_nfs4::types::ClientId;
 
-use super::stateids::OwnerKind;
-use super::{Caller, ClientHost, Principal, StateManager, Step, Time, fail};
-
-/// The parts of a client that are specific to NFSv4.0.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct V40 {
-    pub callback: CallbackClient,
-    pub ident: u32,
-    confirm: Verifier,
-    /// A new callback address that the client has not confirmed yet.
-    update: Option<(CallbackClient, u32, Verifier)>,
-    /// Whether callbacks work.
-    pub path_up: bool,
-}
+use super::ids::{Caller, ClientHost, Principal, Step, Time, fail};
+use super::manager::StateManager;
+use super::tables::owner::OwnerKind;
+use super::tables::v40::V40;
 
 impl StateManager {
     /// SETCLIENTID: the five cases of RFC 7530 section 16.33.5. `in_use_by` returns the address for

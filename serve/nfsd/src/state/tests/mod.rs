@@ -14,7 +14,7 @@ mod v40;
 use ivers_nfs4::ops::v40::{ClientOwner, share};
 use ivers_nfs4::ops::v41::*;
 use ivers_nfs4::status::NfsStat;
-use ivers_nfs4::types::{ClientId, LockType, Opaque, SessionId};
+use ivers_nfs4::types::{ClientId, LockType, Opaque, SessionId, StateId};
 use ivers_nfs4::xdr::List;
 
 use super::*;

@@ -1,4 +1,4 @@
-use super::super::slot::{SequenceOutcome, SessionRequest};
+use super::super::slot::SequenceOutcome;
 use super::*;
 
 const F: FileId = FileId { export: 1, inode: 2, generation: 3 };

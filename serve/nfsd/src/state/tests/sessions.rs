@@ -1,4 +1,4 @@
-use super::super::slot::Slot;
+use super::super::tables::slot::Slot;
 use super::*;
 
 /// [RFC8881 18.35.3] [RFC8881 18.35.4]

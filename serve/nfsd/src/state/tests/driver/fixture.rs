@@ -11,7 +11,8 @@ use ivers_nfs4::ops::v41::{BindConn, SequenceArgs};
 use ivers_nfs4::status::NfsStat;
 use ivers_nfs4::types::ClientId;
 
-use super::super::super::stateids::EntryKind;
+use super::super::super::tables::entry::EntryKind;
+use super::super::super::tables::pending::Pending;
 use super::super::super::*;
 use super::super::{HERE, Seeded, create, exchange, who};
 use super::peer::{FILES, Op, Peer, Phase, Reply, SLOTS, Sent};
