@@ -167,10 +167,11 @@ impl FileInfo {
         let promise = |name: &str| self.semantics[name] == true;
         let kept: Vec<_> = ["data", "metadata", "monotonic", "persistent", "crash_safe"]
             .into_iter()
-            .filter(|n| promise("cookie") && promise(n))
+            .filter(|n| promise("change_attribute") && promise(n))
             .collect();
         let kept = if kept.is_empty() { "nothing".to_owned() } else { kept.join(" ") };
-        let why = self.semantics["no_cookie"].as_str().map(|why| format!(" ({why})")).unwrap_or_default();
+        let why =
+            self.semantics["no_change_attribute"].as_str().map(|why| format!(" ({why})")).unwrap_or_default();
         let time = |t: Timestamp| format!("{}.{:09} UTC", format::time(t.sec), t.nsec);
         format!(
             "{path}\n  change  {}{why}\n  stored  {}\n  keeps   {}\n  inode   {} generation {}\n  \

@@ -123,7 +123,7 @@ fn on_a_mount() {
     assert_eq!(info[0]["iversion"], "off");
     for answer in [&facts[0], &info[0]] {
         let semantics = answer["semantics"].as_object().unwrap();
-        assert_eq!(semantics["no_cookie"], "iversion=off");
+        assert_eq!(semantics["no_change_attribute"], "iversion=off");
         assert!(semantics.values().all(|value| value == false || value.is_string()), "{semantics:?}");
     }
     let state = place.image.dir().join("state");

@@ -72,12 +72,12 @@ fn threads(process: i32, called: &str) -> Vec<i32> {
 }
 
 #[test]
-fn a_program_is_kept_company_from_within() {
+fn caller_affinity_works_in_the_sandbox() {
     if !can_mount() {
         return;
     }
     let place = Place::new();
-    let supervisor = place.mount("no_company");
+    let supervisor = place.mount("no_caller_affinity");
     assert_eq!(u64::from_str_radix(&status(worker(supervisor), "CapEff"), 16).unwrap(), 0);
     place.unmount();
 
@@ -94,8 +94,12 @@ fn a_program_is_kept_company_from_within() {
         fs::remove_file(&file).unwrap();
     });
     if ivers_thread_sched::can_leave_idle() && std::thread::available_parallelism().unwrap().get() > 1 {
-        wait_until("company", || small_requests.by_ref().take(200).any(|()| places() != before));
-        wait_until("its end", || places() == before && threads(worker, "ivers-affinity").is_empty());
+        wait_until("a thread follows its caller", || {
+            small_requests.by_ref().take(200).any(|()| places() != before)
+        });
+        wait_until("the thread stops following", || {
+            places() == before && threads(worker, "ivers-affinity").is_empty()
+        });
     } else {
         small_requests.nth(300);
         assert_eq!(places(), before);

@@ -20,8 +20,9 @@ change attribute covers changes of data and of metadata, it only grows (monotoni
 unmount (persistent) and a crash (crash_safe).
 
 JSON, one object per file: path, ino, generation, change and stored (decimal strings; null without a change \
-attribute), semantics {cookie, no_cookie, data, metadata, monotonic, persistent, crash_safe}, kind, mode \
-(octal), uid, gid, nlink, size, blocks, atime, mtime, ctime, btime ({sec, nsec}; btime is null if unknown).
+attribute), semantics {change_attribute, no_change_attribute, data, metadata, monotonic, persistent, \
+crash_safe}, kind, mode (octal), uid, gid, nlink, size, blocks, atime, mtime, ctime, btime ({sec, nsec}; \
+btime is null if unknown).
 
 Examples:
   ivers stat mnt/file

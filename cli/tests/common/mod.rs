@@ -97,7 +97,7 @@ pub fn about(dir: &Path) -> serde_json::Value {
 }
 
 pub fn change(path: &Path) -> u64 {
-    let value = xattr::get(path, "system.ivers.change").unwrap().expect("a cookie");
+    let value = xattr::get(path, "system.ivers.change").unwrap().expect("a change attribute");
     String::from_utf8(value).unwrap().parse().unwrap()
 }
 

@@ -11,7 +11,7 @@ use ivers_vfs::Timestamp;
 use crate::ends;
 use crate::guest::{Client, machines};
 use crate::server::Server;
-use crate::several::eventually;
+use crate::several_clients::eventually;
 
 /// Errors of operations that the formats do not support. Filehandles are valid until the server ends.
 const EXPECTED: [(u32, &str); 10] = [

@@ -6,15 +6,15 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod copied;
+mod copy;
 mod formats;
 mod guest;
-mod killed;
-mod old;
-mod one;
-mod reloaded;
+mod one_client;
+mod reload;
 mod server;
-mod several;
+mod server_killed;
+mod several_clients;
+mod v40;
 
 use std::path::Path;
 use std::time::Duration;

@@ -373,7 +373,7 @@ fn an_aborted_journal_serves_no_change_attribute() {
     let cred = Cred::root();
     let (file, _) = vfs.create(&cred, &vfs.root().unwrap(), b"f", &CreateSpec::file(0o600), false).unwrap();
     vfs.fsync(&file, false).unwrap();
-    let before = vfs.change(&file).expect("a cookie");
+    let before = vfs.change(&file).expect("a change attribute");
     assert_eq!(vfs.no_change_attribute(), None);
     device.fail_writes_from(Some(device.writes()));
     vfs.write(&cred, &file, 0, b"lost", WriteFlags::empty()).unwrap();

@@ -144,7 +144,7 @@ impl Connection {
             ttl: if asks_each_time { Duration::ZERO } else { FOREVER },
             caller_affinity,
             callers: Callers::new(),
-            poller: BusyPoller::new(options.longest_linger()),
+            poller: BusyPoller::new(options.longest_busy_poll()),
             poll_history: PollHistory::default(),
             device: OnceLock::new(),
             options,

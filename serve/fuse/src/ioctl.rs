@@ -1,7 +1,7 @@
 //! The ioctls: inode flags, project ids, the change attribute, and ioctls of the format.
 
+use crate::change_attr::{self, IVERS_IOC_CHANGE};
 use crate::connection::Connection;
-use crate::cookie::{self, IVERS_IOC_CHANGE};
 use crate::errno::errno;
 use fuser::{Errno, INodeNo, ReplyIoctl, Request};
 use ivers_vfs::{Cred, InodeFlags, SetAttr};
@@ -47,7 +47,7 @@ pub(crate) fn serve(
         };
         let vfs = connection.vfs.clone();
         return connection.query(node.clone(), move |change| {
-            reply.ioctl(0, &cookie::ioctl_reply(&vfs, &node.inode, change));
+            reply.ioctl(0, &change_attr::ioctl_reply(&vfs, &node.inode, change));
         });
     }
     if connection.vfs.has_ioctl(command) {

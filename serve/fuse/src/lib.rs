@@ -58,9 +58,9 @@
 mod affinity_helper;
 mod bulk_stat;
 mod caller_affinity;
+mod change_attr;
 mod connection;
 mod convert;
-mod cookie;
 mod errno;
 mod flusher;
 mod inflight_changes;
@@ -74,7 +74,7 @@ mod privileged_helper;
 mod session;
 
 pub use bulk_stat::{CHILDREN, CHILDREN_MAX, Child, parse_children};
-pub use cookie::{
+pub use change_attr::{
     CHANGE, GENERATION, IVERS_IOC_CHANGE, MEASUREMENT, MOUNT, SEMANTICS, STATS, STORED, semantics,
 };
 pub use mount::MountError;

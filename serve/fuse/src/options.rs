@@ -28,7 +28,7 @@ pub struct FuseOptions {
     pub threads: usize,
     /// How long a serving thread polls for the next request before it sleeps, in microseconds, at most 1000;
     /// 0: not at all. `None`: 100 if there are several processors.
-    pub linger: Option<u16>,
+    pub busy_poll: Option<u16>,
     /// Whether a serving thread may follow its caller to a processor. It never does if the mounting process
     /// cannot move a thread out of `SCHED_IDLE`.
     pub caller_affinity: bool,
@@ -61,7 +61,7 @@ impl Default for FuseOptions {
             default_permissions: true,
             writeback_cache: true,
             threads: 0,
-            linger: None,
+            busy_poll: None,
             caller_affinity: true,
             strict_queries: true,
             fakeroot: false,
@@ -113,21 +113,21 @@ impl FuseOptions {
                     _ => return Err(fail("must be a number from 1 to 64")),
                 }
             }
-            ("linger", Some(value)) => {
-                self.linger = match value.parse() {
+            ("busy_poll", Some(value)) => {
+                self.busy_poll = match value.parse() {
                     Ok(micros @ 0..=1000) => Some(micros),
                     _ => return Err(fail("must be a number of microseconds from 0 to 1000")),
                 }
             }
-            ("fsname" | "subtype" | "threads" | "linger", None) => return Err(fail("needs a value")),
+            ("fsname" | "subtype" | "threads" | "busy_poll", None) => return Err(fail("needs a value")),
             (_, Some(_)) => return Ok(false),
             ("allow_other", None) => self.allow_other = true,
             ("default_permissions", None) => self.default_permissions = true,
             ("no_default_permissions", None) => self.default_permissions = false,
             ("writeback_cache", None) => self.writeback_cache = true,
             ("no_writeback_cache", None) => self.writeback_cache = false,
-            ("company", None) => self.caller_affinity = true,
-            ("no_company", None) => self.caller_affinity = false,
+            ("caller_affinity", None) => self.caller_affinity = true,
+            ("no_caller_affinity", None) => self.caller_affinity = false,
             ("strict_queries", None) => self.strict_queries = true,
             ("no_strict_queries", None) => self.strict_queries = false,
             ("fakeroot", None) => self.fakeroot = true,
@@ -155,8 +155,8 @@ impl FuseOptions {
         }
     }
 
-    pub(crate) fn longest_linger(&self) -> Duration {
-        self.linger.map_or_else(BusyPoller::default_duration, |us| Duration::from_micros(us.into()))
+    pub(crate) fn longest_busy_poll(&self) -> Duration {
+        self.busy_poll.map_or_else(BusyPoller::default_duration, |us| Duration::from_micros(us.into()))
     }
 }
 
@@ -176,8 +176,8 @@ mod tests {
             "ro",
             "fsname=a,b",
             "threads=3",
-            "linger=0",
-            "no_company",
+            "busy_poll=0",
+            "no_caller_affinity",
             "no_strict_queries",
             "no_writeback_cache",
             "noexec",
@@ -192,16 +192,16 @@ mod tests {
                 && !options.writeback_cache
                 && !options.exec
         );
-        assert_eq!((options.fsname.as_str(), options.threads, options.linger), ("a,b", 3, Some(0)));
+        assert_eq!((options.fsname.as_str(), options.threads, options.busy_poll), ("a,b", 3, Some(0)));
         for others in ["iversion=lazy", "cache=1G", "lazytime", "ro=1"] {
             assert_eq!(options.set(others), Ok(false), "{others}");
         }
         for bad in [
             "threads=0",
             "threads=many",
-            "linger=-1",
-            "linger=1001",
-            "linger",
+            "busy_poll=-1",
+            "busy_poll=1001",
+            "busy_poll",
             "fsname",
             "fsname=",
             "subtype=",

@@ -128,7 +128,7 @@ that unit), new_over_old and \
 new_over_none (above 1: new is better) and their spread (quartiles of the ratio of each round); ns_per_op, \
 inode_updates and journal_blocks, \
 each {old, new, none}; peers {NAME: {value, ns_per_op}}, new_over_peer {NAME: ratio}, and peers_missing \
-{NAME: why}; points if it is a curve, seeds \
+{NAME: why}; points if it is a curve, patch_series \
 if the patch series of 2017 measured it. docs/json.md lists all names. With --fuse the rows are named \
 fuse_*; new is the default mount, and seconds has the medians.
 

@@ -116,7 +116,7 @@ pub(crate) fn row(
     let mut row = json!({ "name": name, "fs": fs, "unit": unit });
     if let Some(row) = row.as_object_mut() {
         row.extend(figures);
-        row.extend(reference.map(|reference| ("seeds".to_owned(), reference.to_json())));
+        row.extend(reference.map(|reference| ("patch_series".to_owned(), reference.to_json())));
     }
     row
 }

@@ -57,14 +57,17 @@ pub(crate) fn mode_table(rows: &[Value]) -> Vec<String> {
     ];
     let (timed, others): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row["unit"] == "ops/s");
     for row in timed.iter().filter(|row| row["points"].is_null()) {
-        let seeds = match (row["seeds"]["new_over_old"].as_f64(), row["seeds"]["new_over_none"].as_f64()) {
+        let patch_series = match (
+            row["patch_series"]["new_over_old"].as_f64(),
+            row["patch_series"]["new_over_none"].as_f64(),
+        ) {
             (Some(old), Some(none)) => format!("{old}x, {none}x"),
             (Some(old), None) => format!("{old}x"),
             _ => String::new(),
         };
         lines.push(
             format!(
-                "{:<5}{:<29}{}{:>10}  {:<22}{:<22}{:<25}{:<22}{:<23}{seeds}",
+                "{:<5}{:<29}{}{:>10}  {:<22}{:<22}{:<25}{:<22}{:<23}{patch_series}",
                 text(row, "fs"),
                 text(row, "name"),
                 cells(row, "ops/s"),

@@ -83,9 +83,9 @@ fn modes_are_measured_and_counted() {
             kernel_is_there_or_missed(row);
         }
         if row["name"] == "append_1_byte" {
-            let seeds = &row["seeds"];
-            assert!(seeds["new_over_old"] == 2.05 && seeds["new_over_none"].is_null(), "{row}");
-            assert!(seeds["source"].is_string(), "{row}");
+            let patch_series = &row["patch_series"];
+            assert!(patch_series["new_over_old"] == 2.05 && patch_series["new_over_none"].is_null(), "{row}");
+            assert!(patch_series["source"].is_string(), "{row}");
         }
     }
 }
@@ -323,8 +323,11 @@ fn mounts_are_measured_beside_their_peers() {
                     ["p50", "p99", "p999", "max"].map(|name| number(&row["latency_ns"][mode][name], name));
                 assert!(latency.is_sorted() && latency[3] > 0.0, "{row}");
             }
-            assert!(row["new_over_old"].is_number() && row["seeds"]["new_over_old"].is_number(), "{row}");
-            assert!(row["seeds"]["source"].is_string(), "{row}");
+            assert!(
+                row["new_over_old"].is_number() && row["patch_series"]["new_over_old"].is_number(),
+                "{row}"
+            );
+            assert!(row["patch_series"]["source"].is_string(), "{row}");
         }
         // 125 blocks, divided by the number of processors.
         let blocks = by_fio[1]["ops"].as_u64().unwrap();
@@ -355,8 +358,11 @@ fn mounts_are_measured_beside_their_peers() {
                 // The build creates objects and archives in each mode; the second make changes nothing.
                 assert_eq!(count(row, "inode_updates", mode) > 0, row["name"] == "fuse_build", "{row}");
             }
-            assert!(row["new_over_old"].is_number() && row["seeds"]["new_over_old"].is_null(), "{row}");
-            assert!(row["seeds"]["source"].is_string() && ops(row) == 1, "{row}");
+            assert!(
+                row["new_over_old"].is_number() && row["patch_series"]["new_over_old"].is_null(),
+                "{row}"
+            );
+            assert!(row["patch_series"]["source"].is_string() && ops(row) == 1, "{row}");
         }
     } else {
         assert!(rows[8..10].iter().all(|row| row["missing"].is_string()), "{rows:?}");

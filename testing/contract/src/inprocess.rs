@@ -271,8 +271,8 @@ impl Subject for InProcess {
 
     fn claims(&self) -> Claims {
         let (vfs, info) = (self.vfs(), self.vfs().info());
-        let cookie = vfs.no_change_attribute().is_none();
-        Claims::of(cookie, info.semantics)
+        let change_attribute = vfs.no_change_attribute().is_none();
+        Claims::of(change_attribute, info.semantics)
     }
 
     fn limits(&self) -> Limits {

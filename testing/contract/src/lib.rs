@@ -38,7 +38,7 @@
 //! 4. Equal seeds give equal scripts, if the subject is right: the generator sees only the model, and with
 //!    several actors not even that. Test: `broken.rs`, a replayed seed finds the same.
 //! 5. Overlapping operations have no assumed order: intervals are counted by one counter, and a search finds
-//!    an order. Test: `broken_together.rs`, printed scripts never fail without the mistake.
+//!    an order. Test: `broken_concurrent.rs`, printed scripts never fail without the mistake.
 //!
 //! Other suites: the crash explorer and the kill tests check C4 (values across crashes); `tests/cost.rs`
 //! checks C5 (the cost of changes).
@@ -64,7 +64,7 @@ pub use concurrent::{
     BrokenTogether, Figures, Phase, REPEATS, Script, Together, check_together, replay_together,
 };
 pub use inprocess::{InProcess, MountedVfs};
-pub use mounted::{Cookie, Mounted, Remount};
+pub use mounted::{ChangeSource, Mounted, Remount};
 pub use op::Op;
 pub use promise::{Promise, Tallies, Tally};
 pub use run::Failure;

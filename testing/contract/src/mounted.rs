@@ -15,7 +15,7 @@ use xattr::FileExt as _;
 
 /// How to read the change attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cookie {
+pub enum ChangeSource {
     /// From `system.ivers.change`, a decimal number; `system.ivers.semantics` has its promises.
     Ivers,
     /// From the change time in nanoseconds, without any promise.
@@ -34,7 +34,7 @@ static NEXT_USER: AtomicUsize = AtomicUsize::new(1);
 pub struct Mounted {
     name: String,
     dir: PathBuf,
-    cookie: Cookie,
+    source: ChangeSource,
     claims: Claims,
     open: [Option<File>; SLOTS as usize],
     /// A process for mappings, shared by all users of the directory: starting it takes longer than most
@@ -55,13 +55,13 @@ pub type Remount = Box<dyn FnMut() -> PathBuf + Send>;
 
 impl Mounted {
     /// Uses `dir`, which must be empty.
-    pub fn new(name: impl Into<String>, dir: &Path, cookie: Cookie, remount: Option<Remount>) -> Self {
-        let claims = claims(dir, cookie);
+    pub fn new(name: impl Into<String>, dir: &Path, source: ChangeSource, remount: Option<Remount>) -> Self {
+        let claims = claims(dir, source);
         // An existing directory may have any mode; the model assumes this one.
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
         let (open, mapper, dir, _kept) = (Default::default(), Arc::default(), dir.to_owned(), None);
         let (name, no_modes) = (name.into(), false);
-        Self { name, dir, cookie, claims, open, mapper, user: 0, remount, no_modes, _kept }
+        Self { name, dir, source, claims, open, mapper, user: 0, remount, no_modes, _kept }
     }
 
     /// Excludes the operations that [`Op::needs_modes`] names.
@@ -224,7 +224,7 @@ impl Mounted {
         if let Some(remount) = &mut self.remount {
             self.dir = remount();
         }
-        self.claims = claims(&self.dir, self.cookie);
+        self.claims = claims(&self.dir, self.source);
         Ok(())
     }
 }
@@ -241,7 +241,7 @@ impl Subject for Mounted {
     fn limits(&self) -> Limits {
         Limits {
             times_are_ours: false,
-            nameless_rest: self.cookie == Cookie::Ctime,
+            nameless_rest: self.source == ChangeSource::Ctime,
             // The kernel holds a reference to every inode that it knows.
             unheld_rest: true,
             remounts: self.remount.is_some(),
@@ -323,9 +323,9 @@ impl Subject for Mounted {
     }
 
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
-        match self.cookie {
-            Cookie::Ctime => Ok(Some(ctime(&self.metadata(on)?))),
-            Cookie::Ivers => parse(self.get_xattr(on, CHANGE).map_err(refused)?),
+        match self.source {
+            ChangeSource::Ctime => Ok(Some(ctime(&self.metadata(on)?))),
+            ChangeSource::Ivers => parse(self.get_xattr(on, CHANGE).map_err(refused)?),
         }
     }
 
@@ -369,7 +369,7 @@ impl Subject for Mounted {
         Ok(Box::new(Self {
             name: self.name.clone(),
             dir: self.dir.clone(),
-            cookie: self.cookie,
+            source: self.source,
             claims: self.claims,
             open: Default::default(),
             mapper: self.mapper.clone(),
@@ -382,13 +382,13 @@ impl Subject for Mounted {
 
     fn share(&mut self, name: &str) -> Result<Arc<dyn SharedFile>> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(self.path(name));
-        Ok(Arc::new(SharedFd { file: file.map_err(refused)?, cookie: self.cookie }))
+        Ok(Arc::new(SharedFd { file: file.map_err(refused)?, source: self.source }))
     }
 }
 
 struct SharedFd {
     file: File,
-    cookie: Cookie,
+    source: ChangeSource,
 }
 
 impl SharedFile for SharedFd {
@@ -411,15 +411,15 @@ impl SharedFile for SharedFd {
     }
 
     fn query(&self) -> Result<Option<u64>> {
-        match self.cookie {
-            Cookie::Ctime => Ok(Some(ctime(&self.file.metadata().map_err(refused)?))),
-            Cookie::Ivers => parse(self.file.get_xattr(CHANGE).map_err(refused)?),
+        match self.source {
+            ChangeSource::Ctime => Ok(Some(ctime(&self.file.metadata().map_err(refused)?))),
+            ChangeSource::Ivers => parse(self.file.get_xattr(CHANGE).map_err(refused)?),
         }
     }
 }
 
-fn claims(dir: &Path, cookie: Cookie) -> Claims {
-    if cookie == Cookie::Ctime {
+fn claims(dir: &Path, source: ChangeSource) -> Claims {
+    if source == ChangeSource::Ctime {
         return Claims::nothing();
     }
     let text = xattr::get(dir, SEMANTICS).expect("the mount answers").expect("the mount has semantics");
@@ -428,7 +428,7 @@ fn claims(dir: &Path, cookie: Cookie) -> Claims {
     let (data, metadata, monotonic) = (says("data"), says("metadata"), says("monotonic"));
     let (persistent, crash_safe) = (says("persistent"), says("crash_safe"));
     let semantics = ivers_vfs::ChangeSemantics { data, metadata, monotonic, persistent, crash_safe };
-    Claims::of(says("cookie"), semantics)
+    Claims::of(says("change_attribute"), semantics)
 }
 
 fn ctime(metadata: &fs::Metadata) -> u64 {

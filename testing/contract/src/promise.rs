@@ -18,7 +18,7 @@ pub enum Promise {
     /// C6: a bracketed read is current.
     Current,
     /// There is a value exactly where one is promised.
-    Cookie,
+    ChangeAttribute,
     /// The filesystem behaves like the model. Always required.
     Model,
 }
@@ -32,7 +32,7 @@ impl Promise {
         Promise::Rests,
         Promise::Persistent,
         Promise::Current,
-        Promise::Cookie,
+        Promise::ChangeAttribute,
         Promise::Model,
     ];
 
@@ -45,7 +45,7 @@ impl Promise {
             Promise::Rests => "C3 rests",
             Promise::Persistent => "C1-C3 over a remount",
             Promise::Current => "C6 orders",
-            Promise::Cookie => "cookie",
+            Promise::ChangeAttribute => "change attribute",
             Promise::Model => "model",
         }
     }
@@ -59,7 +59,7 @@ impl Promise {
             Promise::Rests => claims.rests,
             Promise::Persistent => claims.persistent,
             Promise::Current => claims.current,
-            Promise::Cookie | Promise::Model => true,
+            Promise::ChangeAttribute | Promise::Model => true,
         }
     }
 }

@@ -72,7 +72,7 @@ impl<'a> Run<'a> {
             _ => {}
         }
         let parents = self.model.parents(op);
-        let had_cookie = self.subject.claims().cookie;
+        let had_change_attribute = self.subject.claims().change_attribute;
         match (self.subject.apply(op), verdict) {
             (Ok(infos), Verdict::Done) => {
                 self.done += 1;
@@ -83,7 +83,7 @@ impl<'a> Run<'a> {
                 };
                 self.model.apply(op);
                 if *op == Op::Remount {
-                    self.remounted(had_cookie);
+                    self.remounted(had_change_attribute);
                 }
                 self.infos(changes, &parents, &before, &infos)
             }
@@ -101,8 +101,8 @@ impl<'a> Run<'a> {
     }
 
     /// After a mount without values, or into one, an unchanged file may have another value.
-    fn remounted(&mut self, had_cookie: bool) {
-        if !had_cookie {
+    fn remounted(&mut self, had_change_attribute: bool) {
+        if !had_change_attribute {
             self.model.nodes.values_mut().for_each(|node| node.touch(Touched::Perhaps));
         }
     }
@@ -156,9 +156,12 @@ impl<'a> Run<'a> {
             Err(error) => return Err(self.failure(Promise::Model, format!("query of {on:?}: {error:?}"))),
         };
         let what = || {
-            format!("query of {on:?} returned {value:?}; a change attribute is claimed: {}", claims.cookie)
+            format!(
+                "query of {on:?} returned {value:?}; a change attribute is claimed: {}",
+                claims.change_attribute
+            )
         };
-        self.hold(Promise::Cookie, value.is_some() == claims.cookie, claims, what)?;
+        self.hold(Promise::ChangeAttribute, value.is_some() == claims.change_attribute, claims, what)?;
         let (Some(value), Some(id)) = (value, self.model.id(on)) else { return Ok(()) };
         let node = self.model.nodes.get_mut(&id).expect("asked for");
         let (data, changed, remounted) = (node.data, node.data || node.metadata, node.remounted);

@@ -432,7 +432,7 @@ fn claims(client: &mut Client, restarts: bool) -> Claims {
     }
     let all = true;
     Claims {
-        cookie: all,
+        change_attribute: all,
         data: all,
         metadata: all,
         monotonic: all,

@@ -47,7 +47,7 @@ impl fmt::Display for Seen {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Claims {
     /// There is a value. Otherwise a value is an error.
-    pub cookie: bool,
+    pub change_attribute: bool,
     /// C1 for data.
     pub data: bool,
     /// C1 for metadata.
@@ -65,14 +65,22 @@ pub struct Claims {
 impl Claims {
     /// Claims nothing: the backend serves a value, and broken promises are counted.
     pub fn nothing() -> Self {
-        Self { cookie: true, ..Self::default() }
+        Self { change_attribute: true, ..Self::default() }
     }
 
     /// Returns the claims of an ivers filesystem: its `ChangeSemantics`, and C3 and C6, which all of them
     /// promise.
-    pub fn of(cookie: bool, semantics: ivers_vfs::ChangeSemantics) -> Self {
+    pub fn of(change_attribute: bool, semantics: ivers_vfs::ChangeSemantics) -> Self {
         let ivers_vfs::ChangeSemantics { data, metadata, monotonic, persistent, .. } = semantics;
-        Self { cookie, data, metadata, monotonic, rests: cookie, persistent, current: cookie }
+        Self {
+            change_attribute,
+            data,
+            metadata,
+            monotonic,
+            rests: change_attribute,
+            persistent,
+            current: change_attribute,
+        }
     }
 }
 

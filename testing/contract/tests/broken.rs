@@ -22,7 +22,7 @@ enum Mistake {
     /// Values start again after a remount.
     ForgetsAtRemount,
     /// There is no value, although one is promised.
-    NoCookie,
+    NoChangeAttribute,
     /// Eviction bumps.
     BumpsOnEvict,
     /// A rename succeeds without an effect.
@@ -89,7 +89,7 @@ impl Subject for Wrong {
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
         let value = self.inner.query(on)?;
         match self.mistake {
-            Mistake::NoCookie => return Ok(None),
+            Mistake::NoChangeAttribute => return Ok(None),
             Mistake::BumpsOnQuery => self.added += 1,
             _ => {}
         }
@@ -128,7 +128,7 @@ fn planted_mistakes_are_detected_and_shrunk() {
     // Some seeds end with a rename that moves the file, or with an open: removing one operation makes those
     // no shorter.
     caught(Mistake::MissesLongWrites, Promise::Data, 5, mem);
-    caught(Mistake::NoCookie, Promise::Cookie, 1, mem);
+    caught(Mistake::NoChangeAttribute, Promise::ChangeAttribute, 1, mem);
     caught(Mistake::BumpsOnEvict, Promise::Rests, 3, mem);
     caught(Mistake::LosesRename, Promise::Model, 3, mem);
     caught(Mistake::ReplacesAlways, Promise::Model, 5, mem);

@@ -62,7 +62,7 @@ fn keeps_what_a_mount_can(make: impl Fn(&'static [How]) -> Box<dyn Subject>) {
         let report = hold(&mut || make(hows), seed(), steps(1000));
         assert!(report.tallies.of(Promise::Data).checked > 40, "{report:?}");
         assert!(report.tallies.of(Promise::Rests).checked > 40, "{report:?}");
-        assert!(report.claims.cookie && !report.claims.persistent, "{report:?}");
+        assert!(report.claims.change_attribute && !report.claims.persistent, "{report:?}");
     }
 }
 
@@ -94,7 +94,7 @@ fn off_serves_no_value_and_no_value_covers_its_changes() {
         return;
     }
     let report = hold(&mut || mem_mounted(OFF), seed(), steps(600));
-    assert!(!report.claims.cookie && report.tallies.of(Promise::Cookie).checked > 20);
+    assert!(!report.claims.change_attribute && report.tallies.of(Promise::ChangeAttribute).checked > 20);
     let base = Arc::new(image("ext4", &[]));
     hold(&mut || ext4_mounted("ext4", &base, &[LAZY, OFF]), seed(), steps(1500));
 }

@@ -99,7 +99,7 @@ fn off_serves_no_value_and_no_value_covers_its_changes() {
     }
     let base = Arc::new(image("ext4", &[]));
     let report = hold(&mut || ext4("ext4", &base, &[OFF]), seed(), steps(2000));
-    assert!(!report.claims.cookie && report.tallies.of(Promise::Data).checked == 0);
+    assert!(!report.claims.change_attribute && report.tallies.of(Promise::Data).checked == 0);
     let report = hold(&mut || ext4("ext4", &base, &[LAZY, OFF, EAGER]), seed(), steps(6000));
     assert!(report.tallies.of(Promise::Persistent).checked > 20, "{report:?}");
 }

@@ -4,7 +4,9 @@
 mod common;
 
 use common::*;
-use ivers_contract::{Cookie, Mounted, Promise, Remount, Subject, Tallies, check, check_together, observe};
+use ivers_contract::{
+    ChangeSource, Mounted, Promise, Remount, Subject, Tallies, check, check_together, observe,
+};
 use ivers_oracle::{LoopMount, have_programs, run};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -46,7 +48,7 @@ fn on_image(name: &str, mkfs: &str, args: &[&str]) -> Box<dyn Subject> {
     let mut on = OnImage::new(mkfs, args);
     let top = on.top();
     let remount: Remount = Box::new(move || on.again());
-    Box::new(Mounted::new(name, &top, Cookie::Ctime, Some(remount)))
+    Box::new(Mounted::new(name, &top, ChangeSource::Ctime, Some(remount)))
 }
 
 /// A separate tmpfs.
@@ -68,7 +70,7 @@ impl Drop for Tmpfs {
 
 fn tmpfs() -> Box<dyn Subject> {
     let mount = Tmpfs::new();
-    Box::new(Mounted::new("tmpfs", mount.0.path(), Cookie::Ctime, None).keeping(mount))
+    Box::new(Mounted::new("tmpfs", mount.0.path(), ChangeSource::Ctime, None).keeping(mount))
 }
 
 type Named = (&'static str, Box<dyn Fn() -> Box<dyn Subject>>);

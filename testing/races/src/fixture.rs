@@ -207,7 +207,7 @@ impl<const N: usize> ObservationLog<N> {
             let book = self.open();
             (book.completed, book.highest)
         };
-        let version = vfs.change(inode).expect("there is a cookie");
+        let version = vfs.change(inode).expect("there is a change attribute");
         let mut book = self.open();
         assert!(version >= highest, "C2: the change attribute is {version} and was {highest} before");
         book.highest = book.highest.max(version);

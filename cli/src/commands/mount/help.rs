@@ -61,11 +61,12 @@ Mount options (-o), separated by commas:
                    (default: async)
   dirsync          make changes of directories durable before their calls
                    return
-  linger=N         microseconds of busy polling: a thread looks for the next
-                   request for so long before it sleeps: 0 to 1000 (default:
-                   100; with a single processor 0)
+  busy_poll=N      how long a thread polls for the next request before it
+                   sleeps, in microseconds: 0 to 1000 (default: 100; with a
+                   single processor 0)
   threads=N        number of threads that serve: 1 to 64
-  no_company       do not move a thread to the processor of a program that
+  no_caller_affinity
+                   do not move a thread to the processor of a program that
                    makes many small requests (default: move one, with
                    CAP_SYS_NICE)
   no_strict_queries

@@ -35,10 +35,10 @@ pub struct Args {
     /// The number of threads that serve, 3 to 256 (default: 16)
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Microseconds of busy polling: a thread looks for the next request of a client for so long before it
-    /// sleeps, at most 1000 (default: 100; with a single processor 0)
+    /// How long a thread polls for the next request of a client before it sleeps, in microseconds, at most
+    /// 1000 (default: 100; with a single processor 0)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1000))]
-    pub linger: Option<u16>,
+    pub busy_poll: Option<u16>,
     /// The certificate of the server with its chain (PEM); offers RPC with TLS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_certificate: Option<PathBuf>,

@@ -270,7 +270,7 @@ pub struct ServerConfig {
     /// Number of threads.
     pub threads: Option<usize>,
     /// Maximum time to busy-poll for a client's next request, in microseconds.
-    pub linger_us: Option<u16>,
+    pub busy_poll_us: Option<u16>,
     /// Whether to grant delegations.
     pub delegations: Option<bool>,
     /// Format of log messages.

@@ -90,11 +90,11 @@ impl Plan {
             return Err(usage("the number of threads must be from 3 to 256"));
         }
         let (mut limits, state_limits) = limits(&file.limits, threads)?;
-        if let Some(us) = args.linger.or(file.linger_us) {
+        if let Some(us) = args.busy_poll.or(file.busy_poll_us) {
             if us > 1000 {
-                return Err(usage("linger_us must be at most 1000"));
+                return Err(usage("busy_poll_us must be at most 1000"));
             }
-            limits.linger = Duration::from_micros(us.into());
+            limits.busy_poll = Duration::from_micros(us.into());
         }
         let log_format = match args.log_format.as_deref() {
             Some("json") => LogFormat::Json,

@@ -96,7 +96,7 @@ impl Reload<'_> {
                  log_format require a restart"
             );
         }
-        log::info!(exports = left, not_exported_any_more = gone; "reloaded");
+        log::info!(exports = left, removed_exports = gone; "reloaded");
         Ok(())
     }
 

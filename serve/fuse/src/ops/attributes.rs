@@ -3,8 +3,8 @@
 use super::Ops;
 use super::reply::{self, Reply};
 use crate::bulk_stat::{self, CHILDREN_MAX};
+use crate::change_attr::{self, VirtualXattr};
 use crate::connection::{ENODATA, OrErrno};
-use crate::cookie::{self, VirtualXattr};
 use crate::errno::errno;
 use fuser::*;
 use ivers_vfs::{Cred, Error, NameError, SetAttr, XattrMode};
@@ -84,7 +84,7 @@ impl Ops {
             2 => XattrMode::Replace,
             _ => return Err(Errno::EINVAL),
         };
-        if cookie::asked(name).is_some() {
+        if change_attr::asked(name).is_some() {
             return Err(Errno::EPERM);
         }
         let node = s.node(ino)?;
@@ -117,7 +117,7 @@ impl Ops {
 
     pub(super) fn remove_named(&self, request: &Request, ino: INodeNo, name: &[u8]) -> Reply<()> {
         let s = &*self.0;
-        if cookie::asked(name).is_some() {
+        if change_attr::asked(name).is_some() {
             return Err(Errno::EPERM);
         }
         let node = s.node(ino)?;
@@ -129,7 +129,7 @@ impl Ops {
         }
     }
 
-    pub(super) fn cookie_attribute(
+    pub(super) fn virtual_xattr(
         &self,
         request: &Request,
         ino: INodeNo,
@@ -146,10 +146,12 @@ impl Ops {
         let none = Errno::from_i32(ENODATA);
         match asked {
             VirtualXattr::Semantics => {
-                reply::value(cookie::semantics(&s.vfs).to_string().as_bytes(), size, reply)
+                reply::value(change_attr::semantics(&s.vfs).to_string().as_bytes(), size, reply)
             }
-            VirtualXattr::Stats => reply::value(cookie::stats(&s.vfs).as_bytes(), size, reply),
-            VirtualXattr::Mount => reply::value(cookie::mount(&s.vfs, &s.server).as_bytes(), size, reply),
+            VirtualXattr::Stats => reply::value(change_attr::stats(&s.vfs).as_bytes(), size, reply),
+            VirtualXattr::Mount => {
+                reply::value(change_attr::mount(&s.vfs, &s.server).as_bytes(), size, reply)
+            }
             VirtualXattr::Generation => {
                 reply::value(node.inode.generation.to_string().as_bytes(), size, reply)
             }
@@ -165,7 +167,7 @@ impl Ops {
             // The rest is answered without a query, which would say so itself.
             _ if s.vfs.no_change_attribute().is_some() => reply.error(none),
             // Asking only for the size is no query: return the size of the longest number.
-            VirtualXattr::Change => reply.size(cookie::DECIMAL_MAX),
+            VirtualXattr::Change => reply.size(change_attr::DECIMAL_MAX),
             VirtualXattr::Children(_) if size == 0 => reply.size(CHILDREN_MAX as u32),
             VirtualXattr::Children(cursor) => {
                 let value = bulk_stat::value(s, request, ino, cursor, size as usize);

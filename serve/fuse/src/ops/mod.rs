@@ -7,9 +7,9 @@ mod init;
 mod names;
 mod reply;
 
+use crate::change_attr;
 use crate::connection::{Connection, Found, Handle, OrErrno};
 use crate::convert::{time_set, timestamp};
-use crate::cookie;
 use fuser::*;
 use ivers_vfs::{CreateSpec, SetAttr};
 use names::spec;
@@ -311,8 +311,8 @@ impl Filesystem for Ops {
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let name = name.as_bytes();
-        if let Some(asked) = cookie::asked(name) {
-            return self.cookie_attribute(request, ino, asked, size, reply);
+        if let Some(asked) = change_attr::asked(name) {
+            return self.virtual_xattr(request, ino, asked, size, reply);
         }
         self.answer(request, reply, self.get_named(request, ino, name), |reply, value| {
             reply::value(&value, size, reply)

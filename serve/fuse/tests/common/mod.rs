@@ -62,7 +62,7 @@ impl Mounted {
     }
 }
 
-/// The cookie of a path, symbolic links not followed.
+/// Returns the change attribute of a path, symbolic links not followed.
 pub fn change(path: &Path) -> u64 {
     attribute(path, ivers_fuse::CHANGE).parse().expect("a decimal number")
 }

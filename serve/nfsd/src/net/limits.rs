@@ -12,7 +12,7 @@ pub struct Limits {
     /// Number of threads, at least three.
     pub threads: usize,
     /// Maximum time to busy-poll for a client's next request; zero disables it.
-    pub linger: Duration,
+    pub busy_poll: Duration,
     /// Maximum size of a record in bytes. A larger one closes the connection, so this must exceed the maximum
     /// request size of sessions.
     pub record_bytes: usize,
@@ -37,7 +37,7 @@ impl Default for Limits {
         const MIB: usize = 1 << 20;
         Self {
             threads: 16,
-            linger: BusyPoller::default_duration(),
+            busy_poll: BusyPoller::default_duration(),
             record_bytes: 2 * MIB,
             bounds: Bounds {
                 // A session of 64 slots, each with a write of 1 MiB.

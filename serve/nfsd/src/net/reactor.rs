@@ -47,7 +47,7 @@ impl Reactor {
         Ok(Arc::new(Self {
             shared: Shared::new(limits, tls)?,
             connections: Arc::new(Connections::new(handler)),
-            poller: BusyPoller::new(limits.linger),
+            poller: BusyPoller::new(limits.busy_poll),
             listeners: Mutex::default(),
             next: AtomicU64::new(FIRST_CONNECTION),
         }))

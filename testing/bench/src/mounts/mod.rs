@@ -185,7 +185,7 @@ fn row(number: usize, rounds: u32, peers: &[Peer], missing: &Map<String, Value>)
         }
     }
     if let Some(reference) = workload.reference {
-        row["seeds"] = reference.to_json();
+        row["patch_series"] = reference.to_json();
     }
     let failed = peers
         .iter()

@@ -110,8 +110,8 @@ fn verdicts<'a>(rows: &[&'a Value]) -> Vec<Verdict<'a>> {
             continue;
         }
         let spread = &row["spread"];
-        let seeds = row["seeds"]["new_over_old"].as_f64().unwrap_or(1.0);
-        add("new over old".to_owned(), seeds.max(1.0), &row["new_over_old"], &spread["new_over_old"]);
+        let patch_series = row["patch_series"]["new_over_old"].as_f64().unwrap_or(1.0);
+        add("new over old".to_owned(), patch_series.max(1.0), &row["new_over_old"], &spread["new_over_old"]);
         if is_fuse(row) {
             for (peer, target) in TARGETS {
                 let spread = &spread["new_over_peer"][peer];
@@ -270,7 +270,7 @@ const OTHER_LIBRARIES: &str = "Rust crates that can write ext4, and ivers as a l
 
 fn reference(rows: &[&Value]) -> Result<Markup> {
     let plot = plots::beside_reference(rows)?;
-    let rows: Vec<_> = rows.iter().filter(|row| row["seeds"].is_object()).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| row["patch_series"].is_object()).collect();
     Ok(html! {
         @if !rows.is_empty() {
             h2 { "Beside the patch series of 2017" }
@@ -286,10 +286,10 @@ fn reference(rows: &[&Value]) -> Result<Markup> {
                 @for row in &rows { tr {
                     td { (title(row)) }
                     td { (ratio(&row["new_over_old"], &row["spread"]["new_over_old"])) }
-                    td { (ratio(&row["seeds"]["new_over_old"], &Value::Null)) }
+                    td { (ratio(&row["patch_series"]["new_over_old"], &Value::Null)) }
                     td { (ratio(&row["new_over_none"], &row["spread"]["new_over_none"])) }
-                    td { (ratio(&row["seeds"]["new_over_none"], &Value::Null)) }
-                    td.text { (cell(&row["seeds"]["source"])) }
+                    td { (ratio(&row["patch_series"]["new_over_none"], &Value::Null)) }
+                    td.text { (cell(&row["patch_series"]["source"])) }
                 } }
             } }
         }

@@ -112,11 +112,11 @@ pub(crate) fn hammered(rows: &[&Value]) -> Result<Option<String>> {
 
 /// Plots new over old beside the figures of the patch series.
 pub(crate) fn beside_reference(rows: &[&Value]) -> Result<Option<String>> {
-    let with_reference = rows.iter().filter(|row| row["seeds"]["new_over_old"].is_number());
+    let with_reference = rows.iter().filter(|row| row["patch_series"]["new_over_old"].is_number());
     let groups: Vec<_> = with_reference
         .map(|row| Group {
             label: title(row),
-            values: vec![row["new_over_old"].as_f64(), row["seeds"]["new_over_old"].as_f64()],
+            values: vec![row["new_over_old"].as_f64(), row["patch_series"]["new_over_old"].as_f64()],
         })
         .collect();
     if groups.is_empty() {

@@ -138,20 +138,20 @@ impl<'a> Crowd<'a> {
         let before = self.run.model.clone();
         let (claims, limits) = (self.run.subject.claims(), self.run.subject.limits());
         for call in calls {
-            self.answers(call, claims.cookie)?;
+            self.answers(call, claims.change_attribute)?;
         }
         let effects = Effects::new(&before, calls);
         let run = &mut self.run;
         let mut held = |promise: Promise, kept: bool, what: &mut dyn FnMut() -> String| {
             run.count_and_hold(promise, kept, claims, what)
         };
-        if claims.cookie {
+        if claims.change_attribute {
             values::hold(&before, calls, &effects, limits, None, &mut held)?;
         }
         observations::hold(&before, calls, &effects, &mut held)?;
         let unsure = self.order(phase, &before, calls)?;
         self.run.survey()?;
-        if !claims.cookie {
+        if !claims.change_attribute {
             // Values from before are from another mount.
             return Ok(());
         }
@@ -168,12 +168,12 @@ impl<'a> Crowd<'a> {
 
     /// Checks calls without an order: queries and syncs must succeed, and queries return a value where there
     /// is one.
-    fn answers(&mut self, call: &Call, cookie: bool) -> Checked {
+    fn answers(&mut self, call: &Call, change_attribute: bool) -> Checked {
         match (&call.op, &call.answer) {
             (Op::Query { .. }, Answer::Value(value)) => {
                 let claims = self.run.subject.claims();
-                let kept = value.is_some() == cookie;
-                self.run.count_and_hold(Promise::Cookie, kept, claims, &mut || format!("{call}"))
+                let kept = value.is_some() == change_attribute;
+                self.run.count_and_hold(Promise::ChangeAttribute, kept, claims, &mut || format!("{call}"))
             }
             (_, Answer::Refused(Refused::Unsupported)) => Ok(()),
             (op, Answer::Refused(_)) if !linearize::changes(op) => Err(self.broken(format!("{call}"))),

@@ -5,7 +5,7 @@ mod slow;
 
 use ivers_block::{Budget, Device, MemDevice};
 use ivers_contract::{
-    Cookie, Figures, InProcess, Mounted, MountedVfs, Report, Subject, Tallies, Together, check,
+    ChangeSource, Figures, InProcess, Mounted, MountedVfs, Report, Subject, Tallies, Together, check,
     check_together,
 };
 use ivers_ext4::{Ext4, OpenOptions};
@@ -298,14 +298,14 @@ pub fn fuse(
     let mut served = FuseMount::new(mount());
     let top = served.top();
     if !remounts {
-        return Box::new(Mounted::new(name, &top, Cookie::Ivers, None).keeping(served));
+        return Box::new(Mounted::new(name, &top, ChangeSource::Ivers, None).keeping(served));
     }
     let remount = move || {
         served.end();
         served.serve(mount().0);
         served.top()
     };
-    Box::new(Mounted::new(name, &top, Cookie::Ivers, Some(Box::new(remount))))
+    Box::new(Mounted::new(name, &top, ChangeSource::Ivers, Some(Box::new(remount))))
 }
 
 /// A function that opens a device with a driver.

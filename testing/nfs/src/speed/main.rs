@@ -185,7 +185,7 @@ fn measure(contenders: &mut [Contender], args: &Args, row: &Row) -> Result<Map<S
         figures["spread"]["new_over_peer"][name] = spread;
     }
     if let Some(reference) = &row.reference {
-        figures["seeds"] = reference.to_json();
+        figures["patch_series"] = reference.to_json();
     }
     match figures {
         Value::Object(figures) => Ok(figures),

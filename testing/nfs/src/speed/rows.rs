@@ -13,7 +13,7 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// Returns the `seeds` object of a row (docs/json.md).
+    /// Returns the `patch_series` object of a row (docs/json.md).
     pub fn to_json(&self) -> Value {
         let (new_over_old, source) = match self {
             Self::DirectWrites => {

@@ -414,7 +414,7 @@ fn the_attributes_are_hidden_and_read_only() {
     assert_eq!(stored, change(&path).to_string(), "mem has no epoch");
     let semantics: serde_json::Value =
         serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
-    assert_eq!((&semantics["cookie"], &semantics["persistent"]), (&true.into(), &false.into()));
+    assert_eq!((&semantics["change_attribute"], &semantics["persistent"]), (&true.into(), &false.into()));
     let stats: serde_json::Value = serde_json::from_str(&attribute(&path, ivers_fuse::STATS)).unwrap();
     assert!(stats["changes"].as_u64() > Some(0) && stats["journal_blocks"].is_u64());
 }
@@ -434,8 +434,8 @@ fn without_a_change_attribute_queries_return_enodata() {
     assert_eq!(xattr::get(&path, ivers_fuse::STORED).unwrap(), None);
     let semantics: serde_json::Value =
         serde_json::from_str(&attribute(&path, ivers_fuse::SEMANTICS)).unwrap();
-    assert_eq!(semantics["cookie"], false);
-    assert!(semantics["no_cookie"].is_string());
+    assert_eq!(semantics["change_attribute"], false);
+    assert!(semantics["no_change_attribute"].is_string());
     for promise in ["data", "metadata", "monotonic", "persistent", "crash_safe"] {
         assert_eq!(semantics[promise], false, "{promise} of a number that is not there");
     }

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::common::{IVERS, served, signal};
 use crate::guest::machines;
-use crate::several::eventually;
+use crate::several_clients::eventually;
 use crate::{DIGEST, holds, image};
 
 const EXPECTED: [(u32, &str); 5] = [

@@ -7,7 +7,7 @@ use ivers_nfs4::ops::number;
 
 use crate::guest::machines;
 use crate::server::Server;
-use crate::several::eventually;
+use crate::several_clients::eventually;
 use crate::{ends_with_the_tree, image};
 
 const EXPECTED: [(u32, &str); 3] =

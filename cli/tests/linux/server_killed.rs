@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::guest::{Client, machines};
 use crate::server::Server;
-use crate::several::eventually;
+use crate::several_clients::eventually;
 use crate::{DIGEST, holds, image, rounds};
 
 const VERSIONS: [&str; 3] = ["4.0", "4.1", "4.2"];

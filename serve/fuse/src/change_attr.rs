@@ -79,8 +79,8 @@ pub fn semantics(vfs: &Vfs) -> Value {
     // Without a change attribute nothing is promised.
     let kept = |promise: bool| promise && missing.is_none();
     json!({
-        "cookie": missing.is_none(),
-        "no_cookie": missing,
+        "change_attribute": missing.is_none(),
+        "no_change_attribute": missing,
         "data": kept(promises.data),
         "metadata": kept(promises.metadata),
         "monotonic": kept(promises.monotonic),
