@@ -15,7 +15,7 @@
  * generation) mean that nothing about it changed in between, except access
  * times. Later values are larger: (int64_t)((a - b) << 1) > 0. Compare values of
  * different mounts only with IVERS_CHANGE_PERSISTENT. Without it each mount
- * counts anew, and keeps a value only while it keeps the inode in memory.
+ * starts a new count, and keeps a value only while it keeps the inode in memory.
  */
 #ifndef IVERS_H
 #define IVERS_H

@@ -9,7 +9,7 @@
 //! | [`arguments`] | operands such as IMAGE:/path, lists of options, sizes |
 //! | [`process`] | starting this program again |
 //! | [`file_info`] | information on one file of a mount or an image |
-//! | [`image`] | images that are opened in a confined process |
+//! | [`image`] | images that are opened in a sandboxed process |
 //! | [`commands`] | one module per command, with its arguments |
 //! | [`command_line`] | the command line |
 

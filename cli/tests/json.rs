@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 type Names = BTreeSet<String>;
 
 /// The names that the document lists for a command.
-fn promised(command: &str) -> Names {
+fn documented(command: &str) -> Names {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md");
     let page = fs::read_to_string(page).unwrap();
     let row = page.lines().find_map(|line| line.strip_prefix(&format!("| `ivers {command}` |"))).unwrap();
@@ -40,12 +40,12 @@ fn ask(words: &[&str]) -> Vec<Value> {
 
 /// Asserts that every answer has every name.
 fn holds(command: &str, answers: &[Value]) {
-    let promised = promised(command);
-    assert!(!answers.is_empty() && !promised.is_empty(), "{command}");
+    let documented = documented(command);
+    assert!(!answers.is_empty() && !documented.is_empty(), "{command}");
     for answer in answers {
         let mut names = Names::new();
         flatten("", answer, &mut names);
-        let missing: Vec<_> = promised.difference(&names).collect();
+        let missing: Vec<_> = documented.difference(&names).collect();
         assert!(missing.is_empty(), "{command}: {missing:?} not in {answer}");
     }
 }
@@ -106,7 +106,7 @@ fn on_a_mount() {
     assert!(stats[0].as_object().unwrap().values().all(Value::is_u64), "{stats:?}");
     let prometheus = ivers(["stats", dir, "--prometheus"]);
     let text = String::from_utf8(prometheus.stdout).unwrap();
-    for name in promised("stats") {
+    for name in documented("stats") {
         assert!(text.contains(&format!("\nivers_{name}_total{{mount=\"{dir}\"}} ")), "{name}: {text}");
     }
     let relative =

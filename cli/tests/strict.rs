@@ -211,7 +211,7 @@ fn no_value_is_ahead_of_what_the_kernel_shows() {
         drop(handle);
         place.unmount();
     }
-    assert!(without > 0, "nothing is found where something is to be found");
+    assert!(without > 0, "nothing is found where something must be found");
 }
 
 /// Returns how often one value stood for two modes of a named pipe, with several observers. No thread of the
@@ -257,7 +257,7 @@ fn found_only_without_waiting(find: impl Fn(&Place) -> u32) {
         place.unmount();
         found
     });
-    assert!(found[0] > 0, "nothing is found where something is to be found");
+    assert!(found[0] > 0, "nothing is found where something must be found");
     assert_eq!(found[1], 0);
 }
 

@@ -1,4 +1,4 @@
-//! Images that are opened in a confined process.
+//! Images that are opened in a sandboxed process.
 //!
 //! From low to high; each module uses only modules above it in this table:
 //!

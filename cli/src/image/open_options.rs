@@ -25,7 +25,7 @@ pub struct ImageOptions {
     pub commit_s: u64,
     /// The bound of all caches together in bytes.
     pub cache_bytes: u64,
-    /// Confine the process that parses the image.
+    /// Sandbox the process that parses the image.
     pub sandbox: bool,
     /// The name of the format. `None`: recognise it.
     pub format: Option<String>,

@@ -91,7 +91,7 @@ fn run() -> Result<()> {
     config.write(true)?;
     config.reload(&server)?;
     eventually(&mut client, "grep -q kept /more/file")?;
-    client.guest.run("echo anew > /more/file && grep -q anew /more/file")?;
+    client.guest.run("echo again > /more/file && grep -q again /more/file")?;
     for _ in 0..5 {
         config.reload(&server)?;
     }

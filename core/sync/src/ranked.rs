@@ -157,7 +157,7 @@ mod held {
         static HELD: RefCell<Vec<Lock>> = RefCell::new(Vec::new());
     }
 
-    /// Locks are also taken while a thread ends: then there is nothing to check any more.
+    /// Locks are also taken while a thread ends, when its list of locks is gone. Then nothing is checked.
     fn with<T: Default>(f: impl FnOnce(&mut Vec<Lock>) -> T) -> T {
         HELD.try_with(|held| f(&mut held.borrow_mut())).unwrap_or_default()
     }

@@ -50,7 +50,7 @@ pub struct Found<'a> {
     pub uuid: [u8; 16],
     /// The superblock fields as they are now.
     pub foreign: [u32; 4],
-    /// Whether it was closed in good order, by any program.
+    /// Whether it was closed cleanly, by any program.
     pub clean: bool,
     /// Ignore foreign writers.
     pub trust_foreign: bool,
@@ -116,13 +116,13 @@ pub fn decide(found: &Found<'_>) -> Result<Decision, &'static str> {
     let record = EpochRecord::decode(bytes)?;
     let foreign = record.foreign != found.foreign && !found.trust_foreign;
     let reason = if record.open {
-        Some("the last session did not end in good order")
+        Some("the last session did not end cleanly")
     } else if !found.clean {
-        Some("the filesystem was not closed in good order")
+        Some("the filesystem was not closed cleanly")
     } else if record.uuid != found.uuid {
         Some("the filesystem has another UUID")
     } else if foreign {
-        Some("somebody else wrote to the filesystem")
+        Some("another program wrote to the filesystem")
     } else {
         None
     };

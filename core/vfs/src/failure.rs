@@ -61,7 +61,7 @@ impl Vfs {
         })
     }
 
-    /// Nothing changes any more.
+    /// Stops all further changes.
     pub(crate) fn stop(&self, why: &Error) {
         if self.policy.read_only {
             return;

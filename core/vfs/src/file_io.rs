@@ -33,7 +33,7 @@ impl Visible<'_> {
 impl Drop for Visible<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.bump() {
-            log::warn!("inode {} is to be logged again: {error}", self.inode.ino);
+            log::warn!("inode {} must be logged again: {error}", self.inode.ino);
         }
     }
 }

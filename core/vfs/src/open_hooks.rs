@@ -71,7 +71,7 @@ impl Vfs {
             observer.on_close(self, inode, mode);
         }
         if let Some(server) = self.fs.server().filter(|_| inode.kind == FileType::Regular) {
-            // Whoever opens the file elsewhere after this close must see the data.
+            // An open on another client after this close must see the data.
             if mode.intersects(OpenMode::WRITE | OpenMode::APPEND)
                 && let Err(error) = self.write_back_inode(inode)
             {

@@ -15,7 +15,7 @@ struct Errors {
     /// How many there were.
     seq: u64,
     last: Option<Error>,
-    /// Whether somebody was told of the last one.
+    /// Whether the last error was reported to a caller.
     reported: bool,
     /// What callers without a descriptor were told.
     without_descriptor: u64,

@@ -162,7 +162,7 @@ mod tests {
         note(8, 80);
         assert_eq!(locks(), [70, 80]);
         callers.heard(9);
-        assert_eq!(locks(), [70, 80], "somebody else");
+        assert_eq!(locks(), [70, 80], "the request is another thread's");
         note(9, 70);
         assert_eq!(locks(), [80, 70], "the next who has the lock");
         note(8, 81);

@@ -264,12 +264,12 @@ impl Shared<'_> {
         let whole = nth < self.explorer.whole;
         // The writes of the mount are the same for all workloads: only the first workload explores them.
         let from = if nth == 0 { 0 } else { mounted };
-        let promised = |at| promised(&histories, at);
+        let acknowledged = |at| acknowledged(&histories, at);
         let seals = |bytes: &[u8]| self.explorer.target.seals(bytes);
         let checker = Checker { target: &*self.explorer.target, histories: &histories, scratch };
         let mut explored = 0u64;
         let states = States::new(self.base.clone(), &record, number).sealed_by(&seals).torn_everywhere(whole);
-        states.each(promised, |state, device| {
+        states.each(acknowledged, |state, device| {
             if state.at < from || self.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
@@ -381,8 +381,9 @@ impl Shared<'_> {
     }
 }
 
-/// Counts the promises that were made up to this length of the record.
-fn promised(histories: &[Worker], at: usize) -> u64 {
+/// Returns the number of acknowledgements up to this length of the record: durable calls, and values of the
+/// change attribute that were handed out.
+fn acknowledged(histories: &[Worker], at: usize) -> u64 {
     let mut count = 0;
     for history in histories {
         let synced = |step: &&Step| {

@@ -124,8 +124,8 @@ impl<'a> States<'a> {
     }
 
     /// Visits every state once. `acknowledged` returns, for a length of the record, how much had been
-    /// promised; states with equal bytes and different promises are visited separately. Each visit gets its
-    /// own device.
+    /// acknowledged; states with equal bytes and different results of it are visited separately. Each visit
+    /// gets its own device.
     pub fn each(
         mut self,
         acknowledged: impl Fn(usize) -> u64,

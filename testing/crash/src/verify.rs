@@ -93,13 +93,13 @@ fn by_names(
 
 /// Returns the newest step whose names and attributes were promised as durable.
 fn durable_step(steps: &[Step], at: usize) -> usize {
-    let promised = |(nth, step): (usize, &Step)| match step.op {
+    let durable_up_to = |(nth, step): (usize, &Step)| match step.op {
         _ if !step.ok || step.done > at => 0,
         None | Some(Op::Sync) => nth,
         Some(Op::Fsync(_)) => own_change(steps, nth),
         _ => 0,
     };
-    steps.iter().enumerate().map(promised).max().unwrap_or(0)
+    steps.iter().enumerate().map(durable_up_to).max().unwrap_or(0)
 }
 
 /// Returns the newest change of names or attributes before a sync of the same inode. It must be durable, and

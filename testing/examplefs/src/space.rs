@@ -37,7 +37,7 @@ impl Space {
         Ok(blocks.into_iter().map(|block| BlockNo(block as u64)).collect())
     }
 
-    /// Gives back blocks that were taken and not mapped.
+    /// Releases blocks that were allocated and not mapped.
     pub(crate) fn release(&self, blocks: impl IntoIterator<Item = BlockNo>) {
         let mut state = self.0.lock();
         blocks.into_iter().for_each(|block| state.busy[block.0 as usize] = false);

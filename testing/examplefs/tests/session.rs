@@ -101,7 +101,7 @@ fn a_read_only_mount_replays_in_memory_and_writes_nothing() {
     let image = Arc::new(MemDevice::from_bytes(&before));
     let read_only = Vfs::mount(open(image.clone(), true).unwrap(), MountOptions::default()).unwrap();
     let file = read_only.resolve(&Cred::root(), "/f", false).unwrap();
-    assert!(read_only.change(&file).unwrap() > value, "the session did not end in good order");
+    assert!(read_only.change(&file).unwrap() > value, "the session did not end cleanly");
     let made = create(&read_only, "g", CreateSpec::file(0o644));
     assert!(matches!(made, Err(Error::Name(NameError::ReadOnly))));
     drop(file);

@@ -122,7 +122,7 @@ fn names_are_trusted_while_their_directory_has_not_changed() {
     let asked = it.fs.round_trips();
     assert_eq!(found(b"f").unwrap().ino, first.ino);
     assert_eq!(it.fs.round_trips(), asked, "from the cache");
-    // Somebody else replaces it.
+    // Another client replaces it.
     let server_root = it.server.root().unwrap();
     it.server.unlink(&Cred::root(), &server_root, b"f", false).unwrap();
     let second = create(&it.server, "f");
@@ -313,7 +313,7 @@ fn bytes_read_before_an_invalidation_do_not_enter_the_cache_after_it() {
     let it = Arc::new(both({
         let (hold, between) = (hold.clone(), between.clone());
         move |what| {
-            // The reply is under way when somebody else writes, and this client is told first.
+            // The reply is under way when another client writes, and this client is told first.
             if what == "read reply" && hold.swap(false, Ordering::Relaxed) {
                 between.get().unwrap()();
             }

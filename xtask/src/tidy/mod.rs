@@ -5,6 +5,7 @@ mod layers;
 mod lines;
 mod modules;
 mod requirements;
+mod source;
 mod words;
 
 use std::fs;

@@ -98,7 +98,7 @@ static u64 wait_for(const struct padded *round, u64 wanted)
 
 	while ((seen = smp_load_acquire(&round->value)) < wanted) {
 		cpu_relax();
-		/* With fewer processors than threads somebody has to make room. */
+		/* With fewer processors than threads, let another thread run. */
 		if (++spins % 256 == 0)
 			yield();
 	}

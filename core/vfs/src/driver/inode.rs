@@ -121,7 +121,7 @@ pub trait InodeOps {
     /// Put the inode's attributes and `peek` of its change counter into the log, or mark them for writing.
     /// The size on disk must never run ahead of written data.
     fn log_inode(&self, inode: &Inode) -> Result<()>;
-    /// Free an orphan that nobody uses any more, and its blocks.
+    /// Free an orphan that is no longer used, and its blocks.
     fn delete_inode(&self, inode: &Inode) -> Result<()>;
     /// The inode leaves memory: release what is kept with it, for example preallocated blocks. May write.
     fn evict_inode(&self, _inode: &Inode) {}

@@ -61,7 +61,7 @@ pub enum WakeReason {
     /// The holder of the delegation has answered CB_GETATTR: changed attributes, or none if it changed
     /// nothing. The guard keeps other changes out until every waiting request has read the attributes.
     HolderAnswered(Option<ReportedAttrs>, Arc<PermitGuard>),
-    /// The event did not happen in time, or cannot happen any more: NFS4ERR_DELAY.
+    /// The event did not happen in time, or can no longer happen: NFS4ERR_DELAY.
     TimedOut,
 }
 

@@ -319,8 +319,8 @@ impl Core {
 
     // ---- time ----
 
-    /// Writes the records anew if the state directory was removed and exists again. Until then, a client that
-    /// must be recorded gets NFS4ERR_DELAY.
+    /// Writes the records again if the state directory was removed and exists again. Until then, a client
+    /// that must be recorded gets NFS4ERR_DELAY.
     fn check_stable(&self) {
         let now = self.now();
         {
