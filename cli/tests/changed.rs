@@ -210,7 +210,7 @@ fn contradictory_arguments_are_refused() {
 }
 
 #[test]
-fn damage_that_a_mount_meets_has_the_exit_code_of_damage() {
+fn damage_found_by_a_mount_has_the_exit_code_of_damage() {
     if !can_mount() || !ivers_oracle::have_programs(&["debugfs"]) {
         return;
     }

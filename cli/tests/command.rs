@@ -182,7 +182,7 @@ fn a_closed_standard_output_does_not_panic() {
 }
 
 #[test]
-fn unreadable_files_are_named_and_the_rest_is_shown() {
+fn unreadable_files_are_named_and_the_others_are_listed() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
         return;
     }
@@ -218,7 +218,7 @@ fn unreadable_files_are_named_and_the_rest_is_shown() {
 }
 
 #[test]
-fn names_need_not_be_text() {
+fn names_that_are_not_utf8_work() {
     use std::ffi::{OsStr, OsString};
     use std::os::unix::ffi::{OsStrExt, OsStringExt};
     if !ivers_oracle::have_programs(&["e2fsck"]) {

@@ -68,7 +68,7 @@ fn fill(source: &Path) {
 }
 
 #[test]
-fn a_tree_comes_back_as_it_was() {
+fn a_tree_round_trips() {
     let Some(image) = image() else { return };
     let other = Image::new("ext4", 32 << 20, &["-b", "4096"]).unwrap();
     let (source, back) = (image.dir().join("source"), image.dir().join("back"));
@@ -117,7 +117,7 @@ fn a_tree_comes_back_as_it_was() {
 }
 
 #[test]
-fn uncopied_files_are_named_and_the_rest_is_copied() {
+fn uncopied_files_are_named_and_the_others_are_copied() {
     let Some(image) = image() else { return };
     let (source, out) = (image.dir().join("source"), image.dir().join("out"));
     for name in ["a", "b", "c"] {
@@ -168,7 +168,7 @@ fn uncopied_files_are_named_and_the_rest_is_copied() {
 
 /// A full image keeps the part that fitted, as with cp(1), and the error says where the rest begins.
 #[test]
-fn a_full_image_keeps_a_part_and_says_which() {
+fn a_copy_to_a_full_image_names_the_missing_files() {
     let Some(image) = image() else { return };
     let (big, small) = (image.dir().join("big"), image.dir().join("small"));
     let contents: Vec<u8> = (0..40u32 << 20).map(|at| (at / 4096) as u8 | 1).collect();
@@ -189,7 +189,7 @@ fn a_full_image_keeps_a_part_and_says_which() {
 }
 
 #[test]
-fn nothing_is_copied_onto_or_into_itself() {
+fn copying_onto_or_into_itself_is_refused() {
     let Some(image) = image() else { return };
     let source = image.dir().join("source");
     fs::create_dir_all(source.join("d")).unwrap();
@@ -214,7 +214,7 @@ fn nothing_is_copied_onto_or_into_itself() {
 }
 
 #[test]
-fn no_symbolic_link_is_followed_on_the_way_out() {
+fn copying_out_follows_no_symbolic_link() {
     let Some(image) = image() else { return };
     let (source, outside) = (image.dir().join("source"), image.dir().join("outside"));
     let out = image.dir().join("out");
@@ -238,7 +238,7 @@ fn no_symbolic_link_is_followed_on_the_way_out() {
 }
 
 #[test]
-fn without_preserve_the_umask_counts_and_set_id_bits_go() {
+fn without_preserve_the_umask_applies_and_set_id_bits_are_removed() {
     let Some(image) = image() else { return };
     let (source, out) = (image.dir().join("source"), image.dir().join("out"));
     fs::create_dir(&source).unwrap();
@@ -261,7 +261,7 @@ fn without_preserve_the_umask_counts_and_set_id_bits_go() {
 
 /// As on Linux when root copies: overwriting removes file capabilities; set-id bits stay.
 #[test]
-fn a_file_that_is_overwritten_loses_its_capabilities() {
+fn overwriting_a_file_removes_its_capabilities() {
     let Some(image) = image() else { return };
     let (program, empty) = (image.dir().join("program"), image.dir().join("empty"));
     fs::write(&program, "program").unwrap();
@@ -312,7 +312,7 @@ fn acl(user: u8) -> Vec<u8> {
 }
 
 #[test]
-fn acls_that_a_directory_hands_down_are_not_kept() {
+fn acls_inherited_from_a_directory_are_removed() {
     let Some(image) = image() else { return };
     let (source, out) = (image.dir().join("source"), image.dir().join("out"));
     for dir in [&source, &out] {
@@ -347,7 +347,7 @@ fn acls_that_a_directory_hands_down_are_not_kept() {
 
 /// IMAGE without `:/` is a file of the host, so `cp` would overwrite the image itself.
 #[test]
-fn an_image_is_not_overwritten_by_a_slip() {
+fn mistyped_paths_do_not_overwrite_an_image() {
     let Some(image) = image() else { return };
     let (source, word) = (image.dir().join("source"), text(image.path()).to_owned());
     let name = image.path().file_name().unwrap().to_str().unwrap().to_owned();

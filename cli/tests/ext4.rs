@@ -13,7 +13,7 @@ const SWAP_BOOT: &str = "import fcntl,sys; fcntl.ioctl(open(sys.argv[1],'r+'), 0
 
 /// The writer is known from the open: write-back of the kernel's page cache has no caller.
 #[test]
-fn the_reserve_is_for_root() {
+fn only_root_uses_reserved_blocks() {
     if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv"]) {
         return;
     }
@@ -86,7 +86,7 @@ fn a_damaged_inode_keeps_its_name_in_listings() {
 /// The kernel's pages of the file are written before the swap and dropped after it. With the write-back cache
 /// the kernel would keep the old size.
 #[test]
-fn the_boot_loader_is_swapped_in() {
+fn boot_loader_swap_works_through_a_mount() {
     if !can_mount() || !ivers_oracle::have_programs(&["python3"]) {
         return;
     }

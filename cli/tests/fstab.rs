@@ -55,7 +55,7 @@ fn script(place: &Place, options: &str, script: &str) -> Output {
 }
 
 #[test]
-fn a_line_of_fstab_mounts() {
+fn an_fstab_line_mounts() {
     if !may_run() {
         return;
     }

@@ -28,7 +28,7 @@ fn unmount(place: &Place, image: &Path) {
 }
 
 #[test]
-fn a_link_of_that_name_mounts_writes_and_is_unmounted_by_fusermount() {
+fn the_fuse2fs_link_mounts_writes_and_unmounts() {
     if !can_mount() {
         return;
     }
@@ -60,7 +60,7 @@ fn a_link_of_that_name_mounts_writes_and_is_unmounted_by_fusermount() {
 }
 
 #[test]
-fn a_filesystem_behind_an_offset_is_mounted_and_nothing_before_it_is_touched() {
+fn mounting_at_an_offset_leaves_earlier_bytes_unchanged() {
     if !can_mount() {
         return;
     }

@@ -55,7 +55,7 @@ fn is_decimal(value: &Value) -> bool {
 }
 
 #[test]
-fn without_a_mount() {
+fn json_of_commands_on_images_has_the_documented_names() {
     let place = tempfile::tempdir().unwrap();
     let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
     let (image, host, state) = (path("image"), path("file"), path("state"));
@@ -83,7 +83,7 @@ fn without_a_mount() {
 }
 
 #[test]
-fn on_a_mount() {
+fn json_of_commands_on_a_mount_has_the_documented_names() {
     if !can_mount() {
         return;
     }
@@ -136,7 +136,7 @@ fn on_a_mount() {
 
 /// In the foreground the answer is printed when the mount serves, not when it ends.
 #[test]
-fn a_mount_in_the_foreground_answers() {
+fn json_of_a_foreground_mount_has_the_documented_names() {
     if !can_mount() {
         return;
     }
@@ -160,7 +160,7 @@ fn a_mount_in_the_foreground_answers() {
 }
 
 #[test]
-fn a_server() {
+fn json_of_a_server_has_the_documented_names() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }

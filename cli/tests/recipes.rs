@@ -44,7 +44,7 @@ fn sh(dir: &Path, script: &str) {
 }
 
 #[test]
-fn rsync_restic_and_tar_get_what_changed_and_deleted_files_go() {
+fn recipes_of_rsync_restic_and_tar_copy_changes_and_deletions() {
     let programs = ["rsync", "restic", "tar", "xargs", "diff", "bash"];
     if !can_mount() || !ivers_oracle::have_programs(&programs) {
         return;

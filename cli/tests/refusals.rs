@@ -84,7 +84,7 @@ fn bad_images_are_refused() {
 
 /// A walk over them ends, with little memory and time.
 #[test]
-fn endless_directories_are_refused() {
+fn directory_cycles_and_shared_directories_are_refused() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "debugfs"]) {
         return;
     }
@@ -173,7 +173,7 @@ fn bad_mount_points_and_options_are_refused() {
 }
 
 #[test]
-fn mkfs_sees_what_begins_late() {
+fn mkfs_detects_filesystems_that_start_late() {
     let place = tempfile::tempdir().unwrap();
     for (name, offset, magic) in
         [("iso", 0x8001, "CD001"), ("btrfs", 0x10040, "_BHRfS_M"), ("zfs", 0x20000, "\x0c\x01\x7a\x00")]
@@ -189,7 +189,7 @@ fn mkfs_sees_what_begins_late() {
 
 /// A file that mkfs created is removed if the filesystem does not fit into it.
 #[test]
-fn a_failed_mkfs_leaves_no_file() {
+fn a_failed_mkfs_removes_its_file() {
     let place = tempfile::tempdir().unwrap();
     let image = place.path().join("image");
     let mkfs = |prefix: &str| {
@@ -206,7 +206,7 @@ fn a_failed_mkfs_leaves_no_file() {
 }
 
 #[test]
-fn a_log_that_is_the_image_is_refused() {
+fn the_image_as_log_file_is_refused() {
     if !can_mount() {
         return;
     }
@@ -218,7 +218,7 @@ fn a_log_that_is_the_image_is_refused() {
 }
 
 #[test]
-fn completions_into_a_closed_pipe_do_not_panic() {
+fn completions_to_a_closed_pipe_do_not_panic() {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ivers"))
         .args(["completions", "bash"])
         .stdout(std::process::Stdio::piped())
@@ -231,7 +231,7 @@ fn completions_into_a_closed_pipe_do_not_panic() {
 }
 
 #[test]
-fn bigalloc_is_read_only_and_says_so() {
+fn bigalloc_is_read_only_with_a_message() {
     if !can_mount() {
         return;
     }
@@ -294,7 +294,7 @@ impl Drop for Loop {
 
 /// The kernel lets root open such a device for writing.
 #[test]
-fn a_read_only_device_mounts_read_only_and_says_so() {
+fn a_read_only_device_mounts_read_only_with_a_message() {
     if !can_mount() || !ivers_oracle::have_programs(&["losetup", "mkfs.fat"]) {
         return;
     }
@@ -324,7 +324,7 @@ fn a_read_only_device_mounts_read_only_and_says_so() {
 }
 
 #[test]
-fn options_that_a_format_cannot_honour_are_refused() {
+fn options_unsupported_by_the_format_are_refused() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat"]) {
         return;
     }
@@ -361,7 +361,7 @@ fn options_that_a_format_cannot_honour_are_refused() {
 /// An image has several names: its path and the loop devices on it. An open under one name excludes the
 /// others, also the kernel's mount.
 #[test]
-fn an_image_is_in_use_under_all_its_names() {
+fn an_image_in_use_is_detected_under_every_name() {
     if !can_mount() || !ivers_oracle::have_programs(&["losetup", "mount", "umount"]) {
         return;
     }
@@ -401,7 +401,7 @@ fn an_image_is_in_use_under_all_its_names() {
 }
 
 #[test]
-fn files_without_contents_are_named() {
+fn cat_refuses_a_fifo_by_name() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }
@@ -416,7 +416,7 @@ fn files_without_contents_are_named() {
 }
 
 #[test]
-fn pages_say_where_they_could_not_be_written() {
+fn a_failed_write_of_manual_pages_names_the_file() {
     let place = tempfile::tempdir().unwrap();
     let path = |name: &str| place.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("file"), "").unwrap();

@@ -68,7 +68,7 @@ fn status(client: &mut Client, handle: &FileHandle) -> NfsStat {
 }
 
 #[test]
-fn exports_come_and_go_while_it_serves() {
+fn exports_are_added_and_removed_while_serving() {
     if !can_serve() {
         return;
     }

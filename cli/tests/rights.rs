@@ -120,7 +120,7 @@ fn changes_of_data_and_owner_remove_privileges() {
 }
 
 #[test]
-fn append_only_files_grow_and_do_nothing_else() {
+fn append_only_files_permit_only_appends() {
     let Some(place) = shared("") else { return };
     does(&place, 0, "printf one > f; chmod 666 f; chattr +a f");
     let before = change(&place.path("f"));
@@ -178,7 +178,7 @@ fn append_only_files_grow_and_do_nothing_else() {
 }
 
 #[test]
-fn access_control_lists() {
+fn access_control_lists_are_enforced() {
     let Some(place) = shared("") else { return };
     let list = |name: &str| does(&place, 0, &format!("getfacl -cnp {name} | tr -s '\\n' ' '"));
     does(&place, 0, &format!("mkdir d; chmod 777 d; setfacl -d -m u:{OTHER}:rwx,g:{GROUP}:r,o::- d"));
@@ -219,7 +219,7 @@ fn access_control_lists() {
 }
 
 #[test]
-fn set_gid_and_sticky_directories() {
+fn set_gid_and_sticky_directories_follow_linux() {
     let Some(place) = shared("") else { return };
     does(&place, 0, &format!("mkdir d; chgrp {GROUP} d; chmod 3777 d"));
     does(&place, OWNER, "umask 0; touch d/f; mkdir d/sub; ln -s x d/l; mkfifo d/p");
@@ -280,7 +280,7 @@ fn access_times_follow_the_options() {
 /// If a format has neither owners nor ACLs, the mount's bits apply to every user: the kernel must not ask for
 /// an ACL.
 #[test]
-fn formats_without_owners_have_the_bits_of_the_mount() {
+fn formats_without_owners_use_the_modes_of_the_mount() {
     if !can_mount() || !is_root() || !ivers_oracle::have_programs(&["setpriv", "mkfs.fat"]) {
         return;
     }

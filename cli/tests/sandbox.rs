@@ -108,7 +108,7 @@ fn caller_affinity_works_in_the_sandbox() {
 }
 
 #[test]
-fn nosandbox_turns_it_off() {
+fn nosandbox_disables_the_sandbox() {
     if !can_mount() {
         return;
     }
@@ -147,7 +147,7 @@ fn sigterm_unmounts_cleanly() {
 }
 
 #[test]
-fn a_dead_worker_leaves_errors_and_a_way_out() {
+fn a_mount_with_a_dead_worker_fails_and_can_be_unmounted() {
     if !can_mount() {
         return;
     }
@@ -175,7 +175,7 @@ fn a_dead_worker_leaves_errors_and_a_way_out() {
 }
 
 #[test]
-fn the_worker_dies_with_its_supervisor() {
+fn the_worker_ends_when_its_supervisor_dies() {
     if !can_mount() {
         return;
     }
@@ -192,7 +192,7 @@ fn the_worker_dies_with_its_supervisor() {
 }
 
 #[test]
-fn a_refused_mount_leaves_nothing() {
+fn a_refused_mount_leaves_no_process_and_no_mount() {
     if !can_mount() {
         return;
     }

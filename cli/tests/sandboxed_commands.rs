@@ -48,7 +48,7 @@ fn pid(child: &Child) -> i32 {
 }
 
 #[test]
-fn reading_commands_are_sandboxed_when_they_answer() {
+fn reading_commands_are_sandboxed_before_they_print() {
     let Some(image) = image() else { return };
     let root = format!("{}:/", image.path().display());
     let big = format!("{root}big");

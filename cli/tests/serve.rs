@@ -50,7 +50,7 @@ fn refused(command: &mut Command, code: i32, expected: &str) {
 }
 
 #[test]
-fn exports_are_listed_and_read_by_others() {
+fn exports_are_listed_and_read_by_other_clients() {
     if !can_serve() {
         return;
     }
@@ -157,7 +157,7 @@ fn fetch(client: &mut Client, name: &str) -> NfsStat {
 
 /// What an export acknowledges before it is durable, and what it does not.
 #[test]
-fn a_crash_takes_names_that_async_has_deferred_and_no_committed_data() {
+fn a_crash_of_an_async_export_loses_names_but_no_committed_data() {
     if !can_serve() {
         return;
     }
@@ -195,7 +195,7 @@ fn a_crash_takes_names_that_async_has_deferred_and_no_committed_data() {
 }
 
 #[test]
-fn writes_and_addresses_without_access_are_refused() {
+fn read_only_exports_and_access_lists_are_enforced() {
     if !can_serve() {
         return;
     }
@@ -292,7 +292,7 @@ fn images_and_state_in_use_are_refused() {
 }
 
 #[test]
-fn the_command_line_counts_before_the_file() {
+fn the_command_line_overrides_the_file() {
     if !can_serve() {
         return;
     }
@@ -381,7 +381,7 @@ fn http(address: SocketAddr, request: &[u8]) -> String {
 }
 
 #[test]
-fn statistics_have_three_forms() {
+fn statistics_are_text_json_and_prometheus() {
     if !can_serve() {
         return;
     }
@@ -471,7 +471,7 @@ fn the_server_is_sandboxed_unless_disabled() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait() {
+fn a_second_signal_ends_the_server_at_once() {
     if !can_serve() {
         return;
     }
@@ -503,7 +503,7 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
-fn exports_that_require_tls_are_refused_without() {
+fn exports_that_require_tls_refuse_plain_connections() {
     if !can_serve() {
         return;
     }

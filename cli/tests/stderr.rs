@@ -22,7 +22,7 @@ fn untold(words: &[&str], stderr: Stdio) -> Output {
 }
 
 #[test]
-fn exit_codes_stay_without_standard_error() {
+fn exit_codes_are_the_same_without_standard_error() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }

@@ -182,7 +182,7 @@ fn can_starve() -> bool {
 
 #[test]
 #[ignore = "keeps both processors busy for two minutes: cargo xtask soak contract"]
-fn no_value_is_ahead_of_what_the_kernel_shows() {
+fn no_value_covers_a_change_that_the_kernel_does_not_show() {
     if !can_starve() {
         return;
     }
@@ -263,7 +263,7 @@ fn found_only_without_waiting(find: impl Fn(&Place) -> u32) {
 
 #[test]
 #[ignore = "keeps both processors busy for 16 seconds: cargo xtask soak contract"]
-fn several_observers_of_a_pipe_are_not_misled() {
+fn several_observers_of_a_pipe_get_right_values() {
     if !can_starve() {
         return;
     }

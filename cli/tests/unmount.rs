@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
-fn busy_is_refused_and_lazy_waits_for_the_last_file() {
+fn a_busy_unmount_is_refused_and_a_lazy_one_waits_for_the_last_file() {
     if !can_mount() {
         return;
     }
@@ -114,7 +114,7 @@ fn unmount_fails_if_the_image_cannot_be_closed() {
 
 /// The message appears on a terminal, after a second, without --quiet. An open file keeps the mount alive.
 #[test]
-fn unmount_says_that_it_waits() {
+fn a_waiting_unmount_prints_a_message() {
     if !can_mount() || !ivers_oracle::have_programs(&["script"]) {
         return;
     }
@@ -156,7 +156,7 @@ fn unmount_says_that_it_waits() {
 
 /// The supervisor finds a moved mount, to unmount it and to have the kernel write its cached data.
 #[test]
-fn a_moved_mount_is_found() {
+fn a_moved_mount_is_unmounted() {
     if !can_mount() {
         return;
     }

@@ -124,7 +124,7 @@ fn inside(image: &Path, path: &str) -> String {
 }
 
 #[test]
-fn a_user_mounts_uses_and_unmounts() {
+fn an_ordinary_user_can_mount_use_and_unmount() {
     let Some(home) = Home::new() else { return };
     let user = home.user;
     // The root of the filesystem belongs to the user.
@@ -194,7 +194,7 @@ fn allow_other_follows_fuse_conf() {
 }
 
 #[test]
-fn root_shares_a_fakeroot_mount_with_others_as_they_are() {
+fn other_users_of_a_fakeroot_mount_keep_their_ids() {
     if !is_root() {
         return;
     }

@@ -84,6 +84,6 @@ fn run() -> Result<()> {
 }
 
 #[test]
-fn a_copy_is_never_wrong_though_the_server_is_killed() {
+fn copies_are_right_when_the_server_is_killed() {
     run().unwrap();
 }

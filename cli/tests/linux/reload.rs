@@ -110,6 +110,6 @@ fn run() -> Result<()> {
 }
 
 #[test]
-fn exports_change_while_a_client_works() {
+fn exports_change_while_a_client_is_active() {
     run().unwrap();
 }

@@ -168,6 +168,6 @@ fn run() -> Result<()> {
 }
 
 #[test]
-fn clients_survive_a_server_that_is_killed() {
+fn clients_recover_after_the_server_is_killed() {
     run().unwrap();
 }

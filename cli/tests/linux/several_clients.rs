@@ -151,7 +151,7 @@ fn run(version: &str) -> Result<()> {
 }
 
 #[test]
-fn two_clients() {
+fn two_clients_see_each_others_changes() {
     let versions: &[&str] = if rounds().is_some() { &["4.2", "4.1", "4.0"] } else { &["4.2"] };
     for version in versions {
         run(version).unwrap();

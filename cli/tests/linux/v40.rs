@@ -39,6 +39,6 @@ fn run() -> Result<()> {
 }
 
 #[test]
-fn a_client_of_v40_is_called_back() {
+fn a_v40_client_receives_callbacks() {
     run().unwrap();
 }

@@ -67,7 +67,7 @@ fn one_is_read_again(name: &str, what: impl AsRef<OsStr>, change: impl FnOnce())
 }
 
 #[test]
-fn one_changed_file_of_many_is_read() {
+fn only_the_changed_file_is_read() {
     if !can_mount() {
         return;
     }
@@ -363,7 +363,7 @@ fn one_changed_file_of_many_is_read_within_a_mount(name: &str, image: &Path) {
 }
 
 #[test]
-fn one_changed_file_of_many_is_read_on_fat_and_affs() {
+fn only_the_changed_file_is_read_on_fat_and_affs() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.fat", "python3"]) {
         return;
     }

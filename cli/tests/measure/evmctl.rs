@@ -55,7 +55,7 @@ pub fn agree(list: &Path, pcrs: &Path, aggregates: &Value) {
 }
 
 #[test]
-fn lists_give_the_aggregates_that_are_printed() {
+fn evmctl_computes_the_printed_aggregates() {
     if !ivers_oracle::have_programs(&PROGRAMS) {
         return;
     }

@@ -12,7 +12,7 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn the_kernels_list_has_our_entries() {
+fn the_kernel_writes_the_same_list_entries() {
     let programs: Vec<&str> = machine::PROGRAMS.iter().map(|(program, _)| *program).collect();
     if !ivers_oracle::have_programs(&[&programs[..], &["apt-get", "apt-cache", "dpkg", "base64"]].concat()) {
         return;

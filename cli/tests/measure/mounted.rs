@@ -270,7 +270,7 @@ fn files_that_fail_appraisal_are_not_opened() {
 
 /// Data that a writer has passed to the kernel counts, synced or not.
 #[test]
-fn a_file_spoilt_by_an_open_writer_is_not_readable() {
+fn a_file_that_fails_appraisal_after_an_open_write_is_not_readable() {
     if !can_mount() || !is_root() {
         return;
     }

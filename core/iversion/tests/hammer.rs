@@ -32,7 +32,7 @@ fn wait_for(round: &AtomicU64, required: u64) -> u64 {
 /// A writer and an observer meet once a round: the writer changes the data and calls `maybe_inc`, the
 /// observer queries and reads. If the value then rests, the observer must have read the new data.
 #[test]
-fn writer_meets_observer() {
+fn a_writer_and_an_observer_overlap() {
     let end = Instant::now() + Duration::from_secs(1);
     let version = Line(Counter::new(1));
     let [data, started, written] = [(); 3].map(|()| Line(AtomicU64::new(0)));
@@ -73,7 +73,7 @@ fn writer_meets_observer() {
 
 /// Two writers, one of which forces, and two observers, without rounds.
 #[test]
-fn free_running() {
+fn unsynchronized_writers_and_observers_keep_the_promises() {
     let end = Instant::now() + Duration::from_secs(1);
     let version = Line(Counter::new_queried(iversion::MAX - 1000)); // wraps on the way
     let data = [(); 2].map(|()| Line(AtomicU64::new(0)));

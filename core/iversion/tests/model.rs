@@ -57,7 +57,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn equals_the_model(operations in prop::collection::vec(operation(), 1..100)) {
+    fn the_counter_equals_the_model(operations in prop::collection::vec(operation(), 1..100)) {
         let counter = Counter::new(0);
         let mut model = Model { version: 0, queried: false };
         for operation in operations {
@@ -110,6 +110,6 @@ fn starts_queried_or_not() {
 }
 
 #[test]
-fn is_one_word() {
+fn the_counter_is_one_word() {
     assert_eq!((size_of::<Counter>(), align_of::<Counter>()), (8, 8));
 }

@@ -12,7 +12,7 @@ fn unsigned(text: &str) -> u64 {
 }
 
 #[test]
-fn vectors() {
+fn the_counter_matches_the_vectors() {
     let counter = Counter::new(0);
     let mut results = 0;
     for (number, line) in (1..).zip(include_str!("vectors.txt").lines()) {

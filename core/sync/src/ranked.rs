@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_nobody_is_allowed_in_any_order() {
+    fn try_lock_is_allowed_in_any_order() {
         let (high, low) = (RankedMutex::<Leaf, _>::new(()), RankedMutex::<MoveLock, _>::new(()));
         let _high = high.lock();
         assert!(low.try_lock().is_some());

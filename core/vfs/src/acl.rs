@@ -194,13 +194,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_parses_back() {
+    fn encoded_lists_parse() {
         assert_eq!(Acl::parse(&sample().encode()).unwrap(), Some(sample()));
         assert_eq!(Acl::parse(&VERSION.to_le_bytes()).unwrap(), None);
     }
 
     #[test]
-    fn bad_lists_are_refused() {
+    fn invalid_lists_are_refused() {
         let bad = [
             vec![],
             vec![2, 0, 0],

@@ -155,12 +155,12 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back() {
+    fn records_round_trip() {
         assert_eq!(EpochRecord::decode(&RECORD.encode()), Ok(RECORD));
     }
 
     #[test]
-    fn every_flipped_bit_shows() {
+    fn every_flipped_bit_is_detected() {
         for bit in 0..RECORD_LEN * 8 {
             let mut bytes = RECORD.encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epoch_rises_when_and_only_when_something_may_be_lost() {
+    fn the_epoch_rises_only_when_values_can_be_lost() {
         let closed = RECORD.encode();
         let open = EpochRecord { open: true, ..RECORD }.encode();
         let epoch = |found: &Found<'_>| decide(found).unwrap().epoch;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_serves_what_the_reader_did_unless_somebody_wrote_in_between() {
+    fn a_writer_continues_the_readers_epoch_unless_another_program_wrote() {
         let open = EpochRecord { open: true, ..RECORD }.encode();
         for (record, clean) in
             [(RECORD.encode(), true), (RECORD.encode(), false), (open, true), (open, false)]

@@ -90,7 +90,7 @@ mod tests {
     const FULL: Error = Error::Name(NameError::NoSpace);
 
     #[test]
-    fn without_any_there_is_no_second_try() {
+    fn without_pending_deletions_there_is_no_retry() {
         let deletions = PendingDeletes::default();
         drop(deletions.begin());
         let mut tries = 0;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_try_waits_for_those_that_ran_and_for_no_others() {
+    fn the_retry_waits_only_for_deletions_already_running() {
         let deletions = PendingDeletes::default();
         let (first, second) = (deletions.begin(), deletions.begin());
         let (tried, was_tried) = mpsc::channel();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_during_the_first_try_is_reason_for_a_second() {
+    fn a_deletion_that_ends_during_the_first_try_causes_a_retry() {
         let deletions = PendingDeletes::default();
         let mut running = Some(deletions.begin());
         let done = deletions.retry(|| if running.take().is_some() { Err(FULL) } else { Ok(()) });

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_descriptor_is_told_once() {
+    fn each_descriptor_reports_an_error_once() {
         let errors = WritebackErrors::default();
         let (first, second) = (errors.cursor(), errors.cursor());
         assert!(errors.take(Some(&first)).is_none());

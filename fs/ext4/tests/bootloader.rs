@@ -88,7 +88,7 @@ fn swaps(args: &[&str]) {
 }
 
 #[test]
-fn a_swap_exchanges_only_the_data() {
+fn boot_loader_swaps_exchange_only_data() {
     for args in [
         &["-t", "ext4"][..],
         &["-t", "ext4", "-b", "1024"],

@@ -283,7 +283,7 @@ fn every_short_sequence_holds_at_every_crash_point() {
 
 /// The sample of a workload does not depend on the other workloads of the run.
 #[test]
-fn the_sample_of_a_workload_is_independent_of_the_run() {
+fn a_workload_has_the_same_sample_in_every_run() {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return;
     }

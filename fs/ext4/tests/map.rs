@@ -200,7 +200,7 @@ fn block_maps_of_1k() {
 /// A file with every other block freed: a tree of three levels below the root is built, read, shifted and
 /// removed.
 #[test]
-fn deep_trees() {
+fn deep_extent_trees_are_read_and_freed() {
     const BLOCKS: u64 = 60_000;
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("image");
@@ -333,12 +333,12 @@ fn damage(args: &[&str]) {
 }
 
 #[test]
-fn damaged_extent_trees() {
+fn damaged_extent_trees_are_errors() {
     damage(&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^has_journal"]);
 }
 
 #[test]
-fn damaged_block_maps() {
+fn damaged_block_maps_are_errors() {
     damage(&["-t", "ext2", "-b", "1024"]);
 }
 

@@ -366,7 +366,7 @@ fn inline_directories_made_by_the_kernel_are_changed() {
 }
 
 #[test]
-fn every_hash_equals_that_of_the_kernel() {
+fn hashes_equal_those_of_the_kernel() {
     for (hash, flag) in [
         ("legacy", "signed"),
         ("half_md4", "unsigned"),
@@ -424,7 +424,7 @@ fn every_hash_equals_that_of_the_kernel() {
 }
 
 #[test]
-fn more_subdirectories_than_the_link_count_holds() {
+fn directories_with_too_many_links_have_a_link_count_of_one() {
     let image = Image::make(&["-t", "ext4", "-b", "1024", "-N", "70000"], 256 << 20);
     let vfs = image.mount();
     let top = vfs.root().unwrap();
@@ -443,7 +443,7 @@ fn more_subdirectories_than_the_link_count_holds() {
 }
 
 #[test]
-fn large_values_and_shared_blocks() {
+fn large_values_and_shared_blocks_work() {
     for (what, args) in [
         ("ea_inode", &["-t", "ext4", "-O", "ea_inode"][..]),
         ("ea_inode 1k", &["-t", "ext4", "-O", "ea_inode", "-b", "1024", "-I", "128"][..]),

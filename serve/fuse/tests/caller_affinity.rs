@@ -67,7 +67,7 @@ fn kept_during(work: impl FnOnce(&AtomicBool) + Send) -> bool {
 
 // One test: it examines the threads of this process, and another test's mount would add its own.
 #[test]
-fn affinity_follows_small_requests_and_leaves_nothing_changed() {
+fn affinity_follows_small_requests_and_is_restored() {
     if !can_mount() {
         return;
     }

@@ -22,7 +22,7 @@ fn grows(path: &std::path::Path, last: &mut u64) {
 }
 
 #[test]
-fn every_change_shows_and_reading_does_not() {
+fn changes_raise_the_value_and_reads_do_not() {
     if !can_mount() {
         return;
     }
@@ -64,7 +64,7 @@ fn every_change_shows_and_reading_does_not() {
 }
 
 #[test]
-fn open_files_are_flushed_for_the_answer() {
+fn a_query_flushes_open_files() {
     if !can_mount() {
         return;
     }
@@ -112,7 +112,7 @@ fn a_query_commits_nothing() {
 }
 
 #[test]
-fn unlinked_open_files_always_answer_differently() {
+fn changes_of_unlinked_open_files_raise_the_value() {
     if !can_mount() {
         return;
     }
@@ -253,7 +253,7 @@ fn an_open_file_that_lost_its_latest_names_is_found_by_an_older_one() {
 }
 
 #[test]
-fn stores_through_a_mapping_show() {
+fn stores_through_a_mapping_raise_the_value() {
     if !can_mount() {
         return;
     }

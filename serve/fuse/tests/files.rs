@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::time::{Duration, SystemTime};
 
 #[test]
-fn names_come_and_go() {
+fn names_are_created_renamed_and_removed() {
     if !can_mount() {
         return;
     }
@@ -188,7 +188,7 @@ fn direct_io_and_the_cache_agree() {
 }
 
 #[test]
-fn attributes_stick() {
+fn attributes_are_kept() {
     if !can_mount() {
         return;
     }
@@ -219,7 +219,7 @@ fn attributes_stick() {
 }
 
 #[test]
-fn extended_attributes() {
+fn extended_attributes_are_set_listed_and_removed() {
     if !can_mount() {
         return;
     }
@@ -259,7 +259,7 @@ fn renames_replace_refuse_and_swap() {
 }
 
 #[test]
-fn dirty_pages_are_never_taken_for_holes() {
+fn dirty_pages_are_not_reported_as_holes() {
     if !can_mount() {
         return;
     }
@@ -300,7 +300,7 @@ fn dirty_pages_are_never_taken_for_holes() {
 }
 
 #[test]
-fn fallocate_and_copy() {
+fn fallocate_and_copy_file_range_work() {
     if !can_mount() {
         return;
     }
@@ -398,7 +398,7 @@ fn a_write_removes_set_id_bits() {
 }
 
 #[test]
-fn four_threads_at_once() {
+fn four_threads_work_concurrently() {
     if !can_mount() {
         return;
     }

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::time::Duration;
 
 #[test]
-fn unmounting_hands_everything_over() {
+fn unmounting_writes_everything_back() {
     if !can_mount() {
         return;
     }
@@ -49,7 +49,7 @@ fn unmounting_a_busy_mount_is_refused() {
 }
 
 #[test]
-fn others_may_unmount_it_too() {
+fn another_program_can_unmount() {
     if !can_mount() {
         return;
     }

@@ -49,7 +49,7 @@ mod tests {
 
     /// In isolation, since seccomp refuses the same calls before Landlock sees them.
     #[test]
-    fn nothing_opens_any_more() {
+    fn a_restricted_thread_cannot_open_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         File::create(&path).unwrap();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn one_directory_stays_open() {
+    fn the_allowed_directory_stays_accessible() {
         let dir = tempfile::tempdir().unwrap();
         let (kept, other) = (dir.path().join("kept"), dir.path().join("other"));
         std::fs::create_dir(&kept).unwrap();

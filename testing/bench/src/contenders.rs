@@ -283,7 +283,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn everybody_comes_behind_everybody_else_equally_often() {
+    fn each_contender_follows_each_other_equally_often() {
         for contenders in [3, 4, 7] {
             let mut follows = BTreeMap::new();
             for round in 0..2 * contenders as u64 {

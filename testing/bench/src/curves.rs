@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_moves_in_ticks() {
+    fn the_clock_advances_in_ticks() {
         let clock = Ticking(Arc::new(AtomicU64::new(4_000_000)));
         let now = clock.now();
         assert_eq!(now.nsec % 4_000_000, 0);

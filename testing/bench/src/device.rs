@@ -101,7 +101,7 @@ mod tests {
     use ivers_block::{ByteOffset, OpenMode};
 
     #[test]
-    fn only_what_arrives_is_counted() {
+    fn only_writes_that_reach_the_device_are_counted() {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(1 << 20).unwrap();
         let device = Counting::new(FileDevice::open(image.path(), OpenMode::ReadWrite).unwrap());

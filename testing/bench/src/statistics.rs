@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_middle_of_what_was_measured() {
+    fn medians_and_quartiles_are_computed() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[]), 0.0);
         assert_eq!(spread(&[2.0, 4.0, 6.0, 8.0], &[2.0; 4]), json!([2.0, 4.0]));

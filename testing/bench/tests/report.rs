@@ -221,7 +221,7 @@ fn a_page_contains_every_figure_and_loads_nothing() {
 }
 
 #[test]
-fn a_page_can_be_made_again_from_saved_rows() {
+fn a_page_is_rebuilt_from_saved_rows() {
     let place = tempfile::tempdir().unwrap();
     let (page, svg) = render(place.path(), &kept());
     let kept = place.path().join("deep/report/rows.json");

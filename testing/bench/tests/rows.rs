@@ -184,7 +184,7 @@ fn queries_cost_inode_updates_under_nolazyversion() {
 }
 
 #[test]
-fn curves_have_their_points() {
+fn curves_have_all_points() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }
@@ -380,7 +380,7 @@ fn mounts_are_measured_beside_their_peers() {
 }
 
 #[test]
-fn only_selects_in_process_and_fuse_rows() {
+fn the_only_option_selects_in_process_and_fuse_rows() {
     if !ivers_oracle::can_mount(&["mkfs.ext4", "tar"]) {
         return;
     }

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_that_mixes_two_numbers_is_rejected() {
+    fn torn_reads_of_a_word_are_rejected() {
         let (old, new) = (word(0x15ff), word(0x1600));
         for (cut, from_start) in (1..8).flat_map(|cut| [(cut, true), (cut, false)]) {
             let (head, tail) = if from_start { (new, old) } else { (old, new) };

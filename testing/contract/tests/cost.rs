@@ -167,7 +167,7 @@ fn queries_cost_one_update_at_write_back_under_lazyversion() {
 
 /// A loaded inode counts as queried: its first change bumps, the others do not.
 #[test]
-fn a_load_costs_one_update() {
+fn loading_an_inode_costs_one_update() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }

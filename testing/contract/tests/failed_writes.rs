@@ -287,7 +287,7 @@ fn a_failed_write_in_a_change_of_the_size_or_a_range_is_an_error_of_its_file_on_
 }
 
 #[test]
-fn through_fuse_every_descriptor_is_told_once() {
+fn each_descriptor_reports_an_error_once_through_fuse() {
     use std::io::Write;
     if !can_mount() {
         return;

@@ -89,7 +89,7 @@ fn ofs_and_ffs_keep_the_contract() {
 }
 
 #[test]
-fn off_serves_no_value_and_no_value_covers_its_changes() {
+fn iversion_off_serves_no_value_and_later_values_differ() {
     if !can_mount() || !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }

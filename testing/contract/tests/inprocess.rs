@@ -92,7 +92,7 @@ fn fat_keeps_the_contract() {
 
 /// A mount without values says so, and no older value stands for a state that it changed.
 #[test]
-fn off_serves_no_value_and_no_value_covers_its_changes() {
+fn iversion_off_serves_no_value_and_later_values_differ() {
     hold(&mut || mem(OFF, true), seed(), steps(2000));
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
@@ -150,7 +150,7 @@ fn concurrent_actors_on_mem_keep_the_contract() {
 }
 
 #[test]
-fn several_actors_find_ext4_right() {
+fn concurrent_actors_on_ext4_keep_the_contract() {
     if !ivers_oracle::have_programs(&["mkfs.ext4"]) {
         return;
     }

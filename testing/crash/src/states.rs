@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ignored_flush_that_changes_nothing_hides_no_honest_state() {
+    fn an_ignored_flush_without_effect_keeps_the_normal_state() {
         let base = Arc::new(MemDevice::new(8 * SECTOR as u64));
         let record = [write(0, 0, 1, false), Recorded::Flush, write(512, 3, 1, true)];
         let mut kinds = Vec::new();

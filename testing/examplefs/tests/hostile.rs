@@ -149,7 +149,7 @@ fn damage(bytes: &mut [u8], rng: &mut StdRng) {
 }
 
 #[test]
-fn damaged_images_are_refused_or_used() {
+fn damaged_images_cause_errors_and_no_panic() {
     let images = [image(true), image(false)];
     let seed = std::env::var("IVERS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let count = std::env::var("IVERS_STEPS").ok().and_then(|count| count.parse().ok()).unwrap_or(1500);
@@ -185,7 +185,7 @@ fn error_of(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn one_damage_is_one_error_that_names_it() {
+fn each_damage_is_reported_with_its_location() {
     let sound = image(true);
     check(&sound).unwrap();
     let sb = superblock(&sound);

@@ -19,7 +19,7 @@ fn fill(vfs: &Arc<Vfs>, inode: &InodeRef, len: usize) -> Result<usize> {
 }
 
 #[test]
-fn an_orphan_is_freed_by_the_next_mount_and_not_before() {
+fn orphans_are_freed_by_the_next_mount() {
     let device = Arc::new(fresh(800));
     let vfs = mount(device.clone()).unwrap();
     let (cred, root) = (Cred::root(), vfs.root().unwrap());
@@ -50,7 +50,7 @@ fn an_orphan_is_freed_by_the_next_mount_and_not_before() {
 }
 
 #[test]
-fn a_full_filesystem_refuses_and_loses_nothing() {
+fn a_full_filesystem_refuses_writes_and_keeps_its_data() {
     let device = Arc::new(fresh(1024));
     let vfs = mount(device.clone()).unwrap();
     let (cred, root) = (Cred::root(), vfs.root().unwrap());
@@ -80,7 +80,7 @@ fn a_full_filesystem_refuses_and_loses_nothing() {
 }
 
 #[test]
-fn inodes_run_out() {
+fn creating_more_files_than_inodes_fails() {
     let vfs = mount(Arc::new(fresh(800))).unwrap();
     let made =
         (1..).take_while(|nth| create(&vfs, &format!("{nth}"), CreateSpec::file(0o644)).is_ok()).count();
@@ -110,7 +110,7 @@ fn a_read_only_mount_replays_in_memory_and_writes_nothing() {
 }
 
 #[test]
-fn the_limits_of_the_format_are_errors() {
+fn exceeding_the_limits_of_the_format_fails() {
     let vfs = mount(Arc::new(fresh(800))).unwrap();
     let cred = Cred::root();
     let file = create(&vfs, &"n".repeat(NAME_MAX), CreateSpec::file(0o644)).unwrap();

@@ -29,7 +29,7 @@ fn replay(folder: &str) {
 }
 
 #[test]
-fn inputs_that_once_failed_pass() {
+fn regressions_pass() {
     replay("regressions");
 }
 

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dropped_attribute_is_detected() {
+    fn attributes_dropped_by_e2fsck_are_detected() {
         for lasting in [true, false] {
             let image = Image::new("ext4", 8 << 20, &["-b", "1024"]).unwrap();
             let bytes = image.dir().join("bytes");
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn headings_and_hints_are_no_findings() {
+    fn headings_and_hints_of_e2fsck_are_ignored() {
         for fine in [
             "e2fsck 1.47.0 (5-Feb-2023)",
             "Pass 1: Checking inodes, blocks, and sizes",

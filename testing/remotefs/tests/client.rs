@@ -54,7 +54,7 @@ fn read(vfs: &Vfs, file: &InodeRef) -> Vec<u8> {
 }
 
 #[test]
-fn the_change_attribute_is_the_servers_in_all_its_bits() {
+fn all_64_bits_of_the_servers_change_attribute_are_served() {
     let it = both(|_| Ok(()));
     let ours = create(&it.client, "f");
     let theirs = it.server.resolve(&Cred::root(), "/f", true).unwrap();
@@ -85,7 +85,7 @@ fn the_change_attribute_is_the_servers_in_all_its_bits() {
 }
 
 #[test]
-fn changes_behind_the_cache_are_seen_and_grants_save_the_question() {
+fn remote_changes_are_seen_and_delegations_avoid_requests() {
     let it = both(|_| Ok(()));
     let ours = create(&it.client, "f");
     let theirs = it.server.resolve(&Cred::root(), "/f", true).unwrap();
@@ -112,7 +112,7 @@ fn changes_behind_the_cache_are_seen_and_grants_save_the_question() {
 }
 
 #[test]
-fn names_are_trusted_while_their_directory_has_not_changed() {
+fn cached_names_are_valid_while_their_directory_is_unchanged() {
     let it = both(|_| Ok(()));
     create(&it.client, "f");
     let root = it.client.root().unwrap();
@@ -160,7 +160,7 @@ fn the_server_decides_about_permissions_and_its_delays_are_errors_of_their_own()
 }
 
 #[test]
-fn a_lookup_that_waits_for_the_server_blocks_nobody() {
+fn a_lookup_that_waits_for_the_server_blocks_no_other_request() {
     let (started, has_started) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
     let (hold, released) = (Arc::new(AtomicBool::new(false)), parking_lot::Mutex::new(released));
@@ -191,7 +191,7 @@ fn a_lookup_that_waits_for_the_server_blocks_nobody() {
 }
 
 #[test]
-fn locks_are_the_servers() {
+fn locks_are_taken_on_the_server() {
     let it = both(|_| Ok(()));
     let file = create(&it.client, "f");
     let lock = |owner, range, exclusive| LockRequest { owner: LockOwner(owner), range, exclusive };
@@ -208,7 +208,7 @@ fn locks_are_the_servers() {
 }
 
 #[test]
-fn no_question_to_the_server_is_asked_under_an_inode_lock() {
+fn no_request_is_sent_under_an_inode_lock() {
     let all: Arc<Mutex<Vec<InodeRef>>> = Arc::default();
     let asked = Arc::new(Mutex::new(Vec::new()));
     let it = both({
@@ -359,7 +359,7 @@ fn bytes_read_before_an_invalidation_do_not_enter_the_cache_after_it() {
 }
 
 #[test]
-fn a_refused_write_is_reported_once_and_gives_up_its_pages() {
+fn a_refused_write_is_reported_once_and_its_pages_are_dropped() {
     let (it, answers) = both_with_answers();
     let (ours, other) = (create(&it.client, "f"), create(&it.client, "g"));
     write(&it.client, &ours, b"too much");
@@ -391,7 +391,7 @@ fn a_broken_server_does_not_stop_the_mount() {
 }
 
 #[test]
-fn a_server_is_left_also_if_data_could_not_be_sent() {
+fn unmount_ends_the_session_after_a_failed_write() {
     let left = Arc::new(AtomicBool::new(false));
     let it = both({
         let left = left.clone();

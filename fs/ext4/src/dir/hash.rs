@@ -168,7 +168,7 @@ mod tests {
     /// The output of `debugfs -R "dx_hash ..."` of e2fsprogs (seeded with the bytes 01 23 45 67 89 ab cd ef
     /// twice).
     #[test]
-    fn agrees_with_others() {
+    fn hashes_match_known_values() {
         const SEED: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x6745_2301, 0xEFCD_AB89];
         const LONG: &str = "thisisafairlylongname_that_spans_more_than_32_bytes";
         let cases: &[(u8, [u32; 4], &str, u32, u32)] = &[

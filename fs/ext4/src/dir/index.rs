@@ -201,7 +201,7 @@ mod tests {
     use ivers_vfs::FileType;
 
     #[test]
-    fn tables_keep_their_rows() {
+    fn tables_round_trip() {
         for (block_size, checksum, root_limit, node_limit) in [
             (1024, false, 124, 127),
             (4096, false, 508, 511),

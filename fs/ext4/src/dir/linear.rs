@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_bytes_are_errors() {
+    fn invalid_directory_blocks_are_errors() {
         let format = Format { block_size: 1024, filetype: true, checksum: false };
         let mut state = 1u64;
         for _ in 0..20_000 {

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_convert_back() {
+    fn acl_forms_round_trip() {
         let mut call = CALL_VERSION.to_le_bytes().to_vec();
         for (tag, perm, id) in
             [(1u16, 6u16, NO_ID), (USER, 4, 1000), (4, 4, NO_ID), (0x10, 6, NO_ID), (0x20, 0, NO_ID)]

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_hold_what_was_put_in() {
+    fn attribute_tables_round_trip() {
         let attribute = |index, name: &[u8], value: &[u8]| Attribute {
             index,
             name: name.to_vec(),

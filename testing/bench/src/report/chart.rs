@@ -299,13 +299,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
+    fn labels_have_short_numbers() {
         let texts = [0.0, 0.0123, 1.5, 99.94, 533.2, 9_999.0, 12_345.0, 2.5e6, 3e9].map(short);
         assert_eq!(texts, ["0", "0.012", "1.5", "99.9", "533", "9999", "12.3 k", "2.5 M", "3 G"]);
     }
 
     #[test]
-    fn nothing_and_odd_numbers_can_be_drawn() {
+    fn charts_of_no_bars_and_of_invalid_numbers_are_drawn() {
         let series = vec![Series { name: "<a&\"b>".to_owned(), color: RED }];
         for is_log in [false, true] {
             for values in [

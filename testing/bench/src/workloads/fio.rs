@@ -194,7 +194,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_block_comes_once_and_none_in_its_turn() {
+    fn random_order_visits_each_block_once() {
         for count in [1, 2, 4, 64, 4096] {
             let order: Vec<_> = (0..count).map(|nth| shuffled(nth, count)).collect();
             assert_eq!(order.iter().copied().collect::<BTreeSet<_>>(), (0..count).collect());

@@ -106,7 +106,7 @@ fn equal_values_cover_completed_changes() {
 }
 
 #[test]
-fn one_value_stands_for_one_state() {
+fn equal_values_require_equal_states() {
     let look = |actor, at: u64, bytes| {
         [
             value(actor, (at, at + 1), 6),
@@ -136,7 +136,7 @@ fn change_info_is_atomic() {
 }
 
 #[test]
-fn an_order_is_found_if_there_is_one() {
+fn possible_orders_are_found() {
     let tree = |bytes: &[u8]| {
         let mut after = model();
         after.nodes.get_mut(&FILE_ID).expect("the file").bytes = bytes.to_vec();
