@@ -36,7 +36,8 @@ impl Operand {
         Operand::Host(word.to_owned())
     }
 
-    /// As [`Operand::parse`], but a path of the host that is not a directory names the root of that image.
+    /// Parses an operand as [`Operand::parse`] does. But a path of the host that is not a directory is an
+    /// image: the operand names its root.
     pub fn parse_image(word: &Path) -> Self {
         match Self::parse(word) {
             Operand::Host(image) if !image.is_dir() => Operand::Image { image, path: b"/".to_vec() },
@@ -44,7 +45,7 @@ impl Operand {
         }
     }
 
-    /// The last name of the path: that of a copy of it. `None` if the path ends in `/`, `.` or `..`.
+    /// Returns the last name of the path: that of a copy of it. `None` if the path ends in `/`, `.` or `..`.
     pub fn name(&self) -> Option<Vec<u8>> {
         let path = match self {
             Operand::Host(path) => path.as_os_str().as_bytes(),
@@ -53,7 +54,7 @@ impl Operand {
         last_name(path).map(<[u8]>::to_vec)
     }
 
-    /// The image.
+    /// Returns the image.
     pub fn image(&self) -> Option<&Path> {
         match self {
             Operand::Image { image, .. } => Some(image),
@@ -62,7 +63,7 @@ impl Operand {
     }
 }
 
-/// If `word` is `IMAGE:path` without the slash: what was probably meant, for an error.
+/// Returns `IMAGE:/path` if `word` is `IMAGE:path` without the slash, for a hint in an error.
 pub fn with_missing_slash(word: &Path) -> Option<String> {
     let bytes = word.as_os_str().as_bytes();
     let Operand::Host(path) = Operand::parse(word) else { return None };
@@ -75,23 +76,23 @@ pub fn with_missing_slash(word: &Path) -> Option<String> {
     Some(display_name(image, &join(b"/", rest)))
 }
 
-/// `IMAGE:/path`.
+/// Formats `IMAGE:/path`.
 pub fn image_path(image: &Path, path: &[u8]) -> String {
     format!("{}:{}", image.display(), OsStr::from_bytes(path).display())
 }
 
-/// `IMAGE:/path` for a terminal.
+/// Formats `IMAGE:/path` for a terminal.
 pub fn display_name(image: &Path, path: &[u8]) -> String {
     format::name(image_path(image, path).as_bytes())
 }
 
-/// The last component of a path, unless it is `.` or `..`.
+/// Returns the last component of a path, unless it is `.` or `..`.
 pub fn last_name(path: &[u8]) -> Option<&[u8]> {
     let name = path.rsplit(|&byte| byte == b'/').find(|part| !part.is_empty())?;
     (name != b"." && name != b"..").then_some(name)
 }
 
-/// `dir/name`.
+/// Joins a directory and a name: `dir/name`.
 pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = dir.to_vec();
     if !path.is_empty() && !path.ends_with(b"/") {
@@ -120,7 +121,7 @@ pub fn split_options(words: &[String]) -> Vec<String> {
     all
 }
 
-/// An argument of `-o` that [`split_options`] turns back into `option`.
+/// Returns an argument of `-o` that [`split_options`] turns back into `option`.
 pub fn escape_option(option: &str) -> String {
     option.replace('\\', "\\\\").replace(',', "\\,")
 }
@@ -130,7 +131,7 @@ pub fn name_and_value(option: &str) -> (&str, Option<&str>) {
     option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)))
 }
 
-/// A size in bytes: `64M`, `1G`, `4096`.
+/// Parses a size in bytes, such as `64M`, `1G` or `4096`.
 pub fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim_end_matches(['b', 'B']).trim_end_matches('i');
     let (digits, shift) = match text.as_bytes().last()?.to_ascii_uppercase() {

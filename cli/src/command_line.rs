@@ -160,7 +160,7 @@ fn with_mount_implied(mut words: Vec<OsString>) -> Vec<OsString> {
 mod tests {
     use super::*;
 
-    /// The words of an example up to a redirection or pipe of the shell.
+    /// Returns the words of an example up to a redirection or pipe of the shell.
     fn words(line: &str) -> Vec<&str> {
         line.split_whitespace().take_while(|word| !["|", ">", "<"].contains(word)).collect()
     }

@@ -26,7 +26,7 @@ pub struct FileInfo {
     pub attr: Attr,
 }
 
-/// The instance of a filesystem: change attributes of different instances are never compared.
+/// Returns the instance of a filesystem: change attributes of different instances are never compared.
 pub fn instance(vfs: &Vfs) -> String {
     let info = vfs.info();
     let mut instance: String = info.uuid.iter().map(|b| format!("{b:02x}")).collect();
@@ -71,7 +71,7 @@ pub fn served_json(path: &Path, name: &str) -> Result<Value> {
     })
 }
 
-/// As [`served_json`]; `None` if `path` is not on a mount of ivers.
+/// Reads a JSON attribute as [`served_json`] does. `None` if `path` is not on a mount of ivers.
 pub fn served_json_if_any(path: &Path, name: &str) -> Result<Option<Value>> {
     let Some(text) = served(path, name, true)? else { return Ok(None) };
     serde_json::from_str(&text).with_context(|| format!("{}: {name} is not JSON", path.display())).map(Some)
@@ -85,7 +85,8 @@ pub fn identity(path: &Path, ino: u64) -> Result<Identity> {
     Ok(Identity { ino, generation, change: served_number(path, CHANGE, false)? })
 }
 
-/// Whether a directory shows a mount whose process is gone. Uses a call that no cache of the kernel answers.
+/// Returns whether a directory shows a mount whose process is gone. Uses a call that no cache of the kernel
+/// answers.
 pub fn is_dead_mount(dir: &Path) -> bool {
     use rustix::io::Errno;
     rustix::fs::statfs(dir).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
@@ -136,7 +137,7 @@ fn json_time(time: Timestamp) -> Value {
 }
 
 impl FileInfo {
-    /// The information in JSON. Users rely on its keys.
+    /// Returns the information in JSON. Users rely on its keys.
     pub fn json(&self, path: &str) -> Value {
         let attr = &self.attr;
         json!({
@@ -160,7 +161,7 @@ impl FileInfo {
         })
     }
 
-    /// The information as text.
+    /// Returns the information as text.
     pub fn text(&self, path: &str) -> String {
         let attr = &self.attr;
         let number = |v: Option<u64>| v.map_or("none".to_owned(), |v| v.to_string());

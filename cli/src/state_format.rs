@@ -56,7 +56,7 @@ fn check(bytes: &[u8]) -> u64 {
 /// Most bytes of a record besides the path: flags and numbers.
 const RECORD_MAX: usize = 2 + 5 * 10;
 
-/// Bytes of memory that the paths of a state of `len` bytes may take. Real trees stay far below: a record has
+/// Bytes of memory that the paths of a state of `len` bytes can take. Real trees stay far below: a record has
 /// about twenty bytes besides the path.
 fn paths_max(len: usize) -> usize {
     len.saturating_mul(64).saturating_add(64 << 20)
@@ -82,7 +82,7 @@ impl PathBudget {
 }
 
 impl State {
-    /// Whether [`State::decode`] accepts this state, which is encoded in `len` bytes.
+    /// Returns whether [`State::decode`] accepts this state, which is encoded in `len` bytes.
     pub fn is_loadable(&self, len: usize) -> bool {
         len as u64 <= LEN_MAX && self.files.keys().map(Vec::len).sum::<usize>() <= paths_max(len)
     }

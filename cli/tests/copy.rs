@@ -296,7 +296,7 @@ fn overwriting_a_file_removes_its_capabilities() {
     image.check().unwrap();
 }
 
-/// An ACL: owner, user 7, group, mask, others.
+/// Returns an ACL: owner, user 7, group, mask, others.
 fn acl(user: u8) -> Vec<u8> {
     let entry = |tag: u8, perm: u8, id: u32| [[tag, 0, perm, 0], id.to_le_bytes()].concat();
     let none = u32::MAX;

@@ -23,7 +23,7 @@ fn compile(dir: &Path) -> PathBuf {
     program
 }
 
-/// The programs in C and Python.
+/// Returns the programs in C and Python.
 fn programs(dir: &Path) -> [Vec<PathBuf>; 2] {
     [vec![compile(dir)], vec!["python3".into(), Path::new(EXAMPLES).join("changed.py")]]
 }
@@ -32,7 +32,7 @@ fn run(program: &[PathBuf], file: &Path, note: &Path) -> Output {
     Command::new(&program[0]).args(&program[1..]).args([file, note]).output().unwrap()
 }
 
-/// All three programs give this answer and store the same note.
+/// Asserts that all three programs print this answer and store the same note.
 fn all_say(programs: &[Vec<PathBuf>], place: &Place, is_unchanged: bool, after: &str) {
     let file = place.path("file");
     let notes = ["c", "python", "rust"].map(|name| place.image.dir().join(name));

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 type Names = BTreeSet<String>;
 
-/// The names that the document lists for a command.
+/// Returns the names that the document lists for a command.
 fn documented(command: &str) -> Names {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md");
     let page = fs::read_to_string(page).unwrap();

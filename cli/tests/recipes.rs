@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The commands of the section: each from a prompt to the next, with its continuation lines.
+/// Returns the commands of the section: each from a prompt to the next, with its continuation lines.
 fn recipes() -> Vec<String> {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
     let text = fs::read_to_string(readme).unwrap();
@@ -19,7 +19,7 @@ fn recipes() -> Vec<String> {
     code.split("$ ").filter(|recipe| !recipe.is_empty()).map(str::to_owned).collect()
 }
 
-/// The example of `changed --help` that copies.
+/// Returns the example of `changed --help` that copies.
 fn of_help() -> String {
     let help = String::from_utf8(ivers(["changed", "--help"]).stdout).unwrap();
     let lines: Vec<&str> = help.lines().collect();

@@ -14,7 +14,7 @@ const OWNER: u32 = 1000;
 const OTHER: u32 = 1001;
 const GROUP: u32 = 2000;
 
-/// A mount that every user may enter, or `None` where no other user can be simulated.
+/// Returns a mount that every user may enter, or `None` where no other user can be simulated.
 fn shared(options: &str) -> Option<Place> {
     if !can_mount() || !ivers_oracle::have_programs(&["setpriv", "setfacl", "getfacl", "setcap", "chattr"]) {
         return None;
@@ -55,16 +55,16 @@ fn fails(place: &Place, uid: u32, script: &str) {
     assert!(!output.status.success(), "{script} as {uid} succeeded");
 }
 
-/// Queried alone, so that the kernel returns its cached mode, which execve(2) uses. A query of all attributes
-/// can make it ask the mount.
+/// Queries the mode alone, so that the kernel returns its cached mode, which execve(2) uses. A query of all
+/// attributes can make it ask the mount.
 fn perm(place: &Place, name: &str) -> u32 {
     let flags = rustix::fs::AtFlags::empty();
     let found = rustix::fs::statx(rustix::fs::CWD, place.path(name), flags, rustix::fs::StatxFlags::MODE);
     u32::from(found.unwrap().stx_mode) & 0o7777
 }
 
-/// The mode after a remount, without the kernel's caches.
-fn again(place: &Place) {
+/// Remounts, so that the kernel's caches are empty.
+fn remount(place: &Place) {
     place.unmount();
     place.mount("allow_other");
 }
@@ -99,7 +99,7 @@ fn changes_of_data_and_owner_remove_privileges() {
         }
         fresh();
         does(&place, OTHER, script);
-        again(&place);
+        remount(&place);
         assert_eq!(perm(&place, "f"), 0o777, "{what}, after a remount");
     }
     does(&place, 0, &format!("rm f; touch f; chmod 6755 f; setcap cap_net_raw+ep f; chown {OWNER} f"));
@@ -145,7 +145,7 @@ fn append_only_files_permit_only_appends() {
     assert!(change(&place.path("f")) > before);
     // Not synced: data that write(2) accepted must not be lost either.
     does(&place, OTHER, "printf three >> f");
-    again(&place);
+    remount(&place);
     // The kernel does not know yet whether the file has capabilities that a write would remove.
     does(&place, OTHER, "printf four >> f && sync f");
     assert_eq!(fs::read_to_string(place.path("f")).unwrap(), "onetwotwothreefour");
@@ -171,7 +171,7 @@ fn append_only_files_permit_only_appends() {
         fails(&place, 0, script);
     }
     fails(&place, OTHER, "chattr -i g");
-    again(&place);
+    remount(&place);
     assert_eq!(fs::read_to_string(place.path("g")).unwrap(), "before");
     does(&place, 0, "chattr -a f; chattr -i g; : > f; rm f g");
     place.unmount();
@@ -203,7 +203,7 @@ fn access_control_lists_are_enforced() {
     fails(&place, OTHER, "printf x >> d/f");
     assert!(list("d/f").contains("mask::r--"));
     fails(&place, OTHER, "setfacl -m u:1001:rwx d/f");
-    again(&place);
+    remount(&place);
     fails(&place, OTHER, "printf x >> d/f");
     does(&place, OWNER, "setfacl -b d/f");
     fails(&place, OTHER, "cat d/f");

@@ -9,7 +9,7 @@ use std::io::Write;
 
 const CAP_SYS_NICE: u64 = 1 << 23;
 
-/// The worker of a supervisor.
+/// Returns the worker of a supervisor.
 fn worker(supervisor: i32) -> i32 {
     let children = children(supervisor);
     assert_eq!(children.len(), 1, "one worker");
@@ -59,7 +59,7 @@ fn a_mount_with_a_sandboxed_worker_works() {
     place.image.check().unwrap();
 }
 
-/// The ids of a process's threads whose names begin like this.
+/// Returns the ids of a process's threads whose names begin like this.
 fn threads(process: i32, called: &str) -> Vec<i32> {
     let all = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let numbers = all.map(|entry| entry.unwrap().file_name().into_string().unwrap().parse().unwrap());

@@ -9,7 +9,7 @@ use std::io::{PipeReader, PipeWriter, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// An image with a large file.
+/// Returns an image with a large file.
 fn image() -> Option<Image> {
     if !ivers_oracle::have_programs(&["mkfs.ext4", "e2fsck"]) {
         return None;
@@ -22,7 +22,7 @@ fn image() -> Option<Image> {
     Some(image)
 }
 
-/// A pipe that is full to the last byte.
+/// Returns a pipe that is full to the last byte.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (from, mut into) = std::io::pipe().unwrap();
     let flags = rustix::fs::fcntl_getfl(&into).unwrap();

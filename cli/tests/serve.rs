@@ -554,7 +554,7 @@ fn the_log_is_replaced_in_the_sandbox() {
     assert!(server.stop().success());
 }
 
-/// A client of NFSv4.0 that gives this callback address.
+/// Introduces a client of NFSv4.0 with this callback address.
 fn introduce(server: &Server, host: &str, port: u16) -> Client {
     let addr = format!("{host}.{}.{}", port >> 8, port & 0xff).into_bytes();
     let set = SetClientIdArgs {

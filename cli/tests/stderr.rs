@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output, Stdio};
 
-/// A full device, and a pipe without a reader.
+/// Returns a full device, and a pipe without a reader.
 fn deaf() -> Vec<(&'static str, Stdio)> {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (reader, pipe) = std::io::pipe().unwrap();

@@ -171,8 +171,8 @@ fn misled(dir: &Path, kind: &Kind) -> (usize, usize) {
     })
 }
 
-/// Each test requires a processor for itself and a second one.
-fn can_starve() -> bool {
+/// Returns whether the tests can run: each requires FUSE and two processors.
+fn can_run() -> bool {
     let can = can_mount() && std::thread::available_parallelism().map_or(1, usize::from) >= 2;
     if !can {
         ivers_oracle::skipped("two processors and FUSE are needed");
@@ -183,7 +183,7 @@ fn can_starve() -> bool {
 #[test]
 #[ignore = "keeps both processors busy for two minutes: cargo xtask soak contract"]
 fn no_value_covers_a_change_that_the_kernel_does_not_show() {
-    if !can_starve() {
+    if !can_run() {
         return;
     }
     let mut without = 0;
@@ -264,7 +264,7 @@ fn found_only_without_waiting(find: impl Fn(&Place) -> u32) {
 #[test]
 #[ignore = "keeps both processors busy for 16 seconds: cargo xtask soak contract"]
 fn several_observers_of_a_pipe_get_right_values() {
-    if !can_starve() {
+    if !can_run() {
         return;
     }
     found_only_without_waiting(|place| {
@@ -305,8 +305,8 @@ const SET_ACL: Round = Round {
     is_right: |attr| attr.mode() & 0o777 == 0o670,
 };
 
-/// An ACL: the owner reads and writes; one user and the group have all permissions that the mask leaves. In
-/// the form of acl(5) on Linux: a version, then entries of tag, permissions and id.
+/// Returns an ACL: the owner reads and writes; one user and the group have all permissions that the mask
+/// leaves. In the form of acl(5) on Linux: a version, then entries of tag, permissions and id.
 fn acl_with_mask(mask: u16) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let entries = [(1, 6, NOBODY), (2, 7, 1000), (4, 7, NOBODY), (0x10, mask, NOBODY), (0x20, 0, NOBODY)];
@@ -344,7 +344,7 @@ fn wrong_in_the_end(place: &Place, round: &Round, rounds: u32) -> u32 {
 #[test]
 #[ignore = "keeps both processors busy for half a minute: cargo xtask soak contract"]
 fn a_link_count_queried_during_unlink_is_right() {
-    if !can_starve() {
+    if !can_run() {
         return;
     }
     found_only_without_waiting(|place| with_one_processor(|| wrong_in_the_end(place, &UNLINK, 1000)));
@@ -353,7 +353,7 @@ fn a_link_count_queried_during_unlink_is_right() {
 #[test]
 #[ignore = "keeps both processors busy for a quarter of a minute: cargo xtask soak contract"]
 fn a_mode_queried_while_an_acl_changes_it_is_right() {
-    if !can_starve() {
+    if !can_run() {
         return;
     }
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a tour of what the change attribute costs and tells.
+//! `cargo xtask demo`: a tour of the cost and the use of the change attribute.
 
 use std::fs;
 use std::io::Write;
@@ -73,7 +73,7 @@ fn tour_mounted(ivers: &Path, image: &str, dir: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// The same without FUSE: `ivers cp` changes files in the image.
+/// Runs the tour without FUSE: `ivers cp` changes files in the image.
 fn tour_unmounted(ivers: &Path, image: &str, scratch: &Path) -> Outcome<()> {
     println!("(FUSE is not available: `ivers cp` changes the file in the image)");
     let name = format!("{image}:/file");
@@ -121,7 +121,7 @@ fn tour() -> Outcome<()> {
         println!("\ne2fsck -fn: clean");
         Ok(())
     });
-    // After a failure the image may still be mounted: then keep the files.
+    // After a failure the image can still be mounted: then keep the files.
     let _ = call(&ivers, &["unmount", "--lazy", &dir.to_string_lossy()]);
     if fs::remove_dir(&dir).is_ok() {
         let _ = fs::remove_dir_all(&scratch);

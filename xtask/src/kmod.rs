@@ -27,7 +27,7 @@ const MODULES: [(&str, Option<[&str; 2]>); 3] = [
     ("unfenced", Some(["iversion_fence_(); /* W */", "barrier();"])),
 ];
 
-/// The time limit; the machine is emulated and the host may be busy.
+/// The time limit; the machine is emulated and the host can be busy.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Numbers of observers, and the rounds that each test must reach (`init` requests as many): about ten times

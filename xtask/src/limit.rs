@@ -2,7 +2,7 @@
 //!
 //! A CI machine that stops a run that hangs also discards its output. So this module ends a step that exceeds
 //! the limit of the run and prints its threads, which bear the names of tests. A process that waits for a
-//! dead FUSE server cannot be killed, so mounts are aborted first. Because even that may fail, steps write to
+//! dead FUSE server cannot be killed, so mounts are aborted first. Because even that can fail, steps write to
 //! a pipe of this process and inherit none of the caller's descriptors.
 
 use anyhow::{Context, Result};
@@ -45,7 +45,7 @@ pub fn status(command: &mut Command) -> Result<ExitStatus> {
     })
 }
 
-/// `release` frees processes that cannot be killed.
+/// Runs a command until it ends or the limit is reached. `release` frees processes that cannot be killed.
 fn status_within(
     command: &mut Command,
     limit: Duration,
@@ -73,7 +73,7 @@ fn status_within(
         std::thread::sleep(LOOK);
     }
     eprintln!("xtask: {command:?} has not ended in {} s; what runs:", start.elapsed().as_secs());
-    // Both may block on what hangs.
+    // Both can block on what hangs.
     with_timeout(move || print_threads(group));
     with_timeout(release);
     let _ = kill_process_group(group, Signal::KILL);

@@ -115,7 +115,7 @@ fn copy_tree(root: &Path, scratch: &Path) -> Option<()> {
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = std::str::from_utf8(name).ok()?;
         let (from, to) = (root.join(name), scratch.join(name));
-        // A deleted file may still be listed.
+        // A deleted file can still be listed.
         if from.is_file() {
             fs::create_dir_all(to.parent()?).ok()?;
             // Writes only changed files, so that a second run builds little.

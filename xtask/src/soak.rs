@@ -27,7 +27,7 @@ pub(crate) const STEPS: [(&str, Step); 13] = [
     ("fuzz", || fuzz::fuzz(None, FUZZ_MINUTES)),
 ];
 
-/// `cargo test --release ARGS -- --nocapture EXTRA`.
+/// Runs `cargo test --release ARGS -- --nocapture EXTRA`.
 fn test(what: &str, args: &[&str], extra: &[&str], env: &[(&str, &str)]) -> bool {
     let args = [&["test", "--release"], args, &["--", "--nocapture"], extra].concat();
     run(what, "cargo", &args, env)

@@ -161,7 +161,7 @@ fn ext<'a>(make: &'a dyn Fn(&Path) -> bool, options: &[&str]) -> Volume<'a> {
     Volume { name: options.join(" "), kind: "ext4", make, is_clean: &is_clean }
 }
 
-/// One sector per cluster, for the longest cluster chains.
+/// Makes a FAT filesystem with one sector per cluster, for the longest cluster chains.
 fn make_fat(image: &Path) -> bool {
     let mkfs = || Command::new("mkfs.fat").args(["-F", "32", "-s", "1"]).arg(image).status();
     File::create(image).and_then(|file| file.set_len(300 << 20)).is_ok()

@@ -68,7 +68,7 @@ fn copy(vfs: &Vfs, image: &Path, path: &[u8], json: bool, out: &mut impl Write) 
     Ok(writeln!(out, "{}", json!({ "path": name, "contents": text })).map_err(StdoutError)?)
 }
 
-/// Passes the contents of a file to `sink`, piece by piece.
+/// Passes the contents of a file to `sink`, chunk by chunk.
 fn read_all(vfs: &Vfs, inode: &InodeRef, mut sink: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;

@@ -62,7 +62,7 @@ use_ino, errors=remount-ro), are accepted and ignored. Unsupported options that
 change what programs see (minixdf, uid=, umask=, allow_root, auto_unmount,
 errors=panic, ...) are refused.";
 
-/// Whether the program was called by the name `fuse2fs`.
+/// Returns whether the program was called by the name `fuse2fs`.
 pub fn is_name(program: Option<&OsString>) -> bool {
     program.is_some_and(|word| Path::new(word).file_name() == Some(OsStr::new(NAME)))
 }
@@ -82,7 +82,7 @@ pub fn main(words: &[OsString]) -> ExitCode {
 /// Options of fuse2fs and libfuse that ivers does not support.
 const UNSUPPORTED: [&str; 7] = ["minixdf", "uid", "gid", "umask", "allow_root", "auto_unmount", "errors"];
 
-/// Options without effect: hints to libfuse, and behaviour that ivers has anyway.
+/// Returns whether an option has no effect: it is a hint to libfuse, or ivers always behaves so.
 fn is_ignored(name: &str, has_value: bool) -> bool {
     let plain = [
         "use_ino",
@@ -125,7 +125,7 @@ fn is_ignored(name: &str, has_value: bool) -> bool {
     plain.contains(&name) || ["splice_read", "splice_write", "splice_move"].contains(&splice)
 }
 
-/// The arguments of `ivers mount` with the same meaning.
+/// Returns the arguments of `ivers mount` with the same meaning.
 fn translate(words: &CommandLine) -> Result<mount::Args> {
     let mut foreground = words.foreground || words.debug;
     let mut defaults = true;
@@ -153,7 +153,7 @@ fn translate(words: &CommandLine) -> Result<mount::Args> {
     if words.single {
         all.push("threads=1".into());
     }
-    // Later ones win.
+    // Later options have precedence.
     all.extend(given);
     if no_recovery {
         all.extend(["ro".into(), "norecovery".into()]);

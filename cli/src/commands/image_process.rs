@@ -52,7 +52,8 @@ fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
     }
     let device = FileDevice::adopt(descriptor(fds)?, image.clone(), options.open_mode())?;
     if options.read_only {
-        // Nothing needs to be closed, and a long walk would keep the lock on the image for nothing.
+        // A reader has nothing to close. If the command ends during a long walk, the lock on the image must
+        // not stay.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     }
     sandbox::enter(options.sandbox);

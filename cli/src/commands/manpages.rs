@@ -20,7 +20,7 @@ pub const MAN_HELP: &str = "\
 Examples:
   ivers man ~/.local/share/man/man1";
 
-/// The command line without hidden subcommands, which completions would offer.
+/// Returns the command line without hidden subcommands, which completions would offer.
 fn public(whole: &Command) -> Command {
     let shown = whole.get_subcommands().filter(|sub| !sub.is_hide_set()).cloned();
     let bare = Command::new("ivers").version(env!("CARGO_PKG_VERSION")).args(whole.get_arguments().cloned());
@@ -54,7 +54,7 @@ pub fn man(whole: &Command, dir: &Path) -> Result<()> {
     clap_mangen::generate_to(command, dir).with_context(place)
 }
 
-/// The usage line with the values of options, which the generator of the pages omits.
+/// Returns the usage line with the values of options, which the generator of the pages omits.
 fn synopsis(command: &Command) -> String {
     let word = |arg: &Arg| {
         let long = arg.to_string();

@@ -136,7 +136,7 @@ fn open(args: &Args) -> Result<Arc<dyn Device>> {
     Ok(device)
 }
 
-/// Checks the options against the size. What does not fit is an error of the command line.
+/// Checks the options against the size. An option that does not fit is a usage error.
 fn plan(bytes: u64, options: &MkfsOptions, args: &Args) -> Result<()> {
     ivers_ext4::mkfs::plan(bytes, options).map_err(|error| match error {
         Error::Incompatible(why) => usage(format!("{}: {why}", args.image.display())),
@@ -185,7 +185,7 @@ impl Device for WithProgress {
     }
 }
 
-/// Makes the filesystem. `new_len`: creates the file first or new_len it to that many bytes.
+/// Makes the filesystem. `new_len`: first creates the file with this length, or extends it.
 fn write(args: &Args, options: &MkfsOptions, new_len: Option<u64>, has_contents: bool) -> Result<MkfsReport> {
     let place = args.image.display();
     if let Some(bytes) = new_len {
@@ -242,7 +242,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     let new_len = (bytes > old_len && !is_device).then_some(bytes);
     let made = write(args, &options, new_len, old_len > 0).inspect_err(|_| {
         if found.is_none() && !args.image.is_symlink() {
-            // We created the file, and half a filesystem is of no use.
+            // This command created the file. Half a filesystem is of no use.
             let _ = std::fs::remove_file(&args.image);
         }
     })?;

@@ -68,7 +68,7 @@ fn unmount_served(args: &Args, json: bool) -> Result<()> {
     let before = device.map(mounts_of).unwrap_or_default();
     let waiting = progress::Waiting::to("waiting until the image is closed");
     detach(&dir, args.lazy)?;
-    // A new mount may have the same device number, but not the same line.
+    // A new mount can have the same device number, but not the same line.
     let after = device.map(mounts_of).unwrap_or_default();
     if let Some(other) = after.iter().find(|line| before.contains(line)) {
         // The process continues to serve: waiting for it could take forever.

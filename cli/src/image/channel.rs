@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Longest message in bytes: two paths of PATH_MAX, each byte of which JSON may encode in six.
+/// Longest message in bytes: two paths of PATH_MAX, each byte of which JSON can encode in six.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Most descriptors in a message.
 const DESCRIPTORS_MAX: usize = 32;
@@ -35,7 +35,7 @@ impl Channel {
         Ok(set_socket_timeout(&self.0, Timeout::Recv, Some(time))?)
     }
 
-    /// The end that this process inherited as standard input.
+    /// Returns the end that this process inherited as standard input.
     pub fn inherited() -> Result<Self> {
         Ok(Self(std::io::stdin().as_fd().try_clone_to_owned()?))
     }

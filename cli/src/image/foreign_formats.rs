@@ -59,8 +59,8 @@ pub fn recognise(device: &dyn Device) -> Option<String> {
     partitions(&head)
 }
 
-/// Whether a file or device of the host starts like a filesystem or a disk with partitions. False if it
-/// cannot be read.
+/// Returns whether a file or device of the host starts like a filesystem or a disk with partitions. False if
+/// it cannot be read.
 pub fn contains_filesystem(path: &Path) -> bool {
     // Nothing else is opened: a FIFO would block.
     let is_image = |kind: FileType| kind.is_file() || kind.is_block_device();
@@ -85,7 +85,7 @@ fn is_filesystem(head: &[u8]) -> bool {
         || partitions(head).is_some()
 }
 
-/// A hint to choose one of the partitions that start at these bytes.
+/// Returns a hint to choose one of the partitions that start at these bytes.
 fn choose_partition(what: &str, starts: &[u64]) -> String {
     let starts: Vec<String> = starts.iter().map(|byte| format!("-o offset={byte}")).collect();
     match &starts[..] {
@@ -94,7 +94,7 @@ fn choose_partition(what: &str, starts: &[u64]) -> String {
     }
 }
 
-/// The byte offsets of the first partitions of a GPT with sectors of 512 bytes.
+/// Returns the byte offsets of the first partitions of a GPT with sectors of 512 bytes.
 fn gpt_partitions(head: &[u8]) -> Vec<u64> {
     let number = |at: usize, len: usize| {
         let bytes = head.get(at..at + len)?;
@@ -112,7 +112,7 @@ fn gpt_partitions(head: &[u8]) -> Vec<u64> {
     used.filter_map(|entry| u64::from_le_bytes(entry[32..40].try_into().ok()?).checked_mul(512)).collect()
 }
 
-/// A hint for the four entries of a DOS partition table.
+/// Returns a hint for the four entries of a DOS partition table.
 fn partitions(head: &[u8]) -> Option<String> {
     if head.get(510..512)? != [0x55, 0xAA] {
         return None;

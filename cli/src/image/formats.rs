@@ -64,12 +64,12 @@ pub const FORMATS: &[Format] = &[
 /// All formats, in words.
 pub const SUPPORTED: &str = "ext2, ext3, ext4, FAT, OFS or FFS filesystem";
 
-/// The format that `-t` selects by `name`.
+/// Returns the format that `-t` selects by `name`.
 pub fn by_name(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.names.contains(&name))
 }
 
-/// All types of `-t` that select a format, for errors.
+/// Returns all types of `-t` that select a format, for errors.
 pub fn all_names() -> String {
     FORMATS.iter().flat_map(|format| format.names).copied().collect::<Vec<_>>().join(", ")
 }
@@ -87,7 +87,7 @@ fn head(device: &dyn Device) -> Result<Vec<u8>> {
 }
 
 impl Format {
-    /// Whether a device is of this format.
+    /// Returns whether a device is of this format.
     pub fn is_on(&self, device: &dyn Device) -> Result<bool> {
         Ok((self.probe)(&head(device)?))
     }

@@ -41,7 +41,7 @@ pub fn open_when_closed(image: &Path, mode: OpenMode) -> Result<FileDevice, Bloc
     FileDevice::open(image, mode)
 }
 
-/// The visible processes that hold a `flock(2)` on a file.
+/// Returns the visible processes that hold a `flock(2)` on a file.
 fn lock_holders(file: &Metadata) -> Vec<i32> {
     // A line is "1: FLOCK  ADVISORY  WRITE 4711 fe:00:1022 0 EOF"; the device is in hexadecimal
     // (proc_locks(5)).

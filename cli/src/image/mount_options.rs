@@ -24,7 +24,7 @@ pub struct ImageArgs {
 }
 
 impl ImageArgs {
-    /// The options, for opening an image read-only.
+    /// Returns the options, for opening an image read-only.
     pub fn options(&self) -> Result<ImageOptions> {
         parse_for_reading(&self.options)
     }
@@ -44,7 +44,7 @@ pub struct MeasureOptions {
 }
 
 impl MeasureOptions {
-    /// Whether the mount measures nothing.
+    /// Returns whether the mount measures nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -219,7 +219,7 @@ const EXPORT_OPTIONS: &[&str] = &[
     "noload",
 ];
 
-/// Whether an export takes this mount option.
+/// Returns whether an export takes this mount option.
 pub fn is_export_option(option: &str) -> bool {
     let (name, _) = name_and_value(option);
     EXPORT_OPTIONS.contains(&name) || Owners::has(name)

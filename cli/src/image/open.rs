@@ -36,8 +36,8 @@ pub fn open_device(fs_type: &str, image: &Path, options: &ImageOptions) -> Resul
     }
 }
 
-/// As [`open_device`], but falls back to read-only if the image cannot be written. Returns the reason in that
-/// case.
+/// Opens a device as [`open_device`] does, but read-only if the image cannot be written. Returns the reason
+/// in that case.
 pub fn open_device_or_fall_back(
     fs_type: &str,
     image: &Path,
@@ -102,8 +102,8 @@ pub fn mount_on(
     Vfs::mount(fs, mount_options).with_context(|| place)
 }
 
-/// The format of a device: the requested one, or the recognised one. The error says what the device contains
-/// instead.
+/// Returns the format of a device: the requested one, or the recognised one. The error says what the device
+/// contains instead.
 fn format_of(device: &dyn Device, place: &str, options: &ImageOptions) -> Result<&'static Format> {
     let requested = options.format.as_deref().and_then(formats::by_name);
     let found = match requested {
@@ -135,7 +135,7 @@ fn check_options(format: &Format, options: &ImageOptions) -> Result<()> {
     Ok(())
 }
 
-/// An error for an image that does not exist; otherwise `error`.
+/// Returns an error for an image that does not exist; otherwise `error`.
 fn missing_or(image: &Path, error: anyhow::Error) -> anyhow::Error {
     let Err(why) = std::fs::metadata(image) else { return error };
     match with_missing_slash(image) {
@@ -194,7 +194,7 @@ impl Images {
         Ok((paths, images))
     }
 
-    /// The filesystem of one of the images.
+    /// Returns the filesystem of one of the images.
     pub fn get(&mut self, image: &Path) -> Result<Arc<Vfs>> {
         let state = self.images.iter_mut().find(|(other, _)| other == image);
         let (_, state) = state.with_context(|| format!("{} is not open", image.display()))?;

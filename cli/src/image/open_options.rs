@@ -44,7 +44,7 @@ impl ImageOptions {
         self
     }
 
-    /// The mode to open the image file in.
+    /// Returns the mode to open the image file in.
     pub fn open_mode(&self) -> OpenMode {
         if self.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite }
     }
@@ -85,7 +85,7 @@ pub struct Owners {
 }
 
 impl Default for Owners {
-    /// User, group and umask of this process.
+    /// Returns user, group and umask of this process.
     fn default() -> Self {
         // Reading the umask sets it for a moment. So it is read once, before the process starts threads and
         // enters the sandbox: a server parses its options again later.
@@ -109,7 +109,7 @@ impl Owners {
     /// The mount options that [`Owners::set`] takes.
     pub const OPTIONS: [&str; 6] = ["uid", "gid", "umask", "fmask", "dmask", "utc_offset"];
 
-    /// Whether [`Owners::set`] takes the mount option `name`.
+    /// Returns whether [`Owners::set`] takes the mount option `name`.
     pub fn has(name: &str) -> bool {
         Self::OPTIONS.contains(&name)
     }

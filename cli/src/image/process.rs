@@ -172,7 +172,8 @@ impl Drop for ImageProcess {
     }
 }
 
-/// An error for a message that the image process must not send: a hostile image may have taken it over.
+/// Returns an error for a message that the image process must not send: a hostile image can take it
+/// over.
 pub fn protocol_error(what: impl std::fmt::Display) -> anyhow::Error {
     anyhow::anyhow!("protocol error from the image process: {what}")
 }

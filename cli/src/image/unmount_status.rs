@@ -146,7 +146,7 @@ pub fn connect(pid: i32) -> Option<UnmountStatus> {
     (peer.pid.as_raw_nonzero().get() == pid).then_some(UnmountStatus(stream))
 }
 
-/// Does not block: another process may have bound the name and accept no connection.
+/// Does not block: another process can have bound the name and accept no connection.
 fn connect_socket(pid: u32) -> Option<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
@@ -158,7 +158,7 @@ fn connect_socket(pid: u32) -> Option<UnixStream> {
 }
 
 impl UnmountStatus {
-    /// Whether the mount is gone, or ends within this time. If so, waiting for the status terminates.
+    /// Returns whether the mount is gone, or ends within this time. If so, waiting for the status terminates.
     pub fn is_closing(&self, within: Duration) -> bool {
         let mut ready = [PollFd::new(&self.0, PollFlags::IN)];
         let within = rustix::event::Timespec::try_from(within).ok();

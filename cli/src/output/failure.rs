@@ -51,12 +51,12 @@ impl fmt::Display for Reported {
 
 impl std::error::Error for Reported {}
 
-/// An error that was printed already, with its exit code.
+/// Returns an error for a failure that was printed already, with its exit code.
 pub fn reported(code: u8) -> anyhow::Error {
     Reported(code).into()
 }
 
-/// An error in the command line.
+/// Returns an error in the command line.
 pub fn usage(message: impl Into<String>) -> anyhow::Error {
     Failure { code: USAGE, message: message.into() }.into()
 }
@@ -104,7 +104,7 @@ impl Problems {
         Ok(())
     }
 
-    /// The result of the command.
+    /// Returns the result of the command.
     pub fn into_result(self) -> anyhow::Result<()> {
         if self.count == 0 { Ok(()) } else { Err(reported(self.code)) }
     }
@@ -116,12 +116,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An error with an exit code.
+/// Returns an error with an exit code.
 pub fn failure(code: u8, message: impl Into<String>) -> anyhow::Error {
     Failure { code, message: message.into() }.into()
 }
 
-/// The exit code of an error.
+/// Returns the exit code of an error.
 pub fn code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if let Some(failure) = cause.downcast_ref::<Failure>() {
@@ -158,7 +158,7 @@ pub fn code(error: &anyhow::Error) -> u8 {
     FAILED
 }
 
-/// An error and its causes on one line.
+/// Returns an error and its causes on one line.
 pub fn line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -174,12 +174,12 @@ pub fn line(error: &anyhow::Error) -> String {
     format::one_line(&line)
 }
 
-/// Characters of an error that fit into a message to another process, although JSON may escape each as six
+/// Characters of an error that fit into a message to another process, although JSON can escape each as six
 /// bytes.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
-/// As [`line`], but short enough for a message to another process. Long paths of an image are cut out of the
-/// middle: the start says what failed, the end says why.
+/// Formats an error as [`line`] does, but short enough for a message to another process. Removes the middle,
+/// which has long paths of an image: the start says what failed, and the end says why.
 pub fn short_line(error: &anyhow::Error) -> String {
     let line = line(error);
     let count = line.chars().count();

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use ivers_vfs::FileType;
 use time::UtcDateTime;
 
-/// A time in UTC, given in seconds since 1970: `2017-12-13 14:19:58`. Outside years -9999 to 9999:
+/// Formats a time in UTC, given in seconds since 1970: `2017-12-13 14:19:58`. Outside years -9999 to 9999:
 /// `@` and the seconds.
 pub fn time(sec: i64) -> String {
     UtcDateTime::from_unix_timestamp(sec).map_or_else(
@@ -18,7 +18,7 @@ pub fn time(sec: i64) -> String {
     )
 }
 
-/// The type and permissions of a file as `ls -l` shows them: `drwxr-xr-x`.
+/// Formats the type and permissions of a file as `ls -l` shows them: `drwxr-xr-x`.
 pub fn mode(kind: FileType, perm: u32) -> String {
     let mut text = String::from(match kind {
         FileType::Regular => '-',
@@ -43,7 +43,7 @@ pub fn mode(kind: FileType, perm: u32) -> String {
     text
 }
 
-/// The name of a file type in JSON.
+/// Returns the name of a file type in JSON.
 pub fn kind(kind: FileType) -> &'static str {
     match kind {
         FileType::Regular => "file",
@@ -56,12 +56,12 @@ pub fn kind(kind: FileType) -> &'static str {
     }
 }
 
-/// The name of a file type in a sentence.
+/// Returns the name of a file type in a sentence.
 pub fn kind_in_words(file: FileType) -> String {
     kind(file).replace('_', " ")
 }
 
-/// A file name for a terminal: control characters and bytes that are not UTF-8 are escaped.
+/// Formats a file name for a terminal: control characters and bytes that are not UTF-8 are escaped.
 pub fn name(bytes: &[u8]) -> String {
     let text = OsStr::from_bytes(bytes).to_string_lossy();
     if text.chars().any(char::is_control) || std::str::from_utf8(bytes).is_err() {
@@ -71,12 +71,12 @@ pub fn name(bytes: &[u8]) -> String {
     }
 }
 
-/// `text` on one line, with a space for each control character: it may contain names from an image.
+/// Puts `text` on one line, with a space for each control character: it can contain names from an image.
 pub fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// A file name in JSON. Bytes that are not UTF-8 become U+FFFD.
+/// Converts a file name to JSON. Bytes that are not UTF-8 become U+FFFD.
 pub fn json_name(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

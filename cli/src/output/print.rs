@@ -13,7 +13,7 @@ pub fn json_line(value: &serde_json::Value) -> Result<()> {
 
 /// Prints one or more lines.
 pub fn line(text: impl std::fmt::Display) -> Result<()> {
-    // Names from an image are escaped where they are inserted. This catches what was forgotten there.
+    // Names from an image are escaped where they are inserted. This replaces those that were not.
     let text = text.to_string().replace(|c: char| c.is_control() && c != '\n', " ");
     writeln!(std::io::stdout().lock(), "{text}").map_err(|error| StdoutError(error).into())
 }

@@ -16,7 +16,7 @@ pub fn silence() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Whether [`silence`] was called.
+/// Returns whether [`silence`] was called.
 pub fn is_silent() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
@@ -29,7 +29,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A job of unknown length.
+    /// Creates the bar of a job of unknown length.
     pub fn unbounded() -> Self {
         let bar = ProgressBar::hidden();
         bar.set_style(ProgressStyle::default_spinner());
@@ -100,7 +100,7 @@ impl Drop for Waiting {
     }
 }
 
-/// A number of bytes for people: `12.5 MiB`.
+/// Formats a number of bytes for people: `12.5 MiB`.
 pub fn bytes(count: u64) -> String {
     HumanBytes(count).to_string()
 }

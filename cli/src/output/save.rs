@@ -12,7 +12,7 @@ use ivers_vfs::FileType;
 use super::failure::{FAILED, failure};
 use super::format;
 
-/// The type of a file, in words.
+/// Returns the type of a file, in words.
 pub fn type_in_words(meta: &std::fs::Metadata) -> String {
     FileType::from_mode(meta.mode()).map_or_else(|| "file of unknown type".to_owned(), format::kind_in_words)
 }
@@ -54,7 +54,7 @@ pub fn target(path: &Path, what: &str) -> Result<Target> {
     }
 }
 
-/// The directory that contains `path`.
+/// Returns the directory that contains `path`.
 pub fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

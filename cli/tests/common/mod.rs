@@ -25,7 +25,7 @@ pub fn ivers<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
     Command::new(IVERS).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// The status and all output of a program, for messages.
+/// Returns the status and all output of a program, for messages.
 pub fn said(output: &Output) -> String {
     format!("{}: {}", output.status, ivers_oracle::said(output))
 }
@@ -90,7 +90,7 @@ impl Drop for Place {
     }
 }
 
-/// What the mount reports about itself.
+/// Returns the information that the mount reports about itself.
 pub fn about(dir: &Path) -> serde_json::Value {
     let text = xattr::get(dir, "system.ivers.mount").unwrap().expect("an ivers mount");
     serde_json::from_slice(&text).unwrap()
@@ -101,20 +101,20 @@ pub fn change(path: &Path) -> u64 {
     String::from_utf8(value).unwrap().parse().unwrap()
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 pub fn children(pid: i32) -> Vec<i32> {
     let output = Command::new("pgrep").args(["-P", &pid.to_string()]).output().unwrap();
     String::from_utf8_lossy(&output.stdout).lines().map(|line| line.parse().unwrap()).collect()
 }
 
-/// One field of /proc/PID/status; empty if the process is gone.
+/// Returns one field of /proc/PID/status; empty if the process is gone.
 pub fn status(pid: i32, field: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
     line.unwrap_or_default().trim().to_owned()
 }
 
-/// Whether a process still runs.
+/// Returns whether a process still runs.
 pub fn runs(pid: i32) -> bool {
     !["", "Z", "X"].contains(&status(pid, "State").split(' ').next().unwrap_or_default())
 }
@@ -131,7 +131,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The line of /proc/mounts of a directory.
+/// Returns the line of /proc/mounts of a directory.
 pub fn mount_line(dir: &Path) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let dir = dir.to_str().unwrap();

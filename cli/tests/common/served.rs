@@ -20,7 +20,7 @@ pub struct Server {
     log: tempfile::NamedTempFile,
 }
 
-/// The command, with a state directory and a port that the system chooses.
+/// Returns the command, with a state directory and a port that the system chooses.
 pub fn command(state: &Path) -> Command {
     let mut command = Command::new(IVERS);
     command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--state"]).arg(state);
@@ -77,7 +77,7 @@ impl Drop for Server {
     }
 }
 
-/// An image with a file that every user may read.
+/// Returns an image with a file that every user may read.
 pub fn image_with_file() -> Image {
     let image = Image::new("ext4", 64 << 20, &[]).unwrap();
     let file = image.dir().join("hello");
@@ -88,7 +88,7 @@ pub fn image_with_file() -> Image {
     image
 }
 
-/// The arguments for an export of an image.
+/// Returns the arguments for an export of an image.
 pub fn export(image: &Image, options: &str) -> String {
     format!("{},{options}", image.path().display())
 }

@@ -95,7 +95,7 @@ impl Machines {
         Self::set_up(self.boot.boot(name)?, port)
     }
 
-    /// The same, with a callback port on the host for NFSv4.0.
+    /// Starts a client as [`Self::client`] does, with a callback port on the host for NFSv4.0.
     pub fn called_client(&self, name: &str, port: u16, called_at: u16) -> Result<Client> {
         let mut client = Self::set_up(self.boot.boot_reached(name, called_at)?, port)?;
         client.guest.run(&format!("echo {called_at} > /sys/module/nfs/parameters/callback_tcpport"))?;

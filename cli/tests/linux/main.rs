@@ -26,12 +26,12 @@ use ivers_oracle::{Image, LoopMount};
 use crate::guest::Client;
 use crate::server::Server;
 
-/// The amount of work.
+/// Returns the amount of work.
 fn rounds() -> Option<usize> {
     std::env::var("IVERS_NFS_ROUNDS").ok()?.parse().ok()
 }
 
-/// A filesystem to serve, with enough inodes for all tests.
+/// Returns a filesystem to serve, with enough inodes for all tests.
 fn image() -> Image {
     Image::in_memory("ext4", 1 << 30, &["-b", "4096", "-N", "32768"]).expect("mkfs.ext4 makes an image")
 }

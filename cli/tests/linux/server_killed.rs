@@ -39,7 +39,7 @@ const EXPECTED: [(u32, &str); 13] = [
     (number::LOOKUP, "ENOENT"),
 ];
 
-/// The byte that a writer writes.
+/// Returns the byte that a writer writes.
 fn byte(place: usize, kind: usize) -> u8 {
     (place ^ (place >> 8) ^ (place >> 16) ^ (kind * 37)) as u8
 }

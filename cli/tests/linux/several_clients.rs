@@ -40,7 +40,7 @@ pub fn eventually(client: &mut Client, line: &str) -> Result<()> {
     }
 }
 
-/// A client that opens a file sees the contents at its last close by another.
+/// Checks that a client that opens a file sees the contents at its last close by another.
 fn close_to_open(a: &mut Client, b: &mut Client) -> Result<()> {
     for round in 0..rounds().unwrap_or(1) * 10 {
         // Same length, within one second: only the change attribute differs.
@@ -82,8 +82,8 @@ fn locks(a: &mut Client, b: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// One client has a write delegation and has written: the other gets the current attributes, and then the
-/// data.
+/// Checks that, if one client has a write delegation and has written, the other gets the current attributes,
+/// and then the data.
 fn delegations(a: &mut Client, b: &mut Client) -> Result<()> {
     let (asked, recalled) = (a.events("nfs4_cb_getattr")?, a.events("nfs4_cb_recall")?);
     a.guest.run("try hold-dirty /mnt dirty > /tmp/a 2>&1 & echo $! > /tmp/pid")?;
@@ -103,7 +103,7 @@ fn delegations(a: &mut Client, b: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// One client removes or replaces files that the other has open.
+/// Checks that one client can remove or replace files that the other has open.
 fn removed(a: &mut Client, b: &mut Client) -> Result<()> {
     a.guest.run("echo first > /mnt/replaced")?;
     b.guest.run("cat /mnt/replaced")?;

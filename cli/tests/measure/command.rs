@@ -29,7 +29,8 @@ fn change_in_secret(path: &Path) {
     assert_eq!(fs::metadata(path).unwrap().mtime_nsec(), before.last_modification.tv_nsec);
 }
 
-/// The number of files in the large trees, and their size in bytes: large enough that reading dominates.
+/// Returns the number of files in the large trees, and their size in bytes: large enough that reading
+/// dominates.
 fn large() -> (usize, usize) {
     let files =
         std::env::var("IVERS_MEASURED_FILES").map_or(400, |text| text.parse().expect("a number of files"));
@@ -348,7 +349,7 @@ fn valid_within_a_mount_only(image: &Path) {
     place.unmount();
 }
 
-/// One changed file of many, on formats whose values end with the mount.
+/// Checks that one changed file of many is read, on formats whose values end with the mount.
 fn one_changed_file_of_many_is_read_within_a_mount(name: &str, image: &Path) {
     let (files, bytes) = large();
     let dir = image.with_extension("mnt");

@@ -93,7 +93,7 @@ fn evmctl_computes_the_printed_aggregates() {
     );
 }
 
-/// A key of one type, with its certificate.
+/// Creates a key of one type, with its certificate.
 fn key(dir: &Path, name: &str, openssl: &[&str]) -> (PathBuf, PathBuf) {
     let (key, certificate) = (dir.join(format!("{name}.key")), dir.join(format!("{name}.der")));
     let pem = dir.join(format!("{name}.pem"));

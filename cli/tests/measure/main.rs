@@ -53,7 +53,7 @@ impl Kept {
     }
 }
 
-/// The root of an image.
+/// Returns the root of an image.
 fn root_of(place: &Place) -> String {
     format!("{}:/", place.image.path().display())
 }

@@ -25,7 +25,7 @@ impl Measured {
         self.place.mount(&self.options);
     }
 
-    /// The entries of the list without the first: name and kind.
+    /// Returns the entries of the list without the first: name and kind.
     fn entries(&self) -> Vec<(String, &'static str)> {
         let bytes = fs::read(self.kept.path("mount.list")).unwrap();
         let entries = ivers_ima::reader::Reader::new(&bytes).map(Result::unwrap).skip(1);

@@ -26,7 +26,7 @@ fn knob(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Stored counters as our mount shows them, by inode number.
+/// Returns stored counters as our mount shows them, by inode number.
 fn stored_versions(root: &Path, ledger: &Ledger) -> Vec<(u64, u64)> {
     let paths = ledger.paths();
     let step = (paths.len() / VERSIONS_COMPARED).max(1);

@@ -45,7 +45,7 @@ impl Drop for Ours {
     }
 }
 
-/// A number that the mount shows as an extended attribute.
+/// Returns a number that the mount shows as an extended attribute.
 pub fn attribute(path: &Path, name: &str) -> u64 {
     let value =
         xattr::get(path, name).unwrap_or_else(|error| panic!("{name} of {}: {error}", path.display()));

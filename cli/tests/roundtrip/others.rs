@@ -28,7 +28,7 @@ pub fn change_files(root: &Path, who: &str) -> Result<()> {
     Ok(())
 }
 
-/// debugfs changes an inode without its times and its counter.
+/// Changes an inode with debugfs, without its times and its counter.
 pub fn debugfs(image: &Image) -> Result<()> {
     let host = image.dir().join("host");
     fs::write(&host, "written by debugfs")?;

@@ -193,7 +193,7 @@ pub fn attributes(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Many names of one file, up to the limit of the format.
+/// Creates many names of one file, up to the limit of the format.
 pub fn links(root: &Path, files: u64) -> Result<()> {
     let dir = root.join("links");
     fs::create_dir(&dir)?;
@@ -221,7 +221,7 @@ pub fn links(root: &Path, files: u64) -> Result<()> {
     Ok(())
 }
 
-/// Files with holes, and holes punched later.
+/// Creates files with holes, and punches holes later.
 pub fn sparse(root: &Path, rng: &mut StdRng) -> Result<()> {
     let dir = root.join("sparse");
     fs::create_dir(&dir)?;
@@ -258,7 +258,8 @@ pub fn sparse(root: &Path, rng: &mut StdRng) -> Result<()> {
     Ok(())
 }
 
-/// O_DIRECT and cached reads and writes, truncations and holes on one file, compared with a copy in memory.
+/// Mixes O_DIRECT and cached reads and writes, truncations and holes on one file, and compares it with a copy
+/// in memory.
 pub fn direct(root: &Path, steps: u64, rng: &mut StdRng) -> Result<()> {
     const O_DIRECT: i32 = 0o40000;
     const PAGE: usize = 4096;
@@ -309,7 +310,7 @@ pub fn direct(root: &Path, steps: u64, rng: &mut StdRng) -> Result<()> {
     Ok(())
 }
 
-/// Many names in one directory, listed while names are added and removed.
+/// Lists a directory with many names while names are added and removed.
 pub fn many_names(root: &Path, names: u64) -> Result<()> {
     let dir = root.join("many");
     fs::create_dir(&dir)?;
@@ -331,7 +332,7 @@ pub fn many_names(root: &Path, names: u64) -> Result<()> {
     Ok(())
 }
 
-/// A chain of directories, of which one half is moved away.
+/// Creates a chain of directories and moves one half of it away.
 pub fn deep(root: &Path, levels: u64) -> Result<()> {
     let top = root.join("deep");
     let mut path = top.clone();
@@ -347,7 +348,7 @@ pub fn deep(root: &Path, levels: u64) -> Result<()> {
     Ok(())
 }
 
-/// Modes, owners and times at the limits of the format.
+/// Sets modes, owners and times at the limits of the format.
 pub fn times_and_owners(root: &Path, privileged: bool, wide: bool) -> Result<()> {
     let dir = root.join("times");
     fs::create_dir(&dir)?;

@@ -147,8 +147,8 @@ impl<V: Volume, W: Workload> Turns for Course<'_, V, W> {
 /// equally often: a contender that waits for the disk leaves the processor rested, so the next one is faster.
 pub(crate) fn order(round: u64, contenders: usize) -> Vec<usize> {
     let round = round as usize;
-    // A Williams square: 0, 1, n-1, 2, n-2 and so on, shifted by one each round, and reversed every second
-    // time around.
+    // A Williams square: 0, 1, n-1, 2, n-2 and so on, shifted by one each round, and reversed in every second
+    // pass.
     let zigzag = (0..contenders).map(|nth| if nth % 2 == 1 { nth.div_ceil(2) } else { contenders - nth / 2 });
     let mut order: Vec<_> = zigzag.map(|nth| (nth + round) % contenders).collect();
     if (round / contenders) % 2 == 1 {

@@ -1,5 +1,5 @@
-//! Ends a run on Ctrl-C or SIGTERM between two rounds, so that temporary files and mounts are removed. A
-//! second signal ends it at once.
+//! Ends a run on Ctrl-C, SIGTERM or SIGHUP between two rounds, so that temporary files and mounts are
+//! removed. A second signal ends it at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};

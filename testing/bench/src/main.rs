@@ -167,7 +167,7 @@ fn report(args: &Args, dir: &Path) -> Result<()> {
     lines.iter().try_for_each(print)
 }
 
-/// Finds a program in PATH and in the directories of system programs, which a user's PATH may lack.
+/// Finds a program in PATH and in the directories of system programs, which a user's PATH can lack.
 fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

@@ -95,7 +95,7 @@ fn elsewhere(job: &Job) -> Result<Load> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The measuring process: reads the job from standard input and writes the result to standard output.
+/// Runs the measuring process: reads the job from standard input and writes the result to standard output.
 pub(crate) fn load_inodes() -> Result<()> {
     let job: Job = serde_json::from_reader(std::io::stdin().lock())?;
     let (_, mode) = *MODES.get(job.mode).context("there is no such mode")?;

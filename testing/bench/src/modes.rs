@@ -40,7 +40,7 @@ enum When {
     Always,
     /// Only on a filesystem with a log and a device.
     OnExt4,
-    /// The same, and only by name or with `--all`.
+    /// Only on a filesystem with a log and a device, and only by name or with `--all`.
     ByName,
 }
 
@@ -77,7 +77,7 @@ const fn spec(name: &'static str, when: When, work: Work, ops_divisor: u64, roun
     }
 }
 
-/// A row with a fixed size, which takes long.
+/// Returns a row with a fixed size, which takes long.
 const fn full(name: &'static str, work: Work, ops: u64, rounds: u64) -> Spec {
     Spec { fixed: Some((rounds, ops)), ..spec(name, When::ByName, work, 1, 1) }
 }

@@ -32,13 +32,13 @@ impl<'a> RowFilter<'a> {
         self.words
     }
 
-    /// Whether this word selects this row.
+    /// Returns whether this word selects this row.
     pub(crate) fn word_selects(&self, word: &str, name: &str) -> bool {
         let rest = name.strip_prefix(word);
         rest.is_some_and(|rest| rest.is_empty() || (rest.starts_with('_') && !self.names.contains(&word)))
     }
 
-    /// Whether any word selects this row.
+    /// Returns whether any word selects this row.
     pub(crate) fn selects(&self, name: &str) -> bool {
         self.words.iter().any(|word| self.word_selects(word, name))
     }

@@ -25,7 +25,7 @@ pub(crate) enum Access {
     Direct,
 }
 
-/// A filesystem that several threads may use at once.
+/// A filesystem that several threads can use at once.
 pub(crate) trait Volume: Sync {
     /// An open file.
     type File: Sync;
@@ -256,7 +256,7 @@ impl Volume for Kernel {
         Ok(std::fs::remove_file(self.dir.join(name))?)
     }
 
-    /// The kernel does not show its change attribute to programs.
+    /// Does nothing: the kernel does not show its change attribute to programs.
     fn query(&self, _file: &File) {}
 
     fn counts(&self) -> Counts {

@@ -172,7 +172,7 @@ fn queries_cost_inode_updates_under_nolazyversion() {
     let names: Vec<_> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["nolazyversion_8_jobs_queried", "nolazyversion_query_curve"]);
     has_all_modes(&rows[0], true);
-    // At the last point another thread queries: several queries may precede one write.
+    // At the last point another thread queries: several queries can precede one write.
     let (last, points) = rows[1]["points"].as_array().unwrap().split_last().unwrap();
     assert!(count(last, "inode_updates", "new") <= ops(last), "{last}");
     for point in points {

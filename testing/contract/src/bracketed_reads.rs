@@ -26,7 +26,7 @@ impl Progress {
 }
 
 /// Encodes a number as the word that fills files: the number and its complement. The kernel copies pages
-/// bytewise while they are written, so a word may mix two numbers: 0x15ff and 0x1600 give 0x1500.
+/// bytewise while they are written, so a word can mix two numbers: 0x15ff and 0x1600 give 0x1500.
 fn word(nth: u64) -> [u8; 8] {
     let low = u32::try_from(nth).expect("a run is shorter than that");
     (u64::from(low) | u64::from(!low) << 32).to_le_bytes()

@@ -92,7 +92,7 @@ pub fn check(make: Make<'_>, seed: u64, operations: usize) -> Result<Report, Box
     }
 }
 
-/// Removes operations, larger pieces first, while the same promise breaks; then simplifies the rest.
+/// Removes operations, long runs first, while the same promise breaks. Then simplifies the rest.
 fn shrink(make: Make<'_>, mut script: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Failure) {
     let end = Instant::now() + SHRINK_TIME;
     let mut still = |script: &[Op], promise: Promise| {

@@ -28,7 +28,7 @@ pub struct InProcess {
     remount: Option<Box<dyn FnMut() -> MountedVfs + Send>>,
     /// See [`Self::without_modes`].
     no_modes: bool,
-    /// Whether other actors may change files while this one reads them.
+    /// Whether other actors can change files while this one reads them.
     crowded: bool,
 }
 
@@ -357,7 +357,7 @@ impl Subject for InProcess {
                 let got = vfs.read(&inode, 0, &mut bytes).map_err(refused)?;
                 bytes.truncate(got);
                 if !self.crowded && in_pieces(vfs, &inode, attr.size)? != bytes {
-                    return Err(Refused::Error("reads by pieces and as a whole differ".into()));
+                    return Err(Refused::Error("a read in parts and a read of the whole differ".into()));
                 }
                 seen.bytes = Some(bytes);
             }
@@ -420,7 +420,7 @@ fn in_pieces(vfs: &Vfs, inode: &InodeRef, size: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Lists a directory in small pieces and looks up each name.
+/// Lists a directory in small replies and looks up each name.
 fn listed(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<String>> {
     let (mut names, mut cursor) = (Vec::new(), 0);
     loop {

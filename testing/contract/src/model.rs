@@ -21,7 +21,7 @@ pub(crate) enum Verdict {
 pub(crate) enum Touched {
     Data,
     Metadata,
-    /// Something was done that does not show: it may or may not count as a change.
+    /// An operation had no visible effect: it can count as a change or not.
     Perhaps,
 }
 
@@ -139,7 +139,7 @@ impl Model {
         !self.paths.keys().any(|path| is_below(path, dir))
     }
 
-    /// Returns the directories whose change info an operation may return, or the file whose attribute it
+    /// Returns the directories whose change info an operation can return, or the file whose attribute it
     /// changes.
     pub(crate) fn parents(&self, op: &Op) -> Vec<Id> {
         match op {
@@ -307,7 +307,7 @@ impl Model {
         }
     }
 
-    /// Handles a refused operation. A refused attribute may have lost its old value, and a kernel in between
+    /// Handles a refused operation. A refused attribute can have lost its old value, and a kernel in between
     /// changes the times of a file before it knows whether fallocate works.
     pub(crate) fn refused(&mut self, op: &Op) {
         let on = match *op {
@@ -419,7 +419,7 @@ impl Model {
         self.nodes.retain(|id, node| node.names > 0 || held(*id));
     }
 
-    /// Whether an operation is a rename between two names of one file, which does nothing.
+    /// Returns whether an operation is a rename between two names of one file, which does nothing.
     pub(crate) fn is_no_op(&self, op: &Op) -> bool {
         matches!(*op, Op::Rename { from, to, .. } if self.paths.get(from) == self.paths.get(to))
     }

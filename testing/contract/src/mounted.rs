@@ -57,7 +57,7 @@ impl Mounted {
     /// Uses `dir`, which must be empty.
     pub fn new(name: impl Into<String>, dir: &Path, source: ChangeSource, remount: Option<Remount>) -> Self {
         let claims = claims(dir, source);
-        // An existing directory may have any mode; the model assumes this one.
+        // An existing directory can have any mode; the model assumes this one.
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("the top directory is ours");
         let (open, mapper, dir, _kept) = (Default::default(), Arc::default(), dir.to_owned(), None);
         let (name, no_modes) = (name.into(), false);

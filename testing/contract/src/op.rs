@@ -4,10 +4,10 @@
 /// A path below the top directory with one or two components; the empty path is the top directory.
 pub type Name = &'static str;
 
-/// The number of files that a script may hold open at a time.
+/// The number of files that a script can hold open at a time.
 pub const SLOTS: u8 = 3;
 
-/// The number of extended attributes that a file may have.
+/// The number of extended attributes that a file can have.
 pub const XATTRS: u8 = 3;
 
 /// The file that an operation is for.
@@ -196,8 +196,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether the operation needs attributes that formats like FAT do not store: permission bits, owners,
-    /// links, extended attributes.
+    /// Returns whether the operation needs attributes that formats like FAT do not store: permission bits,
+    /// owners, links, extended attributes.
     pub fn needs_modes(&self) -> bool {
         matches!(
             self,

@@ -50,7 +50,7 @@ impl Promise {
         }
     }
 
-    /// Whether a backend claims the promise.
+    /// Returns whether a backend claims the promise.
     pub fn claimed(self, claims: Claims) -> bool {
         match self {
             Promise::Data => claims.data,

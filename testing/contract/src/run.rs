@@ -100,7 +100,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// After a mount without values, or into one, an unchanged file may have another value.
+    /// Forgets the values after a remount if one of the mounts has none: an unchanged file can have another
+    /// value then.
     fn remounted(&mut self, had_change_attribute: bool) {
         if !had_change_attribute {
             self.model.nodes.values_mut().for_each(|node| node.touch(Touched::Perhaps));

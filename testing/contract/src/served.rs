@@ -214,7 +214,7 @@ impl Served {
         self.change(on, op).map(drop)
     }
 
-    /// Names and attributes are durable when the call returns; COMMIT is for data.
+    /// Sends COMMIT for the data of a regular file. Names and attributes are durable when their call returns.
     fn sync(&mut self, on: On<'_>) -> Result<()> {
         let place = self.at(on)?;
         if attrs(&mut self.changes, place, &[attr::TYPE])?.kind == Some(Ftype::Reg) {

@@ -78,7 +78,8 @@ impl Wrong {
         done
     }
 
-    /// A failing rename is no mistake: it would show only to a change of the same name within microseconds.
+    /// Performs a rename without the bump, if it succeeds. A rename that fails is passed on: a bump would
+    /// show only to a change of the same name within microseconds.
     fn quiet_rename(&mut self, op: &Op, names: [&'static str; 2]) -> Result<Vec<(u64, u64)>> {
         let dir = |path: &'static str| path.rsplit_once('/').map_or("", |(dir, _)| dir);
         let dirs = [self.inner.inode(On::At(dir(names[0])))?, self.inner.inode(On::At(dir(names[1])))?];
@@ -161,8 +162,8 @@ impl Subject for Wrong {
     }
 }
 
-/// The number of scripts to shrink: each has a time limit, which may pass too early, and on a busy machine a
-/// short script may hardly ever show the mistake.
+/// The number of scripts to shrink: each has a time limit, which can pass too early, and on a busy machine a
+/// short script can hardly ever show the mistake.
 const TRIES: u64 = 5;
 
 /// Checks that the mistake is detected as one of these, with at most this number of operations of actors.

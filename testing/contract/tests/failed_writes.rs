@@ -308,7 +308,7 @@ fn each_descriptor_reports_an_error_once_through_fuse() {
     assert_eq!([told(&first), told(&first)], [Some(EIO), None]);
     assert_eq!([told(&second), told(&second)], [Some(EIO), None]);
     assert_eq!(told(&open()), None, "it was reported before this one was opened");
-    // The kernel may still show what was lost, so no value stands for it.
+    // The kernel can still show what was lost, so no value stands for it.
     let change = || xattr::get(&path, "system.ivers.change").unwrap().unwrap();
     assert_ne!(change(), change());
     std::fs::write(top.join("g"), [1; 20_000]).unwrap();

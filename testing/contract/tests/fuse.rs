@@ -18,7 +18,7 @@ fn ext4_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dy
     image_through_fuse(name, base, hows, open_ext4)
 }
 
-/// A mount without the attributes that FAT does not store.
+/// Returns a mount without the attributes that FAT does not store.
 fn fat_mounted(name: &str, base: &Arc<Vec<u8>>, hows: &'static [How]) -> Box<dyn Subject> {
     Box::new(image_through_fuse(name, base, hows, open_fat).without_modes())
 }

@@ -29,7 +29,7 @@ pub struct Explorer {
     /// every sector. For the others, only one state in `unmount_one_in` of their unmount is checked: most
     /// states of a short workload belong to its unmount, and they are much alike.
     pub whole: u64,
-    /// See `whole`.
+    /// See [`Self::whole`].
     pub unmount_one_in: u64,
     /// The exploration stops after this number of states.
     pub most_states: u64,
@@ -169,8 +169,8 @@ impl Explorer {
         }
     }
 
-    /// Explores. An error means that the exploration itself failed (no scratch space, no fsck); faults of the
-    /// driver are in the summary.
+    /// Explores the workloads. An error means that the exploration itself failed (no scratch space, no fsck);
+    /// faults of the driver are in the summary.
     pub fn run(&self) -> anyhow::Result<Summary> {
         let begun = Instant::now();
         let bar = if self.progress { ProgressBar::new(self.most_states) } else { ProgressBar::hidden() };

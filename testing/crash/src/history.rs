@@ -122,8 +122,8 @@ pub fn mount_options(workload: Option<&Workload>) -> (MountOptions, Arc<ManualCl
     (options, clock)
 }
 
-/// The clock's tick at a step. Every third step begins a new tick, so that some changes share a tick and
-/// others do not.
+/// Returns the clock's tick at a step. Every third step begins a new tick, so that some changes share a tick
+/// and others do not.
 fn at_step(nth: usize) -> Timestamp {
     Timestamp { sec: 1_600_000_000 + nth as i64 / 3, nsec: 4_000_000 }
 }
@@ -180,7 +180,7 @@ pub fn prepare(vfs: &Arc<Vfs>, workers: usize) -> ivers_vfs::Result<()> {
     vfs.sync()
 }
 
-/// Does the same in a host directory, for tools that make an image from one.
+/// Creates them in a host directory, for tools that make an image from one.
 pub fn prepare_on_host(dir: &Path) -> std::io::Result<()> {
     for worker in 0..MAX_WORKERS {
         let top = dir.join(directory(worker));
@@ -337,7 +337,7 @@ fn check_during_call(
     Ok(())
 }
 
-/// The attributes of a file that is created with all attributes set, to values that differ from every
+/// Returns the attributes of a file that is created with all attributes set, to values that differ from every
 /// default.
 pub fn whole() -> CreateSpec {
     let at = |sec| Some(TimeSet::At(Timestamp { sec, nsec: 0 }));

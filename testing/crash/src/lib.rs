@@ -9,7 +9,7 @@
 //! enumerated in memory, without a crash, thousands per minute.
 //!
 //! A crash state consists of everything up to the last flush and some subset of the later writes, of which
-//! the last one may be torn at a sector ([`states`]). The workload's history ([`history`]) determines what
+//! the last one can be torn at a sector ([`states`]). The workload's history ([`history`]) determines what
 //! must hold in it: which operations had begun, which had been acknowledged as durable, and which change
 //! values had been handed out.
 //!

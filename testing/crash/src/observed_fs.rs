@@ -62,7 +62,7 @@ impl ObservedFs {
         self.state().observed.insert(identity(inode));
     }
 
-    /// Whether an inode is observed.
+    /// Returns whether an inode is observed.
     pub fn observes(&self, id: Identity) -> bool {
         self.state().observed.contains(&id)
     }

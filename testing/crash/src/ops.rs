@@ -127,7 +127,7 @@ pub const ALPHABET: &[Op] = &[
     Op::Observe("a"),
 ];
 
-/// FNV-1a. Rust's own hashes may change with the next version.
+/// Computes FNV-1a. Rust's own hashes can change with the next version.
 pub(crate) fn stable(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes
         .into_iter()
@@ -146,7 +146,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Whether the workload is mounted with `lazyversion`: half of the workloads are, always the same ones.
+    /// Returns whether the workload is mounted with `lazyversion`: half of the workloads are, always the same
+    /// ones.
     pub fn is_lazyversion(&self) -> bool {
         self.name.bytes().filter(|byte| byte % 2 == 1).count() % 2 == 1
     }

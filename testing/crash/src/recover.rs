@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// One state in this number is used after recovery and crashes a second time.
 const SECOND_CRASH_ONE_IN: u64 = 16;
 
-/// Who recovers a state before it is checked.
+/// The program that recovers a state before it is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Recovery {
     /// The driver under test.
@@ -31,7 +31,7 @@ pub(crate) enum Recovery {
 }
 
 impl Recovery {
-    /// Index into [`crate::Summary::recoveries`].
+    /// Returns the index into [`crate::Summary::recoveries`].
     pub(crate) fn index(self) -> usize {
         match self {
             Recovery::Ours => 0,
@@ -50,7 +50,7 @@ impl Recovery {
 /// explored.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Who recovers the state; after the check, who really did.
+    /// The program that must recover the state. After the check: the program that did.
     pub(crate) recovery: Recovery,
     /// The format's fsck checks the state before anything changes.
     pub(crate) fresh: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Plan {
     rng: StdRng,
 }
 
-/// How often each optional step runs.
+/// The frequency of each optional step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Odds {
     pub(crate) fsck_first_every: u64,

@@ -1,8 +1,8 @@
 //! The states that a medium can have after a crash, computed from the record of its writes.
 //!
 //! A **window** is the time between two flushes. Before its first write everything earlier is durable. Any
-//! subset of its writes may have reached the medium, in any order, since only a flush orders them; a write in
-//! progress may have reached some of its sectors. A forced write (FUA) that returned is durable, but says
+//! subset of its writes can have reached the medium, in any order, since only a flush orders them; a write in
+//! progress can have reached some of its sectors. A forced write (FUA) that returned is durable, but says
 //! nothing about the others.
 //!
 //! A log whose records carry checksums promises more than an honest medium requires: it detects a commit
@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const SECTOR: usize = 512;
-/// Up to this number of writes that may be lost, all subsets are states; above it, a sample.
+/// Up to this number of writes that can be lost, all subsets are states; above it, a sample.
 const ALL_SUBSETS_UP_TO: usize = 6;
 /// The number of subsets sampled of a larger window.
 const SAMPLED_SUBSETS: usize = 24;
@@ -246,7 +246,7 @@ impl<'a> States<'a> {
         );
     }
 
-    /// The writes of a state that are not durable yet.
+    /// Returns the writes of a state that are not durable yet.
     fn writes(&self, from: usize, state: &State) -> Vec<(ByteOffset, &'a [u8])> {
         let mut writes = Vec::new();
         let end = state.at + usize::from(matches!(state.kind, Kind::Torn(_)));

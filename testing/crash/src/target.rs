@@ -12,7 +12,7 @@ pub struct Promises {
     /// fsync of a file then includes everything before the newest change of that file.
     pub ordered_names: bool,
     /// An inode keeps its number and generation across mounts. Otherwise files are identified by name; then
-    /// names have no promised order, and a file whose name is being changed may have none.
+    /// names have no promised order, and a file whose name is being changed can have none.
     pub lasting_numbers: bool,
     /// Change values are stored, and an old value never stands for other contents after a crash.
     pub crash_safe_values: bool,
@@ -34,7 +34,7 @@ pub enum Repaired {
 
 /// A format under exploration.
 pub trait Target: Send + Sync {
-    /// The name in reports.
+    /// Returns the name in reports.
     fn name(&self) -> &str;
     /// Makes an empty filesystem. Its free space should hold bytes that no workload writes, so that a leak
     /// shows.
@@ -44,8 +44,8 @@ pub trait Target: Send + Sync {
     fn open(&self, device: Arc<dyn Device>, trusting: bool) -> ivers_vfs::Result<Arc<dyn FileSystem>>;
     /// Returns the promises of the format.
     fn promises(&self) -> Promises;
-    /// Whether this is a commit record whose checksums cover itself and the writes before it. Recovery must
-    /// then drop a transaction whose writes are incomplete.
+    /// Returns whether this is a commit record whose checksums cover itself and the writes before it.
+    /// Recovery must then drop a transaction whose writes are incomplete.
     fn seals(&self, _record: &[u8]) -> bool {
         false
     }

@@ -68,7 +68,7 @@ fn by_names(
             if kind(node) != regular {
                 return true;
             }
-            // A rename makes a promise only if its new name shows, and this name may come from an earlier
+            // A rename makes a promise only if its new name shows, and this name can come from an earlier
             // step.
             let shown = between.iter().position(|step| held(step) == Some(id)).unwrap_or(0) + oldest;
             let same = Node { id, ..node.clone() };
@@ -147,7 +147,7 @@ fn names_of(tree: &Tree) -> Vec<(&String, Identity, &Meta)> {
     tree.iter().map(|(path, node)| (path, node.id, &node.meta)).collect()
 }
 
-/// Returns the oldest step with the names and attributes found now. Later steps may look alike, and the order
+/// Returns the oldest step with the names and attributes found now. Later steps can look alike, and the order
 /// of a step is a promise only if that step is known to show.
 fn matching_step(
     steps: &[Step],
@@ -171,12 +171,12 @@ fn matching_step(
     ))
 }
 
-/// Whether two identities mean one file, as far as the format can tell after a crash.
+/// Returns whether two identities mean one file, as far as the format can tell after a crash.
 fn same_file(a: Identity, b: Identity, promises: Promises) -> bool {
     a.0 == b.0 && (a.1 == b.1 || !promises.generations)
 }
 
-/// Whether a step made the contents of a file durable, or ordered them before the state found.
+/// Returns whether a step made the contents of a file durable, or ordered them before the state found.
 fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, promises: Promises) -> bool {
     let about = step.about.is_some_and(|about| same_file(about, id, promises));
     let durable = step.ok
@@ -314,7 +314,7 @@ fn grows_by_zeros(vfs: &Vfs, inode: &InodeRef, node: &Node) -> Result<(), String
     }
 }
 
-/// After the checks: extends and changes every file, and checks that its value exceeds all values handed out,
+/// Extends and changes every file, after the checks, and checks that its value exceeds all values handed out,
 /// if values are stored.
 pub fn moves_on(vfs: &Arc<Vfs>, histories: &[Worker], at: usize, promises: Promises) -> Result<(), String> {
     for history in histories {

@@ -61,8 +61,8 @@ pub fn fix(base: &Base, device: &dyn Device, class: Class, place: &Place) {
     }
 }
 
-/// A leaf ends with a fake entry of 12 bytes that holds the checksum; an index block with 8 bytes after the
-/// space for its rows.
+/// Corrects the checksum of a directory block. A leaf ends with a fake entry of 12 bytes that holds the
+/// checksum; an index block with 8 bytes after the space for its rows.
 fn fix_names(device: &dyn Device, place: &Place, seed: u32, size: usize) {
     let bytes = read(device, place.at, size);
     let put = |at: usize, sum: u32| {

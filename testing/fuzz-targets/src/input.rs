@@ -44,7 +44,7 @@ impl<'a> Input<'a> {
         taken
     }
 
-    /// Whether nothing is left.
+    /// Returns whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -76,22 +76,22 @@ impl<'a> Input<'a> {
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// Whether to mount read-only.
+    /// Returns whether to mount read-only.
     pub fn read_only(self) -> bool {
         self.0 & 1 != 0
     }
 
-    /// Whether to keep wrong checksums.
+    /// Returns whether to keep wrong checksums.
     pub fn keep_checksums(self) -> bool {
         self.0 & 2 != 0
     }
 
-    /// Whether to skip journal replay.
+    /// Returns whether to skip journal replay.
     pub fn no_replay(self) -> bool {
         self.0 & 4 != 0
     }
 
-    /// Whether to drop the mount as in a crash and mount again.
+    /// Returns whether to drop the mount as in a crash and mount again.
     pub fn crash(self) -> bool {
         self.0 & 8 != 0
     }
@@ -128,6 +128,6 @@ pub struct Call {
     pub what: u8,
     /// The number of the inode among those seen.
     pub on: u8,
-    /// Its argument.
+    /// The argument of the call.
     pub arg: u16,
 }

@@ -150,7 +150,7 @@ pub fn run(input: &[u8]) {
             return;
         }
     }
-    // The next blocks may hold what the input made look like a successor.
+    // The next blocks can hold what the input made look like a successor.
     let mut log = open(&device).expect("a log that was written opens");
     if let Ok(again) = log.recover() {
         assert!(again.transactions >= 3, "what was written is lost: {again:?}");

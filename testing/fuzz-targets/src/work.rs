@@ -28,7 +28,7 @@ pub fn run(input: &[u8], classes: &[Class]) {
     mount_twice(flags, &calls, |flags| mount(&device, flags));
 }
 
-/// Mounts, uses and closes or crashes it; then mounts the result, which must not harm the next mount.
+/// Mounts and uses the image, and closes it or stops as in a crash. Then mounts the result.
 pub(crate) fn mount_twice(flags: Flags, calls: &[Call], mount: impl Fn(Flags) -> Option<Arc<Vfs>>) {
     if let Some(vfs) = mount(flags) {
         session(&vfs, calls);
@@ -175,7 +175,7 @@ fn look(vfs: &Arc<Vfs>, inode: &InodeRef) {
     }
 }
 
-/// Makes one call, which may fail.
+/// Makes one call, which can fail.
 fn make(vfs: &Arc<Vfs>, seen: &mut Vec<Seen>, on: usize, call: Call, number: usize) {
     let cred = Cred::root();
     let Seen { inode, dir, name } = &seen[on];

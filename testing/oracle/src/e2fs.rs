@@ -56,7 +56,7 @@ impl Image {
         Ok(Self { dir, path })
     }
 
-    /// See [`e2fsck`].
+    /// Checks the image with [`e2fsck`].
     pub fn check(&self) -> Result<()> {
         e2fsck(&self.path)
     }
@@ -96,10 +96,10 @@ pub fn e2fsck_repair_all(image: &Path) -> Result<String> {
     repair(image, "-fy")
 }
 
-/// Whether an `e2fsck -p` with this output dropped the attribute block of a file that was being truncated.
-/// e2fsck 1.47.0 does so for every orphan, also for one that has names and stays ("do not clean up file acl
-/// if the inode is truncating type", a patch to linux-ext4 of March 2022). It shows as a block count that
-/// e2fsck itself finds wrong in the next run.
+/// Returns whether an `e2fsck -p` with this output dropped the attribute block of a file that was being
+/// truncated. e2fsck 1.47.0 does so for every orphan, also for one that has names and stays ("do not clean up
+/// file acl if the inode is truncating type", a patch to linux-ext4 of March 2022). It shows as a block count
+/// that e2fsck itself finds wrong in the next run.
 pub fn drops_attributes(image: &Path, said: &str) -> Result<bool> {
     let mut truncated =
         said.lines().filter_map(|line| Some(line.split_once("Truncating orphaned inode ")?.1)).peekable();
@@ -220,7 +220,7 @@ mod tests {
         image.check().unwrap();
         assert!(stored_counter(image.path(), "<2>").is_ok());
         let copy = image.copy().unwrap();
-        // Only wrong counts: e2fsck -fn may exit with 0 on these; the check must still fail.
+        // Only wrong counts: e2fsck -fn can exit with 0 on these; the check must still fail.
         crate::run(
             "debugfs",
             [OsStr::new("-w"), "-R".as_ref(), "ssv free_inodes_count 3".as_ref(), copy.path().as_ref()],

@@ -6,12 +6,12 @@ use std::path::Path;
 use anyhow::Result;
 use tempfile::TempDir;
 
-/// Whether this process may make loop mounts.
+/// Returns whether this process may make loop mounts.
 pub fn may_loop_mount() -> bool {
     rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists()
 }
 
-/// Whether a test with loop mounts can run. Under CI it must.
+/// Returns whether a test with loop mounts can run. Under CI it must.
 pub fn can_loop_mount() -> bool {
     let can = may_loop_mount();
     if !can {

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 
-/// Finds a program in PATH and in the directories of system programs, which a user's PATH may lack.
+/// Finds a program in PATH and in the directories of system programs, which a user's PATH can lack.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -40,7 +40,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Whether a test that needs these programs can run. Under CI a missing program is a failure.
+/// Returns whether a test that needs these programs can run. Under CI a missing program is a failure.
 pub fn have_programs(names: &[&str]) -> bool {
     let missing: Vec<_> = names.iter().filter(|name| find_program(name).is_none()).collect();
     if missing.is_empty() {
@@ -65,12 +65,12 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Whether this process may mount through FUSE.
+/// Returns whether this process may mount through FUSE.
 fn have_fuse() -> bool {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok()
 }
 
-/// Whether tests that mount through FUSE and need these programs can run. Under CI they must.
+/// Returns whether tests that mount through FUSE and need these programs can run. Under CI they must.
 pub fn can_mount(programs: &[&str]) -> bool {
     if !have_fuse() {
         assert!(std::env::var_os("CI").is_none(), "CI is set and /dev/fuse cannot be opened");

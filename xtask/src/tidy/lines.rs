@@ -15,7 +15,7 @@ pub(super) fn is_held(file: &str) -> bool {
         .any(|folder| file.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
-/// The line without the targets of its links.
+/// Returns the line without the targets of its links.
 fn without_targets(line: &str) -> String {
     let mut parts = line.split("](");
     let first = parts.next().unwrap_or_default().to_owned();

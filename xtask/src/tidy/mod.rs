@@ -15,7 +15,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_owned()
 }
 
-/// The path from the root of the tree.
+/// Returns the path from the root of the tree.
 fn relative(path: &Path) -> String {
     path.strip_prefix(root()).unwrap().display().to_string()
 }
@@ -33,7 +33,7 @@ fn files(dir: &Path, ending: &str, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// All files of the tree whose name ends like this.
+/// Returns all files of the tree whose name has this ending.
 fn all(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     files(&root(), ending, &mut found);
@@ -41,7 +41,7 @@ fn all(ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The lines of a Markdown document that are neither code nor in a table, with their numbers.
+/// Returns the lines of a Markdown document that are neither code nor in a table, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     (1..).zip(text.lines()).filter(move |(_, line)| {

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::{files, root};
 
-/// The first names of the paths below the module `root` (`crate::` for the crate) that `text` uses. `depth`
-/// is the number of `super` from the module of the text to `root`. Comments and unit tests do not count.
+/// Returns the first names of the paths below the module `root` (`crate::` for the crate) that `text` uses.
+/// `depth` is the number of `super` from the module of the text to `root`. Comments and unit tests do not
+/// count.
 fn root_names(text: &str, root: &str, depth: usize) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let code: Vec<&str> =
@@ -28,7 +29,7 @@ fn root_names(text: &str, root: &str, depth: usize) -> Vec<String> {
         .collect()
 }
 
-/// `a` of `a::b`; `a` and `c` of `{a::b, c::{d, e}}`.
+/// Returns the first names of a path: `a` of `a::b`; `a` and `c` of `{a::b, c::{d, e}}`.
 fn first_names(path: &str) -> Vec<String> {
     let name = |text: &str| text.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     let Some(group) = path.strip_prefix('{') else { return vec![name(path)] };

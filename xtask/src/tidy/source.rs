@@ -13,7 +13,7 @@ pub(super) enum Kind {
     Data,
 }
 
-/// A part of a file. Lines of comments that follow each other are one part, so that a phrase may continue on
+/// A part of a file. Lines of comments that follow each other are one part, so that a phrase can continue on
 /// the next line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {

@@ -73,7 +73,7 @@ fn words(identifier: &str) -> Vec<String> {
     words
 }
 
-/// Whether one of the identifiers contains the word, or successive words of a retired identifier.
+/// Returns whether one of the identifiers contains the word, or successive words of a retired identifier.
 fn is_in_code(code: &str, word: &str) -> bool {
     let word = words(word);
     code.split(|c: char| !c.is_alphanumeric() && c != '_')

@@ -119,7 +119,7 @@ fn with_hint(error: anyhow::Error, tree: &Path) -> anyhow::Error {
     error
 }
 
-/// Adds the old records of what this user may not read: it is neither new nor removed.
+/// Copies the old records of paths that this user may not read, so that none is reported as new or removed.
 fn keep_old_records(path: &[u8], old: &State, new: &mut State) {
     let below =
         |other: &[u8]| other.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');
@@ -129,7 +129,7 @@ fn keep_old_records(path: &[u8], old: &State, new: &mut State) {
     }
 }
 
-/// The differences between two states of one tree, sorted by path.
+/// Returns the differences between two states of one tree, sorted by path.
 fn compare(old: &State, new: &State) -> Vec<(Vec<u8>, Status, Record)> {
     let mut found = Vec::new();
     if new.root.change.is_none() || old.root != new.root {

@@ -10,8 +10,8 @@ use ivers::state_format::{LEN_MAX, MAGIC, MAGIC_FAMILY, State};
 use crate::output::failure::{FAILED, failure};
 use crate::output::save::type_in_words;
 
-/// Reads a saved state. A file that is not a saved state is refused before it is read to its end: `/dev/zero`
-/// has none.
+/// Reads a saved state. Refuses a file that is not a regular file, and one whose first bytes are not those of
+/// a saved state, before it reads the rest.
 pub fn load(path: &Path) -> Result<State> {
     let place = || format!("cannot read the saved state {}", path.display());
     let refuse = |why: &str| failure(FAILED, format!("{} {why}; save a new one with --save", path.display()));
@@ -45,7 +45,7 @@ pub fn encode(state: &State) -> Result<Vec<u8>> {
     if state.is_loadable(bytes.len()) { Ok(bytes) } else { Err(too_long()) }
 }
 
-/// The error for a state that would take too much memory.
+/// Returns the error for a state that would take too much memory.
 pub fn too_long() -> anyhow::Error {
     failure(FAILED, "the paths of this tree are too long for a saved state; save parts of the tree")
 }

@@ -115,7 +115,7 @@ impl Processes {
     }
 }
 
-/// Whether two paths name one image. Its lock would prevent a second open.
+/// Returns whether two paths name one image. Its lock would prevent a second open.
 fn is_same(one: &Path, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |path: &Path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();

@@ -7,7 +7,7 @@
 //! entry    File (Xattr | Data bytes | entry | Link | Problem)* End
 //! ```
 //!
-//! A hostile image may have taken over either process, so neither trusts the other: lengths are bounded here,
+//! A hostile image can take over either process, so neither trusts the other: lengths are bounded here,
 //! names and order are checked where they are used.
 
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -17,7 +17,7 @@ use ivers_vfs::{FileType, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Most bytes of contents in one message.
-pub const PIECE_MAX: usize = 256 << 10;
+pub const CHUNK_MAX: usize = 256 << 10;
 /// Longest message in bytes: an attribute has at most 64 KiB, each byte of which JSON encodes in up to four.
 const MESSAGE_MAX: u32 = 1 << 20;
 
@@ -43,7 +43,7 @@ pub struct FileHeader {
     pub name: Vec<u8>,
     /// Identifies the file.
     pub id: FileId,
-    /// The file has several hard links. The others may follow as [`Message::Link`].
+    /// The file has several hard links. The others can follow as [`Message::Link`].
     pub has_links: bool,
     /// Type and permissions as in `st_mode`.
     pub mode: u32,
@@ -62,12 +62,12 @@ pub struct FileHeader {
 }
 
 impl FileHeader {
-    /// The type.
+    /// Returns the type.
     pub fn kind(&self) -> Result<FileType> {
         FileType::from_mode(self.mode).context("a file of unknown type")
     }
 
-    /// The permission bits.
+    /// Returns the permission bits.
     pub fn perm(&self) -> u32 {
         self.mode & 0o7777
     }
@@ -137,7 +137,7 @@ pub struct Sender<W: Write>(BufWriter<W>);
 impl<W: Write> Sender<W> {
     /// Writes to `out`, e.g. a pipe.
     pub fn new(out: W) -> Self {
-        Self(BufWriter::with_capacity(PIECE_MAX, out))
+        Self(BufWriter::with_capacity(CHUNK_MAX, out))
     }
 
     /// Sends a message without contents.
@@ -152,7 +152,7 @@ impl<W: Write> Sender<W> {
 
     /// Sends contents.
     pub fn data(&mut self, mut offset: u64, bytes: &[u8]) -> Result<()> {
-        for piece in bytes.chunks(PIECE_MAX) {
+        for piece in bytes.chunks(CHUNK_MAX) {
             self.send(&Message::Data { offset, len: piece.len() as u32 })?;
             self.0.write_all(piece)?;
             offset += piece.len() as u64;
@@ -175,7 +175,7 @@ pub struct Receiver<R: Read> {
 impl<R: Read> Receiver<R> {
     /// Reads from `from`, e.g. a pipe.
     pub fn new(from: R) -> Self {
-        Self { from: BufReader::with_capacity(PIECE_MAX, from), buffer: Vec::new() }
+        Self { from: BufReader::with_capacity(CHUNK_MAX, from), buffer: Vec::new() }
     }
 
     fn fill(&mut self, len: usize) -> Result<()> {
@@ -197,7 +197,7 @@ impl<R: Read> Receiver<R> {
 
     /// Receives the bytes after [`Message::Data`].
     pub fn bytes(&mut self, len: u32) -> Result<&[u8]> {
-        if len as usize > PIECE_MAX {
+        if len as usize > CHUNK_MAX {
             bail!("protocol error from the process that reads: contents of {len} bytes");
         }
         self.fill(len as usize)?;
@@ -220,13 +220,13 @@ mod tests {
         let name = b"a\xff".to_vec();
         out.send(&Message::Link { name: name.clone(), id: (1, u64::MAX) }).unwrap();
         out.send(&Message::Xattr(name.clone(), vec![255; 64 << 10])).unwrap();
-        out.data(1 << 40, &vec![7; PIECE_MAX + 1]).unwrap();
+        out.data(1 << 40, &vec![7; CHUNK_MAX + 1]).unwrap();
         assert!(out.send(&Message::Xattr(name.clone(), vec![255; 1 << 20])).is_err());
         drop(out);
         let mut back = Receiver::new(&wire[..]);
         assert_eq!(back.next().unwrap(), Message::Link { name: name.clone(), id: (1, u64::MAX) });
         assert_eq!(back.next().unwrap(), Message::Xattr(name, vec![255; 64 << 10]));
-        for (offset, len) in [(1 << 40, PIECE_MAX as u32), ((1 << 40) + PIECE_MAX as u64, 1)] {
+        for (offset, len) in [(1 << 40, CHUNK_MAX as u32), ((1 << 40) + CHUNK_MAX as u64, 1)] {
             assert_eq!(back.next().unwrap(), Message::Data { offset, len });
             assert_eq!(back.bytes(len).unwrap(), vec![7; len as usize]);
         }

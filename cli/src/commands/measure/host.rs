@@ -35,19 +35,19 @@ const CHILDREN_AT_MOST: usize = 50_000_000;
 pub struct Mount {
     /// The name of the filesystem in the store. `None`: digests are valid for this run only.
     pub instance: Option<String>,
-    /// While it is mounted, an unchanged change attribute means unchanged contents.
+    /// Whether an unchanged change attribute means unchanged contents, while the filesystem is mounted.
     detects_changes: bool,
     fsname: String,
     uuid: [u8; 16],
     device: u64,
-    /// Its mount point.
+    /// The mount point.
     root: PathBuf,
-    /// All mount points of the host, which may cover names of it. `None` if unknown.
+    /// All mount points of the host, which can cover names of it. `None` if unknown.
     covered: Option<HashSet<PathBuf>>,
 }
 
 impl Mount {
-    /// The filesystem of a path.
+    /// Returns the filesystem of a path.
     pub fn of(path: &Path) -> Result<Self> {
         let meta = std::fs::metadata(path).with_context(|| path.display().to_string())?;
         let full = path.canonicalize().with_context(|| path.display().to_string())?;
@@ -207,9 +207,9 @@ impl Walk<'_> {
         }
     }
 
-    /// The files of a directory, sorted by name, with their change attributes: a few requests instead of
-    /// several per file. `None` if the mount does not support it, or if no digest is known and each file must
-    /// be read.
+    /// Returns the files of a directory, sorted by name, with their change attributes: a few requests instead
+    /// of several per file. `None` if the mount does not support it, or if no digest is known and each file
+    /// must be read.
     fn children(&self, dir: &Path) -> Option<Vec<Child>> {
         if !self.mount.detects_changes || self.known.is_empty() {
             return None;
@@ -230,7 +230,7 @@ impl Walk<'_> {
             }
             all.extend(children);
             let Some(next) = next else { break };
-            // The answer may come from any filesystem, so it is not trusted.
+            // The reply can come from any filesystem, so it is not trusted.
             if next == last || all.len() > CHILDREN_AT_MOST {
                 return None;
             }
@@ -281,7 +281,7 @@ impl Walk<'_> {
         Ok(below)
     }
 
-    /// The decision of the policy on a file with this owner, group and mode.
+    /// Returns the decision of the policy on a file with this owner, group and mode.
     fn decision(&self, path: &Path, (fowner, fgroup, mode): (u32, u32, u32)) -> Decision {
         let inside = path.strip_prefix(&self.mount.root).unwrap_or(path);
         let inside = [b"/", inside.as_os_str().as_bytes()].concat();
@@ -299,7 +299,7 @@ impl Walk<'_> {
         decide(self.policy, &used, mode)
     }
 
-    /// The known digest of a file that is unchanged.
+    /// Returns the known digest of a file that is unchanged.
     fn known_digest(&self, identity: &Identity) -> Option<&Record> {
         self.known.find(identity).filter(|known| has_current_algorithm(known, self.algorithm))
     }
@@ -316,7 +316,7 @@ impl Walk<'_> {
                 return Ok(Some(Finding::unread(path, decision, identity, known, meta.size())));
             }
         }
-        // The path may have changed concurrently, e.g. to a FIFO, which must not block.
+        // The path can have changed concurrently, e.g. to a FIFO, which must not block.
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
         let opened = file.metadata()?;

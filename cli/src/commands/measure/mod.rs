@@ -76,7 +76,7 @@ the policy appraises and that does not match its security.ima is named on standa
 is 1. Without a policy that appraises, --key checks existing signatures.
 
 JSON, one object per file: path, ino, generation, change, digest, size, read, verified (null if nothing was \
-checked); then one with files, read, read_bytes, not_read, not_read_bytes, verified, refused, unvouched \
+checked); then one with files, read, read_bytes, not_read, not_read_bytes, verified, refused, not_persistent \
 (paths that are read each time), list, store, entries, new_entries, violations, aggregates.
 
 Examples; the last one shows what a mount measured:
@@ -148,12 +148,12 @@ struct Run {
     list: List,
     store: Store,
     store_path: PathBuf,
-    /// The store differs from its file.
+    /// Whether the store differs from its file.
     store_changed: bool,
     saved: Instant,
     sums: Sums,
     /// Paths whose digests are valid for this run only.
-    unvouched: Vec<String>,
+    not_persistent: Vec<String>,
     problems: Problems,
 }
 
@@ -245,7 +245,7 @@ impl Run {
         let mut files =
             mount.instance.as_ref().map(|name| self.store.files(name).clone()).unwrap_or_default();
         if mount.instance.is_none() {
-            self.unvouched.push(format::name(path.as_os_str().as_encoded_bytes()));
+            self.not_persistent.push(format::name(path.as_os_str().as_encoded_bytes()));
         }
         let policy = self.policy.clone();
         let mut walk =
@@ -283,7 +283,7 @@ impl Run {
     fn receive(&mut self, mut socket: File, image: &Path, json: bool) -> Result<()> {
         let instance = String::from_utf8(protocol::receive(&mut socket, 256)?)?;
         if instance.is_empty() {
-            self.unvouched.push(format::name(image.as_os_str().as_encoded_bytes()));
+            self.not_persistent.push(format::name(image.as_os_str().as_encoded_bytes()));
         }
         let mut files =
             if instance.is_empty() { Files::default() } else { self.store.files(&instance).clone() };
@@ -345,7 +345,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
         store_changed: false,
         saved: Instant::now(),
         sums: Sums::default(),
-        unvouched: Vec::new(),
+        not_persistent: Vec::new(),
         problems: Problems::default(),
     };
     for word in &args.paths {
@@ -368,7 +368,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
             "not_read_bytes": sums.not_read_bytes,
             "verified": sums.verified,
             "refused": sums.refused,
-            "unvouched": run.unvouched,
+            "not_persistent": run.not_persistent,
             "list": list_path.to_string_lossy(),
             "store": run.store_path.to_string_lossy(),
             "entries": run.list.entries(),
@@ -385,7 +385,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
             sums.not_read,
             progress::bytes(sums.not_read_bytes),
         ))?;
-        for place in &run.unvouched {
+        for place in &run.not_persistent {
             let why = "no change attribute that outlives this run; files are read each time";
             print::line(format_args!("{place}: {why}"))?;
         }
@@ -433,7 +433,7 @@ fn write_formats(list: &Path, entries: u64, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The error for a list that a mount could not extend.
+/// Returns the error for a list that a mount could not extend.
 fn list_failed(list: &str, why: &str) -> anyhow::Error {
     let size = std::fs::metadata(list).map_or("gone".to_owned(), |meta| format!("of {} bytes", meta.len()));
     failure(

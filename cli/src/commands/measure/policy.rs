@@ -16,7 +16,7 @@ use crate::output::failure::usage;
 /// Longest policy in bytes.
 const POLICY_MAX: u64 = 1 << 20;
 
-/// The decision of a policy on a file that is read and, if its mode allows that, executed.
+/// Returns the decision of a policy on a file that is read and, if its mode allows that, executed.
 pub fn decide(policy: &Policy, used: &FileAccess<'_>, mode: u32) -> Decision {
     let decision = policy.decide(used);
     if mode & 0o111 == 0 {
@@ -27,7 +27,7 @@ pub fn decide(policy: &Policy, used: &FileAccess<'_>, mode: u32) -> Decision {
     })
 }
 
-/// Whether a known digest has the algorithm that would be used now.
+/// Returns whether a known digest has the algorithm that would be used now.
 pub fn has_current_algorithm(known: &Record, algorithm: Algorithm) -> bool {
     known.digest.algorithm() == signature::algorithm(&known.label, algorithm)
 }
@@ -61,7 +61,7 @@ pub fn read_keys(paths: &[PathBuf]) -> Result<Keyring> {
     Ok(keys)
 }
 
-/// The message of the progress bar after `files` files, the last of which needed `last_read` bytes.
+/// Returns the message of the progress bar after `files` files, the last of which needed `last_read` bytes.
 pub fn progress_message(files: u64, last_read: u64) -> String {
     format!("{files} files; {}", if last_read > 0 { "reading" } else { "unchanged" })
 }

@@ -8,7 +8,7 @@
 //! frame          length u32, little-endian, and bytes
 //! ```
 //!
-//! A hostile image may have taken over the image process, so lengths are bounded and events are validated. It
+//! A hostile image can take over the image process, so lengths are bounded and events are validated. It
 //! can still report wrong digests of its own image.
 
 use std::io::{Read, Write};
@@ -30,17 +30,18 @@ pub const JOB_MAX: u32 = u32::MAX;
 /// A file that the policy covers, and its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Its name in the list.
+    /// The name of the file in the list.
     pub path: Vec<u8>,
-    /// What the policy requires.
+    /// The requirements of the policy.
     pub decision: Decision,
-    /// The inode, its generation, and its change attribute if the digest is valid as long as that stays.
+    /// The inode number, the generation, and the change attribute. The change attribute is present if the
+    /// digest is valid until the change attribute changes.
     pub identity: Identity,
-    /// The digest of its contents.
+    /// The digest of the contents.
     pub digest: Digest,
-    /// Its `security.ima`.
+    /// The file's `security.ima`.
     pub label: Vec<u8>,
-    /// Its size.
+    /// The size of the file in bytes.
     pub size: u64,
     /// The bytes read; `None` if the digest was known.
     pub read: Option<u64>,
@@ -72,7 +73,8 @@ pub enum Event {
 
 /// Sends a frame.
 pub fn send(to: &mut impl Write, bytes: &[u8]) -> Result<()> {
-    let len = u32::try_from(bytes.len()).context("a message to the image process is longer than 4 GiB")?;
+    let len = u32::try_from(bytes.len())
+        .context("a message between the command and the image process is longer than 4 GiB")?;
     to.write_all(&len.to_le_bytes())?;
     Ok(to.write_all(bytes)?)
 }

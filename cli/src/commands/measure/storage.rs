@@ -24,7 +24,8 @@ use crate::output::failure::{BUSY, CORRUPT, FAILED, failure};
 use crate::output::save;
 use crate::process::user_state_dir;
 
-/// Longest list in bytes: about 40 million files.
+/// Longest list in bytes: about 40 million files. A longer list is refused, since its end would be taken for
+/// an incomplete entry.
 const LIST_MAX: u64 = 4 << 30;
 
 /// A measurement list in a file.
@@ -69,10 +70,15 @@ fn damaged(path: &Path, error: &ivers_ima::reader::ListError) -> anyhow::Error {
     failure(CORRUPT, format!("{path}: {error}; move it away to start a new list"))
 }
 
-fn read_all(file: &mut File) -> std::io::Result<Vec<u8>> {
+/// Reads a list. Fails if it is longer than [`LIST_MAX`].
+fn read_all(file: &mut File) -> Result<Vec<u8>> {
+    let too_long = || failure(FAILED, "it is longer than 4 GiB; move it away to start a new list");
+    if file.metadata()?.len() > LIST_MAX {
+        return Err(too_long());
+    }
     let mut bytes = Vec::new();
-    file.take(LIST_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    file.take(LIST_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LIST_MAX { Err(too_long()) } else { Ok(bytes) }
 }
 
 fn make_parent(path: &Path) -> std::io::Result<()> {
@@ -85,7 +91,7 @@ fn make_parent(path: &Path) -> std::io::Result<()> {
 impl List {
     /// Reads a list. Returns also the offset of the end of its last complete entry.
     fn read(mut file: File) -> Result<(Self, u64)> {
-        // The process that opened the file may have read it.
+        // The process that opened the file can have read it.
         rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
         let bytes = read_all(&mut file)?;
         let mut list = Self {
@@ -108,7 +114,7 @@ impl List {
         Ok(Self::read(file)?.0)
     }
 
-    /// The file, for another process.
+    /// Returns the file, for another process.
     pub fn into_file(self) -> File {
         self.file
     }
@@ -157,17 +163,17 @@ impl List {
         self.file.sync_data()
     }
 
-    /// The aggregate of each bank.
+    /// Returns the aggregate of each bank.
     pub fn aggregates(&self) -> &Aggregates {
         &self.aggregates
     }
 
-    /// The number of entries.
+    /// Returns the number of entries.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// The number of violations.
+    /// Returns the number of violations.
     pub fn violations(&self) -> u64 {
         self.violations
     }
@@ -213,13 +219,13 @@ pub fn render(path: &Path, most: u64) -> Result<Rendered> {
     Ok(rendered)
 }
 
-/// The aggregates in JSON, by the name of the bank.
+/// Returns the aggregates in JSON, by the name of the bank.
 pub fn aggregates_json(aggregates: &Aggregates) -> Value {
     let banks = aggregates.banks().iter().map(|value| (value.algorithm().name(), value.hex()));
     json!(banks.collect::<BTreeMap<_, _>>())
 }
 
-/// The default path of a list or store.
+/// Returns the default path of a list or store.
 pub fn default_path(name: &str) -> Result<PathBuf> {
     let dir = user_state_dir().context("no home directory for lists and stores; use --list and --store")?;
     Ok(dir.join("measure").join(name))
@@ -287,6 +293,19 @@ mod tests {
         damaged[40] ^= 1;
         std::fs::write(&path, damaged).unwrap();
         assert!(open(&path).is_err());
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_refused_and_not_truncated() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("list");
+        drop(open(&path).unwrap().begin(Template::ImaNg, Algorithm::Sha256).unwrap());
+        let len = LIST_MAX + 1;
+        File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+        for error in [open(&path).map(drop).unwrap_err(), render(&path, 1).map(drop).unwrap_err()] {
+            assert!(format!("{error:#}").contains("longer than 4 GiB; move it away"), "{error:#}");
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub fn open(options: &MeasureOptions, image: &Path) -> Result<Opened> {
 /// The list of a mount.
 struct MountList {
     path: String,
-    /// Or why writing failed: the file may end in an incomplete entry then.
+    /// The list, or the error of a failed write. After that the file can end in an incomplete entry.
     list: Mutex<Result<List, String>>,
 }
 
@@ -141,7 +141,8 @@ pub fn observer(setup: MeasureSetup, fds: Vec<OwnedFd>) -> Result<Arc<dyn FileOb
     Ok(Arc::new(Hooks::new(policy, ALGORITHM, keys, setup.appraise, Box::new(sink))))
 }
 
-/// The arguments of `-o` with absolute paths: the processes of the mount have another current directory.
+/// Returns the arguments of `-o` with absolute paths: the processes of the mount have another current
+/// directory.
 pub fn with_absolute_paths(words: &[String]) -> Result<Vec<String>> {
     let mut options = split_options(words);
     for option in &mut options {

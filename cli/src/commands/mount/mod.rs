@@ -116,13 +116,13 @@ fn print_status(args: &Args, pid: u32, status: &MountStatus) -> Result<()> {
     }))
 }
 
-/// Whether a directory is a mount point.
+/// Returns whether a directory is a mount point.
 fn is_mount_point(dir: &Path) -> bool {
     let device = |dir: &Path| std::fs::metadata(dir).map(|found| found.dev()).ok();
     device(dir) != device(&dir.join(".."))
 }
 
-/// The arguments for another process of this mount, in the role that the option `role` selects.
+/// Returns the arguments for another process of this mount, in the role that the option `role` selects.
 fn words(args: &Args, role: &str) -> Vec<OsString> {
     let mut words: Vec<OsString> =
         vec!["mount".into(), role.into(), "--type".into(), args.fs_type.clone().into()];

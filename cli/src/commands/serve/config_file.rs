@@ -297,7 +297,7 @@ struct Places {
 }
 
 impl ServerConfig {
-    /// Returns the paths that may be relative. An export of type `mem` has no image.
+    /// Returns the paths that can be relative. An export of type `mem` has no image.
     fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let images = self.exports.iter_mut().filter(|export| export.fs_type.as_deref() != Some("mem"));
         let tls = self.tls.iter_mut().flat_map(|tls| {

@@ -20,7 +20,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
 }
 
-/// Whether the path names a descriptor of this process.
+/// Returns whether the path names a descriptor of this process.
 pub fn is_descriptor(path: &Path) -> bool {
     path == Path::new("/dev/stdin")
         || ["/dev/fd", "/proc/self/fd"].iter().any(|dir| path.parent() == Some(Path::new(dir)))
@@ -58,7 +58,7 @@ impl Contents {
         Self(files.map(|(path, file)| (path, read(file))).collect())
     }
 
-    /// The contents of one file.
+    /// Returns the contents of one file.
     pub fn get(&self, path: &Path) -> Result<&[u8]> {
         match self.0.iter().find(|(name, _)| name == path) {
             Some((_, Ok(bytes))) => Ok(bytes),

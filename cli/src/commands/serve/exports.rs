@@ -38,7 +38,7 @@ pub struct Mounted {
     device: Option<Vec<u8>>,
 }
 
-/// Whether an export requires TLS of some clients.
+/// Returns whether an export requires TLS of some clients.
 pub fn requires_tls(config: &ExportConfig) -> bool {
     let requires = |tls: Option<Secured>| tls.is_some_and(|tls| tls != Secured::Optional);
     std::iter::once(&config.settings).chain(&config.rules).any(|settings| requires(settings.tls))
@@ -122,7 +122,7 @@ fn mount(opened: Opened) -> Result<Mounted> {
 }
 
 impl Mounted {
-    /// The export as the server takes it.
+    /// Converts the export to the type of the server.
     pub fn exported(&self) -> Exported {
         Exported { config: self.config.clone(), vfs: self.vfs.clone(), device: self.device.clone() }
     }

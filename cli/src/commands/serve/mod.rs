@@ -210,7 +210,7 @@ fn dial(helper: Arc<Helper>) -> Dial {
     Box::new(move |to, client| helper.connect(to, client))
 }
 
-/// The sockets that systemd passes, or those of `listen`, or both loopback addresses.
+/// Returns the sockets that systemd passes, or those of `listen`, or both loopback addresses.
 fn listeners(plan: &Plan) -> Result<Vec<TcpListener>> {
     let inherited = listen::inherited().map_err(listen_error)?;
     if !inherited.is_empty() {
@@ -313,7 +313,7 @@ impl Serving<'_> {
     }
 }
 
-/// Whether an export names no clients, so that only this machine has access.
+/// Returns whether an export names no clients, so that only this machine has access.
 fn is_local_only(config: &ExportConfig) -> bool {
     config.settings.clients.is_none() && config.rules.is_empty()
 }

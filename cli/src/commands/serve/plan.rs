@@ -125,7 +125,7 @@ impl Plan {
         })
     }
 
-    /// The settings that a reload cannot change, for comparison.
+    /// Returns the settings that a reload cannot change, for comparison.
     pub fn fixed(&self) -> String {
         let Self { listen, state, metrics, lease_seconds, delegations, sandbox, log_format, .. } = self;
         let limits = (&self.limits, &self.state_limits);
@@ -158,8 +158,8 @@ fn default_state() -> Result<PathBuf> {
     Ok(dir.join("serve"))
 }
 
-/// The exports of the file and of the command line. One of the command line replaces one of the file with the
-/// same name.
+/// Returns the exports of the file and of the command line. One of the command line replaces one of the file
+/// with the same name.
 fn exports(args: &Args, file: Vec<ExportConfig>) -> Result<Vec<ExportPlan>> {
     let (mut exports, mut given) = (file, Vec::<ExportConfig>::new());
     let named = args.export.iter().map(|word| match word.split_once('=') {

@@ -17,12 +17,12 @@ use super::helper::Helper;
 use super::plan::{self, ExportPlan, Plan};
 use crate::output::failure::usage;
 
-/// The configuration files of a server.
+/// Returns the configuration files of a server.
 pub fn paths(args: &Args, plan: &Plan) -> Vec<PathBuf> {
     args.config.iter().cloned().chain(named_files(plan)).collect()
 }
 
-/// The files that its own file or the command line names.
+/// Returns the files that the configuration file or the command line names.
 pub fn named_files(plan: &Plan) -> Vec<PathBuf> {
     let tls = plan.tls.iter().flat_map(|files| {
         [&files.certificate, &files.key].into_iter().chain(&files.client_authorities).cloned()
@@ -100,7 +100,7 @@ impl Reload<'_> {
         Ok(())
     }
 
-    /// The exports, each with the index of its filesystem in `mounted`. Images are not opened again.
+    /// Returns the exports, each with the index of its filesystem in `mounted`. Images are not opened again.
     fn exports(&self, planned: &[ExportPlan]) -> Result<Vec<(ExportConfig, usize)>> {
         let mut free: Vec<usize> = (0..self.mounted.len()).collect();
         let mut exports = Vec::new();

@@ -16,7 +16,7 @@ pub struct StatsSource {
 }
 
 impl StatsSource {
-    /// The current statistics. `None` if the server has ended.
+    /// Returns the current statistics. `None` if the server has ended.
     pub fn json(&self) -> Option<Value> {
         let stats = self.handle.stats()?;
         let operations = stats.operations.iter().map(|operation| {
@@ -53,7 +53,7 @@ impl StatsSource {
     }
 }
 
-/// The current state.
+/// Returns the current state.
 fn now(stats: &Stats) -> Value {
     let (counts, net) = (&stats.counts, &stats.net);
     json!({
@@ -102,7 +102,7 @@ pub fn label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// The statistics of [`StatsSource::json`] in the text format of Prometheus.
+/// Returns the statistics of [`StatsSource::json`] in the text format of Prometheus.
 pub fn prometheus(stats: &Value) -> String {
     let mut text = String::new();
     let mut family = |name: &str, kind: &str, samples: &[(String, &Value)]| {
@@ -149,7 +149,7 @@ pub fn prometheus(stats: &Value) -> String {
     text
 }
 
-/// The statistics as text, one number per line.
+/// Returns the statistics as text, one number per line.
 pub fn lines(stats: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     flatten("", stats, &mut lines);

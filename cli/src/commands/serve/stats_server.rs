@@ -26,16 +26,16 @@ use crate::output::failure::{FAILED, failure};
 
 /// The name of the socket.
 const SOCKET: &str = "stats";
-/// Timeout of a request with its answer.
+/// Timeout of a request and its reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes of the head of a request.
 const HEAD_MAX: usize = 8 << 10;
 /// Most connections at a time.
 const CONNECTIONS_MAX: usize = 8;
-/// Most bytes of an answer.
-const ANSWER_MAX: u64 = 16 << 20;
+/// Most bytes of a reply.
+const REPLY_MAX: u64 = 16 << 20;
 
-/// A path of the socket that is short enough for an address, even if that of the directory is not.
+/// Returns a path of the socket that is short enough for an address, even if that of the directory is not.
 fn short_path(dir: &File) -> PathBuf {
     format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd()).into()
 }
@@ -77,12 +77,12 @@ pub fn query(state: &Path) -> Result<Option<Value>> {
     };
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut text = String::new();
-    stream.take(ANSWER_MAX).read_to_string(&mut text).with_context(place)?;
+    stream.take(REPLY_MAX).read_to_string(&mut text).with_context(place)?;
     let value = serde_json::from_str(&text);
     value.map(Some).map_err(|_| failure(FAILED, format!("{}: the server is shutting down", place())))
 }
 
-/// Answers at the socket until the process ends.
+/// Serves statistics on the socket until the process ends.
 pub fn answer_socket(listener: UnixListener, source: Arc<StatsSource>) -> std::io::Result<()> {
     spawn("ivers-stats", move || {
         loop {
@@ -99,7 +99,7 @@ pub fn answer_socket(listener: UnixListener, source: Arc<StatsSource>) -> std::i
     })
 }
 
-/// Answers HTTP until the process ends.
+/// Serves statistics over HTTP until the process ends.
 pub fn answer_http(listener: TcpListener, source: Arc<StatsSource>) -> std::io::Result<()> {
     let busy = Arc::new(AtomicUsize::new(0));
     spawn("ivers-metrics", move || {
@@ -160,13 +160,13 @@ fn serve(mut stream: &TcpStream, source: &StatsSource) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The time left until `until`.
+/// Returns the time left until `until`.
 fn time_left(until: Instant) -> std::io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads the head up to the empty line. A socket that is closed with unread bytes may discard the answer.
+/// Reads the head up to the empty line. A socket that is closed with unread bytes can discard the answer.
 fn read_head(mut stream: &TcpStream, until: Instant) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     let mut piece = [0; 1024];

@@ -139,7 +139,7 @@ pub(crate) fn lay_out(dir: &Path, units: u64) -> Result<()> {
 
 fn make(dir: &Path) -> Command {
     let mut make = Command::new("make");
-    // This process may be a child of another `make`.
+    // This process can be a child of another `make`.
     for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
         make.env_remove(name);
     }

@@ -87,7 +87,7 @@ pub(crate) fn run(job: Job, dir: &Path, file: &Path, ops: u64) -> Result<Ran> {
     let number = |value: &Value| value.as_f64().context("fio's answer has other names than expected");
     let percentiles = &write["clat_ns"]["percentile"];
     let longest = number(&write["clat_ns"]["max"])?;
-    // fio reports the upper ends of its buckets, which may exceed the maximum.
+    // fio reports the upper ends of its buckets, which can exceed the maximum.
     let at = |percentile: &str| Ok::<_, anyhow::Error>(number(&percentiles[percentile])?.min(longest));
     Ok(Ran {
         seconds: number(&write["runtime"])? / 1000.0,

@@ -100,7 +100,7 @@ impl Workload {
         }
     }
 
-    /// Returns the operations of one contender, which may be limited by its open files.
+    /// Returns the operations of one contender, which can be limited by its open files.
     fn ops_of(&self, peer: &Peer, ops: u64, descriptors: u64) -> u64 {
         match (self.job, peer.kind) {
             // The passthrough keeps a descriptor for each file; a tenth is left for other use.
@@ -109,7 +109,7 @@ impl Workload {
         }
     }
 
-    /// Whether a contender takes part.
+    /// Returns whether a contender takes part.
     fn is_for(&self, peer: &Peer) -> bool {
         self.reference.is_some() || !peer.kind.is_other_mode()
     }

@@ -54,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// Whether this is ivers in a mode other than the default.
+    /// Returns whether this is ivers in a mode other than the default.
     pub(crate) fn is_other_mode(self) -> bool {
         matches!(self, Self::Ivers(mode) if mode != "lazy")
     }
@@ -62,7 +62,7 @@ impl Kind {
 
 /// The server of a mounted image.
 enum Server {
-    /// A foreground process, which ends after the unmount. It may serve from a kernel mount, which is
+    /// A foreground process, which ends after the unmount. It can serve from a kernel mount, which is
     /// unmounted later.
     Process { child: Child, _below: Option<Kernel> },
     /// The kernel; unmounts when dropped.
@@ -179,7 +179,7 @@ impl Peer {
             return Ok(());
         };
         detach(&self.dir)?;
-        // fuse2fs may report orphans and fail; only its end matters.
+        // fuse2fs can report orphans and fail; only its end matters.
         child.wait()?;
         self.server = None;
         Ok(())

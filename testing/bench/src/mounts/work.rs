@@ -37,7 +37,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// Whether the next workload uses the files of this one.
+    /// Returns whether the next workload uses the files of this one.
     pub(crate) fn leaves_work(self) -> bool {
         matches!(self, Self::Create | Self::Untar | Self::Build)
     }

@@ -92,7 +92,7 @@ fn width(text: &str) -> i32 {
     text.chars().count() as i32 * 7
 }
 
-/// Whether a value is plausible: the plotting crate overflows on axes of unbounded numbers.
+/// Returns whether a value is plausible: the plotting crate overflows on axes of unbounded numbers.
 fn is_drawable(value: f64) -> bool {
     value == 0.0 || (1e-15..1e15).contains(&value)
 }

@@ -7,7 +7,7 @@
 //! | [`plots`] | the plots |
 //! | [`page`] | the page |
 //!
-//! The input is the JSON of the rows, so that a page can be made again from saved rows of one or more runs.
+//! The input is the JSON of the rows, so that a page can be rebuilt from saved rows of one or more runs.
 //! Rows of unknown kinds are shown as JSON.
 
 mod chart;
@@ -106,7 +106,7 @@ fn title(row: &Value) -> String {
     }
 }
 
-/// The same without the filesystem.
+/// Returns the name of a row for display, without the filesystem.
 fn short_title(row: &Value) -> String {
     let name = plain(row["name"].as_str().unwrap_or("(no name)"));
     let name = ["fuse_", "nfs_", "peers_"].iter().find_map(|kind| name.strip_prefix(kind)).unwrap_or(&name);
@@ -121,12 +121,12 @@ fn is_nfs(row: &Value) -> bool {
     row["name"].as_str().is_some_and(|name| name.starts_with("nfs_"))
 }
 
-/// Whether the row compares other libraries.
+/// Returns whether the row compares other libraries.
 fn is_peers(row: &Value) -> bool {
     row["name"].as_str().is_some_and(|name| name.starts_with("peers_"))
 }
 
-/// Whether a larger value is better.
+/// Returns whether a larger value is better.
 fn is_timed(row: &Value) -> bool {
     row["unit"].as_str().is_none_or(|unit| unit == "ops/s")
 }

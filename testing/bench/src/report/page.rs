@@ -191,7 +191,7 @@ fn modes(rows: &[&Value]) -> Result<Markup> {
     })
 }
 
-/// A section with our times beside those of the peers.
+/// Returns a section with our times beside those of the peers.
 fn beside_peers(rows: &[&Value], is_one: fn(&Value) -> bool, heading: &str, text: &str) -> Markup {
     let rows: Vec<_> = rows.iter().filter(|row| is_one(row) && row["missing"].is_null()).collect();
     let peers = plots::names(rows.iter().map(|row| &row["peers"]), &[]);
@@ -296,7 +296,7 @@ fn reference(rows: &[&Value]) -> Result<Markup> {
     })
 }
 
-/// A table of counts by mode.
+/// Returns a table of counts by mode.
 fn counts<'a>(rows: &[&'a Value]) -> Markup {
     const COUNTED: [(&str, &str); 4] = [
         ("inode_updates", "inode updates"),

@@ -25,7 +25,7 @@ pub(super) struct Effects<'a> {
     calls: &'a [Call],
     /// Files that were, or may have been, renamed.
     renamed: BTreeSet<Id>,
-    /// Names that may refer to the same file.
+    /// Names that can refer to the same file.
     links: BTreeSet<&'a str>,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Effects<'a> {
         Self { model, calls, renamed, links }
     }
 
-    /// Whether a call may be a rename between two names of one file, which does nothing and succeeds.
+    /// Returns whether a call can be a rename between two names of one file, which does nothing and succeeds.
     pub(super) fn is_perhaps_nothing(&self, op: &Op) -> bool {
         matches!(*op, Op::Rename { from, to, .. } if self.links.contains(from) && self.links.contains(to))
     }

@@ -17,7 +17,7 @@ const STEP: Id = 1000;
 /// The state: each path and what it shows.
 pub(super) type Tree = BTreeMap<String, Seen>;
 
-/// Whether the position of an operation in the order can matter.
+/// Returns whether the position of an operation in the order can matter.
 pub(super) fn changes(op: &Op) -> bool {
     !matches!(op, Op::Query { .. } | Op::Look { .. } | Op::Sync { .. } | Op::Evict)
 }
@@ -52,7 +52,7 @@ impl Search<'_> {
             return self.is_there(model).then(|| model.clone());
         };
         heads.retain(|call| call.begin < soonest);
-        // Tries operations that ended first: they are most likely first.
+        // Tries operations in the order of their ends, which is the most likely order.
         heads.sort_by_key(|call| call.end);
         for call in heads {
             let nth = self.base + call.actor * 100 + at[call.actor];
@@ -73,7 +73,7 @@ impl Search<'_> {
     }
 }
 
-/// Whether an operation checks that the name still refers to the expected file, and so may fail.
+/// Returns whether an operation checks that the name still refers to the expected file, and so can fail.
 fn may_fail(op: &Op) -> bool {
     matches!(op, Op::Remove { info: true, .. } | Op::Rename { info: true, .. })
 }

@@ -28,8 +28,8 @@ struct Set<V> {
     end: u64,
 }
 
-/// Whether an observation that ended at `end` may show this value, if every call that ended by `due` must be
-/// visible: it was set last, or concurrently.
+/// Returns whether an observation that ended at `end` can show this value, if every call that ended by `due`
+/// must be visible: it was set last, or concurrently.
 fn explains<V: PartialEq>(first: &V, sets: &[Set<V>], shown: &V, end: u64, due: u64) -> bool {
     let overwritten = |since: u64| sets.iter().any(|later| later.begin > since && later.end < due);
     (shown == first && !sets.iter().any(|set| set.end < due))
@@ -107,7 +107,7 @@ fn stale(
             return Some(format!("permission bits {shown:o}"));
         }
     }
-    // Attributes; a refused one may have lost its old value.
+    // Attributes; a refused one can have lost its old value.
     for nth in 0..XATTRS {
         let refused =
             |call: &Call| matches!(call.op, Op::SetXattr { nth: n, .. } if n == nth) && !call.is_done();
@@ -165,7 +165,7 @@ fn stale_bytes(model: &Model, calls: &[Call], look: &Observation<'_>, due: u64) 
     None
 }
 
-/// Checks the names in a directory; where a rename may have done nothing, only the end of the phase can be
+/// Checks the names in a directory; where a rename can have done nothing, only the end of the phase can be
 /// judged.
 fn stale_names(
     model: &Model,

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// A concurrent user of the subject.
 pub(super) type Actor = Box<dyn Subject + Send>;
 
-/// A phase takes milliseconds. One that takes this long is reported while it hangs, because it may never end.
+/// A phase takes milliseconds. One that takes this long is reported while it hangs, because it can never end.
 const HANGS: Duration = Duration::from_secs(60);
 
 /// The result of an operation.

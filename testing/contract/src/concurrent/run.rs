@@ -182,7 +182,7 @@ impl<'a> Crowd<'a> {
     }
 
     /// Searches for an order that explains the state, and advances the model. Returns the files that are
-    /// ambiguous: with concurrent renames another order may give the same tree with other files under the
+    /// ambiguous: with concurrent renames another order can give the same tree with other files under the
     /// names.
     fn order(&mut self, phase: &Phase, before: &Model, calls: &[Call]) -> Result<Vec<Id>, Failure> {
         let mut tree = Tree::new();

@@ -31,7 +31,7 @@ impl Script {
         self.setup.len() + self.phases.iter().map(of).sum::<usize>()
     }
 
-    /// Whether there are no operations.
+    /// Returns whether there are no operations.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -58,7 +58,7 @@ impl fmt::Display for Script {
     }
 }
 
-/// Whether every actor performs the operation for itself.
+/// Returns whether every actor performs the operation for itself.
 pub(super) fn is_for_each(op: &Op) -> bool {
     matches!(op, Op::Open { .. } | Op::Close { .. } | Op::Map { .. } | Op::Unmap { .. })
 }
@@ -94,9 +94,9 @@ pub(super) fn moving(phase: &Phase) -> BTreeSet<Name> {
     phase.actors.iter().flatten().flat_map(named).collect()
 }
 
-/// Whether an operation can be judged while others run. Its file must not depend on them: it is named by a
-/// slot, or by a name that stays during the phase. Directories stay, and no file is opened or mapped. A store
-/// needs its page to stay: past the end it raises a signal.
+/// Returns whether an operation can be judged while others run. Its file must not depend on them: it is named
+/// by a slot, or by a name that stays during the phase. Directories stay, and no file is opened or mapped. A
+/// store needs its page to stay: past the end it raises a signal.
 pub(super) fn can_be_judged(op: &Op, phase: &Phase, model: &Model) -> bool {
     let moving = moving(phase);
     let is_dir = |path: Name| model.paths.get(path).is_some_and(|id| model.nodes[id].kind == Kind::Directory);

@@ -24,7 +24,7 @@ const QUERY: Op = Op::Query { on: FILE };
 const LOOK: Op = Op::Look { on: FILE };
 const FILE_ID: Id = 1;
 
-/// A model with the file `a` with one byte 1 and the last value 5.
+/// Returns a model with the file `a` with one byte 1 and the last value 5.
 fn model() -> Model {
     let mut model = Model::new(LIMITS);
     model.apply(&Op::Create { path: "a", kind: Kind::File, info: false });
@@ -96,7 +96,7 @@ fn equal_values_cover_completed_changes() {
         let (before, after) = (value(0, (3, 4), number), value(0, (11, 12), number));
         [before, seen(0, (5, 8), bytes), after, done(1, WRITE, write)]
     };
-    // Complete before the observation; in progress; begun after the second query.
+    // The write ends before the first query; between the queries; after the second query began.
     assert_eq!(broken(&history((1, 2), 6, &[1])), Some(Promise::Current));
     assert_eq!(broken(&history((2, 9), 6, &[1])), Some(Promise::Current));
     assert_eq!(broken(&history((2, 13), 6, &[1])), None);

@@ -124,7 +124,7 @@ fn pair(
     Ok(())
 }
 
-/// Change info is atomic: no other value lies between its two.
+/// Checks that change info is atomic: no other value lies between its two values.
 fn change_infos(
     name: &dyn Fn() -> String,
     model: &Model,

@@ -55,7 +55,7 @@ impl How {
         format!("{mode}{lazytime}{lazyversion}{tight}{slow}")
     }
 
-    /// Frequent write-back and access times at every read: neither is a change.
+    /// Returns options with frequent write-back and access times at every read: neither is a change.
     pub fn options(self, budget: &Arc<Budget>) -> MountOptions {
         MountOptions {
             mode: self.mode,
@@ -225,7 +225,7 @@ pub fn fat(name: &str, base: &Arc<Vec<u8>>, how: How, hold: bool) -> Box<InProce
     Box::new(subject.without_modes())
 }
 
-/// Whether FUSE tests can run. Under CI a missing FUSE is a failure, otherwise a message.
+/// Returns whether FUSE tests can run. Under CI a missing FUSE is a failure, otherwise a message.
 pub fn can_mount() -> bool {
     ivers_oracle::can_mount(&["python3", "fusermount3"])
 }

@@ -22,7 +22,7 @@ pub fn run(input: &[u8]) {
     perform(&server, Server::origin(user, user), input.get(1..).unwrap_or_default().to_vec());
 }
 
-/// Returns the server's answer to a request of [`request`].
+/// Returns the server's reply to a request of [`request`].
 pub fn answer(server: &Server, request: Vec<u8>) -> Vec<u8> {
     perform(server, Server::origin(0, 0), request).map(|res| res.to_bytes()).unwrap_or_default()
 }

@@ -113,7 +113,8 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Bit 0: two clients with sessions; bit 1: one of NFSv4.0; bit 2: small limits.
+    /// Creates the initial clients. Bit 0: two clients with sessions. Bit 1: one of NFSv4.0. Bit 2: small
+    /// limits.
     fn new(flags: u8) -> Self {
         let scratch = Path::new(SCRATCH);
         let dir = if scratch.is_dir() { tempfile::tempdir_in(scratch) } else { tempfile::tempdir() };
@@ -152,7 +153,7 @@ impl Fixture {
             }
         }
         if flags & 2 != 0 {
-            fixture.introduce_of_old();
+            fixture.introduce_v40_client();
         }
         fixture
     }
@@ -172,7 +173,7 @@ impl Fixture {
         self.ask(who, !step.is(Step::AS_IT_IS), rest.bytes(len).to_vec());
     }
 
-    /// Executes a request; the answer must decode, and the state's invariants must hold.
+    /// Executes a request; the reply must decode, and the state's invariants must hold.
     fn ask(&mut self, who: usize, count: bool, mut request: Vec<u8>) -> Option<CompoundRes> {
         if count {
             self.make_due(&mut request);
@@ -220,7 +221,7 @@ impl Fixture {
         session
     }
 
-    fn introduce_of_old(&mut self) -> ClientId {
+    fn introduce_v40_client(&mut self) -> ClientId {
         let (_, results) = self.call(2, 0, vec![set_client_id()]);
         let Some(OpResult::SetClientId(SetClientIdRes::Ok(known))) = results.last() else {
             panic!("{results:?}")
@@ -330,8 +331,8 @@ fn lock(stateid: StateId, kind: LockType, (clientid, open_seqid): (ClientId, u32
     Op::Lock(LockArgs { kind, reclaim: false, offset: 0, length: 10, locker: Locker::New(new) })
 }
 
-/// A delegation that is granted, recalled and returned.
-fn delegated() -> Vec<u8> {
+/// Returns an input with a delegation that is granted, recalled and returned.
+fn delegation() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let make = open("o", share::BOTH, guarded(), named("new"));
     let (made, handle) = opened(&it.inside(0, [data(), vec![make, Op::GetFh(())]].concat()));
@@ -368,8 +369,8 @@ fn locked() -> Vec<u8> {
     it.input
 }
 
-/// The life of a client with sessions.
-fn came_and_went() -> Vec<u8> {
+/// Returns an input with the life of a client with sessions.
+fn client_with_sessions() -> Vec<u8> {
     let mut it = Recorder::new(0);
     let (_, results) = it.call(3, 1, vec![exchange(3)]);
     let Some(OpResult::ExchangeId(Ok(known))) = results.last() else { panic!("{results:?}") };
@@ -387,8 +388,8 @@ fn came_and_went() -> Vec<u8> {
     it.input
 }
 
-/// A client of NFSv4.0.
-fn of_old() -> Vec<u8> {
+/// Returns an input with a client of NFSv4.0.
+fn v40_client() -> Vec<u8> {
     let mut it = Recorder::new(0);
     let (_, results) = it.call(2, 0, vec![set_client_id()]);
     let Some(OpResult::SetClientId(SetClientIdRes::Ok(known))) = results.last() else {
@@ -419,9 +420,9 @@ fn of_old() -> Vec<u8> {
     it.input
 }
 
-/// A client of NFSv4.0 with a callback: it holds a delegation of a file that another client opens for
-/// writing.
-fn of_old_delegated() -> Vec<u8> {
+/// Returns an input with a client of NFSv4.0 that has a callback. It holds a delegation of a file that
+/// another client opens for writing.
+fn v40_delegation() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let (_, results) = it.call(2 | 1 << 5, 0, vec![set_client_id()]);
     let Some(OpResult::SetClientId(SetClientIdRes::Ok(known))) = results.last() else {
@@ -443,8 +444,9 @@ fn of_old_delegated() -> Vec<u8> {
     it.input
 }
 
-/// A copy that continues after its reply and is queried, and another one that is cancelled.
-fn copied() -> Vec<u8> {
+/// Returns an input with a copy that continues after its reply and is queried, and another one that is
+/// cancelled.
+fn background_copy() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let how = |name| open("o", share::BOTH | share::WANT_NO_DELEG, unchecked(), named(name));
     let (from, source) = opened(&it.inside(0, [data(), vec![how("from"), Op::GetFh(())]].concat()));
@@ -476,7 +478,7 @@ fn copied() -> Vec<u8> {
     it.input
 }
 
-/// ACLs that are set, read, and set together with a size.
+/// Returns an input with ACLs that are set, read, and set together with a size.
 fn acls() -> Vec<u8> {
     let mut it = Recorder::new(1);
     let how = open("o", share::BOTH | share::WANT_NO_DELEG, unchecked(), named("f"));
@@ -497,8 +499,15 @@ fn acls() -> Vec<u8> {
 
 /// Returns the fuzz inputs.
 pub fn inputs() -> Vec<Vec<u8>> {
-    let mut inputs =
-        vec![delegated(), locked(), came_and_went(), of_old(), of_old_delegated(), copied(), acls()];
+    let mut inputs = vec![
+        delegation(),
+        locked(),
+        client_with_sessions(),
+        v40_client(),
+        v40_delegation(),
+        background_copy(),
+        acls(),
+    ];
     // The same with small limits.
     let narrow: Vec<_> = inputs.iter().map(|input| [&[input[0] | 4][..], &input[1..]].concat()).collect();
     inputs.extend(narrow);

@@ -39,12 +39,13 @@ pub fn run(input: &[u8]) {
 fn again<T: Xdr + PartialEq + Debug>(bytes: &[u8]) {
     let Ok(value) = T::take(&mut Decoder::new(bytes)) else { return };
     let encoded = value.to_bytes();
-    // A bitmap may lose words without bits; nothing else changes its length.
+    // A bitmap can lose words without bits; nothing else changes its length.
     assert!(encoded.len() <= bytes.len(), "{value:?} grows");
     assert_eq!(T::from_bytes(&encoded).as_ref(), Ok(&value));
 }
 
-/// A stream of records in pieces of the size in the first byte: the result equals that of one piece.
+/// Decodes a stream of records in fragments of the size in the first byte. The result equals that of one
+/// fragment.
 fn records(bytes: &[u8]) {
     let Some((&piece, stream)) = bytes.split_first() else { return };
     let taken = |piece: usize| {
@@ -69,7 +70,7 @@ fn records(bytes: &[u8]) {
     }
 }
 
-/// A call or a reply.
+/// Decodes a call or a reply.
 fn message(bytes: &[u8]) {
     let kind = Kind::of(bytes);
     let mut from = Decoder::new(bytes);
@@ -99,7 +100,7 @@ fn message(bytes: &[u8]) {
     }
 }
 
-/// A request, decoded as a whole and by operation: the results are equal.
+/// Decodes a request as a whole and by operation. The results are equal.
 fn arguments(bytes: &[u8]) {
     again::<CompoundArgs>(bytes);
     let whole = CompoundArgs::take(&mut Decoder::new(bytes));
@@ -120,7 +121,7 @@ fn arguments(bytes: &[u8]) {
     }
 }
 
-/// Attributes, as in GETATTR, READDIR and SETATTR.
+/// Decodes attributes, as in GETATTR, READDIR and SETATTR.
 fn attributes(bytes: &[u8]) {
     again::<Bitmap>(bytes);
     again::<Fattr>(bytes);
@@ -130,7 +131,7 @@ fn attributes(bytes: &[u8]) {
     assert_eq!(Attrs::decode(&attrs.encode()), Ok(attrs));
 }
 
-/// A callback request and its reply.
+/// Returns a callback request and its reply.
 fn callbacks() -> (CbCompoundArgs, CbCompoundRes) {
     let (file, stateid) = (Opaque(vec![1; 29]), StateId { seqid: 1, other: [2; 12] });
     let referring =

@@ -80,7 +80,7 @@ fn record(put: impl FnOnce(&mut Encoder)) -> Vec<u8> {
     bytes
 }
 
-/// Returns the record of a COMPOUND call. `arguments` may be invalid.
+/// Returns the record of a COMPOUND call. `arguments` can be invalid.
 pub fn request(xid: u32, user: u32, arguments: &[u8]) -> Vec<u8> {
     let sys = AuthSys { stamp: 0, machine: b"test".to_vec(), uid: user, gid: 0, gids: List(Vec::new()) };
     let call = CallHeader {
@@ -249,7 +249,7 @@ impl Client {
         }
     }
 
-    /// Waits for one callback and answers it. Returns false after `timeout`.
+    /// Waits for one callback and sends the reply. Returns false after `timeout`.
     pub fn serve(&mut self, timeout: Duration) -> bool {
         match self.receive(timeout) {
             Some(message) => {

@@ -5,7 +5,7 @@
 //! others are idle. The program requires root, because ganesha exports a filesystem that the kernel has
 //! mounted.
 //!
-//! | server | filesystem | a new name is durable when the request is answered |
+//! | server | filesystem | a new name is durable before the reply |
 //! |---|---|---|
 //! | `ivers`, `eager` | our ext4 driver on the image | yes |
 //! | `ivers_async` | the same, exported with `async` | no |
@@ -111,7 +111,7 @@ fn quantile(values: &[f64], at: f64) -> f64 {
     sorted[((sorted.len() - 1) as f64 * at).round() as usize]
 }
 
-/// Rounds to so many decimal digits.
+/// Rounds to this number of decimal digits.
 fn rounded(value: f64, digits: i32) -> Value {
     let scale = 10f64.powi(digits);
     json!((value * scale).round() / scale)
@@ -132,7 +132,7 @@ fn measure(contenders: &mut [Contender], args: &Args, row: &Row) -> Result<Map<S
     let (active, mut idle): (Vec<&mut Contender>, Vec<_>) =
         contenders.iter_mut().partition(|contender| row.includes(contender.server.name));
     for contender in active {
-        // Each server gets as many requests as it answers in the time: servers can differ by a factor of 100.
+        // Each server gets as many requests as it handles in the time: servers can differ by a factor of 100.
         let first = contender.run_round(row.work, row.depth, max_ops(row.work).min(200))?;
         let ops_per_second = max_ops(row.work).min(200) as f64 / first.seconds;
         let ops = ((ops_per_second * args.seconds) as u64).clamp(50, max_ops(row.work));

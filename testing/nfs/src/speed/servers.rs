@@ -20,11 +20,11 @@ pub const COUNTERS: [&str; 3] = ["inode_updates", "journal_blocks", "queries"];
 
 /// A running server.
 pub struct Server {
-    /// Its name in rows.
+    /// The name of the server in rows.
     pub name: &'static str,
     /// The address that it listens on.
     pub address: SocketAddr,
-    /// The path of its export.
+    /// The path of the export.
     pub export: &'static str,
     child: Child,
     image: PathBuf,

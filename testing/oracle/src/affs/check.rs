@@ -58,7 +58,7 @@ struct Checker<'a> {
 
 const RESERVED: usize = 2;
 
-/// Checks an image of a volume with blocks of this size. A crash may leave lost blocks and their traces (a
+/// Checks an image of a volume with blocks of this size. A crash can leave lost blocks and their traces (a
 /// hard link without its original, block numbers past a file's end) and directory caches that differ from the
 /// headers. These are accepted only on a volume that is marked as invalid.
 pub fn check(image: &[u8], block_size: usize) -> Report {
@@ -375,7 +375,7 @@ impl Checker<'_> {
             if !sound {
                 self.wrong(block, format!("{path}: not its data block {}", nth + 1));
             }
-            // A crash may leave data past the last valid pointer, and a partly valid last block.
+            // A crash can leave data past the last valid pointer, and a partly valid last block.
             let is_last = nth + 1 == want;
             let (len, next) = (self.word(block, 3), self.word(block, 4));
             let want_len = if is_last { bytes - nth * per_block } else { per_block };

@@ -82,7 +82,7 @@ impl Amitools {
         self.xdfscan_beside(image, &[])
     }
 
-    /// The same for a volume with directory caches in these blocks: `xdfscan` must report exactly these
+    /// Runs `xdfscan` on a volume with directory caches in these blocks: it must report exactly these
     /// blocks as unexpectedly used.
     pub fn xdfscan_beside(&self, image: &Path, caches: &[usize]) -> Result<()> {
         let output = self.call("xdfscan", [OsStr::new("-v"), image.as_os_str()])?;

@@ -23,7 +23,7 @@ const NETWORK: [&str; 8] = [
     "virtio_net",
 ];
 
-/// The time limit of a boot; the machine is emulated and the host may be busy.
+/// The time limit of a boot; the machine is emulated and the host can be busy.
 const BOOT: Duration = Duration::from_secs(120);
 
 /// A kernel and a root for guests. The guest's first process reads commands from the host. The host is
@@ -50,12 +50,12 @@ impl Boot {
         self.boot_with(name, "")
     }
 
-    /// The same, with additional kernel arguments.
+    /// Boots a machine of this name with additional kernel arguments.
     pub fn boot_with(&self, name: &str, more: &str) -> Result<Guest> {
         self.boot_on(name, more, "user,id=n0")
     }
 
-    /// The same; connections to this port of the host's loopback are forwarded to the machine.
+    /// Boots a machine of this name. Connections to this port of the host's loopback are forwarded to it.
     pub fn boot_reached(&self, name: &str, port: u16) -> Result<Guest> {
         self.boot_on(name, "", &format!("user,id=n0,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:{port}"))
     }
@@ -147,7 +147,7 @@ impl Guest {
         self.run_within(line, Duration::from_secs(120))
     }
 
-    /// The same with another time limit.
+    /// Runs a command as [`Guest::run`] does, with another time limit.
     pub fn run_within(&mut self, line: &str, patience: Duration) -> Result<String> {
         let (code, said) = self.ask(line, patience)?;
         ensure!(code == 0, "{}: {line}: {code}\n{said}\n{}", self.name, self.last_words());

@@ -29,7 +29,7 @@ pub const PROGRAMS: [(&str, &str); 3] =
     [("qemu-system-x86_64", "qemu-system-x86"), ("busybox", "busybox-static"), ("cpio", "cpio")];
 
 /// Returns the command that boots a machine and writes its console to a file. It uses no acceleration: the
-/// host may itself be virtual.
+/// host can itself be virtual.
 pub fn machine(kernel: &Kernel, archive: &Path, console: &Path, append: &str) -> Result<Command> {
     let mut serial = OsString::from("file:");
     serial.push(console);

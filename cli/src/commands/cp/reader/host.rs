@@ -66,14 +66,14 @@ impl Source for Host {
     }
 
     fn read(&self, path: &PathBuf, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
-        // The path may have changed concurrently, e.g. to a symbolic link to a file that its owner may not
+        // The path can have changed concurrently, e.g. to a symbolic link to a file that its owner can not
         // read.
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
         if !file.metadata()?.is_file() {
             bail!("is no longer a file");
         }
-        let mut buffer = vec![0; super::super::stream::PIECE_MAX];
+        let mut buffer = vec![0; super::super::stream::CHUNK_MAX];
         let mut at = 0;
         loop {
             // Without support for holes the file is all data.

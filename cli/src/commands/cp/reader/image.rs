@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use ivers_vfs::{Cred, Error, FileType, InodeRef, NameError, Vfs};
 
-use super::super::stream::{PIECE_MAX, packed};
+use super::super::stream::{CHUNK_MAX, packed};
 use super::{FileHeader, Source};
 
 /// An open image.
@@ -64,7 +64,7 @@ impl Source for Image {
     }
 
     fn read(&self, inode: &InodeRef, sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
-        let mut buffer = vec![0; PIECE_MAX];
+        let mut buffer = vec![0; CHUNK_MAX];
         let mut at = 0;
         loop {
             let (from, to) = match self.0.seek_data(inode, at) {

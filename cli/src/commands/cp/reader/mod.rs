@@ -174,7 +174,7 @@ fn problem(out: &mut Sender<impl Write>, path: &[Vec<u8>], error: &anyhow::Error
     out.send(&Message::Problem { path: shown_path("", path), code: code(error), line: line(error) })
 }
 
-/// A path below an operand, for a terminal.
+/// Returns a path below an operand, for a terminal.
 pub fn shown_path(operand: &str, names: &[Vec<u8>]) -> String {
     names.iter().fold(operand.to_owned(), |mut path, name| {
         if !path.is_empty() && !path.ends_with('/') {

@@ -1,6 +1,6 @@
 //! Writing files of the host.
 //!
-//! The names may come from a hostile image, so symbolic links are not followed: below an operand each
+//! The names can come from a hostile image, so symbolic links are not followed: below an operand each
 //! directory was created here or checked to be one, and files are opened with O_NOFOLLOW.
 
 use std::ffi::OsStr;
@@ -49,7 +49,7 @@ pub struct Created {
 impl Host {
     /// Copies operands with these names to `to`, which must be a directory if there are several.
     pub fn new(to: &Path, operands: &[Option<Vec<u8>>], preserve: bool) -> Result<Self> {
-        // The destination itself may be a symbolic link, nothing below it.
+        // The destination itself can be a symbolic link, nothing below it.
         let to = to.canonicalize().unwrap_or_else(|_| to.to_owned());
         let is_dir = to.is_dir();
         if operands.len() > 1 && !is_dir {
@@ -194,10 +194,10 @@ fn remove_existing(path: &Path) -> Result<()> {
 }
 
 impl Target for Host {
-    type Place = PathBuf;
+    type Destination = PathBuf;
     type File = Created;
 
-    fn place(&self, name: Option<&[u8]>) -> Result<PathBuf> {
+    fn destination(&self, name: Option<&[u8]>) -> Result<PathBuf> {
         if !self.operands.iter().any(|operand| operand.as_deref() == name) {
             let name = format::name(name.unwrap_or_default());
             return Err(protocol_error(format!("{name:?} is not the name of an operand")));
@@ -208,7 +208,7 @@ impl Target for Host {
         }
     }
 
-    fn child_place(&self, dir: &Created, name: &[u8]) -> PathBuf {
+    fn child_destination(&self, dir: &Created, name: &[u8]) -> PathBuf {
         dir.path.join(OsStr::from_bytes(name))
     }
 

@@ -13,8 +13,8 @@ use crate::arguments::last_name;
 use crate::output::failure::usage;
 use crate::output::format;
 
-/// The place of a file in an image.
-pub enum Place {
+/// The destination of a file in an image.
+pub enum Destination {
     /// A name in a directory.
     Named(InodeRef, Vec<u8>),
     /// An existing directory.
@@ -120,26 +120,26 @@ impl Image {
 }
 
 impl Target for Image {
-    type Place = Place;
+    type Destination = Destination;
     type File = InodeRef;
 
-    fn place(&self, name: Option<&[u8]>) -> Result<Place> {
+    fn destination(&self, name: Option<&[u8]>) -> Result<Destination> {
         Ok(match self.name.as_deref().or(name) {
-            Some(name) => Place::Named(self.dir.clone(), name.to_vec()),
-            None => Place::Itself(self.dir.clone()),
+            Some(name) => Destination::Named(self.dir.clone(), name.to_vec()),
+            None => Destination::Itself(self.dir.clone()),
         })
     }
 
-    fn child_place(&self, dir: &InodeRef, name: &[u8]) -> Place {
-        Place::Named(dir.clone(), name.to_vec())
+    fn child_destination(&self, dir: &InodeRef, name: &[u8]) -> Destination {
+        Destination::Named(dir.clone(), name.to_vec())
     }
 
-    fn create(&self, place: Place, header: &FileHeader, origin: u32) -> Result<InodeRef> {
+    fn create(&self, destination: Destination, header: &FileHeader, origin: u32) -> Result<InodeRef> {
         let kind = header.kind()?;
-        let (dir, name) = match place {
-            Place::Itself(dir) if kind == FileType::Directory => return Ok(dir),
-            Place::Itself(_) => return Err(anyhow!("has no name to copy under")),
-            Place::Named(dir, name) => (dir, name),
+        let (dir, name) = match destination {
+            Destination::Itself(dir) if kind == FileType::Directory => return Ok(dir),
+            Destination::Itself(_) => return Err(anyhow!("has no name to copy under")),
+            Destination::Named(dir, name) => (dir, name),
         };
         let is_named = dir.ino == self.dir.ino && self.name.as_ref() == Some(&name);
         if is_named && self.only_dir && kind != FileType::Directory {
@@ -180,8 +180,10 @@ impl Target for Image {
         if self.preserve { self.set_attributes(inode, header, xattrs) } else { Ok(()) }
     }
 
-    fn link(&self, place: Place, inode: &InodeRef) -> Result<()> {
-        let Place::Named(dir, name) = place else { return Err(anyhow!("has no name to copy under")) };
+    fn link(&self, destination: Destination, inode: &InodeRef) -> Result<()> {
+        let Destination::Named(dir, name) = destination else {
+            return Err(anyhow!("has no name to copy under"));
+        };
         let cred = Cred::root();
         match self.find(&dir, &name)? {
             Some(found) if found.ino == inode.ino => return Ok(()),

@@ -19,7 +19,8 @@ use crate::output::failure::{Problems, code, line, say};
 use crate::output::format;
 use crate::output::progress::{self, Progress};
 
-/// An error for a message that the process that reads must not send: a hostile image may have taken it over.
+/// Returns an error for a message that the process that reads must not send: a hostile image can take
+/// it over.
 fn protocol_error(what: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("protocol error from the process that reads: {what}")
 }
@@ -36,32 +37,33 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 /// A tree to write to.
 pub trait Target {
-    /// The place of a file.
-    type Place;
+    /// The destination of a file.
+    type Destination;
     /// A file that was created or opened.
     type File;
 
-    /// The place of an operand with this name.
-    fn place(&self, name: Option<&[u8]>) -> Result<Self::Place>;
-    /// The place of a name in a directory.
-    fn child_place(&self, dir: &Self::File, name: &[u8]) -> Self::Place;
+    /// Returns the destination of an operand with this name.
+    fn destination(&self, name: Option<&[u8]>) -> Result<Self::Destination>;
+    /// Returns the destination of a name in a directory.
+    fn child_destination(&self, dir: &Self::File, name: &[u8]) -> Self::Destination;
     /// Creates a file, or truncates an existing one. An existing directory stays as it is. `origin` is the
     /// scope of `header.id`.
-    fn create(&self, place: Self::Place, header: &FileHeader, origin: u32) -> Result<Self::File>;
+    fn create(&self, destination: Self::Destination, header: &FileHeader, origin: u32) -> Result<Self::File>;
     /// Writes contents.
     fn write(&self, file: &Self::File, offset: u64, bytes: &[u8]) -> Result<()>;
     /// Sets the size of a regular file, and the attributes. All contents are written.
     fn finish(&self, file: &Self::File, header: &FileHeader, size: u64, xattrs: &Xattrs) -> Result<()>;
     /// Creates a hard link to `file`.
-    fn link(&self, place: Self::Place, file: &Self::File) -> Result<()>;
-    /// A copy of `file` for later calls of [`Target::link`].
+    fn link(&self, destination: Self::Destination, file: &Self::File) -> Result<()>;
+    /// Returns a copy of `file` for later calls of [`Target::link`].
     fn remember(&self, file: &Self::File) -> Self::File;
 }
 
 /// Extended attributes: names and values.
 pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The ACLs to remove from a copy: those that the original lacks. The directory may have passed them down.
+/// Returns the ACLs to remove from a copy: those that the original lacks. The directory can have passed them
+/// down.
 fn acls_missing_in(xattrs: &Xattrs) -> impl Iterator<Item = &'static str> {
     let all = ["system.posix_acl_access", "system.posix_acl_default"].into_iter();
     all.filter(|acl| !xattrs.iter().any(|(name, _)| name == acl.as_bytes()))
@@ -70,7 +72,7 @@ fn acls_missing_in(xattrs: &Xattrs) -> impl Iterator<Item = &'static str> {
 /// Most bytes of extended attributes of all open directories together.
 const XATTRS_MAX: usize = 64 << 20;
 
-/// A file or directory between its start and its end.
+/// A file or directory between its messages [`Message::File`] and [`Message::End`].
 struct Open<F> {
     /// `None` if it, or its directory, could not be created.
     file: Option<F>,
@@ -86,7 +88,7 @@ struct Writer<'a, T: Target> {
     bytes: u64,
     origin: u32,
     shown: String,
-    place: Option<T::Place>,
+    destination: Option<T::Destination>,
     open: Vec<Open<T::File>>,
     linked: HashMap<(u32, FileId), T::File>,
     xattr_bytes: usize,
@@ -102,7 +104,7 @@ pub fn write_copy<T: Target>(target: &T, from: impl Read) -> Result<CopyOutcome>
         bytes: 0,
         origin: 0,
         shown: String::new(),
-        place: None,
+        destination: None,
         open: Vec::new(),
         linked: HashMap::new(),
         xattr_bytes: 0,
@@ -131,7 +133,7 @@ impl<T: Target> Writer<'_, T> {
 
     fn print_problem(&mut self, code: u8, line: &str) {
         self.problems.add(code);
-        // It may come from a process that a hostile image has taken over.
+        // It can come from a process that a hostile image has taken over.
         let line = format::one_line(line);
         self.progress.suspend(|| say(format_args!("ivers: {line}")));
     }
@@ -147,15 +149,15 @@ impl<T: Target> Writer<'_, T> {
         self.progress.step(1, |_| format!("{files} files, {}", progress::bytes(bytes)));
     }
 
-    /// The place of the next file. `None`: its directory was not created, which was reported.
-    fn next_place(&mut self, name: &[u8]) -> Result<Option<T::Place>> {
-        let Some(open) = self.open.last() else { return Ok(self.place.take()) };
+    /// Returns the destination of the next file. `None`: its directory was not created, which was reported.
+    fn next_destination(&mut self, name: &[u8]) -> Result<Option<T::Destination>> {
+        let Some(open) = self.open.last() else { return Ok(self.destination.take()) };
         // A symbolic link must not be followed.
         if open.header.kind()? != FileType::Directory {
             return Err(protocol_error("a file in what is not a directory"));
         }
         check_name(name)?;
-        Ok(open.file.as_ref().map(|dir| self.target.child_place(dir, name)))
+        Ok(open.file.as_ref().map(|dir| self.target.child_destination(dir, name)))
     }
 
     fn handle(&mut self, message: Message) -> Result<()> {
@@ -167,8 +169,8 @@ impl<T: Target> Writer<'_, T> {
                 name.as_deref().map_or(Ok(()), check_name)?;
                 self.origin = origin;
                 self.shown = shown;
-                self.place = match self.target.place(name.as_deref()) {
-                    Ok(place) => Some(place),
+                self.destination = match self.target.destination(name.as_deref()) {
+                    Ok(destination) => Some(destination),
                     Err(error) => {
                         self.report(None, &error);
                         None
@@ -176,8 +178,10 @@ impl<T: Target> Writer<'_, T> {
                 };
             }
             Message::File(header) => {
-                let place = self.next_place(&header.name)?;
-                let file = match place.map(|place| self.target.create(place, &header, self.origin)) {
+                let destination = self.next_destination(&header.name)?;
+                let file = match destination
+                    .map(|destination| self.target.create(destination, &header, self.origin))
+                {
                     Some(Err(error)) => {
                         self.report(Some(&header.name), &error);
                         None
@@ -190,9 +194,9 @@ impl<T: Target> Writer<'_, T> {
                 self.open.push(Open { file, header, xattrs: Vec::new() });
             }
             Message::Link { name, id } => {
-                if let Some(place) = self.next_place(&name)? {
+                if let Some(destination) = self.next_destination(&name)? {
                     let linked = match self.linked.get(&(self.origin, id)) {
-                        Some(file) => self.target.link(place, file),
+                        Some(file) => self.target.link(destination, file),
                         None => Err(anyhow!("a hard link to a file that was not copied")),
                     };
                     match linked {
@@ -243,7 +247,7 @@ impl<T: Target> Writer<'_, T> {
         self.progress.step(0, |_| format!("{files} files, {}", progress::bytes(all)));
         let written = open.file.as_ref().map(|file| self.target.write(file, offset, bytes));
         if let Some(Err(error)) = written {
-            // Reported once. What was written before stays.
+            // The error is reported once. Bytes written before stay in the file.
             open.file = None;
             self.linked.remove(&(self.origin, open.header.id));
             self.report(None, &error.context(format!("incomplete after byte {offset}")));
@@ -296,8 +300,8 @@ mod tests {
     /// A reader that a hostile image has taken over sends names that leave the directory.
     #[test]
     fn a_hostile_reader_cannot_write_elsewhere() {
-        let place = tempfile::tempdir().unwrap();
-        let (out, outside) = (place.path().join("out"), place.path().join("outside"));
+        let destination = tempfile::tempdir().unwrap();
+        let (out, outside) = (destination.path().join("out"), destination.path().join("outside"));
         for dir in [&out, &outside] {
             fs::create_dir(dir).unwrap();
         }
