@@ -1,7 +1,7 @@
 //! A memory bound for several caches.
 //!
-//! It is in this crate because the buffer cache charges it. The VFS charges it too and may use this crate; this
-//! crate may not use the VFS.
+//! It is in this crate because the buffer cache charges it. The VFS charges it too and may use this crate;
+//! this crate may not use the VFS.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -160,14 +160,14 @@ fn amitools_and_unadf_read_volumes_of_ivers() {
                 "delete", "Dir", "all", "+", "delete", "Unter", "all", "+", "delete", "file13", "+",
                 "makedir",
             ];
-            tools.xdftool(&path, &[&words[..], &["Anew"]].concat()).unwrap();
+            tools.xdftool(&path, &[&words[..], &["Fresh"]].concat()).unwrap();
             let device = image(&path);
             // xdftool omits the type in the records that it writes.
             leave_open(&device);
             let vfs = mount(&device);
-            assert!(names(&vfs, &vfs.root().unwrap()).contains(&"Anew".to_owned()));
-            put(&vfs, "/Anew/file", &pattern(4, 5000));
-            rename(&vfs, "/Anew", "/Newer").unwrap();
+            assert!(names(&vfs, &vfs.root().unwrap()).contains(&"Fresh".to_owned()));
+            put(&vfs, "/Fresh/file", &pattern(4, 5000));
+            rename(&vfs, "/Fresh", "/Newer").unwrap();
             vfs.unmount().unwrap();
             check(&device, 512);
         }

@@ -43,7 +43,8 @@ impl Ivers {
         // The default of an ivers mount.
         const CACHE_BYTES: u64 = 256 << 20;
         let budget = Arc::new(ivers_block::Budget::new(CACHE_BYTES));
-        let options = ivers_ext4::OpenOptions::from(ivers_vfs::DriverOptions { budget: budget.clone(), ..Default::default() });
+        let common = ivers_vfs::DriverOptions { budget: budget.clone(), ..Default::default() };
+        let options = ivers_ext4::OpenOptions::from(common);
         let fs = ivers_ext4::Ext4::open(Arc::new(device), options)?;
         let options =
             ivers_vfs::MountOptions { cache_bytes: CACHE_BYTES, budget: Some(budget), ..Default::default() };

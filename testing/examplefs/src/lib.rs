@@ -25,8 +25,8 @@
 //! | E5 | a value is above those of earlier inodes with this number | a free inode keeps its counter |
 //! | E6 | no value stands for two states across a crash | the record is OPEN from `open` to `unmount` |
 //!
-//! Order of locks: a journal handle, the lock of a `Core`, then those of `Space` and of the free inodes. Their
-//! ranks say so, and debug builds check them.
+//! Order of locks: a journal handle, the lock of a `Core`, then those of `Space` and of the free inodes.
+//! Debug builds check their ranks.
 
 #![forbid(unsafe_code)]
 

@@ -219,12 +219,11 @@ const ORDERS: [(&str, &[(&str, &str)]); 8] = [
 
 /// Folders without an order, because their modules use each other in a circle or use the folder's own file.
 /// This list only shrinks: mend a folder, and move it to [`ORDERS`]. Add none.
-const NOT_YET_ORDERED: [(&str, &str); 15] = [
+const NOT_YET_ORDERED: [(&str, &str); 14] = [
     ("cli/src", "commands/cp/reader"),
     ("cli/src", "commands/cp/writer"),
     ("core/vfs/src", ""),
     ("core/vfs/src", "driver"),
-    ("core/vfs/src", "sync"),
     ("core/journal/src", ""),
     ("core/journal/src", "jbd2"),
     ("serve/fuse/src", ""),

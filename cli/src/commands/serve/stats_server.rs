@@ -5,8 +5,8 @@
 //! line counts. Slow connections are closed, and only a few are served at a time.
 //!
 //! HTTP is written by hand, because one method, one path and no headers need few lines. The parser httparse
-//! would replace the ten lines of `request` by as many. An HTTP server brings an asynchronous runtime and many
-//! crates into a sandboxed process.
+//! would replace the ten lines of `request` by as many. An HTTP server brings an asynchronous runtime and
+//! many crates into a sandboxed process.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};

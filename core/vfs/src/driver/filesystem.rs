@@ -50,8 +50,8 @@ pub struct FsInfo {
 }
 
 impl FsInfo {
-    /// The usual values for a format with this name and this block size: nothing optional, and no promise that
-    /// outlives the mount. Set what differs.
+    /// The usual values for a format with this name and this block size: nothing optional, and no promise
+    /// that outlives the mount. Set what differs.
     pub fn usual(fs_type: &'static str, block_size: u32) -> Self {
         let unit = block_size.max(4096);
         Self {
