@@ -160,7 +160,6 @@ fn mount(device: &Arc<dyn Device>, flags: Flags, partition: &str) -> Option<Arc<
             ..DriverOptions::default()
         },
         partition: (magic == *b"RDSK").then(|| partition.to_owned()),
-        ..OpenOptions::default()
     };
     let fs = Affs::open(device.clone(), options).ok()?;
     on_vfs(fs, flags, budget)
