@@ -2,8 +2,9 @@
 //!
 //! - No space: running deletions end and the driver reclaims what it can; then the call is tried once more.
 //! - Data of a file could not be written, or was refused: that is an error of the file, and everything else
-//!   goes on. The caller of a truncate or a fallocate gets it. After a write-back every descriptor's next
-//!   fsync reports it once, and the file shows what the driver has.
+//!   goes on. A fallocate or a truncate that makes a file longer returns it. After a write-back, or a
+//!   truncate that made a file shorter, every descriptor's next fsync reports it once. The file shows what
+//!   the driver has.
 //! - A server did not do a request: written data stays in the cache and is written later.
 //! - A structure of the format is damaged or could not be written: the filesystem stops. The driver aborts,
 //!   and nothing changes until the next mount.

@@ -3,7 +3,7 @@
 use crate::access::{READ, WRITE};
 use crate::acl;
 use crate::driver::{ServerOps, XattrMode};
-use crate::error::{NameError, Result};
+use crate::error::{Error, NameError, Result};
 use crate::inode::{Inode, Logged, Touch};
 use crate::privileges::without_set_id;
 use crate::requests::*;
@@ -226,6 +226,13 @@ impl Vfs {
             inode.with_attr(|attr| attr.size = size);
         }
         let result = self.with_space(|| self.fs.truncate(inode, size));
+        if let Err(error @ Error::FileData(_)) = &result
+            && size < old
+        {
+            // The file is cut. Only zeros past its end are missing on the device: a failed write-back.
+            self.note_writeback_error(inode, error);
+            return Ok(());
+        }
         if result.is_err() {
             // The cut is visible and the old bytes are gone from memory. What the driver kept counts, and it
             // is a change.

@@ -231,12 +231,21 @@ fn one_change_fails(name: &str, image: &[u8], open: Open, change: Direct) -> boo
     let (free, before) = (vfs.stat_fs().unwrap().blocks_free, vfs.change(&file).unwrap());
     let (result, refused) = switch.refusing(|| change.run(&vfs, &root, &file));
     let failed = refused > 0;
+    let result = match change {
+        // The file is cut, and the zeros past its end are missing: its next fsync reports that, once.
+        Direct::Resize(size) if size < OLD_SIZE => {
+            result.unwrap();
+            let reported = vfs.fsync(&file, false);
+            vfs.fsync(&file, false).unwrap();
+            reported
+        }
+        _ => result,
+    };
     assert_eq!(is_data_error(result.clone()), failed, "{name}: {change:?}: {result:?}");
     assert_eq!(vfs.health().read_only, None, "{name}: {change:?}: an error of one file");
     if failed {
         let mut expected = vec![1; OLD_SIZE as usize];
         if let Direct::Resize(size) = change {
-            // A cut is complete even if the rest of the last block could not be zeroed.
             expected.truncate(size as usize);
             if size < OLD_SIZE {
                 assert!(vfs.change(&file).unwrap() != before, "{name}: {change:?}: the cut is visible");

@@ -74,7 +74,8 @@
 //!   quota, a server's refusal). The VFS drops the pages and records a write-back error of that file.
 //! - [`Error::FileData`](crate::Error::FileData): the device could not read or write bytes of this file,
 //!   the structures of the format are sound, and nothing is half done. In write-back the VFS does as above;
-//!   otherwise it passes the error on. A file that `truncate` cuts is cut all the same.
+//!   otherwise it passes the error on. A file that `truncate` cuts is cut all the same, and its next fsync
+//!   reports the error.
 //! - [`Error::Server`](crate::Error::Server): the server is slow, unreachable or broken, or has lost state.
 //!   The VFS passes it on; write-back tries again later.
 //! - [`Error::Corrupt`](crate::Error::Corrupt), [`Error::Io`](crate::Error::Io): a structure of the format
