@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::output::format;
 
-/// What an operand names.
+/// A file that an operand names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operand {
     /// A path of the host.

@@ -13,7 +13,7 @@ pub use ivers::state_format::Identity;
 use crate::output::failure::{REFUSED, failure};
 use crate::output::format;
 
-/// What `stat` shows.
+/// The information that `stat` shows.
 #[derive(Debug)]
 pub struct FileInfo {
     /// The inode, its generation and its change attribute.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 const IVERS: &str = env!("CARGO_BIN_EXE_ivers");
 
-/// What the workload knows about one file when the server dies.
+/// The state of one file that the workload knows when the server dies.
 #[derive(Clone, Default)]
 struct Known {
     /// Contents at the last fsync that returned. Later writes may or may not be there.

@@ -182,20 +182,20 @@ pub(crate) fn write_page(dir: &Path, options: &[String]) -> bool {
 mod tests {
     use super::*;
 
-    fn taken(options: &[&str]) -> (RowFilter, Vec<String>) {
+    fn split(options: &[&str]) -> (RowFilter, Vec<String>) {
         RowFilter::take(&options.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
     fn each_program_gets_the_names_of_its_rows() {
-        let (only, rest) = taken(&["--ops", "5", "--only", "append,nfs_getattr,peers_create", "--only=nfs"]);
+        let (only, rest) = split(&["--ops", "5", "--only", "append,nfs_getattr,peers_create", "--only=nfs"]);
         assert_eq!(rest, ["--ops", "5"]);
         assert_eq!(only.option(&only.bench).unwrap(), ["--only", "append"]);
         assert_eq!(only.option(&only.nfs).unwrap(), ["--only", "nfs_getattr,nfs"]);
         assert!(only.competitors);
-        let (only, _) = taken(&["--only", "nfs_write"]);
+        let (only, _) = split(&["--only", "nfs_write"]);
         assert_eq!((only.option(&only.bench), only.competitors), (None, false));
-        let (only, _) = taken(&[]);
+        let (only, _) = split(&[]);
         assert_eq!((only.option(&only.bench), only.option(&only.nfs)), (Some(vec![]), Some(vec![])));
     }
 }

@@ -66,7 +66,7 @@ fn serve(channel: &Channel) -> Result<Option<CopyOutcome>> {
     let mut jobs = Jobs { vfs: vfs.clone(), image, reader: None, exclude: None, writer: None };
     let served = jobs.run(channel);
     let written = jobs.writer.map(|writer| writer.join().unwrap_or_else(|_| bail!("the writer panicked")));
-    // Also on error: what was written goes to the image.
+    // Unmount also on error, so that earlier writes reach the image.
     let closed = if options.read_only { Ok(()) } else { vfs.unmount() };
     let outcome = match (written, served) {
         // The process that wrote to the pipe reports why it stopped.

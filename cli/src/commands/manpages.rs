@@ -42,8 +42,8 @@ pub fn completions(whole: &Command, shell: clap_complete::Shell) -> Result<()> {
 
 /// Runs `ivers man` for the command line `whole`.
 pub fn man(whole: &Command, dir: &Path) -> Result<()> {
-    let place = || dir.display().to_string();
-    std::fs::create_dir_all(dir).with_context(place)?;
+    let context = || dir.display().to_string();
+    std::fs::create_dir_all(dir).with_context(context)?;
     let mut command = public(whole).disable_help_subcommand(true);
     // Sets full names and global options.
     command.build();
@@ -51,7 +51,7 @@ pub fn man(whole: &Command, dir: &Path) -> Result<()> {
         let synopsis = synopsis(&sub);
         sub.override_usage(synopsis)
     });
-    clap_mangen::generate_to(command, dir).with_context(place)
+    clap_mangen::generate_to(command, dir).with_context(context)
 }
 
 /// Returns the usage line with the values of options, which the generator of the pages omits.

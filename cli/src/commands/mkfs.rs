@@ -130,8 +130,8 @@ fn open(args: &Args) -> Result<Arc<dyn Device>> {
     let mut head = vec![0; device.size_bytes().min(HEAD_BYTES) as usize];
     device.read_at(ByteOffset(0), &mut head)?;
     if !args.force && head.iter().any(|&byte| byte != 0) {
-        let place = args.image.display();
-        return Err(failure(FAILED, format!("{place} is not empty; --force overwrites it")));
+        let name = args.image.display();
+        return Err(failure(FAILED, format!("{name} is not empty; --force overwrites it")));
     }
     Ok(device)
 }
@@ -187,19 +187,19 @@ impl Device for WithProgress {
 
 /// Makes the filesystem. `new_len`: first creates the file with this length, or extends it.
 fn write(args: &Args, options: &MkfsOptions, new_len: Option<u64>, has_contents: bool) -> Result<MkfsReport> {
-    let place = args.image.display();
+    let name = args.image.display();
     if let Some(bytes) = new_len {
         if has_contents {
             // Checked before the file grows: a refused file stays as it was.
             open(args)?;
         }
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(&args.image);
-        file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {place}"))?;
+        file.and_then(|file| file.set_len(bytes)).with_context(|| format!("cannot make {name}"))?;
     }
     let device = open(args)?;
     plan(device.size_bytes(), options, args)?;
     let with_progress: Arc<dyn Device> = Arc::new(WithProgress { device, progress: Progress::unbounded() });
-    ivers_ext4::mkfs::mkfs(&with_progress, options).with_context(|| place.to_string())
+    ivers_ext4::mkfs::mkfs(&with_progress, options).with_context(|| name.to_string())
 }
 
 /// Runs `ivers mkfs`.
@@ -207,7 +207,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     if args.fs_type != "ext4" {
         return Err(failure(REFUSED, format!("type {:?} is not supported: choose ext4", args.fs_type)));
     }
-    let place = args.image.display();
+    let name = args.image.display();
     let mut options = options(args)?;
     let size = match &args.size {
         None => None,
@@ -218,17 +218,17 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
     };
     let found = std::fs::metadata(&args.image).ok();
     if found.as_ref().is_some_and(std::fs::Metadata::is_dir) {
-        return Err(usage(format!("{place} is a directory")));
+        return Err(usage(format!("{name} is a directory")));
     }
     let is_device = found.as_ref().is_some_and(|meta| meta.file_type().is_block_device());
     let old_len = found.as_ref().map_or(0, std::fs::Metadata::len);
     match (&found, size) {
-        (None, None) => return Err(usage(format!("{place} does not exist; --size SIZE creates it"))),
+        (None, None) => return Err(usage(format!("{name} does not exist; --size SIZE creates it"))),
         (Some(_), Some(_)) if is_device => {
-            return Err(usage(format!("{place} is a device, which has a fixed size; remove --size")));
+            return Err(usage(format!("{name} is a device, which has a fixed size; remove --size")));
         }
         (Some(_), Some(size)) if size < old_len => {
-            return Err(usage(format!("{place} has {old_len} bytes: --size cannot shrink a file")));
+            return Err(usage(format!("{name} has {old_len} bytes: --size cannot shrink a file")));
         }
         _ => {}
     }
@@ -264,7 +264,7 @@ pub fn run(args: &Args, json: bool, quiet: bool) -> Result<()> {
         print::json_line(&report)
     } else {
         print::line(format_args!(
-            "{place}: ext4, {} blocks of {} bytes, {} inodes, {} groups, journal of {} blocks, UUID {uuid}",
+            "{name}: ext4, {} blocks of {} bytes, {} inodes, {} groups, journal of {} blocks, UUID {uuid}",
             made.blocks, made.block_size, made.inodes, made.groups, made.journal_blocks
         ))
     }

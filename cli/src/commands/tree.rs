@@ -51,8 +51,8 @@ impl Tree<'_> {
     fn print_below(&mut self, dir: &InodeRef, path: &[u8], prefix: &str, depth: u32) -> Result<()> {
         let name = || image_path(self.image, path);
         let level = (self.levels - depth) as usize;
-        let place = || format!("{}, inode {}", name(), dir.ino.0);
-        self.entered.enter(dir.ino.0, level, path.len(), place)?;
+        let location = || format!("{}, inode {}", name(), dir.ino.0);
+        self.entered.enter(dir.ino.0, level, path.len(), location)?;
         let entries = entries(self.vfs, dir).with_context(name)?;
         let last = entries.len().saturating_sub(1);
         for (at, (name, inode)) in entries.into_iter().enumerate() {

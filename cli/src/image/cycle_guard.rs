@@ -21,7 +21,7 @@ impl<Id> Default for CycleGuard<Id> {
 }
 
 impl<Id: Eq + Hash> CycleGuard<Id> {
-    /// Enters a directory, which `place` names in errors. `depth` and `path_len` count the directories and
+    /// Enters a directory, which `location` names in errors. `depth` and `path_len` count the directories and
     /// bytes below the start of the walk. Fails if the directory was entered before: it has two parents, and
     /// a walk over many of them would take as long as there are paths to them.
     pub fn enter(
@@ -29,13 +29,13 @@ impl<Id: Eq + Hash> CycleGuard<Id> {
         id: Id,
         depth: usize,
         path_len: usize,
-        place: impl FnOnce() -> String,
+        location: impl FnOnce() -> String,
     ) -> Result<()> {
         if depth > DEPTH_MAX || path_len > PATH_MAX {
-            return Err(Error::corrupt("directories are nested too deeply", place()));
+            return Err(Error::corrupt("directories are nested too deeply", location()));
         }
         if !self.0.insert(id) {
-            return Err(Error::corrupt("a directory has two parents or contains itself", place()));
+            return Err(Error::corrupt("a directory has two parents or contains itself", location()));
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use super::open_options::{ImageOptions, Owners};
 pub struct Format {
     /// The types of `-t` that select it. The first names it in errors.
     pub names: &'static [&'static str],
-    /// What errors call a filesystem of this format.
+    /// The name of a filesystem of this format in errors.
     pub title: &'static str,
     /// The format stores owners and permissions. If not, options set them.
     pub stores_owners: bool,
@@ -92,15 +92,15 @@ impl Format {
         Ok((self.probe)(&head(device)?))
     }
 
-    /// Opens a device of this format. `place` names the image in errors.
+    /// Opens a device of this format. `image_name` is for errors.
     pub fn open(
         &self,
         device: Arc<dyn Device>,
         options: &ImageOptions,
         budget: Arc<Budget>,
-        place: String,
+        image_name: String,
     ) -> Result<Arc<dyn FileSystem>> {
-        (self.open)(device, options, budget, place)
+        (self.open)(device, options, budget, image_name)
     }
 }
 
@@ -113,7 +113,7 @@ fn open_ext4(
     device: Arc<dyn Device>,
     options: &ImageOptions,
     budget: Arc<Budget>,
-    place: String,
+    image_name: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let options = ivers_ext4::OpenOptions {
         common: common_options(options, budget, place),
@@ -127,7 +127,7 @@ fn open_fat(
     device: Arc<dyn Device>,
     options: &ImageOptions,
     budget: Arc<Budget>,
-    place: String,
+    image_name: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let Owners { uid, gid, fmask, dmask, utc_offset_minutes } = options.owners;
     let options = ivers_fat::OpenOptions {
@@ -145,7 +145,7 @@ fn open_affs(
     device: Arc<dyn Device>,
     options: &ImageOptions,
     budget: Arc<Budget>,
-    place: String,
+    image_name: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let options = ivers_affs::OpenOptions {
         common: common_options(options, budget, place),

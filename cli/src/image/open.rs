@@ -87,24 +87,24 @@ pub fn mount_on(
     mut mount_options: MountOptions,
 ) -> Result<Arc<Vfs>> {
     let budget = Arc::new(Budget::new(options.cache_bytes));
-    let place = image.display().to_string();
+    let image_name = image.display().to_string();
     let fs: Arc<dyn FileSystem> = match device {
         None => Arc::new(Mem::new(options.cache_bytes)),
         Some(device) => {
-            let format = format_of(&*device, &place, options)?;
-            check_options(format, options).with_context(|| place.clone())?;
-            format.open(device, options, budget.clone(), place.clone())?
+            let format = format_of(&*device, &image_name, options)?;
+            check_options(format, options).with_context(|| image_name.clone())?;
+            format.open(device, options, budget.clone(), image_name.clone())?
         }
     };
     mount_options.read_only |= options.read_only;
     mount_options.cache_bytes = options.cache_bytes;
     mount_options.budget = Some(budget);
-    Vfs::mount(fs, mount_options).with_context(|| place)
+    Vfs::mount(fs, mount_options).with_context(|| image_name)
 }
 
 /// Returns the format of a device: the requested one, or the recognised one. The error says what the device
 /// contains instead.
-fn format_of(device: &dyn Device, place: &str, options: &ImageOptions) -> Result<&'static Format> {
+fn format_of(device: &dyn Device, image_name: &str, options: &ImageOptions) -> Result<&'static Format> {
     let requested = options.format.as_deref().and_then(formats::by_name);
     let found = match requested {
         Some(format) => Some(format).filter(|format| format.is_on(device).unwrap_or(true)),
@@ -113,7 +113,7 @@ fn format_of(device: &dyn Device, place: &str, options: &ImageOptions) -> Result
     found.ok_or_else(|| {
         let wanted = requested.map_or(formats::SUPPORTED, |format| format.title);
         let hint = foreign_formats::recognise(device).map_or(String::new(), |found| format!(", but {found}"));
-        failure(REFUSED, format!("{place} contains no {wanted}{hint}"))
+        failure(REFUSED, format!("{image_name} contains no {wanted}{hint}"))
     })
 }
 

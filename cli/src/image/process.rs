@@ -166,7 +166,7 @@ impl ImageProcess {
 
 impl Drop for ImageProcess {
     fn drop(&mut self) {
-        // It ends once it has no more requests.
+        // The process ends when it has no more requests.
         let _ = self.channel.finish();
         let _ = self.child.wait();
     }

@@ -146,7 +146,7 @@ pub fn code(error: &anyhow::Error) -> u8 {
             return BUSY;
         }
         if let Some(error) = cause.downcast_ref::<std::io::Error>() {
-            // A mount answers EUCLEAN ("Structure needs cleaning") if the image is damaged.
+            // A mount returns EUCLEAN ("Structure needs cleaning") if the image is damaged.
             if error.raw_os_error() == Some(rustix::io::Errno::UCLEAN.raw_os_error()) {
                 return CORRUPT;
             }

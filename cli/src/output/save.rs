@@ -31,24 +31,24 @@ pub enum Target {
 
 /// Decides how to save to `path`, which errors call `what`. Opens nothing, so it can run before a long walk.
 pub fn target(path: &Path, what: &str) -> Result<Target> {
-    let place = || format!("cannot save {what} {}", path.display());
-    let refuse = |why: &str| failure(FAILED, format!("{}: {why}", place()));
+    let context = || format!("cannot save {what} {}", path.display());
+    let refuse = |why: &str| failure(FAILED, format!("{}: {why}", context()));
     let meta = match std::fs::metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             if path.is_symlink() {
                 return Err(refuse("it is a dangling symbolic link"));
             }
-            std::fs::metadata(dir_of(path)).with_context(place)?;
+            std::fs::metadata(dir_of(path)).with_context(context)?;
             return Ok(Target::Replace(path.to_owned()));
         }
-        meta => meta.with_context(place)?,
+        meta => meta.with_context(context)?,
     };
     let output = File::from(std::io::stdout().as_fd().try_clone_to_owned()?).metadata()?;
     if (output.dev(), output.ino()) == (meta.dev(), meta.ino()) {
         return Ok(Target::Output);
     }
     match FileType::from_mode(meta.mode()) {
-        Some(FileType::Regular) => Ok(Target::Replace(path.canonicalize().with_context(place)?)),
+        Some(FileType::Regular) => Ok(Target::Replace(path.canonicalize().with_context(context)?)),
         Some(FileType::CharDevice | FileType::Fifo) => Ok(Target::Through(path.to_owned())),
         _ => Err(refuse(&format!("it is a {}; name a regular file", type_in_words(&meta)))),
     }
@@ -61,20 +61,20 @@ pub fn dir_of(path: &Path) -> &Path {
 
 /// Writes `bytes` to `path`, which errors call `what`. A regular file gets all of them or stays as it was.
 pub fn save(path: &Path, bytes: &[u8], what: &str) -> Result<()> {
-    let place = || format!("cannot save {what} {}", path.display());
+    let context = || format!("cannot save {what} {}", path.display());
     match target(path, what)? {
         Target::Replace(path) => {
-            let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(place)?;
-            file.write_all(bytes).and_then(|()| file.as_file().sync_all()).with_context(place)?;
-            file.persist(path).with_context(place)?;
+            let mut file = tempfile::NamedTempFile::new_in(dir_of(&path)).with_context(context)?;
+            file.write_all(bytes).and_then(|()| file.as_file().sync_all()).with_context(context)?;
+            file.persist(path).with_context(context)?;
         }
         Target::Through(path) => {
             let opened = OpenOptions::new().write(true).open(path);
-            opened.and_then(|mut file| file.write_all(bytes)).with_context(place)?;
+            opened.and_then(|mut file| file.write_all(bytes)).with_context(context)?;
         }
         Target::Output => {
             let mut out = std::io::stdout().lock();
-            out.write_all(bytes).and_then(|()| out.flush()).with_context(place)?;
+            out.write_all(bytes).and_then(|()| out.flush()).with_context(context)?;
         }
     }
     Ok(())

@@ -15,7 +15,7 @@ use super::{IVERS, ivers, said, signal};
 /// A server that ends with the test.
 pub struct Server {
     pub child: Child,
-    /// What it printed when it was ready.
+    /// The output that the server printed when it was ready.
     pub told: Value,
     log: tempfile::NamedTempFile,
 }

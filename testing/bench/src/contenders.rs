@@ -216,7 +216,7 @@ impl Contenders {
         bar: &ProgressBar,
         what: &str,
     ) -> Result<Measured> {
-        ensure!(self.ours.len() == MODES.len(), "a field has all modes");
+        ensure!(self.ours.len() == MODES.len(), "a mode is missing among the contenders");
         let mut missing = self.missing.clone();
         let mut ours = Vec::new();
         for volume in &self.ours {

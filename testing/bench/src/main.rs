@@ -107,7 +107,7 @@ fn progress_bar(args: &Args, steps: u64) -> Result<ProgressBar> {
 #[derive(Default)]
 struct Measured {
     rows: Vec<Value>,
-    /// What could not be measured, with the reason.
+    /// The rows that could not be measured, with the reason.
     missing: Vec<String>,
     /// The tables as text.
     lines: Vec<String>,

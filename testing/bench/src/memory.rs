@@ -87,7 +87,7 @@ fn elsewhere(job: &Job) -> Result<Load> {
     command.arg("--load-inodes").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot run this program again")?;
     let said = serde_json::to_vec(job)?;
-    child.stdin.take().context("a pipe was asked for")?.write_all(&said)?;
+    child.stdin.take().context("standard input of the process is not a pipe")?.write_all(&said)?;
     let output = child.wait_with_output()?;
     if !output.status.success() {
         bail!("the process that loads inodes failed: {}", output.status);
@@ -98,7 +98,7 @@ fn elsewhere(job: &Job) -> Result<Load> {
 /// Runs the measuring process: reads the job from standard input and writes the result to standard output.
 pub(crate) fn load_inodes() -> Result<()> {
     let job: Job = serde_json::from_reader(std::io::stdin().lock())?;
-    let (_, mode) = *MODES.get(job.mode).context("there is no such mode")?;
+    let (_, mode) = *MODES.get(job.mode).context("the job names an unknown mode")?;
     let every_second = |from| job.inodes.iter().skip(from).step_by(2).copied().collect::<Vec<_>>();
     let (first, second) = (every_second(0), every_second(1));
     let options = MountOptions { mode, read_only: true, cache_bytes: CACHE_BYTES, ..MountOptions::default() };
@@ -121,13 +121,16 @@ pub(crate) fn load_inodes() -> Result<()> {
 
 /// Returns the bytes that the mount's memory budget counts.
 fn used(vfs: &Vfs) -> Result<u64> {
-    Ok(vfs.options().budget.as_ref().context("a mount has a budget")?.used())
+    Ok(vfs.options().budget.as_ref().context("the mount has no memory budget")?.used())
 }
 
 /// Returns the resident memory of this process.
 fn resident_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/self/status")?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a process has a size")?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("/proc/self/status has no VmRSS")?;
     let kilobytes: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kilobytes * 1024)
 }

@@ -19,7 +19,7 @@ pub(crate) fn run(file: &Path, for_change: bool) -> Result<()> {
     });
     let question = || -> Result<()> {
         if for_change {
-            xattr::get(file, CHANGE)?.context("no change attribute")?;
+            xattr::get(file, CHANGE)?.context("the file has no change attribute")?;
         } else {
             std::fs::metadata(file)?;
         }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::contenders::{KERNEL, MODES, Measured, Sample};
 use super::statistics::{median, places, quantiles, rate, spread};
 
-/// What the patch series of 2017 measured; without figures where it gives none.
+/// Figures of the patch series of 2017 for a row. A field is `None` where the series gives no figure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reference {
     pub(crate) new_over_old: Option<f64>,

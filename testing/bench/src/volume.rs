@@ -201,7 +201,11 @@ impl Kernel {
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let text = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat"))?;
         let field = |nth: usize| -> Result<u64> {
-            Ok(text.split_whitespace().nth(nth).context("a device has its counts")?.parse()?)
+            Ok(text
+                .split_whitespace()
+                .nth(nth)
+                .context("the stat file of the loop device has too few counts")?
+                .parse()?)
         };
         Ok(Writes { calls: field(4)?, bytes: field(6)? * 512, flushes: field(15)? })
     }

@@ -15,7 +15,7 @@ fn bench<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
 }
 
 /// Rows of each kind, one of an unknown kind, and texts that look like markup.
-fn kept() -> Value {
+fn saved_results() -> Value {
     json!({
         "machine": {
             "cpu": "<script>alert(1)</script> & Co", "cpus": 2, "memory_bytes": 1_u64 << 33,
@@ -54,7 +54,7 @@ fn kept() -> Value {
             { "name": "fuse_fio_4k_8_jobs", "fs": "ext4", "missing": "not installed (package fio)" },
             {
                 "name": "query_rate", "fs": "ext4", "unit": "ops/s",
-                "x_name": "queries a second", "x_unit": "1/s", "x_scale": "log",
+                "x_name": "queries per second", "x_unit": "1/s", "x_scale": "log",
                 "points": [
                     { "x": 0, "old": 1_000, "new": 5_001, "none": 5_002, "new_over_old": 5.001 },
                     { "x": 1_000, "old": 900, "new": 4_001, "none": 5_003, "new_over_old": 4.446 },
@@ -121,7 +121,7 @@ fn numbers(value: &Value, found: &mut Vec<String>) {
 #[test]
 fn a_page_contains_every_figure_and_loads_nothing() {
     let place = tempfile::tempdir().unwrap();
-    let run = kept();
+    let run = saved_results();
     let (page, svg) = render(place.path(), &run);
     let html = Html::parse_document(&page);
     assert!(html.errors.is_empty(), "{:?}", html.errors);
@@ -205,7 +205,7 @@ fn a_page_contains_every_figure_and_loads_nothing() {
     for label in [
         "nanoseconds per write",
         "microseconds per operation",
-        "queries a second, 1/s",
+        "queries per second, 1/s",
         "never",
         "ops/s",
         "untar",
@@ -223,7 +223,7 @@ fn a_page_contains_every_figure_and_loads_nothing() {
 #[test]
 fn a_page_is_rebuilt_from_saved_rows() {
     let place = tempfile::tempdir().unwrap();
-    let (page, svg) = render(place.path(), &kept());
+    let (page, svg) = render(place.path(), &saved_results());
     let kept = place.path().join("deep/report/rows.json");
     let again = place.path().join("again");
     let output = bench(["--report", again.to_str().unwrap(), "--from", kept.to_str().unwrap()]);

@@ -21,10 +21,10 @@ pub type Make<'a> = &'a mut dyn FnMut() -> Box<dyn Subject>;
 pub struct Report {
     /// The subject.
     pub name: String,
-    /// Its claims at the end.
+    /// The claims of the subject at the end.
     pub claims: Claims,
     /// The number of operations that succeeded.
-    pub done: u64,
+    pub succeeded: u64,
     /// The checks of each promise.
     pub tallies: Tallies,
 }
@@ -64,8 +64,8 @@ pub fn replay(subject: &mut dyn Subject, script: &[Op]) -> Result<Report, Failur
 }
 
 fn report(run: Run<'_>) -> Report {
-    let Run { subject, tallies, done, .. } = run;
-    Report { name: subject.name(), claims: subject.claims(), done, tallies }
+    let Run { subject, tallies, succeeded, .. } = run;
+    Report { name: subject.name(), claims: subject.claims(), succeeded, tallies }
 }
 
 /// Runs random operations. The first broken claimed promise ends the run and is shrunk.

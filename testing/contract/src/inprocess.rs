@@ -173,14 +173,14 @@ impl InProcess {
         let mut claim = |inode: &InodeRef| claimed = Some((inode.ino, inode.attr()));
         let made = self.vfs().create_with(&cred, &dir, name, &spec, info, &mut claim);
         let (inode, info) = made.map_err(refused)?;
-        let (ino, attr) = claimed.ok_or_else(|| Refused::Error("not claimed".into()))?;
+        let (ino, attr) = claimed.ok_or_else(|| Refused::Error("the creator was not called back".into()))?;
         let now = inode.attr();
         let whole = (attr.uid, attr.gid, attr.size) == (70, 71, size.into())
             && [attr.atime.sec, attr.mtime.sec, now.mtime.sec] == [BORN; 3];
         if ino == inode.ino && whole && attr == now {
             Ok(pairs(info))
         } else {
-            Err(Refused::Error(format!("created with {attr:?}, but has {now:?}")))
+            Err(Refused::Error(format!("the file was created with {attr:?}, but has {now:?}")))
         }
     }
 
@@ -407,13 +407,16 @@ fn in_pieces(vfs: &Vfs, inode: &InodeRef, size: u64) -> Result<Vec<u8>> {
         let (pieces, end) =
             vfs.read_pieces(inode, bytes.len() as u64..u64::MAX, 3, 1 << 20).map_err(refused)?;
         if end != size || pieces.is_empty() {
-            return Err(Refused::Error(format!("{} of {size} bytes in pieces, up to {end}", bytes.len())));
+            return Err(Refused::Error(format!(
+                "data and holes have {} of {size} bytes, and end at {end}",
+                bytes.len()
+            )));
         }
         for piece in pieces {
             match piece {
                 Piece::Hole(range) => bytes.resize(range.end as usize, 0),
                 Piece::Data(at, data) if at == bytes.len() as u64 => bytes.extend(data),
-                Piece::Data(..) => return Err(Refused::Error("pieces that are not adjacent".into())),
+                Piece::Data(..) => return Err(Refused::Error("data and holes are not adjacent".into())),
             }
         }
     }
@@ -431,7 +434,9 @@ fn listed(vfs: &Vfs, dir: &InodeRef) -> Result<Vec<String>> {
             let there = vfs.lookup(&Cred::root(), dir, &entry.name).map_err(refused)?;
             let name = String::from_utf8_lossy(&entry.name).into_owned();
             if entry.inode.map_err(refused)?.ino != there.ino {
-                return Err(Refused::Error(format!("{name} is another file in the listing than by lookup")));
+                return Err(Refused::Error(format!(
+                    "the listing and a lookup of {name} show different files"
+                )));
             }
             names.push(name);
         }
@@ -461,7 +466,7 @@ impl SharedFile for SharedInode {
 
     fn note(&self) -> Result<u64> {
         let value = self.vfs.get_xattr(&Cred::root(), &self.inode, NOTE).map_err(refused)?;
-        let bytes = value.try_into().map_err(|_| Refused::Error("a torn note".into()))?;
+        let bytes = value.try_into().map_err(|_| Refused::Error("the note has a wrong length".into()))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -475,7 +480,7 @@ fn pairs(info: Option<ChangeInfo>) -> Vec<(u64, u64)> {
 }
 
 fn nothing_open() -> Refused {
-    Refused::Error("nothing is open there".into())
+    Refused::Error("the slot has no open file".into())
 }
 
 fn refused(error: Error) -> Refused {

@@ -61,7 +61,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn seen(&mut self, value: u64) {
+    pub(crate) fn record_value(&mut self, value: u64) {
         self.last = Some(value);
         (self.data, self.metadata, self.perhaps, self.remounted) = (false, false, false, false);
     }

@@ -79,7 +79,9 @@ impl Mounted {
     }
 
     fn slot(&self, slot: u8) -> Result<&File> {
-        self.open[usize::from(slot)].as_ref().ok_or_else(|| Refused::Error("nothing is open there".into()))
+        self.open[usize::from(slot)]
+            .as_ref()
+            .ok_or_else(|| Refused::Error("the slot has no open file".into()))
     }
 
     /// Opens a file for writing.
@@ -406,7 +408,7 @@ impl SharedFile for SharedFd {
 
     fn note(&self) -> Result<u64> {
         let value = self.file.get_xattr(NOTE).map_err(refused)?.unwrap_or_default();
-        let bytes = value.try_into().map_err(|_| Refused::Error("a torn note".into()))?;
+        let bytes = value.try_into().map_err(|_| Refused::Error("the note has a wrong length".into()))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -438,7 +440,9 @@ fn ctime(metadata: &fs::Metadata) -> u64 {
 fn parse(value: Option<Vec<u8>>) -> Result<Option<u64>> {
     let Some(value) = value else { return Ok(None) };
     let number = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
-    number.map(Some).ok_or_else(|| Refused::Error(format!("not a decimal number: {value:?}")))
+    number
+        .map(Some)
+        .ok_or_else(|| Refused::Error(format!("the change attribute is not a decimal number: {value:?}")))
 }
 
 fn refused(error: io::Error) -> Refused {

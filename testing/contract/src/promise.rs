@@ -17,7 +17,7 @@ pub enum Promise {
     Persistent,
     /// C6: a bracketed read is current.
     Current,
-    /// There is a value exactly where one is promised.
+    /// A query returns a value if and only if one is promised.
     ChangeAttribute,
     /// The filesystem behaves like the model. Always required.
     Model,

@@ -27,14 +27,14 @@ pub(crate) struct Run<'a> {
     pub(crate) subject: &'a mut dyn Subject,
     pub(crate) model: Model,
     pub(crate) tallies: Tallies,
-    pub(crate) done: u64,
+    pub(crate) succeeded: u64,
     pub(crate) step: usize,
 }
 
 impl<'a> Run<'a> {
     pub(crate) fn new(subject: &'a mut dyn Subject) -> Self {
         let model = Model::new(subject.limits());
-        Self { subject, model, tallies: Tallies::default(), done: 0, step: 0 }
+        Self { subject, model, tallies: Tallies::default(), succeeded: 0, step: 0 }
     }
 
     pub(crate) fn failure(&self, promise: Promise, what: String) -> Failure {
@@ -75,7 +75,7 @@ impl<'a> Run<'a> {
         let had_change_attribute = self.subject.claims().change_attribute;
         match (self.subject.apply(op), verdict) {
             (Ok(infos), Verdict::Done) => {
-                self.done += 1;
+                self.succeeded += 1;
                 let before: Vec<_> = parents.iter().map(|id| self.rested(*id)).collect();
                 let changes = match op {
                     Op::SetXattr { .. } | Op::RemoveXattr { .. } => Some(Promise::Metadata),
@@ -142,7 +142,7 @@ impl<'a> Run<'a> {
                 self.hold(Promise::Rests, last == info.0, claims, what)?;
             }
             if let Some(node) = self.model.nodes.get_mut(id) {
-                node.seen(info.1);
+                node.record_value(info.1);
             }
         }
         Ok(())
@@ -168,10 +168,10 @@ impl<'a> Run<'a> {
         let (data, changed, remounted) = (node.data, node.data || node.metadata, node.remounted);
         let perhaps = node.perhaps || (node.names == 0 && !limits.nameless_rest) || !limits.unheld_rest;
         let Some(last) = node.last else {
-            node.seen(value);
+            node.record_value(value);
             return Ok(());
         };
-        node.seen(value);
+        node.record_value(value);
         if !remounted || claims.persistent {
             let what = || format!("{on:?} decreased from {last} to {value}");
             self.hold(Promise::Monotonic, step_between(last, value) >= 0, claims, what)?;

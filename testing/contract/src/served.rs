@@ -33,7 +33,7 @@ pub struct Served {
     address: SocketAddr,
     claims: Claims,
     changes: Client,
-    looks: Client,
+    queries: Client,
     open: [Option<(StateId, FileHandle)>; SLOTS as usize],
     restart: Option<Restart>,
     /// The number of further users.
@@ -45,13 +45,13 @@ pub struct Served {
 impl Served {
     /// Uses a directory below the root of the export; creates it if necessary.
     pub fn new(name: impl Into<String>, address: SocketAddr, restart: Option<Restart>) -> Self {
-        let (mut changes, mut looks) = (client(address, "changes"), client(address, "looks"));
+        let (mut changes, mut queries) = (client(address, "changes"), client(address, "queries"));
         let make = CreateArgs { kind: CreateType::Dir, name: TOP.into(), attrs: mode(0o755) };
         let (status, _) = changes.call_with_retry(&[data(), vec![Nfs::Create(make)]].concat());
         assert!(matches!(status, NfsStat::Ok | NfsStat::Exist), "{status:?}");
-        let claims = claims(&mut looks, restart.is_some());
+        let claims = claims(&mut queries, restart.is_some());
         let (name, open) = (name.into(), Default::default());
-        Self { name, address, claims, changes, looks, open, restart, others: 0, _kept: None }
+        Self { name, address, claims, changes, queries, open, restart, others: 0, _kept: None }
     }
 
     /// Keeps the server alive as long as this subject.
@@ -76,12 +76,14 @@ impl Served {
     }
 
     fn slot(&self, slot: u8) -> Result<&(StateId, FileHandle)> {
-        self.open[usize::from(slot)].as_ref().ok_or_else(|| Refused::Error("nothing is open there".into()))
+        self.open[usize::from(slot)]
+            .as_ref()
+            .ok_or_else(|| Refused::Error("the slot has no open file".into()))
     }
 
     fn change(&mut self, on: On<'_>, op: Nfs) -> Result<OpResult> {
         let ops = [self.at(on)?, vec![op]].concat();
-        done(&mut self.changes, &ops)
+        last_result(&mut self.changes, &ops)
     }
 
     fn set(&mut self, on: On<'_>, attrs: Attrs) -> Result<()> {
@@ -97,7 +99,7 @@ impl Served {
         };
         let (dir, name) = parent(path);
         let make = CreateArgs { kind, name: name.into(), attrs: mode(0o755) };
-        match done(&mut self.changes, &[walk(dir), vec![Nfs::Create(make)]].concat())? {
+        match last_result(&mut self.changes, &[walk(dir), vec![Nfs::Create(make)]].concat())? {
             OpResult::Create(Ok(made)) => Ok(vec![made.cinfo]),
             _ => Err(nonsense()),
         }
@@ -119,7 +121,7 @@ impl Served {
 
     fn close(&mut self, stateid: StateId, at: Vec<Nfs>) -> Result<()> {
         let close = Nfs::Close(SeqState { seqid: 0, stateid });
-        done(&mut self.changes, &[at, vec![close]].concat()).map(drop)
+        last_result(&mut self.changes, &[at, vec![close]].concat()).map(drop)
     }
 
     fn close_slot(&mut self, slot: u8) -> Result<()> {
@@ -147,7 +149,7 @@ impl Served {
 
     fn remove(&mut self, path: &str) -> Result<Vec<ChangeInfo>> {
         let (dir, name) = parent(path);
-        match done(&mut self.changes, &[walk(dir), vec![Nfs::Remove(name.into())]].concat())? {
+        match last_result(&mut self.changes, &[walk(dir), vec![Nfs::Remove(name.into())]].concat())? {
             OpResult::Remove(Ok(cinfo)) => Ok(vec![cinfo]),
             _ => Err(nonsense()),
         }
@@ -157,7 +159,7 @@ impl Served {
         let ((old_dir, old), (new_dir, new)) = (parent(from), parent(to));
         let rename = Nfs::Rename(RenameArgs { old: old.into(), new: new.into() });
         let ops = [walk(old_dir), vec![Nfs::SaveFh(())], walk(new_dir), vec![rename]].concat();
-        match done(&mut self.changes, &ops)? {
+        match last_result(&mut self.changes, &ops)? {
             OpResult::Rename(Ok(renamed)) => Ok(vec![renamed.source, renamed.target]),
             _ => Err(nonsense()),
         }
@@ -166,7 +168,7 @@ impl Served {
     fn link(&mut self, from: &str, to: &str) -> Result<Vec<ChangeInfo>> {
         let (dir, name) = parent(to);
         let ops = [walk(from), vec![Nfs::SaveFh(())], walk(dir), vec![Nfs::Link(name.into())]].concat();
-        match done(&mut self.changes, &ops)? {
+        match last_result(&mut self.changes, &ops)? {
             OpResult::Link(Ok(cinfo)) => Ok(vec![cinfo]),
             _ => Err(nonsense()),
         }
@@ -230,8 +232,8 @@ impl Served {
         let Some(restart) = &mut self.restart else { return Err(Refused::Unsupported) };
         self.address = restart();
         self.others = 0;
-        (self.changes, self.looks) = (client(self.address, "changes"), client(self.address, "looks"));
-        self.claims = claims(&mut self.looks, true);
+        (self.changes, self.queries) = (client(self.address, "changes"), client(self.address, "queries"));
+        self.claims = claims(&mut self.queries, true);
         Ok(())
     }
 }
@@ -305,26 +307,26 @@ impl Subject for Served {
 
     fn query(&mut self, on: On<'_>) -> Result<Option<u64>> {
         let place = self.at(on)?;
-        Ok(attrs(&mut self.looks, place, &[attr::CHANGE])?.change)
+        Ok(attrs(&mut self.queries, place, &[attr::CHANGE])?.change)
     }
 
     fn look(&mut self, on: On<'_>) -> Result<Seen> {
         let place = self.at(on)?;
         let there =
-            attrs(&mut self.looks, place.clone(), &[attr::TYPE, attr::SIZE, attr::MODE, attr::NUMLINKS])?;
+            attrs(&mut self.queries, place.clone(), &[attr::TYPE, attr::SIZE, attr::MODE, attr::NUMLINKS])?;
         let mut seen = Seen::default();
         match there.kind {
             Some(Ftype::Reg) => {
-                seen.bytes = Some(read(&mut self.looks, &place, there.size.unwrap_or(0) as usize + 1)?);
+                seen.bytes = Some(read(&mut self.queries, &place, there.size.unwrap_or(0) as usize + 1)?);
             }
-            Some(Ftype::Dir) => seen.names = Some(names(&mut self.looks, &place)?),
+            Some(Ftype::Dir) => seen.names = Some(names(&mut self.queries, &place)?),
             _ => {}
         }
         seen.perm = there.mode.filter(|_| there.kind != Some(Ftype::Lnk));
         seen.nlink = there.numlinks.filter(|_| there.kind != Some(Ftype::Dir)).unwrap_or(0).into();
         for nth in 0..XATTRS {
             let ask = [place.clone(), vec![Nfs::GetXattr(short_name(nth))]].concat();
-            if let Ok(OpResult::GetXattr(Ok(value))) = done(&mut self.looks, &ask) {
+            if let Ok(OpResult::GetXattr(Ok(value))) = last_result(&mut self.queries, &ask) {
                 seen.xattrs.push((nth, value));
             }
         }
@@ -340,7 +342,7 @@ impl Subject for Served {
             address: self.address,
             claims: self.claims,
             changes: client(self.address, &format!("changes of {nth}")),
-            looks: client(self.address, &format!("looks of {nth}")),
+            queries: client(self.address, &format!("queries of {nth}")),
             open: Default::default(),
             restart: None,
             others: 0,
@@ -385,7 +387,7 @@ impl Shared {
     }
 
     fn call(&self, op: Nfs) -> Result<OpResult> {
-        self.with(|client| done(client, &[self.place.clone(), vec![op]].concat()))
+        self.with(|client| last_result(client, &[self.place.clone(), vec![op]].concat()))
     }
 }
 
@@ -410,7 +412,7 @@ impl SharedFile for Shared {
         let OpResult::GetXattr(Ok(value)) = self.call(Nfs::GetXattr(NOTE.to_vec()))? else {
             return Err(nonsense());
         };
-        let bytes = value.try_into().map_err(|_| Refused::Error("a torn note".into()))?;
+        let bytes = value.try_into().map_err(|_| Refused::Error("the note has a wrong length".into()))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -468,7 +470,7 @@ fn parent(path: &str) -> (&str, &str) {
 }
 
 /// Runs a COMPOUND and returns the result of its last operation.
-fn done(client: &mut Client, ops: &[Nfs]) -> Result<OpResult> {
+fn last_result(client: &mut Client, ops: &[Nfs]) -> Result<OpResult> {
     let (status, results) = client.call_with_retry(ops);
     refused(status)?;
     results.into_iter().last().ok_or_else(nonsense)
@@ -476,7 +478,7 @@ fn done(client: &mut Client, ops: &[Nfs]) -> Result<OpResult> {
 
 fn attrs(client: &mut Client, at: Vec<Nfs>, which: &[u32]) -> Result<Attrs> {
     let ask = Nfs::GetAttr(Bitmap::of(which.iter().copied()));
-    Ok(decoded(Some(&done(client, &[at, vec![ask]].concat())?)))
+    Ok(decoded(Some(&last_result(client, &[at, vec![ask]].concat())?)))
 }
 
 fn write(
@@ -491,11 +493,11 @@ fn write(
     let pieces = bytes.chunks(PIECE).chain(bytes.is_empty().then_some(bytes));
     for piece in pieces {
         let args = WriteArgs { stateid, offset, stable, data: piece.to_vec() };
-        let OpResult::Write(Ok(wrote)) = done(client, &[at, &[Nfs::Write(args)]].concat())? else {
+        let OpResult::Write(Ok(wrote)) = last_result(client, &[at, &[Nfs::Write(args)]].concat())? else {
             return Err(nonsense());
         };
         if wrote.count as usize != piece.len() || wrote.committed < stable {
-            return Err(Refused::Error(format!("{wrote:?} of {} bytes", piece.len())));
+            return Err(Refused::Error(format!("the server wrote {wrote:?} of {} bytes", piece.len())));
         }
         offset += piece.len() as u64;
     }
@@ -511,7 +513,7 @@ fn read(client: &mut Client, at: &[Nfs], most: usize) -> Result<Vec<u8>> {
             offset: bytes.len() as u64,
             count: (most - bytes.len()).min(PIECE) as u32,
         };
-        let OpResult::Read(Ok(piece)) = done(client, &[at, &[Nfs::Read(args)]].concat())? else {
+        let OpResult::Read(Ok(piece)) = last_result(client, &[at, &[Nfs::Read(args)]].concat())? else {
             return Err(nonsense());
         };
         bytes.extend(&piece.data);
@@ -527,14 +529,17 @@ fn names(client: &mut Client, at: &[Nfs]) -> Result<Vec<String>> {
     loop {
         let (dircount, maxcount) = (512, 1024);
         let args = ReadDirArgs { cookie, verifier, dircount, maxcount, attrs: Bitmap::default() };
-        let OpResult::ReadDir(Ok(page)) = done(client, &[at, &[Nfs::ReadDir(args)]].concat())? else {
+        let OpResult::ReadDir(Ok(page)) = last_result(client, &[at, &[Nfs::ReadDir(args)]].concat())? else {
             return Err(nonsense());
         };
         verifier = page.verifier;
         for entry in &page.entries {
             cookie = entry.cookie;
             if !names.insert(String::from_utf8_lossy(&entry.name).into_owned()) {
-                return Err(Refused::Error(format!("{} twice", String::from_utf8_lossy(&entry.name))));
+                return Err(Refused::Error(format!(
+                    "the listing has {} twice",
+                    String::from_utf8_lossy(&entry.name)
+                )));
             }
         }
         if page.eof {
@@ -546,7 +551,7 @@ fn names(client: &mut Client, at: &[Nfs]) -> Result<Vec<String>> {
 }
 
 fn nonsense() -> Refused {
-    Refused::Error("an answer to another operation".into())
+    Refused::Error("the reply is to another operation".into())
 }
 
 fn refused(status: NfsStat) -> Result<()> {

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// A file and its contents, in pieces of 512 bytes.
+/// A file and its contents, in sectors of 512 bytes.
 struct Grown<'a> {
     vfs: &'a Vfs,
     file: InodeRef,

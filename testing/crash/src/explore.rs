@@ -86,7 +86,7 @@ pub struct Summary {
     /// States that fsck checked directly after recovery.
     pub fresh: u64,
     /// States that the kernel mounted after our recovery.
-    pub shown: u64,
+    pub kernel_view: u64,
     /// States that were used after recovery and crashed a second time.
     pub second_crashes: u64,
     /// The duration.
@@ -127,7 +127,7 @@ impl fmt::Display for Summary {
                 damaged), by the driver after an interrupted recovery {twice}, by fsck first {fsck}, by \
                 the kernel first {kernel}; checked by fsck directly after recovery {}, compared with the \
                 kernel's view {}, crashed a second time {}",
-            self.refused_by_others, self.spoiled_by_fsck, self.fresh, self.shown, self.second_crashes
+            self.refused_by_others, self.spoiled_by_fsck, self.fresh, self.kernel_view, self.second_crashes
         )?;
         write!(f, "{} violations", self.violations.len())?;
         if let Some(states) = self.first_violation {
@@ -241,13 +241,13 @@ impl Shared<'_> {
         let mounted = device.len();
         let mut histories = history::run(workload, &vfs, &observed, &device, &clock)
             .with_context(|| format!("workload {}\n{}", workload.name, workload.script()))?;
-        let begun = device.len();
-        vfs.unmount().with_context(|| format!("unmount after workload {}", workload.name))?;
+        let begin = device.len();
+        vfs.unmount().with_context(|| format!("cannot unmount after workload {}", workload.name))?;
         drop(vfs);
         for history in &mut histories {
             let tree = history.steps.last().map(|step| step.tree.clone()).unwrap_or_default();
-            let done = device.len();
-            history.steps.push(Step { op: None, begun, done, ok: true, about: None, replaced: false, tree });
+            let end = device.len();
+            history.steps.push(Step { op: None, begin, end, ok: true, about: None, replaced: false, tree });
         }
         for history in histories.iter().filter(|history| history.broken.is_some()) {
             let what = history.broken.as_deref().unwrap_or_default();
@@ -274,7 +274,7 @@ impl Shared<'_> {
                 return Ok(());
             }
             let closed = state.at == record.len() && state.kind == Kind::Prefix;
-            let alike = !whole && state.at > begun && !closed;
+            let alike = !whole && state.at > begin && !closed;
             // The choice depends on the state alone, so that other odds do not change the sample.
             if alike
                 && !(number ^ state.digest().rotate_left(32))
@@ -338,7 +338,7 @@ impl Shared<'_> {
             summary.refused_by_others += counts.refused_by_others;
             summary.spoiled_by_fsck += counts.spoiled_by_fsck;
             summary.fresh += counts.fresh;
-            summary.shown += counts.shown;
+            summary.kernel_view += counts.kernel_view;
             summary.second_crashes += counts.second_crashes;
             if let Some(what) = violation {
                 summary.broken(what);
@@ -368,12 +368,12 @@ impl Shared<'_> {
             state.kind,
         );
         for history in histories {
-            for (nth, step) in history.steps.iter().enumerate().filter(|(_, step)| step.begun <= state.at) {
+            for (nth, step) in history.steps.iter().enumerate().filter(|(_, step)| step.begin <= state.at) {
                 let op = step.op.as_ref().map_or("-".to_owned(), Op::to_string);
                 let outcome = if step.ok { "" } else { " (refused)" };
                 text += &format!(
                     "  worker {} step {nth} [{}..{}] {op}{outcome}\n",
-                    history.index, step.begun, step.done
+                    history.index, step.begin, step.end
                 );
             }
         }
@@ -387,7 +387,7 @@ fn acknowledged(histories: &[Worker], at: usize) -> u64 {
     let mut count = 0;
     for history in histories {
         let synced = |step: &&Step| {
-            matches!(step.op, None | Some(Op::Sync | Op::Fsync(_) | Op::Fdatasync(_))) && step.done <= at
+            matches!(step.op, None | Some(Op::Sync | Op::Fsync(_) | Op::Fdatasync(_))) && step.end <= at
         };
         count += history.steps.iter().filter(synced).count() as u64;
         count += history.handed.iter().filter(|handed| handed.at <= at).count() as u64;
@@ -410,5 +410,8 @@ fn scratch_dir() -> anyhow::Result<tempfile::TempDir> {
         builder.prefix("ivers-crash-");
         builder
     };
-    builder().tempdir_in("/dev/shm").or_else(|_| builder().tempdir()).context("no scratch directory")
+    builder()
+        .tempdir_in("/dev/shm")
+        .or_else(|_| builder().tempdir())
+        .context("cannot create a scratch directory")
 }

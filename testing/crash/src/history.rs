@@ -57,9 +57,9 @@ pub struct Step {
     /// The operation; `None` for the state before the first operation and for the unmount.
     pub op: Option<Op>,
     /// Length of the record before the call.
-    pub begun: usize,
+    pub begin: usize,
     /// Length of the record after the call.
-    pub done: usize,
+    pub end: usize,
     /// Whether the call succeeded.
     pub ok: bool,
     /// The inode that the call was about, if it existed.
@@ -243,7 +243,7 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
     let Scene { vfs, observed, device, .. } = *scene;
     let mut history = Worker { index: worker, ..Worker::default() };
     let tree = Arc::new(read_tree(vfs, worker)?);
-    history.steps.push(Step { op: None, begun: 0, done: 0, ok: true, about: None, replaced: false, tree });
+    history.steps.push(Step { op: None, begin: 0, end: 0, ok: true, about: None, replaced: false, tree });
     let mut held = Vec::new();
     // Files that were written since their last query.
     let mut unseen: HashSet<Identity> = HashSet::new();
@@ -252,9 +252,9 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
         let caller = Caller { worker, vfs, observed, held: &mut held };
         let before = history.steps.last().map(|step| step.tree.clone()).unwrap_or_default();
         let updates_before = scene.counter_updates();
-        let begun = device.len();
+        let begin = device.len();
         let result = caller.perform(op, nth);
-        let done = device.len();
+        let end = device.len();
         let (ok, about, value) = match result {
             Ok((about, value)) => (true, about, value),
             Err(Error::Name(_)) => (false, None, None),
@@ -293,12 +293,12 @@ fn work(worker: usize, ops: &[Op], scene: &Scene<'_>) -> anyhow::Result<Worker> 
                 );
                 history.broken.get_or_insert(text);
             }
-            history.handed.push(Handed { at: done, step, id, value, node: node.clone() });
+            history.handed.push(Handed { at: end, step, id, value, node: node.clone() });
         }
         // If both names refer to one inode, a rename does nothing.
         let replaced = matches!(op, Op::Rename(_, to)
             if ok && before.get(*to).is_some_and(|target| Some(target.id) != about));
-        history.steps.push(Step { op: Some(*op), begun, done, ok, about, replaced, tree });
+        history.steps.push(Step { op: Some(*op), begin, end, ok, about, replaced, tree });
     }
     Ok(history)
 }

@@ -55,7 +55,7 @@ pub(crate) struct Plan {
     /// The format's fsck checks the state before anything changes.
     pub(crate) fresh: bool,
     /// The kernel's view of the recovered state is compared with ours.
-    pub(crate) shown: bool,
+    pub(crate) kernel_view: bool,
     /// The state is used and crashes a second time.
     pub(crate) second_crash: bool,
     /// The format's fsck checks the state at the end.
@@ -90,11 +90,11 @@ impl Plan {
         } else {
             Recovery::Ours
         };
-        let shown = one_in(odds.kernel_first_every) && !odds.only_values;
-        let fresh = shown || (one_in(odds.fresh_every) && !odds.only_values);
+        let kernel_view = one_in(odds.kernel_first_every) && !odds.only_values;
+        let fresh = kernel_view || (one_in(odds.fresh_every) && !odds.only_values);
         let second_crash = one_in(SECOND_CRASH_ONE_IN) && !odds.only_values;
         let check = one_in(odds.check_every);
-        Self { recovery, fresh, shown, second_crash, check, rng }
+        Self { recovery, fresh, kernel_view, second_crash, check, rng }
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Counts {
     pub(crate) refused_by_others: u64,
     pub(crate) spoiled_by_fsck: u64,
     pub(crate) fresh: u64,
-    pub(crate) shown: u64,
+    pub(crate) kernel_view: u64,
     pub(crate) second_crashes: u64,
 }
 
@@ -218,7 +218,7 @@ impl Checker<'_> {
             Err(what) => return Ok(Err(what)),
         };
         if plan.fresh {
-            let trees = plan.shown.then(|| kernel_view::trees(&vfs, self.histories)).transpose()?;
+            let trees = plan.kernel_view.then(|| kernel_view::trees(&vfs, self.histories)).transpose()?;
             if let Err(what) = unmount(&vfs) {
                 return Ok(Err(what));
             }
@@ -233,7 +233,7 @@ impl Checker<'_> {
                     Some(Err(error)) => {
                         return Ok(Err(format!("the kernel shows another tree: {error:#}")));
                     }
-                    Some(Ok(())) => counts.shown += 1,
+                    Some(Ok(())) => counts.kernel_view += 1,
                     None => {}
                 }
             }

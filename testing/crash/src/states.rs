@@ -65,7 +65,7 @@ impl State {
 
     /// Returns the length of the record that counts as durable: a flush that the medium ignored does not
     /// count.
-    pub fn kept(&self) -> usize {
+    pub fn durable_len(&self) -> usize {
         match self.kind {
             Kind::Unsealed(write, _) => write,
             _ => self.at,
@@ -141,7 +141,7 @@ impl<'a> States<'a> {
                 let sum = self.sum_of(from, &state);
                 // If the bytes were already on the medium, ignoring the flush gives an honest state, with
                 // fewer promises.
-                if self.seen.insert((sum, acknowledged(state.kept()))) {
+                if self.seen.insert((sum, acknowledged(state.durable_len()))) {
                     let device = self.build(from, &state)?;
                     visit(&state, device)?;
                 }
@@ -317,7 +317,7 @@ mod tests {
         Recorded::Write { offset: ByteOffset(offset), data: vec![byte; sectors * SECTOR].into(), fua }
     }
 
-    fn shown(record: &[Recorded]) -> Vec<(State, Vec<u8>)> {
+    fn visit_all(record: &[Recorded]) -> Vec<(State, Vec<u8>)> {
         let base = Arc::new(MemDevice::new(8 * SECTOR as u64));
         let mut all = Vec::new();
         States::new(base, record, 1)
@@ -339,7 +339,7 @@ mod tests {
     fn a_window_yields_every_subset_and_every_tear_once() {
         let record = [write(0, 1, 1, false), write(1024, 2, 2, false), Recorded::Flush];
         let mut found: Vec<Vec<u8>> =
-            shown(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
+            visit_all(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
         found.sort();
         let expected = [[0, 0, 0, 0], [0, 0, 2, 2], [1, 0, 0, 0], [1, 0, 2, 0], [1, 0, 2, 2]]
             .map(|bytes| bytes.to_vec());
@@ -379,11 +379,11 @@ mod tests {
             write(1024, 3, 1, true),
             write(1536, 4, 1, false),
         ];
-        for (state, bytes) in shown(&record) {
+        for (state, bytes) in visit_all(&record) {
             assert!(state.at < 2 || bytes[0] == 1, "{state:?}");
             assert!(state.at < 4 || bytes[2] == 3, "{state:?}");
         }
-        let all: Vec<_> = shown(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
+        let all: Vec<_> = visit_all(&record).into_iter().map(|(_, bytes)| bytes[..4].to_vec()).collect();
         assert!(all.contains(&vec![1, 0, 3, 4]) && all.contains(&vec![1, 0, 3, 0]));
     }
 
@@ -397,10 +397,10 @@ mod tests {
             write(512, 4, 1, false),
         ];
         let unsealed = |record: &[Recorded]| -> Vec<Vec<u8>> {
-            let states = shown(record).into_iter();
+            let states = visit_all(record).into_iter();
             let lied = states.filter(|(state, _)| matches!(state.kind, Kind::Unsealed(..)));
             lied.map(|(state, bytes)| {
-                assert_eq!((state.at, state.kept()), (4, 1));
+                assert_eq!((state.at, state.durable_len()), (4, 1));
                 bytes[..5].to_vec()
             })
             .collect()

@@ -17,16 +17,16 @@ pub fn worker(
     closed: bool,
     promises: Promises,
 ) -> Result<(), String> {
-    let (at, kept) = (state.at, state.kept());
+    let (at, durable_len) = (state.at, state.durable_len());
     let found = read_tree(vfs, history.index).map_err(|error| format!("cannot read the tree: {error}"))?;
     if promises.only_values {
         return values(vfs, history, &found, at, false, promises);
     }
     let steps = &history.steps;
-    let newest = steps.iter().rposition(|step| step.begun <= at).unwrap_or(0);
-    let oldest = durable_step(steps, kept);
+    let newest = steps.iter().rposition(|step| step.begin <= at).unwrap_or(0);
+    let oldest = durable_step(steps, durable_len);
     if !promises.lasting_numbers {
-        return by_names(&found, steps, (oldest, newest), kept);
+        return by_names(&found, steps, (oldest, newest), durable_len);
     }
     let names = matching_step(steps, oldest, newest, &found, promises)?;
     if promises.ordered_names {
@@ -34,7 +34,7 @@ pub fn worker(
     }
     for (path, node) in &found {
         if node.meta.mode & 0o170000 == FileType::Regular.mode_bits() {
-            data(path, node, steps, (names, newest), kept, promises)?;
+            data(path, node, steps, (names, newest), durable_len, promises)?;
         }
     }
     values(vfs, history, &found, at, closed && newest + 1 == steps.len(), promises)
@@ -50,12 +50,12 @@ const TOLD_APART: Promises = Promises {
 };
 
 /// Checks a format without persistent inode numbers: each name referred to the same file at some step since
-/// names were last durable, with bytes of that time; a file that kept its name throughout has it.
+/// names were last durable, with bytes of that time; a file that durable_len its name throughout has it.
 fn by_names(
     found: &Tree,
     steps: &[Step],
     (oldest, newest): (usize, usize),
-    kept: usize,
+    durable_len: usize,
 ) -> Result<(), String> {
     let kind = |node: &Node| node.meta.mode & 0o170000;
     let regular = FileType::Regular.mode_bits();
@@ -72,7 +72,7 @@ fn by_names(
             // step.
             let shown = between.iter().position(|step| held(step) == Some(id)).unwrap_or(0) + oldest;
             let same = Node { id, ..node.clone() };
-            data(path, &same, steps, (shown, newest), kept, TOLD_APART)
+            data(path, &same, steps, (shown, newest), durable_len, TOLD_APART)
                 .inspect_err(|error| why.clone_from(error))
                 .is_ok()
         });
@@ -94,7 +94,7 @@ fn by_names(
 /// Returns the newest step whose names and attributes were promised as durable.
 fn durable_step(steps: &[Step], at: usize) -> usize {
     let durable_up_to = |(nth, step): (usize, &Step)| match step.op {
-        _ if !step.ok || step.done > at => 0,
+        _ if !step.ok || step.end > at => 0,
         None | Some(Op::Sync) => nth,
         Some(Op::Fsync(_)) => own_change(steps, nth),
         _ => 0,
@@ -180,7 +180,7 @@ fn same_file(a: Identity, b: Identity, promises: Promises) -> bool {
 fn binds_data(step: &Step, nth: usize, id: Identity, names: usize, at: usize, promises: Promises) -> bool {
     let about = step.about.is_some_and(|about| same_file(about, id, promises));
     let durable = step.ok
-        && step.done <= at
+        && step.end <= at
         && match step.op {
             None | Some(Op::Sync) => true,
             Some(Op::Fsync(_) | Op::Fdatasync(_)) => about,
@@ -215,13 +215,13 @@ fn data(
     let (Some(least), Some(most)) =
         (versions.iter().map(|v| v.len()).min(), versions.iter().map(|v| v.len()).max())
     else {
-        return Err(format!("{path}: an inode that never existed"));
+        return Err(format!("{path} refers to an inode that never existed"));
     };
     let size = node.data.len();
     // A file that was created in between had no bytes before.
     let made_between = !steps[from].tree.values().any(|other| same_file(other.id, node.id, promises));
     if size > most || (size < least && !made_between) {
-        return Err(format!("{path}: {size} bytes; it had {least} to {most} since step {from}"));
+        return Err(format!("{path} has {size} bytes; it had {least} to {most} since step {from}"));
     }
     for (offset, byte) in node.data.iter().enumerate() {
         let held = versions.iter().any(|version| version.get(offset) == Some(byte));
@@ -262,7 +262,7 @@ pub(crate) fn values(
         let place = format!("/{}/{path}", directory(history.index));
         let inode = vfs.resolve(&Cred::root(), &place, false).map_err(|e| format!("{place}: {e}"))?;
         let Some(now) = vfs.change(&inode) else {
-            return Err(format!("{place}: no change value after recovery"));
+            return Err(format!("{place} has no change attribute after recovery"));
         };
         for old in handed {
             if now < old.value {

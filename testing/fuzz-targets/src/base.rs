@@ -11,13 +11,13 @@ use std::sync::{Arc, LazyLock};
 
 /// An image and the positions of its structures.
 pub struct Base {
-    /// Its name.
+    /// The name of the image.
     pub name: &'static str,
-    /// Its bytes, which are never written.
+    /// The bytes of the image, which are never written.
     pub device: Arc<dyn Device>,
-    /// Its superblock.
+    /// The superblock of the image.
     pub superblock: Superblock,
-    /// Its structures.
+    /// The structures of the image.
     pub places: HashMap<Class, Vec<Place>>,
 }
 

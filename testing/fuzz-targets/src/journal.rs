@@ -68,16 +68,16 @@ fn log(compat: u32, incompat: u32) -> Arc<dyn Device> {
     let mut log = open(&device).expect("a fresh log");
     for n in 1..=4 {
         let revokes: &[u64] = if n == 3 { &[300, 401] } else { &[] };
-        log.write_items(&transaction(300..303, n, revokes)).expect("the log has room");
-        log.write_commit().expect("the log has room");
+        log.write_items(&transaction(300..303, n, revokes)).expect("the log has space");
+        log.write_commit().expect("the log has space");
     }
     // Data that starts like a record is escaped.
     let mut escaped = transaction(400..402, 0, &[]);
     for item in &mut escaped.items {
         Arc::make_mut(&mut item.data)[..4].copy_from_slice(&0xC03B_3998u32.to_be_bytes());
     }
-    log.write_items(&escaped).expect("the log has room");
-    log.write_commit().expect("the log has room");
+    log.write_items(&escaped).expect("the log has space");
+    log.write_commit().expect("the log has space");
     device
 }
 
@@ -144,7 +144,7 @@ pub fn run(input: &[u8]) {
         let written = log.write_items(&new).is_ok();
         assert!(
             written || !room || new.revokes.len() > 2,
-            "a log of {size} blocks has room and takes nothing"
+            "a log of {size} blocks has space and accepts nothing"
         );
         if !written || log.write_commit().is_err() {
             return;

@@ -170,7 +170,10 @@ fn look(vfs: &Arc<Vfs>, inode: &InodeRef) {
             Piece::Hole(range) => (range.start, range.end),
             Piece::Data(from, bytes) => (from, from + bytes.len() as u64),
         };
-        assert!(from == at && from < to && to <= size, "a piece from {from} to {to} behind {at} of {size}");
+        assert!(
+            from == at && from < to && to <= size,
+            "an extent from {from} to {to} does not follow {at}, in {size} bytes"
+        );
         at = to;
     }
 }

@@ -193,7 +193,7 @@ pub const CLIENT_ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 /// A server without sockets.
 pub struct Server {
-    /// What all requests share.
+    /// The state that all requests share.
     pub service: Arc<Service>,
     /// Executes requests.
     pub executor: Arc<Executor>,

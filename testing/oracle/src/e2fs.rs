@@ -63,7 +63,7 @@ impl Image {
 }
 
 /// Runs `e2fsck -fn`. It must exit with 0 and print only its headings and offers to optimize extent trees.
-/// Its output is read because it exits with 0 on stale counts.
+/// The output is read because e2fsck exits with 0 on stale counts.
 pub fn e2fsck(image: &Path) -> Result<()> {
     let output = crate::output("e2fsck", [OsStr::new("-fn"), image.as_ref()])?;
     let said = crate::said(&output);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What to omit.
+/// The properties to omit.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TreeOptions {
     /// Omit modification and change times.

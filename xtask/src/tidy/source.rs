@@ -1,6 +1,6 @@
 //! Splits source files into code, comments and string literals.
 
-/// What a part of a file is.
+/// The kind of a part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Source outside comments and literals.

@@ -68,14 +68,14 @@ pub struct Args {
 /// The path of the tree itself, which can only change: a state of another directory is refused.
 const ROOT: &[u8] = b".";
 
-/// What happened to a path.
+/// The change of a path since the saved state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Status {
-    /// It did not exist.
+    /// The path did not exist.
     New,
-    /// It is another file, or has another change attribute.
+    /// The path names another file, or the file has another change attribute.
     Changed,
-    /// It no longer exists.
+    /// The path no longer exists.
     Removed,
 }
 
@@ -238,7 +238,7 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
     problems.into_result()
 }
 
-/// What errors call the file of --save.
+/// The name of the file of --save in errors.
 const SAVED: &str = "the state";
 
 #[cfg(test)]

@@ -13,17 +13,17 @@ use crate::output::save::type_in_words;
 /// Reads a saved state. Refuses a file that is not a regular file, and one whose first bytes are not those of
 /// a saved state, before it reads the rest.
 pub fn load(path: &Path) -> Result<State> {
-    let place = || format!("cannot read the saved state {}", path.display());
+    let context = || format!("cannot read the saved state {}", path.display());
     let refuse = |why: &str| failure(FAILED, format!("{} {why}; save a new one with --save", path.display()));
     // Checked before it is opened: a FIFO would wait for a writer, and opening some devices has effects.
-    let meta = std::fs::metadata(path).with_context(place)?;
+    let meta = std::fs::metadata(path).with_context(context)?;
     if !meta.is_file() {
         let why = format!("is not a saved state but a {}", type_in_words(&meta));
         return Err(failure(FAILED, format!("{} {why}; name a regular file", path.display())));
     }
-    let file = File::open(path).with_context(place)?;
+    let file = File::open(path).with_context(context)?;
     let mut bytes = Vec::new();
-    (&file).take(MAGIC.len() as u64).read_to_end(&mut bytes).with_context(place)?;
+    (&file).take(MAGIC.len() as u64).read_to_end(&mut bytes).with_context(context)?;
     if bytes != MAGIC {
         let is_other_version = bytes.len() == MAGIC.len() && bytes.starts_with(MAGIC_FAMILY);
         return Err(refuse(if is_other_version {
@@ -35,7 +35,7 @@ pub fn load(path: &Path) -> Result<State> {
     if meta.len() > LEN_MAX {
         return Err(refuse("is longer than any saved state"));
     }
-    file.take(LEN_MAX).read_to_end(&mut bytes).with_context(place)?;
+    file.take(LEN_MAX).read_to_end(&mut bytes).with_context(context)?;
     State::decode(&bytes).ok_or_else(|| refuse("is a damaged saved state"))
 }
 

@@ -107,8 +107,8 @@ pub fn walk_image(vfs: &Vfs, image: &Path, path: &[u8], to_save: bool) -> Result
     let mut budget = PathBudget::default();
     let mut dirs = vec![(Vec::new(), root, 0)];
     while let Some((dir, inode, depth)) = dirs.pop() {
-        let place = || format!("{}, inode {}", image_path(image, &dir), inode.ino.0);
-        entered.enter(inode.ino.0, depth, dir.len(), place)?;
+        let location = || format!("{}, inode {}", image_path(image, &dir), inode.ino.0);
+        entered.enter(inode.ino.0, depth, dir.len(), location)?;
         for (name, inode) in entries(vfs, &inode)? {
             let inode = inode?;
             let path = join(&dir, &name);

@@ -91,7 +91,7 @@ pub enum Message {
         /// The scope of [`FileId`]s.
         origin: u32,
         /// The operand as the user wrote it.
-        shown: String,
+        display_name: String,
         /// The name of the copy. `None`: only the contents of a directory are copied.
         name: Option<Vec<u8>>,
     },

@@ -61,8 +61,8 @@ impl Walk<'_> {
         let mut guard = CycleGuard::default();
         let mut dirs = vec![(path, root, 0)];
         while let Some((dir, inode, depth)) = dirs.pop() {
-            let place = || format!("{}, inode {}", image_path(image, &dir), inode.ino.0);
-            let entered = guard.enter(inode.ino.0, depth, dir.len(), place).map_err(anyhow::Error::from);
+            let location = || format!("{}, inode {}", image_path(image, &dir), inode.ino.0);
+            let entered = guard.enter(inode.ino.0, depth, dir.len(), location).map_err(anyhow::Error::from);
             let entries = match entered.and_then(|()| entries(self.vfs, &inode)) {
                 Ok(entries) => entries,
                 Err(error) => {

@@ -385,9 +385,9 @@ pub fn run(args: &Args, json: bool) -> Result<()> {
             sums.not_read,
             progress::bytes(sums.not_read_bytes),
         ))?;
-        for place in &run.not_persistent {
+        for path in &run.not_persistent {
             let why = "no change attribute that outlives this run; files are read each time";
-            print::line(format_args!("{place}: {why}"))?;
+            print::line(format_args!("{path}: {why}"))?;
         }
         if sums.verified + sums.refused > 0 {
             print::line(format_args!("{} match their security.ima, {} do not", sums.verified, sums.refused))?;

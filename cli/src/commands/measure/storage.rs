@@ -33,7 +33,7 @@ pub struct List {
     file: File,
     aggregates: Aggregates,
     /// The digests of all entries. As in the kernel, an entry with a known digest is not added again.
-    seen: HashSet<Digest>,
+    known_digests: HashSet<Digest>,
     entries: u64,
     violations: u64,
     /// Encoded entries that are not in the file yet.
@@ -42,25 +42,25 @@ pub struct List {
 
 /// Opens and locks a list. Removes an incomplete entry at its end.
 pub fn open(path: &Path) -> Result<List> {
-    let place = || format!("cannot open the measurement list {}", path.display());
-    make_parent(path).with_context(place)?;
+    let context = || format!("cannot open the measurement list {}", path.display());
+    make_parent(path).with_context(context)?;
     let mut options = OpenOptions::new();
-    let file = options.read(true).append(true).create(true).mode(0o600).open(path).with_context(place)?;
-    if !file.metadata().with_context(place)?.is_file() {
-        return Err(failure(FAILED, format!("{}: it is not a regular file", place())));
+    let file = options.read(true).append(true).create(true).mode(0o600).open(path).with_context(context)?;
+    if !file.metadata().with_context(context)?.is_file() {
+        return Err(failure(FAILED, format!("{}: it is not a regular file", context())));
     }
     match rustix::fs::flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            return Err(failure(BUSY, format!("{}: another mount or command uses it", place())));
+            return Err(failure(BUSY, format!("{}: another mount or command uses it", context())));
         }
-        locked => locked.with_context(place)?,
+        locked => locked.with_context(context)?,
     }
     let (list, complete_len) = List::read(file).map_err(|error| match error.downcast_ref() {
         Some(error) => damaged(path, error),
-        None => error.context(place()),
+        None => error.context(context()),
     })?;
-    if complete_len < list.file.metadata().with_context(place)?.len() {
-        list.file.set_len(complete_len).with_context(place)?;
+    if complete_len < list.file.metadata().with_context(context)?.len() {
+        list.file.set_len(complete_len).with_context(context)?;
     }
     Ok(list)
 }
@@ -97,7 +97,7 @@ impl List {
         let mut list = Self {
             file,
             aggregates: Aggregates::default(),
-            seen: HashSet::new(),
+            known_digests: HashSet::new(),
             entries: 0,
             violations: 0,
             pending: Vec::new(),
@@ -132,7 +132,7 @@ impl List {
     fn count(&mut self, entry: &Entry) -> bool {
         if entry.is_violation() {
             self.violations += 1;
-        } else if !self.seen.insert(entry.template_digest(Algorithm::Sha256)) {
+        } else if !self.known_digests.insert(entry.template_digest(Algorithm::Sha256)) {
             return false;
         }
         self.aggregates.extend(entry);
@@ -233,16 +233,16 @@ pub fn default_path(name: &str) -> Result<PathBuf> {
 
 /// Reads a store. It is empty if the file does not exist.
 pub fn load_store(path: &Path) -> Result<Store> {
-    let place = || format!("cannot read the store {}", path.display());
+    let context = || format!("cannot read the store {}", path.display());
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Store::default()),
-        file => file.with_context(place)?,
+        file => file.with_context(context)?,
     };
-    if !file.metadata().with_context(place)?.is_file() {
-        return Err(failure(FAILED, format!("{}: it is not a regular file", place())));
+    if !file.metadata().with_context(context)?.is_file() {
+        return Err(failure(FAILED, format!("{}: it is not a regular file", context())));
     }
     let mut bytes = Vec::new();
-    file.take(store::LEN_MAX).read_to_end(&mut bytes).with_context(place)?;
+    file.take(store::LEN_MAX).read_to_end(&mut bytes).with_context(context)?;
     Store::decode(&bytes).ok_or_else(|| {
         let path = path.display();
         failure(

@@ -13,8 +13,8 @@ use crate::output::failure::{self, failure};
 use crate::output::progress::Waiting;
 use crate::process::{describe_exit, this_program, user_state_dir};
 
-/// What the child prints before [`MountStatus`] when it serves. Otherwise it prints an exit code and an
-/// error.
+/// The text before the [`MountStatus`] that the child prints when it serves. If it fails, it prints an exit
+/// code and an error instead.
 const READY: &str = "ready ";
 
 /// The status of a mount that serves.

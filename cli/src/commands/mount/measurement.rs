@@ -28,7 +28,7 @@ const ALGORITHM: Algorithm = Algorithm::Sha256;
 /// Most bytes of a policy or key.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// What the worker gets beside the descriptors of the list, the policy (if any) and the keys.
+/// The settings that the worker gets with the descriptors of the list, the policy (if any) and the keys.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MeasureSetup {
     /// The path of the list.

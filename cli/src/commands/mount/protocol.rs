@@ -31,7 +31,7 @@ pub enum Event {
         /// Why it is read-only, if it is.
         read_only: Option<String>,
     },
-    /// The worker answers requests of the kernel.
+    /// The worker serves requests of the kernel.
     Serving,
     /// The mount is gone. The image is being closed.
     Ended,

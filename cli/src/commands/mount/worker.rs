@@ -1,6 +1,6 @@
-//! The worker of a mount: it parses the image and answers the kernel. It enters the sandbox before it reads
-//! the first byte and before it starts a thread. What it needs later comes through descriptors that the
-//! supervisor opened.
+//! The worker of a mount: it parses the image and serves the requests of the kernel. It enters the sandbox
+//! before it reads the first byte and before it starts a thread. What it needs later comes through
+//! descriptors that the supervisor opened.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn serve_mount(args: &Args, options: Options, channel: &Channel) -> Result<()> {
     vfs.observer = measure.map(|(setup, fds)| measurement::observer(setup, fds)).transpose()?;
     let vfs = open_on(image, &args.image, &image_options, vfs)?;
     let served = serve(channel, vfs.clone(), fuse, sandbox.map(|sandbox| sandbox.to_string()));
-    // Also on error: what was written goes to the image.
+    // Unmount also on error, so that earlier writes reach the image.
     let closed = vfs.unmount();
     served?;
     closed.with_context(|| format!("{}: cannot close the image", args.image.display()))

@@ -59,14 +59,15 @@ pub fn open_all(plans: impl Iterator<Item = ExportPlan>) -> Result<Vec<Opened>> 
 }
 
 fn open(plan: ExportPlan) -> Result<Opened> {
-    let place = || format!("export {}", plan.config.name);
+    let context = || format!("export {}", plan.config.name);
     let mut image = plan.config.image.clone();
     if plan.fs_type != "mem" {
-        image =
-            image.canonicalize().with_context(|| format!("{}: cannot open {}", place(), image.display()))?;
+        image = image
+            .canonicalize()
+            .with_context(|| format!("{}: cannot open {}", context(), image.display()))?;
     }
     let opened = open_device_or_fall_back(&plan.fs_type, &image, &plan.image_options);
-    let (device, read_only_because) = opened.with_context(place)?;
+    let (device, read_only_because) = opened.with_context(context)?;
     if let Some(why) = read_only_because.as_ref().filter(|_| plan.writable) {
         return Err(not_writable(&plan.config, &image, why));
     }

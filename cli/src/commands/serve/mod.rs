@@ -63,7 +63,7 @@ use stats::StatsSource;
 /// sudo(8).
 const SIGNAL_WINDOW: Duration = Duration::from_secs(1);
 
-/// What is open before the process enters the sandbox.
+/// Files and sockets that are open before the process enters the sandbox.
 struct Prepared {
     signals: Signals,
     notify: Notify,
@@ -130,9 +130,9 @@ fn serve(args: &Args, plan: &Plan, prepared: Prepared, json: bool) -> Result<()>
         sandbox: sandbox.clone(),
         images: images.collect(),
     });
-    stats_server::answer_socket(stats, source.clone())?;
+    stats_server::serve_socket(stats, source.clone())?;
     if let Some(listener) = metrics {
-        stats_server::answer_http(listener, source)?;
+        stats_server::serve_http(listener, source)?;
     }
     let serving = Serving { plan, mounted: &mounted, addresses, metrics: metrics_address, sandbox };
     serving.log();

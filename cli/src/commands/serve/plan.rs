@@ -22,7 +22,7 @@ use crate::process::{env_path, user_state_dir};
 
 /// The plan of an export.
 pub struct ExportPlan {
-    /// Its name and its rules for clients.
+    /// The name of the export and its rules for clients.
     pub config: ExportConfig,
     /// The type, as in `ivers mount -t`.
     pub fs_type: String,
@@ -248,7 +248,7 @@ fn limits(file: &LimitsConfig, threads: Option<usize>) -> Result<(Limits, state:
     set(&mut state.stateids.0, file.client_stateids, "client_stateids")?;
     set(&mut state.delegations.0, file.client_delegations, "client_delegations")?;
     set(&mut state.ranges.0, file.client_locks, "client_locks")?;
-    // The longest record must fit, or it would never be answered.
+    // The longest record must fit, or the server would never reply to it.
     let least = net.record_bytes;
     if net.bounds.total_bytes < least || net.bounds.client_bytes < least {
         return Err(usage(format!("limits: total_bytes and client_bytes must be at least {least}")));

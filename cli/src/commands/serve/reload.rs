@@ -48,7 +48,7 @@ pub fn names(owners: &OwnersConfig, contents: &Contents) -> Result<NameTables> {
     Ok(NameTables::new(&text(&owners.passwd)?, &text(&owners.group)?, &owners.domain.0))
 }
 
-/// What a reload compares with.
+/// The state that a reload compares with.
 pub struct Reload<'a> {
     /// The command line.
     pub args: &'a Args,

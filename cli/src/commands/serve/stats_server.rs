@@ -1,7 +1,7 @@
 //! The statistics server of `ivers serve`: a socket in the state directory, and HTTP for Prometheus.
 //!
 //! The socket is open to users that may write to the directory. It sends one line of JSON and closes. HTTP is
-//! open to all hosts that reach the address. It answers one request per connection, of which only the first
+//! open to all hosts that reach the address. It serves one request per connection, of which only the first
 //! line counts. Slow connections are closed, and only a few are served at a time.
 //!
 //! HTTP is written by hand, because one method, one path and no headers need few lines. The parser httparse
@@ -64,26 +64,26 @@ pub fn query(state: &Path) -> Result<Option<Value>> {
     if !found.is_ok_and(|found| found.file_type().is_socket()) {
         return Ok(None);
     }
-    let place = || state.display().to_string();
-    let dir = File::open(state).with_context(place)?;
+    let context = || state.display().to_string();
+    let dir = File::open(state).with_context(context)?;
     let stream = match UnixStream::connect(short_path(&dir)) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             return Err(failure(
                 FAILED,
-                format!("{}: the server that used this state directory has died", place()),
+                format!("{}: the server that used this state directory has died", context()),
             ));
         }
-        stream => stream.with_context(place)?,
+        stream => stream.with_context(context)?,
     };
     stream.set_read_timeout(Some(TIMEOUT))?;
     let mut text = String::new();
-    stream.take(REPLY_MAX).read_to_string(&mut text).with_context(place)?;
+    stream.take(REPLY_MAX).read_to_string(&mut text).with_context(context)?;
     let value = serde_json::from_str(&text);
-    value.map(Some).map_err(|_| failure(FAILED, format!("{}: the server is shutting down", place())))
+    value.map(Some).map_err(|_| failure(FAILED, format!("{}: the server is shutting down", context())))
 }
 
 /// Serves statistics on the socket until the process ends.
-pub fn answer_socket(listener: UnixListener, source: Arc<StatsSource>) -> std::io::Result<()> {
+pub fn serve_socket(listener: UnixListener, source: Arc<StatsSource>) -> std::io::Result<()> {
     spawn("ivers-stats", move || {
         loop {
             let Ok((mut stream, _)) = listener.accept() else {
@@ -100,7 +100,7 @@ pub fn answer_socket(listener: UnixListener, source: Arc<StatsSource>) -> std::i
 }
 
 /// Serves statistics over HTTP until the process ends.
-pub fn answer_http(listener: TcpListener, source: Arc<StatsSource>) -> std::io::Result<()> {
+pub fn serve_http(listener: TcpListener, source: Arc<StatsSource>) -> std::io::Result<()> {
     let busy = Arc::new(AtomicUsize::new(0));
     spawn("ivers-metrics", move || {
         loop {
@@ -166,7 +166,7 @@ fn time_left(until: Instant) -> std::io::Result<Duration> {
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Reads the head up to the empty line. A socket that is closed with unread bytes can discard the answer.
+/// Reads the head up to the empty line. A socket that is closed with unread bytes can discard the reply.
 fn read_head(mut stream: &TcpStream, until: Instant) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::new();
     let mut piece = [0; 1024];

@@ -72,7 +72,7 @@ pub(crate) fn words(job: Job, ops: u64) -> Vec<String> {
 
 /// Runs fio on a new file.
 pub(crate) fn run(job: Job, dir: &Path, file: &Path, ops: u64) -> Result<Ran> {
-    let mut command = Command::new(find_program("fio").context("fio is installed")?);
+    let mut command = Command::new(find_program("fio").context("fio is not installed")?);
     // fio writes its other files into the current directory: outside of the measured mount.
     command.args(words(job, ops)).arg(format!("--filename={}", file.display()));
     let output = command.current_dir(dir.parent().unwrap_or(dir)).output().context("cannot run fio")?;
@@ -84,7 +84,7 @@ pub(crate) fn run(job: Job, dir: &Path, file: &Path, ops: u64) -> Result<Ran> {
         .filter(|_| output.status.success())
         .ok_or_else(|| anyhow!("fio: {}", String::from_utf8_lossy(&output.stderr).trim()))?;
     let write = &answer["jobs"][0]["write"];
-    let number = |value: &Value| value.as_f64().context("fio's answer has other names than expected");
+    let number = |value: &Value| value.as_f64().context("fio's output lacks an expected number");
     let percentiles = &write["clat_ns"]["percentile"];
     let longest = number(&write["clat_ns"]["max"])?;
     // fio reports the upper ends of its buckets, which can exceed the maximum.

@@ -95,7 +95,7 @@ const WORKLOADS: [Workload; 12] = [
 impl Workload {
     fn ops(&self, args: &Args, trees: &Trees) -> u64 {
         match self.divisor {
-            0 => trees.given.entries,
+            0 => trees.user_tree.entries,
             divisor => (args.ops / divisor).max(1),
         }
     }

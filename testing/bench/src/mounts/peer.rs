@@ -194,9 +194,11 @@ impl Peer {
             return Ok(Counts::default());
         }
         synced?;
-        let stats = xattr::get(&self.dir, STATS)?.context("a mount of ours has statistics")?;
+        let stats = xattr::get(&self.dir, STATS)?.context("the mount of ivers has no statistics")?;
         let stats: Value = serde_json::from_slice(&stats)?;
-        let of = |name: &str| stats[name].as_u64().with_context(|| format!("{name} is counted"));
+        let of = |name: &str| {
+            stats[name].as_u64().with_context(|| format!("the statistics of the mount lack {name}"))
+        };
         Ok(Counts {
             inode_updates: of("inode_updates")?,
             journal_blocks: of("journal_blocks")?,

@@ -74,7 +74,7 @@ impl Packed {
 
 /// The trees to unpack on each mount.
 pub(crate) struct Trees {
-    pub(crate) given: Packed,
+    pub(crate) user_tree: Packed,
     /// The generated tree for builds.
     sources: Packed,
     units: u64,
@@ -86,7 +86,7 @@ impl Trees {
         std::fs::create_dir(&sources)?;
         build::lay_out(&sources, units)?;
         Ok(Self {
-            given: Packed::new(given, scratch.join("tree.tar"))
+            user_tree: Packed::new(given, scratch.join("tree.tar"))
                 .with_context(|| format!("--tree {}", given.display()))?,
             sources: Packed::new(&sources, scratch.join("sources.tar"))?,
             units,
@@ -114,7 +114,7 @@ fn append(file: &File, bytes: usize, ops: u64) -> Result<()> {
 struct Querier {
     child: Child,
     stdin: Option<ChildStdin>,
-    said: BufReader<std::process::ChildStdout>,
+    output: BufReader<std::process::ChildStdout>,
 }
 
 impl Querier {
@@ -127,9 +127,10 @@ impl Querier {
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take();
-        let said = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
-        let mut querier = Self { child, stdin, said };
-        querier.said.read_line(&mut String::new())?;
+        let output =
+            BufReader::new(child.stdout.take().context("standard output of the process is not a pipe")?);
+        let mut querier = Self { child, stdin, output };
+        querier.output.read_line(&mut String::new())?;
         Ok(querier)
     }
 
@@ -137,7 +138,7 @@ impl Querier {
     fn stop(mut self) -> Result<u64> {
         drop(self.stdin.take());
         let mut count = String::new();
-        self.said.read_to_string(&mut count)?;
+        self.output.read_to_string(&mut count)?;
         let ended = self.child.wait()?;
         count.trim().parse().with_context(|| format!("the querying process failed: {ended}"))
     }
@@ -186,12 +187,12 @@ pub(crate) fn work(peer: &mut Peer, job: Job, ops: u64, round: u32, trees: &Tree
         }
         Job::Create => (0..ops).try_for_each(|n| File::create_new(many.join(format!("f{n}"))).map(drop))?,
         Job::Unlink => (0..ops).try_for_each(|n| std::fs::remove_file(many.join(format!("f{n}"))))?,
-        Job::Untar => trees.given.unpack(&unpacked)?,
+        Job::Untar => trees.user_tree.unpack(&unpacked)?,
         Job::WalkStat => {
             let mut seen = 1;
             walk(&unpacked, &mut seen)?;
-            if seen != trees.given.entries {
-                return Err(anyhow!("the walk found {seen} of {} entries", trees.given.entries));
+            if seen != trees.user_tree.entries {
+                return Err(anyhow!("the walk found {seen} of {} entries", trees.user_tree.entries));
             }
         }
         Job::Build => build::all(&built)?,

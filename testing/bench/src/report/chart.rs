@@ -123,13 +123,13 @@ impl Bars {
     }
 
     /// Returns the bars of a group with the number of their series; a missing bar takes no space.
-    fn shown(&self, group: &Group) -> Vec<(usize, f64)> {
+    fn visible_bars(&self, group: &Group) -> Vec<(usize, f64)> {
         let bars = group.values.iter().enumerate().filter_map(|(at, value)| Some((at, (*value)?)));
         bars.filter(|(at, value)| *at < self.series.len() && self.is_shown(*value)).collect()
     }
 
     fn group_height(&self, group: &Group) -> u32 {
-        self.shown(group).len().max(1) as u32 * BAR + GAP
+        self.visible_bars(group).len().max(1) as u32 * BAR + GAP
     }
 
     fn groups_height(&self) -> u32 {
@@ -141,13 +141,14 @@ impl Bars {
     }
 
     fn draw(&self, area: &Area<'_>) -> Result<()> {
-        let has_bar =
-            |at: usize| self.groups.iter().any(|group| self.shown(group).iter().any(|bar| bar.0 == at));
+        let has_bar = |at: usize| {
+            self.groups.iter().any(|group| self.visible_bars(group).iter().any(|bar| bar.0 == at))
+        };
         let series = self.series.iter().enumerate().filter(|(at, _)| has_bar(*at)).map(|(_, series)| series);
         head(area, &self.title, series)?;
         let place = |value: f64| if self.is_log { value.log10() } else { value };
         let values: Vec<f64> =
-            self.groups.iter().flat_map(|group| self.shown(group)).map(|(_, value)| value).collect();
+            self.groups.iter().flat_map(|group| self.visible_bars(group)).map(|(_, value)| value).collect();
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
         let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = match (self.is_log, values.is_empty()) {
@@ -181,7 +182,7 @@ impl Bars {
             let top = below;
             below -= f64::from(self.group_height(group));
             let mut upper = top - f64::from(GAP) / 2.0;
-            for (at, value) in self.shown(group) {
+            for (at, value) in self.visible_bars(group) {
                 let lower = upper - f64::from(BAR);
                 let corners = [(low, lower + 1.0), (place(value), upper - 1.0)];
                 let bar = Rectangle::new(corners, self.series[at].color.filled());

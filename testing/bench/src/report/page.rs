@@ -302,7 +302,7 @@ fn counts<'a>(rows: &[&'a Value]) -> Markup {
         ("inode_updates", "inode updates"),
         ("journal_blocks", "journal blocks"),
         ("queries", "queries"),
-        ("queries_per_second", "queries a second"),
+        ("queries_per_second", "queries per second"),
     ];
     const WRITES: [(&str, &str); 3] =
         [("calls", "device writes"), ("bytes", "device bytes"), ("flushes", "flushes")];

@@ -111,7 +111,7 @@ impl Tiobench {
             volume.allocate(&file, self.blocks * BLOCK)?;
             files.push(file);
         }
-        volume.sync(files.first().context("there are jobs")?)?;
+        volume.sync(files.first().context("the workload has no jobs")?)?;
         Ok(files)
     }
 

@@ -133,7 +133,7 @@ pub(crate) fn at_once(
         for querier in asking {
             turn.queries += querier.join().expect("a querier does not panic");
         }
-        let begin = joined.iter().map(|(begin, ..)| *begin).min().context("no writer")?;
+        let begin = joined.iter().map(|(begin, ..)| *begin).min().context("the workload has no writer")?;
         let end = joined.iter().map(|(_, end, ..)| *end).max().unwrap_or(begin);
         turn.elapsed = end - begin;
         for (_, _, cpu, outcome) in joined {

@@ -66,13 +66,13 @@ impl Workload for Plain {
 
     fn round<V: Volume>(&self, volume: &V, state: &mut Progress<V::File>, ops: u64) -> Result<Turn> {
         if self.pattern == Pattern::Append && state.at >= GROWN_BYTES {
-            let file = state.file.take().context("the workload has begun")?;
+            let file = state.file.take().context("the workload has no file yet")?;
             volume.sync(&file)?;
             volume.remove(NAME, file)?;
             state.file = Some(volume.create(NAME, Access::Cached)?);
             state.at = 0;
         }
-        let file = state.file.as_ref().context("the workload has begun")?;
+        let file = state.file.as_ref().context("the workload has no file yet")?;
         let data = vec![b'x'; self.bytes as usize];
         // The previous contender leaves its data in the processor's caches: the first operations are not
         // timed.
@@ -109,7 +109,7 @@ impl Workload for Plain {
     }
 
     fn end<V: Volume>(&self, volume: &V, state: Progress<V::File>) -> Result<()> {
-        volume.remove(NAME, state.file.context("the workload has begun")?)
+        volume.remove(NAME, state.file.context("the workload has no file yet")?)
     }
 
     fn kernel_cannot(&self) -> Option<&'static str> {

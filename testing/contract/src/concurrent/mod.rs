@@ -67,7 +67,7 @@ const ACTORS: usize = 4;
 pub struct Together {
     /// The subject.
     pub name: String,
-    /// Its claims at the end.
+    /// The claims of the subject at the end.
     pub claims: Claims,
     /// The amount of work done.
     pub figures: Figures,

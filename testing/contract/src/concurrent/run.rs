@@ -57,7 +57,7 @@ impl<'a> Crowd<'a> {
         for _ in 0..actors {
             match self.run.subject.another() {
                 Ok(actor) => self.actors.push(actor),
-                Err(error) => return Err(self.broken(format!("another user: {error:?}"))),
+                Err(error) => return Err(self.broken(format!("cannot create another user: {error:?}"))),
             }
         }
         Ok(())
@@ -98,7 +98,7 @@ impl<'a> Crowd<'a> {
             }
             for nth in (0..count).filter(|_| each) {
                 if let Err(error) = self.actors[nth].apply(op) {
-                    return Err(self.broken(format!("{op:?} by actor {nth}: {error:?}")));
+                    return Err(self.broken(format!("{op:?} by actor {nth} failed: {error:?}")));
                 }
             }
         }
@@ -187,7 +187,7 @@ impl<'a> Crowd<'a> {
     fn order(&mut self, phase: &Phase, before: &Model, calls: &[Call]) -> Result<Vec<Id>, Failure> {
         let mut tree = Tree::new();
         if let Err(error) = walk(self.run.subject, "", &mut tree) {
-            return Err(self.broken(format!("after the phase: {error:?}")));
+            return Err(self.broken(format!("cannot read the tree after the phase: {error:?}")));
         }
         let kept: Vec<Id> = staying(before, phase);
         let Some(model) = linearize::explain(before, calls, &tree) else {
@@ -199,7 +199,7 @@ impl<'a> Crowd<'a> {
             return Err(self.broken(format!("no order of the operations explains {there:?}")));
         };
         self.run.tallies.count(Promise::Model, true, String::new);
-        self.run.done += calls.iter().filter(|call| call.is_done()).count() as u64;
+        self.run.succeeded += calls.iter().filter(|call| call.is_done()).count() as u64;
         self.run.model = model;
         let moves: Vec<&Call> = calls.iter().filter(|call| !named(&call.op).is_empty()).collect();
         if moves.iter().any(|one| moves.iter().any(|two| one.actor != two.actor && one.overlaps(two))) {

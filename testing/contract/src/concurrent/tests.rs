@@ -30,7 +30,7 @@ fn model() -> Model {
     model.apply(&Op::Create { path: "a", kind: Kind::File, info: false });
     model.apply(&Op::Write { on: FILE, at: 0, len: 1, byte: 1, how: How::Plain });
     for node in model.nodes.values_mut() {
-        node.seen(5);
+        node.record_value(5);
     }
     model
 }
@@ -39,7 +39,7 @@ fn call(actor: usize, op: Op, (begin, end): (u64, u64), answer: Answer) -> Call 
     Call { actor, op, begin, end, answer }
 }
 
-fn done(actor: usize, op: Op, when: (u64, u64)) -> Call {
+fn completed(actor: usize, op: Op, when: (u64, u64)) -> Call {
     call(actor, op, when, Answer::Done(Vec::new()))
 }
 
@@ -47,7 +47,7 @@ fn value(actor: usize, when: (u64, u64), value: u64) -> Call {
     call(actor, QUERY, when, Answer::Value(Some(value)))
 }
 
-fn seen(actor: usize, when: (u64, u64), bytes: &[u8]) -> Call {
+fn observation(actor: usize, when: (u64, u64), bytes: &[u8]) -> Call {
     let seen = Seen { bytes: Some(bytes.to_vec()), ..model().expected(FILE).expect("it is there") };
     call(actor, LOOK, when, Answer::Seen(Box::new(seen)))
 }
@@ -68,7 +68,7 @@ fn broken(calls: &[Call]) -> Option<Promise> {
 
 #[test]
 fn a_change_between_two_queries_must_show_unless_it_overlaps() {
-    let history = |write, last| [value(0, (1, 2), 5), done(1, WRITE, write), value(0, (7, 8), last)];
+    let history = |write, last| [value(0, (1, 2), 5), completed(1, WRITE, write), value(0, (7, 8), last)];
     assert_eq!(broken(&history((3, 4), 5)), Some(Promise::Data));
     assert_eq!(broken(&history((3, 4), 6)), None);
     assert_eq!(broken(&history((3, 4), 4)), Some(Promise::Monotonic));
@@ -79,7 +79,7 @@ fn a_change_between_two_queries_must_show_unless_it_overlaps() {
 
 #[test]
 fn overlapping_queries_have_no_order() {
-    let history = |second| [done(2, WRITE, (1, 9)), value(0, (2, 5), 6), value(1, second, 5)];
+    let history = |second| [completed(2, WRITE, (1, 9)), value(0, (2, 5), 6), value(1, second, 5)];
     assert_eq!(broken(&history((4, 7))), None);
     assert_eq!(broken(&history((6, 7))), Some(Promise::Monotonic));
 }
@@ -94,7 +94,7 @@ fn a_failed_operation_is_no_change() {
 fn equal_values_cover_completed_changes() {
     let history = |write, number, bytes| {
         let (before, after) = (value(0, (3, 4), number), value(0, (11, 12), number));
-        [before, seen(0, (5, 8), bytes), after, done(1, WRITE, write)]
+        [before, observation(0, (5, 8), bytes), after, completed(1, WRITE, write)]
     };
     // The write ends before the first query; between the queries; after the second query began.
     assert_eq!(broken(&history((1, 2), 6, &[1])), Some(Promise::Current));
@@ -110,12 +110,12 @@ fn equal_values_require_equal_states() {
     let look = |actor, at: u64, bytes| {
         [
             value(actor, (at, at + 1), 6),
-            seen(actor, (at + 2, at + 3), bytes),
+            observation(actor, (at + 2, at + 3), bytes),
             value(actor, (at + 4, at + 5), 6),
         ]
     };
     let history = |end| {
-        [look(0, 2, &[1]).to_vec(), look(2, 20, &[2]).to_vec(), vec![done(1, WRITE, (1, end))]].concat()
+        [look(0, 2, &[1]).to_vec(), look(2, 20, &[2]).to_vec(), vec![completed(1, WRITE, (1, end))]].concat()
     };
     // In progress at the first observation; at the second over, or not.
     assert_eq!(broken(&history(10)), Some(Promise::Current));
@@ -149,7 +149,7 @@ fn possible_orders_are_found() {
     };
     let found = |calls: &[Call], bytes: &[u8]| explain(&model(), calls, &tree(bytes)).is_some();
     let over = Op::Write { on: FILE, at: 1, len: 1, byte: 4, how: How::Plain };
-    let history = |second| [done(0, APPEND, (1, 4)), done(1, over, second)];
+    let history = |second| [completed(0, APPEND, (1, 4)), completed(1, over, second)];
     assert!(found(&history((2, 3)), &[1, 4]));
     assert!(found(&history((2, 3)), &[1, 4, 3]));
     assert!(!found(&history((2, 3)), &[1, 3]));
@@ -160,5 +160,5 @@ fn possible_orders_are_found() {
     let make = Op::Create { path: "a", kind: Kind::File, info: false };
     let exists = call(0, make, (1, 2), Answer::Refused(Refused::Error("it is there".into())));
     assert!(found(&[exists], &[1]));
-    assert!(!found(&[done(0, make, (1, 2))], &[1]));
+    assert!(!found(&[completed(0, make, (1, 2))], &[1]));
 }

@@ -25,7 +25,7 @@ struct Value {
 }
 
 /// Returns the file that an operation queries.
-fn asked(model: &Model, op: &Op) -> Option<Id> {
+fn queried_file(model: &Model, op: &Op) -> Option<Id> {
     match *op {
         Op::Query { on } => model.id(on),
         _ => None,
@@ -51,7 +51,8 @@ fn values(model: &Model, calls: &[Call], id: Id) -> Vec<Value> {
     let mut values: Vec<Value> = first.into_iter().collect();
     for call in calls {
         let Call { begin, end, .. } = *call;
-        if let (true, Answer::Value(Some(value))) = (asked(model, &call.op) == Some(id), &call.answer) {
+        if let (true, Answer::Value(Some(value))) = (queried_file(model, &call.op) == Some(id), &call.answer)
+        {
             values.push(Value { begin, end, value: *value });
         }
         for (_, (before, after)) in infos(model, call).filter(|(of, _)| *of == id) {

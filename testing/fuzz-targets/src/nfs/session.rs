@@ -50,7 +50,7 @@ impl Step {
     const TIME_PASSES: u8 = 8;
     /// The client's connection closes before the request, which uses a new one.
     const PARTS: u8 = 16;
-    /// How callbacks are answered from here on: see [`callback`].
+    /// The replies to callbacks from this step on: see [`callback`].
     const ANSWERS: u8 = 0xe0;
 
     fn is(&self, flag: u8) -> bool {
@@ -68,7 +68,7 @@ impl Rng for Counted {
     }
 }
 
-/// Returns a client's answer to a callback.
+/// Returns a client's reply to a callback.
 fn callback(how: u8, arguments: &[u8]) -> Option<Vec<u8>> {
     if arguments.is_empty() {
         return (how != 0).then(Vec::new);
@@ -185,7 +185,7 @@ impl Fixture {
         let last = res.results.last().map_or(res.status, OpResult::status);
         assert_eq!(res.status, last, "the status is that of the last operation");
         let failed = res.results.iter().position(|result| result.status() != NfsStat::Ok);
-        assert!(failed.is_none_or(|at| at + 1 == res.results.len()), "it went on behind a failure");
+        assert!(failed.is_none_or(|at| at + 1 == res.results.len()), "the request continued after a failure");
         if let Some(OpResult::Sequence(Ok(it))) = res.results.first() {
             self.last.insert((it.sessionid, it.slotid), it.sequenceid);
         }
@@ -467,7 +467,7 @@ fn background_copy() -> Vec<u8> {
     let session = it.session(0);
     let whole = vec![sequence(session), source, Op::SaveFh(()), target.clone(), copy];
     for last in [Op::OffloadStatus as fn(StateId) -> Op, Op::OffloadCancel] {
-        // The client is told of its end, and answers at once or not at all.
+        // The server reports the end of the copy. The client replies at once, or never.
         let (_, results) = it.call(0, 2, whole.clone());
         let Some(OpResult::Copy(CopyRes::Ok(ok))) = results.last() else { panic!("{results:?}") };
         let Some(begun) = ok.response.callback.0.first().copied() else { panic!("{ok:?}") };
@@ -508,7 +508,7 @@ pub fn inputs() -> Vec<Vec<u8>> {
         background_copy(),
         acls(),
     ];
-    // The same with small limits.
+    // The same inputs with small limits.
     let narrow: Vec<_> = inputs.iter().map(|input| [&[input[0] | 4][..], &input[1..]].concat()).collect();
     inputs.extend(narrow);
     inputs

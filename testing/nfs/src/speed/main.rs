@@ -139,7 +139,7 @@ fn measure(contenders: &mut [Contender], args: &Args, row: &Row) -> Result<Map<S
         all.push(Measured { contender, ops, rounds: Vec::new() });
     }
     let find = |all: &[Measured], name: &str| all.iter().position(|it| it.contender.server.name == name);
-    let ours = find(&all, row.ours).context("our server is measured")?;
+    let ours = find(&all, row.ours).context("our server was not measured")?;
     let eager = row.eager.and_then(|name| find(&all, name));
     // The report compares the counters of these two servers.
     if let Some(eager) = eager {

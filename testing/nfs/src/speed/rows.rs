@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::work::Work;
 
-/// What the patch series of 2017 says about the same work.
+/// The statement of the patch series of 2017 about the same work.
 pub enum Reference {
     /// The cover letter's benchmark of direct writes.
     DirectWrites,
@@ -38,11 +38,11 @@ pub struct Row {
     pub depth: usize,
     /// The server that the others are compared with.
     pub ours: &'static str,
-    /// The same server with an eager counter.
+    /// The server `ours` with an eager counter.
     pub eager: Option<&'static str>,
     /// Other servers.
     pub peers: &'static [&'static str],
-    /// What the patch series says.
+    /// The statement of the patch series.
     pub reference: Option<Reference>,
 }
 

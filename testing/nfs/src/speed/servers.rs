@@ -36,7 +36,8 @@ pub struct Server {
 }
 
 fn run(program: &str, args: &[&str]) -> Result<()> {
-    let output = Command::new(program).args(args).output().with_context(|| program.to_owned())?;
+    let output =
+        Command::new(program).args(args).output().with_context(|| format!("cannot run {program}"))?;
     ensure!(
         output.status.success(),
         "{program} {}: {}{}",
@@ -48,7 +49,7 @@ fn run(program: &str, args: &[&str]) -> Result<()> {
 }
 
 fn path_str(path: &Path) -> Result<&str> {
-    path.to_str().context("a path that is not UTF-8")
+    path.to_str().context("the path is not UTF-8")
 }
 
 fn make_image(dir: &TempDir) -> Result<PathBuf> {
@@ -69,9 +70,10 @@ impl Server {
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--state", path_str(&state)?, &export])
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| program.display().to_string())?;
+            .with_context(|| format!("cannot run {}", program.display()))?;
         let mut line = String::new();
-        BufReader::new(child.stdout.take().context("no standard output")?).read_line(&mut line)?;
+        BufReader::new(child.stdout.take().context("the server has no standard output")?)
+            .read_line(&mut line)?;
         let json: serde_json::Value = serde_json::from_str(&line)
             .with_context(|| format!("ivers serve printed {line:?}, which is not JSON"))?;
         let address = json["addresses"][0].as_str().context("ivers serve printed no address")?.parse()?;
@@ -116,7 +118,7 @@ impl Server {
             ])
             .stdout(Stdio::null())
             .spawn()
-            .context("ganesha.nfsd (install nfs-ganesha and nfs-ganesha-vfs)")?;
+            .context("cannot run ganesha.nfsd; install nfs-ganesha and nfs-ganesha-vfs")?;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         let mut server = Self {
             name,
@@ -167,7 +169,9 @@ impl Server {
             serde_json::from_slice(&output.stdout).context("ivers stats printed no JSON")?;
         let mut counts = [0; 3];
         for (count, name) in counts.iter_mut().zip(COUNTERS) {
-            *count = json["exports"][self.export][name].as_u64().with_context(|| name.to_owned())?;
+            *count = json["exports"][self.export][name]
+                .as_u64()
+                .with_context(|| format!("ivers stats printed no {name}"))?;
         }
         Ok(Some(counts))
     }

@@ -29,7 +29,7 @@ impl Amitools {
     /// Returns the installed amitools; otherwise installs them below `work`.
     pub fn new(work: &Path) -> Result<Self> {
         if let Some(found) = crate::find_program("xdftool") {
-            let bin = found.parent().context("a program without a directory")?.to_owned();
+            let bin = found.parent().context("the program has no directory")?.to_owned();
             return Ok(Self { bin });
         }
         std::fs::create_dir_all(work)?;
@@ -40,8 +40,10 @@ impl Amitools {
         if !bin.join("xdftool").is_file() {
             println!("== oracles: pip install {AMITOOLS}");
             crate::run("python3", [OsStr::new("-m"), "venv".as_ref(), work.join("venv").as_ref()])?;
-            let pip =
-                Command::new(bin.join("pip")).args(["install", "-q", AMITOOLS]).output().context("pip")?;
+            let pip = Command::new(bin.join("pip"))
+                .args(["install", "-q", AMITOOLS])
+                .output()
+                .context("cannot run pip")?;
             if !pip.status.success() {
                 bail!("{AMITOOLS} cannot be installed\n{}", crate::said(&pip));
             }

@@ -67,12 +67,12 @@ impl Reader {
         &mut self,
         source: &S,
         file: Result<S::File>,
-        shown: &str,
+        display_name: &str,
         name: Option<&[u8]>,
         out: &mut Sender<impl Write>,
     ) -> Result<()> {
         let name = name.map(<[u8]>::to_vec);
-        out.send(&Message::Operand { origin: self.origin, shown: shown.to_owned(), name })?;
+        out.send(&Message::Operand { origin: self.origin, display_name: display_name.to_owned(), name })?;
         self.entered.clear();
         let done = match file {
             Ok(file) => self.read_file(source, &file, Vec::new(), &mut Vec::new(), out),
@@ -171,11 +171,11 @@ impl Reader {
 }
 
 fn problem(out: &mut Sender<impl Write>, path: &[Vec<u8>], error: &anyhow::Error) -> Result<()> {
-    out.send(&Message::Problem { path: shown_path("", path), code: code(error), line: line(error) })
+    out.send(&Message::Problem { path: display_path("", path), code: code(error), line: line(error) })
 }
 
 /// Returns a path below an operand, for a terminal.
-pub fn shown_path(operand: &str, names: &[Vec<u8>]) -> String {
+pub fn display_path(operand: &str, names: &[Vec<u8>]) -> String {
     names.iter().fold(operand.to_owned(), |mut path, name| {
         if !path.is_empty() && !path.ends_with('/') {
             path.push('/');

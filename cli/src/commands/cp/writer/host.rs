@@ -214,8 +214,8 @@ impl Target for Host {
 
     fn create(&self, path: PathBuf, header: &FileHeader, origin: u32) -> Result<Created> {
         // The operand names the source; the error is about the destination.
-        let shown = format::name(path.as_os_str().as_bytes());
-        self.create_at(path, header, origin).context(shown)
+        let display_name = format::name(path.as_os_str().as_bytes());
+        self.create_at(path, header, origin).context(display_name)
     }
 
     fn write(&self, created: &Created, offset: u64, bytes: &[u8]) -> Result<()> {

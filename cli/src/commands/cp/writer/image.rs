@@ -35,30 +35,30 @@ pub struct Image {
 }
 
 impl Image {
-    /// Copies to a path of an image, which errors call `shown`. It must be a directory if `many` operands are
-    /// copied.
+    /// Copies to a path of an image, which errors call `display_name`. It must be a directory if `many`
+    /// operands are copied.
     pub fn new(
         vfs: Arc<Vfs>,
         origin: u32,
         path: &[u8],
-        shown: &str,
+        display_name: &str,
         many: bool,
         preserve: bool,
     ) -> Result<Self> {
         let cred = Cred::root();
         let found = match vfs.resolve(&cred, path, true) {
             Err(Error::Name(NameError::NotFound)) => None,
-            found => Some(found.with_context(|| shown.to_owned())?),
+            found => Some(found.with_context(|| display_name.to_owned())?),
         };
         if let Some(dir) = found.filter(|inode| inode.kind == FileType::Directory) {
             return Ok(Self { vfs, origin, dir, name: None, only_dir: false, preserve });
         }
         if many {
-            return Err(usage(format!("{shown}: not a directory")));
+            return Err(usage(format!("{display_name}: not a directory")));
         }
-        let name = last_name(path).ok_or_else(|| usage(format!("{shown}: not a name")))?;
+        let name = last_name(path).ok_or_else(|| usage(format!("{display_name}: not a name")))?;
         let cut = path.windows(name.len()).rposition(|part| part == name).unwrap_or(0);
-        let dir = vfs.resolve(&cred, &path[..cut], true).with_context(|| shown.to_owned())?;
+        let dir = vfs.resolve(&cred, &path[..cut], true).with_context(|| display_name.to_owned())?;
         let only_dir = path.ends_with(b"/");
         Ok(Self { name: Some(name.to_vec()), vfs, origin, dir, only_dir, preserve })
     }

@@ -12,7 +12,7 @@ use ivers_vfs::FileType;
 pub use host::{HOST_ORIGIN, Host};
 pub use image::Image;
 
-use super::reader::shown_path;
+use super::reader::display_path;
 use super::stream::{FileHeader, FileId, Message, Receiver};
 use crate::image::process::CopyOutcome;
 use crate::output::failure::{Problems, code, line, say};
@@ -87,7 +87,7 @@ struct Writer<'a, T: Target> {
     progress: Progress,
     bytes: u64,
     origin: u32,
-    shown: String,
+    display_name: String,
     destination: Option<T::Destination>,
     open: Vec<Open<T::File>>,
     linked: HashMap<(u32, FileId), T::File>,
@@ -103,7 +103,7 @@ pub fn write_copy<T: Target>(target: &T, from: impl Read) -> Result<CopyOutcome>
         progress: Progress::unbounded(),
         bytes: 0,
         origin: 0,
-        shown: String::new(),
+        display_name: String::new(),
         destination: None,
         open: Vec::new(),
         linked: HashMap::new(),
@@ -124,7 +124,7 @@ impl<T: Target> Writer<'_, T> {
         // The first is the operand itself.
         let names = self.open.iter().skip(1).map(|open| open.header.name.clone());
         let names: Vec<_> = names.chain(name.filter(|_| !self.open.is_empty()).map(<[u8]>::to_vec)).collect();
-        shown_path(&self.shown, &names)
+        display_path(&self.display_name, &names)
     }
 
     fn outcome(&self) -> CopyOutcome {
@@ -133,7 +133,7 @@ impl<T: Target> Writer<'_, T> {
 
     fn print_problem(&mut self, code: u8, line: &str) {
         self.problems.add(code);
-        // It can come from a process that a hostile image has taken over.
+        // The line can come from a process that a hostile image has taken over.
         let line = format::one_line(line);
         self.progress.suspend(|| say(format_args!("ivers: {line}")));
     }
@@ -143,7 +143,7 @@ impl<T: Target> Writer<'_, T> {
         self.print_problem(code(error), &text);
     }
 
-    fn done(&mut self) {
+    fn count_file(&mut self) {
         self.files += 1;
         let (files, bytes) = (self.files, self.bytes);
         self.progress.step(1, |_| format!("{files} files, {}", progress::bytes(bytes)));
@@ -162,13 +162,13 @@ impl<T: Target> Writer<'_, T> {
 
     fn handle(&mut self, message: Message) -> Result<()> {
         match message {
-            Message::Operand { origin, shown, name } => {
+            Message::Operand { origin, display_name, name } => {
                 if !self.open.is_empty() {
                     return Err(protocol_error("an operand inside another"));
                 }
                 name.as_deref().map_or(Ok(()), check_name)?;
                 self.origin = origin;
-                self.shown = shown;
+                self.display_name = display_name;
                 self.destination = match self.target.destination(name.as_deref()) {
                     Ok(destination) => Some(destination),
                     Err(error) => {
@@ -200,7 +200,7 @@ impl<T: Target> Writer<'_, T> {
                         None => Err(anyhow!("a hard link to a file that was not copied")),
                     };
                     match linked {
-                        Ok(()) => self.done(),
+                        Ok(()) => self.count_file(),
                         Err(error) => self.report(Some(&name), &error),
                     }
                 }
@@ -222,15 +222,15 @@ impl<T: Target> Writer<'_, T> {
                     xattrs.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
                 if let Some(file) = file {
                     match self.target.finish(&file, &header, size, &xattrs) {
-                        Ok(()) => self.done(),
+                        Ok(()) => self.count_file(),
                         Err(error) => self.report(None, &error),
                     }
                 }
                 self.open.pop();
             }
             Message::Problem { path, code, line } => {
-                let join = if self.shown.ends_with('/') || path.is_empty() { "" } else { "/" };
-                let text = format!("{}{join}{path}: {line}", self.shown);
+                let join = if self.display_name.ends_with('/') || path.is_empty() { "" } else { "/" };
+                let text = format!("{}{join}{path}: {line}", self.display_name);
                 self.print_problem(code, &text);
             }
             Message::Data { .. } | Message::Finish => bail!("the caller handles this message"),
@@ -282,16 +282,16 @@ mod tests {
         Message::File(header)
     }
 
-    fn written(out: &Path, messages: &[Message]) -> Result<CopyOutcome> {
-        written_as(None, out, messages)
+    fn copy_to(out: &Path, messages: &[Message]) -> Result<CopyOutcome> {
+        copy_as(None, out, messages)
     }
 
     /// Writes an operand that has no name in the command line, and `name` in the stream.
-    fn written_as(name: Option<&[u8]>, out: &Path, messages: &[Message]) -> Result<CopyOutcome> {
+    fn copy_as(name: Option<&[u8]>, out: &Path, messages: &[Message]) -> Result<CopyOutcome> {
         let mut wire = Vec::new();
         let mut sender = Sender::new(&mut wire);
         let name = name.map(<[u8]>::to_vec);
-        sender.send(&Message::Operand { origin: 1, shown: "image".into(), name }).unwrap();
+        sender.send(&Message::Operand { origin: 1, display_name: "image".into(), name }).unwrap();
         messages.iter().for_each(|message| sender.send(message).unwrap());
         drop(sender);
         write_copy(&Host::new(out, &[None], false).unwrap(), &wire[..])
@@ -322,33 +322,33 @@ mod tests {
             end.clone(),
             Message::Finish,
         ];
-        let outcome = written(&out, &through_a_link).unwrap();
+        let outcome = copy_to(&out, &through_a_link).unwrap();
         assert_eq!((outcome.problems, outcome.code), (1, FAILED));
         assert!(fs::symlink_metadata(out.join("b")).unwrap().is_file());
         for name in ["..", ".", "", "../outside/x", "/x", "x\0"] {
             let messages = [file_header("", dir, nothing), file_header(name, file, nothing)];
             assert!(
-                written(&out, &messages).unwrap_err().to_string().contains("is not a file name"),
+                copy_to(&out, &messages).unwrap_err().to_string().contains("is not a file name"),
                 "{name:?}"
             );
         }
         let names = ["..", "../outside/x", "/x", "x/y"].map(str::as_bytes);
         for name in names.into_iter().chain([outside.join("x").as_os_str().as_encoded_bytes()]) {
-            let error = written_as(Some(name), &out, &[file_header("", file, nothing)]).unwrap_err();
+            let error = copy_as(Some(name), &out, &[file_header("", file, nothing)]).unwrap_err();
             assert!(error.to_string().contains("is not a file name"), "{error}");
         }
         // A file name, but not that of the operand: it could be any in a home directory.
         let messages = [file_header("", file, nothing), end.clone(), Message::Finish];
-        assert_eq!(written_as(Some(b".profile"), &out, &messages).unwrap().problems, 1);
+        assert_eq!(copy_as(Some(b".profile"), &out, &messages).unwrap().problems, 1);
         assert!(!out.join(".profile").exists());
         let below_a_link = [
             file_header("", dir, nothing),
             file_header("c", link, &outside),
             file_header("inner", file, nothing),
         ];
-        assert!(written(&out, &below_a_link).unwrap_err().to_string().contains("not a directory"));
+        assert!(copy_to(&out, &below_a_link).unwrap_err().to_string().contains("not a directory"));
         for unexpected in [end, Message::Xattr(vec![], vec![]), Message::Data { offset: 0, len: 0 }] {
-            assert!(written(&out, &[unexpected]).unwrap_err().to_string().contains("protocol error"));
+            assert!(copy_to(&out, &[unexpected]).unwrap_err().to_string().contains("protocol error"));
         }
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     }
