@@ -116,7 +116,7 @@ fn open_ext4(
     image_name: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let options = ivers_ext4::OpenOptions {
-        common: common_options(options, budget, place),
+        common: common_options(options, budget, image_name),
         trust_foreign: options.trust_foreign,
         no_replay: options.no_replay,
     };
@@ -131,7 +131,7 @@ fn open_fat(
 ) -> Result<Arc<dyn FileSystem>> {
     let Owners { uid, gid, fmask, dmask, utc_offset_minutes } = options.owners;
     let options = ivers_fat::OpenOptions {
-        common: common_options(options, budget, place),
+        common: common_options(options, budget, image_name),
         uid,
         gid,
         fmask,
@@ -148,7 +148,7 @@ fn open_affs(
     image_name: String,
 ) -> Result<Arc<dyn FileSystem>> {
     let options = ivers_affs::OpenOptions {
-        common: common_options(options, budget, place),
+        common: common_options(options, budget, image_name),
         partition: options.partition.clone(),
     };
     Ok(ivers_affs::Affs::open(device, options)?)
