@@ -35,7 +35,7 @@ impl Switch {
 }
 
 impl Picky {
-    fn new(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    fn on(device: Arc<dyn Device>) -> Arc<dyn Device> {
         Self::with_switch(device, Arc::default())
     }
 
@@ -123,7 +123,7 @@ fn loses_data_of_one_file(name: &str, image: Vec<u8>, open: Open) {
     let root_user = Cred::root();
     let plain: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image));
     let mount = |device| mount(open, device);
-    let vfs = mount(Picky::new(plain.clone()));
+    let vfs = mount(Picky::on(plain.clone()));
     let root = vfs.root().unwrap();
     let create = |name: &str| {
         vfs.create(&root_user, &root, name.as_bytes(), &CreateSpec::file(0o644), false).unwrap().0
@@ -303,7 +303,7 @@ fn each_descriptor_reports_an_error_once_through_fuse() {
     }
     let plain: Arc<dyn Device> = Arc::new(MemDevice::from_bytes(&image("ext4", &[])));
     let budget = LAZY.budget();
-    let fs = open_ext4(Picky::new(plain), budget.clone());
+    let fs = open_ext4(Picky::on(plain), budget.clone());
     let mut mount = FuseMount::new(LAZY.mount(fs, budget));
     let top = mount.top();
     let path = top.join("f");
