@@ -201,15 +201,16 @@ mod tests {
             line: format!("{number} 1 0:{number} / /m rw - fuse.ivers i rw,user_id={uid},group_id=7"),
             dir: "/m".into(),
         };
-        let (own, other) = (entry(1, 1000), entry(2, 100));
+        let (own, other) = ([entry(1, 1000)], [entry(2, 100)]);
+        let both = [entry(2, 100), entry(1, 1000)];
         let code = |lazy, before: &[MountEntry], after: &[MountEntry]| {
             let error = after_refusal(Path::new("/m"), lazy, 1000, before, after, "why").err()?;
             Some(error.downcast::<Failure>().unwrap().code)
         };
-        assert_eq!(code(false, &[own.clone()], &[own.clone()]), Some(BUSY));
-        assert_eq!(code(true, &[own.clone()], &[own.clone()]), Some(FAILED), "lazily it is never busy");
-        assert_eq!(code(false, &[other.clone()], &[other.clone()]), Some(FAILED), "of another user");
-        assert_eq!(code(false, &[other.clone(), own.clone()], &[other.clone()]), None, "it is gone");
+        assert_eq!(code(false, &own, &own), Some(BUSY));
+        assert_eq!(code(true, &own, &own), Some(FAILED), "lazily it is never busy");
+        assert_eq!(code(false, &other, &other), Some(FAILED), "of another user");
+        assert_eq!(code(false, &both, &other), None, "it is gone");
         assert_eq!(code(false, &[], &[]), Some(USAGE), "no mount point");
     }
 }
