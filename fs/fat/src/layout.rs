@@ -253,7 +253,7 @@ impl Geometry {
         };
         if sectors * sector64 > device_bytes {
             return Err(corrupt(format!(
-                "the volume has {sectors} sectors of {sector_bytes} bytes, and the device only {device_bytes} bytes"
+                "{sectors} sectors of {sector_bytes} bytes do not fit into the device of {device_bytes} bytes"
             )));
         }
         let fats = u64::from(boot.bpb_num_fats);

@@ -1,5 +1,5 @@
-//! Every crash point of many workloads (see `ivers_crash`): a crash loses space and nothing else, whether this
-//! driver or fsck.fat opens the volume first.
+//! Every crash point of many workloads (see `ivers_crash`): a crash loses space and nothing else, whether
+//! this driver or fsck.fat opens the volume first.
 //!
 //! `IVERS_CRASH_STATES` bounds the number of states for each kind of image. `IVERS_CRASH_SEED` seeds the
 //! choice of workloads and states. `IVERS_CRASH_WORKLOAD` runs one workload, by the name in a report.

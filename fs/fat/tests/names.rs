@@ -1,5 +1,5 @@
-//! Names with several spellings: a change through one spelling is visible through all, and cached names do not
-//! outlive a change.
+//! Names with several spellings: a change through one spelling is visible through all, and cached names do
+//! not outlive a change.
 
 use ivers_block::{Device, MemDevice};
 use ivers_fat::{Fat, OpenOptions};

@@ -1,59 +1,81 @@
-//! A filesystem in memory: the smallest complete driver, and the model for authors.
+//! A filesystem in memory: the smallest complete driver, and the model for authors of drivers. Read it beside
+//! `docs/drivers.md`.
 //!
-//! It keeps files the way a device would: what the VFS has not written back or logged is not here, so that inodes and
-//! pages may be evicted and loaded again. It has no journal and needs none, since nothing outlives the process.
+//! The driver keeps files as a device would. It holds only what the VFS has logged or written back, so the
+//! VFS may evict inodes and pages and load them again. There is no journal, because the files do not outlive
+//! the process.
 //!
-//! # The change attribute where nothing is stored
+//! # Change attribute
 //!
-//! Every inode is loaded as [`InitialCounter::NotStored`]: the VFS gives it a value above all that the number may have shown
-//! before. So the attribute differs and grows (C1, C2) within a mount, rests while the inode stays cached (C3), and promises
-//! nothing across mounts. A driver does three things for that: it makes each change visible, calls [`Inode::changed`],
-//! and logs the inode if the answer says so.
+//! The driver stores no change counter. It loads every inode with [`InitialCounter::NotStored`], and the VFS
+//! starts the counter above all values that this inode number had before in this mount. Within a mount the
+//! change attribute differs after each change (C1) and never decreases (C2). While the inode is cached, it
+//! stays the same without a change (C3). Nothing is promised across mounts.
+//!
+//! For each change the driver does three things:
+//!
+//! 1. It makes the change visible.
+//! 2. It calls [`Inode::changed`].
+//! 3. It logs the inode if the answer requires it.
+//!
+//! # Locks
+//!
+//! `MemWithBlocks::inodes` and `MemInode::state` have the same rank: a thread holds at most one of them at a
+//! time.
 
 use ivers_vfs::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use ivers_vfs::sync::{RankedMutex, rank};
+use ivers_vfs::sync::{RankedMutex, RankedMutexGuard, rank};
 use ivers_vfs::*;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+/// The size of a page of the VFS's page cache.
 const PAGE64: u64 = 4096;
 const ROOT: Ino = Ino(1);
-/// Cursors: 0 is the start, 1 stands behind `.`, 2 behind `..`, names come after.
-const FIRST_COOKIE: u64 = 3;
+/// The first cursor of a name in `readdir`. Cursor 0 is the start, 1 is after `.`, and 2 is after `..`.
+const FIRST_CURSOR: u64 = 3;
 
-/// The filesystem, with blocks of a page.
+/// The filesystem with blocks of 4 KiB, the size of a page.
 pub type Mem = MemWithBlocks<4096>;
 
-/// The filesystem, with blocks of `BLOCK` bytes: a power of two up to 1 MiB.
+/// The filesystem with blocks of `BLOCK` bytes. `BLOCK` is a power of two, up to 1 MiB.
 pub struct MemWithBlocks<const BLOCK: usize> {
-    nodes: RankedMutex<rank::Driver<0>, HashMap<Ino, Arc<Node<BLOCK>>>>,
+    inodes: RankedMutex<rank::Driver<0>, HashMap<Ino, Arc<MemInode<BLOCK>>>>,
     next_ino: AtomicU64,
     capacity_blocks: u64,
-    /// Blocks that hold data or are promised to dirty pages.
-    taken_blocks: AtomicU64,
+    /// Blocks that hold data or are reserved for dirty pages.
+    used_blocks: AtomicU64,
 }
 
-/// What is kept of one inode.
-struct Node<const BLOCK: usize> {
+type StateGuard<'a, const BLOCK: usize> = RankedMutexGuard<'a, State<BLOCK>>;
+
+/// A file of any type: [`Inode::private`] refers to it.
+struct MemInode<const BLOCK: usize> {
     state: RankedMutex<rank::Driver<0>, State<BLOCK>>,
 }
 
 struct State<const BLOCK: usize> {
-    /// As last logged; the size is that of the data here.
+    /// The attributes as last logged, except the size: that of the data in `blocks`.
     attr: Attr,
+    /// The data of a regular file by file block. An absent block is a hole.
     blocks: BTreeMap<u64, Box<[u8; BLOCK]>>,
-    /// Blocks promised to dirty pages.
-    promised: BTreeSet<u64>,
+    /// File blocks that are reserved for dirty pages. None of them is in `blocks`.
+    reserved: BTreeSet<u64>,
+    /// The cursor of each name of a directory.
     names: HashMap<Vec<u8>, u64>,
+    /// The entries of a directory by cursor.
     entries: BTreeMap<u64, Entry>,
-    next_cookie: u64,
+    next_cursor: u64,
+    /// The parent of a directory.
     parent: Ino,
+    /// The target of a symbolic link.
     target: Vec<u8>,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
+/// A name in a directory.
 #[derive(Clone)]
 struct Entry {
     name: Vec<u8>,
@@ -65,22 +87,22 @@ impl<const BLOCK: usize> State<BLOCK> {
     const BLOCK64: u64 = BLOCK as u64;
 
     fn insert(&mut self, name: &[u8], ino: Ino, kind: FileType) {
-        let cookie = self.next_cookie;
-        self.next_cookie += 1;
-        self.names.insert(name.to_vec(), cookie);
-        self.entries.insert(cookie, Entry { name: name.to_vec(), ino, kind });
+        let cursor = self.next_cursor;
+        self.next_cursor += 1;
+        self.names.insert(name.to_vec(), cursor);
+        self.entries.insert(cursor, Entry { name: name.to_vec(), ino, kind });
     }
 
     fn remove(&mut self, name: &[u8]) -> Result<()> {
-        let cookie = self.names.remove(name).ok_or(NameError::NotFound)?;
-        self.entries.remove(&cookie);
+        let cursor = self.names.remove(name).ok_or(NameError::NotFound)?;
+        self.entries.remove(&cursor);
         Ok(())
     }
 
-    /// Let a name stand for something else in its old place.
+    /// Makes an existing name refer to another inode. Its cursor stays the same.
     fn replace(&mut self, name: &[u8], ino: Ino, kind: FileType) -> Result<()> {
-        let cookie = self.names.get(name).ok_or(NameError::NotFound)?;
-        let entry = self.entries.get_mut(cookie).ok_or(NameError::NotFound)?;
+        let cursor = self.names.get(name).ok_or(NameError::NotFound)?;
+        let entry = self.entries.get_mut(cursor).ok_or(NameError::NotFound)?;
         (entry.ino, entry.kind) = (ino, kind);
         Ok(())
     }
@@ -89,7 +111,7 @@ impl<const BLOCK: usize> State<BLOCK> {
         self.blocks.len() as u64 * (Self::BLOCK64 / 512)
     }
 
-    /// Zero what exists of a byte range.
+    /// Fills the bytes from `offset` to `end` with zeros. Holes stay holes.
     fn zero(&mut self, offset: u64, end: u64) {
         for (at, block) in self.blocks.range_mut(offset / Self::BLOCK64..end.div_ceil(Self::BLOCK64)) {
             let from = offset.saturating_sub(at * Self::BLOCK64) as usize;
@@ -107,31 +129,34 @@ impl<const BLOCK: usize> Default for MemWithBlocks<BLOCK> {
 
 impl<const BLOCK: usize> MemWithBlocks<BLOCK> {
     const BLOCK64: u64 = BLOCK as u64;
-    /// Whole blocks, and whole pages where blocks are smaller.
+    /// [`FsInfo::io_unit`]: a block, or a page if blocks are smaller.
     const UNIT: u64 = if Self::BLOCK64 > PAGE64 { Self::BLOCK64 } else { PAGE64 };
 
-    fn node(inode: &Inode) -> &Node<BLOCK> {
-        inode.private::<Arc<Node<BLOCK>>>()
+    /// Locks the state of an inode.
+    fn state(inode: &Inode) -> StateGuard<'_, BLOCK> {
+        inode.private::<Arc<MemInode<BLOCK>>>().state.lock()
     }
 
-    /// An empty filesystem that holds up to `capacity_bytes` of file data.
+    /// Creates an empty filesystem that holds up to `capacity_bytes` of file data.
     pub fn new(capacity_bytes: u64) -> Self {
         let mem = Self {
-            nodes: RankedMutex::default(),
+            inodes: RankedMutex::default(),
             next_ino: AtomicU64::new(ROOT.0),
             capacity_blocks: capacity_bytes / Self::BLOCK64,
-            taken_blocks: AtomicU64::new(0),
+            used_blocks: AtomicU64::new(0),
         };
         let root = NewInode { perm: 0o755, ..NewInode::new(FileType::Directory, Timestamp::default()) };
-        mem.make(ROOT, &root, 2);
+        mem.new_inode(ROOT, &root, 2);
         mem
     }
 
-    fn get(&self, ino: Ino) -> Result<Arc<Node<BLOCK>>> {
-        self.nodes.lock().get(&ino).cloned().ok_or(NameError::Stale.into())
+    /// Returns a file, or `Stale` if it was deleted.
+    fn get(&self, ino: Ino) -> Result<Arc<MemInode<BLOCK>>> {
+        self.inodes.lock().get(&ino).cloned().ok_or(NameError::Stale.into())
     }
 
-    fn make(&self, parent: Ino, new: &NewInode, nlink: u32) -> (Ino, Arc<Node<BLOCK>>) {
+    /// Creates a file without a name. `parent` is the directory of the future name.
+    fn new_inode(&self, parent: Ino, new: &NewInode, nlink: u32) -> (Ino, Arc<MemInode<BLOCK>>) {
         let ino = Ino(self.next_ino.fetch_add(1, Relaxed));
         let mut attr = new.attr(nlink);
         if new.kind == FileType::Symlink {
@@ -140,87 +165,86 @@ impl<const BLOCK: usize> MemWithBlocks<BLOCK> {
         let state = State {
             attr,
             blocks: BTreeMap::new(),
-            promised: BTreeSet::new(),
+            reserved: BTreeSet::new(),
             names: HashMap::new(),
             entries: BTreeMap::new(),
-            next_cookie: FIRST_COOKIE,
+            next_cursor: FIRST_CURSOR,
             parent,
             target: new.target.clone(),
             xattrs: new.xattrs.iter().cloned().collect(),
         };
-        let node = Arc::new(Node { state: RankedMutex::new(state) });
-        self.nodes.lock().insert(ino, node.clone());
-        (ino, node)
+        let file = Arc::new(MemInode { state: RankedMutex::new(state) });
+        self.inodes.lock().insert(ino, file.clone());
+        (ino, file)
     }
 
-    fn loaded(ino: Ino, node: Arc<Node<BLOCK>>) -> LoadedInode {
-        let attr = node.state.lock().attr.clone();
+    /// Returns a file in the form that the VFS caches.
+    fn loaded(ino: Ino, file: Arc<MemInode<BLOCK>>) -> LoadedInode {
+        let attr = file.state.lock().attr.clone();
         LoadedInode {
             ino,
-            // Numbers are never used again, so there is one life of each.
+            // Inode numbers are never reused.
             generation: 1,
             attr,
             counter: InitialCounter::NotStored,
-            private: Box::new(node) as Box<dyn Any + Send + Sync>,
+            private: Box::new(file) as Box<dyn Any + Send + Sync>,
         }
     }
 
-    /// Take room for blocks, all or nothing.
-    fn take(&self, blocks: u64) -> Result<()> {
-        let room = |taken: u64| taken.checked_add(blocks).filter(|all| *all <= self.capacity_blocks);
-        self.taken_blocks
-            .fetch_update(Relaxed, Relaxed, room)
-            .map(drop)
-            .map_err(|_| NameError::NoSpace.into())
+    /// Counts blocks as used. Returns `NoSpace`, and counts none, if fewer are free.
+    fn take_blocks(&self, blocks: u64) -> Result<()> {
+        let sum = |used: u64| used.checked_add(blocks).filter(|sum| *sum <= self.capacity_blocks);
+        self.used_blocks.fetch_update(Relaxed, Relaxed, sum).map(drop).map_err(|_| NameError::NoSpace.into())
     }
 
-    fn give_back(&self, blocks: u64) {
-        self.taken_blocks.fetch_sub(blocks, Relaxed);
+    /// Counts blocks as free.
+    fn release_blocks(&self, blocks: u64) {
+        self.used_blocks.fetch_sub(blocks, Relaxed);
     }
 
-    /// Drop the blocks `first..end` and their promises.
-    fn free(&self, state: &mut State<BLOCK>, first: u64, end: u64) {
-        let mut gone = state.blocks.split_off(&first);
-        state.blocks.append(&mut gone.split_off(&end));
-        let mut broken = state.promised.split_off(&first);
-        state.promised.append(&mut broken.split_off(&end));
-        self.give_back((gone.len() + broken.len()) as u64);
+    /// Frees the file blocks from `first` to before `end`, and their reservations.
+    fn free_range(&self, state: &mut State<BLOCK>, first: u64, end: u64) {
+        let mut freed = state.blocks.split_off(&first);
+        state.blocks.append(&mut freed.split_off(&end));
+        let mut unreserved = state.reserved.split_off(&first);
+        state.reserved.append(&mut unreserved.split_off(&end));
+        self.release_blocks((freed.len() + unreserved.len()) as u64);
     }
 
-    /// After a change is visible: the update path, and the log if it asks for that.
+    /// Calls [`Inode::changed`], and logs the inode if the answer requires it. Call it after the change is
+    /// visible.
     fn changed(&self, inode: &Inode, touch: Touch, logged: Logged) -> Result<()> {
         if inode.changed(touch, logged).must_log() { self.log_inode(inode) } else { Ok(()) }
     }
 
-    /// The number of names moved: that is always logged.
-    fn relink(&self, inode: &Inode, by: i32) -> Result<()> {
-        inode.with_attr(|attr| attr.nlink = attr.nlink.saturating_add_signed(by));
+    /// Changes the link count of an inode by `count`. This is always logged.
+    fn add_links(&self, inode: &Inode, count: i32) -> Result<()> {
+        inode.with_attr(|attr| attr.nlink = attr.nlink.saturating_add_signed(count));
         self.changed(inode, Touch::Metadata, Logged::Anyway)
     }
 
-    /// The names in a directory moved, and `subdirectories` of them have come or gone.
-    fn renamed_in(&self, dir: &Inode, subdirectories: i32) -> Result<()> {
+    /// Updates a directory whose names changed. `subdirectories` is the number of subdirectories that it
+    /// gained, negative if it lost some.
+    fn names_changed(&self, dir: &Inode, subdirectories: i32) -> Result<()> {
         dir.with_attr(|attr| attr.nlink = attr.nlink.saturating_add_signed(subdirectories));
         let logged = if subdirectories != 0 { Logged::Anyway } else { Logged::IfNeeded };
         self.changed(dir, Touch::Data, logged)
     }
 
-    /// What has lost its name: a directory has lost its `.` with it.
-    fn orphan(&self, inode: &Inode) -> Result<()> {
+    /// Updates the link count of an inode after one of its names was removed. A directory has only one
+    /// name.
+    fn name_removed(&self, inode: &Inode) -> Result<()> {
         if inode.kind == FileType::Directory {
             inode.with_attr(|attr| attr.nlink = 0);
             self.changed(inode, Touch::Metadata, Logged::Anyway)
         } else {
-            self.relink(inode, -1)
+            self.add_links(inode, -1)
         }
     }
 
+    /// Returns `NotEmpty` if a directory has names.
     fn check_empty(&self, inode: &Inode) -> Result<()> {
-        if Self::node(inode).state.lock().entries.is_empty() {
-            Ok(())
-        } else {
-            Err(NameError::NotEmpty.into())
-        }
+        if Self::state(inode).entries.is_empty() { Ok(()) } else { Err(NameError::NotEmpty.into()) }
     }
 }
 
@@ -247,8 +271,8 @@ impl<const BLOCK: usize> FileSystem for MemWithBlocks<BLOCK> {
     }
 
     fn stat_fs(&self) -> Result<StatFs> {
-        let free = self.capacity_blocks.saturating_sub(self.taken_blocks.load(Relaxed));
-        let files = self.nodes.lock().len() as u64;
+        let free = self.capacity_blocks.saturating_sub(self.used_blocks.load(Relaxed));
+        let files = self.inodes.lock().len() as u64;
         Ok(StatFs {
             block_size: BLOCK as u32,
             blocks: self.capacity_blocks,
@@ -291,16 +315,17 @@ impl<const BLOCK: usize> InodeOps for MemWithBlocks<BLOCK> {
     }
 
     fn log_inode(&self, inode: &Inode) -> Result<()> {
-        let mut state = Self::node(inode).state.lock();
-        // The size here follows the data (write_back, truncate), never the page cache.
+        let mut state = Self::state(inode);
+        // `inode` has the size of the page cache. The stored size is that of the data, which `write_back` and
+        // `truncate` change.
         let size = state.attr.size;
         state.attr = Attr { size, ..inode.attr() };
         Ok(())
     }
 
     fn delete_inode(&self, inode: &Inode) -> Result<()> {
-        self.nodes.lock().remove(&inode.ino);
-        self.free(&mut Self::node(inode).state.lock(), 0, u64::MAX);
+        self.inodes.lock().remove(&inode.ino);
+        self.free_range(&mut Self::state(inode), 0, u64::MAX);
         Ok(())
     }
 
@@ -309,22 +334,22 @@ impl<const BLOCK: usize> InodeOps for MemWithBlocks<BLOCK> {
     }
 
     fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
-        Ok(Self::node(inode).state.lock().target.clone())
+        Ok(Self::state(inode).target.clone())
     }
 }
 
 impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
     fn lookup(&self, _caller: &Cred, dir: &Inode, name: &[u8]) -> Result<Option<Child>> {
-        let state = Self::node(dir).state.lock();
+        let state = Self::state(dir);
         Ok(state
             .names
             .get(name)
-            .and_then(|cookie| state.entries.get(cookie))
+            .and_then(|cursor| state.entries.get(cursor))
             .map(|entry| Child::Number(entry.ino)))
     }
 
     fn parent(&self, dir: &Inode) -> Result<Ino> {
-        Ok(Self::node(dir).state.lock().parent)
+        Ok(Self::state(dir).parent)
     }
 
     fn readdir(
@@ -333,7 +358,7 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
         cursor: u64,
         emit: &mut dyn FnMut(&DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        let state = Self::node(dir).state.lock();
+        let state = Self::state(dir);
         let dots: [(&[u8], Ino); 2] = [(b".", dir.ino), (b"..", state.parent)];
         for (next, (name, ino)) in (1..).zip(dots) {
             let entry = DirEntry { ino, name, kind: Some(FileType::Directory), next };
@@ -341,8 +366,8 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
                 return Ok(());
             }
         }
-        for (cookie, entry) in state.entries.range(cursor.saturating_add(1)..) {
-            let entry = DirEntry { ino: entry.ino, name: &entry.name, kind: Some(entry.kind), next: *cookie };
+        for (cursor, entry) in state.entries.range(cursor.saturating_add(1)..) {
+            let entry = DirEntry { ino: entry.ino, name: &entry.name, kind: Some(entry.kind), next: *cursor };
             if emit(&entry).is_break() {
                 break;
             }
@@ -352,16 +377,16 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
 
     fn create(&self, _caller: &Cred, dir: &Inode, name: &[u8], new: &NewInode) -> Result<LoadedInode> {
         let is_dir = new.kind == FileType::Directory;
-        let (ino, made) = self.make(dir.ino, new, if is_dir { 2 } else { 1 });
-        Self::node(dir).state.lock().insert(name, ino, new.kind);
-        self.renamed_in(dir, i32::from(is_dir))?;
-        Ok(Self::loaded(ino, made))
+        let (ino, inode) = self.new_inode(dir.ino, new, if is_dir { 2 } else { 1 });
+        Self::state(dir).insert(name, ino, new.kind);
+        self.names_changed(dir, i32::from(is_dir))?;
+        Ok(Self::loaded(ino, inode))
     }
 
     fn link(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
-        Self::node(dir).state.lock().insert(name, inode.ino, inode.kind);
-        self.relink(inode, 1)?;
-        self.renamed_in(dir, 0)
+        Self::state(dir).insert(name, inode.ino, inode.kind);
+        self.add_links(inode, 1)?;
+        self.names_changed(dir, 0)
     }
 
     fn unlink(&self, _caller: &Cred, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
@@ -369,9 +394,9 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
         if is_dir {
             self.check_empty(inode)?;
         }
-        Self::node(dir).state.lock().remove(name)?;
-        self.orphan(inode)?;
-        self.renamed_in(dir, -i32::from(is_dir))
+        Self::state(dir).remove(name)?;
+        self.name_removed(inode)?;
+        self.names_changed(dir, -i32::from(is_dir))
     }
 
     fn rename(&self, rename: &Rename<'_>) -> Result<()> {
@@ -383,44 +408,46 @@ impl<const BLOCK: usize> DirectoryOps for MemWithBlocks<BLOCK> {
         }
         match target {
             Some(target) => {
-                // One lock at a time: the two directories may be one.
-                Self::node(new_dir).state.lock().replace(new_name, inode.ino, inode.kind)?;
-                let mut old = Self::node(old_dir).state.lock();
+                // Lock one directory at a time, because both may be the same.
+                Self::state(new_dir).replace(new_name, inode.ino, inode.kind)?;
+                let mut old = Self::state(old_dir);
                 if exchange { old.replace(old_name, target.ino, target.kind)? } else { old.remove(old_name)? }
             }
             None => {
-                Self::node(old_dir).state.lock().remove(old_name)?;
-                Self::node(new_dir).state.lock().insert(new_name, inode.ino, inode.kind);
+                Self::state(old_dir).remove(old_name)?;
+                Self::state(new_dir).insert(new_name, inode.ino, inode.kind);
             }
         }
+        // The inodes that moved, each with its new directory.
         let mut moves = vec![(inode, new_dir)];
         if let (Some(target), true) = (target, exchange) {
             moves.push((target, old_dir));
         }
         let crosses = old_dir.ino != new_dir.ino;
-        let (mut old_change, mut new_change) = (0, -i32::from(replaced_dir));
+        // The subdirectories that each directory gains.
+        let (mut old_gain, mut new_gain) = (0, -i32::from(replaced_dir));
         for (moved, to) in moves {
             if is_dir(moved) && crosses {
-                Self::node(moved).state.lock().parent = to.ino;
+                Self::state(moved).parent = to.ino;
                 let sign = if to.ino == new_dir.ino { 1 } else { -1 };
-                (old_change, new_change) = (old_change - sign, new_change + sign);
+                (old_gain, new_gain) = (old_gain - sign, new_gain + sign);
             }
             self.changed(moved, Touch::Metadata, Logged::IfNeeded)?;
         }
         if let (Some(target), false) = (target, exchange) {
-            self.orphan(target)?;
+            self.name_removed(target)?;
         }
         if crosses {
-            self.renamed_in(old_dir, old_change)?;
+            self.names_changed(old_dir, old_gain)?;
         }
-        self.renamed_in(new_dir, new_change)
+        self.names_changed(new_dir, new_gain)
     }
 }
 
 impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
     fn read(&self, inode: &Inode, offset: u64, buf: &mut [u8]) -> Result<()> {
         debug_assert!(offset.is_multiple_of(Self::UNIT) && (buf.len() as u64).is_multiple_of(Self::UNIT));
-        let state = Self::node(inode).state.lock();
+        let state = Self::state(inode);
         for (at, piece) in (offset / Self::BLOCK64..).zip(buf.chunks_mut(BLOCK)) {
             match state.blocks.get(&at) {
                 Some(block) => piece.copy_from_slice(&block[..piece.len()]),
@@ -431,33 +458,34 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
     }
 
     fn reserve(&self, inode: &Inode, offset: u64, len: u64, _pool: BlockPool) -> Result<()> {
-        let mut state = Self::node(inode).state.lock();
-        // Write-back writes whole pages, up to the end of the file.
+        let mut state = Self::state(inode);
+        // Reserve what write-back will write: whole pages, up to the end of the file.
         let end = offset.saturating_add(len);
         let end = inode.size().max(end).min(end.next_multiple_of(PAGE64));
         let first = offset / PAGE64 * PAGE64 / Self::BLOCK64;
         let missing: Vec<u64> = (first..end.div_ceil(Self::BLOCK64))
-            .filter(|at| !state.blocks.contains_key(at) && !state.promised.contains(at))
+            .filter(|at| !state.blocks.contains_key(at) && !state.reserved.contains(at))
             .collect();
-        self.take(missing.len() as u64)?;
-        state.promised.extend(missing);
+        self.take_blocks(missing.len() as u64)?;
+        state.reserved.extend(missing);
         Ok(())
     }
 
     fn unreserve(&self, inode: &Inode, offset: u64, len: u64) {
-        let mut state = Self::node(inode).state.lock();
-        let mut broken = state.promised.split_off(&(offset / Self::BLOCK64));
-        state.promised.append(&mut broken.split_off(&offset.saturating_add(len).div_ceil(Self::BLOCK64)));
-        self.give_back(broken.len() as u64);
+        let mut state = Self::state(inode);
+        let (first, end) = (offset / Self::BLOCK64, offset.saturating_add(len).div_ceil(Self::BLOCK64));
+        let mut unreserved = state.reserved.split_off(&first);
+        state.reserved.append(&mut unreserved.split_off(&end));
+        self.release_blocks(unreserved.len() as u64);
     }
 
     fn write_back(&self, inode: &Inode, offset: u64, data: &[u8]) -> Result<()> {
-        let reached = offset + data.len() as u64;
+        let end = offset + data.len() as u64;
         debug_assert!(offset.is_multiple_of(Self::UNIT));
-        let mut state = Self::node(inode).state.lock();
+        let mut state = Self::state(inode);
         for (at, piece) in (offset / Self::BLOCK64..).zip(data.chunks(BLOCK)) {
-            if !state.blocks.contains_key(&at) && !state.promised.remove(&at) {
-                self.take(1)?;
+            if !state.blocks.contains_key(&at) && !state.reserved.remove(&at) {
+                self.take_blocks(1)?;
             }
             let block = state.blocks.entry(at).or_insert_with(|| Box::new([0; BLOCK]));
             block[..piece.len()].copy_from_slice(piece);
@@ -466,7 +494,7 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
         let blocks_512 = state.blocks_512();
         let size = inode.with_attr(|attr| {
             attr.blocks_512 = blocks_512;
-            attr.size.min(reached)
+            attr.size.min(end)
         });
         if size > state.attr.size || state.attr.blocks_512 != blocks_512 {
             state.attr.size = size.max(state.attr.size);
@@ -477,14 +505,14 @@ impl<const BLOCK: usize> FileOps for MemWithBlocks<BLOCK> {
     }
 
     fn blocks_512(&self, inode: &Inode) -> u64 {
-        let state = Self::node(inode).state.lock();
-        inode.with_attr(|attr| attr.blocks_512) + state.promised.len() as u64 * (Self::BLOCK64 / 512)
+        let state = Self::state(inode);
+        inode.with_attr(|attr| attr.blocks_512) + state.reserved.len() as u64 * (Self::BLOCK64 / 512)
     }
 
     fn truncate(&self, inode: &Inode, size: u64) -> Result<()> {
         {
-            let mut state = Self::node(inode).state.lock();
-            self.free(&mut state, size.div_ceil(Self::BLOCK64), u64::MAX);
+            let mut state = Self::state(inode);
+            self.free_range(&mut state, size.div_ceil(Self::BLOCK64), u64::MAX);
             state.zero(size, size.div_ceil(Self::BLOCK64) * Self::BLOCK64);
             state.attr.size = size;
             let blocks_512 = state.blocks_512();
@@ -500,11 +528,11 @@ impl<const BLOCK: usize> XattrOps for MemWithBlocks<BLOCK> {
     }
 
     fn get_xattr(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        Self::node(inode).state.lock().xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
+        Self::state(inode).xattrs.get(name).cloned().ok_or(NameError::NoAttribute.into())
     }
 
     fn list_xattr(&self, inode: &Inode) -> Result<Vec<Vec<u8>>> {
-        Ok(Self::node(inode).state.lock().xattrs.keys().cloned().collect())
+        Ok(Self::state(inode).xattrs.keys().cloned().collect())
     }
 
     fn set_xattr(
@@ -516,11 +544,11 @@ impl<const BLOCK: usize> XattrOps for MemWithBlocks<BLOCK> {
         mode: XattrMode,
     ) -> Result<()> {
         {
-            let mut state = Self::node(inode).state.lock();
-            let there = state.xattrs.contains_key(name);
+            let mut state = Self::state(inode);
+            let exists = state.xattrs.contains_key(name);
             match (value, mode) {
-                (Some(_), XattrMode::Create) if there => return Err(NameError::Exists.into()),
-                (Some(_), XattrMode::Replace) | (None, _) if !there => {
+                (Some(_), XattrMode::Create) if exists => return Err(NameError::Exists.into()),
+                (Some(_), XattrMode::Replace) | (None, _) if !exists => {
                     return Err(NameError::NoAttribute.into());
                 }
                 (Some(value), _) => state.xattrs.insert(name.to_vec(), value.to_vec()),
@@ -533,19 +561,21 @@ impl<const BLOCK: usize> XattrOps for MemWithBlocks<BLOCK> {
 
 impl<const BLOCK: usize> UnnamedFileOps for MemWithBlocks<BLOCK> {
     fn create_unnamed(&self, _caller: &Cred, dir: &Inode, new: &NewInode) -> Result<LoadedInode> {
-        let (ino, made) = self.make(dir.ino, new, 0);
-        Ok(Self::loaded(ino, made))
+        let (ino, inode) = self.new_inode(dir.ino, new, 0);
+        Ok(Self::loaded(ino, inode))
     }
 }
 
 impl<const BLOCK: usize> BlockMapOps for MemWithBlocks<BLOCK> {
     fn map(&self, inode: &Inode, offset: u64) -> Result<MappedRange> {
-        let state = Self::node(inode).state.lock();
+        let state = Self::state(inode);
         let at = offset / Self::BLOCK64;
         let start = at * Self::BLOCK64;
         if state.blocks.contains_key(&at) {
-            let run =
-                (at..).zip(state.blocks.range(at..)).take_while(|(want, (have, _))| want == *have).count();
+            let run = (at..)
+                .zip(state.blocks.range(at..))
+                .take_while(|(expected, (at, _))| expected == *at)
+                .count();
             return Ok(MappedRange { start, len: run as u64 * Self::BLOCK64, kind: RangeKind::Data });
         }
         let end = state.blocks.range(at..).next().map_or(u64::MAX, |(next, _)| next * Self::BLOCK64);
@@ -563,14 +593,14 @@ impl<const BLOCK: usize> AllocateOps for MemWithBlocks<BLOCK> {
         _pool: BlockPool,
     ) -> Result<()> {
         let end = offset.checked_add(len).ok_or(NameError::TooLarge)?;
-        let (first, behind) = (offset / Self::BLOCK64, end.div_ceil(Self::BLOCK64));
+        let (first, end_block) = (offset / Self::BLOCK64, end.div_ceil(Self::BLOCK64));
         let mut size = inode.size();
         {
-            let mut state = Self::node(inode).state.lock();
+            let mut state = Self::state(inode);
             let shift = (end - offset) / Self::BLOCK64;
             if mode.contains(FallocateMode::COLLAPSE_RANGE) {
-                self.free(&mut state, first, behind);
-                let moved = state.blocks.split_off(&behind);
+                self.free_range(&mut state, first, end_block);
+                let moved = state.blocks.split_off(&end_block);
                 state.blocks.extend(moved.into_iter().map(|(at, block)| (at - shift, block)));
                 size -= len;
             } else if mode.contains(FallocateMode::INSERT_RANGE) {
@@ -578,17 +608,17 @@ impl<const BLOCK: usize> AllocateOps for MemWithBlocks<BLOCK> {
                 state.blocks.extend(moved.into_iter().map(|(at, block)| (at + shift, block)));
                 size += len;
             } else if mode.contains(FallocateMode::PUNCH_HOLE) {
-                self.free(&mut state, offset.div_ceil(Self::BLOCK64), end / Self::BLOCK64);
+                self.free_range(&mut state, offset.div_ceil(Self::BLOCK64), end / Self::BLOCK64);
                 state.zero(offset, end);
             } else {
-                // Before they are counted one by one.
-                if behind - first > self.capacity_blocks {
+                // Refuse before the missing blocks are listed, because there may be very many.
+                if end_block - first > self.capacity_blocks {
                     return Err(NameError::NoSpace.into());
                 }
-                let missing: Vec<u64> = (first..behind)
-                    .filter(|at| !state.blocks.contains_key(at) && !state.promised.contains(at))
+                let missing: Vec<u64> = (first..end_block)
+                    .filter(|at| !state.blocks.contains_key(at) && !state.reserved.contains(at))
                     .collect();
-                self.take(missing.len() as u64)?;
+                self.take_blocks(missing.len() as u64)?;
                 state.blocks.extend(missing.into_iter().map(|at| (at, Box::new([0; BLOCK]))));
                 if mode.contains(FallocateMode::ZERO_RANGE) {
                     state.zero(offset, end);

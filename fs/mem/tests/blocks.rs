@@ -1,11 +1,11 @@
-//! Blocks smaller and larger than a page: the driver asserts that reads and write-back come in whole units, and
-//! contents agree with a model through cached and direct writes, cuts, holes and evictions.
+//! Blocks smaller and larger than a page. The driver asserts that reads and write-back come in whole units.
+//! File contents agree with a model after cached and direct writes, truncation, holes and eviction.
 
 use ivers_mem::MemWithBlocks;
 use ivers_vfs::*;
 use std::sync::Arc;
 
-/// Three of the largest blocks, so that ends fall on all sides of their borders.
+/// The size of the tested part of the file: three of the largest blocks.
 const REACH: u64 = 3 * 65536;
 
 /// A xorshift generator: a seed gives one sequence on every machine.
@@ -116,7 +116,7 @@ fn a_small_write_dirties_and_writes_its_whole_block() {
 }
 
 #[test]
-fn a_unit_that_is_no_power_of_two_is_refused() {
+fn mount_refuses_a_unit_that_is_no_power_of_two() {
     let mounted = Vfs::mount(Arc::new(MemWithBlocks::<12288>::new(1 << 30)), MountOptions::default());
     assert!(matches!(mounted, Err(Error::Incompatible(_))));
 }

@@ -41,7 +41,7 @@ fn a_small_budget_holds_and_no_change_attribute_decreases() {
 }
 
 #[test]
-fn one_file_larger_than_the_cache() {
+fn a_file_larger_than_the_cache_stays_within_the_budget() {
     let limit = 4 << 20;
     let vfs = mount(limit);
     let root = vfs.root().unwrap();

@@ -130,7 +130,7 @@ fn names_are_added_and_removed() {
 }
 
 #[test]
-fn renames() {
+fn renames_move_replace_and_exchange_names() {
     let vfs = mount();
     let root = vfs.root().unwrap();
     let cred = Cred::root();
@@ -163,7 +163,7 @@ fn renames() {
 }
 
 #[test]
-fn paths_and_symbolic_links() {
+fn paths_follow_symbolic_links_and_detect_loops() {
     let vfs = mount();
     let root = vfs.root().unwrap();
     let cred = Cred::root();
@@ -185,7 +185,7 @@ fn paths_and_symbolic_links() {
 }
 
 #[test]
-fn permissions_and_acls() {
+fn permissions_and_acls_are_checked_and_inherited() {
     let vfs = mount();
     let root = vfs.root().unwrap();
     let cred = Cred::root();
@@ -348,7 +348,7 @@ fn chown_removes_privileges_of_all_but_directories() {
 }
 
 #[test]
-fn extended_attributes() {
+fn extended_attributes_are_set_listed_and_removed() {
     let vfs = mount();
     let f = file(&vfs, "f");
     let (cred, user) = (Cred::root(), Cred::user(5, 5));
@@ -367,7 +367,7 @@ fn extended_attributes() {
 }
 
 #[test]
-fn holes_and_ranges() {
+fn holes_are_found_punched_and_shifted() {
     let vfs = mount();
     let f = file(&vfs, "f");
     let cred = Cred::root();

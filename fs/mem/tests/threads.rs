@@ -190,7 +190,7 @@ fn concurrent_renames_keep_one_tree() {
 }
 
 #[test]
-fn unlink_open_and_lookup_race() {
+fn open_files_keep_their_data_while_names_change() {
     let vfs = mount(64 << 10);
     let root = vfs.root().unwrap();
     thread::scope(|scope| {
