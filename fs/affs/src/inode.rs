@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// What the driver keeps with an inode in memory.
 pub(crate) struct AffsInode {
     pub kind: Kind,
-    pub state: RankedMutex<rank::Driver<20>, InodeState>,
+    pub state: RankedMutex<rank::Driver<15>, InodeState>,
 }
 
 #[derive(Default)]

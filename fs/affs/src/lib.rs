@@ -25,7 +25,7 @@
 //! | `Handle` | an open change |
 //! | `Driver<0>` | `chain_lock`: the hash chains |
 //! | `Driver<10>` | the update lock of the directory caches |
-//! | `Driver<20>` | the state of an inode: its block map and its reservation |
+//! | `Driver<15>` | the state of an inode: its block map and its reservation |
 //! | `Leaf` | the bitmap, the last move, the generations, the stale records |
 
 #![forbid(unsafe_code)]

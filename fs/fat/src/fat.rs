@@ -82,7 +82,7 @@ struct Space {
 pub(crate) struct AllocationTable {
     pub geometry: Geometry,
     pub cache: Arc<BufferCache>,
-    space: RankedMutex<rank::Driver<20>, Space>,
+    space: RankedMutex<rank::Driver<15>, Space>,
     /// The volume was marked dirty at mount. The driver leaves the mark for fsck to remove.
     pub was_dirty: bool,
 }

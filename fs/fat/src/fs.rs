@@ -9,7 +9,7 @@
 //! | `Handle` | a [`FatChange`], or a wait for a batch of changes |
 //! | `Driver<0>` | [`FatInode::state`], of one inode at a time |
 //! | `Driver<10>` | [`Fat::indexed`] |
-//! | `Driver<20>` | the free clusters of [`AllocationTable`] |
+//! | `Driver<15>` | the free clusters of [`AllocationTable`] |
 //! | `Leaf` | [`Fat::ino_map`] |
 //!
 //! The cluster chain of a file changes only under the VFS's write-back lock of that file. So the end of the
