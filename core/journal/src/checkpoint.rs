@@ -1,38 +1,118 @@
-//! Checkpoints: write committed blocks in place and empty the log.
+//! Checkpoints: push active items in place, and move the tail of the log.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ivers_block::{BlockNo, write_in_place};
+use ivers_block::{BlockNo, Buffer, write_in_place};
 
 use crate::engine::{Inner, count};
-use crate::{LogFormat, Result};
+use crate::{JournalError, LogFormat, Lsn, ObjectId, Result};
 
 impl Inner {
-    /// Writes every active item in place and empties the log.
-    pub fn checkpoint(&self) -> Result<()> {
-        let Some(log) = &self.log else { return Ok(()) };
+    /// Writes active items in place so that `percent` of the log are free. Returns the intent that holds the
+    /// tail, if the tail cannot move that far.
+    pub fn checkpoint(&self, percent: u64) -> Result<Option<ObjectId>> {
+        let Some(log) = &self.log else { return Ok(None) };
         let mut log = log.lock();
-        let done = self.checkpoint_locked(log.as_mut());
+        let keep = log.capacity() - log.capacity() * percent.min(100) / 100;
+        let done = self.push(log.as_mut(), keep);
         self.or_abort(done)
     }
 
-    /// As [`Inner::checkpoint`]. The caller holds the lock of the log: commits wait, handles do not.
-    pub fn checkpoint_locked(&self, log: &mut dyn LogFormat) -> Result<()> {
-        // The active items change only under the log's lock: those collected here are the ones cleared below.
-        let blocks: Vec<(BlockNo, Arc<[u8]>)> = {
+    /// Writes active items in place and moves the tail, so that at most `keep` of the log stays in use. The
+    /// caller holds the lock of the log: commits wait, handles do not.
+    pub fn push(&self, log: &mut dyn LogFormat, keep: u64) -> Result<Option<ObjectId>> {
+        // The active items change only under the log's lock: those collected here are the ones removed below.
+        let (mut blocks, tail, written) = {
             let state = self.state.lock();
             state.check()?;
-            state.active.iter().map(|(&block, item)| (block, item.data.clone())).collect()
+            let active = &state.active;
+            let target = if keep == 0 {
+                None
+            } else {
+                active.lsns().into_iter().find(|&lsn| log.used_from(lsn) <= keep)
+            };
+            let written = active.blocks_before(target);
+            let tail = active.tail_without(&written);
+            let data = |block| active.buffers.get(block).map(|b| (*block, b.lsn, b.data.clone()));
+            (written.iter().filter_map(data).collect::<Vec<_>>(), tail, written)
         };
-        if blocks.is_empty() && log.free_blocks() == log.capacity_blocks() {
-            return Ok(());
+        if written.is_empty() && log.free() == log.capacity() {
+            return Ok(None);
         }
-        write_in_place(&**self.cache.device(), self.cache.block_size(), &blocks)?;
-        self.cache.device().flush()?;
-        log.release_all()?;
+        // The blocks stay in memory until they are written: a reader must not load the older bytes.
+        let mut _pinned = Vec::new();
+        if !self.state.lock().active.has_no_places() {
+            _pinned = self.patch_blocks(&written, &mut blocks)?;
+        }
+        let mut in_place: Vec<(BlockNo, Arc<[u8]>)> = Vec::with_capacity(blocks.len());
+        for (block, lsn, mut data) in blocks {
+            if let Some(hook) = &self.options.write_hook {
+                hook.0(block, lsn, Arc::make_mut(&mut data));
+            }
+            in_place.push((block, data));
+        }
+        if !in_place.is_empty() {
+            write_in_place(&**self.cache.device(), self.cache.block_size(), &in_place)?;
+            self.cache.device().flush()?;
+        }
+        log.move_tail(tail)?;
         count(&self.counters.checkpoints, 1);
-        count(&self.counters.checkpoint_blocks, blocks.len() as u64);
-        self.state.lock().active.clear();
-        Ok(())
+        count(&self.counters.checkpoint_blocks, in_place.len() as u64);
+        let mut state = self.state.lock();
+        let clean = state.active.remove_written(&written, tail);
+        let intent = state.active.oldest_intent();
+        drop(state);
+        clean.into_iter().for_each(|active| active.object.clean(active.tid));
+        Ok(intent.filter(|(lsn, _)| log.used_from(*lsn) > keep).map(|(_, id)| id))
+    }
+
+    /// Puts the newest committed version of each object in `written` into the bytes to write and into the
+    /// cached buffer. Adds the blocks that have no active buffer. Returns buffers to keep during the write.
+    fn patch_blocks(
+        &self,
+        written: &BTreeSet<BlockNo>,
+        blocks: &mut Vec<(BlockNo, Lsn, Arc<[u8]>)>,
+    ) -> Result<Vec<Arc<Buffer>>> {
+        let mut pinned = Vec::new();
+        for &block in written {
+            if self.state.lock().active.objects_in(block).next().is_none() {
+                continue;
+            }
+            let buffer = self.cache.get(block)?;
+            let at = match blocks.binary_search_by_key(&block, |b| b.0) {
+                Ok(at) => at,
+                Err(at) => {
+                    // The cached buffer may contain changes that are not committed. The device has the newest
+                    // committed version.
+                    let mut data: Arc<[u8]> = vec![0; self.cache.block_size() as usize].into();
+                    let offset = block.offset(self.cache.block_size());
+                    self.cache.device().read_at(offset, Arc::make_mut(&mut data))?;
+                    blocks.insert(at, (block, 0, data));
+                    at
+                }
+            };
+            let (_, lsn, data) = &mut blocks[at];
+            let state = self.state.lock();
+            for (id, object) in state.active.objects_in(block) {
+                let Some(patch) = &object.patch else { continue };
+                patch.apply(Arc::make_mut(data));
+                *lsn = object.lsn.max(*lsn);
+                // The bytes of an object that ends may have a new use already.
+                if !state.is_finishing(id) {
+                    buffer.modify(|bytes| patch.apply(bytes));
+                }
+            }
+            drop(state);
+            pinned.push(buffer);
+        }
+        Ok(pinned)
+    }
+
+    /// Fails if an intent is active.
+    pub fn check_finished(&self) -> Result<()> {
+        let state = self.state.lock();
+        let count = state.intents.len() + state.active.unadopted.len();
+        if count == 0 { Ok(()) } else { Err(JournalError::UnfinishedIntents { count }) }
     }
 }

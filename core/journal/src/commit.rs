@@ -1,17 +1,25 @@
 //! Commits: close the transaction, take snapshots, write the log, flush, write the commit record.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ivers_block::{BlockNo, Buffer};
 use ivers_sync::{Held, rank};
 
-use crate::engine::{ActiveItem, Callback, Inner, LogLock, count};
-use crate::{JournalError, LogFormat, LogItem, LogTransaction, Result, Tid};
+use crate::active::{ActiveBuffer, ActiveObject};
+use crate::engine::{Callback, Inner, LogLock, LoggedObject, Running, State, add_range, count};
+use crate::{
+    JournalError, LogFormat, LogItem, LogTransaction, Lsn, ObjectId, ObjectRecord, RecordKind, Result, Tid,
+};
 
 /// A transaction that is closed to handles, with snapshots of its blocks.
 struct Closed {
     tid: Tid,
+    charge: u64,
     buffers: Vec<Arc<Buffer>>,
+    objects: Vec<(ObjectId, LoggedObject)>,
+    /// Objects of earlier transactions that this one finishes.
+    finished: Vec<ObjectId>,
     log: LogTransaction,
     forgotten: Vec<BlockNo>,
     callbacks: Vec<Callback>,
@@ -114,12 +122,12 @@ impl Inner {
     pub fn commit_running(&self, log: &mut dyn LogFormat) -> Result<()> {
         // The commit waits for handles, so this thread has none, and no callback begins one.
         let _handles = Held::before_waiting::<rank::Handle>();
-        let Some(closed) = self.close_running()? else {
+        let Some(mut closed) = self.close_running()? else {
             return self.or_abort(self.cache.device().flush().map_err(Into::into));
         };
-        let written = self.write(log, &closed);
-        self.or_abort(written)?;
-        self.finish(closed);
+        let written = self.write(log, &mut closed);
+        let lsn = self.or_abort(written)?;
+        self.finish(log, closed, lsn);
         if self.needs_checkpoint(log) {
             self.commit_thread.request_checkpoint();
         }
@@ -145,33 +153,32 @@ impl Inner {
             }
         }
         let Some(running) = state.running.take() else { return Ok(None) };
-        let mut items: Vec<_> = running.items.into_iter().collect();
-        items.sort_unstable_by_key(|(block, _)| *block);
-        let mut buffers = Vec::with_capacity(items.len());
-        let mut log = LogTransaction { items: Vec::with_capacity(items.len()), revokes: running.revokes };
-        for (block, item) in items {
-            log.items.push(LogItem { block, ranges: item.ranges, data: item.buffer.snapshot() });
-            buffers.push(item.buffer);
-        }
-        state.committing = log.items.iter().map(|i| i.block).collect();
+        let closed = close(&mut state, running);
+        state.committing_space = closed.charge + self.overhead;
         self.state_changed.notify_all();
-        let forgotten = running.forgotten.into_iter().collect();
-        Ok(Some(Closed { tid: running.tid, buffers, log, forgotten, callbacks: running.callbacks }))
+        Ok(Some(closed))
     }
 
-    /// Makes a closed transaction durable.
-    fn write(&self, log: &mut dyn LogFormat, closed: &Closed) -> Result<()> {
-        let (items, revokes) = (closed.log.items.len() as u64, closed.log.revokes.len() as u64);
-        if items == 0 && revokes == 0 {
+    /// Makes a closed transaction durable. Returns its LSN.
+    fn write(&self, log: &mut dyn LogFormat, closed: &mut Closed) -> Result<Lsn> {
+        if closed.log.is_empty() {
             count(&self.counters.empty_commits, 1);
-            return Ok(self.cache.device().flush()?);
+            self.cache.device().flush()?;
+            return Ok(0);
         }
-        let needed = log.blocks_for(items, revokes);
-        if log.free_blocks() < needed {
-            self.checkpoint_locked(log)?;
-            if log.free_blocks() < needed {
-                return Err(JournalError::TooLarge { blocks: needed, limit: log.free_blocks() });
-            }
+        let mut wanted = log.space_for(&closed.log);
+        if self.costs.has_ranges() {
+            wanted += self.space_for_repeats(log, &closed.log);
+        }
+        if log.free() < wanted {
+            self.push(log, 0)?;
+        }
+        if self.costs.has_ranges() {
+            self.repeat_ranges(&mut closed.log);
+        }
+        let needed = log.space_for(&closed.log);
+        if log.free() < needed {
+            return Err(JournalError::TooLarge { charge: needed, limit: log.free() });
         }
         self.state.lock().check()?;
         let body = log.write_items(&closed.log)?;
@@ -184,26 +191,66 @@ impl Inner {
         let record = log.write_commit()?;
         let c = &self.counters;
         count(&c.commits, 1);
-        count(&c.items, items);
-        count(&c.revokes, revokes);
+        count(&c.items, closed.log.items.len() as u64);
+        count(&c.revokes, closed.log.revokes.len() as u64);
         count(&c.journal_blocks, body.blocks + record.blocks);
         count(&c.journal_bytes, body.bytes + record.bytes);
-        Ok(())
+        Ok(body.lsn)
     }
 
-    /// Ends a durable transaction: its blocks become active items, its freed blocks may be reused.
-    fn finish(&self, closed: Closed) {
-        let Closed { tid, buffers, log, forgotten, callbacks } = closed;
-        let mut state = self.state.lock();
-        for block in &log.revokes {
-            state.active.remove(block);
+    /// The space that must be free in addition so that [`repeat_ranges`](Self::repeat_ranges) may add ranges.
+    /// Handles did not reserve it. So it must not come from what they and the intents reserved.
+    fn space_for_repeats(&self, log: &dyn LogFormat, transaction: &LogTransaction) -> u64 {
+        let state = self.state.lock();
+        let active = transaction.items.iter().filter_map(|item| state.active.buffers.get(&item.block));
+        let charge: u64 = active.map(|active| self.costs.of_buffer(&active.ranges)).sum();
+        if charge == 0 {
+            return 0;
         }
-        for (item, buffer) in log.items.into_iter().zip(buffers) {
-            state.active.insert(item.block, ActiveItem { _buffer: buffer, data: item.data });
+        let reserved = if state.intents.is_empty() { 0 } else { self.limit + self.overhead };
+        log.space_for_charge(charge) + state.reserved_for_intents() + reserved
+    }
+
+    /// Adds the bytes of each buffer that are in the log and not in place: after this commit the tail may
+    /// pass their older records.
+    fn repeat_ranges(&self, log: &mut LogTransaction) {
+        let state = self.state.lock();
+        for item in &mut log.items {
+            let Some(active) = state.active.buffers.get(&item.block) else { continue };
+            active.ranges.iter().for_each(|range| add_range(&mut item.ranges, range.clone()));
+        }
+    }
+
+    /// Ends a durable transaction: its blocks and objects become active items, its freed blocks may be
+    /// reused.
+    fn finish(&self, log: &dyn LogFormat, closed: Closed, lsn: Lsn) {
+        let Closed { tid, buffers, objects, finished, log: written, forgotten, callbacks, .. } = closed;
+        let mut state = self.state.lock();
+        let mut clean = Vec::new();
+        for id in finished {
+            clean.extend(state.active.finish_object(id));
+            if state.intents.get(&id).is_some_and(|reservation| reservation.tid <= tid) {
+                state.intents.remove(&id);
+            }
+        }
+        for &block in &written.revokes {
+            state.active.revoke(block);
+        }
+        for (id, LoggedObject { object, patch, .. }) in objects {
+            state.active.insert_object(id, ActiveObject { object, patch, lsn, tid });
+        }
+        for (item, buffer) in written.items.into_iter().zip(buffers) {
+            let active = ActiveBuffer { _buffer: buffer, data: item.data, ranges: item.ranges, lsn };
+            state.active.buffers.insert(item.block, active);
         }
         state.committing.clear();
+        state.committing_objects.clear();
+        state.committing_finished.clear();
+        state.committing_space = 0;
+        state.pinned = state.active.oldest_intent().map_or(0, |(lsn, _)| log.used_from(lsn));
         state.committed = tid;
         drop(state);
+        clean.into_iter().for_each(|active| active.object.clean(active.tid));
         // A block that is in use again is referenced by its user or by the running transaction.
         forgotten.into_iter().for_each(|block| self.cache.forget_unused(block));
         callbacks.into_iter().for_each(|f| f());
@@ -212,10 +259,9 @@ impl Inner {
     }
 
     fn needs_checkpoint(&self, log: &dyn LogFormat) -> bool {
-        let kept = self.state.lock().active.len() as u64 * u64::from(self.cache.block_size());
-        let used = log.capacity_blocks().saturating_sub(log.free_blocks());
-        kept > self.options.checkpoint_bytes
-            || used * 100 > log.capacity_blocks() * self.options.checkpoint_percent
+        let kept = self.state.lock().active.buffers.len() as u64 * u64::from(self.cache.block_size());
+        let used = log.capacity().saturating_sub(log.free());
+        kept > self.options.checkpoint_bytes || used * 100 > log.capacity() * self.options.checkpoint_percent
     }
 
     /// Commits, checkpoints, marks the log clean, and refuses further handles.
@@ -229,11 +275,73 @@ impl Inner {
             if self.state.lock().running.is_some() {
                 self.commit_running(log.as_mut())?;
             }
-            let clean = self.checkpoint_locked(log.as_mut()).and_then(|()| log.mark_clean());
+            let pushed = self.push(log.as_mut(), 0).and_then(|_| self.check_finished());
+            let clean = pushed.and_then(|()| log.mark_clean());
             self.or_abort(clean)?;
         }
         self.state.lock().closed = true;
         self.abort("the filesystem is unmounted");
         Ok(())
+    }
+}
+
+/// Takes snapshots of what `running` changed.
+fn close(state: &mut State, running: Running) -> Closed {
+    let mut items: Vec<_> = running.items.into_iter().collect();
+    items.sort_unstable_by_key(|(block, _)| *block);
+    let mut buffers = Vec::with_capacity(items.len());
+    let mut log = LogTransaction { items: Vec::with_capacity(items.len()), ..LogTransaction::default() };
+    log.revokes = running.revokes;
+    for (block, item) in items {
+        log.items.push(LogItem { block, ranges: item.ranges, data: item.buffer.snapshot() });
+        buffers.push(item.buffer);
+    }
+    if !state.active.has_no_places() || !running.objects.is_empty() {
+        patch_snapshots(state, &mut log.items, &running.objects, &running.finished);
+    }
+    state.committing = log.items.iter().map(|i| i.block).collect();
+    for (&id, LoggedObject { record, patch, .. }) in &running.objects {
+        let place = patch.as_ref().map(|patch| patch.block);
+        state.committing_objects.insert(id, place);
+        let kind = place.map_or(RecordKind::Intent, RecordKind::Placed);
+        log.objects.push(ObjectRecord { id, kind, bytes: record.clone() });
+    }
+    let finished: Vec<ObjectId> = running.finished.keys().copied().collect();
+    state.committing_finished.clone_from(&finished);
+    for (id, record) in running.finished {
+        if let Some(bytes) = record {
+            log.objects.push(ObjectRecord { id, kind: RecordKind::Done, bytes });
+        }
+    }
+    Closed {
+        tid: running.tid,
+        charge: running.charge,
+        buffers,
+        objects: running.objects.into_iter().collect(),
+        finished,
+        log,
+        forgotten: running.forgotten.into_iter().collect(),
+        callbacks: running.callbacks,
+    }
+}
+
+/// Puts the newest version of each object into the snapshot of its block: in the buffer it is only after a
+/// push, but a record of the buffer or a write in place may include the object's bytes.
+fn patch_snapshots(
+    state: &State,
+    items: &mut [LogItem],
+    objects: &BTreeMap<ObjectId, LoggedObject>,
+    finished: &BTreeMap<ObjectId, Option<Arc<[u8]>>>,
+) {
+    for item in &mut *items {
+        let stays = |id: &ObjectId| !objects.contains_key(id) && !finished.contains_key(id);
+        for (_, active) in state.active.objects_in(item.block).filter(|(id, _)| stays(id)) {
+            active.patch.iter().for_each(|patch| patch.apply(Arc::make_mut(&mut item.data)));
+        }
+    }
+    for patch in objects.values().filter_map(|object| object.patch.as_ref()) {
+        if let Ok(at) = items.binary_search_by_key(&patch.block, |item| item.block) {
+            patch.apply(Arc::make_mut(&mut items[at].data));
+        }
     }
 }

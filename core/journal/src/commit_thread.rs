@@ -53,7 +53,7 @@ fn work(journal: &Inner, bits: u32, interval: Duration) -> ControlFlow<()> {
         let _ = journal.commit_background();
     }
     if bits & CHECKPOINT != 0 {
-        let _ = journal.checkpoint();
+        let _ = journal.checkpoint(journal.options.push_percent);
     }
     ControlFlow::Continue(())
 }

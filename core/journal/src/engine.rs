@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use ivers_block::{BlockNo, Buffer, BufferCache};
 use ivers_sync::{Condvar, Held, RankedMutex, rank};
 
+use crate::active::Active;
 use crate::commit_thread::CommitThread;
-use crate::{Handle, JournalError, LogFormat, Result};
+use crate::intents::FinishReservation;
+use crate::{Costs, Handle, JournalError, LogFormat, LogObject, Lsn, ObjectId, Patch, Result};
 
 /// The number of a transaction in memory: 1, 2, 3 and so on. It is not stored.
 pub type Tid = u64;
@@ -28,12 +30,34 @@ pub struct JournalOptions {
     pub checkpoint_bytes: u64,
     /// Used share of the log, in percent, above which a checkpoint starts.
     pub checkpoint_percent: u64,
+    /// Share of the log, in percent, that a checkpoint in the background frees. 100 empties the log, which
+    /// costs fewer flushes than several smaller checkpoints.
+    pub push_percent: u64,
+    pub(crate) write_hook: Option<WriteHook>,
+}
+
+type Hook = dyn Fn(BlockNo, Lsn, &mut [u8]) + Send + Sync;
+
+/// See [`JournalOptions::with_write_hook`].
+#[derive(Clone)]
+pub(crate) struct WriteHook(pub Arc<Hook>);
+
+impl std::fmt::Debug for WriteHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WriteHook")
+    }
 }
 
 impl Default for JournalOptions {
-    /// Five seconds, 32 MiB, half the log.
+    /// Five seconds, 32 MiB, half the log; checkpoints that empty the log; no hook.
     fn default() -> Self {
-        Self { commit_interval: Duration::from_secs(5), checkpoint_bytes: 32 << 20, checkpoint_percent: 50 }
+        Self {
+            commit_interval: Duration::from_secs(5),
+            checkpoint_bytes: 32 << 20,
+            checkpoint_percent: 50,
+            push_percent: 100,
+            write_hook: None,
+        }
     }
 }
 
@@ -47,6 +71,21 @@ impl JournalOptions {
     /// Sets the memory of the active items, in bytes, above which a checkpoint starts.
     pub fn with_checkpoint_bytes(mut self, bytes: u64) -> Self {
         self.checkpoint_bytes = bytes;
+        self
+    }
+
+    /// Sets the share of the log, in percent, that a checkpoint in the background frees.
+    pub fn with_push_percent(mut self, percent: u64) -> Self {
+        self.push_percent = percent.min(100);
+        self
+    }
+
+    /// Sets a function that sees every block before it is written in place, to stamp it with the LSN of its
+    /// newest change and with a checksum. What it changes is not logged, and not in the cached buffer.
+    ///
+    /// It runs with the log locked. It must not use the journal.
+    pub fn with_write_hook(mut self, hook: impl Fn(BlockNo, Lsn, &mut [u8]) + Send + Sync + 'static) -> Self {
+        self.write_hook = Some(WriteHook(Arc::new(hook)));
         self
     }
 }
@@ -99,31 +138,38 @@ const MAX_RANGES: usize = 32;
 pub(crate) struct Item {
     pub buffer: Arc<Buffer>,
     pub ranges: Vec<Range<u32>>,
+    pub charge: u64,
 }
 
-impl Item {
-    /// Adds a changed range and keeps the list sorted and merged.
-    fn add(&mut self, range: Range<u32>) {
-        if range.is_empty() || self.ranges.iter().any(|r| r.start <= range.start && range.end <= r.end) {
-            return;
-        }
-        let (mut start, mut end) = (range.start, range.end);
-        self.ranges.retain(|r| {
-            let apart = r.end < start || end < r.start;
-            if !apart {
-                start = start.min(r.start);
-                end = end.max(r.end);
-            }
-            apart
-        });
-        let at = self.ranges.partition_point(|r| r.start < start);
-        self.ranges.insert(at, start..end);
-        if self.ranges.len() > MAX_RANGES {
-            let all = self.ranges[0].start..self.ranges[MAX_RANGES].end;
-            self.ranges.clear();
-            self.ranges.push(all);
-        }
+/// Adds a changed range and keeps the list sorted and merged.
+pub(crate) fn add_range(ranges: &mut Vec<Range<u32>>, range: Range<u32>) {
+    if range.is_empty() || ranges.iter().any(|r| r.start <= range.start && range.end <= r.end) {
+        return;
     }
+    let (mut start, mut end) = (range.start, range.end);
+    ranges.retain(|r| {
+        let apart = r.end < start || end < r.start;
+        if !apart {
+            start = start.min(r.start);
+            end = end.max(r.end);
+        }
+        apart
+    });
+    let at = ranges.partition_point(|r| r.start < start);
+    ranges.insert(at, start..end);
+    if ranges.len() > MAX_RANGES {
+        let all = ranges[0].start..ranges[MAX_RANGES].end;
+        ranges.clear();
+        ranges.push(all);
+    }
+}
+
+/// One object in the running transaction.
+pub(crate) struct LoggedObject {
+    pub object: Arc<dyn LogObject>,
+    pub record: Arc<[u8]>,
+    /// `None` for an intent.
+    pub patch: Option<Patch>,
 }
 
 /// The transaction that handles join.
@@ -133,6 +179,8 @@ pub(crate) struct Running {
     pub handles: u32,
     /// Credits of the open handles.
     pub reserved: u64,
+    /// Charge of what is below.
+    pub charge: u64,
     /// A commit waits for the open handles. No new handle may join.
     pub locked: bool,
     pub started: Instant,
@@ -140,6 +188,9 @@ pub(crate) struct Running {
     pub revokes: BTreeSet<BlockNo>,
     /// Blocks freed by this transaction. The cache drops them after the commit.
     pub forgotten: HashSet<BlockNo>,
+    pub objects: BTreeMap<ObjectId, LoggedObject>,
+    /// Objects of earlier transactions that this one finishes, with their done records.
+    pub finished: BTreeMap<ObjectId, Option<Arc<[u8]>>>,
     pub callbacks: Vec<Callback>,
 }
 
@@ -149,21 +200,17 @@ impl Running {
             tid,
             handles: 0,
             reserved: 0,
+            charge: 0,
             locked: false,
             started: Instant::now(),
             items: HashMap::new(),
             revokes: BTreeSet::new(),
             forgotten: HashSet::new(),
+            objects: BTreeMap::new(),
+            finished: BTreeMap::new(),
             callbacks: Vec::new(),
         }
     }
-}
-
-/// A committed block that is not yet written in place, with its newest committed contents.
-pub(crate) struct ActiveItem {
-    /// Pins the buffer: the block on the device is stale.
-    pub _buffer: Arc<Buffer>,
-    pub data: Arc<[u8]>,
 }
 
 #[derive(Default)]
@@ -171,6 +218,12 @@ pub(crate) struct State {
     pub running: Option<Running>,
     /// Blocks of the transaction that a commit writes to the log.
     pub committing: HashSet<BlockNo>,
+    /// Objects of that transaction, with the blocks in which they lie.
+    pub committing_objects: BTreeMap<ObjectId, Option<BlockNo>>,
+    /// Objects of earlier transactions that it finishes.
+    pub committing_finished: Vec<ObjectId>,
+    /// Log space of that transaction.
+    pub committing_space: u64,
     /// The newest durable transaction.
     pub committed: Tid,
     /// The number of the next transaction.
@@ -178,7 +231,11 @@ pub(crate) struct State {
     /// A thread in `commit_through` is the leader. Others wait for `commit_done`.
     pub has_leader: bool,
     /// Changes only under the lock of the log.
-    pub active: BTreeMap<BlockNo, ActiveItem>,
+    pub active: Active,
+    /// Log space from the oldest active intent to the head: no push can free it.
+    pub pinned: u64,
+    /// The intents that are not durably done, those of the running transaction included.
+    pub intents: BTreeMap<ObjectId, FinishReservation>,
     pub aborted: Option<String>,
     /// No-journal mode: the time of the first change since the last commit.
     pub unwritten_since: Option<Instant>,
@@ -215,8 +272,13 @@ pub(crate) struct Inner {
     /// A transaction became durable, or a leader gave its role up.
     pub commit_done: Condvar,
     pub options: JournalOptions,
-    /// The most items and revokes that one transaction may have.
-    pub limit_blocks: u64,
+    pub costs: Costs,
+    /// Space of the empty log.
+    pub capacity: u64,
+    /// The largest charge of one transaction.
+    pub limit: u64,
+    /// The most log space that a transaction takes in addition to its charge.
+    pub overhead: u64,
     pub counters: Counters,
     pub commit_thread: CommitThread,
 }
@@ -250,35 +312,49 @@ impl Journal {
         }
         // A quarter of the log, so that commits and checkpoints overlap with new handles. Not more than may
         // stay in memory.
+        let costs = log.costs();
         let in_memory = options.checkpoint_bytes / u64::from(cache.block_size());
-        let quarter = log.capacity_blocks() / 4;
-        let mut limit = quarter.min(in_memory.max(64));
-        while limit > 0 && log.blocks_for(limit, limit) > log.capacity_blocks() {
+        let quarter = log.capacity() / 4;
+        let mut limit = quarter.min(in_memory.max(64).saturating_mul(costs.buffer));
+        while limit > 0 && log.space_for_charge(limit) > log.capacity() / 2 {
             limit -= limit.div_ceil(8);
         }
-        if limit < 8 {
-            return Err(JournalError::TooLarge { blocks: 8, limit });
+        // Eight blocks that changed in whole.
+        let least = 8 * costs.of_buffer(std::slice::from_ref(&(0..cache.block_size())));
+        if limit < least {
+            return Err(JournalError::TooLarge { charge: least, limit });
         }
-        let inner = Arc::new(Self::inner(cache, Some(LogLock::new(log)), options, limit));
+        let inner = Arc::new(Self::inner(cache, Some(log), options, limit));
         inner.commit_thread.start(Arc::downgrade(&inner), inner.options.commit_interval)?;
         Ok(Self { inner })
     }
 
     fn inner(
         cache: Arc<BufferCache>,
-        log: Option<LogLock>,
+        log: Option<Box<dyn LogFormat>>,
         options: JournalOptions,
-        limit_blocks: u64,
+        limit: u64,
     ) -> Inner {
+        let mut state = State { next: 1, ..State::default() };
+        let (mut costs, mut capacity, mut overhead) = (Costs::WHOLE_BLOCKS, u64::MAX, 0);
+        if let Some(log) = &log {
+            (costs, capacity, overhead) = (log.costs(), log.capacity(), log.space_for_charge(limit) - limit);
+            let live = log.live();
+            state.active = Active::after_recovery(live.intents, live.blocks);
+            state.pinned = state.active.oldest_intent().map_or(0, |(lsn, _)| log.used_from(lsn));
+        }
         Inner {
             cache,
-            log,
-            state: RankedMutex::new(State { next: 1, ..State::default() }),
+            log: log.map(LogLock::new),
+            state: RankedMutex::new(state),
             is_aborted: AtomicBool::new(false),
             state_changed: Condvar::new(),
             commit_done: Condvar::new(),
             options,
-            limit_blocks,
+            costs,
+            capacity,
+            limit,
+            overhead,
             counters: Counters::default(),
             commit_thread: CommitThread::default(),
         }
@@ -296,42 +372,50 @@ impl Journal {
 
     /// The most credits that one handle may reserve.
     pub fn max_credits(&self) -> u32 {
-        u32::try_from(self.inner.limit_blocks).unwrap_or(u32::MAX)
+        u32::try_from(self.inner.limit).unwrap_or(u32::MAX)
     }
 
-    /// Joins the running transaction. The handle may change or free at most `credits` different blocks.
+    /// Joins the running transaction. The handle may change or free at most `credits` different blocks. If
+    /// the encoding counts bytes, `credits` is the charge of what the handle logs.
     ///
-    /// Waits while a commit waits for open handles, and while the credits do not fit the transaction. The
-    /// calling thread must have no open handle.
+    /// Waits while a commit waits for open handles, while the credits do not fit the transaction, and while
+    /// unfinished intents need the log. The calling thread must have no open handle.
     pub fn begin(&self, credits: u32) -> Result<Handle> {
         let held = Held::before_waiting::<rank::Handle>();
-        let tid = self.join(credits)?;
-        Ok(Handle::new(self.clone(), tid, credits.into(), held))
+        let tid = self.join(credits, &[])?;
+        Ok(Handle::new(self.clone(), tid, credits.into(), Vec::new(), held))
     }
 
-    /// Counts a new handle in the running transaction. Waits as [`begin`](Self::begin) does.
-    pub(crate) fn join(&self, credits: u32) -> Result<Tid> {
+    /// Counts a new handle in the running transaction. Waits as [`begin`](Self::begin) does, but not for
+    /// intents that are newer than `intents`, which the handle continues.
+    pub(crate) fn join(&self, credits: u32, intents: &[ObjectId]) -> Result<Tid> {
         let inner = &self.inner;
         let credits = u64::from(credits);
-        if credits > inner.limit_blocks {
-            return Err(JournalError::TooLarge { blocks: credits, limit: inner.limit_blocks });
+        if credits > inner.limit {
+            return Err(JournalError::TooLarge { charge: credits, limit: inner.limit });
         }
         let mut state = inner.state.lock();
         let tid = loop {
             state.check()?;
+            if intents.is_empty() && !state.active.unadopted.is_empty() {
+                return Err(JournalError::UnfinishedIntents { count: state.active.unadopted.len() });
+            }
             let state_ref = &mut *state;
+            let has_log_space = inner.has_log_space(state_ref, credits, intents);
             let running = state_ref.running.get_or_insert_with(|| {
                 let tid = state_ref.next;
                 state_ref.next += 1;
                 Running::new(tid)
             });
             if !running.locked {
-                if inner.fits(running, credits) {
+                if has_log_space && inner.fits(running, credits) {
                     running.handles += 1;
                     running.reserved += credits;
                     break running.tid;
                 }
-                inner.commit_thread.request_commit();
+                if running.charge + running.reserved > 0 {
+                    inner.commit_thread.request_commit();
+                }
             }
             state.wait(&inner.state_changed);
         };
@@ -376,13 +460,21 @@ impl Journal {
         self.inner.state.lock().newest()
     }
 
-    /// Commits, writes every active item in place and empties the log.
+    /// Commits, writes every active item in place and empties the log, as far as no intent holds the tail.
     pub fn checkpoint_all(&self) -> Result<()> {
         self.commit_all()?;
-        self.inner.checkpoint()
+        self.inner.checkpoint(100).map(|_| ())
+    }
+
+    /// Writes active items in place so that `percent` of the log are free. Returns the intent that holds the
+    /// tail, if the tail cannot move that far.
+    pub fn push(&self, percent: u64) -> Result<Option<ObjectId>> {
+        self.inner.checkpoint(percent)
     }
 
     /// Commits, checkpoints and marks the log clean. The journal refuses further handles.
+    ///
+    /// Fails while an intent is not finished: the log stays as it is, for recovery.
     pub fn shutdown(&self) -> Result<()> {
         self.inner.commit_thread.stop();
         self.inner.shutdown()
@@ -424,8 +516,8 @@ impl Journal {
 impl Inner {
     /// True if `credits` more fit the transaction. An empty transaction fits every handle.
     pub fn fits(&self, running: &Running, credits: u64) -> bool {
-        let used = running.items.len() as u64 + running.revokes.len() as u64 + running.reserved;
-        used == 0 || used.saturating_add(credits) <= self.limit_blocks
+        let used = running.charge + running.reserved;
+        used == 0 || used.saturating_add(credits) <= self.limit
     }
 
     pub fn abort(&self, cause: &str) {
@@ -449,26 +541,42 @@ impl Inner {
         let running = running_of(&mut state, tid);
         let block = buffer.block();
         // The block is in use again. A revoke in the same transaction would keep it from being replayed.
-        running.revokes.remove(&block);
-        running.forgotten.remove(&block);
-        let item =
-            running.items.entry(block).or_insert_with(|| Item { buffer: buffer.clone(), ranges: Vec::new() });
+        let is_reused = running.forgotten.remove(&block);
+        if running.revokes.remove(&block) {
+            running.charge -= self.costs.revoke;
+        }
+        let item = running.items.entry(block).or_insert_with(|| {
+            running.charge += self.costs.buffer;
+            Item { buffer: buffer.clone(), ranges: Vec::new(), charge: self.costs.buffer }
+        });
         if !Arc::ptr_eq(&item.buffer, buffer) {
             item.buffer = buffer.clone();
         }
-        item.add(range);
+        // Older records of a reused block may be replayed: the new record must cover them.
+        add_range(&mut item.ranges, if is_reused { 0..self.cache.block_size() } else { range });
+        if self.costs.has_ranges() {
+            let charge = self.costs.of_buffer(&item.ranges);
+            running.charge = running.charge - item.charge + charge;
+            item.charge = charge;
+        }
     }
 
     /// Records that `block` was freed in the running transaction `tid`.
     pub fn forget(&self, tid: Tid, block: BlockNo) {
         let mut state = self.state.lock();
-        let in_log = state.committing.contains(&block) || state.active.contains_key(&block);
+        let in_log = state.committing.contains(&block)
+            || state.committing_objects.values().any(|place| *place == Some(block))
+            || state.active.log_holds(block);
+        let objects = state.objects_in(block);
         let running = running_of(&mut state, tid);
-        running.items.remove(&block);
-        running.forgotten.insert(block);
-        if in_log {
-            running.revokes.insert(block);
+        if let Some(item) = running.items.remove(&block) {
+            running.charge -= item.charge;
         }
+        running.forgotten.insert(block);
+        if in_log && running.revokes.insert(block) {
+            running.charge += self.costs.revoke;
+        }
+        objects.into_iter().for_each(|id| self.finish_in(&mut state, tid, id, None));
     }
 }
 
@@ -488,18 +596,16 @@ impl Drop for Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ivers_block::{Budget, MemDevice};
 
     #[test]
     fn overlapping_and_adjacent_ranges_are_merged() {
-        let cache = BufferCache::new(Arc::new(MemDevice::new(4096)), 4096, Arc::new(Budget::unlimited()));
-        let mut item = Item { buffer: cache.get(BlockNo(0)).unwrap(), ranges: vec![] };
+        let mut ranges = vec![];
         for r in [10..20, 40..50, 20..25, 5..6, 24..41, 12..13, 7..7] {
-            item.add(r);
+            add_range(&mut ranges, r);
         }
-        assert_eq!(item.ranges, [5..6, 10..50]);
-        (50..100).for_each(|n| item.add(n * 4 + 1..n * 4 + 3));
-        assert!(item.ranges.len() <= MAX_RANGES && item.ranges[0].start == 5);
-        assert_eq!(item.ranges.last().unwrap().end, 399);
+        assert_eq!(ranges, [5..6, 10..50]);
+        (50..100).for_each(|n| add_range(&mut ranges, n * 4 + 1..n * 4 + 3));
+        assert!(ranges.len() <= MAX_RANGES && ranges[0].start == 5);
+        assert_eq!(ranges.last().unwrap().end, 399);
     }
 }

@@ -51,12 +51,21 @@ pub enum JournalError {
     /// The log must be replayed before it can be written.
     #[error("the journal cannot be written: it needs recovery first")]
     NeedsRecovery,
-    /// A handle or transaction needs more blocks than the log allows.
-    #[error("a transaction of {blocks} blocks does not fit the journal, which allows {limit}")]
+    /// A handle or transaction needs more than the log allows.
+    #[error("a transaction of {charge} credits does not fit the journal, which allows {limit}")]
     TooLarge {
-        /// Blocks needed.
-        blocks: u64,
-        /// Blocks allowed.
+        /// Credits needed: blocks or bytes, as the encoding counts.
+        charge: u64,
+        /// Credits allowed.
         limit: u64,
+    },
+    /// The log, or the lack of one, does not carry objects.
+    #[error("the journal logs blocks only, no objects")]
+    ObjectsUnsupported,
+    /// The log holds intents that are not finished.
+    #[error("{count} intents in the journal are not finished; the log keeps them for recovery")]
+    UnfinishedIntents {
+        /// How many.
+        count: usize,
     },
 }

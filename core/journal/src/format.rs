@@ -6,7 +6,48 @@ use std::sync::Arc;
 
 use ivers_block::BlockNo;
 
-use crate::Result;
+use crate::{ObjectId, Result};
+
+/// A log sequence number: the position of a transaction in the log. LSNs only grow. The encoding assigns
+/// them.
+pub type Lsn = u64;
+
+/// The charge of each thing that a transaction logs, in the unit of the encoding: a block, a byte. The engine
+/// adds the charges up without a call into the encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Costs {
+    /// A buffer, without its ranges. At least 1.
+    pub buffer: u64,
+    /// A range, without its bytes. 0, like `byte`, if the encoding logs whole blocks.
+    pub range: u64,
+    /// A byte of a range or of an object's record.
+    pub byte: u64,
+    /// An object, without the bytes of its record. `None` if the encoding refuses objects.
+    pub object: Option<u64>,
+    /// A revoke.
+    pub revoke: u64,
+}
+
+impl Costs {
+    /// The costs of an encoding that logs whole blocks and counts blocks.
+    pub const WHOLE_BLOCKS: Self = Self { buffer: 1, range: 0, byte: 0, object: None, revoke: 1 };
+
+    /// True if the encoding logs changed bytes instead of whole blocks.
+    pub fn has_ranges(&self) -> bool {
+        self.range + self.byte > 0
+    }
+
+    /// The charge of a buffer with these changed ranges.
+    pub fn of_buffer(&self, ranges: &[Range<u32>]) -> u64 {
+        let bytes: u64 = ranges.iter().map(|r| u64::from(r.end - r.start)).sum();
+        self.buffer + self.range * ranges.len() as u64 + self.byte * bytes
+    }
+
+    /// The charge of an object with a record of `bytes` bytes.
+    pub fn of_object(&self, bytes: usize) -> u64 {
+        self.object.unwrap_or(0) + self.byte * bytes as u64
+    }
+}
 
 /// One block changed by a transaction.
 #[derive(Debug, Clone)]
@@ -19,6 +60,28 @@ pub struct LogItem {
     pub data: Arc<[u8]>,
 }
 
+/// A record of an object.
+#[derive(Debug, Clone)]
+pub struct ObjectRecord {
+    /// The object.
+    pub id: ObjectId,
+    /// What the record says about it.
+    pub kind: RecordKind,
+    /// The bytes that the driver serialised.
+    pub bytes: Arc<[u8]>,
+}
+
+/// What a record says about its object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordKind {
+    /// The newest version of an object that lies in this block. A revoke of the block includes the object.
+    Placed(BlockNo),
+    /// The object is an intent.
+    Intent,
+    /// The object, an intent, is done.
+    Done,
+}
+
 /// The contents of one transaction.
 #[derive(Debug, Default)]
 pub struct LogTransaction {
@@ -26,11 +89,30 @@ pub struct LogTransaction {
     pub items: Vec<LogItem>,
     /// Blocks whose earlier log records must not be replayed. None of them is among the items.
     pub revokes: BTreeSet<BlockNo>,
+    /// Records of objects, at most one of each. Always empty if the encoding refuses objects.
+    pub objects: Vec<ObjectRecord>,
+}
+
+impl LogTransaction {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.revokes.is_empty() && self.objects.is_empty()
+    }
+}
+
+/// What recovery left in the log behind its tail.
+#[derive(Debug, Default)]
+pub struct LiveLog {
+    /// The intents without a done record, with the LSN of their newest record.
+    pub intents: Vec<(ObjectId, Lsn)>,
+    /// The blocks that a replay from the tail would write, with an LSN of each such record.
+    pub blocks: Vec<(BlockNo, Lsn)>,
 }
 
 /// Log space that a write took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogWritten {
+    /// The LSN of the transaction.
+    pub lsn: Lsn,
     /// Blocks written to the log.
     pub blocks: u64,
     /// The same in bytes.
@@ -48,14 +130,29 @@ pub trait LogFormat: Send {
     /// True if the log holds transactions of an earlier session, which must be replayed first.
     fn needs_recovery(&self) -> bool;
 
-    /// Blocks that an empty log can hold.
-    fn capacity_blocks(&self) -> u64;
+    /// The charge of each thing that a transaction logs.
+    fn costs(&self) -> Costs;
 
-    /// Blocks that can be written without moving the tail.
-    fn free_blocks(&self) -> u64;
+    /// Space of an empty log, in the unit of the charge.
+    fn capacity(&self) -> u64;
 
-    /// An upper bound for the log blocks of a transaction, including its commit record.
-    fn blocks_for(&self, items: u64, revokes: u64) -> u64;
+    /// Space that can be written without moving the tail. It must not include space whose new tail a crash
+    /// would not find.
+    fn free(&self) -> u64;
+
+    /// An upper bound for the space of a transaction, including its commit record.
+    fn space_for(&self, transaction: &LogTransaction) -> u64;
+
+    /// An upper bound for the space of any transaction with this charge, including its commit record.
+    fn space_for_charge(&self, charge: u64) -> u64;
+
+    /// Space from the start of the transaction `lsn`, which is in the log, to the head.
+    fn used_from(&self, lsn: Lsn) -> u64;
+
+    /// What recovery left in the log. Empty unless the encoding has intents.
+    fn live(&self) -> LiveLog {
+        LiveLog::default()
+    }
 
     /// Writes `transaction` except for its commit record. The blocks need not be durable on return.
     fn write_items(&mut self, transaction: &LogTransaction) -> Result<LogWritten>;
@@ -63,10 +160,10 @@ pub trait LogFormat: Send {
     /// Writes the commit record of the last written transaction durably.
     fn write_commit(&mut self) -> Result<LogWritten>;
 
-    /// Frees the whole log durably. Every committed transaction is in place and durable.
-    fn release_all(&mut self) -> Result<()>;
+    /// Moves the tail to the transaction `tail` durably, or to the head if it is `None`. Everything before it
+    /// is in place and durable, or finished.
+    fn move_tail(&mut self, tail: Option<Lsn>) -> Result<()>;
 
-    /// Frees the whole log as [`release_all`](LogFormat::release_all), and marks it as clean: it needs no
-    /// recovery.
+    /// Moves the tail to the head, and marks the log as clean: it needs no recovery.
     fn mark_clean(&mut self) -> Result<()>;
 }

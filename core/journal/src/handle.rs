@@ -9,7 +9,7 @@ use ivers_block::{BlockNo, Buffer};
 use ivers_sync::Held;
 
 use crate::engine::{Callback, running_of};
-use crate::{Journal, Result, Tid};
+use crate::{Journal, LogObject, ObjectId, Result, Tid};
 
 /// One participant in the running transaction. Its changes become durable together. Dropping it ends it.
 ///
@@ -26,19 +26,21 @@ struct HandleState {
     /// Credits reserved in the transaction.
     credits: u64,
     ended: bool,
+    /// Intents that the handle logged or finishes.
+    intents: Vec<ObjectId>,
     /// No-journal mode only: called when the handle ends.
     callbacks: Vec<Callback>,
 }
 
 impl HandleState {
-    fn new(credits: u64) -> Self {
-        Self { credits, ended: false, callbacks: Vec::new() }
+    fn new(credits: u64, intents: Vec<ObjectId>) -> Self {
+        Self { credits, ended: false, intents, callbacks: Vec::new() }
     }
 }
 
 impl Handle {
-    pub(crate) fn new(journal: Journal, tid: Tid, credits: u64, held: Held) -> Self {
-        Self { journal, tid, own_state: RefCell::new(HandleState::new(credits)), held }
+    pub(crate) fn new(journal: Journal, tid: Tid, credits: u64, intents: Vec<ObjectId>, held: Held) -> Self {
+        Self { journal, tid, own_state: RefCell::new(HandleState::new(credits, intents)), held }
     }
 
     /// The journal.
@@ -54,7 +56,7 @@ impl Handle {
     /// Changes a buffer as part of the transaction.
     ///
     /// The caller excludes other changes of the same bytes. Readers see the buffer as it was before or after
-    /// the change.
+    /// the change. `f` must not use the journal.
     pub fn modify<R>(&self, buffer: &Arc<Buffer>, f: impl FnOnce(&mut [u8]) -> R) -> R {
         self.add(buffer, 0..self.journal.cache().block_size());
         let result = buffer.modify(f);
@@ -63,7 +65,8 @@ impl Handle {
     }
 
     /// Changes a range of a buffer as part of the transaction. `f` gets only that range. An encoding may log
-    /// only that range.
+    /// only that range: a block with a new use must be changed in whole once. More than 32 ranges of a block
+    /// are logged, and charged, from the first changed byte to the last.
     ///
     /// # Panics
     /// If the range does not lie inside the block.
@@ -92,8 +95,40 @@ impl Handle {
         }
     }
 
+    /// Logs an object as it is at this moment: the caller holds the lock that protects it. The journal writes
+    /// it in place after the commit, if it has a place.
+    ///
+    /// Finish an intent after [`restart`](Self::restart) or in a handle of
+    /// [`begin_finishing`](Journal::begin_finishing). [`begin`](Journal::begin) may wait for the intent.
+    ///
+    /// Fails if the encoding does not carry objects.
+    ///
+    /// # Panics
+    /// If the object's place does not lie inside one block.
+    pub fn log_object(&self, object: &Arc<dyn LogObject>) -> Result<()> {
+        let is_intent = self.journal.inner.log_object(self.tid, object)?;
+        if is_intent {
+            self.own_state.borrow_mut().intents.push(object.id());
+        }
+        Ok(())
+    }
+
+    /// Ends an object once the transaction is durable: it is not written in place, and recovery does not
+    /// report it. `record` is the done record of an intent.
+    ///
+    /// An intent that only the running transaction holds is not logged at all, nor is its done record.
+    ///
+    /// # Panics
+    /// If an intent that is in the log has no done record.
+    pub fn finish_object(&self, id: ObjectId, record: Option<Vec<u8>>) {
+        if !self.journal.is_none() {
+            self.journal.inner.finish_object(self.tid, id, record);
+            self.own_state.borrow_mut().intents.retain(|own| *own != id);
+        }
+    }
+
     /// Records that a metadata block is free. Its changes are not logged or written in place any further, and
-    /// replay does not restore its earlier contents.
+    /// replay does not restore its earlier contents. Objects in the block are finished.
     ///
     /// Do not reuse the block before [`on_commit`](Self::on_commit) reports the commit. The exception is
     /// reuse as metadata of this journal, which cancels the revoke.
@@ -111,7 +146,9 @@ impl Handle {
         if !self.journal.is_none() {
             let mut state = self.journal.inner.state.lock();
             let running = running_of(&mut state, self.tid);
-            running.revokes.remove(&block);
+            if running.revokes.remove(&block) {
+                running.charge -= self.journal.inner.costs.revoke;
+            }
             running.forgotten.remove(&block);
         }
     }
@@ -146,12 +183,16 @@ impl Handle {
     /// Ends this handle and begins another one with `credits`. The changes so far may commit without the
     /// changes that follow, so the filesystem must be consistent at this point.
     ///
+    /// A handle that has logged or finishes an intent does not wait for newer intents. Hold no lock across
+    /// the call that finishing another intent needs.
+    ///
     /// On error the handle has ended and must be dropped.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         self.end();
         self.held.before_waiting_again();
-        self.tid = self.journal.join(credits)?;
-        *self.own_state.get_mut() = HandleState::new(credits.into());
+        let intents = std::mem::take(&mut self.own_state.get_mut().intents);
+        self.tid = self.journal.join(credits, &intents)?;
+        *self.own_state.get_mut() = HandleState::new(credits.into(), intents);
         Ok(())
     }
 

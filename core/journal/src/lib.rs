@@ -3,8 +3,8 @@
 //! A driver makes changes atomic with a [`Handle`]: call [`Journal::begin`], change buffers with
 //! [`Handle::modify`], drop the handle. All handles that are open at about the same time join one
 //! transaction. A commit makes the whole transaction durable in the log with one commit record. A checkpoint
-//! later writes the blocks in place. The engine knows blocks, ranges and revokes. A [`LogFormat`] defines
-//! their bytes on disk; [`jbd2`] is the one of ext3 and ext4.
+//! later writes the blocks in place. The engine knows blocks, ranges, revokes and objects. A [`LogFormat`]
+//! defines their bytes on disk; [`jbd2`] is the one of ext3 and ext4. `docs/journal.md` describes the design.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -24,7 +24,9 @@
 //!
 //! # Invariants
 //!
-//! `tests/crash.rs` checks all but J4, which is B1 of `ivers_block`. `tests/engine.rs` also checks J5.
+//! `tests/crash.rs` checks J1 to J7 but for J4, which is B1 of `ivers_block`. `tests/engine.rs` also checks
+//! J5 and J13. `tests/range_log` checks what JBD2 has not: ranges (J8), stamped blocks (J9), objects (J10)
+//! and intents (J11, J12).
 //!
 //! - **J1**: no block is written in place before the commit record of its transaction is durable. Only a
 //!   checkpoint writes in place, and it writes only committed snapshots. The engine never marks a logged
@@ -39,8 +41,18 @@
 //!   replay, and the commit removes the active item before it runs the callbacks.
 //! - **J6**: file data that was written before a handle ended is durable before the transaction of that
 //!   handle is. The flush between log blocks and commit record covers the data.
-//! - **J7**: the tail moves only after everything before it is in place and durable. A checkpoint writes,
-//!   flushes, and then moves the tail.
+//! - **J7**: the tail moves only after everything before it is in place and durable, or finished. A push
+//!   writes, flushes, and then moves the tail.
+//! - **J8**: the newest record of a block holds every byte that changed since its last write in place. The
+//!   commit adds the ranges of the active item.
+//! - **J9**: a block in place has the LSN and checksum of its bytes. The write hook runs on the written
+//!   bytes.
+//! - **J10**: a record of a block, and a write in place, hold the newest committed version of each object in
+//!   it. A commit and a push apply the patches.
+//! - **J11**: an intent stays active until its done record is durable.
+//! - **J12**: finishing an intent gets log space. A handle begins only if the log has space for it and for
+//!   finishing each older intent.
+//! - **J13**: after an error nothing more is written.
 //!
 //! # Locks
 //!
@@ -55,6 +67,7 @@
 //! - `state` protects memory only and is never held during I/O. Under it only the data of a buffer is locked.
 #![forbid(unsafe_code)]
 
+mod active;
 mod checkpoint;
 mod commit;
 mod commit_thread;
@@ -62,9 +75,14 @@ mod engine;
 mod error;
 mod format;
 mod handle;
+mod intents;
 pub mod jbd2;
+mod object;
 
 pub use engine::{Journal, JournalOptions, JournalStats, Tid};
 pub use error::{JournalError, Result};
-pub use format::{LogFormat, LogItem, LogTransaction, LogWritten};
+pub use format::{
+    Costs, LiveLog, LogFormat, LogItem, LogTransaction, LogWritten, Lsn, ObjectRecord, RecordKind,
+};
 pub use handle::Handle;
+pub use object::{LogObject, ObjectId, Patch, Replay};

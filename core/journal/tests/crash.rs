@@ -138,6 +138,10 @@ fn run(seed: u64, checksums: bool, is_64bit: bool) {
         match rng.random_range(0..10) {
             0..3 => journal.commit(tid).unwrap(),
             3 => journal.checkpoint_all().unwrap(),
+            4 => {
+                journal.push(70).unwrap();
+                continue;
+            }
             _ => continue,
         }
         acknowledged.push((device.len(), n));

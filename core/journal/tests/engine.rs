@@ -325,6 +325,47 @@ fn a_panic_with_an_open_handle_aborts_the_journal() {
     assert!(matches!(r.journal.commit(tid), Err(JournalError::Aborted { .. })));
 }
 
+/// With a push of less than everything, the tail of a JBD2 log moves to a later transaction.
+#[test]
+fn a_push_frees_a_part_of_the_log() {
+    let r = fixture();
+    for (block, value) in [(1000, 1), (1001, 2)] {
+        let tid = r.set(block, value);
+        r.journal.commit(tid).unwrap();
+    }
+    // 254 blocks, of which three may stay in use: descriptor, block, commit record.
+    assert_eq!(r.journal.push(99).unwrap(), None);
+    assert_eq!((r.on_disk(1000), r.on_disk(1001)), (1, 0));
+    let image = Arc::new(r.device.image(r.device.len()).unwrap());
+    assert_eq!(log(image.clone()).recover().unwrap().transactions, 1);
+    r.journal.push(100).unwrap();
+    assert_eq!(r.on_disk(1001), 2);
+    r.journal.shutdown().unwrap();
+    assert!(!log(r.device.clone()).needs_recovery());
+}
+
+#[test]
+fn a_log_of_blocks_refuses_objects() {
+    struct Object;
+    impl ivers_journal::LogObject for Object {
+        fn id(&self) -> ivers_journal::ObjectId {
+            ivers_journal::ObjectId { kind: 1, number: 1 }
+        }
+        fn record(&self) -> Vec<u8> {
+            vec![1]
+        }
+        fn patch(&self) -> Option<ivers_journal::Patch> {
+            None
+        }
+    }
+    let r = fixture();
+    let handle = r.journal.begin(1).unwrap();
+    let object: Arc<dyn ivers_journal::LogObject> = Arc::new(Object);
+    assert!(matches!(handle.log_object(&object), Err(JournalError::ObjectsUnsupported)));
+    drop(handle);
+    r.journal.shutdown().unwrap();
+}
+
 /// Debug builds assert the order of locks. In a release build these threads would wait forever, or could.
 #[cfg(debug_assertions)]
 mod lock_order {

@@ -46,6 +46,7 @@ fn transaction(blocks: std::ops::Range<u64>, fill: u8, revokes: &[u64]) -> LogTr
     LogTransaction {
         items: blocks.map(BlockNo).map(item).collect(),
         revokes: revokes.iter().copied().map(BlockNo).collect(),
+        ..LogTransaction::default()
     }
 }
 
@@ -137,10 +138,10 @@ pub fn run(input: &[u8]) {
     }
     assert!(!log.needs_recovery(), "a log needs recovery after it");
     let _ = log.prepare(flags.read_only(), flags.crash());
-    let size = log.free_blocks();
+    let size = log.free();
     for n in 0..3 {
         let new = transaction(310..310 + u64::from(rest.byte() % 40), n, &[350, u64::from(rest.word())]);
-        let room = log.free_blocks() >= log.blocks_for(new.items.len() as u64, new.revokes.len() as u64);
+        let room = log.free() >= log.space_for(&new);
         let written = log.write_items(&new).is_ok();
         assert!(
             written || !room || new.revokes.len() > 2,

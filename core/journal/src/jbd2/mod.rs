@@ -35,6 +35,7 @@ mod superblock;
 mod tests;
 mod write;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ivers_block::Device;
@@ -43,7 +44,7 @@ pub use map::{LogExtent, LogMap};
 pub use recover::{Damage, Recovered};
 pub use superblock::{FormatOptions, JournalSuperblock, format_superblock};
 
-use crate::{JournalError, Result};
+use crate::{JournalError, Lsn, Result};
 
 /// Returns the time since 1970, for commit records.
 pub type Clock = Box<dyn Fn() -> std::time::Duration + Send>;
@@ -59,6 +60,16 @@ pub struct Jbd2Options {
     pub uuid: Option<[u8; 16]>,
 }
 
+/// A transaction between tail and head.
+struct LiveTransaction {
+    lsn: Lsn,
+    /// Its first log block.
+    start: u32,
+    sequence: u32,
+    /// Its length in log blocks, with the commit block.
+    blocks: u64,
+}
+
 /// A JBD2 log, for recovery and for a [`crate::Journal`].
 pub struct Jbd2Log {
     device: Arc<dyn Device>,
@@ -69,6 +80,10 @@ pub struct Jbd2Log {
     head: u32,
     /// Log blocks between tail and head.
     used_blocks: u64,
+    /// The transactions between tail and head, in order.
+    live: VecDeque<LiveTransaction>,
+    /// The LSN of the next transaction. JBD2 stores none: it counts transactions since the log was opened.
+    next_lsn: Lsn,
     /// The sequence number of the next transaction.
     next_sequence: u32,
     /// `s_start` on disk is not 0: recovery would scan the log.
@@ -119,6 +134,8 @@ impl Jbd2Log {
             options,
             head,
             used_blocks: 0,
+            live: VecDeque::new(),
+            next_lsn: 1,
             next_sequence,
             start_recorded: !is_clean,
             must_recover: !is_clean,

@@ -1,8 +1,9 @@
 //! Recovery: scans the log, collects its revokes and replays it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use ivers_block::BlockNo;
+use ivers_block::{BlockNo, Device};
 
 use super::Jbd2Log;
 use super::records::{
@@ -10,7 +11,7 @@ use super::records::{
     crc32c, sequence_at_least,
 };
 use super::superblock::INCOMPAT_FAST_COMMIT;
-use crate::{JournalError, Result};
+use crate::{JournalError, Lsn, ObjectId, Replay, Result};
 
 /// The most revoked blocks of a log. No real log comes near; a hostile one must not fill memory.
 const MAX_REVOKES: usize = 8 << 20;
@@ -58,6 +59,30 @@ enum Step<'a> {
     Commit,
 }
 
+/// Writes replayed blocks in place.
+struct InPlace {
+    device: Arc<dyn Device>,
+    block_size: u32,
+}
+
+impl Replay for InPlace {
+    fn buffer(&mut self, _: Lsn, block: BlockNo, offset: u32, bytes: &[u8]) -> Result<()> {
+        Ok(self.device.write_at(block.offset(self.block_size) + u64::from(offset), bytes)?)
+    }
+
+    fn object(&mut self, _: Lsn, _: ObjectId, _: &[u8]) -> Result<()> {
+        Err(JournalError::ObjectsUnsupported)
+    }
+
+    fn intent(&mut self, _: Lsn, _: ObjectId, _: &[u8]) -> Result<()> {
+        Err(JournalError::ObjectsUnsupported)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        Ok(self.device.flush()?)
+    }
+}
+
 impl Jbd2Log {
     /// Replays every whole transaction onto the device, flushes, and marks the log clean. Does nothing if the
     /// log is clean.
@@ -65,14 +90,20 @@ impl Jbd2Log {
     /// Create or invalidate caches of the device after this call. It scans the whole log before it writes.
     /// After a crash during recovery the log can be recovered again.
     pub fn recover(&mut self) -> Result<Recovered> {
+        let mut in_place = InPlace { device: self.device.clone(), block_size: self.options.block_size };
+        self.recover_into(&mut in_place)
+    }
+
+    /// As [`recover`](Self::recover), with a driver that writes the blocks itself. It gets whole blocks.
+    pub fn recover_into(&mut self, replay: &mut dyn Replay) -> Result<Recovered> {
         if !self.needs_recovery() {
             return Ok(Recovered { next_sequence: self.next_sequence, ..Recovered::default() });
         }
         let scan = self.scan()?;
         self.check_fast_commits(scan.end_sequence)?;
         let revoked = self.collect_revokes(scan.end_sequence)?;
-        let mut done = self.replay(scan.end_sequence, &revoked)?;
-        self.device.flush()?;
+        let mut done = self.replay(scan.end_sequence, &revoked, replay)?;
+        replay.finish()?;
         done.damaged = scan.damaged;
         // Whole transactions may follow the end of a damaged log. They must not be taken for successors of
         // new transactions. A transaction takes at least two blocks, so the log held no more than this
@@ -136,7 +167,12 @@ impl Jbd2Log {
         Ok(revoked)
     }
 
-    fn replay(&self, end: u32, revoked: &HashMap<BlockNo, u32>) -> Result<Recovered> {
+    fn replay(
+        &self,
+        end: u32,
+        revoked: &HashMap<BlockNo, u32>,
+        replay: &mut dyn Replay,
+    ) -> Result<Recovered> {
         let mut done = Recovered::default();
         let mut copy = Vec::new();
         self.walk(Some(end), &mut None, |sequence, _, step| {
@@ -153,7 +189,7 @@ impl Jbd2Log {
                     if tag.flags & TAG_ESCAPED != 0 {
                         copy[..4].copy_from_slice(&JBD2_MAGIC.to_be_bytes());
                     }
-                    self.device.write_at(tag.block.offset(self.options.block_size), &copy)?;
+                    replay.buffer(done.transactions + 1, tag.block, 0, &copy)?;
                     done.blocks += 1;
                 }
             }

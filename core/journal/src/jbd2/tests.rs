@@ -48,8 +48,12 @@ fn write(log: &mut Jbd2Log, blocks: std::ops::Range<u64>, fill: u8, revokes: &[u
             data: vec![fill; BLOCK as usize].into(),
         })
         .collect();
-    let transaction = LogTransaction { items, revokes: revokes.iter().copied().map(BlockNo).collect() };
-    let needed = log.blocks_for(transaction.items.len() as u64, transaction.revokes.len() as u64);
+    let transaction = LogTransaction {
+        items,
+        revokes: revokes.iter().copied().map(BlockNo).collect(),
+        ..LogTransaction::default()
+    };
+    let needed = log.space_for(&transaction);
     let body = log.write_items(&transaction).unwrap();
     let record = log.write_commit().unwrap();
     assert!(body.blocks + record.blocks <= needed);
@@ -124,7 +128,7 @@ fn recovery_follows_a_log_that_wraps() {
             write(&mut log, 500..505, n, &[]);
             write(&mut log, 505..508, n, &[501]);
             if n != 19 {
-                log.release_all().unwrap();
+                log.move_tail(None).unwrap();
             }
         }
         (500..508).for_each(|b| dev.write_at(ByteOffset(b * 1024), &[99; 1024]).unwrap());
@@ -207,7 +211,7 @@ fn a_stale_commit_record_does_not_complete_a_new_transaction() {
             data: vec![4; BLOCK as usize].into(),
         })
         .collect();
-    log.write_items(&LogTransaction { items, revokes: Default::default() }).unwrap();
+    log.write_items(&LogTransaction { items, ..LogTransaction::default() }).unwrap();
     assert_eq!(log.head, descriptor + 2);
     assert_eq!(open(dev.clone(), 64).unwrap().recover().unwrap().transactions, 0);
     assert_eq!((byte(&*dev, 500), byte(&*dev, 501)), (1, 0));
@@ -290,7 +294,7 @@ fn a_torn_descriptor_without_a_commit_record_ends_the_log() {
             data: vec![2; BLOCK as usize].into(),
         };
         let items = (500..600).map(BlockNo).map(item).collect();
-        log.write_items(&LogTransaction { items, revokes: Default::default() }).unwrap();
+        log.write_items(&LogTransaction { items, ..LogTransaction::default() }).unwrap();
         // As tags these bytes are blocks far outside the filesystem, without a last tag.
         dev.write_at(ByteOffset(descriptor * 1024 + 512), &[0xA6; 512]).unwrap();
         let done = open(dev.clone(), 256).unwrap().recover().unwrap();

@@ -3,9 +3,9 @@
 use ivers_block::BlockNo;
 use std::sync::Arc;
 
-use super::Jbd2Log;
 use super::records::{JBD2_MAGIC, Layout, TAG_ESCAPED, Tag, crc32_be};
-use crate::{JournalError, LogFormat, LogTransaction, LogWritten, Result};
+use super::{Jbd2Log, LiveTransaction};
+use crate::{Costs, JournalError, LogFormat, LogTransaction, LogWritten, Lsn, Result};
 
 /// The longest write in bytes.
 const RUN_BYTES: usize = 1 << 20;
@@ -67,7 +67,8 @@ impl Jbd2Log {
     }
 
     fn written(&self, blocks: u64) -> LogWritten {
-        LogWritten { blocks, bytes: blocks * u64::from(self.options.block_size) }
+        let lsn = self.live.back().map_or(0, |transaction| transaction.lsn);
+        LogWritten { lsn, blocks, bytes: blocks * u64::from(self.options.block_size) }
     }
 }
 
@@ -80,21 +81,36 @@ impl LogFormat for Jbd2Log {
         Self::needs_recovery(self)
     }
 
-    fn capacity_blocks(&self) -> u64 {
+    fn costs(&self) -> Costs {
+        Costs::WHOLE_BLOCKS
+    }
+
+    fn capacity(&self) -> u64 {
         // One block stays free, so that a full log differs from an empty one.
         self.ring_blocks() - 1
     }
 
-    fn free_blocks(&self) -> u64 {
-        self.capacity_blocks().saturating_sub(self.used_blocks)
+    fn free(&self) -> u64 {
+        self.capacity().saturating_sub(self.used_blocks)
     }
 
-    fn blocks_for(&self, items: u64, revokes: u64) -> u64 {
+    fn space_for(&self, transaction: &LogTransaction) -> u64 {
         let layout = Layout::of(&self.sb);
+        let (items, revokes) = (transaction.items.len() as u64, transaction.revokes.len() as u64);
         items
             + items.div_ceil(layout.tags_per_descriptor() as u64)
             + revokes.div_ceil(layout.revokes_per_block() as u64)
             + 1
+    }
+
+    fn space_for_charge(&self, charge: u64) -> u64 {
+        // Items cost most: revokes share blocks.
+        charge + charge.div_ceil(Layout::of(&self.sb).tags_per_descriptor() as u64) + 1
+    }
+
+    fn used_from(&self, lsn: Lsn) -> u64 {
+        let first = self.live.partition_point(|transaction| transaction.lsn < lsn);
+        self.live.iter().skip(first).map(|transaction| transaction.blocks).sum()
     }
 
     fn write_items(&mut self, transaction: &LogTransaction) -> Result<LogWritten> {
@@ -141,12 +157,17 @@ impl LogFormat for Jbd2Log {
                 sum_v1 = blocks[first..].iter().fold(sum_v1, |sum, block| crc32_be(sum, block));
             }
         }
-        if blocks.len() as u64 + 1 > self.free_blocks() {
-            return Err(JournalError::TooLarge {
-                blocks: blocks.len() as u64 + 1,
-                limit: self.free_blocks(),
-            });
+        if blocks.len() as u64 + 1 > self.free() {
+            return Err(JournalError::TooLarge { charge: blocks.len() as u64 + 1, limit: self.free() });
         }
+        let lsn = self.next_lsn;
+        self.next_lsn += 1;
+        self.live.push_back(LiveTransaction {
+            lsn,
+            start: self.head,
+            sequence,
+            blocks: blocks.len() as u64 + 1,
+        });
         self.append(&blocks)?;
         self.body_checksum = Some(sum_v1);
         Ok(self.written(blocks.len() as u64))
@@ -162,10 +183,14 @@ impl LogFormat for Jbd2Log {
         Ok(self.written(1))
     }
 
-    fn release_all(&mut self) -> Result<()> {
-        if self.used_blocks > 0 {
-            self.store_superblock(self.head, self.next_sequence)?;
-            self.used_blocks = 0;
+    fn move_tail(&mut self, tail: Option<Lsn>) -> Result<()> {
+        let stay = tail.map_or(0, |tail| self.live.iter().filter(|t| t.lsn >= tail).count());
+        if stay < self.live.len() {
+            let first = self.live.len() - stay;
+            let next =
+                self.live.get(first).map_or((self.head, self.next_sequence), |t| (t.start, t.sequence));
+            self.store_superblock(next.0, next.1)?;
+            self.used_blocks -= self.live.drain(..first).map(|t| t.blocks).sum::<u64>();
         }
         Ok(())
     }
@@ -174,6 +199,7 @@ impl LogFormat for Jbd2Log {
         if self.start_recorded {
             self.store_superblock(0, self.next_sequence)?;
         }
+        self.live.clear();
         self.used_blocks = 0;
         Ok(())
     }

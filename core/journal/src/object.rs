@@ -1,0 +1,80 @@
+//! Objects that a driver logs by their own serialisation: inode cores, intents.
+
+use std::sync::Arc;
+
+use ivers_block::BlockNo;
+
+use crate::{Lsn, Result, Tid};
+
+/// The identity of an object within its filesystem. The driver assigns it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    /// The kind of object, in the driver's numbering.
+    pub kind: u32,
+    /// The number among the objects of that kind.
+    pub number: u64,
+}
+
+/// Bytes to write in place for an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patch {
+    /// The block that contains the object.
+    pub block: BlockNo,
+    /// The offset of the bytes in the block.
+    pub offset: u32,
+    /// The bytes.
+    pub bytes: Arc<[u8]>,
+}
+
+impl Patch {
+    /// Writes the bytes into the contents of the block.
+    pub(crate) fn apply(&self, contents: &mut [u8]) {
+        let offset = self.offset as usize;
+        contents[offset..offset + self.bytes.len()].copy_from_slice(&self.bytes);
+    }
+}
+
+/// An object that transactions log: an inode core, an intent.
+///
+/// [`Handle::log_object`](crate::Handle::log_object) calls `record` and `patch` at once. The journal keeps
+/// their results until the object is in place or finished.
+pub trait LogObject: Send + Sync {
+    /// The identity. A later record of the same identity replaces an earlier one.
+    fn id(&self) -> ObjectId;
+
+    /// Returns the bytes to log.
+    fn record(&self) -> Vec<u8>;
+
+    /// Returns the bytes to write in place. `None` is for an intent: it stays active until
+    /// [`Handle::finish_object`](crate::Handle::finish_object).
+    fn patch(&self) -> Option<Patch>;
+
+    /// For an intent: the most credits of a transaction that finishes it, or replaces it by a new one. The
+    /// journal keeps log space for that.
+    fn finish_credits(&self) -> u32 {
+        0
+    }
+
+    /// Called when the record that transaction `tid` logged is in place and durable, or finished durably. A
+    /// newer record may be in the log or in the running transaction.
+    ///
+    /// It runs with the log locked. It may take leaf locks only and must not use the journal.
+    fn clean(&self, _tid: Tid) {}
+}
+
+/// A driver's part of the recovery. The encoding calls it for whole transactions only, in the order of their
+/// LSNs, and not for blocks that a later transaction revokes.
+pub trait Replay {
+    /// Replays changed bytes of a block.
+    fn buffer(&mut self, lsn: Lsn, block: BlockNo, offset: u32, bytes: &[u8]) -> Result<()>;
+
+    /// Replays an object that has a place.
+    fn object(&mut self, lsn: Lsn, id: ObjectId, record: &[u8]) -> Result<()>;
+
+    /// Reports an intent without a done record, once, after everything else was replayed. The driver passes
+    /// it to [`Journal::adopt`](crate::Journal::adopt) and finishes it.
+    fn intent(&mut self, lsn: Lsn, id: ObjectId, record: &[u8]) -> Result<()>;
+
+    /// Everything was replayed. Makes it durable in place: the log may be freed after that.
+    fn finish(&mut self) -> Result<()>;
+}
