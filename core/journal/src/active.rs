@@ -102,7 +102,7 @@ impl Active {
         Some(object)
     }
 
-    /// Removes a block that a committed transaction freed: it is not written any more.
+    /// Removes a block that a committed transaction freed: it is not written.
     pub fn revoke(&mut self, block: BlockNo) {
         self.buffers.remove(&block);
         self.in_log.remove(&block);

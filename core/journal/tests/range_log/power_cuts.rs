@@ -126,7 +126,7 @@ impl Run {
 
     fn change_cluster(&mut self, handle: &Handle, block: u64, n: u64) {
         match self.rng.random_range(0..10) {
-            // The cores are freed and made anew, in one transaction.
+            // The cores are freed and created again, in one transaction.
             0 => {
                 handle.forget(BlockNo(block));
                 self.initialize(handle, block, n);
